@@ -137,7 +137,8 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
 
 /* Returns the bytes of arena that a pass over these rows takes with `threads` threads. */
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int threads);
-/* Takes mp_decoder_pass_bytes from the arena, copies `rows`, and assigns the work to threads. */
+/* Takes the buffers of the pass, mp_decoder_pass_bytes, from the arena, copies `rows`, and assigns the work to
+ * threads. */
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena);
 /* Runs the pass. All threads of the region must call it. Ends with a barrier, after which the logits are complete and

@@ -17,7 +17,7 @@ enum {
     STEP_ROWS = 512,    /* maximum rows of a pass; a prefill may add LEAST_ROWS */
     LEAST_ROWS = 16,    /* minimum prefill rows, however little time is left */
     PASSES_ALONE = 4,   /* a step without decode rows may take as long as this number of decode steps */
-    PASSES_BESIDE = 2,  /* a step with decode rows may take as long as this number */
+    PASSES_BESIDE = 2,  /* a step with decode rows may take as long as this number of decode steps */
     LOOKUP_THREADS = 64 /* threads worth using for an image layer of hundreds of rows */
 };
 

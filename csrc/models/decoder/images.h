@@ -24,7 +24,7 @@ typedef struct mp_image_ops {
     mp_status (*read)(const mp_load_args *args, mp_builder *builder, int32_t width, struct mp_vision **vision,
                       mp_error *error);
     void (*destroy)(struct mp_vision *vision);
-    bool (*is_float32)(const struct mp_vision *vision); /* returns true if everything is computed in fp32 */
+    bool (*is_float32)(const struct mp_vision *vision); /* returns true if the image network computes in fp32 only */
     mp_status (*check)(const struct mp_vision *vision, mp_text_request *request, mp_error *error);
     /* functions of an engine */
     struct mp_image_store *(*open)(const struct mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);

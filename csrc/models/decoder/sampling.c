@@ -177,8 +177,8 @@ static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_se
     return MP_OK;
 }
 
-/* Returns true if a draft row is not finite. Such a row may have corrupted earlier rows: in its KV block, they multiply
- * its masked slot by zero, which gives NaN. */
+/* Returns true if a draft row is not finite. Such a row may have corrupted earlier rows of its KV block: attention of
+ * these rows multiplies its masked slot by zero, which gives NaN. */
 static bool is_corrupted(const mp_decoder_pass *pass, const mp_row_seq *rows, int drafts) {
     int64_t hidden = pass->model->hidden;
     return drafts > 0 &&

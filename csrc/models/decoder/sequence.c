@@ -125,7 +125,7 @@ static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
     mp_prefix_give(cache, seq->blocks[seq->block_count]);
 }
 
-/* Releases window parts of blocks that no row at `position` or later sees. */
+/* Unrefs the blocks whose window parts no row at `position` or later sees. */
 static void unref_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t position) {
     int first = mp_kv_first_seen(&cache->kv.group, position);
     for (; seq->seen_from < first; seq->seen_from++)

@@ -8,7 +8,7 @@
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Columns of the widest scratch rows: queries, keys and values; scores of latents; normed outputs of half a layer. */
+/* Columns of the widest scratch rows: queries, keys and values; scores of latents; normed outputs of a sublayer. */
 static int32_t wide(const mp_encoder *model) {
     const int32_t latents = model->latent.heads * model->latent.count;
     const int32_t most = latents > model->qkv_width ? latents : model->qkv_width;

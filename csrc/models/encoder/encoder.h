@@ -40,8 +40,8 @@ typedef struct mp_encoder {
     int32_t token_types;  /* 1, or 2 if the second text of a pair has token type 1 */
     float *position_bias; /* owned; attention.bias points to it */
     mp_norm output_norm;  /* [hidden] norm after the last layer */
-    mp_rope rope[2];      /* [0]: layers with full attention; [1]: layers with a window, which use [0] if its dim is
-                           * 0 */
+    mp_rope rope[2];      /* [0]: layers with full attention; [1]: layers with a window; if rope[1].dim is 0, they use
+                           * rope[0] */
     mp_encoder_layer *layers;
     mp_latent_attention latent; /* MP_ENCODER_LATENTS; else zeros */
     mp_head head;

@@ -55,8 +55,8 @@ void mp_kv_deinit(mp_kv_cache *cache);
  * MEMORY_EXHAUSTED when the budget or the system refuses. */
 mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error);
 void mp_kv_share(mp_kv_cache *cache, uint32_t id); /* adds a reference */
-void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; without references the block becomes free, and
-                                                    * its `seen` must be 0 */
+void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; the last drop frees the block, whose `seen`
+                                                    * must then be 0 */
 /* mp_kv_forget removes the window part of a block and keeps it as a spare. mp_kv_move moves the window part of block
  * `from` to block `id`, which must have none. `seen` must be 0 for each of these blocks. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id);

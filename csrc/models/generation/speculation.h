@@ -9,8 +9,8 @@
  * are measured:
  *   pace   time of a step by its number of rows, without drafts and with drafts; every step adjusts all estimates,
  *          because contexts grow and machines change
- *   odds   acceptance rate of a draft token, by the length of the match before it; kept per sequence, which starts
- *          with the engine's rates
+ *   odds   acceptance rate of a draft token, by the length of the match before it; each sequence has its own rates,
+ *          which start as those of the engine
  * The number of draft tokens with the highest expected tokens per time is chosen. A balance adds up the time that
  * drafts save, minus the time that they cost, plus 1 % of the decode time. When the balance is spent, drafting pauses
  * until the 1 % has refilled it. The balance also pays for attempts with drafts that are not expected to pay. */

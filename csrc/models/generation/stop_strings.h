@@ -16,8 +16,8 @@ typedef struct mp_stream {
 
 void mp_stream_init(mp_stream *stream, mp_choice *choice);
 /* Appends the bytes of a token. Returns the index of a completed stop string, or -1. If the token completes several,
- * returns the one that begins earliest in the text, or of those the one listed first. After a match, the text ends
- * before the stop string and is final. */
+ * returns the one that begins earliest in the text, or, at equal positions, the one listed first. After a match, the
+ * text ends before the stop string and is final. */
 int mp_stream_append(mp_stream *stream, const uint8_t *bytes, size_t count, int n_stop, char *const *stop,
                      const int32_t *stop_bytes);
 /* Call after the last token: held-back text becomes final, an incomplete character becomes U+FFFD. */

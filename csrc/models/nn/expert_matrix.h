@@ -1,5 +1,5 @@
-/* nn/expert_matrix.h: one matrix of every expert of a layer, in the layout of its file. Loading copies nothing; rows
- * are converted to the form that kernels/pack.h takes whenever an expert is used. */
+/* nn/expert_matrix.h: one matrix of every expert of a layer, in the layout of its file. Loading copies nothing;
+ * whenever an expert is used, its rows are converted to the form that kernels/pack.h takes. */
 #ifndef MP_MODELS_NN_EXPERT_MATRIX_H
 #define MP_MODELS_NN_EXPERT_MATRIX_H
 

@@ -7,8 +7,8 @@
 typedef struct mp_build_job {
     mp_linear *linear; /* packed matrix: part `part` of this layer; otherwise NULL */
     int part;
-    float **vector; /* otherwise: destination of a vector, of one part's range of a layer's bias, or of a plain
-                     * matrix */
+    float **vector; /* if `linear` is NULL: destination of a vector, of one part's range of a layer's bias, or of a
+                     * plain matrix */
     int64_t n, at;  /* length of the vector, or of a row of a plain matrix; offset within *vector if `append` */
     int64_t rows;   /* rows of a plain matrix, otherwise 1 */
     bool append;
