@@ -99,7 +99,7 @@ static void store_all(const mp_decoder_pass *pass, const mp_team_thread *thread,
     }
 }
 
-/* Returns the first KV block of a unit that its rows see. */
+/* Returns the first KV block of the unit that any row of the unit sees. */
 static int first_block(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer) {
     if (layer->window == 0)
         return unit->block0;

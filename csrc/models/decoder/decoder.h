@@ -12,7 +12,8 @@
 enum { MP_ROPES = 2 };
 
 typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h); rank 0: the model has none */
-    int32_t rank, q_rank;   /* components of a token's latent; of the latent of its queries (0: none) */
+    int32_t rank, q_rank;   /* components of a token's latent vector; of the latent vector of its queries (0: queries
+                             * have no latent) */
     int32_t plain, rotated; /* components of a head's query before k_b: not rotated, rotated */
     int32_t value;          /* components of a head's output after v_b */
 } mp_mla;
@@ -26,7 +27,7 @@ typedef struct mp_decoder_layer {
     mp_linear q_b, k_b, v_b;      /* latent attention: `qkv` then holds the projections to the latents */
     mp_norm q_a_norm, kv_a_norm;  /* [q_rank], [rank] */
     int32_t ffn;                  /* width of gate and up; 0: no dense feed-forward sublayer */
-    mp_experts experts; /* instead of gate_up and down, or beside them; count 0: none */
+    mp_experts experts; /* MoE experts, instead of gate_up and down or in addition; count 0: none */
     int rope;   /* index of the rotary table for queries and keys; -1: no rotation */
     int window; /* positions that a row sees, its own included; 0 = all */
     int kv;     /* index of the layer in the KV cache, where the windowed layers come last */
@@ -40,7 +41,7 @@ typedef struct mp_decoder {
     uint8_t *slab;
     mp_stored *stored; /* parts of the slab that are not packed yet, or NULL */
     int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
-    int32_t value_dim;    /* components of a head's value; head_dim: of its queries and keys */
+    int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key) */
     int32_t rotated_from; /* the first component of a head that is rotated */
     int32_t groups;       /* attention groups; the heads of a group share one KV head */
     int32_t ffn;          /* largest `ffn` of all layers */
@@ -55,12 +56,12 @@ typedef struct mp_decoder {
         float clamp; /* see mp_experts */
     } experts;
     float attention_scale;   /* factor on products of queries and keys */
-    float attention_softcap; /* 0 = none; likewise output_softcap */
-    float output_softcap;    /* on logits, after their scale */
+    float attention_softcap; /* soft cap of attention scores; 0 = none */
+    float output_softcap;    /* soft cap of logits, after output_scale; 0 = none */
     float embedding_scale, output_scale;
-    float residual_scale;   /* factor on each sublayer's output, before its norm if it has one: applied to the input and
-                             * the bias of the sublayer's last linear layer */
-    mp_rope rope[MP_ROPES]; /* all have the same width */
+    float residual_scale;   /* factor on each sublayer's output, before the output's norm if there is one. It is applied
+                             * to the input and the bias of the sublayer's last linear layer */
+    mp_rope rope[MP_ROPES]; /* rotary tables, all with the same `dim` */
     int ropes;              /* number of tables that each row needs, beginning with the first */
     int32_t sections[3]; /* M-RoPE: number of rotary pairs for each of three positions; 0: all pairs use one position */
     int32_t long_from;      /* sequences that may become longer than this use the second table instead of the first

@@ -211,7 +211,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         mp_sequence_group_reuse(items[i], &engine->cache);
     for (int prompts = 0; prompts < 2; prompts++) {
         if (prompts) {
-            /* all decode rows together cost one pass over the weights */
+            /* the decode rows together take about the time of one pass over the weights */
             const uint64_t pass = atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed);
             plan->cost_ns = planned ? pass : 0;
             /* every pass takes at least the time of reading the weights: allow enough rows to amortise it */
@@ -367,7 +367,7 @@ static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
         return 0;
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
-        /* no drafts under a mask: each draft token would need a mask of its own */
+        /* no drafts for requests with masks: each draft token would need its own mask */
         if (!decodes(step, plan) || ((const mp_text_request *)plan->items[step->plan]->request)->masks)
             continue;
         mp_sequence_draft(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
@@ -381,7 +381,7 @@ static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
     return added;
 }
 
-/* Takes KV blocks for drafts, or reduces the drafts: they are optional. */
+/* Takes KV blocks for drafts. If memory is short, shortens the drafts, which are optional. */
 static void take_draft_blocks(mp_text_engine *engine) {
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
@@ -715,7 +715,7 @@ static uint64_t engine_trim(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX);
     if (engine->admitted > 0)
-        return bytes; /* the next step needs its scratch again */
+        return bytes; /* keep the scratch: the next step needs it */
     bytes += mp_decoder_images_trim(&engine->images);
     return bytes + mp_engine_release(&engine->arena, engine->budget, &engine->charged);
 }

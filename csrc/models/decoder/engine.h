@@ -32,8 +32,8 @@ typedef struct mp_text_engine {
     } image_part;
 } mp_text_engine;
 
-/* Replays the tokens of a request that another engine or process has begun, so that its sequences continue from there.
- * Accepting the same tokens gives the same text. */
+/* Replays the tokens of a request that another engine or process has begun, so that its sequences continue after these
+ * tokens. Accepting the same tokens gives the same text. */
 mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_error *error);
 /* Returns the bytes of scratch that sampling needs. */
 size_t mp_sample_bytes(const mp_decoder *model);

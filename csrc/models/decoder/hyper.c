@@ -182,7 +182,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
      * trained */
     MP_TRY(mp_spec_bool(args->spec, "mpool.rope_neox", &neox_default, &neox, error));
     MP_TRY(mp_rope_init(rope, args->spec, model->head_dim - model->rotated_from, neox, error));
-    /* GGUF files of Llama 3 hold its frequency scaling as divisors */
+    /* GGUF files of Llama 3 hold the model's frequency scaling as divisors */
     MP_TRY(divide(model, rope, args->spec, "rope_freqs.weight", "mpool.rope_divisors", &found, error));
     MP_TRY(read_long_rope(model, args->spec, error));
     MP_TRY(mp_spec_float(args->spec, "mpool.rope_local_base", 1, 1e12, &none, &local, error));

@@ -66,7 +66,7 @@ static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, u
         const char *name;
         mp_norm *norm; /* NULL: attention sinks */
         int32_t n;
-        uint32_t flag; /* 0: every architecture has it */
+        uint32_t flag; /* 0: every architecture has the tensor */
     } norms[] = {
         {"attn_norm", &layer->attention_norm, hidden, 0},
         {"ffn_norm", &layer->ffn_norm, hidden, 0},
@@ -247,7 +247,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
-    atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* assumes 20 GB/s until it is measured */
+    atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* assumes that weights are read at 20 GB/s, until a
+                                                                  * step is measured */
     const bool floats = exact && (!ops || ops->is_float32(model->vision));
     model->base.facts = (mp_model_facts){
         .compute = floats ? "float32" : mp_compute_name(args->compute),

@@ -68,7 +68,7 @@ static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_te
     return mp_builder_linear_taken(builder, linear, matrix, (int32_t)(heads * N), (int32_t)K, error);
 }
 
-/* Adds k_b or v_b from a tensor of its own, [heads, N, K]: as stored if in floats, otherwise dequantised. */
+/* Adds k_b or v_b from a separate tensor [heads, N, K]: floats as stored, other types dequantised. */
 static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *name, int32_t heads, int64_t N,
                            int64_t K, mp_error *error) {
     int64_t sizes[3] = {heads, N, K};

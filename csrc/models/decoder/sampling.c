@@ -5,8 +5,8 @@
 
 #include "models/decoder/engine.h"
 
-/* Ends one completion; its blocks are released at once. stop_index: index of the stop string, or n_stop plus the index
- * of the stop id. */
+/* Ends one completion and releases its KV blocks. stop_index: index of the stop string, or n_stop plus the index of the
+ * stop id. */
 static void finish_choice(mp_text_engine *engine, mp_sequence *seq, mp_choice *choice, mp_finish finish,
                           int stop_index) {
     choice->stop_index = stop_index;

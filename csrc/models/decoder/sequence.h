@@ -1,5 +1,5 @@
 /* decoder/sequence.h: the completions of a request as a decoder's engine sees them: sequences of tokens, and the KV
- * blocks of the computed ones. Only the worker's thread uses them.
+ * blocks of the computed tokens. Only the worker's thread uses them.
  *
  * Every complete block is published (generation/prefix_cache.h). Before a step, a sequence whose next block is
  * published takes it instead of computing it: after admission, after a restart, and also in the middle of a prompt if
@@ -20,12 +20,13 @@ typedef struct mp_sequence {
     uint32_t *blocks; /* [block_count] */
     int block_count, block_capacity;
     int seen_from; /* index of the first block whose window part the sequence still sees */
-    mp_prefix_chain chain; /* its published blocks: all complete ones, unless the chain is closed */
+    mp_prefix_chain chain; /* published blocks of the sequence: all its complete blocks, unless the chain is closed */
     mp_history history;
     mp_stream stream;
     mp_draft_index index;
     mp_draft draft;    /* draft tokens to follow `tokens` */
-    float *kept; /* [vocab] logits of the last token while it waits for its mask; NULL: the request has no masks */
+    float *kept; /* [vocab] logits of the last token while the sequence waits for its mask; NULL: the request has no
+                  * masks */
     bool waits;        /* the last token was computed, but the mask for the next one is not set yet */
     bool speculation_off; /* a draft led to NaN or infinity: no more drafts */
     bool active, done; /* completions after the first become active after the prefill */

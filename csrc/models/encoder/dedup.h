@@ -42,7 +42,7 @@ void mp_dedup_deinit(mp_encoder_dedup *dedup);
 mp_status mp_dedup_begin(mp_encoder_dedup *dedup, int texts, mp_error *error);
 /* Compute the text's key. Call it before the functions below. */
 void mp_dedup_key(mp_encoder_text *text);
-/* If a recent result fits, write it to text->out and return true. */
+/* If there is a recent result of an identical text, copy its vector to text->out and return true. */
 bool mp_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint64_t now_ns);
 /* Return the index of an earlier, identical text of this step, whose vector texts[index] shares. Returns -1 if there is
  * none: texts[index] must be computed, and later texts may share its vector. */

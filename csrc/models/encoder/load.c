@@ -157,7 +157,7 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
         MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &embedding->positions, error));
         builder->parameters += mp_tensor_items(&embedding->positions);
     }
-    /* GGUF files may omit the table when it was folded into the other embeddings */
+    /* GGUF files may omit the token-type table if it was folded into the other embeddings */
     if (model->flags & MP_ENCODER_TOKEN_TYPES && mp_weights_has(weights, "token_types.weight")) {
         mp_tensor types;
         MP_TRY(mp_weights_get(weights, "token_types.weight", 2, any, &types, error));

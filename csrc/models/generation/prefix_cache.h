@@ -93,12 +93,13 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
 
 mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, bool variant);
-/* Finds the block after the chain with these tokens [MP_KV_BLOCK]. On success *id becomes the chain's last block, with
- * a reference for the caller. After a miss the next call does not hash the same tokens again. */
+/* Finds the published block after the chain that holds these tokens [MP_KV_BLOCK]. If found, appends the block to the
+ * chain, sets *id to it with a reference for the caller, and returns true. After a miss, the next call must pass the
+ * same tokens, and does not hash them again. */
 bool mp_prefix_find(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t *id);
 /* Publishes *id, the caller's block after the chain, computed from these tokens [MP_KV_BLOCK]. No thread may write to
- * it any more. If an equal block is published already, drops *id and sets *id to the published block, which has the
- * same bytes. Closes the chain if memory is exhausted. */
+ * the block any more. If an equal block is published already, drops *id and sets *id to the published block, which has
+ * the same bytes. Closes the chain if memory is exhausted. */
 void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t *id);
 /* Counts one hit: a sequence reused `tokens` cached tokens. */
 void mp_prefix_count_hit(mp_prefix_cache *cache, uint32_t tokens);

@@ -8,8 +8,8 @@
 typedef enum mp_expert_layout {
     MP_EXPERT_ROWS,    /* [N, K], as linear layers store it */
     MP_EXPERT_COLUMNS, /* [K, N] of floats: transposed, as transformers saves the experts of GPT-OSS */
-    MP_EXPERT_CODES,   /* MXFP4 as OpenAI publishes it: 16 bytes for each block of 32 values, two neighbours in each
-                        * byte; the scales of all blocks are a separate tensor */
+    MP_EXPERT_CODES,   /* MXFP4 as OpenAI publishes it: 16 bytes for each block of 32 values, two neighbouring values in
+                        * each byte; the scales of all blocks are a separate tensor */
 } mp_expert_layout;
 
 typedef struct mp_expert_matrix { /* `count` matrices [N, K] */

@@ -114,7 +114,7 @@ size_t mp_experts_scratch(const mp_experts *experts, int M) {
     return mp_arena_cost(lay_out(experts, M, NULL).bytes);
 }
 
-/* Bytes of one packed panel. The rows that mp_expert_rows converts follow it in the scratch. */
+/* Bytes of one packed panel. In the scratch, the rows that mp_expert_rows converts follow the panel. */
 static size_t panel_bytes(const mp_expert_matrix *matrix) {
     mp_wmat w;
     mp_wmat_init(&w, matrix->kind, matrix->N, matrix->K);

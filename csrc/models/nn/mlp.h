@@ -18,7 +18,7 @@ typedef struct mp_residual {
     int32_t n;
     const mp_norm *after; /* norm of the output; NULL, or without a weight: none */
     const float *scale;   /* [n] factor per component of the output, or NULL; not together with `after` */
-    float *scratch;       /* [M, n] for the output, if it is normed or scaled */
+    float *scratch;       /* [M, n] holds the sublayer's output, if the output is normed or scaled */
 } mp_residual;
 
 /* sum += linear(in [M, ld]). in NULL: uses the activations in `prepared` (mp_linear_into). Ends WITHOUT a barrier.

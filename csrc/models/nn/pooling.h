@@ -21,7 +21,7 @@ typedef struct mp_dense {
     int32_t in, out;
     float *weight; /* [out, in], in the model's slab */
     float *bias;   /* [out] in the model's slab, or NULL */
-    float *minus;  /* [out, in] or NULL: its product is subtracted from that of `weight` */
+    float *minus;  /* [out, in] or NULL: the product of the input with `minus` is subtracted from that with `weight` */
     mp_act act;
     float *norm, *norm_bias; /* [out] layer norm after the activation, or NULL; norm_bias may be NULL */
     float eps;
