@@ -3,8 +3,8 @@
  * A layer, on all threads (| is a barrier):
  *   norm, query-key-value | rotate, store, attend | output + residual | norm, gate and up | gate, down + residual |
  * With at most MP_PRIVATE_ROWS rows every thread norms and quantises all rows for itself, which is cheaper than a
- * barrier. With more rows the threads share them out, at the cost of one more barrier. The rows of a pass go through a
- * layer in row blocks, one after the other (decoder/pass.h); the buffers of queries, attention and the like hold one
+ * barrier. With more rows, the threads divide the rows, at the cost of one more barrier. The rows of a pass go through
+ * a layer in row blocks, one after the other (decoder/pass.h); the buffers of queries, attention and the like hold one
  * row block.
  *
  * Attention works on units (sequence, KV head) in one of three modes:
@@ -19,8 +19,9 @@
 
 enum {
     POLL_LAYERS = 4,
-    GATED_LEAST = 16 /* minimum rows for computing gate and up panel by panel: with fewer rows the weights come from
-                      * memory, which reads two matrices faster one after the other than in turns */
+    GATED_LEAST = 16 /* minimum rows for computing gate and up panel by panel: with fewer rows, reading the weights from
+                      * memory takes the time, and reading two matrices one after the other is faster than alternating
+                      * between them */
 };
 
 typedef struct thread_view {
@@ -44,7 +45,7 @@ static float *query_key_value(const mp_decoder_pass *pass, const thread_view *vi
 
 static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.dtype == MP_I16; }
 
-/* Norms and rotates a head of a query or key, as far as the layer requires. */
+/* Norms and rotates one head of a query or key, if the layer has the norm and the rotation. */
 static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, const mp_norm *norm, int row, float *x) {
     const mp_decoder *model = pass->model;
     const bool rotated = layer->rope >= 0;
@@ -52,7 +53,7 @@ static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, co
                        model->rotated_from, 1, model->head_dim, x);
 }
 
-/* Rotates key head `head` of a row and stores it with its value. */
+/* Rotates key head `head` of a row and stores it, with the value of that head, in the KV cache. */
 static void store_row(const mp_decoder_pass *pass, const thread_view *view, const mp_row_seq *seq, int row,
                       const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
@@ -65,7 +66,7 @@ static void store_row(const mp_decoder_pass *pass, const thread_view *view, cons
     mp_kv_put(pass->cache, block, layer->kv, head, position % MP_KV_BLOCK, k, v);
 }
 
-/* Rotates the query heads of group `head` of a row, and converts them for the cache's type. */
+/* Rotates the query heads of group `head` of a row, and converts them to the type that the cache's kernels read. */
 static void rotate_queries(const mp_decoder_pass *pass, const thread_view *view, const mp_row_seq *seq, int row,
                            const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
@@ -85,8 +86,8 @@ static void store_all(const mp_decoder_pass *pass, const mp_team_thread *thread,
     int64_t begin, end;
     mp_team_split(thread, (int64_t)view->rows * model->groups, 1, &begin, &end);
     int s = 0;
-    for (int64_t i = begin; i < end; i++) { /* by row, then group; the first group of each KV head also stores its key
-                                             * and value */
+    for (int64_t i = begin; i < end; i++) { /* by row, then group; the first group of each KV head also stores the
+                                             * head's key and value */
         int row = view->first + (int)(i / model->groups), group = (int)(i % model->groups);
         int head = mp_decoder_kv_head(model, group);
         while (row >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
@@ -98,7 +99,7 @@ static void store_all(const mp_decoder_pass *pass, const mp_team_thread *thread,
     }
 }
 
-/* Returns the first KV block of a unit that its rows see. */
+/* Returns the first KV block of the unit that any row of the unit sees. */
 static int first_block(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer) {
     if (layer->window == 0)
         return unit->block0;
@@ -112,7 +113,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
     const mp_row_seq *seq = &pass->rows.seq[unit->seq];
     int group = mp_decoder_group(model);
     void **k = (void **)(view->base + view->at.pointers), **v = k + pass->most_blocks;
-    /* one block beyond the unit, if it exists: kernels prefetch the next block */
+    /* set the pointers of one block beyond the unit, too, if it exists: kernels prefetch the next block */
     int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
     for (int b = first_block(pass, unit, layer); b < blocks && b <= unit->block1; b++) {
         k[b] = mp_kv_k(pass->cache, seq->blocks[b], layer->kv, mp_decoder_kv_head(model, unit->head));
@@ -134,7 +135,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
     };
 }
 
-/* m, l [MP_ATTN_ROWS], o [MP_ATTN_ROWS, value_dim] */
+/* Returns the thread's running softmax state: m, l [MP_ATTN_ROWS], o [MP_ATTN_ROWS, value_dim]. */
 static mp_attn_partial running_state(const thread_view *view) {
     float *at = (float *)(view->base + view->at.state);
     return (mp_attn_partial){.m = at, .l = at + MP_ATTN_ROWS, .o = at + 2 * MP_ATTN_ROWS};
@@ -149,7 +150,7 @@ static float share(const mp_decoder_layer *layer, int head, float m, float l) {
     return by[0] / (l * by[0] + by[1]);
 }
 
-/* Writes the outputs of a unit's rows. */
+/* Normalises the outputs of a unit's rows and writes them to pass->mixed. */
 static void finish_unit(const mp_decoder_pass *pass, const thread_view *view, const mp_attention_unit *unit,
                         const mp_decoder_layer *layer, const mp_attn_partial *state) {
     const mp_decoder *model = pass->model;
@@ -255,7 +256,8 @@ static void attend(const mp_decoder_pass *pass, const mp_team_thread *thread, co
 
 /* ---- captures ---------------------------------------------------------------------------------------------------- */
 
-/* Copies record `record` of the captured rows. Thread 0 copies, before the barrier after which x changes. */
+/* Copies pass->x of the captured rows to their record `record`. Only thread 0 copies; x changes only after the next
+ * barrier. */
 static inline void capture_rows(const mp_decoder_pass *pass, const mp_team_thread *thread, int record) {
     for (int i = 0; i < pass->rows.n_capture && thread->index == 0; i++) {
         const mp_capture_row *row = &pass->rows.capture[i];
@@ -283,8 +285,8 @@ static void capture_outputs(const mp_decoder_pass *pass, const mp_team_thread *t
 
 /* ---- layers ------------------------------------------------------------------------------------------------------ */
 
-/* Rows that every thread prepares for itself are in its own scratch. Other rows are in shared memory, followed by a
- * barrier. */
+/* With so few rows, every thread prepares all rows in its own scratch. Otherwise the threads prepare the rows together
+ * in shared memory, and a barrier follows. */
 static bool is_private(int M) { return M <= MP_PRIVATE_ROWS; }
 
 static const float *norm_rows(const mp_decoder *model, const mp_team_thread *thread, const thread_view *view,
@@ -334,8 +336,8 @@ static mp_row_context context_of(const mp_decoder_pass *pass, const mp_team_thre
         .thread = thread, .acts = pass->acts, .own_acts = view->base + view->at.acts, .unpacked = &view->unpacked};
 }
 
-/* Adds linear(in) to the residual sum of the block, through a norm if the layer has one there. in NULL: uses the
- * activations that mp_linear_into left in pass->inner. Ends with a barrier. */
+/* Adds linear(in) to the residual sum of the block, after `norm` if the layer has it. in NULL: uses the activations
+ * that mp_linear_into left in pass->inner. Ends with a barrier. */
 static void add_output(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view,
                        const mp_linear *linear, const mp_norm *norm, const float *in, int64_t ld) {
     const mp_decoder *model = pass->model;
@@ -449,9 +451,9 @@ static void output_rows(const mp_decoder_pass *pass, const mp_team_thread *threa
     mp_team_barrier(thread);
 }
 
-/* Polls between layers. Thread 0 polls the lease, which reports progress and tells if the result is still wanted; the
- * barrier makes the answer visible to all threads. `stop` is not written again before every thread has passed further
- * barriers. */
+/* Polls between layers. Returns true on all threads if the pass must stop. Thread 0 polls the lease, which reports
+ * progress and returns true if no request wants the result any more; the barrier makes `stop` visible to all threads.
+ * Later barriers ensure that every thread has read `stop` before thread 0 writes it again. */
 static bool stopped(mp_decoder_pass *pass, const mp_team_thread *thread) {
     if (thread->index == 0)
         pass->stop = mp_lease_poll(pass->lease);

@@ -12,7 +12,8 @@
 enum { MP_ROPES = 2 };
 
 typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h); rank 0: the model has none */
-    int32_t rank, q_rank;   /* components of a token's latent; of the latent of its queries (0: none) */
+    int32_t rank, q_rank;   /* components of a token's latent vector; of the latent vector of its queries (0: queries
+                             * have no latent) */
     int32_t plain, rotated; /* components of a head's query before k_b: not rotated, rotated */
     int32_t value;          /* components of a head's output after v_b */
 } mp_mla;
@@ -26,10 +27,10 @@ typedef struct mp_decoder_layer {
     mp_linear q_b, k_b, v_b;      /* latent attention: `qkv` then holds the projections to the latents */
     mp_norm q_a_norm, kv_a_norm;  /* [q_rank], [rank] */
     int32_t ffn;                  /* width of gate and up; 0: no dense feed-forward sublayer */
-    mp_experts experts; /* instead of gate_up and down, or beside them; count 0: none */
-    int rope;   /* rotary table of its queries and keys; -1: no rotation */
+    mp_experts experts; /* MoE experts, instead of gate_up and down or in addition; count 0: none */
+    int rope;   /* index of the rotary table for queries and keys; -1: no rotation */
     int window; /* positions that a row sees, its own included; 0 = all */
-    int kv;     /* index in the KV cache, which has the windowed layers last */
+    int kv;     /* index of the layer in the KV cache, where the windowed layers come last */
 } mp_decoder_layer;
 
 typedef struct mp_decoder {
@@ -40,10 +41,10 @@ typedef struct mp_decoder {
     uint8_t *slab;
     mp_stored *stored; /* parts of the slab that are not packed yet, or NULL */
     int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
-    int32_t value_dim;    /* components of a head's value; head_dim: of its queries and keys */
+    int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key) */
     int32_t rotated_from; /* the first component of a head that is rotated */
     int32_t groups;       /* attention groups; the heads of a group share one KV head */
-    int32_t ffn;          /* maximum over the layers */
+    int32_t ffn;          /* largest `ffn` of all layers */
     int32_t dense_ffn, shared_ffn; /* width in layers without experts; width of the shared expert (0: none) */
     int32_t qkv_width;    /* (heads + kv_heads) * head_dim + kv_heads * value_dim */
     mp_mla latent;
@@ -55,14 +56,14 @@ typedef struct mp_decoder {
         float clamp; /* see mp_experts */
     } experts;
     float attention_scale;   /* factor on products of queries and keys */
-    float attention_softcap; /* 0 = none; likewise output_softcap */
-    float output_softcap;    /* on logits, after their scale */
+    float attention_softcap; /* soft cap of attention scores; 0 = none */
+    float output_softcap;    /* soft cap of logits, after output_scale; 0 = none */
     float embedding_scale, output_scale;
-    float residual_scale;   /* factor on each sublayer's output, before its norm if it has one: applied to the input and
-                             * the bias of the sublayer's last layer */
-    mp_rope rope[MP_ROPES]; /* all have the same width */
+    float residual_scale;   /* factor on each sublayer's output, before the output's norm if there is one. It is applied
+                             * to the input and the bias of the sublayer's last linear layer */
+    mp_rope rope[MP_ROPES]; /* rotary tables, all with the same `dim` */
     int ropes;              /* number of tables that each row needs, beginning with the first */
-    int32_t sections[3]; /* M-RoPE: pairs of a head for each of three positions; 0: one position for all pairs */
+    int32_t sections[3]; /* M-RoPE: number of rotary pairs for each of three positions; 0: all pairs use one position */
     int32_t long_from;      /* sequences that may become longer than this use the second table instead of the first
                              * (LongRoPE, arXiv:2402.13753); 0 = none */
     mp_tensor tokens; /* [vocab, hidden] as stored; unused when tied */
@@ -87,17 +88,18 @@ typedef struct mp_row_seq { /* consecutive rows of one sequence */
     int32_t past;           /* position of row0 */
     bool is_long;           /* see mp_decoder.long_from */
     const uint32_t *blocks; /* KV blocks of positions 0 .. past + rows - 1 */
-    const int32_t (*positions)[3]; /* [n_positions] M-RoPE positions of the first tokens; a later token's are its index
-                                    * plus `shift`. NULL: none */
+    const int32_t (*positions)[3]; /* [n_positions] M-RoPE positions of the first n_positions tokens; each position of a
+                                    * later token is its index plus `shift`. NULL: all tokens are later tokens */
     int32_t n_positions, shift;
-    float *all_outputs;     /* [all_rows, vocab] also the logits of the first rows, or NULL */
+    float *all_outputs;     /* [all_rows, vocab] receives the logits of the first all_rows rows, or NULL */
     int all_rows;
 } mp_row_seq;
 
 typedef struct mp_rows {
     int M;
     const int32_t *id; /* [M] */
-    const float **vector; /* [M] rows [hidden] that replace the token embedding, or NULL; NULL: none */
+    const float **vector; /* [M] for each row NULL, or a vector [hidden] that replaces the token embedding; NULL: no
+                           * such rows */
     int n_seq;
     mp_row_seq *seq;
     int n_output;
@@ -136,11 +138,12 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
 
 /* Returns the bytes of arena that a pass over these rows takes with `threads` threads. */
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int threads);
-/* Takes that much from the arena, copies `rows`, and assigns the work to threads. */
+/* Takes the buffers of the pass, mp_decoder_pass_bytes, from the arena, copies `rows`, and assigns the work to
+ * threads. */
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena);
-/* Runs the pass; all threads of the region call it. Ends with a barrier. Then the logits are complete and the cache
- * holds the rows, unless pass->stop. The bits of an output depend on its sequence alone. */
+/* Runs the pass. All threads of the region must call it. Ends with a barrier, after which the logits are complete and
+ * the cache holds the rows, unless pass->stop. The bits of an output depend on its sequence alone. */
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread);
 
 mp_status mp_decoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);

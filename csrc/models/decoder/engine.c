@@ -1,11 +1,11 @@
 /* decoder/engine.c: the step interface over a decoder. A step is one pass over the weights for decode rows of all
  * running sequences and for prefill slices.
  *
- * The state of a sequence is its tokens (prompt and completion) and the number of them in the KV cache. Tokens not yet
- * cached are computed in order; after the last one the next token is sampled. So prefill, decode and the restart after
- * a preemption are the same operation. The n completions of a request share the cache of its prompt, and so do prompts
- * with a common prefix: see decoder/sequence.h. Draft tokens may follow the last token, each with logits of its own:
- * see generation/speculation.h. */
+ * The state of a sequence is its tokens (prompt and completion) and the number of tokens in the KV cache. Tokens not
+ * yet cached are computed in order; after the last one the next token is sampled. So prefill, decode and the restart
+ * after a preemption are the same operation. The n completions of a request share the cache of its prompt, and so do
+ * prompts with a common prefix: see decoder/sequence.h. Draft tokens may follow the last token, each with logits of its
+ * own: see generation/speculation.h. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +17,7 @@ enum {
     STEP_ROWS = 512,    /* maximum rows of a pass; a prefill may add LEAST_ROWS */
     LEAST_ROWS = 16,    /* minimum prefill rows, however little time is left */
     PASSES_ALONE = 4,   /* a step without decode rows may take as long as this number of decode steps */
-    PASSES_BESIDE = 2,  /* the same for a step with decode rows */
+    PASSES_BESIDE = 2,  /* a step with decode rows may take as long as this number of decode steps */
     LOOKUP_THREADS = 64 /* threads worth using for an image layer of hundreds of rows */
 };
 
@@ -56,7 +56,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
         return mp_fail(error, MP_UNSUPPORTED, "the request has images, the model takes text only");
     uint64_t rows = (uint64_t)request->n_prompt + (uint64_t)request->sampling.max_tokens * (uint64_t)request->n_choices;
     *cost_ns = rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
-    /* prompt tokens, completion tokens, ends of completions */
+    /* units of progress: prompt tokens, completion tokens, ends of completions */
     int64_t units = request->n_prompt + (int64_t)request->n_choices * (request->sampling.max_tokens + 1);
     *total = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
     request->vocab = model->vocab;
@@ -73,11 +73,11 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
 
 /* ---- admit, retire ----------------------------------------------------------------------------------------------- */
 
-/* KV blocks are taken step by step. */
+/* Takes no KV blocks: each step takes those that it needs. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_text_engine *engine = (mp_text_engine *)base;
     const mp_text_request *request = (const mp_text_request *)item->request;
-    if (item->state) { /* after a preemption, maybe in another engine */
+    if (item->state) { /* the item was preempted, maybe in another engine */
         MP_TRY(mp_decoder_images_number(&engine->images, request, item->state, error));
         item->abandon = NULL;
         engine->admitted++;
@@ -118,7 +118,7 @@ static void abandon(mp_item *item) {
     item->state = NULL;
 }
 
-/* Releases an item's KV blocks and tiles. */
+/* Releases an item's KV blocks and image tiles. */
 static void release(mp_text_engine *engine, mp_item *item) {
     mp_sequence_group_drop(item->state, &engine->cache);
     mp_decoder_images_release(&engine->images, (const mp_text_request *)item->request, item->state);
@@ -134,7 +134,7 @@ static void engine_preempt(mp_engine *base, mp_item *item) {
 static void engine_retire(mp_engine *base, mp_item *item) {
     if (!item->state)
         return;
-    if (!item->abandon) /* otherwise it was preempted and holds no blocks */
+    if (!item->abandon) /* if `abandon` is set, the item was preempted and holds no blocks */
         release((mp_text_engine *)base, item);
     abandon(item);
     item->abandon = NULL;
@@ -153,7 +153,7 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
         const mp_sequence *seq = &state->seqs[i];
         if (!seq->active || seq->done)
             continue;
-        if (seq->waits) { /* once its mask is set, its next token is sampled and then computed */
+        if (seq->waits) { /* once the mask is set, the step samples the next token and computes its row */
             bool may = mp_sequence_group_may_sample(item, i);
             rows += may;
             *masks |= !may;
@@ -168,8 +168,8 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
     return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
 }
 
-/* Chooses the item whose image tile the next step computes: the one whose tile is in computation, otherwise the
- * first. */
+/* Proposes an image tile of an item for the next step. A tile whose computation has begun is preferred, otherwise the
+ * first one proposed. */
 static void choose_image_part(mp_text_engine *engine, mp_item *item, int tile) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     if (engine->image_part.item && !engine->images.ops->computing(engine->images.store, request, tile))
@@ -182,7 +182,8 @@ static void choose_image_part(mp_text_engine *engine, mp_item *item, int tile) {
     engine->image_part.tile = tile;
 }
 
-/* Adds the image tile to the plan, with the time left. It counts towards the step's time like rows. */
+/* Adds the chosen image tile to the plan. The tile gets the time that the rows leave, but at least that of one part of
+ * the image network, and its time counts towards plan->cost_ns. */
 static void plan_image_part(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
     const mp_text_request *request = (const mp_text_request *)engine->image_part.item->request;
     const uint64_t all = engine->images.ops->left_ns(engine->images.store, request, engine->image_part.tile);
@@ -196,7 +197,7 @@ static void plan_image_part(mp_text_engine *engine, uint64_t budget_ns, mp_plan 
 }
 
 /* Plans all decode rows first; prefills share the rows for which time is left, in the given order. The first prefill
- * always gets some rows, so that many decoding sequences cannot starve it. */
+ * may always have LEAST_ROWS rows, so that many decoding sequences cannot starve it. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
@@ -210,10 +211,10 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         mp_sequence_group_reuse(items[i], &engine->cache);
     for (int prompts = 0; prompts < 2; prompts++) {
         if (prompts) {
-            /* all decode rows together cost one pass over the weights */
+            /* the decode rows together take about the time of one pass over the weights */
             const uint64_t pass = atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed);
             plan->cost_ns = planned ? pass : 0;
-            /* any pass takes the time of reading the weights: allow enough rows to be worth it */
+            /* every pass takes at least the time of reading the weights: allow enough rows to amortise it */
             const uint64_t least = (planned ? PASSES_BESIDE : PASSES_ALONE) * pass;
             const uint64_t most = budget_ns > least ? budget_ns : least;
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
@@ -292,7 +293,8 @@ static mp_status add_step(mp_text_engine *engine, const mp_step_seq *step, mp_er
     return MP_OK;
 }
 
-/* Samples the token of a sequence whose mask has arrived since. Returns false if there is no row to compute. */
+/* Samples the next token of a sequence that waited for its mask, if the mask is set now. Returns false if the sequence
+ * then has no row to compute. */
 static bool sample_deferred(mp_text_engine *engine, mp_item *item, int c, mp_outcome *outcome) {
     const mp_sequence_group *state = item->state;
     mp_error error;
@@ -304,7 +306,7 @@ static bool sample_deferred(mp_text_engine *engine, mp_item *item, int c, mp_out
         item->error = error;
         return false;
     }
-    mp_arena_reset(&engine->arena); /* empty in this step so far */
+    mp_arena_reset(&engine->arena); /* nothing of this step is in the arena yet */
     status = mp_sequence_group_sample_deferred(engine, item, c,
                                                mp_arena_take(&engine->arena, mp_sample_bytes(engine->model)));
     if (status != MP_OK)
@@ -365,7 +367,7 @@ static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
         return 0;
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
-        /* no drafts under a mask: each draft token would need a mask of its own */
+        /* no drafts for requests with masks: each draft token would need its own mask */
         if (!decodes(step, plan) || ((const mp_text_request *)plan->items[step->plan]->request)->masks)
             continue;
         mp_sequence_draft(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
@@ -379,7 +381,7 @@ static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
     return added;
 }
 
-/* Takes KV blocks for drafts, or reduces the drafts: they are optional. */
+/* Takes KV blocks for drafts. If memory is short, shortens the drafts, which are optional. */
 static void take_draft_blocks(mp_text_engine *engine) {
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
@@ -422,7 +424,8 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
     return rows;
 }
 
-/* Sets the image rows of a sequence's step. Copies them to `image_rows` if the caller asked for logits. */
+/* Sets rows->vector for the image rows of a sequence, whose ids are negative, and replaces these ids by 0. Also copies
+ * the vectors to request->image_rows, unless that is NULL. */
 static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_step_seq *step, int row0,
                          const mp_rows *rows, int32_t *id) {
     mp_text_request *request = (mp_text_request *)item->request;
@@ -448,7 +451,7 @@ static bool is_captured(const mp_text_engine *engine, const mp_plan *plan) {
     return false;
 }
 
-/* Adds capture records for the rows with logits, if the request wants them and has memory for them. */
+/* Adds capture records for the rows with logits, up to the number of tokens that the request captures. */
 static void capture_step(const mp_step_seq *step, const mp_text_request *request, mp_rows *rows) {
     const mp_capture *capture = &request->capture;
     int token = step->seq->count - request->n_prompt; /* index in the completion */
@@ -474,7 +477,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         if (rows->vector)
             fill_vectors(engine, plan->items[step->plan], step, rows->M, rows, id);
         bool last = seq->cached + step->rows == seq->count;
-        int unread = request->n_prompt - seq->cached; /* negative once it decodes */
+        int unread = request->n_prompt - seq->cached; /* negative once the sequence decodes */
         bool all = request->want_prompt_logits && step->choice == 0 && unread > 0;
         rows->seq[s] = (mp_row_seq){
             .row0 = rows->M,
@@ -536,7 +539,8 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
 
 static void pass_body(const mp_team_thread *thread, void *arg) { mp_decoder_forward(arg, thread); }
 
-/* Scratch is reserved before KV blocks. Without scratch no item can proceed, so all wait until memory is released. */
+/* Scratch is reserved before KV blocks. Without scratch no item can proceed, so all items wait until memory is
+ * released. */
 static void defer_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++)
         if (outcomes[p] == MP_OUTCOME_MORE) {
@@ -554,9 +558,9 @@ static void fail_corrupted(const mp_plan *plan, mp_outcome *outcomes) {
     }
 }
 
-/* Checks, after a pass and before tokens become visible, that the file parts it read (token table, experts, unpacked
- * weights) are those that were loaded. A check costs a third of a microsecond per file. `report` handles truncated
- * files. */
+/* Returns true if the parts of files that a pass has read (token table, experts, unpacked weights) are unchanged since
+ * the load. Called after the pass, before tokens become visible. Costs a third of a microsecond per file. `report`
+ * handles truncated files. */
 static bool is_sound(const mp_decoder *model, bool unpacked) {
     if (mp_stored_corrupted(model->stored) || (unpacked && !mp_stored_sound(model->stored)))
         return false;
@@ -583,8 +587,8 @@ static void count_work(mp_text_engine *engine, const mp_rows *all) {
     work->found = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
 }
 
-/* Updates two time estimates: few rows cost the reading of the weights, many rows cost arithmetic. Updates the
- * speculation's estimates, too. */
+/* Updates one of two time estimates: a pass with few rows takes the time of reading the weights, a pass with many rows
+ * that of the arithmetic. Also updates the estimates of the speculation. */
 static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
     uint64_t ns = mp_sys_now_ns() - start_ns;
     int rows = all->M, drafts, accepted;
@@ -592,14 +596,14 @@ static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns,
     if (rows - drafts == all->n_seq && all->n_output == rows)
         mp_speculation_account(&engine->speculation, all->n_seq, drafts, accepted, mp_sys_thread_ns() - thread_ns);
     if (drafts > 0)
-        return; /* plans are made without drafts */
+        return; /* row_ns and decode_ns serve to plan steps, and plans contain no drafts */
     bool many = rows >= STEP_ROWS / 16;
     _Atomic uint64_t *estimate = many ? &engine->model->row_ns : &engine->model->decode_ns;
     uint64_t now = many ? ns / (uint64_t)rows : ns, old = atomic_load_explicit(estimate, memory_order_relaxed);
     atomic_store_explicit(estimate, old ? (3 * old + now) / 4 + 1 : now, memory_order_relaxed);
 }
 
-typedef struct step_lists { /* sizes of the lists of a step's rows, in the arena */
+typedef struct step_lists { /* bytes that the lists of a step's rows take in the arena */
     size_t id_bytes, seq_bytes, output_bytes, vector_bytes, capture_bytes;
 } step_lists;
 
@@ -617,8 +621,8 @@ static size_t logit_bytes(const mp_text_engine *engine, const mp_rows *rows) {
     return mp_arena_cost((size_t)rows->n_output * (size_t)engine->model->vocab * sizeof(float));
 }
 
-/* Reserves scratch for the selected rows, takes blocks for as many of them as possible, and lays these out. Returns
- * false if no row is left. */
+/* Reserves scratch for the selected rows, takes KV blocks for as many of these rows as possible, and lays out the rows
+ * that have blocks. Returns false if no row is left. */
 static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, int M, int drafts, mp_rows *rows,
                     mp_outcome *outcomes) {
     mp_error error;
@@ -653,7 +657,7 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, in
         return false;
     if (drafts > 0)
         take_draft_blocks(engine);
-    lay_out(engine, plan, &lists, rows); /* repeated: rows may have been dropped, the arena may have moved */
+    lay_out(engine, plan, &lists, rows); /* lay out again: rows may have been dropped, and the arena may have moved */
     rows->logits = mp_arena_take(&engine->arena, logit_bytes(engine, rows));
     return true;
 }
@@ -698,7 +702,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         } else if (!pass.stop) {
             mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);
-            if (!pass.unpacked) /* packing distorts the measurement */
+            if (!pass.unpacked) /* a pass that packs weights takes longer than later passes */
                 learn(engine, &rows, start, thread_ns);
         }
     }
@@ -711,7 +715,7 @@ static uint64_t engine_trim(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX);
     if (engine->admitted > 0)
-        return bytes; /* the next step needs its scratch again */
+        return bytes; /* keep the scratch: the next step needs it */
     bytes += mp_decoder_images_trim(&engine->images);
     return bytes + mp_engine_release(&engine->arena, engine->budget, &engine->charged);
 }
@@ -740,7 +744,7 @@ static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, eng
 static void seed_prefixes(mp_text_engine *engine) {
     const mp_spec *spec = mp_weights_spec(engine->model->weights);
     for (int i = 0; i < mp_spec_file_count(spec); i++)
-        mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* a spec pins one version of them */
+        mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* a spec pins one version of each file */
     mp_prefix_seed(&engine->cache, engine->model->base.facts.compute);
     mp_prefix_seed(&engine->cache, mp_dtype_get(engine->model->kv.dtype)->name);
 }

@@ -1,5 +1,5 @@
 /* decoder/engine.h: the engine of a decoder, shared by its two files: decoder/engine.c plans and runs steps,
- * decoder/sampling.c turns logits into tokens. The worker's thread only. */
+ * decoder/sampling.c turns logits into tokens. Only the worker's thread uses it. */
 #ifndef MP_MODELS_DECODER_ENGINE_H
 #define MP_MODELS_DECODER_ENGINE_H
 
@@ -7,7 +7,7 @@
 
 typedef struct mp_step_seq { /* a sequence in this step */
     mp_sequence *seq;
-    int plan; /* index in the plan */
+    int plan; /* index of its item in the plan */
     int choice, rows, output;
     int drafts, accepted; /* draft rows after `rows`; number of drafts accepted */
 } mp_step_seq;
@@ -32,8 +32,8 @@ typedef struct mp_text_engine {
     } image_part;
 } mp_text_engine;
 
-/* Replays the tokens of a request that another engine or process has begun, so that its sequences continue from there.
- * Accepting the same tokens gives the same text. */
+/* Replays the tokens of a request that another engine or process has begun, so that its sequences continue after these
+ * tokens. Accepting the same tokens gives the same text. */
 mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_error *error);
 /* Returns the bytes of scratch that sampling needs. */
 size_t mp_sample_bytes(const mp_decoder *model);

@@ -121,8 +121,8 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
     return read_activation(model, spec, error);
 }
 
-/* Divides a table's angles by divisors from a tensor of a GGUF file or a list of the spec. *found: there are
- * divisors. */
+/* Divides the angles of a rotary table by divisors: the list `key` of the spec, or a tensor of a GGUF file. Sets *found
+ * to true if there are divisors. */
 static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, const char *tensor_name, const char *key,
                         bool *found, mp_error *error) {
     float divisors[MAX_HEAD / 2];
@@ -148,7 +148,7 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
     return mp_rope_divide(rope, divisors, spec, tensor_name, error);
 }
 
-/* LongRoPE: the second table for long sequences, the first table for others. */
+/* LongRoPE: reads the factors of both tables. Long sequences use the second table, all others the first. */
 static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t original, absent = 0;
     double base, attention, default_base = 10000, one = 1;
@@ -159,7 +159,7 @@ static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error
     MP_TRY(mp_spec_float(spec, "{arch}.rope.freq_base", 1, 1e12, &default_base, &base, error));
     MP_TRY(mp_spec_float(spec, "mpool.rope_attention_factor", 1e-3, 1e3, &one, &attention, error));
     if (!mp_spec_find(spec, "mpool.rope_long_factors") && !mp_weights_has(model->weights, "rope_factors_long.weight"))
-        return MP_OK; /* GGUF files of the family have the original length even without factors */
+        return MP_OK; /* GGUF files of the family give the original length even if they have no factors */
     MP_TRY(mp_rope_init_plain(&model->rope[1], &model->rope[0], base, error));
     MP_TRY(divide(model, &model->rope[0], spec, "rope_factors_short.weight", "mpool.rope_short_factors", &short_found,
                   error));
@@ -182,7 +182,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
      * trained */
     MP_TRY(mp_spec_bool(args->spec, "mpool.rope_neox", &neox_default, &neox, error));
     MP_TRY(mp_rope_init(rope, args->spec, model->head_dim - model->rotated_from, neox, error));
-    /* GGUF files of Llama 3 hold its frequency scaling as divisors */
+    /* GGUF files of Llama 3 hold the model's frequency scaling as divisors */
     MP_TRY(divide(model, rope, args->spec, "rope_freqs.weight", "mpool.rope_divisors", &found, error));
     MP_TRY(read_long_rope(model, args->spec, error));
     MP_TRY(mp_spec_float(args->spec, "mpool.rope_local_base", 1, 1e12, &none, &local, error));
@@ -206,7 +206,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     return MP_OK;
 }
 
-/* Reads the layers that have the window, and assigns each layer's index in the KV cache. */
+/* Reads the sliding window and the list of layers that have it, and assigns each layer's index in the KV cache. */
 static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t window, none = 0, all = 1, windowed[MP_DECODER_LAYERS];
     int kept = 0, passing = 0;

@@ -15,7 +15,8 @@ struct mp_tile;
 typedef struct mp_request_images { /* image state of an item's sequences */
     int32_t (*positions)[3];      /* [n_prompt] positions on the three axes of M-RoPE, or NULL */
     int32_t shift;                /* difference between position and index after the prompt */
-    struct mp_tile *tiles[1];     /* [n_tiles] tiles held by the group, or NULL */
+    struct mp_tile *tiles[1];     /* [n_tiles] image tiles that the group holds; NULL for a tile that it does not
+                                   * hold */
 } mp_request_images;
 
 typedef struct mp_image_ops {
@@ -23,7 +24,7 @@ typedef struct mp_image_ops {
     mp_status (*read)(const mp_load_args *args, mp_builder *builder, int32_t width, struct mp_vision **vision,
                       mp_error *error);
     void (*destroy)(struct mp_vision *vision);
-    bool (*is_float32)(const struct mp_vision *vision); /* returns true if everything is computed in fp32 */
+    bool (*is_float32)(const struct mp_vision *vision); /* returns true if the image network computes in fp32 only */
     mp_status (*check)(const struct mp_vision *vision, mp_text_request *request, mp_error *error);
     /* functions of an engine */
     struct mp_image_store *(*open)(const struct mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
@@ -50,7 +51,7 @@ typedef struct mp_image_ops {
                          mp_error *error);
 } mp_image_ops;
 
-/* Loads a decoder like mp_decoder_load, with images. */
+/* Loads a decoder like mp_decoder_load; the decoder takes images through `ops`. */
 mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops, mp_model **model, mp_error *error);
 
 /* Returns true for tensors of an image network, or of the projector between it and a decoder. */

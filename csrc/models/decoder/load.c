@@ -56,7 +56,8 @@ static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_
                              model->vocab, model->hidden, error);
 }
 
-/* Reads norms and sinks. Fails if the file has one that the architecture does not have. */
+/* Reads a layer's norms and attention sinks. UNSUPPORTED if the file has a norm or sinks that the architecture does not
+ * have. */
 static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
                             mp_error *error) {
     mp_decoder_layer *layer = &model->layers[index];
@@ -65,7 +66,7 @@ static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, u
         const char *name;
         mp_norm *norm; /* NULL: attention sinks */
         int32_t n;
-        uint32_t flag; /* 0: every architecture has it */
+        uint32_t flag; /* 0: every architecture has the tensor */
     } norms[] = {
         {"attn_norm", &layer->attention_norm, hidden, 0},
         {"ffn_norm", &layer->ffn_norm, hidden, 0},
@@ -121,7 +122,7 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         const char *shared = of_ffn && experts ? "_shexp" : "";
         snprintf(name, sizeof name, "blk.%d.%s%s.weight", index, linears[i].name, shared);
         snprintf(bias_name, sizeof bias_name, "blk.%d.%s%s.bias", index, linears[i].name, shared);
-        /* never drop silently a bias that the architecture does not have */
+        /* refuse a bias that the architecture does not have: never drop it silently */
         if (!linears[i].bias && mp_weights_has(model->weights, bias_name))
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias_name);
         /* The residual scale is applied to the input of a sublayer's last linear layer, so scale that layer's bias as
@@ -165,7 +166,8 @@ static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *e
     return MP_OK;
 }
 
-/* Adds up, for a layer's experts, the parameters that a row does not use and the bytes of those that it uses. */
+/* For a layer's experts, adds the parameters that a row does not use to *idle, and the bytes of the experts that a row
+ * uses to *used. */
 static void count_experts(const mp_experts *experts, int64_t *idle, uint64_t *used) {
     const mp_expert_matrix *const matrices[] = {&experts->gate, &experts->up, &experts->down};
     for (int i = 0; i < 3 && experts->count > 0; i++) {
@@ -245,7 +247,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
-    atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* assumes 20 GB/s until it is measured */
+    atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* assumes that weights are read at 20 GB/s, until a
+                                                                  * step is measured */
     const bool floats = exact && (!ops || ops->is_float32(model->vision));
     model->base.facts = (mp_model_facts){
         .compute = floats ? "float32" : mp_compute_name(args->compute),

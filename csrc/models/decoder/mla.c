@@ -54,8 +54,8 @@ static void copy_rows(const mp_tensor *from, int64_t first, int64_t rows, int64_
     }
 }
 
-/* Adds a matrix [heads * N, K] from the rows of each head, which has `stride` rows in `from`: N rows from `first` on,
- * or K rows transposed. */
+/* Adds a matrix [heads * N, K], made from a part of each head's rows. A head has `stride` rows in `from`; the part
+ * begins at row `first` of the head and is N rows, or if `transposed` K rows, which are transposed. */
 static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_tensor *from, int32_t heads, int64_t N,
                              int64_t K, int64_t stride, int64_t first, bool transposed, mp_error *error) {
     size_t bytes = (size_t)heads * (size_t)N * (size_t)K * sizeof(float);
@@ -68,7 +68,7 @@ static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_te
     return mp_builder_linear_taken(builder, linear, matrix, (int32_t)(heads * N), (int32_t)K, error);
 }
 
-/* Adds k_b or v_b from a tensor of its own, [heads, N, K]: as stored if in floats, otherwise dequantised. */
+/* Adds k_b or v_b from a separate tensor [heads, N, K]: floats as stored, other types dequantised. */
 static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *name, int32_t heads, int64_t N,
                            int64_t K, mp_error *error) {
     int64_t sizes[3] = {heads, N, K};
@@ -171,8 +171,8 @@ size_t mp_mla_thread_scratch(const mp_decoder *model) {
     return mp_arena_cost(most);
 }
 
-/* For each head h, computes N outputs from column h * y_step on, of inputs from column h * x_step on, with the head's
- * rows of the matrix. The threads share heads and rows. */
+/* For each head h, multiplies the inputs from column h * x_step on by the head's N rows of the matrix, and writes N
+ * outputs from column h * y_step on. The threads divide the heads and, in chunks, the rows. */
 static void run_by_head(const mp_linear *linear, const mp_team_thread *thread, int32_t heads, const float *x,
                         int64_t ldx, int64_t x_step, int M, float *y, int64_t ldy, int64_t y_step, void *scratch) {
     const int32_t N = linear->N / heads, panels = N / MP_PANEL_N;

@@ -7,8 +7,8 @@
  *   x -> kv_a -> latent, normed, and the shared key
  *   output of attention, [heads, rank], by v_b -> [heads, value] -> attn_output
  *
- * k_b and v_b are the halves of kv_b, head by head. If a file has them quantised they are stored as floats, because k_b
- * must be transposed; they are a small part of such a model. */
+ * k_b and v_b are the halves of kv_b, head by head. If a file stores these matrices quantised, they are converted to
+ * floats, because k_b must be transposed; they are a small part of the model. */
 #ifndef MP_MODELS_DECODER_MLA_H
 #define MP_MODELS_DECODER_MLA_H
 

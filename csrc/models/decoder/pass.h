@@ -12,7 +12,7 @@ typedef struct mp_thread_layout {
 } mp_thread_layout;
 
 mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_blocks);
-size_t mp_decoder_partial_floats(const mp_decoder *model); /* one block and KV head, split mode */
+size_t mp_decoder_partial_floats(const mp_decoder *model); /* split mode: for one KV block and attention group */
 
 /* A pass consists of row blocks, and all row blocks pass through a layer before the next layer begins. The intermediate
  * results of a row block stay in L2, and all row blocks but the first find the layer's weights in a nearer cache. A row

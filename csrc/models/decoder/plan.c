@@ -44,7 +44,7 @@ mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_bloc
     for (int l = 0; l < model->layer_count; l++)
         if (model->layers[l].experts.count > 0)
             at.panel = most(at.panel, at.expert + mp_experts_thread_scratch(&model->layers[l].experts));
-    /* last, because it vanishes while other engines plan passes */
+    /* the panel is last, so that the other offsets stay valid when another engine packs the last weights */
     at.bytes = at.panel + (mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0);
     return at;
 }
@@ -67,12 +67,12 @@ static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {
         sizes.blocks += model->groups * blocks;
         sizes.most_blocks = blocks > sizes.most_blocks ? blocks : sizes.most_blocks;
     }
-    sizes.units += model->groups * most_row_blocks(rows->M); /* borders of row blocks cut tiles */
+    sizes.units += model->groups * most_row_blocks(rows->M); /* a border of a row block may cut a tile of each group */
     return sizes;
 }
 
-/* Split mode: with fewer units per thread, whole units balance badly. With contexts below SPLIT_BLOCKS blocks that does
- * not matter. */
+/* Conditions of split mode: fewer than UNITS_A_THREAD units per thread, because whole units then balance badly, and a
+ * context of at least SPLIT_BLOCKS KV blocks, because with shorter contexts the balance does not matter. */
 enum { UNITS_A_THREAD = 4, SPLIT_BLOCKS = 4 };
 
 static bool one_row_each(const mp_rows *rows) { return rows->M == rows->n_seq; }
@@ -82,7 +82,7 @@ static bool may_split(const mp_decoder *model, const mp_rows *rows, const pass_s
            rows->n_seq * model->groups < UNITS_A_THREAD * threads && sizes->most_blocks >= SPLIT_BLOCKS;
 }
 
-/* Returns the maximum number of blocks of a pass in split mode. */
+/* Returns an upper bound of the KV blocks of all units of a pass in split mode. */
 static size_t most_split_blocks(const pass_sizes *sizes, int threads) {
     size_t bound = (size_t)(UNITS_A_THREAD * threads) * (size_t)sizes->most_blocks;
     return bound < (size_t)sizes->blocks ? bound : (size_t)sizes->blocks;
@@ -168,7 +168,8 @@ static void list_units(mp_decoder_pass *pass, int threads) {
     }
 }
 
-/* Divides the blocks of all units, in a row, into equal lengths. */
+/* Divides the KV blocks of all units, one unit after another, into one contiguous range per thread, of equal
+ * lengths. */
 static void list_split_units(mp_decoder_pass *pass, int all_blocks, int threads) {
     int thread = 0, at = 0;
     pass->thread_units[0] = 0;
@@ -212,7 +213,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->cos_sin = mp_arena_take(arena, M * (size_t)(model->ropes * model->rope[0].dim) * f);
     pass->acts = mp_arena_take(arena, acts_scratch(model, (int)block));
     pass->experts = mp_arena_take(arena, experts_scratch(model, (int)block));
-    /* groups that share a KV head cannot each store it */
+    /* fused mode needs one group per KV head: each unit stores its KV head, and only one may do so */
     pass->mode = one_row_each(rows) && model->groups == model->kv_heads ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
     if (one_row_each(rows) && may_split(model, rows, &sizes, threads)) {
         pass->mode = MP_ATTEND_SPLIT;

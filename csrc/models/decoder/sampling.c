@@ -5,8 +5,8 @@
 
 #include "models/decoder/engine.h"
 
-/* Ends one completion; its blocks are released at once. stop_index: index of the stop string, or n_stop plus the index
- * of the stop id. */
+/* Ends one completion and releases its KV blocks. stop_index: index of the stop string, or n_stop plus the index of the
+ * stop id. */
 static void finish_choice(mp_text_engine *engine, mp_sequence *seq, mp_choice *choice, mp_finish finish,
                           int stop_index) {
     choice->stop_index = stop_index;
@@ -86,8 +86,8 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
     return MP_OK;
 }
 
-/* Samples the next token of one sequence from its logits, which are overwritten. Keeps the logits if its mask is not
- * set yet. */
+/* Samples the next token of one sequence from its logits, which are overwritten. If the sequence's mask is not set yet,
+ * copies the logits to seq->kept and samples nothing. */
 static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
     mp_text_request *request = (mp_text_request *)item->request;
     mp_sequence_group *state = item->state;
@@ -138,7 +138,7 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
     return accept(engine, request, state, c, id, logprob, &item->error);
 }
 
-/* Floats of a row of logits, or of a head's zeros. */
+/* Floats of the buffer `copy`: a row of logits, or the zeros for mp_sequence_wipe. */
 static size_t copy_floats(const mp_decoder *model) {
     return (size_t)(model->vocab > model->head_dim ? model->vocab : model->head_dim);
 }
@@ -160,7 +160,8 @@ mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *ite
     return sample(engine, item, c, state->seqs[c].kept, scratch);
 }
 
-/* Before the first sampling of an item, starts its other sequences from the same row. */
+/* When the prefill of an item is complete, forks its other sequences from the first, and samples their first tokens
+ * from the same logits. */
 static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_sequence *first, const float *logits,
                               float *copy, mp_candidate *candidates) {
     mp_text_request *request = (mp_text_request *)item->request;
@@ -169,15 +170,15 @@ static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_se
     mp_sequence_group_fork(state, &engine->cache);
     for (int c = 1; c < state->n; c++) {
         if (state->seqs[c].cached != first->cached)
-            continue; /* it computes the rest of the prompt itself and samples then */
+            continue; /* this sequence computes the rest of the prompt itself and samples later */
         memcpy(copy, logits, (size_t)engine->model->vocab * sizeof *copy);
         MP_TRY(sample(engine, item, c, copy, candidates));
     }
     return MP_OK;
 }
 
-/* Returns true if a draft row is not finite. It may have corrupted earlier rows of its KV block, which multiply it by
- * zero. */
+/* Returns true if a draft row is not finite. Such a row may have corrupted earlier rows of its KV block: attention of
+ * these rows multiplies its masked slot by zero, which gives NaN. */
 static bool is_corrupted(const mp_decoder_pass *pass, const mp_row_seq *rows, int drafts) {
     int64_t hidden = pass->model->hidden;
     return drafts > 0 &&
@@ -195,7 +196,8 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
         mp_step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];
         mp_sequence *seq = step->seq;
-        if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) { /* repeat without drafts */
+        if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) { /* discard all rows of the sequence and repeat them
+                                                                     * without drafts */
             memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
             mp_sequence_wipe(seq, &engine->cache, step->rows + step->drafts, copy);
             seq->speculation_off = true;

@@ -125,7 +125,7 @@ static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
     mp_prefix_give(cache, seq->blocks[seq->block_count]);
 }
 
-/* Releases window parts of blocks that no row at `position` or later sees. */
+/* Unrefs the blocks whose window parts no row at `position` or later sees. */
 static void unref_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t position) {
     int first = mp_kv_first_seen(&cache->kv.group, position);
     for (; seq->seen_from < first; seq->seen_from++)
@@ -137,7 +137,7 @@ void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
     while (seq->block_count > 0) /* from the last to the first, as generation/prefix_cache.h requires */
         give_last(seq, cache);
     seq->seen_from = 0;
-    mp_draft_deinit(&seq->index, cache->kv.budget); /* rebuilt on demand */
+    mp_draft_deinit(&seq->index, cache->kv.budget); /* mp_draft_find rebuilds the index on demand */
     seq->cached = 0;
     seq->waits = false; /* the logits will be computed again */
     seq->chain = mp_prefix_begin(cache, seq->chain.tenant, seq->chain.variant);
@@ -148,10 +148,10 @@ void mp_sequence_group_drop(mp_sequence_group *group, mp_prefix_cache *cache) {
         mp_sequence_drop(&group->seqs[i], cache);
 }
 
-/* ---- reuse of published blocks
- * ------------------------------------------------------------------------------------- */
+/* ---- reuse of published blocks ----------------------------------------------------------------------------------- */
 
-/* Limits `end` to the blocks after which the sequence can continue. */
+/* Reduces `end` to the number of tokens after which the sequence can continue: the window parts that its next row sees
+ * must exist. */
 static int32_t reach(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
     int32_t first = (int32_t)seq->chain.count;
     if (cache->kv.window_bytes == 0 || first != seq->cached / MP_KV_BLOCK || end / MP_KV_BLOCK <= first)
@@ -161,7 +161,8 @@ static int32_t reach(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
            MP_KV_BLOCK;
 }
 
-/* Takes published blocks up to `end` tokens. A published block replaces the sequence's own incomplete one. */
+/* Lets a sequence continue after published blocks, up to `end` cached tokens. A published block replaces the sequence's
+ * own incomplete block. */
 static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
     int32_t before = seq->cached, first = (int32_t)seq->chain.count;
     end = reach(seq, cache, end);
@@ -235,7 +236,7 @@ static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache
     bool copied = first->cached % MP_KV_BLOCK && mp_prefix_copy(cache, first->blocks[full], &last, NULL) == MP_OK;
     int32_t cached = copied ? first->cached : full * MP_KV_BLOCK;
     int from = mp_kv_first_seen(&cache->kv.group, cached);
-    if (from < full && from < first->seen_from) /* only if the copy failed */
+    if (from < full && from < first->seen_from) /* this happens only if mp_prefix_copy failed */
         return false;
     for (int b = 0; b < full; b++) {
         seq->blocks[b] = first->blocks[b];
@@ -259,8 +260,7 @@ void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache) {
     }
 }
 
-/* ---- own blocks
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- own blocks -------------------------------------------------------------------------------------------------- */
 
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error) {
     int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
@@ -278,8 +278,7 @@ mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows
     return MP_OK;
 }
 
-/* ---- drafts
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- drafts ------------------------------------------------------------------------------------------------------ */
 
 static bool is_among(const int32_t *ids, int n, int32_t id) {
     for (int i = 0; i < n; i++)
@@ -295,7 +294,7 @@ void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculatio
     mp_sequence_group *group = item->state;
     mp_sequence *seq = &group->seqs[choice];
     mp_draft *draft = &seq->draft;
-    /* the completion keeps no token after the last one allowed, or after the last position: verify no rows for them */
+    /* draft no tokens beyond max_tokens or the end of the context: the completion could not keep them */
     int most = least(request->n_prompt + request->sampling.max_tokens - 1, model->context) - seq->count;
     most = least(most, MP_DRAFT_MOST);
     draft->count = 0;

@@ -1,5 +1,5 @@
 /* decoder/sequence.h: the completions of a request as a decoder's engine sees them: sequences of tokens, and the KV
- * blocks of the computed ones. The worker's thread only.
+ * blocks of the computed tokens. Only the worker's thread uses them.
  *
  * Every complete block is published (generation/prefix_cache.h). Before a step, a sequence whose next block is
  * published takes it instead of computing it: after admission, after a restart, and also in the middle of a prompt if
@@ -19,13 +19,14 @@ typedef struct mp_sequence {
     int32_t count, cached;
     uint32_t *blocks; /* [block_count] */
     int block_count, block_capacity;
-    int seen_from; /* first block whose window part it still sees */
-    mp_prefix_chain chain; /* its published blocks: all complete ones, unless the chain is closed */
+    int seen_from; /* index of the first block whose window part the sequence still sees */
+    mp_prefix_chain chain; /* published blocks of the sequence: all its complete blocks, unless the chain is closed */
     mp_history history;
     mp_stream stream;
     mp_draft_index index;
     mp_draft draft;    /* draft tokens to follow `tokens` */
-    float *kept; /* [vocab] logits of the last token while it waits for its mask; NULL: the request has no masks */
+    float *kept; /* [vocab] logits of the last token while the sequence waits for its mask; NULL: the request has no
+                  * masks */
     bool waits;        /* the last token was computed, but the mask for the next one is not set yet */
     bool speculation_off; /* a draft led to NaN or infinity: no more drafts */
     bool active, done; /* completions after the first become active after the prefill */
@@ -33,19 +34,20 @@ typedef struct mp_sequence {
 
 typedef struct mp_sequence_group { /* state of an item */
     mp_budget *budget;
-    uint64_t charged; /* bytes of all of this except blocks, at the maximum length of the completions */
+    uint64_t charged; /* bytes of the group and its sequences, without KV blocks, at the maximum length of the
+                       * completions */
     int n;
     struct mp_request_images *images; /* or NULL (decoder/images.h) */
-    int32_t read; /* prompt tokens that the first sequence has had in the cache at any time */
+    int32_t read; /* largest number of prompt tokens that the first sequence has ever had in the cache */
     bool penalties;
     int32_t *barred;        /* ids barred before min_tokens: end tokens and stop ids */
-    int n_barred, n_always; /* the first n_always of them are always barred */
+    int n_barred, n_always; /* number of barred ids; the first n_always ids are barred in the whole completion */
     float *kept;            /* [n, vocab] logits of all sequences, or NULL */
     mp_sequence seqs[];
 } mp_sequence_group;
 
-/* Returns true if the sequences of a request use the long rotary table. It depends on the maximum length, so it never
- * changes. */
+/* Returns true if the sequences of a request use the long rotary table. The result depends on the maximum length of the
+ * sequence, so it never changes for a request. */
 static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_request *request) {
     return model->long_from > 0 && (int64_t)request->n_prompt + request->sampling.max_tokens > model->long_from;
 }
@@ -55,13 +57,14 @@ mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cac
                                    mp_sequence_group **group, mp_error *error);
 void mp_sequence_group_destroy(mp_sequence_group *group); /* must hold no blocks */
 void mp_sequence_group_drop(mp_sequence_group *group,
-                            mp_prefix_cache *cache); /* gives all blocks back; everything is computed again */
+                            mp_prefix_cache *cache); /* drops all KV blocks; all tokens must be computed again */
 
-/* Lets the prefilling sequences of an item continue after published blocks, and adds the tokens to `cached_tokens`. If
- * logits of the whole prompt are wanted, the first sequence skips only tokens whose logits it has already computed. */
+/* Lets the prefilling sequences of an item continue after published blocks, and adds the reused prompt tokens to
+ * request->cached_tokens. If logits of the whole prompt are wanted, the first sequence skips only tokens whose logits
+ * it has already computed. */
 void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache);
-/* After the prefill: shares the first sequence's blocks with the others. If there is no memory to copy the last,
- * incomplete block, they compute the rest themselves. */
+/* After the prefill: activates the other sequences and shares the first sequence's blocks with them. If there is no
+ * memory to copy the last, incomplete block, the other sequences compute the rest of the prompt themselves. */
 void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache);
 /* Records that `rows` more rows of a sequence were computed. Publishes the completed blocks, unless `sound` is false:
  * their inputs may be corrupted. */
@@ -73,7 +76,8 @@ void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculatio
 /* Zeroes the KV slots of the next `rows` rows. zeros [head_dim] */
 void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros);
 
-/* Takes blocks for `rows` more rows. Reduces *rows to the number that fits if blocks run out. */
+/* Takes blocks for `rows` more rows. If memory is exhausted, returns the error and reduces *rows to the rows that fit
+ * into the blocks taken so far. */
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error);
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache);
 

@@ -3,12 +3,13 @@
 
 #include <string.h>
 
-/* Limits a search: texts crafted to collide are computed twice instead. */
+/* Maximum slots that a search probes. Where texts crafted to collide fill these slots, identical texts are computed
+ * again. */
 enum { PROBES = 16 };
 
 typedef struct mp_dedup_slot {
     int text;   /* index of the computed text, plus 1; 0: empty */
-    int served; /* texts that share its result, itself included */
+    int served; /* number of texts that share its result, this text included */
 } mp_dedup_slot;
 
 typedef struct mp_dedup_result {
@@ -109,7 +110,7 @@ bool mp_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint6
     for (uint32_t i = 1; i <= dedup->count; i++) {
         const mp_dedup_result *result = &dedup->recent[(dedup->next + dedup->capacity - i) % dedup->capacity];
         if (now_ns - result->at_ns > dedup->keep_ns)
-            return false; /* all others are older */
+            return false; /* the remaining results are older */
         if (!identical(&result->text, text))
             continue;
         memcpy(text->out, result->text.out, (size_t)text->dimensions * sizeof(float));

@@ -8,7 +8,7 @@
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Columns of the widest scratch rows: queries, keys and values; scores of latents; normed outputs of half a layer. */
+/* Columns of the widest scratch rows: queries, keys and values; scores of latents; normed outputs of a sublayer. */
 static int32_t wide(const mp_encoder *model) {
     const int32_t latents = model->latent.heads * model->latent.count;
     const int32_t most = latents > model->qkv_width ? latents : model->qkv_width;
@@ -145,7 +145,7 @@ static void add_attended(const pass *p, const mp_transformer_layer *layer) {
     mp_row_meet(&p->context);
 }
 
-/* Experts add to the residual stream while they read all rows, so they read from a copy. */
+/* Experts add to the residual stream, so they must not read their input from it: they read a copy of the rows. */
 static void experts_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
     const int64_t n = p->model->hidden;
     float *const sum = p->rows.x, *const mixed = p->rows.mixed;
@@ -157,7 +157,7 @@ static void experts_half(const pass *p, const mp_encoder_layer *layer, const flo
     mp_experts_forward(layer->experts, p->context.thread, mixed, p->rows.M, 1, p->context.acts, p->thread_scratch, sum);
 }
 
-/* Post-norm: norms follow the residual additions, so each half reads the residual stream directly. */
+/* Post-norm: norms follow the residual additions, so each sublayer reads the residual stream directly. */
 static void layer_post_norm(const pass *p, const mp_encoder_layer *layer) {
     const mp_transformer_rows *rows = &p->rows;
     const int64_t n = p->model->hidden, at = p->row0 * n, floats = (p->row1 - p->row0) * n;
@@ -183,7 +183,8 @@ static void layer_post_norm(const pass *p, const mp_encoder_layer *layer) {
     mp_row_meet(&p->context);
 }
 
-/* A layer without a first norm (ModernBERT's first, whose input is normed) reads the residual stream directly. */
+/* Pre-norm: norms precede the sublayers. A layer without attention norm (ModernBERT's first layer, whose input is
+ * already normed) reads the residual stream directly. */
 static void layer_pre_norm(const pass *p, const mp_encoder_layer *layer) {
     mp_transformer_before(&p->context, &layer->base, &p->rows);
     rotate_and_attend(p, &layer->base);
@@ -249,7 +250,8 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, const m
     if (model->flags & MP_ENCODER_INPUT_TWICE)
         p.input = mp_scratch_take(&at, rows * (size_t)model->hidden);
     mp_row_span *spans = mp_scratch_take(&at, (size_t)M * sizeof *spans);
-    for (int t = 0; t < count && thread->index == 0; t++) /* other threads read it after the first barrier */
+    for (int t = 0; t < count && thread->index == 0; t++) /* only thread 0 writes `spans`; the others read it after the
+                                                           * first barrier */
         spans[t] = (mp_row_span){.row0 = texts[t].row, .rows = texts[t].n};
     p.context.spans = spans;
     p.context.acts = at;

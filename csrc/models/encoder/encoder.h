@@ -12,11 +12,11 @@
 
 typedef struct mp_encoder_layer {
     mp_transformer_layer base; /* MP_ENCODER_POST_NORM: norms follow the residual additions. q_norm, k_norm: [head_dim];
-                                * over all heads together with MP_ENCODER_QUERY_NORMS */
-    mp_experts *experts;       /* NULL, or experts instead of base.mlp */
+                                * with MP_ENCODER_QUERY_NORMS, one norm over all heads */
+    mp_experts *experts;       /* used instead of base.mlp, or NULL */
     float *experts_bias;       /* [hidden] added to the experts' sum, or NULL */
-    mp_norm input_norm;        /* MP_ENCODER_INPUT_TWICE: [hidden] norm of the first half's output plus the layer's
-                                * input */
+    mp_norm input_norm;        /* MP_ENCODER_INPUT_TWICE: [hidden] norm of the sum of the attention sublayer's result
+                                * and the layer's input */
 } mp_encoder_layer;
 
 typedef struct mp_encoder {
@@ -29,35 +29,37 @@ typedef struct mp_encoder {
     mp_compute compute;
     int32_t hidden, ffn, layer_count, vocab, context;
     mp_attention attention;
-    int32_t q_width, kv_width, qkv_width; /* width of all heads' queries; of keys; of queries, keys and values */
+    int32_t q_width, kv_width, qkv_width; /* columns of the queries of all heads; of the keys; of queries, keys and
+                                           * values together */
     int32_t experts, experts_used;        /* 0: no experts */
     int32_t experts_every;                /* layers 1, 1 + experts_every, ... have experts */
     mp_routing routing;
     float eps;
     mp_act act;
     mp_embedding embedding;
-    int32_t token_types;  /* 1; or 2: the second text of a pair has type 1 */
+    int32_t token_types;  /* 1, or 2 if the second text of a pair has token type 1 */
     float *position_bias; /* owned; attention.bias points to it */
     mp_norm output_norm;  /* [hidden] norm after the last layer */
-    mp_rope rope[2];      /* layers with full attention; layers with a window */
+    mp_rope rope[2];      /* [0]: layers with full attention; [1]: layers with a window; if rope[1].dim is 0, they use
+                           * rope[0] */
     mp_encoder_layer *layers;
     mp_latent_attention latent; /* MP_ENCODER_LATENTS; else zeros */
     mp_head head;
-    _Atomic uint64_t token_ns; /* running mean: ns per token on one thread */
+    _Atomic uint64_t token_ns; /* running mean of the time of a step per token, in ns */
 } mp_encoder;
 
 typedef struct mp_encoder_text { /* one text of a group */
     const int32_t *ids;          /* [n] */
     int32_t n, row;              /* length; first row in the group */
     int32_t skip;
-    int32_t second; /* first token of the second text of a pair; n: not a pair */
+    int32_t second; /* index of the first token of the second text of a pair; n: not a pair */
     int32_t dimensions;
     bool normalize, want_tokens, finite;
     float *out;      /* [dimensions], or [n, hidden] when want_tokens */
     uint64_t key[2]; /* see encoder/dedup.h */
 } mp_encoder_text;
 
-/* Scratch bytes for a group of M rows whose longest text has T tokens: once per group, and once per thread. */
+/* Bytes of scratch per group of M rows, and per thread for texts of up to T tokens. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M);
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T);
 /* Compute a group. Call on all threads of the region with the same group and group scratch, each with its own thread

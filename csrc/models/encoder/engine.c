@@ -138,8 +138,8 @@ static mp_status make_lists(mp_encoder_engine_state *engine, int texts, mp_error
     return mp_dedup_begin(&engine->dedup, texts, error);
 }
 
-/* True if the last text of the list, at `index`, need not be computed: its vector is known, or another text shares
- * it. */
+/* Returns true if the text at `index`, the last of the list, need not be computed: a recent result was copied to it, or
+ * it shares the vector of an earlier text. */
 static bool is_known(mp_encoder_engine_state *engine, int index, int owner, uint64_t now_ns) {
     mp_encoder_text *text = &engine->texts[index];
     if (text->want_tokens)
@@ -195,7 +195,8 @@ static mp_status collect(mp_encoder_engine_state *engine, const mp_plan *plan, u
     return MP_OK;
 }
 
-/* Copy computed vectors to the texts that share them. whole: also keep them as recent results. */
+/* Copy computed vectors to the texts that share them. If `whole` (the model files are intact), also keep the vectors as
+ * recent results. */
 static void share_results(mp_encoder_engine_state *engine, int texts, uint64_t now_ns, bool whole) {
     for (int c = 0; c < engine->copy_count; c++) {
         const mp_encoder_text *text = &engine->texts[engine->copies[c].text];

@@ -12,7 +12,7 @@ typedef struct mp_latent_attention_run {
     const float *latents; /* [count, hidden], normed */
     int32_t size;         /* head size */
     uint8_t *scratch;     /* [threads][bytes] */
-    size_t bytes;         /* scratch of a thread */
+    size_t bytes;         /* bytes of scratch per thread */
     mp_progress *progress;
     _Atomic int next;
 } mp_latent_attention_run;
@@ -64,7 +64,7 @@ static mp_status read_vector(const mp_weights *weights, const char *name, int64_
     return MP_OK;
 }
 
-/* [count, hidden] after their own norm. */
+/* Read the latents [count, hidden] and norm them. norm: scratch, [2, hidden]. */
 static mp_status read_latents(const mp_latent_attention *latent, const mp_weights *weights, float *out, float *norm,
                               mp_error *error) {
     const int64_t D = latent->hidden, shape[2] = {latent->count, D};

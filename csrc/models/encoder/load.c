@@ -157,7 +157,7 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
         MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &embedding->positions, error));
         builder->parameters += mp_tensor_items(&embedding->positions);
     }
-    /* GGUF files may omit the table when it was folded into the other embeddings */
+    /* GGUF files may omit the token-type table if it was folded into the other embeddings */
     if (model->flags & MP_ENCODER_TOKEN_TYPES && mp_weights_has(weights, "token_types.weight")) {
         mp_tensor types;
         MP_TRY(mp_weights_get(weights, "token_types.weight", 2, any, &types, error));
@@ -210,7 +210,8 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
     return MP_OK;
 }
 
-/* Read a layer's experts, without gates or biases of their own, in place of its MLP. */
+/* Read the experts that replace a layer's MLP, if it has any: they have no gates, and one bias for all experts
+ * together. */
 static mp_status read_layer_experts(mp_encoder *model, mp_builder *builder, mp_encoder_layer *layer, int index,
                                     mp_error *error) {
     char bias[64];
@@ -296,15 +297,16 @@ static mp_status make_position_bias(mp_encoder *model, mp_budget *budget, mp_err
 }
 
 /* Choose the fastest compute type whose vectors keep a cosine of 0.9999 to fp32: bf16 (0.99996 at worst) where the CPU
- * multiplies it, else fp32. int8 only reaches 0.995. Quantised weights are dequantised first. Pre-norm models never
- * norm the residual stream, so rounding accumulates: seeded networks of 22 such layers reached 0.9993. Those published
- * in fp32 are computed in fp32; the others were trained in 16 bits. */
+ * has bf16 products, else fp32. int8 only reaches 0.995. Quantised weights are dequantised first. Pre-norm models never
+ * norm the residual stream, so rounding accumulates: seeded networks of 22 such layers reached 0.9993. Pre-norm models
+ * with more than FEW_LAYERS layers are therefore computed in fp32 if they were published in fp32; the others were
+ * trained in 16 bits. */
 static mp_compute compute_type_for(mp_compute asked, const mp_spec *spec) {
     enum { FEW_LAYERS = 12 };
     char deepest[64];
     if (asked != MP_COMPUTE_AUTO)
         return asked;
-    snprintf(deepest, sizeof deepest, "blk.%d.ffn_norm.weight", FEW_LAYERS); /* pre-norm layers only */
+    snprintf(deepest, sizeof deepest, "blk.%d.ffn_norm.weight", FEW_LAYERS); /* exists only in pre-norm layers */
     if (mp_spec_find_tensor(spec, deepest)) {
         const mp_tensor_entry *up = mp_spec_find_tensor(spec, "blk.0.ffn_up.weight");
         if (up && up->dtype == MP_F32)
@@ -383,7 +385,7 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
             if (__builtin_mul_overflow(items, entry->shape[d], &items))
                 items = INT64_MAX / 64;
         if (strncmp(entry->name, "latent.to_", 10) == 0)
-            continue; /* only its products are packed */
+            continue; /* only the products of these tensors are packed */
         if (mp_expert_owns(entry->name))
             continue; /* experts stay in the file */
         if (strncmp(entry->name, "blk.", 4) == 0 || strncmp(entry->name, "latent.ffn_", 11) == 0)

@@ -11,8 +11,9 @@ static uint32_t slot_of(const mp_draft_index *index, const int32_t *end, int run
     return (uint32_t)(hash >> 32) & (index->capacity - 1);
 }
 
-/* Keeps at least six slots for each token, which has two runs, up to MAX_SLOTS slots; beyond that, new runs overwrite
- * old ones. */
+/* Grows the table to at least six slots per token (each token ends two runs), up to MAX_SLOTS. Growing clears the
+ * index, so the caller indexes all tokens again. At MAX_SLOTS, new runs overwrite old runs. Returns false if memory is
+ * exhausted. */
 static bool reserve_slots(mp_draft_index *index, mp_budget *budget, int32_t count) {
     uint32_t capacity = index->capacity ? index->capacity : MIN_SLOTS;
     while (capacity < MAX_SLOTS && (uint64_t)capacity < 6 * (uint64_t)count)
@@ -38,7 +39,7 @@ static int32_t look_up(const mp_draft_index *index, const int32_t *tokens, int32
         return 0;
     int32_t end = (int32_t)index->ends[slot_of(index, tokens + count, run)];
     size_t bytes = (size_t)run * sizeof *tokens;
-    /* runs of both lengths share the slots */
+    /* compare tokens: runs of both lengths, and runs with equal hashes, share the slots */
     return end >= run && memcmp(tokens + end - run, tokens + count - run, bytes) == 0 ? end : 0;
 }
 
@@ -47,7 +48,7 @@ int mp_draft_find(mp_draft_index *index, mp_budget *budget, const int32_t *token
     *run = 0;
     if (!reserve_slots(index, budget, count))
         return 0;
-    /* index all runs except those at the end, which no token follows yet */
+    /* index all runs except those that end the sequence: no token follows them yet */
     for (; index->count < count; index->count++)
         for (int n = MP_DRAFT_SHORT; n <= MP_DRAFT_LONG; n++)
             if (index->count >= n)
@@ -59,7 +60,7 @@ int mp_draft_find(mp_draft_index *index, mp_budget *budget, const int32_t *token
         return 0;
     while (*run < MP_DRAFT_RUN && *run < end && tokens[end - 1 - *run] == tokens[count - 1 - *run])
         ++*run;
-    /* beyond the end of the sequence the draft continues with itself: a repetition goes on repeating */
+    /* past the end of the sequence, copy the draft's own tokens: the sequence is repeating itself */
     for (int i = 0; i < most; i++)
         draft[i] = end + i < count ? tokens[end + i] : draft[end + i - count];
     return most;

@@ -8,7 +8,7 @@ void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget)
     cache->k_bytes = mp_kv_bytes(group->dtype, group->k_dim);
     cache->v_bytes = mp_kv_bytes(group->dtype, group->v_dim);
     size_t layer = (size_t)group->heads * (cache->k_bytes + cache->v_bytes);
-    /* an id has memory even if all layers are windowed */
+    /* never 0: a block in use has memory even if all layers are windowed */
     cache->block_bytes = group->layers > 0 ? (size_t)group->layers * layer : MP_KV_BLOCK;
     cache->window_bytes = (size_t)group->window_layers * layer;
 }
@@ -88,7 +88,7 @@ static mp_status grow(mp_kv_cache *cache, mp_error *error) {
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* Takes an id without memory: an emptied one, or a new one. */
+/* Returns an id without memory: one whose memory was released, or a new id. */
 static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
     if (cache->empty_count > 0) {
         *id = cache->empty_ids[--cache->empty_count];
@@ -106,7 +106,7 @@ static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
     return MP_OK;
 }
 
-/* Takes an id with memory, but without its window part. */
+/* Returns an id with block memory but without a window part: that of a free block, or of a newly allocated block. */
 static mp_status take_block(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
     if (cache->free_count > 0) {
         *id = cache->free_ids[--cache->free_count];
@@ -141,7 +141,8 @@ mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
         cache->free_ids[cache->free_count++] = *id;
         return status;
     }
-    /* attention reads and masks slots beyond the end of a sequence: they must be finite */
+    /* zero the block: attention reads slots beyond the end of a sequence before it masks them, so they must be
+     * finite */
     memset(cache->memory[*id], 0, cache->block_bytes);
     cache->references[*id] = 1;
     return MP_OK;

@@ -5,20 +5,22 @@
  *
  *   block memory:  layer 0: head 0 [K block][V block] as kernels.h has them  head 1 ...   layer 1: ...
  *
- * Layers with a sliding window have memory of their own, the window part of a block. It is released as soon as no
- * sequence sees the block through its window, so the window bounds the memory of these layers. `layer` counts the full
- * layers first, then the window layers. The number of sequences that see a part is counted apart from the references.
+ * Layers with a sliding window have memory of their own, the window part of a block. The part can be released as soon
+ * as no sequence sees the block through its window, so the window bounds the memory of these layers. `seen` counts the
+ * sequences that see a window part; `references` counts the references to the block. The argument `layer` counts the
+ * full layers first, then the window layers.
  *
- * Memory is charged to the budget when it is allocated, and kept for reuse until it is released. One thread at a time.
- * generation/prefix_cache.h owns this cache and finds blocks by their contents. */
+ * Memory is charged to the budget when it is allocated. Free blocks and unused window parts keep their memory for reuse
+ * until mp_kv_release. One thread at a time. generation/prefix_cache.h owns this cache and finds blocks by their
+ * contents. */
 #ifndef MP_MODELS_GENERATION_KV_CACHE_H
 #define MP_MODELS_GENERATION_KV_CACHE_H
 
 #include "base/alloc.h"
 #include "kernels/kernels.h"
 
-/* Returns the type of keys and values: fp32 for models that compute in fp32 only, otherwise integers of 13 and 12
- * bits. */
+/* Returns the type of keys and values: fp32 for models that compute in fp32 only, otherwise integers of 13 bits (keys)
+ * and 12 bits (values). */
 static inline mp_dtype mp_kv_dtype(bool is_float32) { return is_float32 ? MP_F32 : MP_I16; }
 
 typedef struct mp_kv_group {
@@ -31,14 +33,14 @@ typedef struct mp_kv_group {
 
 typedef struct mp_kv_cache {
     mp_kv_group group;
-    size_t k_bytes, v_bytes; /* bytes of one layer and head in a block */
+    size_t k_bytes, v_bytes; /* bytes of the keys, and of the values, of one layer and head in a block */
     size_t block_bytes, window_bytes; /* bytes of a block without its window part, and of the window part; 0 = no window
                                        * part */
     uint64_t bytes;                   /* charged to the budget */
     mp_budget *budget;
     void **memory;        /* [blocks] */
     uint32_t *references; /* [blocks]; 0 = free */
-    void **window_memory; /* [blocks]; NULL = released. Without window layers all three window lists are NULL */
+    void **window_memory; /* [blocks]; NULL = released. Without window layers, this list, `seen` and `spare` are NULL */
     uint32_t *seen;       /* [blocks] number of sequences whose sliding window reaches the window part */
     void **spare;         /* [spare_count] unused window parts */
     uint32_t *free_ids;   /* [free_count] free ids whose memory is kept */
@@ -53,24 +55,26 @@ void mp_kv_deinit(mp_kv_cache *cache);
  * MEMORY_EXHAUSTED when the budget or the system refuses. */
 mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error);
 void mp_kv_share(mp_kv_cache *cache, uint32_t id); /* adds a reference */
-void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; at 0 the block is free, and `seen` must
-                                                    * be 0 */
-/* mp_kv_forget releases the window part of a block. mp_kv_move makes it the window part of block `id`, which must have
- * none. `seen` of both blocks must be 0. */
+void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; the last drop frees the block, whose `seen`
+                                                    * must then be 0 */
+/* mp_kv_forget removes the window part of a block and keeps it as a spare. mp_kv_move moves the window part of block
+ * `from` to block `id`, which must have none. `seen` must be 0 for each of these blocks. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id);
 void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id);
-/* Returns the memory of an unused window part, or else of a free block, to the budget and to the system. (Each is an
- * allocation of its own; from 256 KiB up it is a mapping of its own.) Returns its bytes; 0: none. */
+/* Returns the memory of an unused window part, or else of a free block, to the budget and to the system. (Each part or
+ * block is a separate allocation, from 256 KiB on a separate mapping.) Returns the bytes released; 0 if there was
+ * nothing to release. */
 size_t mp_kv_release(mp_kv_cache *cache);
-/* Releases all of them, and the tables if no block is left. Returns bytes. */
+/* Releases all unused window parts and free blocks, and the tables if no block has memory any more. Returns the bytes
+ * released. */
 uint64_t mp_kv_trim(mp_kv_cache *cache);
 
 /* Returns true if the block has its window part, or the cache has no window layers. */
 static inline bool mp_kv_has_window(const mp_kv_cache *cache, uint32_t id) {
     return cache->window_bytes == 0 || cache->window_memory[id];
 }
-/* Returns the index of the first block that a row at `position` sees through the window. The row needs all blocks from
- * there on. */
+/* Returns the index of the first block that a row at `position` sees through the window. The row needs this block and
+ * all later ones. */
 static inline int mp_kv_first_seen(const mp_kv_group *group, int64_t position) {
     int64_t oldest = position - group->window + 1;
     return group->window > 0 && oldest > 0 ? (int)(oldest / MP_KV_BLOCK) : 0;

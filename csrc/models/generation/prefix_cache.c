@@ -23,7 +23,7 @@ void mp_prefix_deinit(mp_prefix_cache *cache) {
     *cache = (mp_prefix_cache){0};
 }
 
-/* Single writer; readers on any thread. */
+/* Adds `more` to a counter. Only the worker's thread writes counters; any thread may read them. */
 static void count(_Atomic uint64_t *counter, int64_t more) {
     uint64_t now = atomic_load_explicit(counter, memory_order_relaxed);
     atomic_store_explicit(counter, now + (uint64_t)more, memory_order_relaxed);
@@ -41,8 +41,8 @@ static uint64_t fold(uint64_t a, uint64_t b) { /* XOR of both halves of the 128-
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Each half of the key depends on both halves of the previous key and on both words: a zero factor in one half loses no
- * information in the other. */
+/* Each half of the key depends on both halves of the previous key and on both words. If a factor in one half is zero,
+ * the other half still depends on all inputs. */
 static mp_prefix_key mix(mp_prefix_key key, uint64_t x, uint64_t y) {
     return (mp_prefix_key){
         .a = fold(key.a ^ x ^ 0xA0761D6478BD642Fu, key.b ^ y ^ 0xE7037ED1A0B428DBu),
@@ -88,7 +88,7 @@ static void unlist(mp_prefix_cache *cache, uint32_t id) {
     cache->idle--;
 }
 
-/* The same list for window parts. */
+/* Like list_newest, for the list of idle window parts. */
 static void list_window(mp_prefix_cache *cache, uint32_t id) {
     mp_prefix_block *block = &cache->known[id];
     block->window_older = cache->window_newest;
@@ -107,8 +107,8 @@ static void unlist_window(mp_prefix_cache *cache, uint32_t id) {
     cache->window_idle--;
 }
 
-/* Returns true if the block's window part is in the idle list: it exists and no sequence sees it. Only for published
- * blocks. */
+/* Returns true if the block's window part is in the idle list: it exists and no sequence sees it. The block must be
+ * published. */
 static bool is_window_idle(const mp_prefix_cache *cache, uint32_t id) {
     const mp_kv_cache *kv = &cache->kv;
     return kv->window_bytes && kv->window_memory[id] && kv->seen[id] == 0;
@@ -142,8 +142,8 @@ static bool is_published(const mp_prefix_cache *cache, uint32_t id) {
     return id < cache->capacity && cache->known[id].published;
 }
 
-/* Evicts the oldest idle window part or the oldest idle block, from the longer list. Window parts of blocks in use, or
- * with successors, are evictable too. */
+/* Evicts the oldest entry of the longer list: of idle window parts or of idle blocks. A window part can be evicted even
+ * if its block is in use or has successors. Returns false if both lists are empty. */
 static bool evict(mp_prefix_cache *cache) {
     if (cache->window_idle > cache->idle)
         evict_window(cache, cache->window_oldest);
@@ -173,8 +173,8 @@ mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) 
         mp_status status = mp_kv_take(&cache->kv, id, &refused);
         if (status == MP_OK)
             return MP_OK;
-        /* Unused memory of the other kind can pay for the refused allocation. Keep one spare window part, which the new
-         * block needs. Keep one free block, in case its window part was refused. */
+        /* Spare window parts can pay for a refused block, and free blocks for a refused window part. Keep one of each:
+         * the next attempt needs it. */
         const mp_kv_cache *kv = &cache->kv;
         if (evict(cache) || ((kv->spare_count > 1 || kv->free_count > 1) && mp_kv_release(&cache->kv) > 0))
             continue;
@@ -300,7 +300,7 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
     return end > chain->count ? end - chain->count : 0;
 }
 
-/* Grows the tables to the number of block ids. */
+/* Grows the tables to the capacity of the KV cache. Returns false if memory is exhausted. */
 static bool grow(mp_prefix_cache *cache) {
     uint32_t capacity = cache->kv.capacity;
     if (cache->capacity >= capacity)

@@ -3,24 +3,26 @@
  *
  * When all MP_KV_BLOCK tokens of a block have been computed, its sequence publishes it. The key of a block is a 128-bit
  * hash of its predecessor's key and its tokens; the key of a first block starts from a seed (model, compute type, cache
- * type) and the tenant. A key only leads to a candidate. It matches if tenant, predecessor (the block itself, not its
- * key) and tokens are equal, so a collision costs time and never gives a wrong text.
+ * type), the tenant and the variant. A key only selects candidates. A candidate matches if its tenant, variant,
+ * predecessor (the block itself, not its key) and tokens are equal, so a hash collision costs time but never gives a
+ * wrong text.
  *
  *   references of a block = sequences that hold it + 1 when it is published
  *
- *   taken --publish--> published, in use --last sequence gives it--> published, idle --evict--> free
+ *   taken --publish--> published, in use --last sequence drops it--> published, idle --evict--> free
  *                            ^------------------- find ---------------------'
  *
- * Idle blocks form a list by time of last use; the oldest is evicted first. A sequence holds all blocks before its last
- * block, and gives them back from the last to the first. So in the list a block precedes its predecessor, and leaves
- * are evicted first.
+ * Idle blocks form a list by time of last use; the oldest is evicted first. A sequence that holds a block also holds
+ * all its predecessors, and drops its blocks from the last to the first. A block is therefore older in the list than
+ * its predecessor, and blocks without successors are evicted first.
  *
- * Window parts (generation/kv_cache.h) have such a list of their own: the part of a published block that no sequence
- * sees stays until its memory is needed. A sequence can continue after n blocks only if the window parts that its next
- * row sees still exist; mp_prefix_reach checks this.
+ * Idle window parts (generation/kv_cache.h) form a second list: if no sequence sees the window part of a published
+ * block, the part stays until its memory is needed. A sequence can continue after n blocks only if the window parts
+ * that its next row sees still exist; mp_prefix_reach checks this.
  *
- * Idle blocks are available memory: taking a block, or a shrink, evicts them. Apart from that at most `percent` of the
- * budget's limit is idle. One thread at a time, except for the counters. */
+ * Idle blocks count as available memory: mp_prefix_take and mp_prefix_shrink evict them on demand. In addition, idle
+ * blocks and window parts take at most `percent` % of the budget's limit. One thread at a time, except for the
+ * counters. */
 #ifndef MP_MODELS_GENERATION_PREFIX_CACHE_H
 #define MP_MODELS_GENERATION_PREFIX_CACHE_H
 
@@ -37,7 +39,7 @@ typedef struct mp_prefix_block { /* the published state of a block id */
     mp_prefix_key key;
     uint32_t parent, tenant;
     bool variant;
-    uint32_t children;     /* published blocks that follow it */
+    uint32_t children;     /* number of published blocks whose parent is this block */
     uint32_t next;         /* next block in the same hash bucket */
     uint32_t older, newer; /* neighbours in the idle list */
     uint32_t window_older, window_newer; /* neighbours in the list of idle window parts */
@@ -58,50 +60,54 @@ typedef struct mp_prefix_cache {
 } mp_prefix_cache;
 
 typedef struct mp_prefix_chain { /* the published blocks at the start of a sequence */
-    uint32_t count, last;        /* their number; the last of them */
+    uint32_t count, last;        /* number of these blocks; id of the last one */
     uint32_t tenant;
-    bool variant;       /* one of two ways to compute a sequence (LongRoPE), which share no block */
-    bool closed;        /* nothing more can be published or found */
+    bool variant;       /* LongRoPE: uses the long rotary table; sequences with different tables share no block */
+    bool closed;        /* no further block can be published or found */
     bool key_known;     /* `key` is valid: the key of the next block */
     mp_prefix_key key;
 } mp_prefix_chain;
 
-/* percent: see above; 0 = blocks are only counted, never published. */
+/* percent: limit of idle memory, see above; 0: blocks are reference-counted but never published. */
 void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_group *group, mp_budget *budget, uint32_t percent);
 /* Mixes a property that the contents of all blocks depend on into the seed. Call before the first publish. */
 void mp_prefix_seed(mp_prefix_cache *cache, const char *text);
 void mp_prefix_deinit(mp_prefix_cache *cache);
 
 /* Like mp_kv_take, _share and _give. mp_prefix_take evicts idle blocks if memory is short. A published block becomes
- * idle when its last sequence gives it. */
+ * idle when the last sequence that holds it drops it. */
 mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error);
 void mp_prefix_share(mp_prefix_cache *cache, uint32_t id);
 void mp_prefix_give(mp_prefix_cache *cache, uint32_t id);
-/* Adds or removes one sequence that sees the window part of a block it holds. mp_prefix_ref requires that the part
- * exists. Taking or publishing a block includes the ref; finding or sharing one does not. Unref a block before giving
- * it. No effect without window layers. */
+/* Increment or decrement the number of sequences that see the window part of a block. The sequence must hold the block;
+ * mp_prefix_ref also requires that the part exists. mp_prefix_take and mp_prefix_publish include the ref;
+ * mp_prefix_find and mp_prefix_share do not. Call mp_prefix_unref before mp_prefix_give. No effect without window
+ * layers. */
 void mp_prefix_ref(mp_prefix_cache *cache, uint32_t id);
 void mp_prefix_unref(mp_prefix_cache *cache, uint32_t id);
-/* Returns how many of the blocks after the chain, at most `most`, can be found and continued from. tokens [most *
- * MP_KV_BLOCK]. The caller must have a ref on all of its blocks from the first one that its next row sees. */
+/* Returns the number of published blocks after the chain, at most `most`, after which the sequence can continue: every
+ * window part that the next row would see exists. tokens [most * MP_KV_BLOCK]: the tokens after the chain. The caller
+ * must have a ref on each of its own blocks that its next row sees. */
 uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t most);
-/* Takes a block with the contents of `from` (all layers). */
+/* Takes a new block and copies all layers of block `from` into it. */
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
 
 mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, bool variant);
-/* Finds the block after the chain with these tokens [MP_KV_BLOCK]. On success *id becomes the chain's last block, with
- * a reference for the caller. After a miss the next call does not hash the same tokens again. */
+/* Finds the published block after the chain that holds these tokens [MP_KV_BLOCK]. If found, appends the block to the
+ * chain, sets *id to it with a reference for the caller, and returns true. After a miss, the next call must pass the
+ * same tokens, and does not hash them again. */
 bool mp_prefix_find(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t *id);
 /* Publishes *id, the caller's block after the chain, computed from these tokens [MP_KV_BLOCK]. No thread may write to
- * it any more. If an equal block is published already, gives *id back and sets *id to that block: same key, same bytes.
- * Closes the chain if memory is exhausted. */
+ * the block any more. If an equal block is published already, drops *id and sets *id to the published block, which has
+ * the same bytes. Closes the chain if memory is exhausted. */
 void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t *id);
-/* counts a sequence that continued after cached tokens */
+/* Counts one hit: a sequence reused `tokens` cached tokens. */
 void mp_prefix_count_hit(mp_prefix_cache *cache, uint32_t tokens);
 
-/* Returns free blocks, then idle blocks, to the budget and the system until at least `bytes` are released. Returns the
- * number of bytes. */
+/* Releases free blocks, then idle blocks, to the budget and the system until at least `bytes` bytes are released.
+ * Returns the bytes released. */
 uint64_t mp_prefix_shrink(mp_prefix_cache *cache, uint64_t bytes);
-uint64_t mp_prefix_trim(mp_prefix_cache *cache); /* releases all of them, and the tables if they are empty */
+uint64_t mp_prefix_trim(mp_prefix_cache *cache); /* releases all free and idle blocks, and the tables if no block is
+                                                  * published */
 
 #endif

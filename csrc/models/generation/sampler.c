@@ -148,14 +148,14 @@ static void apply_mask(const mp_sample_args *sample, float *logits, int32_t voca
     }
 }
 
-/* A weight is exp(logit), with the largest logit 0, computed by the kernels' exponential for equal bits on every
- * machine. Weights are summed in parts of PART ids, or RANK_PART ranks. */
+/* The weight of a token is exp(logit), after the largest logit was subtracted from all logits. The kernels' exponential
+ * gives the same bits on every machine. Weights are summed in parts of PART ids, or of RANK_PART sorted candidates. */
 enum { PART = 1024, RANK_PART = 64 };
 
 static int32_t part_end(int32_t begin, int32_t n, int32_t part) { return n - begin < part ? n : begin + part; }
 
-/* Returns the sum of all weights. parts: NULL, or [vocab / PART, rounded up]; then the weights replace the logits and
- * the sum of each part is stored. */
+/* Returns the sum of all weights. If parts [vocab / PART, rounded up] is not NULL, also replaces the logits by the
+ * weights and stores the sum of each part. */
 static double weigh(float *logits, int32_t vocab, double *parts) {
     double total = 0;
     for (int32_t i = 0; i < vocab; i += PART) {
@@ -187,8 +187,8 @@ static int32_t sample_along(const float *weights, const double *parts, int32_t v
     return last;
 }
 
-/* Returns the number of sorted candidates, out of n, whose summed weight reaches the goal; n + 1 if all of them do not.
- * *all (may be NULL): the sum. */
+/* Returns the smallest number of leading candidates whose weights sum to at least `goal`; n + 1 if all n candidates do
+ * not reach it. Sets *all (unless NULL) to the sum of the weights of these candidates. */
 static int reach(const mp_candidate *sorted, int n, double goal, double *all) {
     float weight[RANK_PART];
     double sum = 0;
@@ -214,15 +214,16 @@ static double sum_of(const mp_candidate *sorted, int n) {
     return sum;
 }
 
-/* Applies top_k and top_p and sorts the remaining candidates. Returns their number: the fewest whose probability
- * reaches top_p. */
+/* Applies top_k and top_p and sorts the remaining candidates. Returns their number: the smallest for which the
+ * probabilities sum to at least top_p. */
 static int keep_best(const mp_sampling *s, float *logits, int32_t vocab, mp_candidate *candidates) {
     if (s->top_k > 0 && s->top_k < vocab) {
         int n = select_best(logits, vocab, s->top_k, candidates);
         int keep = s->top_p < 1 ? reach(candidates, n, (double)s->top_p * sum_of(candidates, n), NULL) : n;
         return keep < n ? keep : n;
     }
-    /* top_p alone: usually few candidates remain, so select 256, and eight times as many until they suffice */
+    /* top_p without top_k usually keeps few candidates: select the best 256, then eight times as many until their
+     * weights reach the goal */
     double goal = (double)s->top_p * weigh(logits, vocab, NULL);
     for (int k = 256;; k = k < vocab / 8 ? 8 * k : vocab) {
         int n = select_best(logits, vocab, k < vocab ? k : vocab, candidates), keep = reach(candidates, n, goal, NULL);
@@ -248,17 +249,17 @@ int32_t mp_sample(const mp_sample_args *sample, float *logits, int32_t vocab, mp
 
     double u = mp_random_at(s->seed, sample->choice, sample->position);
     float floor = s->min_p > 0 ? (float)log((double)s->min_p) : -INFINITY;
-    if (!((s->top_k > 0 && s->top_k < vocab) || s->top_p < 1)) { /* no ranking needed: sample along the ids */
+    if (!((s->top_k > 0 && s->top_k < vocab) || s->top_p < 1)) { /* no ranking needed: sample in the order of ids */
         for (int32_t i = 0; i < vocab; i++)
             logits[i] = logits[i] >= floor ? logits[i] : -INFINITY;
-        double *parts = (double *)(void *)candidates; /* reuses the scratch: fewer parts than candidates */
+        double *parts = (double *)(void *)candidates; /* reuses the scratch of the candidates: there are fewer parts */
         double total = weigh(logits, vocab, parts);
         return sample_along(logits, parts, vocab, u * total);
     }
     int keep = keep_best(s, logits, vocab, candidates);
     while (keep > 1 && candidates[keep - 1].logit < floor)
         keep--;
-    /* strictly above u * sum, because u may be 0 */
+    /* the sum must exceed u * sum, but `reach` tests >= (u may be 0): raise the goal to the next double */
     int sampled = reach(candidates, keep, nextafter(u * sum_of(candidates, keep), INFINITY), NULL);
     return candidates[sampled <= keep ? sampled - 1 : keep - 1].id;
 }

@@ -26,7 +26,7 @@ mp_status mp_history_add(mp_history *history, int32_t id, bool prompt, mp_error 
 void mp_history_deinit(mp_history *history);
 size_t mp_history_bytes(uint32_t ids); /* bytes of a history with `ids` different ids */
 
-/* Scratch for one row: candidates, sorted. */
+/* A token that may be sampled. Callers provide an array of candidates as scratch. */
 typedef struct mp_candidate {
     float logit;
     int32_t id;
@@ -38,7 +38,7 @@ typedef struct mp_sample_args {
     int n_bias;
     const int32_t *bias_ids;
     const float *bias;
-    int n_barred; /* ids that must not be sampled now */
+    int n_barred; /* number of ids that must not be sampled at this position */
     const int32_t *barred;
     int mask_words;       /* 0: no mask */
     const uint32_t *mask; /* one bit for each id: 1 = allowed; ids beyond the words are not allowed */

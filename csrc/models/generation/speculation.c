@@ -1,10 +1,12 @@
 #include "models/generation/speculation.h"
 
-static const double MARGIN = 1.02;    /* minimum expected gain, because measurements are inexact */
-static const double TRIAL = 0.01;     /* share of the time that attempts may lose */
-static const double OPENING = 2;      /* steps that first attempts may lose in order to learn */
-static const double MOST_DRIFT = 0.2; /* limit per step: a single delayed step is not typical */
-static const double RESERVE = 8;      /* maximum number of steps saved up from earlier gains */
+static const double MARGIN = 1.02;    /* minimum expected speed-up by drafts, because measurements are inexact */
+static const double TRIAL = 0.01;     /* share of the decode time that unprofitable drafts may cost */
+static const double OPENING = 2;      /* initial balance, in decode steps: pays for the first attempts, before anything
+                                       * is measured */
+static const double MOST_DRIFT = 0.2; /* maximum drift taken from one step, so that one delayed step does not distort
+                                       * the estimates */
+static const double RESERVE = 8;      /* maximum balance, in decode steps */
 enum { TRIAL_RUN = MP_DRAFT_LONG, TRIAL_TOKENS = 3, FIRST = 4 };
 
 void mp_speculation_init(mp_speculation *s, mp_speculate mode) {
@@ -44,7 +46,8 @@ static double time_of(const mp_speculation *s, int sequences, int rows, double r
     return ns > base ? ns : base;
 }
 
-/* Verifies one short draft, the one with the longest match, if the balance allows it; drops all others. */
+/* Called when no draft is expected to pay. If the balance allows an attempt, keeps the draft with the longest match,
+ * cut to TRIAL_TOKENS, and drops all others; otherwise drops all drafts. */
 static void try_again(const mp_speculation *s, mp_draft **drafts, int n, int sequences, int room) {
     mp_draft *best = NULL;
     if (s->balance_ns > RESERVE / 2 * s->plain[sequences].ns)
@@ -87,7 +90,7 @@ void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequ
         next[likeliest] *= ++taken[likeliest] < draft->count ? odds_of(s, draft, taken[likeliest]) : 0;
         double now = tokens / time_of(s, sequences, rows + more, (double)row_ns);
         if (now <= rate)
-            continue; /* a further row may be almost free: a tile has several rows */
+            continue; /* try further rows: a kernel tile has several rows, so one more may be almost free */
         rate = now;
         pays = true;
         for (int g = 0; g < n; g++)
@@ -103,7 +106,7 @@ void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequ
 
 static void run_mean(float *mean, bool accepted, float weight) {
     *mean += ((accepted ? 1.0f : 0.0f) - *mean) * weight;
-    *mean = *mean > 0.001f ? *mean : 0.001f; /* 0 = unknown */
+    *mean = *mean > 0.001f ? *mean : 0.001f; /* stay above 0, which means unknown */
 }
 
 void mp_speculation_learn(mp_speculation *s, mp_draft *draft, int i, bool accepted) {
@@ -122,7 +125,8 @@ void mp_speculation_account(mp_speculation *s, int sequences, int checked, int a
     if (pace->seen < FIRST) { /* minimum of the first measurements: disturbances only lengthen a step */
         pace->ns = pace->seen == 0 || ns < pace->ns ? ns : pace->ns;
         pace->seen++;
-    } else { /* adjust all estimates quickly for common drift, and this one slowly for its own */
+    } else { /* correct all estimates by 1/8 of the drift, which usually affects all steps, and this one by another
+              * 1/32 */
         double drift = ns / pace->ns - 1;
         drift = drift > MOST_DRIFT ? MOST_DRIFT : drift < -MOST_DRIFT ? -MOST_DRIFT : drift;
         for (int i = 1; i <= MP_DRAFT_ROWS; i++) {

@@ -1,19 +1,19 @@
 /* generation/speculation.h: decides how many draft tokens a decoder's step verifies.
  *
- * A decoding sequence appends draft tokens (generation/draft.h) to its row of the pass. The logits of each row give the
- * next token, sampled as always. While that token equals the draft token, the next row's logits are valid too, and a
- * further token is sampled without a pass of its own. By the numeric contract the bits are those of decoding token by
- * token, so speculation changes the time and never the text.
+ * A decoding sequence adds a row for each draft token (generation/draft.h) after its own row of the pass. The next
+ * token is sampled from the logits of its own row as usual. While a sampled token equals the draft token, the logits of
+ * the following row are valid, and the next token is sampled from them without another pass. By the numeric contract
+ * the bits are those of decoding token by token, so speculation changes the time and never the text.
  *
- * Speculation pays if rows are cheap beside the reading of the weights, and drafts are accepted often. Both are
- * measured:
+ * Speculation pays if additional rows are cheap compared with reading the weights, and drafts are accepted often. Both
+ * are measured:
  *   pace   time of a step by its number of rows, without drafts and with drafts; every step adjusts all estimates,
  *          because contexts grow and machines change
- *   odds   acceptance rate of a draft token, by the length of the match before it; kept per sequence, which starts
- *          with the engine's rates
- * The number of draft tokens with the highest expected tokens per time is chosen. A balance compares the cost of
- * drafting with its gain. When the balance is spent, drafting pauses until 1 % of the time since has paid for another
- * attempt. The same 1 % pays for attempts that are not expected to pay. */
+ *   odds   acceptance rate of a draft token, by the length of the match before it; each sequence has its own rates,
+ *          which start as those of the engine
+ * The number of draft tokens with the highest expected tokens per time is chosen. A balance adds up the time that
+ * drafts save, minus the time that they cost, plus 1 % of the decode time. When the balance is spent, drafting pauses
+ * until the 1 % has refilled it. The balance also pays for attempts with drafts that are not expected to pay. */
 #ifndef MP_MODELS_GENERATION_SPECULATION_H
 #define MP_MODELS_GENERATION_SPECULATION_H
 
@@ -46,9 +46,9 @@ typedef struct mp_speculation { /* state of an engine; worker's thread only */
     mp_speculate mode;
     mp_propose *propose;
     void *propose_arg;
-    /* by number of rows; `plain`: one row for each sequence */
+    /* step times by number of rows: `plain` without drafts, one row per sequence; `drafted` with drafts */
     mp_pace plain[MP_DRAFT_ROWS + 1], drafted[MP_DRAFT_ROWS + 1];
-    double balance_ns; /* gains of drafting plus its allowance, minus its cost */
+    double balance_ns; /* time saved by drafts, plus the 1 % allowance, minus the time that drafts cost */
     bool opened;
     float odds[MP_ODDS];
 } mp_speculation;
@@ -56,13 +56,13 @@ typedef struct mp_speculation { /* state of an engine; worker's thread only */
 void mp_speculation_init(mp_speculation *s, mp_speculate mode);
 /* Returns true if drafting is worth an attempt in a step of this many sequences and rows (without drafts). */
 bool mp_speculation_open(const mp_speculation *s, int sequences, int rows);
-/* Cuts the drafts of n <= MP_DRAFT_ROWS sequences to the tokens to verify. rows: of the step without drafts. row_ns:
- * assumed cost of one more row where nothing has been measured. */
+/* Shortens the drafts of n <= MP_DRAFT_ROWS sequences to the tokens that the step verifies. rows: number of rows of the
+ * step without drafts. row_ns: assumed time of one more row, used until it has been measured. */
 void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequences, int rows, uint64_t row_ns);
 /* Records that draft token i was accepted or rejected. */
 void mp_speculation_learn(mp_speculation *s, mp_draft *draft, int i, bool accepted);
 /* Records a step in which every sequence decoded: one row each, plus `checked` draft tokens, of which `accepted` were
- * accepted. ns: the step's own processor time; time of other work says nothing about rows. */
+ * accepted. ns: processor time of the step, which excludes time in which other work ran. */
 void mp_speculation_account(mp_speculation *s, int sequences, int checked, int accepted, uint64_t ns);
 
 #endif

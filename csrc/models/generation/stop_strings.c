@@ -53,7 +53,8 @@ static void append_byte(mp_stream *stream, uint8_t byte) {
             }
             return;
         }
-        put_replacement(stream); /* one U+FFFD for the longest valid beginning of a character, as in Python's decoder */
+        put_replacement(stream); /* one U+FFFD replaces the longest valid beginning of a character, as in Python's
+                                  * decoder */
         stream->pending_bytes = 0;
     }
     int length = character_bytes(byte);
@@ -65,7 +66,7 @@ static void append_byte(mp_stream *stream, uint8_t byte) {
         stream->pending[stream->pending_bytes++] = byte;
 }
 
-/* Returns the start of the longest suffix of text[from..bytes) that is a beginning of a stop string, or `bytes` if
+/* Returns the start of the longest suffix of text[from..bytes) that is a proper prefix of a stop string, or `bytes` if
  * there is none. */
 static uint32_t held_from(const char *text, uint32_t from, uint32_t bytes, int n_stop, char *const *stop,
                           const int32_t *stop_bytes) {

@@ -1,7 +1,7 @@
 /* generation/stop_strings.h: text of one completion as it grows, from token bytes to final text.
  *
  * Text is final when it ends on a whole UTF-8 character and no stop string can still begin in it. Bytes that can never
- * become valid UTF-8 are replaced by U+FFFD. A stop string ends the text before it. */
+ * become valid UTF-8 are replaced by U+FFFD. The text ends before the first stop string. */
 #ifndef MP_MODELS_GENERATION_STOP_STRINGS_H
 #define MP_MODELS_GENERATION_STOP_STRINGS_H
 
@@ -15,8 +15,9 @@ typedef struct mp_stream {
 } mp_stream;
 
 void mp_stream_init(mp_stream *stream, mp_choice *choice);
-/* Appends the bytes of a token. Returns the index of a completed stop string, or -1. If there are several, the earliest
- * in the text wins, then the first listed. The text is then cut before it and final. */
+/* Appends the bytes of a token. Returns the index of a completed stop string, or -1. If the token completes several,
+ * returns the one that begins earliest in the text, or, at equal positions, the one listed first. After a match, the
+ * text ends before the stop string and is final. */
 int mp_stream_append(mp_stream *stream, const uint8_t *bytes, size_t count, int n_stop, char *const *stop,
                      const int32_t *stop_bytes);
 /* Call after the last token: held-back text becomes final, an incomplete character becomes U+FFFD. */

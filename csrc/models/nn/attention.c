@@ -76,8 +76,8 @@ mp_status mp_attention_bias_learned(const mp_tensor *table, int heads, int64_t l
     return MP_OK;
 }
 
-/* Slope of a head, as ALiBi defines it: powers of 2^(-8 / n) for the largest power of two n <= heads. Heads beyond n
- * take every second slope of 2n heads. */
+/* Slope of a head, as ALiBi defines it: powers of 2^(-8 / n) for the largest power of two n <= heads. Heads from n on
+ * use every second slope of a model with 2n heads. */
 static double slope_of(int head, int heads) {
     int n = 1;
     while (2 * n <= heads)

@@ -1,5 +1,5 @@
 /* nn/attention.h: attention over rows that are all present, bidirectional or causal, with or without a bias by
- * distance. decoder/decoder.c has the attention over the paged KV cache. */
+ * distance. Attention over the paged KV cache is in decoder/decoder.c. */
 #ifndef MP_MODELS_NN_ATTENTION_H
 #define MP_MODELS_NN_ATTENTION_H
 
@@ -16,7 +16,7 @@ typedef struct mp_attention { /* the shape shared by all layers of a network */
     int64_t bias_length; /* maximum length of a sequence */
 } mp_attention;
 
-typedef struct mp_attention_rows { /* heads stand side by side; rows are numbered within the pass */
+typedef struct mp_attention_rows { /* the heads of a row stand side by side; rows are those of the whole pass */
     const float *q, *k, *v;        /* [M, ld] */
     int64_t ld;
     float *out; /* [M, ld_out] */
@@ -31,8 +31,8 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
                        int window, int row0, int row1, void *scratch);
 
 /* Computes all heads of all sequences of the context; each thread takes a contiguous range of units. A unit is one head
- * of one sequence; if `each` is not 0, it has at most `each` rows of it. The thread polls after each unit. No
- * barrier. */
+ * of one sequence; if `each` is not 0, at most `each` rows of that head. Each thread polls before every unit, and
+ * returns if `poll` returns true. No barrier. */
 void mp_attention_forward(const mp_row_context *context, const mp_attention *attention, const mp_attention_rows *rows,
                           int window, int each, void *scratch);
 
@@ -60,7 +60,7 @@ int mp_attention_bucket(int ahead, int buckets, int farthest);
 /* Fills bias [heads, 2 length - 1] from a table [buckets, heads] of learned values. */
 mp_status mp_attention_bias_learned(const mp_tensor *table, int heads, int64_t length, int farthest, float *bias,
                                     mp_error *error);
-/* Fills the same array for ALiBi: one slope for each head (Press et al., arXiv:2108.12409). */
+/* Fills bias [heads, 2 length - 1] for ALiBi, with one slope for each head (Press et al., arXiv:2108.12409). */
 void mp_attention_bias_slopes(int heads, int64_t length, float *bias);
 
 #endif

@@ -18,8 +18,8 @@ enum { MP_CONV_ROWS = 256 }; /* maximum number of output pixels in one kernel ca
 size_t mp_conv_scratch(const mp_conv *conv); /* bytes; the memory must be aligned to 64 */
 /* Computes output pixels [row0, row1) of an image of height x width pixels: y [height * width, out] from x [height *
  * width, in]. If `doubled`, x is half as high and wide, and each of its pixels stands for four. Adds residual [height *
- * width, out] unless it is NULL; it may be y. Single-threaded: threads take separate ranges, and the bits do not depend
- * on the ranges. */
+ * width, out] unless it is NULL; `residual` may be y. Single-threaded: threads take separate ranges, and the bits do
+ * not depend on the ranges. */
 void mp_conv_forward(const mp_conv *conv, const float *x, int height, int width, bool doubled, int64_t row0,
                      int64_t row1, const float *residual, float *y, void *scratch);
 
@@ -44,8 +44,9 @@ static inline int64_t mp_group_norm_blocks(int64_t rows) {
  * given. */
 void mp_group_norm_sums(const mp_group_norm *norm, const float *x, int64_t rows, int64_t b, const float *centre,
                         float *sums);
-/* Combine the sums [blocks, channels] of all blocks. mean: the mean of each channel's group, [channels]. scale, from
- * sums of squares: the factor of each channel, weight / sqrt(mean + eps). */
+/* Combine the sums [blocks, channels] of all blocks. mp_group_norm_mean writes the mean of each channel's group to mean
+ * [channels]. mp_group_norm_scale takes sums of (x - centre)^2 and writes the factor of each channel, weight /
+ * sqrt(variance + eps), to scale [channels]. */
 void mp_group_norm_mean(const mp_group_norm *norm, const float *sums, int64_t rows, float *mean);
 void mp_group_norm_scale(const mp_group_norm *norm, const float *sums, int64_t rows, float *scale);
 

@@ -85,7 +85,8 @@ static mp_status find_codes(mp_expert_matrix *matrix, const mp_weights *weights,
     return MP_OK;
 }
 
-/* Finds a matrix in the layouts of model folders. Leaves `layout` at MP_EXPERT_ROWS if the weights have neither. */
+/* Finds a matrix in the layouts of model folders. Leaves `layout` at MP_EXPERT_ROWS if the weights have neither of
+ * these layouts. */
 static mp_status find_in_folder(mp_expert_matrix *matrix, const mp_weights *weights, int layer, const char *part,
                                 mp_error *error) {
     char columns[NAME], codes[NAME], scales[NAME];
@@ -177,7 +178,8 @@ static void join_codes(const mp_expert_matrix *matrix, int expert, int32_t n0, i
     }
 }
 
-/* Transposes columns first + step n of a matrix [K, width] of items of TYPE. SLICE rows at a time stay in the cache. */
+/* Copies every `step`-th column of a matrix [K, width] of TYPE, n columns from `from` on, to the rows of `to` [n, K].
+ * Reads SLICE rows at a time, so that they stay in the cache. */
 #define TRANSPOSE(TYPE)                                                   \
     for (int32_t k0 = 0; k0 < K; k0 += SLICE)                             \
         for (int32_t i = 0; i < n; i++)                                   \

@@ -1,5 +1,5 @@
-/* nn/expert_matrix.h: one matrix of every expert of a layer, in the layout of its file. Loading copies nothing; rows
- * are converted to the form that kernels/pack.h takes whenever an expert is used. */
+/* nn/expert_matrix.h: one matrix of every expert of a layer, in the layout of its file. Loading copies nothing;
+ * whenever an expert is used, its rows are converted to the form that kernels/pack.h takes. */
 #ifndef MP_MODELS_NN_EXPERT_MATRIX_H
 #define MP_MODELS_NN_EXPERT_MATRIX_H
 
@@ -8,8 +8,8 @@
 typedef enum mp_expert_layout {
     MP_EXPERT_ROWS,    /* [N, K], as linear layers store it */
     MP_EXPERT_COLUMNS, /* [K, N] of floats: transposed, as transformers saves the experts of GPT-OSS */
-    MP_EXPERT_CODES,   /* MXFP4 as OpenAI publishes it: 16 bytes for each block of 32 values, two neighbours in each
-                        * byte; the scales of all blocks are a separate tensor */
+    MP_EXPERT_CODES,   /* MXFP4 as OpenAI publishes it: 16 bytes for each block of 32 values, two neighbouring values in
+                        * each byte; the scales of all blocks are a separate tensor */
 } mp_expert_layout;
 
 typedef struct mp_expert_matrix { /* `count` matrices [N, K] */
@@ -23,10 +23,10 @@ typedef struct mp_expert_matrix { /* `count` matrices [N, K] */
     int32_t count, N, K;
 } mp_expert_matrix;
 
-/* Finds matrix `part` (gate, up or down) of a layer's experts. It is one of: blk.{layer}.ffn_{part}_exps.weight [count,
- * N, K]; separate tensors blk.{layer}.ffn_{part}.{expert}.weight [N, K] or .columns [K, N]; or .columns, or .codes with
- * .scales, of ffn_{part}_exps or ffn_gate_up_exps. If `biased`, finds the biases, .bias, too. The builder's weights
- * must outlive the matrix. */
+/* Finds matrix `part` (gate, up or down) of a layer's experts. The tensors are one of:
+ * blk.{layer}.ffn_{part}_exps.weight [count, N, K]; separate tensors blk.{layer}.ffn_{part}.{expert}.weight [N, K] or
+ * .columns [K, N]; or .columns, or .codes with .scales, of ffn_{part}_exps or ffn_gate_up_exps. If `biased`, finds the
+ * biases, .bias, too. The builder's weights must outlive the matrix. */
 mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, int layer, const char *part,
                                 int32_t count, int32_t N, int32_t K, bool biased, mp_error *error);
 void mp_expert_matrix_deinit(mp_expert_matrix *matrix);
@@ -35,10 +35,10 @@ void mp_expert_matrix_deinit(mp_expert_matrix *matrix);
 uint64_t mp_expert_bytes(const mp_expert_matrix *matrix);
 /* Bytes that mp_expert_rows may write to `to`. */
 size_t mp_expert_rows_scratch(const mp_expert_matrix *matrix);
-/* Returns rows [n0, n0 + n) of an expert's matrix, [n, K] of matrix->dtype; n <= MP_PANEL_N. They point into the file,
- * or are converted into `to`. */
+/* Returns rows [n0, n0 + n) of an expert's matrix, [n, K] of matrix->dtype; n <= MP_PANEL_N. The result points into the
+ * file, or to `to` if the layout had to be converted. */
 mp_tensor mp_expert_rows(const mp_expert_matrix *matrix, int expert, int32_t n0, int32_t n, uint8_t *to);
-/* Writes the biases of the same rows. The matrix must have biases. */
+/* Writes the biases of rows [n0, n0 + n) of an expert's matrix to `to` [n]. The matrix must have biases. */
 void mp_expert_biases(const mp_expert_matrix *matrix, int expert, int32_t n0, int32_t n, float *to);
 
 /* Returns true for the name of an expert tensor, which stays in the file: the matrix of all experts

@@ -57,7 +57,8 @@ void mp_experts_deinit(mp_experts *experts) {
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
-/* Entries are (row, expert) pairs, n = M * used of them, grouped by expert and within an expert ordered by row. */
+/* An entry is a (row, expert) pair. The n = M * used entries are grouped by expert, and ordered by row within an
+ * expert. */
 typedef struct expert_scratch {
     float *scores;   /* [M, count] router scores */
     float *merit;    /* [M, count] values by which experts are selected */
@@ -113,7 +114,7 @@ size_t mp_experts_scratch(const mp_experts *experts, int M) {
     return mp_arena_cost(lay_out(experts, M, NULL).bytes);
 }
 
-/* Bytes of one packed panel. The rows that mp_expert_rows converts follow it in the scratch. */
+/* Bytes of one packed panel. In the scratch, the rows that mp_expert_rows converts follow the panel. */
 static size_t panel_bytes(const mp_expert_matrix *matrix) {
     mp_wmat w;
     mp_wmat_init(&w, matrix->kind, matrix->N, matrix->K);
@@ -145,14 +146,15 @@ static void group(const mp_experts *experts, int M, const expert_scratch *s) {
         s->entry[i] = at;
         s->row[at] = i / experts->used;
     }
-    /* each entry has advanced to the end of its group */
+    /* each first[e] has advanced to the end of its group: shift the list by one group */
     memmove(s->first + 1, s->first, (size_t)experts->count * sizeof *s->first);
     s->first[0] = 0;
 }
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
 
-/* Computes outputs [32 panel, ...) of one expert for its rows, through scratch. */
+/* Computes the outputs of one panel of an expert, from 32 * panel on, for entries [from, to). Packs the panel into
+ * `own` first. */
 static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, const mp_acts *acts, int32_t from,
                       int32_t to, uint8_t *own, float *y, int64_t ldy) {
     int32_t n0 = panel * MP_PANEL_N, n = matrix->N - n0 < MP_PANEL_N ? matrix->N - n0 : MP_PANEL_N;
@@ -170,8 +172,8 @@ static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, con
     mp_gemm(&one, acts, from, to, 0, 1, &end, y + n0, ldy);
 }
 
-/* Computes the panels of all selected experts, `parts` matrices each. Each thread takes a contiguous share of the
- * panels. */
+/* Computes the panels of all selected experts: the `count` matrices `parts` of each expert. Each thread takes a
+ * contiguous share of the panels. */
 static void run_matrices(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s,
                          const mp_expert_matrix *const *parts, int count, const mp_acts *acts, uint8_t *own, float *y,
                          int64_t ldy) {

@@ -1,10 +1,10 @@
 /* nn/experts.h: the feed-forward sublayer as a mixture of experts (MoE). A router assigns each row a few experts, and
  * their weighted outputs are added up ("Outrageously Large Neural Networks", arXiv:1701.06538).
  *
- * Experts are computed from their matrices as stored, panel by panel through the scratch of a thread. They take no
- * memory beside the mapped file, and the bytes of an expert without rows are not read. Rows are grouped by expert, so
- * each matrix is read once a pass. The output of a row depends on its own routing alone: ties go to the lowest id, and
- * expert outputs are added in routing order. */
+ * Expert matrices stay as stored: each thread packs one panel at a time into its scratch and computes with it. Experts
+ * therefore take no memory besides the mapped file, and the bytes of an expert without rows are not read. Rows are
+ * grouped by expert, so each matrix is read once a pass. The output of a row depends on its own routing alone: ties go
+ * to the lowest id, and expert outputs are added in routing order. */
 #ifndef MP_MODELS_NN_EXPERTS_H
 #define MP_MODELS_NN_EXPERTS_H
 
@@ -41,8 +41,8 @@ void mp_experts_deinit(mp_experts *experts);
 /* Scratch for a pass of M rows: shared by all threads, and private to each thread. */
 size_t mp_experts_scratch(const mp_experts *experts, int M);
 size_t mp_experts_thread_scratch(const mp_experts *experts);
-/* y [M, hidden] += scale * experts(x [M, hidden]). x must be complete. All threads of the region call it with the same
- * arguments except `own`. Ends with a barrier. */
+/* y [M, hidden] += scale * experts(x [M, hidden]). x must be complete. All threads of the region must call it, with the
+ * same arguments except `own`. Ends with a barrier. */
 void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
                         void *scratch, void *own, float *y);
 

@@ -5,10 +5,11 @@
 #include <string.h>
 
 typedef struct mp_build_job {
-    mp_linear *linear; /* matrix: part `part` of this layer */
+    mp_linear *linear; /* packed matrix: part `part` of this layer; otherwise NULL */
     int part;
-    float **vector; /* vector, one part's range of a layer's bias, or plain matrix */
-    int64_t n, at;  /* vector: its length; its offset within *vector if `append` */
+    float **vector; /* if `linear` is NULL: destination of a vector, of one part's range of a layer's bias, or of a
+                     * plain matrix */
+    int64_t n, at;  /* length of the vector, or of a row of a plain matrix; offset within *vector if `append` */
     int64_t rows;   /* rows of a plain matrix, otherwise 1 */
     bool append;
     float add;   /* added to each value of a vector */
@@ -183,7 +184,7 @@ mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float 
     return status;
 }
 
-/* Threads take small matrices whole, through one counter. */
+/* Small matrices: each thread packs whole matrices, and takes the next one from a shared counter. */
 typedef struct pack_run {
     mp_builder *builder;
     mp_progress *progress;
@@ -233,7 +234,7 @@ static bool can_stay_stored(const mp_build_job *job) {
     return kind != MP_W_I8;
 }
 
-/* Leaves such matrices as stored, if together they have at least `pack_on_use` bytes. */
+/* Leaves the matrices that can_stay_stored allows as stored, if together they have at least `pack_on_use` bytes. */
 static mp_status keep_stored(mp_builder *builder, mp_lease *lease, mp_progress *progress, mp_error *error) {
     uint64_t bytes = 0;
     int count = 0;
@@ -421,7 +422,7 @@ size_t mp_linear_scratch(const mp_linear *linear, int M) {
 }
 
 /* Sets up the activations of every part, and fills in the thread's rows unless x is NULL. Returns true if threads read
- * each other's rows. */
+ * activations that other threads prepared, which requires a barrier. */
 static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M, int64_t row0, int64_t row1,
                     uint8_t *memory, mp_acts *acts) {
     bool shared = false;
@@ -444,7 +445,7 @@ static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M,
     return shared;
 }
 
-/* Computes one contiguous range of panels for each thread, over all parts, balanced by bytes of weights. */
+/* Computes the thread's contiguous range of the panels of all parts. The ranges are balanced by bytes of weights. */
 static void multiply(const mp_linear *linear, const mp_team_thread *thread, const mp_acts *acts, int M,
                      const mp_unpacked *unpacked, const mp_epilogue *ep, float *y, int64_t ldy) {
     uint64_t total = 0;

@@ -38,10 +38,11 @@ typedef struct mp_builder {
     size_t slab_bytes;
     uint64_t charged; /* after finish: bytes charged to the budget */
     int64_t parameters;
-    uint64_t pack_on_use; /* if the matrices that may stay unpacked have at least this number of bytes together, finish
-                           * packs none of them; they are quantised matrices, and float matrices added while
-                           * `floats_on_use` */
-    bool floats_on_use;   /* float matrices may be left unpacked; their layers are called with `mp_unpacked` */
+    uint64_t pack_on_use; /* some matrices may stay unpacked: quantised ones, and float ones added while
+                           * `floats_on_use`. If together they have at least this number of bytes, finish packs none of
+                           * them */
+    bool floats_on_use;   /* float matrices added now may stay unpacked; calls of their layers must then pass an
+                           * mp_unpacked */
     float bias_scale;     /* factor on the biases of linear layers that are added next; 1 after init */
     mp_stored *stored;    /* after finish: the unpacked matrices, owned by the model, or NULL */
 } mp_builder;
@@ -49,11 +50,11 @@ typedef struct mp_builder {
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);
 void mp_builder_deinit(mp_builder *builder); /* frees the job list, and the slab unless finish succeeded */
 /* Adds one part of a linear layer: tensor `name` [N, K]; bias_name NULL: no bias. Add the parts of a layer in order,
- * all with or all without a bias. Pointers must stay valid until finish. */
+ * all with or all without a bias. `linear` must not move until finish. */
 mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                             int32_t K, mp_error *error);
 /* Adds a linear layer over unfolded neighbourhoods: tensor `name` [N, channels, size, size] as a matrix whose inputs
- * are ordered [size * size][channels]. One part; the bias is as in mp_builder_linear. */
+ * are ordered [size * size][channels]. The layer has one part; `bias_name` is as in mp_builder_linear. */
 mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                           int32_t channels, int32_t size, mp_error *error);
 /* Adds a part without a bias, from a matrix in memory that must stay valid until finish. */
@@ -71,8 +72,8 @@ mp_status mp_builder_vector_plus(mp_builder *builder, float **out, const char *n
 mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
                            mp_error *error);
 /* Allocates the slab (charged to the budget), packs, and releases source pages. On success the caller owns
- * builder->slab and builder->stored. A shared slab that is filled already costs and packs nothing; its size must equal
- * the size of these weights. */
+ * builder->slab and builder->stored. If the shared slab is already filled, charges and packs nothing; its size must
+ * equal the packed size of these weights. */
 mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
                             mp_error *error);
 
@@ -81,11 +82,12 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
 /* Scratch for the prepared activations of up to M rows, shared by all threads. */
 size_t mp_linear_scratch(const mp_linear *linear, int M);
 /* y [M, ldy] = x [M, ldx] W^T (+ bias, activation, residual as in `ep`; ep->bias is set from the layer and must be NULL
- * on entry). All threads of the region call it with the same arguments; each computes a contiguous range of outputs. x
- * must be complete (after a barrier). Ends WITHOUT a barrier. There is one barrier inside, unless no preparation is
- * shared, or M <= MP_PRIVATE_ROWS and private_scratch is given: then each thread prepares all rows by itself. x NULL:
- * uses the activations that mp_linear_into has left in `scratch`, after a barrier; no barrier inside. unpacked: private
- * to the thread; required while the layer has unpacked panels, otherwise NULL. */
+ * on entry). All threads of the region must call it with the same arguments; each computes a contiguous range of
+ * outputs. x must be complete (after a barrier). Ends WITHOUT a barrier. There is one barrier inside, except in two
+ * cases: all parts take fp32 activations, which need no preparation; or M <= MP_PRIVATE_ROWS and private_scratch is not
+ * NULL, so that each thread prepares all rows by itself. x NULL: uses the activations that mp_linear_into has left in
+ * `scratch`, after a barrier; no barrier inside. unpacked: private to the thread; required while the layer has unpacked
+ * panels, otherwise NULL. */
 enum { MP_PRIVATE_ROWS = 4 };
 void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
                        void *scratch, void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep,
@@ -93,15 +95,16 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
 /* Computes act(linear(x)), or act(gate) * up for a layer of two parts, and stores it in `next_scratch` as the prepared
  * activations of layer `next` (size: mp_linear_scratch of `next`). The 32 outputs of a panel are rounded while they are
  * in the thread's cache. All parts must be packed. The bits equal those of mp_linear_forward, the kernel `gated` and
- * the preparation of `next` one after another. Barriers are as in mp_linear_forward, with one inside. If the layer has
- * fewer outputs than `next` has inputs, they are the last inputs; mp_linear_lead writes the others. */
+ * the preparation of `next` one after another. Ends WITHOUT a barrier; there is at most one barrier inside. If the
+ * layer has fewer outputs than `next` has inputs, the outputs become the last inputs of `next`, and mp_linear_lead
+ * writes the inputs before them. */
 void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_team_thread *thread, const float *x,
                     int64_t ldx, int M, void *scratch, mp_act act, void *next_scratch);
-/* Returns true if mp_linear_into supports the pair: `next` takes Q8 or BF16 (I8 has one scale per row), and a gate is a
- * part of its own. */
+/* Returns true if mp_linear_into supports the pair: `next` takes Q8 or BF16 activations (not I8, which has one scale
+ * per row), and the layer has one part, or gate and up as two parts of equal size. */
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
-/* Writes the thread's rows of x [M, n] as the leading inputs of `next`; n is the number that mp_linear_into does not
- * write. No barrier. */
+/* Prepares the thread's rows of x [M, n] as the first n inputs of `next`, those that mp_linear_into does not write. No
+ * barrier. */
 void mp_linear_lead(const mp_linear *next, const mp_team_thread *thread, const float *x, int64_t ldx, int32_t n, int M,
                     void *next_scratch);
 

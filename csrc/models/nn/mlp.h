@@ -12,25 +12,25 @@ typedef struct mp_mlp {
     mp_act act;
 } mp_mlp;
 
-/* The residual sum, and the norm or scale that a sublayer's output gets before it is added. */
+/* The residual sum, and the norm or scale that is applied to a sublayer's output before the output is added. */
 typedef struct mp_residual {
     float *x;             /* [M, n] the sum */
     int32_t n;
     const mp_norm *after; /* norm of the output; NULL, or without a weight: none */
     const float *scale;   /* [n] factor per component of the output, or NULL; not together with `after` */
-    float *scratch;       /* [M, n] for the output, if it is normed or scaled */
+    float *scratch;       /* [M, n] holds the sublayer's output, if the output is normed or scaled */
 } mp_residual;
 
 /* sum += linear(in [M, ld]). in NULL: uses the activations in `prepared` (mp_linear_into). Ends WITHOUT a barrier.
- * There is one barrier inside if the output is normed or scaled. */
+ * There is one more barrier inside if the output is normed or scaled. Returns false if the step is over. */
 bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, const float *in, int64_t ld, int M,
                      void *prepared, const mp_residual *residual);
 
 static inline int32_t mp_mlp_width(const mp_mlp *mlp) { return mlp->gated ? 2 * mlp->ffn : mlp->ffn; }
-/* Bytes of shared scratch between the two products, for M rows. */
+/* Bytes of shared scratch for M rows of activations between the two linear layers. */
 size_t mp_mlp_scratch(const mp_mlp *mlp, int M);
 /* sum += down(act(up(in))), or down(act(gate(in)) * up(in)). in [M, ld] must be complete. inner: mp_mlp_scratch bytes.
- * Ends WITHOUT a barrier. */
+ * Ends WITHOUT a barrier. Returns false if the step is over. */
 bool mp_mlp_forward(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M, void *inner,
                     const mp_residual *residual);
 

@@ -57,7 +57,7 @@ static mp_status read_norm(mp_dense *dense, mp_builder *builder, int index, mp_e
     return MP_OK;
 }
 
-/* Reads the dense layers that replace the only dense layer, one for each size. */
+/* Reads the dense layers for particular output sizes. Each can replace the head's only dense layer. */
 static mp_status read_sizes(mp_head *head, mp_builder *builder, mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     const mp_value *value = mp_spec_find(spec, "mpool.dense_sizes");

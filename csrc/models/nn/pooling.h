@@ -20,8 +20,8 @@ enum { MP_MAX_DENSE = 8, MP_MAX_SIZES = 16 };
 typedef struct mp_dense {
     int32_t in, out;
     float *weight; /* [out, in], in the model's slab */
-    float *bias;   /* [out] or NULL; likewise */
-    float *minus;  /* [out, in] or NULL: its product is subtracted from that of `weight` */
+    float *bias;   /* [out] in the model's slab, or NULL */
+    float *minus;  /* [out, in] or NULL: the product of the input with `minus` is subtracted from that with `weight` */
     mp_act act;
     float *norm, *norm_bias; /* [out] layer norm after the activation, or NULL; norm_bias may be NULL */
     float eps;
@@ -43,7 +43,8 @@ typedef struct mp_head {
  * builder load the dense tensors: dense.I (.weight, .bias, .minus), and dense.size.N for each of dense_sizes. `head`
  * must not move until the builder has finished. */
 mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
-/* True if the head can return vectors of `dimensions` components; and the largest number that it can return. */
+/* mp_head_gives returns true if the head can return vectors of `dimensions` components. mp_head_widest returns the
+ * largest number of components that the head can return. */
 bool mp_head_gives(const mp_head *head, int dimensions);
 int32_t mp_head_widest(const mp_head *head);
 /* Floats of scratch that mp_head_apply needs. */

@@ -16,20 +16,20 @@ typedef struct mp_rope {
 /* Reads {arch}.rope.* and allocates `inverse`. FORMAT for an unknown scaling type.
  *
  * Scaling types: linear, llama3 and yarn ("YaRN", arXiv:2309.00071). With yarn, pairs that turn more than beta_fast
- * times within the original context are unchanged, and pairs below beta_slow are slowed down by the factor. Between
- * them is a ramp whose ends are rounded to whole numbers unless mpool.rope_yarn_truncate is false. cos and sin are
- * multiplied by mpool.rope_attention_factor, by default attn_factor * (1 + 0.1 ln factor). */
+ * times within the original context are unchanged, and the angles of pairs that turn fewer than beta_slow times are
+ * divided by the factor. Between them is a ramp whose ends are rounded to whole numbers unless mpool.rope_yarn_truncate
+ * is false. cos and sin are multiplied by mpool.rope_attention_factor, by default attn_factor * (1 + 0.1 ln factor). */
 mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool neox, mp_error *error);
-/* Copies `like`, with frequency base `base` and no scaling. */
+/* Initialises `rope` with `dim` and `neox` of `like`, frequency base `base` and no scaling. */
 mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp_error *error);
 /* Divides the angle of pair i by divisors[i], [dim / 2]. `name` names the tensor of the divisors in errors. */
 mp_status mp_rope_divide(mp_rope *rope, const float *divisors, const mp_spec *spec, const char *name, mp_error *error);
 void mp_rope_deinit(mp_rope *rope);
-/* Writes cos and sin of one position to out [dim / 2][2]. Computed in double and rounded once: the same in every
- * prefill slice. */
+/* Writes cos and sin of one position to out [dim / 2][2]. Computes in double and rounds once, so the bits do not depend
+ * on the prefill slice. */
 void mp_rope_row(const mp_rope *rope, int64_t position, float *out);
-/* Like mp_rope_row with three positions: the first sections[0] pairs use the first of them, and so on (M-RoPE,
- * arXiv:2409.12191). Equal positions give the bits of mp_rope_row. */
+/* Like mp_rope_row with three positions: the first sections[0] pairs use positions[0], the next sections[1] pairs
+ * positions[1], and so on (M-RoPE, arXiv:2409.12191). Equal positions give the bits of mp_rope_row. */
 void mp_rope_axes(const mp_rope *rope, const int32_t sections[3], const int32_t positions[3], float *out);
 
 #endif

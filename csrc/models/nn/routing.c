@@ -52,8 +52,8 @@ static void sink(const float *merit, int32_t *heap, int32_t n, int32_t at) {
     heap[at] = id;
 }
 
-/* Selects the best `used` experts, best first. `open` says for each group of `each` experts if it takes part; NULL: all
- * take part. */
+/* Selects the best `used` experts, best first. open[g]: experts of group g, which has `each` experts, may be selected;
+ * NULL: all experts may be selected. */
 static void select_best(const float *merit, int32_t count, const bool *open, int32_t each, int32_t used,
                         int32_t *chosen) {
     int32_t n = 0;
@@ -103,8 +103,8 @@ void mp_route(const mp_routing *routing, const float *correction, int32_t count,
     float sum = 1;
     if (routing->sigmoid)
         call->activate(MP_ACT_SIGMOID, count, scores);
-    /* Softmax keeps the order of the scores, so without groups or corrections the scores are the merits. Groups and
-     * corrections compare the softmax values themselves. */
+    /* Softmax keeps the order of the scores, so without correction the raw scores serve as merits. A correction is
+     * added to the softmax values themselves. */
     memcpy(merit, scores, (size_t)count * sizeof *merit);
     if (!routing->sigmoid)
         sum = call->softmax(scores, count);

@@ -1,8 +1,8 @@
 /* nn/row_context.h: the row context, an argument of every block of nn/ beside its weights and rows.
  *
  * The rows of many sequences are packed one after another. A sequence is a range of rows that attend to each other; the
- * position of a row is its index within its sequence. All threads of a region call a block with the same rows and with
- * a context of their own. Blocks divide the rows or the outputs among the threads. */
+ * position of a row is its index within its sequence. All threads of a region call a block with the same rows, each
+ * thread with its own context. Blocks divide the rows or the outputs among the threads. */
 #ifndef MP_MODELS_NN_ROW_CONTEXT_H
 #define MP_MODELS_NN_ROW_CONTEXT_H
 
@@ -28,7 +28,7 @@ typedef struct mp_row_context {
     void *arg;
 } mp_row_context;
 
-/* A barrier between two blocks. False: the step is over, and every thread returns. */
+/* Waits at a barrier between two blocks. Returns false if the step is over; every thread must then return. */
 static inline bool mp_row_meet(const mp_row_context *context) {
     if (context->meet)
         return context->meet(context->arg);

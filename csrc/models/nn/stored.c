@@ -8,15 +8,15 @@
 
 enum { STORED, KEEPING, PACKED };
 
-/* Time for keeping packed panels, per pass and per row of a pass. A larger value lengthens the steps of the first
- * second; a smaller one causes more steps that pack everything and keep little. */
+/* Time budget for keeping packed panels, per pass and per row of a pass. A larger budget lengthens the steps of the
+ * first second; with a smaller budget, more steps pack all panels and keep few of them. */
 static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
 
 /* Bytes that a thread reads between two progress reports: the file may have to come from a disk. */
 enum { FETCH_BYTES = 4 << 20 };
 
-/* Runs in the child of a fork: the threads that were keeping panels do not exist there, and their panels are
- * incomplete. */
+/* Runs in the child of a fork, and marks panels that were being kept as stored: the threads that packed them do not
+ * exist in the child, so these panels are incomplete. */
 static void reset_keeping(mp_forked *self) {
     mp_stored *stored = (mp_stored *)((char *)self - offsetof(mp_stored, forked));
     for (int i = 0; i < stored->count; i++) {
@@ -132,13 +132,13 @@ static void packed(mp_stored_part *part, int panel) {
     atomic_store_explicit(&part->state[panel], PACKED, memory_order_release);
     if (atomic_fetch_sub_explicit(&part->left, 1, memory_order_acq_rel) != 1)
         return;
-    mp_weights_release(all->weights, &part->tensor); /* a thread that still reads these pages gets them back from the
-                                                      * file at once */
+    mp_weights_release(all->weights, &part->tensor); /* releasing is safe: a thread that still reads these pages reads
+                                                      * them from the file again */
     mp_stored_sound(all); /* last check: after it, only mp_stored_corrupted is consulted */
     atomic_fetch_sub_explicit(&all->left, 1, memory_order_acq_rel);
 }
 
-/* Computes one panel through scratch, as a matrix of its own. */
+/* Packs one panel into scratch, as a matrix of one panel, and computes with it. */
 static void gemm_through_scratch(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel,
                                  const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
     int32_t n0 = panel * MP_PANEL_N, left = w->N - n0, n = left < MP_PANEL_N ? left : MP_PANEL_N;

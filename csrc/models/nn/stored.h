@@ -45,7 +45,7 @@ typedef struct mp_unpacked { /* private to a thread, for one pass */
 /* Creates an empty set with capacity for `capacity` matrices. Returns NULL if memory is exhausted. */
 mp_stored *mp_stored_create(const mp_weights *weights, int capacity);
 void mp_stored_destroy(mp_stored *stored); /* NULL is legal */
-/* Adds a matrix whose data is not filled yet. `stored` owns the part. */
+/* Adds the matrix `tensor`. w: its packed matrix, whose data is not filled yet. Sets *part, which `stored` owns. */
 mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *tensor, mp_stored_part **part,
                         mp_error *error);
 /* Reads the source pages on all threads, so that the first pass does not wait for them page by page. */
@@ -55,8 +55,8 @@ void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *prog
 static inline bool mp_stored_left(const mp_stored *stored) {
     return stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0;
 }
-/* Call before a pass of M rows. Returns the time until which the pass keeps panels. The first pass gets little, to end
- * soon. */
+/* Call before a pass of M rows. Returns the time until which the pass keeps panels. The first pass gets only
+ * keep_row_ns per row, so that it ends soon. */
 uint64_t mp_stored_begin(mp_stored *stored, int M);
 /* mp_stored_sound: call after a pass that used unpacked panels. Returns true if the files are those that were loaded.
  * After it has returned false it stays false, and mp_stored_corrupted returns true: packed panels may be wrong.
@@ -64,10 +64,11 @@ uint64_t mp_stored_begin(mp_stored *stored, int M);
 bool mp_stored_sound(mp_stored *stored);
 bool mp_stored_corrupted(const mp_stored *stored);
 
-/* mp_gemm of all rows with panels [panel0, panel1) of the matrix of `part`. */
+/* Like mp_gemm over all M rows and panels [panel0, panel1) of the matrix of `part`; packs unpacked panels on the
+ * way. */
 void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel0, int panel1,
                     const mp_epilogue *ep, float *y, int64_t ldy, const mp_unpacked *own);
-/* mp_wmat_row of the matrix of `part`. */
+/* Like mp_wmat_row for the matrix of `part`, which may be unpacked. */
 void mp_stored_row(const mp_stored_part *part, const mp_wmat *w, int32_t n, float *out);
 
 #endif

@@ -31,15 +31,15 @@ typedef struct mp_transformer_rows { /* a range of M rows; the threads share all
 /* Returns the largest mp_linear_scratch of the layer's products. */
 size_t mp_transformer_acts(const mp_transformer_layer *layer, int M);
 
-/* Returns the input rows of a sublayer: normed in `mixed`, after a barrier, or x itself if there is no norm. NULL: the
- * step is over. */
+/* Returns the input rows of a sublayer: normed in `mixed`, after a barrier, or x itself if there is no norm. Returns
+ * NULL if the step is over. */
 const float *mp_transformer_normed(const mp_row_context *context, const mp_norm *norm,
                                    const mp_transformer_rows *rows);
 /* Returns the residual sum together with the norm or scale of the sublayer's output. */
 mp_residual mp_transformer_residual(const mp_transformer_rows *rows, const mp_norm *after, const float *scale);
 
-/* A pre-norm layer in three parts. Each part needs complete input and ends WITHOUT a barrier. False: the step is over.
- * The first and the last part accept any range of rows. */
+/* A pre-norm layer in three parts. Each part needs complete input (after a barrier) and ends WITHOUT a barrier. The
+ * first and the last part accept any range of rows, and return false if the step is over. */
 bool mp_transformer_before(const mp_row_context *context, const mp_transformer_layer *layer,
                            const mp_transformer_rows *rows); /* computes qkv from x */
 void mp_transformer_attend(const mp_row_context *context, const mp_transformer_layer *layer,
@@ -47,8 +47,9 @@ void mp_transformer_attend(const mp_row_context *context, const mp_transformer_l
                            void *scratch); /* computes mixed from qkv, for all rows of the context's sequences */
 bool mp_transformer_after(const mp_row_context *context, const mp_transformer_layer *layer,
                           const mp_transformer_rows *rows); /* updates x from mixed */
-/* All three parts over all rows; the first and the last in ranges of `most` rows. `inner` and the context's `acts` are
- * sized for `most`. each, scratch: as in mp_attention_forward. Ends with a barrier. */
+/* Runs all three parts over all rows, the first and the last in ranges of at most `most` rows. `inner` and the
+ * context's `acts` are sized for `most`. each, scratch: as in mp_attention_forward. Ends with a barrier. Returns false
+ * if the step is over. */
 bool mp_transformer_forward(const mp_row_context *context, const mp_transformer_layer *layer,
                             const mp_attention *attention, const mp_transformer_rows *rows, int most, int each,
                             void *scratch);
