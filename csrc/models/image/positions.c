@@ -1,5 +1,5 @@
-/* image/positions.c: learned positions for other image sizes, interpolated as torch's bicubic does; positions of axial
- * networks. */
+/* image/positions.c: learned positions for image sizes other than the trained one, interpolated as torch's bicubic
+ * does; positions of axial networks. */
 #include "models/image/vit.h"
 
 #include <math.h>

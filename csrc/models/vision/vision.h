@@ -1,7 +1,7 @@
 /* vision/vision.h: a decoder that reads images beside text. An image network (image/vit.h) and a projector turn an
  * image into rows of the decoder's width. These rows replace the token embeddings at the placeholders of the prompt.
  *
- *   pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
+ * pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
  *
  * The caller prepares the images (mp_text_images of capability.h). An image is one tile or several, each of which
  * passes through the network alone. A run of placeholders takes the rows of its image's tiles, in order or as listed in
@@ -35,7 +35,7 @@ typedef struct mp_vision { /* the image part of a decoder; immutable once loaded
     int32_t image_token;     /* id of placeholders; -1: any token within a run is a placeholder */
 } mp_vision;
 
-/* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision, also on failure;
+/* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision even on failure;
  * the caller destroys it. */
 mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **vision,
                          mp_error *error);
@@ -43,8 +43,8 @@ void mp_vision_destroy(mp_vision *vision);
 
 /* Returns the number of rows of a tile of height x width pixels; 0 if the network does not take that size. */
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
-/* Checks that a request's images fit the model and its prompt, and that the placeholders are those of the runs. Sets
- * images.most_parts. */
+/* Checks that a request's images fit the model and its prompt, and that its placeholders are exactly the tokens of the
+ * runs. Sets images.most_parts. */
 mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_error *error);
 
 extern const mp_image_ops mp_vision_ops; /* the functions that decoder/images.h calls */
@@ -56,7 +56,7 @@ typedef struct mp_tile {
     float *rows; /* [count, width] */
     size_t bytes;
     int32_t count;
-    int users;            /* requests that hold it */
+    int users;            /* requests that hold the tile */
     struct mp_tile *next; /* the next less recently used tile */
 } mp_tile;
 
@@ -68,7 +68,8 @@ typedef struct mp_tile_job { /* a tile in computation */
     uint64_t ops;             /* operations done so far */
     mp_tile *tile;            /* receives the rows; `projected` of them are complete */
     int32_t projected;
-    const mp_sequence_group *holder; /* the last group that computed it; NULL: released, any group may continue it */
+    const mp_sequence_group *holder; /* the group that last computed this tile; NULL: released, any group may continue
+                                      * the tile */
     struct mp_tile_job *next;
 } mp_tile_job;
 
@@ -83,15 +84,15 @@ typedef struct mp_image_store {
     mp_prefix_cache *cache; /* its idle blocks may be evicted for tiles */
     mp_tile *tiles;         /* most recently used first */
     uint64_t tile_bytes;    /* bytes of all tiles, charged */
-    mp_image_number *numbers; /* [number_count]; number_next is replaced next */
+    mp_image_number *numbers; /* [number_count]; the entry at number_next is replaced next */
     int number_count, number_next;
     int32_t last_number;
     mp_tile_job *jobs;       /* at most one for each holder */
     mp_arena spare, scratch; /* memory of the last finished job, for the next one; scratch of one step */
-    uint64_t charged;        /* bytes of both and of the jobs */
+    uint64_t charged;        /* bytes charged for `spare`, `scratch` and the jobs */
 } mp_image_store;
 
-/* NULL if memory is exhausted */
+/* Returns NULL if memory is exhausted. */
 mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
 void mp_images_destroy(mp_image_store *store); /* NULL is legal */
 uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes held and charged */
@@ -113,8 +114,8 @@ mp_status mp_images_number(mp_image_store *store, const mp_text_request *request
 /* Releases the group's tiles, and its tile in computation. */
 void mp_images_release(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group);
 
-/* Returns how many of the next `want` rows of a sequence can be computed now: all before the first whose tile is
- * missing. Sets *missing to that tile, or -1. Holds the tiles of the others. */
+/* Returns how many of the next `want` rows of a sequence can be computed now: the rows before the first one whose tile
+ * is missing. Sets *missing to that tile, or to -1. Holds the tiles of the rows that it counts. */
 int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                     const mp_sequence *seq, int want, int *missing);
 /* Returns the row for a placeholder, whose tile must be held. Sets *source to its index among the rows of all runs. */
@@ -122,12 +123,13 @@ const float *mp_images_row(const mp_image_store *store, const mp_text_request *r
                            int32_t position, int64_t *source);
 /* Returns true if this tile is in computation. */
 bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, int tile);
-/* Predicted time to complete a tile, and time of one part, the least that a step takes. */
+/* mp_images_left_ns predicts the time to complete a tile. mp_images_part_ns predicts the time of one part, the minimum
+ * of a step. */
 uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, int tile);
 uint64_t mp_images_part_ns(const mp_image_store *store);
 /* Computes a missing tile for about `budget_ns`, at least one part of it, and holds it when complete. Drops another
- * tile in computation that this group began, or whose group is gone. Stops early if the lease's owner or `unwanted`
- * requests it. */
+ * tile in computation that this group began, or whose group is gone. Stops early if the lease is cancelled or
+ * `unwanted` is set. */
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *request,
                             mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
                             mp_error *error);
