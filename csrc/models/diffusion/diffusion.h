@@ -43,16 +43,16 @@ typedef struct mp_text_end { /* follows the last layer of a text encoder */
     mp_linear projection; /* CLIP; parts 0: none */
 } mp_text_end;
 
-/* Weights of a block for one kind of rows, text or image. A modulation has one part per vector, in this order: shift,
- * scale, gate of the attention; the same of the MLP; the same of the second attention. */
+/* Weights of a block for one kind of rows, text or image. A modulation has one part for each vector that it outputs, in
+ * this order: shift, scale and gate of the attention, then those of the MLP, then those of the second attention. */
 typedef struct mp_dit_side {
     mp_linear modulation, qkv, out, up, down;
     mp_norm q_norm, k_norm; /* [head_dim]; without weights: none */
 } mp_dit_side;
 typedef struct mp_dit_joint {
     mp_dit_side text, image;
-    bool last;           /* text rows only give keys and values; their modulation is (shift, scale) */
-    bool dual;           /* the image rows have a second attention, to themselves */
+    bool last;           /* the text rows contribute only keys and values; their modulation is (shift, scale) */
+    bool dual;           /* a second attention runs over the image rows alone */
     mp_linear qkv2, out2;
     mp_norm q_norm2, k_norm2;
 } mp_dit_joint;
@@ -95,23 +95,23 @@ typedef struct mp_diff_block {
 
 /* ---- the model --------------------------------------------------------------------------------------------------- */
 
-typedef struct mp_diff_encoder { /* hyper-parameters of a text encoder; layers 0: the model lacks it */
+typedef struct mp_diff_encoder { /* hyper-parameters of a text encoder; layers 0: the model lacks this encoder */
     bool t5;               /* else CLIP */
     int32_t layers, hidden, ffn, vocab, length; /* length: maximum tokens */
     int32_t projection;    /* CLIP: width of the projected pooled vector, or 0 */
     int32_t end;           /* CLIP: pool the row of the first token with this id; -1: of the highest id */
     mp_act act;
     float eps;
-    mp_attention attention; /* T5: the bias is that of mp_diff_text */
+    mp_attention attention; /* T5: mp_diff_text_begin adds the bias to its copy */
     mp_embedding embedding;
     mp_tensor relative;     /* T5: [buckets, heads] of relative positions, as stored */
-    int32_t reach;          /* T5: distance from which on all share one bucket */
+    int32_t reach;          /* T5: all distances from this one on share one bucket */
 } mp_diff_encoder;
 
 typedef struct mp_diffusion {
     mp_model_base base;
     mp_weights *weights;
-    mp_compute compute; /* AUTO: float weights as mp_float_class says, all others as stored */
+    mp_compute compute; /* AUTO: float weights in the type of mp_float_class, quantised weights as stored */
     bool flux;          /* FLUX; else Stable Diffusion 3 */
     mp_diff_encoder encoder[MP_DIFF_ENCODERS];
     /* transformer */
@@ -139,13 +139,13 @@ static inline const char *mp_diff_stage_name(int stage) {
     static const char *const names[] = {"clip_l", "clip_g", "t5", "transformer", "vae"};
     return names[stage];
 }
-/* 10^9 operations of one pass of the transformer over `text_rows` and `image_rows` rows. */
+/* Returns the operations, in units of 10^9, of one pass of the transformer over `text_rows` and `image_rows` rows. */
 double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t image_rows);
 
 /* Register the tensors of block `index` of a stage with the builder. Checks names and shapes; reads no weights. */
 mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error);
-/* mp_diff_build for one stage. */
+/* mp_diff_build for one network: a text encoder, the transformer, the decoder. */
 mp_status mp_text_build(const mp_diffusion *model, int which, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error);
 mp_status mp_dit_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
@@ -163,8 +163,8 @@ mp_status mp_diff_check(const mp_model *model, mp_request *request, uint64_t *co
 
 /* ---- running: all threads of a region call every function below -------------------------------------------------- */
 
-/* One parallel region. When the lease is cancelled, every function below returns false in all threads, and its output
- * is incomplete. */
+/* One parallel region. When the lease is cancelled, every computing function below returns false in all threads, and
+ * its output is incomplete. */
 typedef struct mp_diff_run {
     mp_lease *lease;
     _Atomic int raised;

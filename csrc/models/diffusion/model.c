@@ -22,7 +22,7 @@ static bool diffusion_healthy(const mp_model *base) {
     return mp_weights_sound(((const mp_diffusion *)base)->weights);
 }
 
-/* Weights belong to the engines. */
+/* The model itself holds no weights: each engine builds its own. */
 static uint64_t diffusion_bytes(const mp_model *base) {
     (void)base;
     return 0;
@@ -291,7 +291,7 @@ cleanup:
     return status;
 }
 
-/* Scratch bytes of a stage, for an image of the size that the model was trained for; 0 if the spec does not tell. */
+/* Scratch bytes of a stage, for an image of the size that the model was trained for; 0 if the spec lacks that size. */
 static uint64_t working_bytes(const mp_spec *spec, int stage) {
     int64_t heads = 0, head = 0, side = 0, widths[MP_DIFF_LEVELS] = {0};
     const int64_t none = 0;
