@@ -1,6 +1,6 @@
 /* capability.h: requests and results, one pair of structs for each capability.
  *
- * A `mp_request` holds a request and its result in one allocation chain. The binding creates it. The ticket owns it
+ * A `mp_request` holds a request and its result, which are freed together. The binding creates it. The ticket owns it
  * until both holders, the caller and the pool, have released the ticket. Engines read the request and write the result.
  * The caller reads the result when the ticket is done; a streaming caller reads up to the published count. */
 #ifndef MP_MODELS_CAPABILITY_H
@@ -29,7 +29,7 @@ bool mp_capability_from_name(const char *name, mp_capability *capability);
 
 typedef struct mp_request {
     mp_capability capability;
-    void (*destroy)(struct mp_request *request); /* frees the whole chain */
+    void (*destroy)(struct mp_request *request); /* frees the request with its inputs and results */
     /* Returns a hash of the request's inputs: equal requests have equal hashes, and it is never 0. NULL: no hash. */
     uint64_t (*fingerprint)(const struct mp_request *request);
     /* Reports the units consumed and produced so far (tokens, images). NULL: not counted. */

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum {                                  /* bounds of a request; checked where it is created */
+enum {                                  /* bounds of a request; checked when the request is created */
        MP_CAPTURE_MOST_VALUES = 1 << 20,
        MP_CAPTURE_OTHERS = 3 /* records of a token that are not layer outputs */
 };

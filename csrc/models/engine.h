@@ -70,8 +70,8 @@ typedef struct mp_engine_ops { /* called by the worker that owns the engine, one
     void (*retire)(mp_engine *engine, mp_item *item);
     /* Free memory that no item needs (caches, arenas). Returns the number of bytes freed. */
     uint64_t (*trim)(mp_engine *engine);
-    void (*destroy)(mp_engine *engine); /* no item may be admitted */
-    /* Bytes of the budget held now: scratch, caches. NULL: the predicted number of bytes. */
+    void (*destroy)(mp_engine *engine); /* call only when no item is admitted */
+    /* Bytes charged to the budget now, for scratch and caches. NULL: the predicted number of bytes. */
     uint64_t (*bytes)(const mp_engine *engine);
 } mp_engine_ops;
 /* Savings by prefix reuse. Written by the worker, read (relaxed) by any thread while the engine lives. */
@@ -118,7 +118,7 @@ void mp_progress_set(mp_progress *progress, const char *stage, uint32_t percent)
 typedef struct mp_loader_ops {
     mp_status (*load)(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **model,
                       mp_error *error);
-    /* Predicts, without loading, the bytes that a load takes and the bytes that each engine takes. */
+    /* Predicts, without loading, the bytes of the loaded model and the bytes of each of its engines. */
     void (*footprint)(void *self, uint64_t *model_bytes, uint64_t *engine_bytes);
     void (*destroy)(void *self);
 } mp_loader_ops;

@@ -71,7 +71,7 @@ PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
 /* Borrow the spec of a Spec object and freeze it. Returns NULL with TypeError for another object. */
 mp_spec *mp_spec_freeze_object(mp_state *state, PyObject *object);
 PyObject *mp_read_gguf(PyObject *module, PyObject *path);
-/* Returns the byte-pair vocabulary of a frozen spec's header, or None if the header has no suitable one. */
+/* Returns the byte-pair vocabulary of a spec that no longer changes, or None if the spec has no suitable one. */
 PyObject *mp_bpe_object(mp_state *state, mp_spec *spec);
 /* Borrow the notifier. Returns NULL with an exception if the object is not a Notifier or is closed. */
 mp_notifier *mp_notifier_of(mp_state *state, PyObject *object);

@@ -27,7 +27,7 @@ bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count,
  * sets it from the array's length. */
 PyObject *mp_entries_in(mp_state *state, PyObject *object, int type, const char *name, int times, mp_entry_count *count,
                         int plus);
-/* Convert a sequence of integers. Free with PyMem_Free. */
+/* Convert a sequence of numbers, and set count->n if it is -1. Free the result with PyMem_Free. */
 int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name, int64_t low, int64_t high,
                             mp_entry_count *count);
 float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, double low, double high,

@@ -98,7 +98,7 @@ mp_request *mp_text_from_python(mp_state *state, PyObject *positional, PyObject 
         mp_error error;
         mp_status status;
         if (args->images.n_bytes > 0) {
-            Py_BEGIN_ALLOW_THREADS /* copying takes long: megabytes */
+            Py_BEGIN_ALLOW_THREADS /* the call copies megabytes */
                 status = mp_text_request_create(args, &request, &error);
             Py_END_ALLOW_THREADS
         } else {

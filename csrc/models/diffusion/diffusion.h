@@ -96,7 +96,7 @@ typedef struct mp_diff_block {
 /* ---- the model --------------------------------------------------------------------------------------------------- */
 
 typedef struct mp_diff_encoder { /* hyper-parameters of a text encoder; layers 0: the model lacks this encoder */
-    bool t5;               /* else CLIP */
+    bool t5;               /* T5; otherwise CLIP */
     int32_t layers, hidden, ffn, vocab, length; /* length: maximum tokens */
     int32_t projection;    /* CLIP: width of the projected pooled vector, or 0 */
     int32_t end;           /* CLIP: pool the row of the first token with this id; -1: of the highest id */
@@ -112,7 +112,7 @@ typedef struct mp_diffusion {
     mp_model_base base;
     mp_weights *weights;
     mp_compute compute; /* AUTO: float weights in the type of mp_float_class, quantised weights as stored */
-    bool flux;          /* FLUX; else Stable Diffusion 3 */
+    bool flux;          /* FLUX; otherwise Stable Diffusion 3 */
     mp_diff_encoder encoder[MP_DIFF_ENCODERS];
     /* transformer */
     int32_t hidden, heads, head_dim, joint_layers, single_layers;
@@ -202,7 +202,7 @@ bool mp_diff_layer_norm(mp_diff_thread *l, const float *x, int64_t M, int n, con
 
 /* Returns the row context for blocks of nn/, with the barriers and polls of this step. spans: one, or NULL. */
 mp_row_context mp_diff_context(mp_diff_thread *l, const mp_row_span *spans, void *acts);
-/* Rows of a head that a thread computes between two polls. */
+/* Returns the rows of a head that a thread computes between two polls. */
 int mp_diff_attention_rows(const mp_attention *attention, int T);
 /* Attention of T rows to each other. Uses the thread's own scratch (mp_attention_scratch). Ends with a barrier. */
 bool mp_diff_attend(mp_diff_thread *l, const mp_attention *attention, const mp_attention_rows *rows, int T);
@@ -222,7 +222,7 @@ typedef struct mp_diff_text {
 static inline int32_t mp_diff_text_width(const mp_diff_encoder *e) {
     return e->attention.heads * e->attention.head_dim;
 }
-/* Call on one thread before block 0, after encoder, T and the memory are set. Fills in bias and attention. */
+/* Fills in `bias` and `attention`. Call on one thread before block 0, after `encoder`, `T` and the memory are set. */
 mp_status mp_diff_text_begin(mp_diff_text *text, mp_error *error);
 size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_block *block, int index, int32_t T);
 size_t mp_diff_text_own(const mp_diffusion *model, int which, int32_t T);

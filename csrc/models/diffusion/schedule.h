@@ -34,7 +34,7 @@ typedef struct mp_diff_position {
 typedef struct mp_diff_state { /* state of an item, from admit to retire or preempt */
     mp_diff_position at;
     mp_diff_texts *texts[MP_T2I_TEXTS]; /* references to the cache */
-    bool known[MP_T2I_TEXTS];           /* complete in the cache: skip the encoders */
+    bool known[MP_T2I_TEXTS];           /* the text was complete in the cache: skip the encoders */
     /* A phase allocates its memory when it begins and frees it when it ends. */
     mp_diff_text run;
     mp_diff_memory encoding;
@@ -55,7 +55,7 @@ typedef struct mp_diffusion_engine {
     uint64_t items;   /* bytes charged for phases of items */
     mp_diff_block *blocks[MP_DIFF_STAGES];
     mp_diff_cache cache;
-    mp_item *current; /* request in progress */
+    mp_item *current; /* the request in progress, or NULL */
     uint64_t budget_ns;
 } mp_diffusion_engine;
 

@@ -1,4 +1,4 @@
-/* diffusion/text.c: the text encoders of CLIP and T5. They compute one text at a time, with layers of
+/* diffusion/text.c: the text encoders of CLIP and T5. An encoder computes one text at a time, with layers of
  * nn/transformer.h. */
 #include <math.h>
 #include <stdio.h> /* snprintf only */

@@ -12,7 +12,7 @@ typedef struct mp_diff_memory {
 typedef struct mp_diff_texts {
     float *rows;   /* [text_rows, text_width]; columns that no encoder fills are 0 */
     float *pooled; /* [pooled_width] */
-    int32_t *ids;  /* ids of all encoders, concatenated */
+    int32_t *ids;  /* token ids of the text for all encoders, concatenated */
     int32_t n_ids[MP_T2I_ENCODERS];
     int users;
     bool complete;

@@ -18,7 +18,7 @@ enum {
                         * other requests would have to wait while the table is computed */
 };
 
-typedef struct position_table { /* positions for one grid other than the model's, kept for the next step */
+typedef struct position_table { /* position table for one grid other than the model's, kept for the next step */
     int32_t down, across;
     float *data; /* [down * across, hidden] */
     size_t bytes;
@@ -286,8 +286,8 @@ static void drop_positions(vit_engine *engine) {
     engine->positions = (position_table){0};
 }
 
-/* Make a table of positions for the first image whose grid is not the model's, unless the last step's table fits.
- * Without memory for a table, positions are computed row by row, with the same bits. */
+/* Make a table of positions for the first image whose grid is not the model's, unless the table of the last step is for
+ * that grid. Without memory for a table, positions are computed row by row, with the same bits. */
 static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) {
     const mp_vit *model = engine->model;
     position_table *table = &engine->positions;
@@ -393,7 +393,7 @@ static void place_images(vit_engine *engine) {
     }
 }
 
-/* Record `images` more images of an item as finished. */
+/* Record that `images` more images of an item are finished. */
 static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
     mp_engine_advance(item, images, &((mp_image_embedding_request *)item->request)->done, outcome);
 }

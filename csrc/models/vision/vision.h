@@ -1,18 +1,18 @@
 /* vision/vision.h: a decoder that reads images beside text. An image network (image/vit.h) and a projector turn an
  * image into rows of the decoder's width. These rows replace the token embeddings at the placeholders of the prompt.
  *
- * pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
+ *   pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
  *
  * The caller prepares the images (mp_text_images of capability.h). An image is one tile or several, each of which
  * passes through the network alone. A run of placeholders takes the rows of its image's tiles, in order or as listed in
  * `sources`, which may also name the learned newline.
  *
- * The store of an engine keeps the rows of tiles by the hash of their pixels: while a request needs them, and as long
- * afterwards as memory allows. A step computes one tile, as far as its time budget allows. After each part of a layer
- * (image/vit.h) it checks the time and whether the request was cancelled, so decoding sequences wait no longer than for
- * any other step. The next step continues the tile. If the next step belongs to another request (a request whose worker
- * failed takes its steps alone), that request starts a tile of its own, and the first is kept. The working memory is
- * released when no request waits for a tile.
+ * Each engine has a store of the rows of tiles, found by the hash of their pixels. The store keeps a tile while a
+ * request needs it, and afterwards as long as memory allows. A step computes one tile as far as its time budget allows.
+ * After each part of a layer (image/vit.h) the step checks the time and whether the request was cancelled, so decoding
+ * sequences wait no longer than for any other step. The next step continues the tile. If the next step belongs to
+ * another request (after a worker fault, a request runs alone in its steps), that request starts a tile of its own, and
+ * the unfinished tile is kept. The working memory is released when no request waits for a tile.
  *
  * In a sequence's tokens a placeholder is the negative number of its image. The store assigns a number when it first
  * sees an image. The prefix cache compares tokens, so it distinguishes images by these numbers. */
@@ -25,11 +25,11 @@
 enum { MP_VISION_MOST_PATCHES = 16384 }; /* in one tile */
 
 typedef struct mp_vision { /* the image part of a decoder; immutable once loaded */
-    mp_vit image_encoder;  /* has no head; has its final norm only if the model uses it */
+    mp_vit image_encoder;  /* without a head; with its final norm only if the model uses that norm */
     int32_t merge;         /* merge * merge patches become one row */
     bool keep_class;       /* the class token becomes a row, too */
     mp_act act;
-    mp_linear first, second; /* second: without parts if there is only one layer */
+    mp_linear first, second; /* second: without parts if the projector has only one layer */
     float *newline;          /* [width] or NULL */
     int32_t width;           /* width of the decoder */
     int32_t image_token;     /* id of placeholders; -1: any token within a run is a placeholder */
@@ -60,9 +60,9 @@ typedef struct mp_tile {
     struct mp_tile *next; /* the next less recently used tile */
 } mp_tile;
 
-typedef struct mp_tile_job { /* a tile in computation */
+typedef struct mp_tile_job { /* a tile being computed */
     mp_vit_image image;
-    mp_arena memory;          /* memory of `state` and image, charged */
+    mp_arena memory;          /* memory of `state` and of the fields of `image`, charged to the budget */
     uint8_t *state;           /* state of the network between steps */
     mp_vit_cursor at;         /* progress within the network */
     uint64_t ops;             /* operations done so far */
@@ -98,9 +98,9 @@ void mp_images_destroy(mp_image_store *store); /* NULL is legal */
 uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes held and charged */
 /* Releases at least `bytes` bytes of idle tiles, if there are that many. Returns the bytes released. */
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
-/* Releases the working memory; drops tiles in computation. */
+/* Releases the working memory, and drops unfinished tiles. Returns the bytes released. */
 uint64_t mp_images_rest(mp_image_store *store);
-/* Releases the working memory and all idle tiles. */
+/* Releases the working memory and all idle tiles. Returns the bytes released. */
 uint64_t mp_images_trim(mp_image_store *store);
 
 /* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions, in which an
@@ -121,7 +121,7 @@ int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_se
 /* Returns the row for a placeholder, whose tile must be held. Sets *source to its index among the rows of all runs. */
 const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source);
-/* Returns true if this tile is in computation. */
+/* Returns true if this tile is being computed. */
 bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, int tile);
 /* mp_images_left_ns predicts the time to complete a tile. mp_images_part_ns predicts the time of one part, the minimum
  * of a step. */
