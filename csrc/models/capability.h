@@ -30,7 +30,7 @@ bool mp_capability_from_name(const char *name, mp_capability *capability);
 typedef struct mp_request {
     mp_capability capability;
     void (*destroy)(struct mp_request *request); /* frees the request with its inputs and results */
-    /* Returns a hash of the request's inputs: equal requests have equal hashes, and it is never 0. NULL: no hash. */
+    /* Returns a hash of the request's inputs: equal requests have equal hashes. Never returns 0. NULL: no hash. */
     uint64_t (*fingerprint)(const struct mp_request *request);
     /* Reports the units consumed and produced so far (tokens, images). NULL: not counted. */
     void (*usage)(const struct mp_request *request, uint64_t *in, uint64_t *out);
@@ -101,7 +101,7 @@ typedef struct mp_image_embedding_request {
 mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args, mp_image_embedding_request **request,
                                             mp_error *error);
 /* Allocates the outputs once the model's number of rows and width are known. Reallocates them if a replacement model
- * has others. */
+ * has other values. */
 mp_status mp_image_embedding_request_output(mp_image_embedding_request *request, int64_t n_rows, int32_t width,
                                             mp_error *error);
 /* number of result vectors */
@@ -135,7 +135,7 @@ typedef struct mp_sampling {
 } mp_sampling;
 #undef MP_SCHEMA
 
-typedef struct mp_token_out { /* one generated token, as the caller may see it */
+typedef struct mp_token_out { /* one generated token, as the caller sees it */
     int32_t id;
     float logprob;     /* under the unmodified distribution; NaN when not requested */
     uint32_t byte_end; /* end of the token's text in `choice->text` */
@@ -155,7 +155,7 @@ typedef struct mp_choice { /* one of n completions; written by the engine, read 
     int32_t stop_index;     /* index of the stop string or stop id that ended the completion, or -1 */
 } mp_choice;
 
-/* Images of a prompt, for models that read them (models/vision/vision.h). */
+/* Images of a prompt, for models that accept images (models/vision/vision.h). */
 enum { MP_IMAGE_KEY = 16, /* bytes of a collision-resistant hash */
        MP_TEXT_MOST_TILES = 4096 };
 
@@ -223,7 +223,7 @@ mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **req
  * INVALID_ARGUMENT if the completion does not exist or has no masks, or if the size differs. */
 mp_status mp_text_request_mask(mp_text_request *request, int choice, uint32_t index, const void *mask,
                                int64_t mask_bytes, mp_error *error);
-/* Returns the mask for token `index` of a completion, or NULL if it has not been set yet. */
+/* Returns the mask for token `index` of a completion, or NULL if that mask has not been set yet. */
 static inline const uint32_t *mp_text_request_mask_at(const mp_text_request *request, int choice, uint32_t index) {
     const mp_token_mask *mask = &request->masks[choice];
     return __atomic_load_n((const uint32_t *)&mask->ready, __ATOMIC_ACQUIRE) == index + 1 ? mask->bits : NULL;

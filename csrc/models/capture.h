@@ -31,8 +31,8 @@ typedef struct mp_capture {
                                * records */
 } mp_capture;
 
-typedef struct mp_capture_row { /* a row of a pass whose records are wanted */
-    int row, output;        /* index of the row, and of its logits */
+typedef struct mp_capture_row { /* a row of a forward pass that is captured */
+    int row, output;        /* index of the row in the pass, and of its logits among the outputs */
     int32_t values, logits; /* floats of a record, and of the logits record */
     float *to;              /* start of the token's records in `mp_capture.data` */
 } mp_capture_row;

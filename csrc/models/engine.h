@@ -77,7 +77,7 @@ typedef struct mp_engine_ops { /* called by the worker that owns the engine, one
 /* Savings by prefix reuse. Written by the worker, read (relaxed) by any thread while the engine lives. */
 typedef struct mp_prefix_counters {
     _Atomic uint64_t hits;    /* times that a sequence continued after cached tokens */
-    _Atomic uint64_t tokens;  /* cached tokens, which were not computed */
+    _Atomic uint64_t tokens;  /* tokens found in the cache and therefore not computed */
     _Atomic uint64_t blocks;  /* blocks that a look-up can find now, in use or idle */
     _Atomic uint64_t evicted; /* blocks evicted */
 } mp_prefix_counters;

@@ -1,6 +1,7 @@
-/* model.h: from a spec to a loaded model, by the row of its architecture (archs.def).
+/* model.h: loads a model from a spec, with the loader in the row of its architecture (archs.def).
  *
- * A new architecture is one row in archs.def, one <family>.c with its names, flags and differences, and one fixture. */
+ * A new architecture needs one row in archs.def, one <family>.c with its names, flags and differences, and one
+ * fixture. */
 #ifndef MP_MODELS_MODEL_H
 #define MP_MODELS_MODEL_H
 
@@ -32,7 +33,7 @@ typedef struct mp_arch_info {
 int mp_arch_count(void);
 const mp_arch_info *mp_arch_at(int index);
 
-/* Facts of a loaded model, as shown in Python; 0 where a fact has no meaning. */
+/* Facts of a loaded model, as shown in Python; 0 if a fact does not apply to the model. */
 typedef struct mp_model_facts {
     const char *architecture, *compute;
     int64_t context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes;

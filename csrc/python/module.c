@@ -1,4 +1,4 @@
-/* module.c: the module mpool._core: its functions and its state, and waits that check for signals. */
+/* module.c: the module mpool._core: its functions and its state; waiting that checks for signals. */
 #define MP_PYTHON_IMPORTS_NUMPY
 #include <dirent.h>
 #include <math.h>

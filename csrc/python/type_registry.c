@@ -1,4 +1,4 @@
-/* type_registry.c: Registry: keys and requests (registry/registry.h). */
+/* type_registry.c: the Python type Registry, for model keys and requests (registry/registry.h). */
 #include <math.h>
 #include <stdatomic.h>
 
@@ -557,7 +557,7 @@ static PyObject *registry_maintain(PyObject *self, PyObject *none) {
 
 /* --- requests --- */
 
-/* Lets a submit that waits for space in the queue handle signals on its own thread. */
+/* Lets a thread that waits in submit for space in the queue handle signals. */
 typedef struct signal_check {
     PyThreadState *saved; /* state of the submitting thread, which released the GIL */
     bool main, raised;

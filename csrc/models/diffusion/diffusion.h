@@ -102,7 +102,7 @@ typedef struct mp_diff_encoder { /* hyper-parameters of a text encoder; layers 0
     int32_t end;           /* CLIP: pool the row of the first token with this id; -1: of the highest id */
     mp_act act;
     float eps;
-    mp_attention attention; /* T5: mp_diff_text_begin adds the bias to its copy */
+    mp_attention attention; /* mp_diff_text_begin copies it, and adds the bias of T5 to the copy */
     mp_embedding embedding;
     mp_tensor relative;     /* T5: [buckets, heads] of relative positions, as stored */
     int32_t reach;          /* T5: all distances from this one on share one bucket */
@@ -256,8 +256,8 @@ bool mp_dit_end(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends 
 /* A run of the decoder, op by op. */
 typedef struct mp_vae_image {
     int32_t high, wide;
-    float *x, *a, *b; /* [mp_vae_floats] each. x holds the image; a and b are scratch. Thread 0 swaps them before the
-                       * last barrier of an op. */
+    float *x, *a, *b; /* [mp_vae_floats] each. x holds the image; a and b are scratch. If an op wrote its result to a,
+                       * thread 0 swaps x and a before the last barrier of the op. */
 } mp_vae_image;
 /* Floats of the largest intermediate image while latents of high x wide are decoded. */
 uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide);

@@ -40,7 +40,8 @@ typedef struct mp_diff_state { /* state of an item, from admit to retire or pree
     mp_diff_memory encoding;
     mp_dit_pass pass;
     mp_diff_memory denoising;
-    float *latents, *velocity[MP_T2I_TEXTS]; /* those of the current step, [image rows, 4 channels] */
+    float *latents, *velocity[MP_T2I_TEXTS]; /* latents and velocities of the current step, [image rows, 4 channels]
+                                              * each */
     mp_vae_image image_run;
     mp_diff_memory decoding;
 } mp_diff_state;

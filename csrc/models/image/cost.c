@@ -4,7 +4,7 @@
 #include "models/image/vit.h"
 
 enum {
-    PART_MS = 10,           /* a step of 25 ms then ends close to its limit */
+    PART_MS = 10,           /* duration of a part: a step of 25 ms then ends close to its limit */
     LEAST_OPS = 200000000,  /* minimum operations of a part: below it, barriers and reading the weights cost noticeable
                              * time */
     SLOWEST_NS = 100000000  /* upper bound of the time per million operations */

@@ -131,7 +131,8 @@ typedef struct named_linear {
     int32_t N, K;
 } named_linear;
 
-/* Prefix "v.blk.I." to names of layer I, and "v." to others (index < 0). */
+/* Write the full name of a tensor: "v.blk.I." precedes the names of layer I, "v." precedes all others (negative
+ * index). */
 static void full_name(char *out, size_t size, int index, const char *name, const char *end) {
     if (index < 0)
         snprintf(out, size, "v.%s%s", name, end);

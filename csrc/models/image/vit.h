@@ -46,7 +46,7 @@ typedef struct mp_vit {
     bool smooth;                /* interpolate with the antialiasing filter when downscaling */
     bool gated, attention_pool;
     bool root_norms;        /* RMS norms, without biases */
-    bool axial;             /* see mp_vit_image.place */
+    bool axial;             /* two-dimensional rotary positions: see mp_vit_image.place */
     int32_t frames;         /* times that a patch repeats the image: video networks expect several frames */
     int32_t window, cell;   /* axial: side of a window in cells, and of a cell in patches */
     float rope_base;

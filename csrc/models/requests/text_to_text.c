@@ -226,7 +226,7 @@ mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_by
     bool ok = true;
     uint64_t bytes = 0;
     int32_t captured = 0;
-    size_t text = tokens * max_token_bytes; /* both below 2^32 */
+    size_t text = tokens * max_token_bytes; /* both factors are below 2^32 */
     MP_TRY(size_capture(request, &captured, error));
     if (text > (UINT32_MAX - REST) / GROWN)
         return mp_fail(error, MP_LIMIT, "max_tokens is %d: the text could exceed 4 GiB", s->max_tokens);

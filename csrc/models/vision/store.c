@@ -77,7 +77,8 @@ static mp_tile *find_tile(mp_image_store *store, const uint8_t *key) {
     return NULL;
 }
 
-/* Charges the budget; evicts idle tiles and prefixes if it is full. */
+/* Charges `bytes` to the budget; if the budget is full, first evicts idle tiles and prefixes. Returns false if that
+ * does not suffice. */
 static bool take_budget(mp_image_store *store, uint64_t bytes) {
     while (!mp_budget_take(store->budget, bytes))
         if (mp_images_shrink(store, bytes) == 0 && mp_prefix_shrink(store->cache, bytes) == 0)

@@ -41,7 +41,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
                          mp_error *error);
 void mp_vision_destroy(mp_vision *vision);
 
-/* Returns the number of rows of a tile of height x width pixels; 0 if the network does not take that size. */
+/* Returns the number of rows of a tile of height x width pixels, or 0 if the network does not accept that size. */
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
 /* Checks that a request's images fit the model and its prompt, and that its placeholders are exactly the tokens of the
  * runs. Sets images.most_parts. */
@@ -95,7 +95,7 @@ typedef struct mp_image_store {
 /* Returns NULL if memory is exhausted. */
 mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
 void mp_images_destroy(mp_image_store *store); /* NULL is legal */
-uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes held and charged */
+uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes charged for the store */
 /* Releases at least `bytes` bytes of idle tiles, if there are that many. Returns the bytes released. */
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
 /* Releases the working memory, and drops unfinished tiles. Returns the bytes released. */
@@ -111,14 +111,15 @@ mp_status mp_images_begin(mp_image_store *store, const mp_text_request *request,
  * cached: tokens may hold the numbers of another store, where images were numbered differently. */
 mp_status mp_images_number(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                            mp_error *error);
-/* Releases the group's tiles, and its tile in computation. */
+/* Releases the group's tiles, and lets any group continue a tile that this group has begun. */
 void mp_images_release(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group);
 
 /* Returns how many of the next `want` rows of a sequence can be computed now: the rows before the first one whose tile
  * is missing. Sets *missing to that tile, or to -1. Holds the tiles of the rows that it counts. */
 int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                     const mp_sequence *seq, int want, int *missing);
-/* Returns the row for a placeholder, whose tile must be held. Sets *source to its index among the rows of all runs. */
+/* Returns the row for a placeholder, whose tile the group must hold. Sets *source to the index of the placeholder among
+ * the rows of all runs. */
 const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source);
 /* Returns true if this tile is being computed. */
