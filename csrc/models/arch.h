@@ -7,9 +7,9 @@
 #include "models/model.h"
 
 /* Flags of a row of archs.def, one enum for each family. tests/python/parity/test_arch_flags.py flips each flag and
- * expects a fixture to fail. */
+ * expects that a fixture's test fails. */
 
-typedef enum mp_encoder_flag { /* without MP_ENCODER_BIAS, a linear layer or norm has a bias where the file has one */
+typedef enum mp_encoder_flag { /* without MP_ENCODER_BIAS, a linear layer or norm has a bias if the file has one */
     MP_ENCODER_LEARNED_POSITIONS = 1 << 0, /* a position table is added to the token embeddings */
     MP_ENCODER_TOKEN_TYPES = 1 << 1,       /* a row of the token-type table is added to the embeddings */
     MP_ENCODER_POST_NORM = 1 << 2,         /* norms follow the residual sums and the embeddings */
@@ -62,8 +62,8 @@ typedef struct mp_load_args {
     mp_lease *lease;
     mp_budget *budget;
     mp_progress *progress;
-    /* Placement of the packed weights. NULL: memory of this process. Otherwise the caller owns `shared` and frees it
-     * after the model. If its data is NULL, this load creates and fills it; otherwise the same load in another process
+    /* Memory of the packed weights. NULL: memory of this process. Otherwise the caller owns `shared` and frees it after
+     * the model. If `shared` has no data, this load creates and fills it; otherwise the same load in another process
      * has filled it. */
     mp_shm *shared;
 } mp_load_args;
@@ -94,7 +94,7 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
 typedef struct mp_model_base {
     mp_model base;
     mp_model_facts facts;
-    _Atomic uint64_t *speed[MP_MODEL_SPEEDS]; /* running speed estimates of the model, or NULL */
+    _Atomic uint64_t *speed[MP_MODEL_SPEEDS]; /* running speed estimates of the model; NULL: no such estimate */
 } mp_model_base;
 
 #endif

@@ -1,6 +1,6 @@
 /* capability.h: requests and results, one pair of structs for each capability.
  *
- * A `mp_request` holds a request and its result in one allocation chain. The binding creates it. The ticket owns it
+ * A `mp_request` holds a request and its result, which are freed together. The binding creates it. The ticket owns it
  * until both holders, the caller and the pool, have released the ticket. Engines read the request and write the result.
  * The caller reads the result when the ticket is done; a streaming caller reads up to the published count. */
 #ifndef MP_MODELS_CAPABILITY_H
@@ -21,7 +21,7 @@ typedef enum mp_capability {
 
 typedef struct mp_capability_row {
     const char *name;
-    int queue_capacity[2]; /* requests with one input; requests with many */
+    int queue_capacity[2]; /* [0]: requests with one input; [1]: requests with several */
     const char *policy;
 } mp_capability_row;
 const mp_capability_row *mp_capability_get(mp_capability capability);
@@ -29,28 +29,27 @@ bool mp_capability_from_name(const char *name, mp_capability *capability);
 
 typedef struct mp_request {
     mp_capability capability;
-    void (*destroy)(struct mp_request *request); /* frees the whole chain */
-    /* Returns a hash of the request's inputs: equal requests have equal hashes, and it is never 0. NULL: no hash. */
+    void (*destroy)(struct mp_request *request); /* frees the request with its inputs and results */
+    /* Returns a hash of the request's inputs: equal requests have equal hashes. Never returns 0. NULL: no hash. */
     uint64_t (*fingerprint)(const struct mp_request *request);
     /* Reports the units consumed and produced so far (tokens, images). NULL: not counted. */
     void (*usage)(const struct mp_request *request, uint64_t *in, uint64_t *out);
     /* Returns true if the caller may have seen part of the result: such a request is not restarted after a worker
      * fault. NULL: nothing is visible before the end. Thread-safe. */
     bool (*seen)(const struct mp_request *request);
-    /* The request resumes from its current state after a worker fault, as it does after a preemption. It may, because
-     * its state holds completed steps only, a failed step leaves the state unchanged, and the rest of the result
-     * depends on that state alone. */
+    /* After a worker fault the request resumes from its current state, as after a preemption. This is safe because the
+     * state holds completed steps only, a failed step leaves the state unchanged, and the rest of the result depends on
+     * the state alone. */
     bool goes_on;
     uint64_t bytes;        /* memory of the request, charged to the queue's share of the budget */
     uint64_t output_bytes; /* part of `bytes`: the outputs */
-    bool tolerant;  /* the caller expects NaN and handles it: NaN is then no fault of the model's workers */
+    bool tolerant;  /* the caller accepts NaN in the result: NaN then does not count as a worker fault */
 } mp_request;
 static inline void mp_request_destroy(mp_request *request) {
     if (request)
         request->destroy(request);
 }
-/* Publishes the count of complete results to readers. The count never decreases, also when the request is tried
- * again. */
+/* Publishes the count of complete results to readers. The count never decreases, even if the request is retried. */
 static inline void mp_request_publish(_Atomic int32_t *done, int32_t count) {
     if (count > atomic_load_explicit(done, memory_order_relaxed))
         atomic_store_explicit(done, count, memory_order_release);
@@ -71,7 +70,7 @@ typedef struct mp_embedding_request {
 } mp_embedding_request;
 #undef MP_SCHEMA
 
-/* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
+/* Copies `args`. Fails with INVALID_ARGUMENT if a field is outside the schema's bounds. */
 mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embedding_request **request, mp_error *error);
 /* Allocates the outputs once the model's width is known. Reallocates them if a replacement model has another width. */
 mp_status mp_embedding_request_output(mp_embedding_request *request, int32_t width, mp_error *error);
@@ -97,10 +96,12 @@ typedef struct mp_image_embedding_request {
 } mp_image_embedding_request;
 #undef MP_SCHEMA
 
-/* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds, or if `sizes` do not match the number of bytes. */
+/* Copies `args`. Fails with INVALID_ARGUMENT if a field is outside the schema's bounds, or if `sizes` do not match the
+ * number of bytes. */
 mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args, mp_image_embedding_request **request,
                                             mp_error *error);
-/* Allocates the outputs once the model's rows and width are known. Reallocates them if a replacement model differs. */
+/* Allocates the outputs once the model's number of rows and width are known. Reallocates them if a replacement model
+ * has other values. */
 mp_status mp_image_embedding_request_output(mp_image_embedding_request *request, int64_t n_rows, int32_t width,
                                             mp_error *error);
 /* number of result vectors */
@@ -115,7 +116,7 @@ enum {
     MP_TEXT_MOST_CHOICES = 128,
     MP_TEXT_MOST_STOPS = 64,
     MP_TEXT_MOST_STOP_BYTES = 1024,
-    MP_TEXT_MOST_IDS = 4096, /* stop ids; ids with a bias */
+    MP_TEXT_MOST_IDS = 4096, /* maximum stop ids, and maximum ids with a bias */
     MP_TEXT_MOST_LOGPROBS = 20,
     MP_TEXT_MOST_MASK_BYTES = 1 << 20
 };
@@ -134,7 +135,7 @@ typedef struct mp_sampling {
 } mp_sampling;
 #undef MP_SCHEMA
 
-typedef struct mp_token_out { /* one generated token, as the caller may see it */
+typedef struct mp_token_out { /* one generated token, as the caller sees it */
     int32_t id;
     float logprob;     /* under the unmodified distribution; NaN when not requested */
     uint32_t byte_end; /* end of the token's text in `choice->text` */
@@ -146,21 +147,22 @@ typedef struct mp_choice { /* one of n completions; written by the engine, read 
     float *top_logprobs;   /* [max_tokens, logprobs] or NULL */
     char *text;            /* [text_capacity] bytes, valid UTF-8 up to text_bytes */
     uint32_t text_capacity;
-    _Atomic uint32_t token_count; /* tokens written; released after they are complete */
+    _Atomic uint32_t token_count; /* tokens written; stored with release order once they are complete */
     _Atomic uint32_t
-        text_bytes;         /* final text: ends on a whole character, before any possible beginning of a stop string */
+        text_bytes;         /* bytes of `text` that will not change: whole characters, before any possible start of a
+                             * stop string */
     _Atomic int32_t finish; /* mp_finish */
     int32_t stop_index;     /* index of the stop string or stop id that ended the completion, or -1 */
 } mp_choice;
 
-/* Images of a prompt, for models that read them (models/vision/vision.h). */
+/* Images of a prompt, for models that accept images (models/vision/vision.h). */
 enum { MP_IMAGE_KEY = 16, /* bytes of a collision-resistant hash */
        MP_TEXT_MOST_TILES = 4096 };
 
 typedef struct mp_image_run {
-    int32_t start, rows; /* range of the prompt's tokens */
-    int32_t tile, tiles; /* range of its image's tiles */
-    int64_t source;      /* index of its first row in `sources` */
+    int32_t start, rows; /* the run's tokens in the prompt: first index and number */
+    int32_t tile, tiles; /* tiles of the run's image: first index and number */
+    int64_t source;      /* index of the run's first row in `sources` */
 } mp_image_run;
 
 #define MP_SCHEMA "models/requests/text_images.def"
@@ -176,11 +178,12 @@ static inline int64_t mp_text_images_rows(const mp_text_images *images) { /* row
     return last ? last->source + last->rows : 0;
 }
 
-/* Tokens allowed next in one completion, from a grammar engine outside of the core: one bit for each id, 1 = allowed;
- * ids beyond the bits are not allowed. The caller writes the bits for an index after it has seen the token before it.
- * The engine reads them before it samples the token of that index, so one buffer is enough. */
+/* Mask of the tokens allowed next in one completion, written by a grammar engine outside of the core: bit `id` is 1 if
+ * the token is allowed. Ids beyond the mask are not allowed. The caller writes the mask for index i after it has seen
+ * token i - 1, and the engine reads it before it samples token i. One buffer is therefore enough. */
 typedef struct mp_token_mask {
-    _Atomic uint32_t ready; /* the bits are for token `ready - 1` of the completion; released after they are complete */
+    _Atomic uint32_t ready; /* `bits` are for token `ready - 1` of the completion; stored with release order once `bits`
+                             * are complete */
     uint32_t *bits;         /* [mask_words] */
 } mp_token_mask;
 
@@ -203,7 +206,8 @@ typedef struct mp_text_request {
     int32_t vocab;         /* columns of `prompt_logits` */
     int32_t sampled_vocab; /* ids from here on are never sampled */
     int32_t context;       /* maximum length of prompt and completion together */
-    const int32_t *ends;   /* [n_ends] end-of-text ids; owned by the model, valid only while it serves the request */
+    const int32_t *ends;   /* [n_ends] end-of-text ids; owned by the model, valid only while the model serves the
+                            * request */
     int32_t n_ends;
     /* sizes for which the outputs were allocated */
     uint32_t output_token_bytes;
@@ -212,14 +216,14 @@ typedef struct mp_text_request {
 
 #undef MP_SCHEMA
 
-/* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
+/* Copies `args`. Fails with INVALID_ARGUMENT if a field is outside the schema's bounds. */
 mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **request, mp_error *error);
-/* Sets the mask for token `index` of a completion, which must be the next one; `mask_bytes` must equal the size given
- * at creation. One thread at a time for each completion. Wake the worker afterwards (mp_ticket_wake). INVALID_ARGUMENT:
- * no such completion, a completion without masks, or another size. */
+/* Sets the mask for token `index` of a completion, which must be the next token; `mask_bytes` must equal the size given
+ * at creation. Call from one thread at a time for each completion, then wake the worker (mp_ticket_wake). Fails with
+ * INVALID_ARGUMENT if the completion does not exist or has no masks, or if the size differs. */
 mp_status mp_text_request_mask(mp_text_request *request, int choice, uint32_t index, const void *mask,
                                int64_t mask_bytes, mp_error *error);
-/* Returns the mask for token `index` of a completion, or NULL if it has not been set yet. */
+/* Returns the mask for token `index` of a completion, or NULL if that mask has not been set yet. */
 static inline const uint32_t *mp_text_request_mask_at(const mp_text_request *request, int choice, uint32_t index) {
     const mp_token_mask *mask = &request->masks[choice];
     return __atomic_load_n((const uint32_t *)&mask->ready, __ATOMIC_ACQUIRE) == index + 1 ? mask->bits : NULL;
@@ -254,10 +258,11 @@ typedef struct mp_image_generation_request {
 } mp_image_generation_request;
 #undef MP_SCHEMA
 
-/* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
+/* Copies `args`. Fails with INVALID_ARGUMENT if a field is outside the schema's bounds. */
 mp_status mp_image_generation_request_create(const mp_image_generation_args *args,
                                              mp_image_generation_request **request, mp_error *error);
-/* Allocates the results once channels ... pooled_width are known. Reallocates them if a replacement model differs. */
+/* Allocates the results once the fields `channels` to `pooled_width` are known. Reallocates them if a replacement model
+ * has other values. */
 mp_status mp_image_generation_request_output(mp_image_generation_request *request, mp_error *error);
 /* Number of previews due once `cursor` units are done. Units are the denoising steps of all images, image after image,
  * and then the decoding of each image. Previews are made in the order of their steps, each after its step. */

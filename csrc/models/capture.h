@@ -6,16 +6,16 @@
  *
  * The memory is allocated before the request is queued, and the token number gives the address of its records. A row
  * that is computed twice (rejected drafts, after a preemption, by another worker) is written twice to the same address,
- * so capturing needs no counter, lock or allocation. Tokens beyond the memory are dropped. */
+ * so capturing needs no counter, lock or allocation. Records of tokens beyond the allocated memory are dropped. */
 #ifndef MP_MODELS_CAPTURE_H
 #define MP_MODELS_CAPTURE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-enum {                                  /* bounds of a request; checked where it is created */
+enum {                                  /* bounds of a request; checked when the request is created */
        MP_CAPTURE_MOST_VALUES = 1 << 20,
-       MP_CAPTURE_OTHERS = 3 /* records of a token beside those of the layers */
+       MP_CAPTURE_OTHERS = 3 /* records of a token that are not layer outputs */
 };
 
 typedef struct mp_capture {
@@ -27,13 +27,14 @@ typedef struct mp_capture {
     /* result */
     int32_t tokens; /* number of tokens with memory for their records */
     float *data;    /* [tokens, mp_capture_floats] */
-    _Atomic uint32_t sampled; /* tokens whose records are complete, up to `tokens`; released after the records */
+    _Atomic uint32_t sampled; /* tokens whose records are complete, up to `tokens`; stored with release order after the
+                               * records */
 } mp_capture;
 
-typedef struct mp_capture_row { /* a row of a pass whose records are wanted */
-    int row, output;        /* index of the row, and of its logits */
+typedef struct mp_capture_row { /* a row of a forward pass that is captured */
+    int row, output;        /* index of the row in the pass, and of its logits among the outputs */
     int32_t values, logits; /* floats of a record, and of the logits record */
-    float *to;              /* start of the token's records in `data` */
+    float *to;              /* start of the token's records in `mp_capture.data` */
 } mp_capture_row;
 
 static inline int32_t mp_capture_values(const mp_capture *capture, int32_t width) {

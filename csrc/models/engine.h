@@ -14,10 +14,10 @@
 #include "models/capability.h"
 
 typedef enum mp_outcome {
-    MP_OUTCOME_MORE,        /* takes part in another step */
+    MP_OUTCOME_MORE,        /* the item needs another step */
     MP_OUTCOME_DONE,        /* the result is complete */
     MP_OUTCOME_WAIT_MASK,   /* blocked on its grammar mask; its logits are kept */
-    MP_OUTCOME_WAIT_MEMORY, /* got no KV block: preempt another item or wait */
+    MP_OUTCOME_WAIT_MEMORY, /* no KV block or other memory was available: preempt another item or wait */
     MP_OUTCOME_FAILED       /* `item->error` says why; other items are unharmed */
 } mp_outcome;
 
@@ -33,8 +33,8 @@ typedef struct mp_item {
     _Atomic int cancelled;
     uint32_t cursor, total; /* progress in the item's own units (texts, tokens, steps) */
     void *state;            /* owned by the engine, from admit to retire */
-    /* Frees `state` without an engine. preempt() sets it when the state outlives the preemption, for an item that ends
-     * before it is admitted again. NULL: nothing to free. */
+    /* Frees `state` of an item that ends between a preemption and its next admission, when no engine owns it. preempt()
+     * sets `abandon` if the state outlives the preemption. NULL: nothing to free. */
     void (*abandon)(struct mp_item *item);
     mp_error error;
 } mp_item;
@@ -46,7 +46,7 @@ typedef struct mp_plan {
     mp_item *items[MP_PLAN_MAX];
     uint32_t amount[MP_PLAN_MAX]; /* units of work for each item in this step; the engine defines the unit */
     int threads;                  /* compute threads that the step can use */
-    bool masks;                   /* an item is blocked on a mask; if all are, `count` is 0 */
+    bool masks;                   /* at least one item is blocked on a grammar mask; if all items are, `count` is 0 */
     bool together;                /* the threads synchronize many times a millisecond: fewer threads may be faster */
     uint64_t cost_ns;             /* predicted */
 } mp_plan;
@@ -62,25 +62,26 @@ typedef struct mp_engine_ops { /* called by the worker that owns the engine, one
     /* Execute the plan. Writes outcomes[plan->count]. Cancelled items may stop early with MORE; the caller retires
      * them. */
     void (*step)(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes);
-    /* Release the item's memory. The item can be admitted again, to any engine of the model, and then continues with
-     * the same bytes. Also legal after a step that failed for the item, if its request has `goes_on`. */
+    /* Release the item's memory. The item can be admitted again, to any engine of the model, and then produces the same
+     * result bytes as without the preemption. Also legal after a step that failed for the item, if its request has
+     * `goes_on`. */
     void (*preempt)(mp_engine *engine, mp_item *item);
     /* Release an item, done or not. Legal on an item that was never admitted (`state` NULL). */
     void (*retire)(mp_engine *engine, mp_item *item);
     /* Free memory that no item needs (caches, arenas). Returns the number of bytes freed. */
     uint64_t (*trim)(mp_engine *engine);
-    void (*destroy)(mp_engine *engine); /* no item may be admitted */
-    /* Bytes of the budget held now: scratch, caches. NULL: the predicted number of bytes. */
+    void (*destroy)(mp_engine *engine); /* call only when no item is admitted */
+    /* Bytes charged to the budget now, for scratch and caches. NULL: the predicted number of bytes. */
     uint64_t (*bytes)(const mp_engine *engine);
 } mp_engine_ops;
 /* Savings by prefix reuse. Written by the worker, read (relaxed) by any thread while the engine lives. */
 typedef struct mp_prefix_counters {
     _Atomic uint64_t hits;    /* times that a sequence continued after cached tokens */
-    _Atomic uint64_t tokens;  /* cached tokens, which were not computed */
-    _Atomic uint64_t blocks;  /* blocks that can be found now, in use or idle */
+    _Atomic uint64_t tokens;  /* tokens found in the cache and therefore not computed */
+    _Atomic uint64_t blocks;  /* blocks that a look-up can find now, in use or idle */
     _Atomic uint64_t evicted; /* blocks evicted */
 } mp_prefix_counters;
-/* Totals over all steps. The worker's thread only. */
+/* Totals over all steps. Accessed by the worker's thread only. */
 typedef struct mp_step_work {
     uint64_t passes;   /* passes over the weights */
     uint64_t rows;     /* rows of all passes: prefill tokens, decode tokens and draft tokens */
@@ -91,19 +92,18 @@ typedef struct mp_step_work {
 struct mp_engine {
     const mp_engine_ops *ops;
     const mp_prefix_counters *prefix; /* NULL: no prefix reuse */
-    /* Returns the reason why the engine is permanently unusable, or NULL if it is well. The worker calls it after each
-     * other function and from time to time while idle, and ends when it returns an error. NULL: the engine cannot be
-     * lost. */
+    /* Returns the reason why the engine is permanently unusable, or NULL if it is usable. The worker calls lost() after
+     * every other engine function and from time to time while idle, and exits when lost() returns an error. NULL: the
+     * engine cannot become unusable. */
     const mp_error *(*lost)(mp_engine *engine);
     bool outside; /* the engine was lost by an external cause, not by its own computation; valid once lost() returns an
                    * error */
-    int process;  /* id of the process that computes for this engine: the lease then counts threads but has none of this
-                  * process. 0 = this process */
+    int process;  /* id of the process that computes for this engine: the lease then counts threads of that process, and
+                   * has none of this process. 0 = this process */
     mp_step_work work; /* all zero if the engine does not count */
 };
 
-/* ---- loading: the interface by which the registry loads any model
- * ------------------------------------------------- */
+/* ---- loading: the interface by which the registry loads any model ------------------------------------------------ */
 
 typedef struct mp_model mp_model; /* shared, immutable once loaded, reference-counted */
 
@@ -118,7 +118,7 @@ void mp_progress_set(mp_progress *progress, const char *stage, uint32_t percent)
 typedef struct mp_loader_ops {
     mp_status (*load)(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **model,
                       mp_error *error);
-    /* Predicts, without loading, the bytes that a load takes and the bytes that each engine takes. */
+    /* Predicts, without loading, the bytes of the loaded model and the bytes of each of its engines. */
     void (*footprint)(void *self, uint64_t *model_bytes, uint64_t *engine_bytes);
     void (*destroy)(void *self);
 } mp_loader_ops;
@@ -137,7 +137,7 @@ typedef struct mp_model_ops {
     mp_status (*check)(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total, mp_error *error);
     /* Returns true if the files are still present and unchanged. */
     bool (*healthy)(const mp_model *model);
-    uint64_t (*bytes)(const mp_model *model); /* anonymous memory held */
+    uint64_t (*bytes)(const mp_model *model); /* bytes of anonymous memory held */
     void (*destroy)(mp_model *model);         /* call after the last engine is destroyed */
 } mp_model_ops;
 struct mp_model {

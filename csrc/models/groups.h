@@ -19,12 +19,12 @@ typedef struct mp_groups {
     int most_rows, most_sequences; /* maxima over the groups; at least 1 */
 } mp_groups;
 
-/* Allocates room for `sequences` sequences, whose rows and owners the caller fills in; discards earlier content. Zeroed
- * storage is empty. */
+/* Allocates room for `sequences` sequences, whose rows and owners the caller fills in. Earlier content is lost. A
+ * zeroed mp_groups is valid and empty. */
 mp_status mp_groups_reserve(mp_groups *groups, int sequences, mp_error *error);
 void mp_groups_deinit(mp_groups *groups);
-/* Packs consecutive sequences, `all_rows` rows together, into groups of equal size for `threads` threads, of at most
- * `most` rows each. A longer sequence is a group of its own. */
+/* Packs `sequences` consecutive sequences, which have `all_rows` rows in total, into groups of at most `most` rows and
+ * at most the rows of an equal share for each of `threads` threads. A sequence with more rows is a group of its own. */
 void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int threads, int most);
 
 typedef struct mp_group_step { /* one step over the groups */
@@ -41,7 +41,7 @@ typedef struct mp_group_step { /* one step over the groups */
     _Atomic int next;
 } mp_group_step;
 
-/* Takes the scratch from the arena, which is charged to the budget (mp_engine_reserve). */
+/* Takes all scratch of the step from the arena, whose growth is charged to the budget (mp_engine_reserve). */
 mp_status mp_group_step_reserve(mp_group_step *step, mp_arena *arena, mp_budget *budget, uint64_t *charged,
                                 mp_error *error);
 /* Runs all groups. Stops early, between groups, if mp_lease_poll returns true and the threads do not share groups. */

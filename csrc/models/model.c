@@ -33,7 +33,7 @@ const mp_arch *mp_arch_find(const char *name) {
     return NULL;
 }
 
-/* Lists known architectures up to the length of `known`: first those that share three initial letters with `name`. */
+/* Lists as many known architectures as fit in `known`, first those that share three initial letters with `name`. */
 static mp_status fail_unknown_arch(const char *name, mp_error *error) {
     static const char more[] = ", ...";
     char known[96] = "";
@@ -134,8 +134,9 @@ void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
 }
 
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
-    /* Rates of one thread, per nanosecond: bytes read and operations. BARRIER_NS is the time that one more thread adds
-     * to a barrier: twice the measured time for two threads on one die, a third of it across dies. */
+    /* Assumed rates of one thread: bytes read per nanosecond and operations per nanosecond. BARRIER_NS is the time that
+     * each additional thread adds to a barrier: twice the time measured for two threads on one die, a third of the time
+     * across dies. */
     const double BYTES = 20, OPERATIONS = 100, BARRIER_NS = 100;
     double reading = (double)facts->weight_bytes / BYTES;
     double computing = 2.0 * (double)facts->parameters * (double)rows / OPERATIONS;

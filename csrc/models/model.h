@@ -1,6 +1,7 @@
-/* model.h: from a spec to a loaded model, by the row of its architecture (archs.def).
+/* model.h: loads a model from a spec, with the loader in the row of its architecture (archs.def).
  *
- * A new architecture is one row in archs.def, one <family>.c with its names, flags and differences, and one fixture. */
+ * A new architecture needs one row in archs.def, one <family>.c with its names, flags and differences, and one
+ * fixture. */
 #ifndef MP_MODELS_MODEL_H
 #define MP_MODELS_MODEL_H
 
@@ -11,15 +12,15 @@
 #include "models/engine.h"
 
 /* Creates a loader for a spec and pins the spec. `compute`: the compute type (MP_COMPUTE_AUTO: chosen by the family).
- * FORMAT for an unknown architecture; the error lists known ones. */
+ * Fails with FORMAT if the architecture is unknown; the error lists known architectures. */
 mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *loader, mp_error *error);
 
-/* Loads at once, for several processes that share the packed weights: see `mp_load_args.shared`. */
+/* Loads the model immediately, without a loader. Several processes can share the packed weights: see
+ * `mp_load_args.shared`. */
 mp_status mp_model_load_shared(mp_spec *spec, mp_compute compute, mp_shm *shared, mp_lease *lease, mp_budget *budget,
                                mp_progress *progress, mp_model **model, mp_error *error);
 
-/* Speed estimates that a model of this process has learnt, to be set for the same model in another process; 0 =
- * unknown. */
+/* Copy the speed estimates measured by a model in one process to the same model in another process. 0 = unknown. */
 enum { MP_MODEL_SPEEDS = 2 };
 void mp_model_get_speed(const mp_model *model, uint64_t speed[MP_MODEL_SPEEDS]);
 void mp_model_set_speed(mp_model *model, const uint64_t speed[MP_MODEL_SPEEDS]);
@@ -32,7 +33,7 @@ typedef struct mp_arch_info {
 int mp_arch_count(void);
 const mp_arch_info *mp_arch_at(int index);
 
-/* Facts of a loaded model, as shown in Python; 0 where a fact has no meaning. */
+/* Facts of a loaded model, as shown in Python; 0 if a fact does not apply to the model. */
 typedef struct mp_model_facts {
     const char *architecture, *compute;
     int64_t context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes;
@@ -42,20 +43,22 @@ void mp_model_get_facts(const mp_model *model, mp_model_facts *facts);
 /* For families: reads the activation between the linear layers of an encoder from `key` of the spec; GELU if absent. */
 mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error);
 
-/* For engines: scratch charged to the budget, sized by the step and kept for the next one. mp_engine_reserve adds the
- * bytes taken to *charged; mp_engine_release returns all of them and their number. */
+/* For engines: scratch in an arena, charged to the budget; it grows when a step needs more and is reused by the next
+ * step. mp_engine_reserve adds the bytes of the growth to *charged. mp_engine_release frees the arena, returns its
+ * bytes to the budget, sets *charged to 0 and returns the number of bytes. */
 mp_status mp_engine_reserve(mp_arena *arena, size_t bytes, mp_budget *budget, uint64_t *charged, mp_error *error);
 uint64_t mp_engine_release(mp_arena *arena, mp_budget *budget, uint64_t *charged);
 /* mp_engine_fail_all fails every item of a plan with the same error. mp_engine_fail_numeric fails one item because its
  * result has NaN or infinity, unless it has failed already. */
 void mp_engine_fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes);
 void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome);
-/* Advances an item by `units` units and publishes its new position in `done`, its request's counter. */
+/* Advances `item->cursor` by `units` units and publishes it in `done`, the counter of complete results in the item's
+ * request. Sets *outcome to DONE after the last unit. */
 void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome);
 
 /* For families: the number of threads, 1 to 256, up to which more threads shorten a pass of `rows` rows with `barriers`
  * barriers. Each additional thread divides the work further and lengthens each barrier. The estimate uses sizes alone,
- * with rates that are low rather than high, so it limits only with very many threads or very little work. */
+ * with low assumed rates, so it takes effect only with very many threads or very little work. */
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers);
 
 #endif

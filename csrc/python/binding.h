@@ -19,7 +19,7 @@
 #include "files/spec.h"
 #include "registry/registry.h"
 
-/* Free-threaded builds: serialize calls on an object that changes. Empty in other builds, where the GIL does that. */
+/* Free-threaded builds: serialize calls on a mutable object. Empty in other builds, where the GIL serializes them. */
 #ifdef Py_GIL_DISABLED
 #define MP_BEGIN_EXCLUSIVE(object) Py_BEGIN_CRITICAL_SECTION(object)
 #define MP_END_EXCLUSIVE()         Py_END_CRITICAL_SECTION()
@@ -58,7 +58,7 @@ static inline bool mp_is_main_thread(const mp_state *state) {
 /* End of the next wait: the deadline, or earlier in the main thread, which must check for signals. 0: no end. */
 uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns);
 /* Wait as mp_ticket_wait does. Returns 1 if the ticket progressed, 0 if the deadline passed, -1 if a signal handler
- * raised. */
+ * raised an exception. */
 int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
 
 /* --- type_spec.c, type_gguf.c, type_bpe.c, type_notifier.c, type_ticket.c, type_registry.c --- */
@@ -71,7 +71,7 @@ PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
 /* Borrow the spec of a Spec object and freeze it. Returns NULL with TypeError for another object. */
 mp_spec *mp_spec_freeze_object(mp_state *state, PyObject *object);
 PyObject *mp_read_gguf(PyObject *module, PyObject *path);
-/* The byte-pair vocabulary of a header that no longer changes; None if it has no suitable one. */
+/* Returns the byte-pair vocabulary of a spec that no longer changes, or None if the spec has no suitable one. */
 PyObject *mp_bpe_object(mp_state *state, mp_spec *spec);
 /* Borrow the notifier. Returns NULL with an exception if the object is not a Notifier or is closed. */
 mp_notifier *mp_notifier_of(mp_state *state, PyObject *object);
@@ -83,14 +83,15 @@ typedef struct mp_ticket_object {
 } mp_ticket_object;
 /* Takes ownership of the caller's reference to the ticket. */
 PyObject *mp_ticket_object_new(mp_state *state, mp_ticket *ticket, PyObject *registry, const char *key);
-/* Raise the error of a failed request, or INVALID_ARGUMENT if it is not done. Returns false with an exception. */
+/* Raise the error of a failed request, or INVALID_ARGUMENT if the request is not done. Returns false with an
+ * exception. */
 bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key);
-/* The request of a ticket if it has that capability; else NULL with an exception. */
+/* Borrow the request of a ticket. Returns NULL with an exception if the request has another capability. */
 mp_request *mp_ticket_request_of(mp_state *state, mp_ticket *ticket, mp_capability capability);
 
 /* --- convert_<capability>.c --- */
 
-/* The last keywords of every submit method. */
+/* Keyword arguments that every submit method has after its own. */
 typedef struct mp_submit_args {
     mp_submit_options options;
     const char *key;
@@ -115,9 +116,9 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit);
 /* Convert seconds to nanoseconds: infinity gives MP_FOREVER, and 0 s gives 1 ns, because 0 means the default. Returns
  * false with an exception. */
 bool mp_seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns);
-/* An array over memory of the ticket's request. Pins the ticket; copies nothing. */
+/* Return an array over memory of the ticket's request, without copying. The array pins the ticket. */
 PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int type, void *data);
-/* A contiguous array of a type, from any object that casts to it safely. Returns a new reference. */
+/* Convert any object that casts safely to `type` to a contiguous array. Returns a new reference. */
 PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name);
 
 /* Parse the arguments of a submit function into a new request. Returns NULL with an exception. */

@@ -1,4 +1,4 @@
-/* convert.c: arguments of requests from Python, as the passes over their schemas need them (python/passes). */
+/* convert.c: converts the arguments of requests from Python; called by the code of python/passes. */
 #include "python/convert.h"
 
 bool mp_number_in(mp_state *state, const char *name, int64_t value, int64_t low, int64_t high) {

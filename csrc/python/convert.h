@@ -23,16 +23,17 @@ typedef struct mp_string_list {
 /* Check a number against its bounds. Raises INVALID_ARGUMENT. */
 bool mp_number_in(mp_state *state, const char *name, int64_t value, int64_t low, int64_t high);
 bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count, int64_t low, int64_t high);
-/* Make a flat array of times * *count + plus entries, a new reference. If the count is unknown, derive it. */
+/* Convert an object to a flat array of times * count->n + plus entries. Returns a new reference. If count->n is -1,
+ * sets it from the array's length. */
 PyObject *mp_entries_in(mp_state *state, PyObject *object, int type, const char *name, int times, mp_entry_count *count,
                         int plus);
-/* Convert a sequence of integers. Free with PyMem_Free. */
+/* Convert a sequence of numbers, and set count->n if it is -1. Free the result with PyMem_Free. */
 int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name, int64_t low, int64_t high,
                             mp_entry_count *count);
 float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, double low, double high,
                         mp_entry_count *count);
-/* Convert a sequence of bytes objects. Returns a new reference to it. Free the arrays in *out with PyMem_Free, also
- * after a failure. */
+/* Convert a sequence of bytes objects. Returns a new reference to the list that owns the bytes. Free the arrays in *out
+ * with PyMem_Free, even after a failure. */
 PyObject *mp_strings_in(mp_state *state, PyObject *object, const char *name, mp_string_list *out,
                         mp_entry_count *count);
 

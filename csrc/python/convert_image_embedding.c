@@ -25,7 +25,7 @@ mp_request *mp_image_embedding_from_python(mp_state *state, PyObject *positional
     if (ok) {
         mp_error error;
         mp_status status;
-        Py_BEGIN_ALLOW_THREADS /* copying takes long: megabytes */
+        Py_BEGIN_ALLOW_THREADS /* the call copies megabytes */
             status = mp_image_embedding_request_create(args, &request, &error);
         Py_END_ALLOW_THREADS
         if (status != MP_OK)

@@ -15,7 +15,8 @@ static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
     return PyArg_ParseTuple(counts, "iii", &args->n_ids[0], &args->n_ids[1], &args->n_ids[2]);
 }
 
-/* Convert ids[text][encoder], arrays or None, and keep the arrays in `arrays`. Returns false with an exception. */
+/* Convert ids[text][encoder], arrays or None, and put the arrays into `arrays`, which the caller releases. Returns
+ * false with an exception. */
 static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAYS], mp_image_generation_args *args) {
     PyObject *outer = PySequence_Fast(texts, "ids must be a list of lists of arrays");
     if (!outer)
@@ -75,7 +76,7 @@ mp_request *mp_image_generation_from_python(mp_state *state, PyObject *positiona
     if (ok) {
         mp_error error;
         mp_status status;
-        Py_BEGIN_ALLOW_THREADS /* copying takes long: megabytes */
+        Py_BEGIN_ALLOW_THREADS /* the call copies megabytes */
             status = mp_image_generation_request_create(args, &request, &error);
         Py_END_ALLOW_THREADS
         if (status != MP_OK)

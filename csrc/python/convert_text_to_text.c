@@ -1,4 +1,4 @@
-/* convert_text_to_text.c: converts a text request from Python, and the output that it has so far. */
+/* convert_text_to_text.c: converts a text request from Python to C, and its output so far to Python. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -8,7 +8,8 @@
 
 enum { IMAGE_PARTS = 6 };
 
-/* None, or a tuple of arrays. The caller releases `parts`. */
+/* Convert `images`: None, or a tuple of six arrays. The caller releases `parts`, even after a failure. Returns false
+ * with an exception. */
 #define MP_SCHEMA "models/requests/text_images.def"
 static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_PARTS], mp_text_image_args *args) {
 #include "python/passes/locals.def"
@@ -30,7 +31,7 @@ static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_P
 }
 #undef MP_SCHEMA
 
-/* None, or bytes. */
+/* Convert `mask`: None, or bytes, which `args` borrows. Returns false with an exception. */
 static bool mask_in(PyObject *mask, mp_text_args *args) {
     if (mask == Py_None)
         return true;
@@ -97,7 +98,7 @@ mp_request *mp_text_from_python(mp_state *state, PyObject *positional, PyObject 
         mp_error error;
         mp_status status;
         if (args->images.n_bytes > 0) {
-            Py_BEGIN_ALLOW_THREADS /* copying takes long: megabytes */
+            Py_BEGIN_ALLOW_THREADS /* the call copies megabytes */
                 status = mp_text_request_create(args, &request, &error);
             Py_END_ALLOW_THREADS
         } else {
@@ -113,14 +114,14 @@ mp_request *mp_text_from_python(mp_state *state, PyObject *positional, PyObject 
 }
 #undef MP_SCHEMA
 
-/* --- results; also while the request runs: everything below a count is complete --- */
+/* --- results, readable while the request runs: entries below a published count are complete --- */
 
 static mp_text_request *text_request(mp_state *state, mp_ticket *ticket) {
     bool vision = mp_ticket_request(ticket)->capability == MP_VISION;
     return (mp_text_request *)mp_ticket_request_of(state, ticket, vision ? MP_VISION : MP_TEXT_TO_TEXT);
 }
 
-/* The choice at `index`. Returns NULL with an exception. */
+/* Borrow the choice at `index`. Returns NULL with an exception. */
 static mp_choice *choice_at(mp_state *state, mp_ticket *ticket, int index) {
     mp_text_request *request = text_request(state, ticket);
     if (!request)
@@ -140,7 +141,8 @@ PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args) {
     bool done = mp_ticket_done(ticket);
     /* Read `finish` first: it is stored last, so a finished choice has all of its text. */
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
-    if (finish == MP_FINISH_CANCELLED && !done) /* a failed worker gave it up, and the request may be retried */
+    if (finish == MP_FINISH_CANCELLED && !done) /* a failed worker abandoned the choice, and the request may be
+                                                 * retried */
         finish = MP_FINISH_NONE;
     uint32_t tokens = atomic_load_explicit(&choice->token_count, memory_order_acquire);
     uint32_t bytes = atomic_load_explicit(&choice->text_bytes, memory_order_acquire);
@@ -266,7 +268,7 @@ PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket) {
         generated += atomic_load_explicit(&request->choices[i].token_count, memory_order_acquire);
     uint64_t submitted, started, finished;
     mp_ticket_times(ticket, &submitted, &started, &finished);
-    if (!mp_ticket_done(ticket)) /* until then the engine may write prompt_done_ns and cached_tokens */
+    if (!mp_ticket_done(ticket)) /* until the request is done, the engine may write prompt_done_ns and cached_tokens */
         return Py_BuildValue("(ikiddd)", request->n_prompt, generated, 0, seconds_between(submitted, started), 0.0,
                              0.0);
     uint64_t prompt_done = request->prompt_done_ns ? request->prompt_done_ns : finished;

@@ -36,10 +36,10 @@ static PyObject *error_class(mp_state *state, mp_status code) {
     return PyObject_GetAttrString(state->errors, mp_status_find(code)->python_class);
 }
 
-/* Decode a text of the core: paths and names in it may hold any bytes. */
+/* Decode a text from the core. Replaces invalid UTF-8, because paths and names may contain any bytes. */
 static PyObject *text_of(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
 
-/* kwargs[name] = text, unless it is empty. */
+/* kwargs[name] = text, unless the text is empty. */
 static bool put_text(PyObject *kwargs, const char *name, const char *text) {
     if (!text[0])
         return true;
@@ -65,7 +65,7 @@ static bool first_number(const char *text, long long *number) {
     return true;
 }
 
-/* kwargs of the exception class that structured fields of the error fill; empty fields are left out. */
+/* Add the structured fields of an error to the kwargs of its exception class. Leaves out empty fields. */
 static bool put_details(PyObject *kwargs, const mp_error *error) {
     long long number;
     switch (error->code) {

@@ -1,4 +1,4 @@
-/* module.c: the module mpool._core: its functions and its state, and waits that check for signals. */
+/* module.c: the module mpool._core: its functions and its state; waiting that checks for signals. */
 #define MP_PYTHON_IMPORTS_NUMPY
 #include <dirent.h>
 #include <math.h>
@@ -39,7 +39,7 @@ bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "timeout is %g, allowed: seconds >= 0, or None", seconds);
         return false;
     }
-    if (seconds < 1e9) /* a longer timeout counts as none */
+    if (seconds < 1e9) /* a longer timeout means no deadline */
         *deadline_ns = mp_sys_now_ns() + (uint64_t)(seconds * 1e9);
     return true;
 }
@@ -112,7 +112,7 @@ PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int ty
         return NULL;
     }
     mp_ticket_pin(ticket);
-    /* takes ownership of the capsule, also on failure */
+    /* PyArray_SetBaseObject takes ownership of the capsule, even on failure */
     if (PyArray_SetBaseObject((PyArrayObject *)array, capsule) < 0)
         Py_CLEAR(array);
     return array;
@@ -261,7 +261,7 @@ static PyObject *config(PyObject *module, PyObject *none) {
     const char *sanitizer = "";
 #endif
     const char *why = "", *core;
-    Py_BEGIN_ALLOW_THREADS /* loads the library and runs its self-test on first use */
+    Py_BEGIN_ALLOW_THREADS /* loads the BLAS library and runs its self-test on first use */
         core = mp_blas_core(&why);
     Py_END_ALLOW_THREADS PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
     PyObject *nodes = memory_nodes(mp_state_of_module(module));
@@ -448,7 +448,7 @@ static bool find_openblas(PyObject *module, char *path, size_t size) {
         if (libraries)
             closedir(libraries);
     }
-    PyErr_Clear(); /* a module without a file is built in, with nothing next to it */
+    PyErr_Clear(); /* a module without a file name is built in and has no libraries next to it */
     Py_XDECREF(bytes);
     Py_XDECREF(file);
     return found;

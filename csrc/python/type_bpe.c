@@ -30,7 +30,7 @@ static void bpe_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* Returns 1 if all words were added, 0 if they exceed the cost limit, -1 with an exception. */
+/* Returns 1 if all words were added, 0 if their cost exceeds `most`, -1 with an exception. */
 static int add_words(mp_bpe_part *part, const mp_bpe *bpe, PyObject *words, unsigned long long most) {
     PyObject *iterator = PyObject_GetIter(words), *word;
     if (!iterator)

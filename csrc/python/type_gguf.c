@@ -39,7 +39,7 @@ static void gguf_dealloc(PyObject *object) {
 
 /* --- values --- */
 
-/* str, or bytes if it is not valid UTF-8. */
+/* Returns a str, or bytes if the text is not valid UTF-8. */
 static PyObject *string_out(const char *text, uint64_t length) {
     PyObject *string = PyUnicode_DecodeUTF8(text, (Py_ssize_t)length, "strict");
     if (string || !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))

@@ -1,4 +1,4 @@
-/* type_registry.c: Registry: keys and requests (registry/registry.h). */
+/* type_registry.c: the Python type Registry, for model keys and requests (registry/registry.h). */
 #include <math.h>
 #include <stdatomic.h>
 
@@ -14,7 +14,7 @@
 typedef struct registry_object {
     PyObject_HEAD mp_registry *registry;
     uint64_t grace_ns;
-    uint64_t start_ns, stall_ns; /* limits of worker processes: 3/4 of the registry's */
+    uint64_t start_ns, stall_ns; /* limits of worker processes: 3/4 of load_timeout and stall_timeout */
 } registry_object;
 
 static mp_registry *registry_of(PyObject *self) { return ((registry_object *)self)->registry; }
@@ -48,7 +48,7 @@ static bool each_capability(mp_state *state, const char *name, PyObject *dict, m
     return true;
 }
 
-/* One capacity for all service classes, or a tuple with one per class. */
+/* Store a queue capacity: one number for all service classes, or a tuple with one number for each class. */
 static bool put_capacity(mp_state *state, const char *name, PyObject *value, mp_capability capability,
                          mp_registry_config *config) {
     long calls[MP_SERVICE_COUNT] = {0};
@@ -83,7 +83,7 @@ static bool put_policy(mp_state *state, const char *name, PyObject *value, mp_ca
     return false;
 }
 
-/* A tuple of seed and probabilities, or None. */
+/* Convert `chaos`: a tuple of a seed and five probabilities, or None. Returns false with an exception. */
 static bool chaos_in(PyObject *value, mp_chaos_rule *rule) {
     unsigned long long seed;
     if (value == Py_None)
@@ -125,7 +125,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     mp_state *state = mp_state_of_type(type);
     mp_registry_config config = {.threads = 0};
     unsigned long long memory = 0;
-    /* in seconds; -INFINITY: not passed, keep the default */
+    /* durations in seconds; -INFINITY: not passed, keep the default */
     struct {
         const char *name;
         double seconds;
@@ -183,8 +183,9 @@ static void registry_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     mp_registry *registry = self->registry;
     if (registry) {
-        /* No thread waits: a ticket holds its registry, and a running method holds self. Core threads never take the
-         * GIL, so keep it where releasing it is not safe during shutdown. */
+        /* No thread waits on this registry: a ticket references its registry, and a running method references self.
+         * Core threads never take the GIL, so closing is safe with the GIL held. Keep the GIL during shutdown of the
+         * interpreter, when releasing it is not safe. */
 #if PY_VERSION_HEX >= 0x030D0000
         bool finalizing = Py_IsFinalizing();
 #else
@@ -239,9 +240,9 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
 
 enum { MAX_ARGUMENTS = 16, OPTION_BYTES = 512 };
 
-/* Build the environment of worker processes: the current one, in which mpool's options have the values that this
- * process read. The GIL prevents changes to environ meanwhile. Free *options and the result with PyMem_Free. Returns
- * NULL with an exception. */
+/* Build the environment of worker processes: the environment of this process, with mpool's options set to the values
+ * that this process uses. The GIL prevents changes to environ meanwhile. Free *options and the result with PyMem_Free.
+ * Returns NULL with an exception. */
 static const char **make_environment(char (**options)[OPTION_BYTES]) {
     int count = 0, rows, at = 0;
     const mp_option_row *row = mp_option_rows(&rows);
@@ -267,7 +268,7 @@ static const char **make_environment(char (**options)[OPTION_BYTES]) {
     for (int r = 0; r < rows; r++) {
         char value[OPTION_BYTES / 2];
         mp_option_value(r, value, sizeof(value));
-        bool cpu = strcmp(row[r].variable, "MPOOL_CPU") == 0; /* the child must compute the same bits */
+        bool cpu = strcmp(row[r].variable, "MPOOL_CPU") == 0; /* same CPU level: the child must compute the same bits */
         snprintf((*options)[r], OPTION_BYTES, "%s=%s", row[r].variable, cpu ? mp_cpu_level() : value);
         made[at++] = (*options)[r];
     }
@@ -338,7 +339,8 @@ static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) 
     Py_RETURN_NONE;
 }
 
-/* An operation that waits on an entry. Called repeatedly with short deadlines, so that signals are handled. */
+/* An operation that waits on an entry. wait_entry() calls it repeatedly with short deadlines and checks for signals
+ * between the calls. */
 typedef mp_status entry_wait(mp_registry *registry, const char *key, bool flag, uint64_t deadline_ns, mp_error *error);
 
 static mp_status wait_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error) {
@@ -372,7 +374,8 @@ static PyObject *wait_entry(PyObject *self, entry_wait *wait, const char *key, b
         uint64_t slice = mp_wait_slice(state, deadline_ns);
         Py_BEGIN_ALLOW_THREADS status = wait(registry_of(self), key, flag, slice, &error);
         Py_END_ALLOW_THREADS if (status == MP_OK) Py_RETURN_NONE;
-        if (wait == wait_remove) /* the first call released the key, which another model may have taken since */
+        if (wait == wait_remove) /* the first call released the key, and another model may have been added under it
+                                  * since */
             wait = wait_removed;
         if (status != MP_TIMEOUT || slice == deadline_ns)
             return mp_raise(state, &error, key);
@@ -554,7 +557,7 @@ static PyObject *registry_maintain(PyObject *self, PyObject *none) {
 
 /* --- requests --- */
 
-/* Lets a submit that waits for space in the queue handle signals on its own thread. */
+/* Lets a thread that waits in submit for space in the queue handle signals. */
 typedef struct signal_check {
     PyThreadState *saved; /* state of the submitting thread, which released the GIL */
     bool main, raised;
@@ -570,8 +573,9 @@ static bool signal_arrived(void *arg) {
     return check->raised;
 }
 
-/* Submit the request and, if `wait`, wait for the first slice, releasing the GIL once for both. Takes ownership of the
- * request. Returns NULL with an exception if the registry refused it. */
+/* Submit the request and, if `wait` is set, wait at most until signals must be checked (mp_wait_slice). Releases the
+ * GIL once for both. Takes ownership of the request. Returns NULL with an exception if the registry refused the
+ * request. */
 static mp_ticket *submit(PyObject *self, mp_request *request, mp_submit_args *submit, bool wait, bool *done) {
     mp_state *state = mp_state_of(self);
     mp_ticket *ticket = NULL;
@@ -610,7 +614,7 @@ static PyObject *vectors_now(PyObject *self, PyObject *args, PyObject *kwargs, m
     if (!ticket)
         return NULL;
     PyObject *vectors = NULL;
-    /* The request's own deadline ends it, so this wait needs none. */
+    /* This wait needs no deadline, because the request ends at its own. */
     if (done || (PyErr_CheckSignals() == 0 && mp_wait_ticket(state, ticket, UINT64_MAX, 0, NULL) > 0))
         vectors = vectors_of(state, ticket, options.key);
     mp_ticket_release(ticket); /* cancels a request whose wait was interrupted */

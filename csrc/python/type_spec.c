@@ -5,7 +5,7 @@
 
 typedef struct spec_object {
     PyObject_HEAD mp_spec *spec;
-    bool frozen; /* registered: shared with threads of the core from then on */
+    bool frozen; /* set at registration: from then on threads of the core share the spec */
 } spec_object;
 
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec) {
@@ -184,7 +184,7 @@ static bool int_in(const char *key, PyObject *object, int64_t *out) {
     return false;
 }
 
-/* Borrow the bytes of the object. */
+/* Borrow the bytes of a str or bytes object. Returns false with an exception. */
 static bool bytes_in(PyObject *object, const char **text, Py_ssize_t *length) {
     if (PyUnicode_Check(object))
         return (*text = PyUnicode_AsUTF8AndSize(object, length)) != NULL;
@@ -218,7 +218,7 @@ static bool number_in(PyObject *object, double *out) {
     return *out != -1.0 || !PyErr_Occurred();
 }
 
-/* Fill memory[count] from a list of one type. */
+/* Fill `memory` with the numbers of a list of type `kind`. Returns false with an exception. */
 static bool numbers_in(const char *key, PyObject *list, int kind, void *memory, mp_value *out) {
     for (uint64_t i = 0; i < out->count; i++) {
         PyObject *item = PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i);
@@ -251,7 +251,8 @@ static bool numbers_in(const char *key, PyObject *list, int kind, void *memory, 
     return true;
 }
 
-/* Build offsets[count + 1] followed by the bytes. The caller frees the result. */
+/* Copy the strings of a list to one allocation: offsets [count + 1], then the bytes. The caller frees it with
+ * PyMem_Free. Returns NULL with an exception. */
 static void *strings_in(const char *key, PyObject *list, mp_value *out) {
     size_t total = 0, table = (out->count + 1) * sizeof(uint64_t);
     const char *text;

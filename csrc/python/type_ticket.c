@@ -1,4 +1,4 @@
-/* type_ticket.c: Ticket, a request in flight. convert_<capability>.c holds the parts of each capability. */
+/* type_ticket.c: Ticket, a request in flight. convert_<capability>.c has the methods of each capability. */
 #include <string.h>
 
 #include "python/binding.h"

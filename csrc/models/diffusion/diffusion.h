@@ -43,16 +43,16 @@ typedef struct mp_text_end { /* follows the last layer of a text encoder */
     mp_linear projection; /* CLIP; parts 0: none */
 } mp_text_end;
 
-/* Weights of a block for one kind of rows, text or image. A modulation has one part per vector, in this order: shift,
- * scale, gate of the attention; the same of the MLP; the same of the second attention. */
+/* Weights of a block for one kind of rows, text or image. A modulation has one part for each vector that it outputs, in
+ * this order: shift, scale and gate of the attention, then those of the MLP, then those of the second attention. */
 typedef struct mp_dit_side {
     mp_linear modulation, qkv, out, up, down;
     mp_norm q_norm, k_norm; /* [head_dim]; without weights: none */
 } mp_dit_side;
 typedef struct mp_dit_joint {
     mp_dit_side text, image;
-    bool last;           /* text rows only give keys and values; their modulation is (shift, scale) */
-    bool dual;           /* the image rows have a second attention, to themselves */
+    bool last;           /* the text rows contribute only keys and values; their modulation is (shift, scale) */
+    bool dual;           /* a second attention runs over the image rows alone */
     mp_linear qkv2, out2;
     mp_norm q_norm2, k_norm2;
 } mp_dit_joint;
@@ -95,24 +95,24 @@ typedef struct mp_diff_block {
 
 /* ---- the model --------------------------------------------------------------------------------------------------- */
 
-typedef struct mp_diff_encoder { /* hyper-parameters of a text encoder; layers 0: the model lacks it */
-    bool t5;               /* else CLIP */
+typedef struct mp_diff_encoder { /* hyper-parameters of a text encoder; layers 0: the model lacks this encoder */
+    bool t5;               /* T5; otherwise CLIP */
     int32_t layers, hidden, ffn, vocab, length; /* length: maximum tokens */
     int32_t projection;    /* CLIP: width of the projected pooled vector, or 0 */
     int32_t end;           /* CLIP: pool the row of the first token with this id; -1: of the highest id */
     mp_act act;
     float eps;
-    mp_attention attention; /* T5: the bias is that of mp_diff_text */
+    mp_attention attention; /* mp_diff_text_begin copies it, and adds the bias of T5 to the copy */
     mp_embedding embedding;
     mp_tensor relative;     /* T5: [buckets, heads] of relative positions, as stored */
-    int32_t reach;          /* T5: distance from which on all share one bucket */
+    int32_t reach;          /* T5: all distances from this one on share one bucket */
 } mp_diff_encoder;
 
 typedef struct mp_diffusion {
     mp_model_base base;
     mp_weights *weights;
-    mp_compute compute; /* AUTO: float weights as mp_float_class says, all others as stored */
-    bool flux;          /* FLUX; else Stable Diffusion 3 */
+    mp_compute compute; /* AUTO: float weights in the type of mp_float_class, quantised weights as stored */
+    bool flux;          /* FLUX; otherwise Stable Diffusion 3 */
     mp_diff_encoder encoder[MP_DIFF_ENCODERS];
     /* transformer */
     int32_t hidden, heads, head_dim, joint_layers, single_layers;
@@ -139,13 +139,13 @@ static inline const char *mp_diff_stage_name(int stage) {
     static const char *const names[] = {"clip_l", "clip_g", "t5", "transformer", "vae"};
     return names[stage];
 }
-/* 10^9 operations of one pass of the transformer over `text_rows` and `image_rows` rows. */
+/* Returns the operations, in units of 10^9, of one pass of the transformer over `text_rows` and `image_rows` rows. */
 double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t image_rows);
 
 /* Register the tensors of block `index` of a stage with the builder. Checks names and shapes; reads no weights. */
 mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error);
-/* mp_diff_build for one stage. */
+/* mp_diff_build for one network: a text encoder, the transformer, the decoder. */
 mp_status mp_text_build(const mp_diffusion *model, int which, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error);
 mp_status mp_dit_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
@@ -163,8 +163,8 @@ mp_status mp_diff_check(const mp_model *model, mp_request *request, uint64_t *co
 
 /* ---- running: all threads of a region call every function below -------------------------------------------------- */
 
-/* One parallel region. When the lease is cancelled, every function below returns false in all threads, and its output
- * is incomplete. */
+/* One parallel region. When the lease is cancelled, every computing function below returns false in all threads, and
+ * its output is incomplete. */
 typedef struct mp_diff_run {
     mp_lease *lease;
     _Atomic int raised;
@@ -202,7 +202,7 @@ bool mp_diff_layer_norm(mp_diff_thread *l, const float *x, int64_t M, int n, con
 
 /* Returns the row context for blocks of nn/, with the barriers and polls of this step. spans: one, or NULL. */
 mp_row_context mp_diff_context(mp_diff_thread *l, const mp_row_span *spans, void *acts);
-/* Rows of a head that a thread computes between two polls. */
+/* Returns the rows of a head that a thread computes between two polls. */
 int mp_diff_attention_rows(const mp_attention *attention, int T);
 /* Attention of T rows to each other. Uses the thread's own scratch (mp_attention_scratch). Ends with a barrier. */
 bool mp_diff_attend(mp_diff_thread *l, const mp_attention *attention, const mp_attention_rows *rows, int T);
@@ -222,7 +222,7 @@ typedef struct mp_diff_text {
 static inline int32_t mp_diff_text_width(const mp_diff_encoder *e) {
     return e->attention.heads * e->attention.head_dim;
 }
-/* Call on one thread before block 0, after encoder, T and the memory are set. Fills in bias and attention. */
+/* Fills in `bias` and `attention`. Call on one thread before block 0, after `encoder`, `T` and the memory are set. */
 mp_status mp_diff_text_begin(mp_diff_text *text, mp_error *error);
 size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_block *block, int index, int32_t T);
 size_t mp_diff_text_own(const mp_diffusion *model, int which, int32_t T);
@@ -256,8 +256,8 @@ bool mp_dit_end(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends 
 /* A run of the decoder, op by op. */
 typedef struct mp_vae_image {
     int32_t high, wide;
-    float *x, *a, *b; /* [mp_vae_floats] each. x holds the image; a and b are scratch. Thread 0 swaps them before the
-                       * last barrier of an op. */
+    float *x, *a, *b; /* [mp_vae_floats] each. x holds the image; a and b are scratch. If an op wrote its result to a,
+                       * thread 0 swaps x and a before the last barrier of the op. */
 } mp_vae_image;
 /* Floats of the largest intermediate image while latents of high x wide are decoded. */
 uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide);

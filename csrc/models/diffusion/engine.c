@@ -99,7 +99,7 @@ static uint64_t trim(mp_diffusion_engine *engine) {
     return before - engine->weights - engine->cache.charged;
 }
 
-/* The registry calls it between steps, when no weights are in use. */
+/* The registry calls engine_trim between steps, when no weights are in use. */
 static uint64_t engine_trim(mp_engine *base) { return trim((mp_diffusion_engine *)base); }
 
 static void engine_destroy(mp_engine *base) {

@@ -22,7 +22,7 @@ static bool diffusion_healthy(const mp_model *base) {
     return mp_weights_sound(((const mp_diffusion *)base)->weights);
 }
 
-/* Weights belong to the engines. */
+/* The model itself holds no weights: each engine builds its own. */
 static uint64_t diffusion_bytes(const mp_model *base) {
     (void)base;
     return 0;
@@ -291,7 +291,7 @@ cleanup:
     return status;
 }
 
-/* Scratch bytes of a stage, for an image of the size that the model was trained for; 0 if the spec does not tell. */
+/* Scratch bytes of a stage, for an image of the size that the model was trained for; 0 if the spec lacks that size. */
 static uint64_t working_bytes(const mp_spec *spec, int stage) {
     int64_t heads = 0, head = 0, side = 0, widths[MP_DIFF_LEVELS] = {0};
     const int64_t none = 0;
@@ -326,7 +326,8 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
         const char *dot = strchr(entry->name, '.');
         size_t length = dot ? (size_t)(dot - entry->name) : 0;
         const char *last = dot ? dot + 1 : "";
-        if (strcmp(last, "tokens") == 0 || strcmp(last, "positions") == 0) /* these tensors stay in their files */
+        if (strcmp(last, "tokens") == 0 || strcmp(last, "positions") == 0) /* these tensors are used in place, in their
+                                                                            * files */
             continue;
         for (int s = 0; s < MP_DIFF_STAGES; s++)
             if (strlen(mp_diff_stage_name(s)) == length && strncmp(entry->name, mp_diff_stage_name(s), length) == 0)

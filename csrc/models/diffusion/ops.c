@@ -1,4 +1,5 @@
-/* diffusion/ops.c: operations of the networks, on all threads. They poll the lease at least every MP_DIFF_ROWS rows. */
+/* diffusion/ops.c: operations of the networks, each on all threads. Each polls the lease at least every MP_DIFF_ROWS
+ * rows. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h> /* snprintf only */

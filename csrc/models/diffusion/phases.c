@@ -154,7 +154,8 @@ static void begin_step(mp_diff_state *state, const mp_image_generation_request *
     pack(request, from + (int64_t)state->at.image * mp_image_generation_latents(request), state->latents);
 }
 
-/* After the last pass: x += (next sigma - sigma) v. With guidance, v = negative + scale (v - negative). */
+/* Finish a step after its last pass: x += (next sigma - sigma) v. With guidance, v = negative + scale (v -
+ * negative). */
 static mp_status end_step(mp_item *item, mp_error *error) {
     mp_diff_state *state = item->state;
     mp_image_generation_request *request = mp_diff_request(item);
@@ -234,8 +235,8 @@ static mp_status denoise(mp_diffusion_engine *engine, mp_item *item, mp_lease *l
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
 
-/* Fill in the decoder's input, pixel rows [high * wide, channels]: the latents of an image, or for a preview those that
- * the step predicts. */
+/* Fill in the decoder's input, pixel rows [high * wide, channels]: the latents of an image, or for a preview the
+ * latents that the last step predicts. */
 static mp_status begin_decoding(mp_diffusion_engine *engine, mp_diff_state *state,
                                 const mp_image_generation_request *request, mp_error *error) {
     const mp_diffusion *model = engine->model;

@@ -15,16 +15,16 @@
 #include "models/diffusion/texts.h"
 
 typedef enum mp_diff_phase {
-    MP_DIFF_ENCODE,  /* texts without an embedding */
+    MP_DIFF_ENCODE,  /* encodes the texts that are not cached */
     MP_DIFF_DENOISE,
-    MP_DIFF_PREVIEW, /* preview of the step just finished */
-    MP_DIFF_DECODE,  /* images whose steps are all finished */
+    MP_DIFF_PREVIEW, /* decodes a preview of the step just finished */
+    MP_DIFF_DECODE,  /* decodes the images, whose steps are all finished */
     MP_DIFF_FINISHED
 } mp_diff_phase;
 
 typedef struct mp_diff_position {
     mp_diff_phase phase;
-    int image;   /* image to denoise, preview or decode; ENCODE: the one that follows */
+    int image;   /* image to denoise, preview or decode; ENCODE: image to denoise next */
     int step;    /* finished denoising steps of the image; DECODE: unused */
     int encoder; /* ENCODE: current encoder; MP_DIFF_ENCODERS: all texts are encoded */
     int text;    /* ENCODE, DENOISE: text of the current pass */
@@ -34,13 +34,14 @@ typedef struct mp_diff_position {
 typedef struct mp_diff_state { /* state of an item, from admit to retire or preempt */
     mp_diff_position at;
     mp_diff_texts *texts[MP_T2I_TEXTS]; /* references to the cache */
-    bool known[MP_T2I_TEXTS];           /* complete in the cache: skip the encoders */
+    bool known[MP_T2I_TEXTS];           /* the text was complete in the cache: skip the encoders */
     /* A phase allocates its memory when it begins and frees it when it ends. */
     mp_diff_text run;
     mp_diff_memory encoding;
     mp_dit_pass pass;
     mp_diff_memory denoising;
-    float *latents, *velocity[MP_T2I_TEXTS]; /* the step's, [image rows, 4 channels] */
+    float *latents, *velocity[MP_T2I_TEXTS]; /* latents and velocities of the current step, [image rows, 4 channels]
+                                              * each */
     mp_vae_image image_run;
     mp_diff_memory decoding;
 } mp_diff_state;
@@ -55,7 +56,7 @@ typedef struct mp_diffusion_engine {
     uint64_t items;   /* bytes charged for phases of items */
     mp_diff_block *blocks[MP_DIFF_STAGES];
     mp_diff_cache cache;
-    mp_item *current; /* request in progress */
+    mp_item *current; /* the request in progress, or NULL */
     uint64_t budget_ns;
 } mp_diffusion_engine;
 
@@ -65,7 +66,8 @@ static inline mp_image_generation_request *mp_diff_request(const mp_item *item) 
 
 /* ---- phases.c ---------------------------------------------------------------------------------------------------- */
 
-/* Position at which a request with `cursor` finished units resumes. ENCODE looks its texts up in the cache. */
+/* Position at which a request with `cursor` finished units resumes. A request that resumes in ENCODE reuses the texts
+ * that are still cached. */
 mp_diff_position mp_diff_place(const mp_image_generation_request *request, uint32_t cursor);
 /* Compute one block. Sets *done to false if the step was cancelled. */
 mp_status mp_diff_advance(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error);

@@ -29,7 +29,7 @@ static bool take(mp_diffusion_engine *engine, uint64_t bytes, int stage) {
             mp_budget_take(engine->budget, bytes));
 }
 
-/* Scratch is sized for the block and kept for the next one. */
+/* Grow the scratch to `bytes` bytes if it is smaller. The next block reuses it. */
 static mp_status reserve(mp_diffusion_engine *engine, size_t bytes, int stage, mp_error *error) {
     if (bytes <= engine->arena.size)
         return MP_OK;
@@ -73,8 +73,8 @@ void mp_diff_let_go(mp_diffusion_engine *engine, mp_diff_memory *memory) {
     *memory = (mp_diff_memory){0};
 }
 
-/* Before a stage is loaded, drop the earlier ones unless memory is plentiful. Kept stages save the next request a
- * load. */
+/* Before a stage is loaded, drop all other stages if more than 70 % of the budget would be used otherwise. A stage that
+ * stays saves the next request a load. */
 static void make_space(mp_diffusion_engine *engine, int stage) {
     const uint64_t limit = atomic_load_explicit(&engine->budget->limit, memory_order_relaxed);
     const uint64_t used = atomic_load_explicit(&engine->budget->used, memory_order_relaxed);
@@ -98,7 +98,7 @@ static mp_status ensure_block(mp_diffusion_engine *engine, int stage, int index,
         status = mp_fail_memory(error, builder.slab_bytes, "the weights of a stage");
         goto cleanup;
     }
-    mp_budget_give(budget, builder.slab_bytes + MP_WMAT_SLACK); /* mp_builder_finish takes it again */
+    mp_budget_give(budget, builder.slab_bytes + MP_WMAT_SLACK); /* mp_builder_finish charges these bytes again */
     MP_TRY_GOTO(mp_builder_finish(&builder, lease, budget, NULL, error));
     block->slab = builder.slab;
     block->charged = builder.charged;

@@ -1,4 +1,4 @@
-/* diffusion/text.c: the text encoders of CLIP and T5. They compute one text at a time, with layers of
+/* diffusion/text.c: the text encoders of CLIP and T5. An encoder computes one text at a time, with layers of
  * nn/transformer.h. */
 #include <math.h>
 #include <stdio.h> /* snprintf only */
@@ -76,7 +76,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static int32_t range_rows(int32_t T) { return T < MP_DIFF_ROWS ? T : MP_DIFF_ROWS; }
 
-/* Lay out the layer's shared scratch from *at on. *at ends at the prepared activations. */
+/* Lay out the layer's shared scratch from *at on. Afterwards *at points to the memory for prepared activations. */
 static mp_transformer_rows lay_out(const mp_diff_encoder *e, const mp_transformer_layer *layer, int32_t T, float *x,
                                    uint8_t **at) {
     const int32_t width = mp_diff_text_width(e), mixed = width > e->hidden ? width : e->hidden;
@@ -165,7 +165,7 @@ bool mp_diff_text_forward(mp_diff_thread *l, const mp_diff_text *text, const mp_
         mp_norm_rows(&block->as.text_end.norm, l->thread, text->T, text->x, e->hidden, text->x, e->hidden);
         return mp_diff_barrier(l);
     }
-    if (!e->t5 && index == e->layers - 1) { /* the layer overwrites x */
+    if (!e->t5 && index == e->layers - 1) { /* save x first: the last layer overwrites it */
         if (l->thread->index == 0)
             memcpy(text->before, text->x, floats(text->T, e->hidden));
         mp_team_barrier(l->thread);

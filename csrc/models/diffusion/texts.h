@@ -12,7 +12,7 @@ typedef struct mp_diff_memory {
 typedef struct mp_diff_texts {
     float *rows;   /* [text_rows, text_width]; columns that no encoder fills are 0 */
     float *pooled; /* [pooled_width] */
-    int32_t *ids;  /* ids of all encoders, concatenated */
+    int32_t *ids;  /* token ids of the text for all encoders, concatenated */
     int32_t n_ids[MP_T2I_ENCODERS];
     int users;
     bool complete;
@@ -30,8 +30,8 @@ typedef struct mp_diff_cache {
 enum { MP_DIFF_CACHE_TEXTS = 8 }; /* maximum unused entries */
 
 void mp_diff_cache_init(mp_diff_cache *cache, mp_budget *budget);
-/* Return the entry of text `t` of a request, with a reference. If *known is false, the caller computes it and calls
- * mp_diff_texts_complete. */
+/* Return the entry of text `t` of a request, with a reference. If *known is false, the caller must compute the
+ * embedding and call mp_diff_texts_complete. */
 mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_request *request, int t,
                             mp_diff_texts **texts, bool *known, mp_error *error);
 void mp_diff_texts_complete(mp_diff_cache *cache, mp_diff_texts *texts);

@@ -25,7 +25,8 @@ double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t rows)
 /* ---- scratch: the same layout for sizing and for use ------------------------------------------------------------- */
 
 typedef struct buffers {
-    float *modulation, *modulation2; /* text: [6 hidden]; image: [9 hidden], or the embeddings of two times */
+    float *modulation, *modulation2; /* text: [6 hidden]; image: [9 hidden], or the sinusoidal embeddings of time and
+                                      * guidance */
     float *normed, *normed2;         /* [all rows, hidden] */
     float *qkv;                      /* [all rows, 3 hidden] */
     float *inner;                    /* [chunk, 5 hidden] */

@@ -1,5 +1,5 @@
-/* transformer_load.c: the blocks of the transformer. Tensors have the names of diffusers. A part of a fused matrix has
- * the name of the part; the catalogue maps it to its place in the file. */
+/* transformer_load.c: builds the blocks of the transformer. Tensors are named as in the diffusers library. Each part of
+ * a fused matrix has a name of its own; the catalogue maps the name to the part's place in the file. */
 #include <stdio.h> /* snprintf only */
 #include <string.h>
 

@@ -51,7 +51,7 @@ mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder
     return mp_fail(error, MP_INTERNAL, "a decoder op has an unknown kind");
 }
 
-/* Maximum floats per pixel that an op needs in one of the three images. */
+/* Maximum floats per pixel that an op needs in any of the images x, a and b. */
 static int32_t widest(const mp_vae_op *op) {
     return op->kind == MP_VAE_ATTENTION ? 3 * op->in : op->in > op->out ? op->in : op->out;
 }
@@ -68,7 +68,8 @@ uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide) {
     return top;
 }
 
-/* Bytes of ->shared: sums, mean and scale of a group norm, and the prepared activations of the attention's products. */
+/* Bytes of mp_diff_run.shared: sums, mean and scale of a group norm, and the prepared activations of the attention's
+ * products. */
 size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels) {
     const mp_vae_op *op = &model->ops[index];
     const int32_t n = widest(op);

@@ -4,8 +4,9 @@
 #include "models/image/vit.h"
 
 enum {
-    PART_MS = 10,           /* a step of 25 ms then ends close to its limit */
-    LEAST_OPS = 200000000,  /* minimum of a part: below it, barriers and reading the weights cost noticeable time */
+    PART_MS = 10,           /* duration of a part: a step of 25 ms then ends close to its limit */
+    LEAST_OPS = 200000000,  /* minimum operations of a part: below it, barriers and reading the weights cost noticeable
+                             * time */
     SLOWEST_NS = 100000000  /* upper bound of the time per million operations */
 };
 
@@ -38,8 +39,8 @@ uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across) {
     return ops;
 }
 
-/* Upper bound of the parts: each has at least `grain` rows (attention: rows of one head), except the last of its
- * sequence. */
+/* Upper bound of the number of parts: each part has at least `grain` rows (in attention: rows of one head), except the
+ * last part of a sequence. */
 uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across) {
     const uint64_t grain = (uint64_t)model->grain, heads = (uint64_t)model->heads;
     const uint64_t rows = (uint64_t)mp_vit_rows(model, down, across), grains = (rows + grain - 1) / grain;

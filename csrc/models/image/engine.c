@@ -8,29 +8,29 @@
 #include "models/image/vit.h"
 
 enum {
-    GROUP_ROWS = 512,   /* minimum rows that a thread takes through the layers at once: the layers are wider than those
-                         * of small text encoders, and more rows amortise one pass over their weights */
+    GROUP_ROWS = 512,   /* maximum rows of a group, unless a single image has more. The layers are wider than those of
+                         * small text encoders, and more rows amortise one pass over their weights */
     STEP_ROWS = 16384, /* maximum rows in a step, whatever the budget */
-    MOST_LARGE = 4,    /* maximum large images in progress: each has a state */
-    LARGE_MS = 25,     /* maximum time that a step gives a large image: a request that arrives meanwhile waits for its
-                        * end */
+    MOST_LARGE = 4,    /* maximum large images in progress: each needs a state */
+    LARGE_MS = 25,     /* maximum time that a step spends on a large image: a request that arrives meanwhile waits until
+                        * the step ends */
     TABLE_ROWS = 2048  /* maximum patches of a position table. For larger images each part computes its own positions:
-                        * other requests would wait for the table */
+                        * other requests would have to wait while the table is computed */
 };
 
-typedef struct position_table { /* positions for one grid other than the model's, kept for the next step */
+typedef struct position_table { /* position table for one grid other than the model's, kept for the next step */
     int32_t down, across;
     float *data; /* [down * across, hidden] */
     size_t bytes;
 } position_table;
 
 typedef struct large_image { /* a large image in progress */
-    mp_item *item; /* item whose next image this is; NULL: free */
+    mp_item *item; /* item that this image belongs to; NULL: the slot is free */
     bool begun;    /* the fields below are set */
     mp_vit_cursor at;
-    uint8_t *state; /* the network's, between steps */
-    uint64_t ops;   /* finished so far */
-    mp_arena memory; /* holds `state` */
+    uint8_t *state; /* state of the network between steps */
+    uint64_t ops;   /* operations finished so far */
+    mp_arena memory; /* memory of `state` */
     uint64_t charged;
 } large_image;
 
@@ -39,7 +39,7 @@ typedef struct vit_engine {
     mp_vit *model;
     mp_budget *budget;
     mp_arena arena;
-    uint64_t charged;     /* for the arena */
+    uint64_t charged;     /* bytes charged for `arena` */
     mp_vit_image *images; /* [capacity] images of the step */
     int capacity;
     mp_groups groups; /* groups of the step's images */
@@ -49,7 +49,7 @@ typedef struct vit_engine {
     uint64_t planned_ns;
 } vit_engine;
 
-/* The first slot keeps its memory for the next large image. */
+/* Frees a slot. The first slot keeps its memory for the next large image. */
 static void forget_large(vit_engine *engine, large_image *large) {
     large->item = NULL;
     large->begun = false;
@@ -126,13 +126,14 @@ static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *
                                              request->sizes[2 * image + 1] / model->patch));
 }
 
-/* True if the item's next image is large: it is in progress as such, or takes longer than a step may. */
+/* True if the item's next image is large: it has a slot already, or its predicted time exceeds `budget_ns`. */
 static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns) {
     return large_of(engine, item) ||
            image_ns(engine->model, (const mp_image_embedding_request *)item->request, item->cursor) > budget_ns;
 }
 
-/* Choose the large image to continue: that of the first item that has one and gets a slot. */
+/* Choose the large image to continue: that of the first item that has a slot or gets a free one. If there is no such
+ * item, the first item with a large image takes over slot 0. */
 static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uint64_t budget_ns) {
     mp_item *first = NULL;
     for (int i = 0; i < n; i++) {
@@ -148,12 +149,13 @@ static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uin
     }
     if (!first)
         return NULL;
-    forget_large(engine, engine->large); /* its item is not offered now, so another request takes the slot */
+    forget_large(engine, engine->large); /* the slot's item is not among `items` now, so another request takes the
+                                          * slot */
     engine->large->item = first;
     return engine->large;
 }
 
-/* Add the large image to the plan for the remaining time, but for at least one part. */
+/* Add the large image to the plan, for the remaining time but for at least one part. */
 static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_ns, mp_plan *plan) {
     const mp_vit *model = engine->model;
     const mp_image_embedding_request *request = (const mp_image_embedding_request *)large->item->request;
@@ -174,8 +176,8 @@ static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_n
     plan->threads = threads > plan->threads ? threads : plan->threads;
 }
 
-/* As for texts: each item in turn is offered an equal share of the remaining time, and the first gets at least one
- * image. The large image gets the rest. */
+/* As in the text encoder's engine, each item in turn is offered an equal share of the remaining time, and the first
+ * item gets at least one image. The large image gets the time that is left. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     vit_engine *engine = (vit_engine *)base;
     const mp_vit *model = engine->model;
@@ -226,11 +228,11 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 
 typedef struct step_run {
     vit_engine *engine;
-    mp_group_step step; /* a group's scratch: state, then scratch of a part */
+    mp_group_step step; /* scratch of a group: its state, then the scratch of a part */
     int part_rows;
     uint64_t part_ops;
     size_t state_bytes;
-    mp_vit_pass shared; /* the only group, which all threads share */
+    mp_vit_pass shared; /* pass over the only group, when all threads share that group */
     _Atomic bool stopped;
     _Atomic uint64_t ops;
 } step_run;
@@ -284,8 +286,8 @@ static void drop_positions(vit_engine *engine) {
     engine->positions = (position_table){0};
 }
 
-/* Make a table of positions for the first image whose grid is not the model's, unless the last step's table fits.
- * Without memory for a table, positions are computed row by row, with the same bits. */
+/* Make a table of positions for the first image whose grid is not the model's, unless the table of the last step is for
+ * that grid. Without memory for a table, positions are computed row by row, with the same bits. */
 static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) {
     const mp_vit *model = engine->model;
     position_table *table = &engine->positions;
@@ -391,7 +393,7 @@ static void place_images(vit_engine *engine) {
     }
 }
 
-/* Record `images` more images of an item as finished. */
+/* Record that `images` more images of an item are finished. */
 static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
     mp_engine_advance(item, images, &((mp_image_embedding_request *)item->request)->done, outcome);
 }
@@ -437,7 +439,7 @@ static mp_status begin_large(vit_engine *engine, large_image *large, int32_t row
     return MP_OK;
 }
 
-/* True if other large images hold memory, which they will release. */
+/* True if other large images hold memory that they will release. */
 static bool others_begun(const vit_engine *engine, const large_image *large) {
     for (int i = 0; i < MOST_LARGE; i++)
         if (&engine->large[i] != large && engine->large[i].begun)
@@ -489,7 +491,7 @@ static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t star
     if (run.done) {
         forget_large(engine, large);
         if (mp_weights_poisoned(model->weights))
-            return run.pass.ops; /* the caller reports it */
+            return run.pass.ops; /* the caller fails the item (mp_weights_whole) */
         if (image.finite)
             count_done(item, 1, outcome);
         else

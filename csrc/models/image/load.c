@@ -53,7 +53,8 @@ static mp_status read_three(const mp_spec *spec, const char *key, float fallback
                         positive ? "three numbers above 0" : "three numbers", "%s", "something else");
 }
 
-/* Round as the processors of transformers do: multiply the byte by the factor in double, then convert to float. */
+/* Round as the image processors of the transformers library do: multiply the byte by the factor in double, then convert
+ * to float. */
 static mp_status read_pixels(mp_vit *model, const mp_spec *spec, mp_error *error) {
     float mean[MP_IMAGE_CHANNELS], deviation[MP_IMAGE_CHANNELS];
     double factor, plain = 1.0 / 255;
@@ -130,7 +131,8 @@ typedef struct named_linear {
     int32_t N, K;
 } named_linear;
 
-/* Prefix "v.blk.I." to names of layer I, and "v." to others (index < 0). */
+/* Write the full name of a tensor: "v.blk.I." precedes the names of layer I, "v." precedes all others (negative
+ * index). */
 static void full_name(char *out, size_t size, int index, const char *name, const char *end) {
     if (index < 0)
         snprintf(out, size, "v.%s%s", name, end);
@@ -318,8 +320,8 @@ cleanup:
     return status;
 }
 
-/* Bytes of matrices in their compute type, of all other tensors as float32. Rounds to panels as the builder does, so
- * that the result is exact. */
+/* Matrices count in their compute type, all other tensors as float32. Rounds to panels as the builder does, so that the
+ * result is exact. */
 uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute) {
     uint64_t items = 1;
     for (int d = 0; d < entry->ndim; d++)

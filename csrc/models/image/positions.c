@@ -1,5 +1,5 @@
-/* image/positions.c: learned positions for other image sizes, interpolated as torch's bicubic does; positions of axial
- * networks. */
+/* image/positions.c: learned positions for image sizes other than the trained one, interpolated as torch's bicubic
+ * does; positions of axial networks. */
 #include "models/image/vit.h"
 
 #include <math.h>
@@ -100,7 +100,7 @@ static void make_rotation(const mp_vit *model, int32_t at, float *out) {
     }
 }
 
-/* Compute the rotations of each line and column once; the rows copy them. */
+/* Compute the rotation of each line and of each column once, and copy it to the other rows of that line or column. */
 static void make_rotations(const mp_vit *model, const mp_vit_image *image, float *rotation) {
     const int32_t down = image->down, across = image->across, half = model->head_dim / 2;
     const size_t bytes = (size_t)half * sizeof *rotation;

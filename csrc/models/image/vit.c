@@ -8,7 +8,7 @@
 enum { EMBED, BEFORE, ATTEND, AFTER };
 
 /* An attention part is a range of rows of one head. It has at most PART_OPS operations, but at least PART_GRAINS grains
- * of rows, which amortise the copies of keys and values, which take longer in bfloat16. */
+ * of rows, to amortise copying the keys and values. The copies take longer in bfloat16. */
 enum { PART_OPS = 500000000, PART_GRAINS = 2, PART_GRAINS_BF16 = 6 };
 
 typedef struct work { /* one thread's view of a pass */
@@ -17,8 +17,8 @@ typedef struct work { /* one thread's view of a pass */
     const mp_vit *model;
     mp_vit_pass *pass;
     float *x;     /* [M, hidden] the residual stream */
-    float *mixed; /* [M, hidden] normed rows; patches; outputs of attention */
-    float *wide;  /* [M, 3 hidden] queries, keys, values; outputs to be scaled before they are added */
+    float *mixed; /* [M, hidden] in turn: patches, normed rows, outputs of attention */
+    float *wide;  /* [M, 3 hidden] in turn: queries, keys and values; outputs to be scaled before they are added */
     float *inner; /* scratch of the part: mp_mlp_scratch; unfolded patches */
     mp_row_context context;
     mp_attention attention;
@@ -276,12 +276,12 @@ static uint64_t after_attention(const work *w, mp_vit_cursor *at) {
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* Rows that attend to each other: an image, or a window of it. A part is a range of its rows in one head; parts are
- * numbered head by head. */
+/* Rows that attend to each other: those of an image, or of one window of it. A part is a range of these rows in one
+ * head; parts are numbered head by head. */
 typedef struct field {
-    int64_t row0;  /* in the group */
+    int64_t row0;  /* first row within the group */
     int T, each;   /* T: rows; each: rows of a part */
-    int64_t part_count, parts; /* parts: per head; part_count: of all heads */
+    int64_t part_count, parts; /* parts: number per head; part_count: number in all heads */
     uint64_t ops;          /* operations of a part; the last of a head may be smaller */
 } field;
 
@@ -390,7 +390,7 @@ static bool pool_keys(const work *w) {
     return true;
 }
 
-/* The learned query attends to each image. Writes pooled rows [count, hidden] to x and overwrites its rows, which are
+/* The learned query attends to each image. Writes pooled rows [count, hidden] to x, over the residual stream, which is
  * no longer needed. */
 static bool pool_by_attention(const work *w) {
     const mp_vit *model = w->model;

@@ -19,7 +19,7 @@ enum {
 
 typedef struct mp_vit_layer {
     mp_transformer_layer base;
-    bool windowed; /* rows attend within their window of the image only */
+    bool windowed; /* each row attends only to rows of its own window */
 } mp_vit_layer;
 
 /* Attention pooling: one learned query per head attends to all rows of an image. A residual MLP follows. */
@@ -41,13 +41,13 @@ typedef struct mp_vit {
     int32_t patch, grid;        /* side of a patch in pixels; side in patches of the grid that the positions were
                                  * trained for */
     int32_t classes, registers; /* rows before the patches: class tokens (0 or 1), registers */
-    bool any_size;              /* other image sizes are allowed and interpolate the positions; else a side of an image
-                                 * has patch * grid pixels */
+    bool any_size;              /* images of other sizes are accepted, with interpolated positions; otherwise each side
+                                 * of an image must have patch * grid pixels */
     bool smooth;                /* interpolate with the antialiasing filter when downscaling */
     bool gated, attention_pool;
     bool root_norms;        /* RMS norms, without biases */
-    bool axial;             /* see mp_vit_image.place */
-    int32_t frames;         /* copies of an image in a patch: video networks take several frames */
+    bool axial;             /* two-dimensional rotary positions: see mp_vit_image.place */
+    int32_t frames;         /* times that a patch repeats the image: video networks expect several frames */
     int32_t window, cell;   /* axial: side of a window in cells, and of a cell in patches */
     float rope_base;
     float eps;
@@ -62,21 +62,22 @@ typedef struct mp_vit {
     mp_vit_layer *layers;
     mp_vit_pool pool;
     mp_head head;
-    int32_t grain;            /* MP_VIT_GRAIN, and maximum operations of a part; tests set smaller ones */
-    uint64_t most_ops;
+    int32_t grain;            /* granularity of a part in rows: MP_VIT_GRAIN, smaller in tests */
+    uint64_t most_ops;        /* maximum operations of a part; smaller in tests */
     _Atomic uint64_t mega_ns; /* running mean: ns per million operations */
 } mp_vit;
 
 typedef struct mp_vit_image { /* one image of a group */
     const uint8_t *pixels;    /* [height, width, 3] */
     int32_t width;
-    int32_t down, across;  /* whole patches; the rest of a side is ignored */
+    int32_t down, across;  /* whole patches in height and width; remaining pixels are ignored */
     int32_t n, row, patch; /* rows; first row in the group; first patch in the group */
     int32_t dimensions;
     bool normalize, want_tokens, finite;
-    const float *positions; /* [down * across, hidden] positions of its patches; NULL: computed on the fly */
-    /* Axial networks (mp_vit_axes): the row of each patch, the first row of each window followed by the number of rows,
-     * and the cosines and sines of each row. Patches are ordered by window, then cell, then line. */
+    const float *positions; /* [down * across, hidden] positions of the patches; NULL: computed on the fly */
+    /* Axial networks only (mp_vit_axes). `place`: row of each patch. `windows`: first row of each window, then the
+     * number of rows. `rotation`: cosines and sines of each row. Patches are ordered by window, then cell, then
+     * line. */
     const int32_t *place;   /* [down * across] */
     const int32_t *windows; /* [window_count + 1] */
     int window_count;
@@ -90,11 +91,11 @@ static inline int32_t mp_vit_rows(const mp_vit *model, int32_t down, int32_t acr
 
 /* ---- loading (image/load.c) -------------------------------------------------------------------------------------- */
 
-/* Read hyper-parameters, and register the tensors of embeddings and layers with the builder. norm: the last norm
- * too. */
+/* Read hyper-parameters, and register the tensors of embeddings and layers with the builder. `norm`: also register the
+ * norm after the last layer. */
 mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
                       mp_error *error);
-/* Bytes of a tensor of an image network once it is loaded. */
+/* Return the bytes that a tensor of an image network takes once loaded. */
 uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute);
 
 /* ---- positions (image/positions.c) ------------------------------------------------------------------------------- */
@@ -104,8 +105,8 @@ uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute);
 void mp_vit_add_position(const mp_vit *model, int32_t down, int32_t across, int32_t y, int32_t x0, float *scratch,
                          float *x);
 size_t mp_vit_position_scratch(const mp_vit *model);
-/* Bytes of the order and rotations that an axial network needs for an image. mp_vit_axes fills them in and sets
- * image->place, windows, window_count and rotation. */
+/* mp_vit_axes_bytes returns the bytes of the patch order and the rotations of an image in an axial network. mp_vit_axes
+ * writes both to `memory` and sets image->place, windows, window_count and rotation. */
 size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across);
 void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory);
 
@@ -114,13 +115,14 @@ void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory);
 /* Operations of a row in one layer before attention, and after it. */
 uint64_t mp_vit_before_ops(const mp_vit *model);
 uint64_t mp_vit_after_ops(const mp_vit *model);
-/* Operations of attention of `rows` rows to T rows, in one head. */
+/* Operations of attention in one head, from `rows` rows to T rows. */
 uint64_t mp_vit_attention_ops(const mp_vit *model, int64_t rows, int64_t T);
 /* Operations of an image from its pixels to the last layer. Attention is quadratic in the rows. */
 uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across);
-/* Upper bound of the parts of an image, at any measured speed, attention pooling included. */
+/* Upper bound of the number of parts of an image, whatever the measured speed; includes attention pooling. */
 uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across);
-/* Predicted time of `ops` operations; operations of a part, which should take about 10 ms. */
+/* mp_vit_ns predicts the time of `ops` operations. mp_vit_part_ops returns the operations of a part that takes about 10
+ * ms. */
 uint64_t mp_vit_ns(const mp_vit *model, uint64_t ops);
 uint64_t mp_vit_part_ops(const mp_vit *model);
 /* Update the running mean: `ops` operations took `ns`. */
@@ -128,8 +130,8 @@ void mp_vit_learn(mp_vit *model, uint64_t ops, uint64_t ns);
 
 /* ---- the forward pass (image/vit.c) ------------------------------------------------------------------------------ */
 
-/* Progress of a group through the layers; zeros: the beginning. A stage runs in parts: rows before or after attention,
- * or rows of one head in attention. Between parts only the state is live. */
+/* Progress of a group through the layers; all zeros: the beginning. A stage runs in parts: rows before or after
+ * attention, or rows of one head in attention. Between parts only `mp_vit_pass.state` holds live data. */
 typedef struct mp_vit_cursor {
     int32_t layer; /* layer_count: finished; `at` is then the next row for attention pooling */
     int32_t stage; /* stage of the layer: 0 embeddings (layer 0 only), then before attention, attention, after
@@ -141,18 +143,18 @@ typedef struct mp_vit_pass { /* a group of images in progress, shared by all thr
     const mp_vit *model;
     mp_vit_image *images;
     int count, M, P;      /* images, rows, patches; M >= P */
-    uint8_t *state;       /* mp_vit_state_bytes; live between parts and steps. Begins with the residual stream [M,
-                           * hidden] */
-    uint8_t *part;        /* mp_vit_part_bytes for part_rows */
+    uint8_t *state;       /* mp_vit_state_bytes bytes; must persist between parts and steps. Starts with the residual
+                           * stream [M, hidden] */
+    uint8_t *part;        /* mp_vit_part_bytes bytes, for part_rows rows */
     int part_rows;        /* mp_vit_part_rows */
     uint64_t part_ops;    /* approximate operations of a part on all threads */
     mp_lease *lease;
     const _Atomic int *unwanted; /* set when the item is cancelled; NULL: only the lease can cancel */
-    uint64_t until_ns;    /* no part begins after it; 0 = no limit */
+    uint64_t until_ns;    /* no part begins after this time; 0 = no limit */
     mp_vit_cursor cursor;
-    uint64_t ops;         /* computed so far */
+    uint64_t ops;         /* operations computed so far */
     bool stopped;         /* the lease or `unwanted` cancelled the pass */
-    bool go_on[2];        /* decisions of thread 0, in alternating slots */
+    bool go_on[2];        /* thread 0's decisions whether to continue, in alternating slots */
 } mp_vit_pass;
 
 typedef struct mp_vit_thread {
@@ -173,12 +175,12 @@ size_t mp_vit_state_bytes(const mp_vit *model, int M);
 /* Scratch bytes of a part, for groups of up to `count` images. */
 size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count);
 size_t mp_vit_thread_scratch(const mp_vit *model, int T);
-/* Compute parts from the cursor on, at least one, until the last layer is finished, the time is over or the pass is
- * cancelled. Returns true if the last layer is finished. Call on all threads of the region with the same pass. The bits
- * do not depend on groups, parts or threads. */
+/* Compute parts from the cursor on, at least one, until the last layer is finished, `until_ns` has passed or the pass
+ * is cancelled. Returns true if the last layer is finished. Call on all threads of the region with the same pass. The
+ * result's bits do not depend on groups, parts or threads. */
 bool mp_vit_advance(mp_vit_thread *l);
 /* Compute a group up to its vectors, from the cursor on, on all threads of the region. Sets `finite` of every image.
- * Returns false if the pass was cancelled or its time is over: there are no results yet. */
+ * Returns false, without results, if the pass was cancelled or `until_ns` has passed. */
 bool mp_vit_forward(mp_vit_thread *l);
 
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);

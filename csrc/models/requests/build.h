@@ -19,8 +19,8 @@ static inline mp_status mp_check_number(const char *name, double value, double l
     return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %g, allowed: %g to %g", name, value, low, high);
 }
 
-/* Check that each item of an array is within bounds. NULL is allowed if the array is empty. Always inlined: where the
- * bounds are those of the type, as for pixels and token ids, no loop remains. */
+/* Check that each item of an array is within bounds. NULL is allowed if the array is empty. Always inlined: if the
+ * bounds are the limits of the type, as for pixels and token ids, the compiler removes the loop. */
 #define MP_CHECK_ITEMS(type, number, format)                                                                           \
     static inline __attribute__((always_inline)) mp_status mp_check_items_##type(                                      \
         const char *name, const type *items, size_t count, number low, number high, mp_error *error) {                 \
@@ -49,7 +49,8 @@ static inline mp_status mp_check_pixels(const int32_t *sizes, int32_t n, int64_t
                    (long long)n_bytes, (long long)bytes);
 }
 
-/* Copy count items; returns NULL if there are none. Sets *ok to false without memory. Adds the bytes to *bytes. */
+/* Copy `count` items of `size` bytes and add the bytes to *bytes. Returns NULL if there are no items. If memory is
+ * exhausted, returns NULL and sets *ok to false. */
 static inline void *mp_request_copy(const void *from, size_t count, size_t size, uint64_t *bytes, bool *ok) {
     if (count == 0 || !from || !*ok)
         return NULL;
@@ -63,7 +64,8 @@ static inline void *mp_request_copy(const void *from, size_t count, size_t size,
     return to;
 }
 
-/* Allocate memory for an output. It is not zeroed, so pages that no result reaches are never touched. */
+/* Allocate memory for an output and add the bytes to *bytes. Sets *ok to false if memory is exhausted. The memory is
+ * not zeroed, so pages without results are never touched. */
 static inline void *mp_request_memory(size_t count, size_t size, uint64_t *bytes, bool *ok) {
     size_t total;
     if (!*ok || __builtin_mul_overflow(count, size, &total)) {
@@ -76,7 +78,7 @@ static inline void *mp_request_memory(size_t count, size_t size, uint64_t *bytes
     return memory;
 }
 
-/* [n + 1] offsets of images of these sizes, in bytes. */
+/* Return the [n + 1] byte offsets of concatenated images of these sizes. Sets *ok to false if memory is exhausted. */
 static inline int64_t *mp_request_pixel_offsets(const int32_t *sizes, int32_t n, uint64_t *bytes, bool *ok) {
     int64_t *offsets = *ok ? mp_alloc_array((size_t)n + 1, sizeof *offsets, MP_TAG_REQUEST) : NULL;
     *ok = offsets != NULL;

@@ -1,8 +1,8 @@
 /* requests/schema.h: the kinds of rows that the schemas of this folder (<capability>.def) consist of.
  *
  * Each file in requests/passes, isolation/passes and python/passes is one pass over a schema: it defines the kinds that
- * it needs and includes the schema, named by the macro MP_SCHEMA. The result stands where the pass is included, in a
- * struct or in a function written by hand; logic that no row expresses follows it there.
+ * it needs and includes the schema, named by the macro MP_SCHEMA. The generated code stands where the pass is included,
+ * in a hand-written struct or function; logic that no row can express follows it there.
  * `python csrc/models/requests/expand.py text_embedding` prints the generated C. The order of the rows is the order of
  * the arguments in Python, and of the fields in a message. Comments of rows stand right of them.
  *
@@ -11,7 +11,7 @@
  *   MP_COUNT(type, field, low, high, name)                         number of entries; no argument in Python: it is the
  *                                                                  length of the arrays that name it, which must agree
  *   MP_INT(type, field, keyword, low, high, default, name)         integer
- *   MP_REAL(type, field, keyword, low, high, default, name)        floating point; NaN is out of every bounds
+ *   MP_REAL(type, field, keyword, low, high, default, name)        floating point; NaN violates all bounds
  *   MP_WORD(field, keyword)                                        any 64 bits
  *   MP_FLAG(field, keyword)                                        bool, false by default
  *   MP_ARRAY(type, field, times, count, plus, low, high, name)     times * count + plus items, each within the bounds
@@ -21,14 +21,14 @@
  *   MP_GRID(type, field, used, rows, columns, counts, high, name)  field[rows][columns]: `counts[column]` items or NULL
  *   MP_STRUCT(type, field)                                         a struct with a schema of its own, without pointers
  * Arguments only:
- *   MP_OPTION(field)                                               bool that Python gives; not sent
- *   MP_ARGUMENT(type, field)                                       handled by hand
+ *   MP_OPTION(field)                                               bool from Python; not sent to worker processes
+ *   MP_ARGUMENT(type, field)                                       read by hand-written code
  *   MP_PYTHON(marks)                                               "|" and "$" of PyArg_ParseTupleAndKeywords: rows
  *                                                                  after "|" are optional, after "$" keywords only.
  *                                                                  Every schema of a capability needs both, because
  *                                                                  the options of submit follow
  * Request only:
- *   MP_DERIVED(type, field)                                        array made from the inputs by hand; freed
+ *   MP_DERIVED(type, field)                                        array made from inputs by hand-written code; freed
  *   MP_FACT(type, field)                                           filled in by the engine's check before queueing
  *   MP_OUTPUT(type, field, when, rows, columns, low, high, text)   [rows, columns] items, allocated if `when`; items
  *                                                                  out of bounds that a worker process returns are

@@ -72,7 +72,7 @@ mp_status mp_image_generation_request_create(const mp_image_generation_args *arg
 mp_status mp_image_generation_request_output(mp_image_generation_request *request, mp_error *error) {
     bool ok = true;
     uint64_t bytes = 0;
-    /* the image itself replaces the preview of its last step */
+    /* the last step has no preview: the image itself follows */
     request->n_previews = request->preview_every ? (request->n_steps - 1) / request->preview_every : 0;
 #include "models/requests/passes/output_bytes.def"
     if (request->base.output_bytes == bytes)

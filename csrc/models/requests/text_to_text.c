@@ -210,7 +210,7 @@ static mp_status size_capture(const mp_text_request *request, int32_t *tokens, m
 }
 
 mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_bytes, mp_error *error) {
-    enum { GROWN = 3, REST = 8 }; /* U+FFFD has 3 bytes; an incomplete character at the end */
+    enum { GROWN = 3, REST = 8 }; /* GROWN: U+FFFD has 3 bytes; REST: an incomplete character at the end */
     const mp_sampling *s = &request->sampling;
     size_t tokens = (size_t)s->max_tokens, k = s->logprobs > 0 ? (size_t)s->logprobs : 0;
     if (request->base.output_bytes > 0) {
@@ -219,14 +219,14 @@ mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_by
                     request->output_layers == request->capture.layers;
         if (fits && (same || (!request->want_prompt_logits && request->capture.values == 0)))
             return MP_OK;
-        if (text_seen(&request->base)) /* a caller may be reading it */
+        if (text_seen(&request->base)) /* a caller may be reading the outputs */
             return mp_fail(error, MP_MODEL, "a model of other sizes has begun this completion");
         free_output(request);
     }
     bool ok = true;
     uint64_t bytes = 0;
     int32_t captured = 0;
-    size_t text = tokens * max_token_bytes; /* both below 2^32 */
+    size_t text = tokens * max_token_bytes; /* both factors are below 2^32 */
     MP_TRY(size_capture(request, &captured, error));
     if (text > (UINT32_MAX - REST) / GROWN)
         return mp_fail(error, MP_LIMIT, "max_tokens is %d: the text could exceed 4 GiB", s->max_tokens);

@@ -1,5 +1,5 @@
-/* vision/load.c: image network and projector beside a decoder, from one spec. Tensors are named as in GGUF files of
- * image encoders: "v." for the network, "mm.0" and "mm.2" for the projector. */
+/* vision/load.c: loads the image network and the projector of a decoder, from the spec that also describes the decoder.
+ * Tensors are named as in GGUF files of image encoders: "v." for the network, "mm.0" and "mm.2" for the projector. */
 #include <string.h>
 
 #include "models/vision/vision.h"
@@ -25,7 +25,7 @@ static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *er
     return MP_OK;
 }
 
-/* If there is a second layer, the file decides the number of outputs of the first. */
+/* If the projector has a second layer, the file determines the number of outputs of the first layer. */
 static mp_status read_projector(mp_vision *vision, mp_builder *builder, mp_error *error) {
     const mp_weights *weights = builder->weights;
     int32_t inputs = vision->image_encoder.hidden * vision->merge * vision->merge, inner = vision->width;
@@ -101,7 +101,7 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
 }
 
 /* Bytes that an engine needs for one image, the largest one if sizes vary: the state of the network, the working memory
- * of a part, the resulting rows, and their share of the KV cache. */
+ * of a part, the resulting rows, and the space of these rows in the KV cache. */
 static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     const uint64_t part_bytes = 16 << 20;
     const char *name;

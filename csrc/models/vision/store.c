@@ -1,4 +1,5 @@
-/* vision/store.c: the rows of images: computed tile by tile and part by part, kept by the hash of their pixels. */
+/* vision/store.c: computes the rows of images tile by tile and part by part, and keeps them by the hash of their
+ * pixels. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -6,7 +7,7 @@
 #include "models/vision/vision.h"
 
 enum {
-    MOST_TILES = 1024,  /* a look-up scans all tiles */
+    MOST_TILES = 1024,  /* limited because a look-up scans all tiles */
     MOST_NUMBERS = 4096 /* images with a remembered number */
 };
 
@@ -48,7 +49,8 @@ static uint64_t shrink_tiles(mp_image_store *store, uint64_t bytes, uint64_t kep
 
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) { return shrink_tiles(store, bytes, 0); }
 
-/* Limits idle tiles to a quarter of the limit of idle prefixes. */
+/* Limits the bytes of idle tiles to a quarter of the limit for idle prefixes, and drops idle tiles beyond the
+ * MOST_TILES most recently used tiles. */
 static void bound_tiles(mp_image_store *store) {
     uint64_t limit = atomic_load_explicit(&store->budget->limit, memory_order_relaxed);
     uint64_t percent = (uint64_t)mp_options_get()->prefix_percent;
@@ -75,7 +77,8 @@ static mp_tile *find_tile(mp_image_store *store, const uint8_t *key) {
     return NULL;
 }
 
-/* Charges the budget; evicts idle tiles and prefixes if it is full. */
+/* Charges `bytes` to the budget; if the budget is full, first evicts idle tiles and prefixes. Returns false if that
+ * does not suffice. */
 static bool take_budget(mp_image_store *store, uint64_t bytes) {
     while (!mp_budget_take(store->budget, bytes))
         if (mp_images_shrink(store, bytes) == 0 && mp_prefix_shrink(store->cache, bytes) == 0)
@@ -116,8 +119,8 @@ static void give_arena(mp_image_store *store, mp_arena *arena) {
     mp_arena_deinit(arena);
 }
 
-/* Removes a job. The next job reuses its memory, unless there is spare memory already. The caller takes over its
- * tile. */
+/* Removes a job. The next job reuses its memory, unless there is spare memory already. The caller takes ownership of
+ * the job's tile. */
 static void end_job(mp_image_store *store, mp_tile_job **at) {
     mp_tile_job *job = *at;
     *at = job->next;
@@ -255,7 +258,7 @@ static const mp_image_run *run_at(const mp_text_images *images, int32_t position
     return &images->runs[low];
 }
 
-/* Returns the tile, and its row *row, for a placeholder; -1: the newline. */
+/* Returns the index of a placeholder's tile, and sets *row to the row within that tile. Returns -1 for the newline. */
 static int32_t tile_at(const mp_vision *vision, const mp_text_images *images, int32_t position, int32_t *row) {
     const mp_image_run *run = run_at(images, position);
     int32_t at = position - run->start, tile = run->tile, rows;
@@ -362,7 +365,7 @@ uint64_t mp_images_part_ns(const mp_image_store *store) {
     return mp_vit_ns(image_encoder, mp_vit_part_ops(image_encoder));
 }
 
-/* Grows an arena with charged memory; its contents are lost. */
+/* Resets an arena and grows it to at least `bytes` bytes, charged to the budget. Its contents are lost. */
 static mp_status reserve(mp_image_store *store, mp_arena *arena, size_t bytes, mp_error *error) {
     bytes = mp_arena_cost(bytes);
     mp_arena_reset(arena);
@@ -406,7 +409,7 @@ static void gather(const mp_vision *vision, const mp_vit_image *image, const flo
     }
 }
 
-/* Projects rows [row0, row1) of the tile. The network must have computed all of it. */
+/* Projects rows [row0, row1) of the tile. The network must have completed the tile. */
 static void project(const job_run *run, const mp_team_thread *thread, int32_t row0, int32_t row1) {
     const mp_vision *vision = run->vision;
     const mp_tile_job *job = run->job;
@@ -442,7 +445,7 @@ static void job_body(const mp_team_thread *thread, void *arg) {
         job->projected = row;
 }
 
-/* Drops other tiles that this group began, and tiles whose group is gone. */
+/* Drops the jobs of other tiles that this group computed last, and of tiles whose group is gone. */
 static void drop_others(mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                         int tile) {
     for (mp_tile_job **at = &store->jobs; *at;)
@@ -503,7 +506,7 @@ static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lea
     const size_t part = network > projector ? network : projector;
     MP_TRY(reserve(store, &store->scratch, mp_arena_cost(threads) + part, error));
     run->own = mp_arena_take(&store->scratch, mp_arena_cost(threads));
-    uint8_t *memory = mp_arena_take(&store->scratch, part); /* shared by network and projector, one after the other */
+    uint8_t *memory = mp_arena_take(&store->scratch, part); /* used first by the network, then by the projector */
     run->gathered = (float *)(void *)memory;
     run->inner = inner ? (float *)(void *)(memory + gathered) : NULL;
     run->acts = memory + gathered + inner;
@@ -541,7 +544,7 @@ static mp_status finish_job(mp_image_store *store, mp_tile_job *job, mp_error *e
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *request,
                             mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
                             mp_error *error) {
-    mp_vision *vision = (mp_vision *)store->vision; /* its time estimate changes */
+    mp_vision *vision = (mp_vision *)store->vision; /* mp_vit_learn changes its time estimate */
     job_run run;
     const uint64_t start = mp_sys_now_ns();
     drop_others(store, request, group, tile);

@@ -7,12 +7,12 @@
  * passes through the network alone. A run of placeholders takes the rows of its image's tiles, in order or as listed in
  * `sources`, which may also name the learned newline.
  *
- * The store of an engine keeps the rows of tiles by the hash of their pixels: while a request needs them, and as long
- * afterwards as memory allows. A step computes one tile, as far as its time budget allows. After each part of a layer
- * (image/vit.h) it checks the time and whether the request was cancelled, so decoding sequences wait no longer than for
- * any other step. The next step continues the tile. If the next step belongs to another request (a request whose worker
- * failed takes its steps alone), that request starts a tile of its own, and the first is kept. The working memory is
- * released when no request waits for a tile.
+ * Each engine has a store of the rows of tiles, found by the hash of their pixels. The store keeps a tile while a
+ * request needs it, and afterwards as long as memory allows. A step computes one tile as far as its time budget allows.
+ * After each part of a layer (image/vit.h) the step checks the time and whether the request was cancelled, so decoding
+ * sequences wait no longer than for any other step. The next step continues the tile. If the next step belongs to
+ * another request (after a worker fault, a request runs alone in its steps), that request starts a tile of its own, and
+ * the unfinished tile is kept. The working memory is released when no request waits for a tile.
  *
  * In a sequence's tokens a placeholder is the negative number of its image. The store assigns a number when it first
  * sees an image. The prefix cache compares tokens, so it distinguishes images by these numbers. */
@@ -25,26 +25,26 @@
 enum { MP_VISION_MOST_PATCHES = 16384 }; /* in one tile */
 
 typedef struct mp_vision { /* the image part of a decoder; immutable once loaded */
-    mp_vit image_encoder;  /* has no head; has its final norm only if the model uses it */
+    mp_vit image_encoder;  /* without a head; with its final norm only if the model uses that norm */
     int32_t merge;         /* merge * merge patches become one row */
     bool keep_class;       /* the class token becomes a row, too */
     mp_act act;
-    mp_linear first, second; /* second: without parts if there is only one layer */
+    mp_linear first, second; /* second: without parts if the projector has only one layer */
     float *newline;          /* [width] or NULL */
     int32_t width;           /* width of the decoder */
     int32_t image_token;     /* id of placeholders; -1: any token within a run is a placeholder */
 } mp_vision;
 
-/* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision, also on failure;
+/* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision even on failure;
  * the caller destroys it. */
 mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **vision,
                          mp_error *error);
 void mp_vision_destroy(mp_vision *vision);
 
-/* Returns the number of rows of a tile of height x width pixels; 0 if the network does not take that size. */
+/* Returns the number of rows of a tile of height x width pixels, or 0 if the network does not accept that size. */
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
-/* Checks that a request's images fit the model and its prompt, and that the placeholders are those of the runs. Sets
- * images.most_parts. */
+/* Checks that a request's images fit the model and its prompt, and that its placeholders are exactly the tokens of the
+ * runs. Sets images.most_parts. */
 mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_error *error);
 
 extern const mp_image_ops mp_vision_ops; /* the functions that decoder/images.h calls */
@@ -56,19 +56,20 @@ typedef struct mp_tile {
     float *rows; /* [count, width] */
     size_t bytes;
     int32_t count;
-    int users;            /* requests that hold it */
+    int users;            /* requests that hold the tile */
     struct mp_tile *next; /* the next less recently used tile */
 } mp_tile;
 
-typedef struct mp_tile_job { /* a tile in computation */
+typedef struct mp_tile_job { /* a tile being computed */
     mp_vit_image image;
-    mp_arena memory;          /* memory of `state` and image, charged */
+    mp_arena memory;          /* memory of `state` and of the fields of `image`, charged to the budget */
     uint8_t *state;           /* state of the network between steps */
     mp_vit_cursor at;         /* progress within the network */
     uint64_t ops;             /* operations done so far */
     mp_tile *tile;            /* receives the rows; `projected` of them are complete */
     int32_t projected;
-    const mp_sequence_group *holder; /* the last group that computed it; NULL: released, any group may continue it */
+    const mp_sequence_group *holder; /* the group that last computed this tile; NULL: released, any group may continue
+                                      * the tile */
     struct mp_tile_job *next;
 } mp_tile_job;
 
@@ -83,23 +84,23 @@ typedef struct mp_image_store {
     mp_prefix_cache *cache; /* its idle blocks may be evicted for tiles */
     mp_tile *tiles;         /* most recently used first */
     uint64_t tile_bytes;    /* bytes of all tiles, charged */
-    mp_image_number *numbers; /* [number_count]; number_next is replaced next */
+    mp_image_number *numbers; /* [number_count]; the entry at number_next is replaced next */
     int number_count, number_next;
     int32_t last_number;
     mp_tile_job *jobs;       /* at most one for each holder */
     mp_arena spare, scratch; /* memory of the last finished job, for the next one; scratch of one step */
-    uint64_t charged;        /* bytes of both and of the jobs */
+    uint64_t charged;        /* bytes charged for `spare`, `scratch` and the jobs */
 } mp_image_store;
 
-/* NULL if memory is exhausted */
+/* Returns NULL if memory is exhausted. */
 mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
 void mp_images_destroy(mp_image_store *store); /* NULL is legal */
-uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes held and charged */
+uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes charged for the store */
 /* Releases at least `bytes` bytes of idle tiles, if there are that many. Returns the bytes released. */
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
-/* Releases the working memory; drops tiles in computation. */
+/* Releases the working memory, and drops unfinished tiles. Returns the bytes released. */
 uint64_t mp_images_rest(mp_image_store *store);
-/* Releases the working memory and all idle tiles. */
+/* Releases the working memory and all idle tiles. Returns the bytes released. */
 uint64_t mp_images_trim(mp_image_store *store);
 
 /* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions, in which an
@@ -110,24 +111,26 @@ mp_status mp_images_begin(mp_image_store *store, const mp_text_request *request,
  * cached: tokens may hold the numbers of another store, where images were numbered differently. */
 mp_status mp_images_number(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                            mp_error *error);
-/* Releases the group's tiles, and its tile in computation. */
+/* Releases the group's tiles, and lets any group continue a tile that this group has begun. */
 void mp_images_release(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group);
 
-/* Returns how many of the next `want` rows of a sequence can be computed now: all before the first whose tile is
- * missing. Sets *missing to that tile, or -1. Holds the tiles of the others. */
+/* Returns how many of the next `want` rows of a sequence can be computed now: the rows before the first one whose tile
+ * is missing. Sets *missing to that tile, or to -1. Holds the tiles of the rows that it counts. */
 int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                     const mp_sequence *seq, int want, int *missing);
-/* Returns the row for a placeholder, whose tile must be held. Sets *source to its index among the rows of all runs. */
+/* Returns the row for a placeholder, whose tile the group must hold. Sets *source to the index of the placeholder among
+ * the rows of all runs. */
 const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source);
-/* Returns true if this tile is in computation. */
+/* Returns true if this tile is being computed. */
 bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, int tile);
-/* Predicted time to complete a tile, and time of one part, the least that a step takes. */
+/* mp_images_left_ns predicts the time to complete a tile. mp_images_part_ns predicts the time of one part, the minimum
+ * of a step. */
 uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, int tile);
 uint64_t mp_images_part_ns(const mp_image_store *store);
 /* Computes a missing tile for about `budget_ns`, at least one part of it, and holds it when complete. Drops another
- * tile in computation that this group began, or whose group is gone. Stops early if the lease's owner or `unwanted`
- * requests it. */
+ * tile in computation that this group began, or whose group is gone. Stops early if the lease is cancelled or
+ * `unwanted` is set. */
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *request,
                             mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
                             mp_error *error);
