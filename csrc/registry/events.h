@@ -25,7 +25,7 @@ const char *mp_event_name(mp_event_kind kind); /* "spawn", "request_start", ... 
 typedef struct mp_event {
     uint64_t time_ns;  /* mp_sys_now_ns */
     uint64_t registry; /* mp_registry_number */
-    uint64_t request;  /* equal in start and end of a request; 0 = none: refused before it had an identity */
+    uint64_t request;  /* equal in all events of a request; 0 = none, or refused before it had a ticket */
     uint32_t worker;   /* id, 0 = none */
     mp_event_kind kind;
     mp_status status;
@@ -43,7 +43,7 @@ static inline void mp_events_post(mp_event_kind kind, uint64_t registry, const c
     if (atomic_load_explicit(&mp_events_wanted, memory_order_relaxed) >> kind & 1)
         mp_events_record(kind, registry, key, worker, request, status);
 }
-/* Take the oldest event. Returns false when there is none. One thread at a time. */
+/* Take the oldest event off the ring. Returns false when the ring is empty. Must be called by one thread at a time. */
 bool mp_events_take(mp_event *event);
 /* Events dropped by this process and, before a fork, by its parent. */
 uint64_t mp_events_dropped(void);
