@@ -66,7 +66,7 @@ typedef enum mp_ticket_retry {
 } mp_ticket_retry;
 extern const mp_state_machine mp_ticket_retry_machine;
 
-/* Workers that are lost between steps while they have the request: the last of so many ends it. */
+/* A request ends when it has lost this many workers between steps. */
 enum { MP_LOSSES_MOST = 2 };
 
 struct mp_ticket {
@@ -78,16 +78,17 @@ struct mp_ticket {
     uint64_t load;          /* number of the load whose model checked the request; 0 = unchecked */
     uint64_t charged;       /* bytes charged to the governor's budget */
     uint64_t virtual_ns;    /* service charged to it within its flow */
-    uint64_t had_ns;        /* its shares of the steps it took part in */
+    uint64_t had_ns;        /* its shares of the durations of its steps */
     uint64_t patience_ns;   /* 0 = no limit */
     bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
     mp_policy policy;       /* never MP_POLICY_DEFAULT */
     uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
     mp_ticket_retry retry;
     uint8_t losses;         /* workers that were lost between steps while they had it, below MP_LOSSES_MOST */
-    bool quarantined;       /* the quarantine names a worker failure beside a request with the same fingerprint */
+    bool quarantined;       /* a worker was lost in a step with a request of this fingerprint (quarantine.h) */
     struct mp_ticket *next; /* links tickets that are about to end */
-    /* guarded by: the entry's lock. `worker` alone reads `state` without it: it is the only writer meanwhile. */
+    /* guarded by: the entry's lock. The thread of `worker` reads `state` without the lock, as the only writer while it
+     * has the request. */
     mp_ticket_state state;
     mp_queue_node node;
     mp_worker *worker; /* the worker whose active list has it, or NULL */
@@ -115,19 +116,20 @@ static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
 /* Each refuses an illegal transition: state_machine.h. set_state: must hold the entry's lock. */
 void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state);
 void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry);
-/* The state after one more fault; `spare` for an external kill of a request that can continue. The same state: none is
- * left, the fault ends the request. */
+/* Returns the retry state after one more fault; `spare`: the fault is an external kill, and the request can continue.
+ * If the state is unchanged, no retry is left and the fault ends the request. */
 mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare);
-/* A suspect may have made a worker fail, or its like has: it takes its steps alone. */
+/* True for a suspect: this request, or one with its fingerprint, may have made a worker fail. A suspect takes its steps
+ * alone. */
 static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {
     return ticket->quarantined || ticket->retry != MP_RETRY_UNUSED;
 }
 
-/* Takes ownership of `request`, also on failure. Owns a reference to the entry. The ticket has two references: the
+/* Takes ownership of `request`, also on failure. The ticket owns a reference to the entry. It has two references: the
  * caller's and the pool's. */
 mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit_options *options, mp_ticket **ticket,
                            mp_error *error);
-/* Moves a ticket that did not reach this entry's queue to another entry. */
+/* Moves a ticket that was never queued in its entry to `entry`. */
 void mp_ticket_move(mp_ticket *ticket, mp_entry *entry);
 /* For the worker: a stream chunk is available. */
 void mp_ticket_publish(mp_ticket *ticket);

@@ -5,7 +5,7 @@
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t ROOM_SLICE_MS = 50;
-enum { PATIENCE_WAITS = 3 }; /* times the predicted wait, because predictions are imprecise */
+enum { PATIENCE_WAITS = 3 }; /* multiple of the predicted wait, because predictions are imprecise */
 
 /* --- submit --- */
 
@@ -107,7 +107,8 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         ticket->policy = entry->policy;
     while (status == MP_OK && (status = refusal(entry, ticket, gone, error)) == MP_OK) {
         if (entry->resident && entry->resident->load != ticket->load) {
-            /* Check in the caller's thread: it reports invalid arguments at once and does the allocation. */
+            /* Check in the caller's thread: submit then reports invalid arguments at once, and the caller's thread
+             * allocates the buffers. */
             mp_resident *resident = mp_resident_pin(entry->resident);
             mp_mutex_unlock(&entry->lock);
             status = mp_entry_check(entry, resident, ticket, error);
@@ -145,7 +146,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         uint64_t patience = mp_sys_after(moved, ticket->patience_ns);
         due = due && due < patience ? due : patience;
     }
-    uint64_t spawn_ns = entry->spawn_ns; /* during a backoff maintenance must run when it ends */
+    uint64_t spawn_ns = entry->spawn_ns; /* if no worker may start before this time, the sweep must run then */
     bool waits = !mp_entry_works(entry);
     mp_mutex_unlock(&entry->lock);
     if (status != MP_OK) {

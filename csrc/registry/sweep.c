@@ -68,7 +68,7 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
             uint64_t limit = services->load_timeout_ns;
             uint64_t beat = atomic_load_explicit(&worker->progress.beat_ns, memory_order_acquire);
             const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
-            if (beat == 0) { /* it waits for other threads, which is not its fault */
+            if (beat == 0) { /* the load waits for other threads: do not count this time */
                 worker->watch.checked_ns = now_ns;
                 credit_load(entry, now_ns);
             } else {
@@ -144,7 +144,7 @@ static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
         }
         if (!oldest || (entry->pinned && stay == 1))
             return;
-        if (stay > 1 && stay <= predicted) { /* the forecast would start it again */
+        if (stay > 1 && stay <= predicted) { /* the forecast would start another worker at once */
             sooner(next, now_ns + SWEEP_AGAIN_NS);
             return;
         }
@@ -169,13 +169,14 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
     mp_ticket *expired = expire(entry, now_ns, &next);
     retire_idle(entry, now_ns, &next);
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
-    if (entry->queue.count && !quit && !mp_entry_works(entry)) { /* they wait for the end of the backoff */
+    if (entry->queue.count && !quit && !mp_entry_works(entry)) { /* the requests wait for the end of the backoff */
         if (entry->spawn_ns > now_ns)
             sooner(&next, entry->spawn_ns);
         else
             start = mp_entry_begin(entry);
     }
-    /* The requests that waited for the end of the backoff are gone, so no worker will come and free the model. */
+    /* The requests that waited for the end of the backoff are gone, so no worker will start that would free the model
+     * when it leaves. */
     bool idle = !entry->queue.count && !quit && !mp_entry_works(entry) &&
                 ((entry->resident && entry->spawn_ns) || entry->removal == MP_REMOVAL_DRAINING);
     mp_mutex_unlock(&entry->lock);

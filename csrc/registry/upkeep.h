@@ -5,11 +5,10 @@
 
 #include "registry/entry.h"
 
-/* Starts to free at least `bytes`. Idle caches and arenas go first if they are enough, else whole models, the
- * coldest in relation to the cost of loading them again first, and caches too if models are not enough. The result
- * is that of mp_reclaimer in governor.h. Thread-safe. */
+/* Starts to free at least `bytes`: idle caches and arenas if they suffice, else whole models, those with the longest
+ * idle time per load time first, else both. Returns the same as mp_reclaimer.reclaim (governor.h). Thread-safe. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole);
-/* Returns how many bytes that could free. */
+/* Returns how many bytes mp_upkeep_reclaim could free. */
 uint64_t mp_upkeep_possible(mp_entry **entries, int count);
 
 typedef struct mp_upkeep { /* for the maintenance thread only */
