@@ -7,7 +7,7 @@
 #include "base/options.h"
 
 enum { ALIGN = 8 };
-static const uint64_t PARENT_POLL_NS = 4 * 1000 * 1000;   /* the child may die and requests may end meanwhile */
+static const uint64_t PARENT_POLL_NS = 4 * 1000 * 1000;   /* the child may die or a request be cancelled meanwhile */
 static const uint64_t CHILD_POLL_NS = 1000 * 1000 * 1000; /* long: the system kills the child when its parent dies */
 _Static_assert(sizeof(mp_frame) == 24, "frames have the same layout on both sides");
 _Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");

@@ -63,7 +63,7 @@ typedef struct mp_ring {
 
 typedef struct mp_channel_setup { /* written by the parent before the child starts, then constant */
     uint64_t build;               /* mp_channel_build of the parent */
-    int32_t parent;               /* process */
+    int32_t parent;               /* its process id */
     uint32_t spin_us;
     uint32_t capability;
     uint64_t description_bytes, weight_bytes; /* sizes of the other shared memories; 0 weight_bytes = none */

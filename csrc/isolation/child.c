@@ -40,7 +40,7 @@ typedef struct child {
     mp_engine *engine;
     mp_team *team;
     int max_threads;                  /* maximum compute threads; lowered when memory does not suffice */
-    mp_cpu_set places[MP_NODES_MAX + 1]; /* CPU sets of the steps so far; the team compares addresses */
+    mp_cpu_set places[MP_NODES_MAX + 1]; /* distinct CPU sets of the steps so far; teams compare pointers */
     int place_count;
     child_item *items;
     mp_plan plan;

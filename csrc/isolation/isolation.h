@@ -21,7 +21,7 @@ typedef struct mp_isolation_options { /* copied */
      * base/process.h. */
     const char *const *argv;
     const char *const *envp;
-    uint64_t memory_bytes; /* budget of a child's engine (caches, scratch, requests); 0: memory_of() decides */
+    uint64_t memory_bytes; /* budget of a child's engine (caches, scratch, requests); 0: derived from predicted sizes */
     uint64_t start_ns;     /* limit for a child to become ready, in ns; 0: 20 s */
     uint64_t stall_ns;     /* limit without a heartbeat or response, in ns; 0: 20 s */
 } mp_isolation_options;

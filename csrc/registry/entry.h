@@ -335,7 +335,7 @@ void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
 
 /* --- loading.c, serve.c, leaving.c; for the worker's own thread --- */
 
-bool mp_worker_start(mp_worker *worker); /* false: failed, and no request still waits for this load */
+bool mp_worker_start(mp_worker *worker); /* true: ready to serve; false: failed, worker must leave */
 void mp_worker_serve(mp_worker *worker); /* returns when the worker must leave */
 void mp_worker_leave(mp_worker *worker); /* frees engine and worker; the last worker frees the model */
 
