@@ -39,7 +39,7 @@ typedef struct proxy {
     mp_process process;
     bool has_process;
     bool gone;
-    mp_error lost; /* the reason */
+    mp_error lost; /* why the child is lost; code MP_OK: it is not */
     uint32_t last_id;
     uint64_t plans;
     mp_prefix_counters prefix;

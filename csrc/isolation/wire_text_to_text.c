@@ -14,7 +14,7 @@
 
 typedef struct choice_note { /* the part of a completion that was sent or received so far */
     uint32_t tokens, text, decided;
-    uint32_t masked; /* tokens from the first on for which the process has received a mask */
+    uint32_t masked; /* 1 + index of the last token whose mask the process has received; 0 = none */
     int32_t finish, stop_index;
 } choice_note;
 

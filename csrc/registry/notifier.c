@@ -11,8 +11,8 @@
 
 struct mp_notifier {
     _Atomic int references;
-    uint32_t generation; /* fork generation: the parent's notifier may be locked by a thread that does not exist here */
-    int number;          /* the fd's number, constant */
+    uint32_t generation; /* fork generation: in a child, a thread of the parent may hold the lock for ever */
+    int number;          /* number of the fd; constant, unlike `fd` */
     mp_mutex lock;
     /* guarded by: lock */
     mp_notice list; /* sentinel of a circular list */
@@ -56,7 +56,7 @@ void mp_notifier_destroy(mp_notifier *notifier) {
         return;
     if (notifier->generation != mp_fork_generation()) {
         close(notifier->number);
-        return; /* tickets of the parent may point to it: leave its memory alone */
+        return; /* tickets of the parent may point to the notifier: do not free it */
     }
     mp_mutex_lock(&notifier->lock);
     int fd = notifier->fd;
