@@ -1,8 +1,8 @@
 /* child.c: the peer of a proxy: a process that serves one engine. See isolation.h.
  *
- * A single thread reads a message, executes it and replies. In a step it is thread 0 of as many compute threads as the
- * parent has leased. The child trusts the parent: a wrong value would be a bug in the parent. A message that cannot be
- * parsed ends the child. */
+ * A single thread reads a message, executes it and replies. In a step this thread is thread 0 of as many compute
+ * threads as the parent has leased. The child trusts the parent: a wrong value would be a bug in the parent. A message
+ * that cannot be parsed ends the child. */
 #include <limits.h>
 #include <stdatomic.h>
 #include <stddef.h>

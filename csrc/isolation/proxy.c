@@ -1,10 +1,10 @@
 /* proxy.c: the parent's side of a child process (proxy.h).
  *
- * Each call of the step interface sends one message and waits for its reply; retire has no reply. While it waits, the
- * proxy checks every few milliseconds that the child is alive and responds. In a step, heartbeats of the child's lease
- * count as a response. Only these are forwarded as heartbeats of this worker. The proxy forwards the step's
- * cancellation to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS per check, so that a
- * clock jump or a suspended machine kills no child.
+ * Each call of the step interface sends one message and waits for the reply to it; retire and preempt get no reply.
+ * While it waits, the proxy checks every few milliseconds that the child is alive and responds. In a step, heartbeats
+ * of the child's lease count as a response. Only these are forwarded as heartbeats of this worker. The proxy forwards
+ * the step's cancellation to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS per check,
+ * so that a clock jump or a suspended machine kills no child.
  *
  * The proxy kills a child that hangs before the registry would abandon its worker. The worker thread then returns, and
  * the requests of the step can be retried elsewhere. */
@@ -94,7 +94,7 @@ static bool is_dead(proxy *p) {
     return true;
 }
 
-/* Called by a waiting channel. Returns false to end the wait. */
+/* The channel's `poll`: called while the channel waits. Returns false to end the wait. */
 static bool check_child(void *arg) {
     proxy *p = arg;
     uint64_t now = mp_sys_now_ns(), passed = now > p->checked_ns ? now - p->checked_ns : 0;
@@ -154,7 +154,7 @@ static bool exchange(proxy *p, mp_frame_kind kind, bool spin) {
     return ok;
 }
 
-/* The reply must have been read to its end. Returns false if the child is lost. */
+/* Check that the reply was valid and was read to its end. Returns false if the child is lost. */
 static bool finish(proxy *p) {
     if (!p->channel.broken && mp_wire_done(&p->in))
         return true;

@@ -87,7 +87,7 @@ static bool is_listed(const mp_entry *entry, const mp_worker *worker) {
 
 static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     int count = 0, kinds[MP_QUEUE_KINDS] = {0};
-    bool sequential = false; /* a sequential request may keep a worker from taking others for some time */
+    bool sequential = false; /* a worker may refuse all other requests while a sequential one is queued */
     for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
         const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
         count++;

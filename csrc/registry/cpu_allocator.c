@@ -13,7 +13,7 @@
 
 enum { POLL_NS = 20 * 1000 * 1000 }; /* interval at which a waiting thread calls give_up */
 
-/* A thread that waits for CPUs, on its own stack. */
+/* A thread that waits for CPUs. Stored on the stack of that thread. */
 typedef struct thread_waiter {
     struct thread_waiter *next;
     int home, want, granted; /* `granted` > 0: the number of CPUs granted */
@@ -41,8 +41,8 @@ struct mp_cpu_allocator {
     int forfeited;     /* forfeited leases that have not been returned */
     int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; the sum is `used` */
     int workers[MP_NODES_MAX]; /* number of workers whose home is this node */
-    /* The input of mp_cpu_allocator_barrier_threads since its last decision: leases of several CPUs, and of all
-     * CPUs. */
+    /* Measurements from which `learn` sets `together`, since the last decision: `many` of leases of several CPUs, `all`
+     * of leases of at least `together` CPUs. */
     mp_lost many, all;
     uint64_t raised_ns, hold_ns, raise_after_ns;
     /* the forking thread holds the lock. Several registries may share the allocator: the first hook sets this, and
@@ -51,7 +51,7 @@ struct mp_cpu_allocator {
     /* written under lock, read without it as a hint */
     _Atomic int used;    /* CPUs leased; 0 <= used <= threads */
     _Atomic int waiting; /* threads in the list `first` */
-    _Atomic int together; /* 1 <= together <= threads */
+    _Atomic int together; /* result of mp_cpu_allocator_barrier_threads; 1 <= together <= threads */
     /* counters */
     _Atomic int runnable; /* workers between mp_cpu_allocator_enter and mp_cpu_allocator_leave */
     _Atomic int spinning; /* threads that spin on a CPU that no lease computes on */

@@ -38,7 +38,7 @@ mp_worker *mp_dispatch_home(const mp_entry *entry) {
     int first = (int)(random % (uint64_t)n), second = (int)((random >> 32) % (uint64_t)(n - 1));
     second += second >= first;
     uint64_t at_first = pending_of(entry, live[first]), at_second = pending_of(entry, live[second]);
-    if (at_first == at_second) /* if both are idle, choose the older: one worker stays warm and the other can leave */
+    if (at_first == at_second) /* e.g. both are idle: choose the older, so that the other can leave */
         return live[first < second ? first : second];
     return at_first < at_second ? live[first] : live[second];
 }
@@ -225,6 +225,6 @@ uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double 
         return 0;
     for (int i = 0; i < entry->worker_count; i++)
         for (int j = 0; j < entry->workers[i]->active_count; j++)
-            cost_ahead += entry->workers[i]->active[j]->node.cost / 2; /* on average half of it is done */
+            cost_ahead += entry->workers[i]->active[j]->node.cost / 2; /* on average half is done already */
     return (uint64_t)((double)cost_ahead * pace);
 }

@@ -123,7 +123,7 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
         mp_entry_note_fault(entry);
     *noted = true;
     mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && request->goes_on);
-    /* A retry after NaN is useless: results are deterministic, so it would compute NaN again. */
+    /* A retry after NaN is useless: by the numeric contract a retry computes the same bits. */
     bool again = status != MP_NUMERIC && next != ticket->retry && !refused && entry->shutdown != MP_SHUTDOWN_QUITTING &&
                  may_follow(request, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);

@@ -287,8 +287,8 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
         }
         if (!attempt) {
             loads = entry->loads;
-            /* Wait for the running attempt, or for the next one. This call starts that, or, after an eviction,
-             * mp_entry_finalize. */
+            /* Wait for the running attempt or, if none is running, for the next one: this call starts it, unless a
+             * worker for queued requests starts first. */
             attempt = entry->attempts + (entry->attempts == entry->attempts_over);
         }
         if (begin_anyway(entry)) {

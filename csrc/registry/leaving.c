@@ -82,7 +82,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
             mp_log(MP_LOG_INFO, "Unloaded %s", entry->key);
             mp_mutex_lock(&entry->lock);
         }
-        entry->unloads += resident || evict; /* also ends an eviction that waited for a load that failed */
+        entry->unloads += resident || evict; /* also if no model was loaded: mp_entry_evict waits for this count */
         if (entry->unload != MP_UNLOAD_NONE)
             mp_entry_set_unload(entry, MP_UNLOAD_NONE);
         if (entry->health == MP_HEALTH_BROKEN)
@@ -105,7 +105,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     /* Requests were queued while this worker still existed: start another worker for them. */
     bool wanted = entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING;
     bool again = wanted && mp_entry_begin(entry);
-    uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* it starts after the backoff */
+    uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* when the worker can start */
     mp_dispatch_wake_all(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);

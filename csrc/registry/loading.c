@@ -105,7 +105,8 @@ static bool is_last(const mp_worker *worker) {
     return worker->entry->worker_count == 1 && worker->entry->starting == 0;
 }
 
-/* Must hold the lock, after a load that failed. Returns the requests that waited for it. */
+/* Must hold the lock. Records that the load of the model, or of this worker's engine, failed. Returns the queued
+ * requests that must fail with it. */
 static mp_ticket *fail_load(mp_worker *worker, bool loading, const mp_error *error) {
     mp_entry *entry = worker->entry;
     mp_entry_scale_later(entry);
@@ -186,7 +187,7 @@ bool mp_worker_start(mp_worker *worker) {
         worker->process = worker->engine->process;
         worker->held_bytes = held;
         mp_worker_set_state(worker, MP_WORKER_READY);
-        mp_count(services, MP_METRIC_workers_spawned, 1); /* a thread that sees the worker must see it counted */
+        mp_count(services, MP_METRIC_workers_spawned, 1); /* under the lock: a READY worker must be counted */
         mp_count(services, MP_METRIC_loads, loading);
         worker->woken = true; /* the worker is about to check the queue */
         if (second.governor)

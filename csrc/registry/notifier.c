@@ -84,8 +84,8 @@ void mp_notifier_post(mp_notifier *notifier, mp_notice *notice) {
         notice->next = &notifier->list;
         notice->prev->next = notice;
         notifier->list.prev = notice;
-        /* Under the lock, so that the fd is still open. A write fails only if the counter is full; then the fd is
-         * readable. */
+        /* Write under the lock: no thread may close the fd meanwhile. A write fails only if the counter is full, and
+         * then the fd is readable already. */
         if (was_empty && notifier->fd >= 0) {
             ssize_t written = write(notifier->fd, &(uint64_t){1}, sizeof(uint64_t));
             (void)written;

@@ -3,7 +3,7 @@
  * Lock order, outermost first:
  *
  *   fork.c's list  >  registry  >  entry  >  ticket  >  notifier
- *                     registry  >  entry  >  { pool, maintenance, quarantine, governor, cores }
+ *                     registry  >  entry  >  { pool, maintenance, quarantine, governor, CPU allocator }
  *
  * The locks in braces are leaves: no other lock is taken while one of them is held. No lock is held while a model
  * loads or steps, while an entry reports an event, or while a visitor or a give_up callback runs.
@@ -372,7 +372,8 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
     mp_governor_remove_reclaimer(registry->services->governor, &registry->reclaimer);
     mp_mutex_lock(&registry->lock);
     close_entries(registry, grace_ns);
-    /* A replacement may have taken its slot, or a caller may have entered, while the entries were being closed. */
+    /* A replacement may have been added, or an operation may have begun, before the entries were closed: close
+     * again. */
     while (registry->inside)
         mp_cond_wait(&registry->changed, &registry->lock, 0);
     close_entries(registry, 0);
@@ -553,7 +554,7 @@ mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint6
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error) {
     mp_status status;
     bool gone;
-    do { /* again if the entry was replaced */
+    do { /* look up again if the entry was removed or replaced */
         mp_entry *entry;
         MP_TRY(enter(registry, key, true, &entry, error));
         status = mp_entry_load(entry, pin, deadline_ns, &gone, error);

@@ -1,6 +1,6 @@
 /* request.h: the ticket of a request, from submit to its one terminal status. registry/registry.h has the public part.
  *
- * mp_ticket.state says where the request is. The entry's lock guards it:
+ * mp_ticket.state says where the request is. The entry's lock guards this state:
  *
  *   NEW ---> QUEUED <---> TAKEN ---> ADMITTED <---> STEPPING
  *              |  ^         |         |  |             |
@@ -16,7 +16,7 @@
  *   ENDED     It is in no queue and on no list. The thread that made this transition, and no other, gives the ticket
  *             its terminal status. ENDED has no way out, so a request ends exactly once.
  *
- * mp_ticket.retry says which worker faults the request may still survive. The worker that has it changes it:
+ * mp_ticket.retry says which worker faults the request may still survive. The worker that has the request changes it:
  *
  *           fault
  *   UNUSED -------> USED

@@ -706,7 +706,7 @@ void mp_worker_serve(mp_worker *w) {
         if (w->fault.code == MP_OK && !step(w))
             return;
         is_lost(w);
-        if (w->fault.code != MP_OK) { /* other workers continue the requests, with the same bytes */
+        if (w->fault.code != MP_OK) { /* other workers continue the requests, with identical results */
             while (w->active_count)
                 preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
             return;

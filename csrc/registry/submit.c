@@ -83,8 +83,8 @@ static mp_status check_deadline(mp_entry *entry, const mp_submit_options *option
         return MP_OK;
     if (now >= deadline)
         return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the request was queued", entry->key);
-    /* Predictions are imprecise: refuse only behind other requests, and only if the predicted wait is four times too
-     * long. */
+    /* Predictions are imprecise: refuse only if other requests are queued and the predicted wait exceeds four times the
+     * time left. */
     uint64_t wait_ns =
         entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost, entry->full_pace) : 0;
     if (wait_ns / 4 <= deadline - now)

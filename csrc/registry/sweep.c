@@ -1,7 +1,7 @@
 /* sweep.c: periodic checks of an entry: deadlines, stuck loads and steps, idle workers. See entry.h.
  *
- * The maintenance thread calls mp_entry_sweep. Every check returns when it is due next, so the thread sleeps until
- * then. */
+ * The maintenance thread calls mp_entry_sweep. Every check reports when it is due next, and the thread sleeps until the
+ * earliest of these times. */
 #include <stdatomic.h>
 
 #include "base/trace.h"
@@ -23,7 +23,8 @@ static uint64_t due_of(const mp_ticket *ticket) {
     return due;
 }
 
-/* Must hold the lock. Cancels expired requests. Returns those that were queued; workers end the active ones. */
+/* Must hold the lock. Cancels expired requests. Returns the expired requests that were queued; workers end the active
+ * ones. */
 static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     mp_ticket *expired = NULL;
     for (mp_queue_node *node = mp_queue_first(&entry->queue), *behind; node; node = behind) {

@@ -111,7 +111,7 @@ void mp_worker_destroy(mp_worker *worker) {
 
 void mp_worker_wake(mp_worker *worker) {
     worker->woken = true;
-    mp_event_count_notify(&worker->wake); /* under the lock, because the worker may be freed right after it */
+    mp_event_count_notify(&worker->wake); /* the worker may be freed once the lock is released */
 }
 
 uint64_t mp_worker_bytes(const mp_worker *worker) {
@@ -150,7 +150,7 @@ void mp_worker_return_threads(mp_worker *worker) {
     mp_mutex_lock(&entry->lock);
     bool forfeited = worker->threads == 0;
     worker->threads = 0;
-    worker->moving = !forfeited; /* until the thread takes the lock again */
+    worker->moving = !forfeited; /* cleared by leave_step and load_model, after the CPUs are returned */
     mp_mutex_unlock(&entry->lock);
     mp_cpu_allocator_return(entry->services->allocator_pinned, &worker->lease, &worker->at, forfeited);
 }
