@@ -40,8 +40,8 @@ typedef struct mp_request_wire {
     void (*close)(mp_item *item);
 
     /* --- in the child --- */
-    /* Read a request and its progress into a new *request. The model then checks the request, which allocates its
-     * output buffers, and go_on reads the progress into these. */
+    /* Read a request and its progress into a new *request. The model then checks the request, which sets up its output
+     * buffers, and go_on reads the progress into these buffers. */
     mp_status (*get_request)(mp_wire_in *in, mp_request **request, mp_error *error);
     size_t (*record_bytes)(const mp_request *request); /* as note_bytes, for the child's record of an item */
     mp_status (*go_on)(mp_wire_in *in, mp_item *item, void *record, mp_error *error);

@@ -1,5 +1,5 @@
-/* audit.h: invariants that hold whenever no lock of the registry is held. For tests that run its threads one at a
- * time. */
+/* audit.h: invariants that hold whenever no lock of the registry is held. For tests that run the registry's threads one
+ * at a time. */
 #ifndef MP_REGISTRY_AUDIT_H
 #define MP_REGISTRY_AUDIT_H
 

@@ -80,7 +80,7 @@ int mp_cpu_allocator_barrier_threads(const mp_cpu_allocator *allocator);
 /* Allows a waiting thread to spin only on CPUs that no lease computes on. */
 mp_spin_rule mp_cpu_allocator_spin_rule(mp_cpu_allocator *allocator, uint64_t spin_ns);
 
-/* Returns the slot of the process's allocator. */
+/* Returns the slot (shared.h) of the process-wide allocator. */
 mp_shared_slot *mp_cpu_allocator_slot(void);
 /* See registry/fork.h. A second call of the same kind does nothing: several registries may share the allocator. The
  * child counts from zero and starts new threads when it needs them. */

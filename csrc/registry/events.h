@@ -45,7 +45,7 @@ static inline void mp_events_post(mp_event_kind kind, uint64_t registry, const c
 }
 /* Take the oldest event off the ring. Returns false when the ring is empty. Must be called by one thread at a time. */
 bool mp_events_take(mp_event *event);
-/* Events dropped by this process and, before a fork, by its parent. */
+/* Returns the number of events dropped by this process and, before a fork, by its parent. */
 uint64_t mp_events_dropped(void);
 /* Discard all events. Called by registry/fork.c in a forked child: the events belong to the parent. */
 void mp_events_fork_child(void);

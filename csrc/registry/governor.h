@@ -73,7 +73,7 @@ uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
 /* Call after memory was freed: waiting loads check again. */
 void mp_governor_notify(mp_governor *governor);
 
-/* Returns the slot of the process's governor. */
+/* Returns the slot (shared.h) of the process-wide governor. */
 mp_shared_slot *mp_governor_slot(void);
 /* See registry/fork.h. A second call of the same kind does nothing. */
 void mp_governor_fork_before(mp_governor *governor);

@@ -97,8 +97,8 @@ void mp_registry_destroy(mp_registry *registry);
 mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace,
                           mp_error *error);
 /* Refuses new requests for the key, finishes the accepted ones and frees everything. Returns when that is done, or
- * TIMEOUT at the deadline; then it continues in the background, and another call waits on. UNKNOWN_MODEL if the key
- * does not exist. */
+ * TIMEOUT at the deadline. After a TIMEOUT the removal continues in the background, and another call waits for its end.
+ * UNKNOWN_MODEL if the key does not exist. */
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 /* Waits until the entry that mp_registry_remove took from `key` is gone, even if `key` has a new entry by now. MP_OK if
  * no such entry exists any more. */

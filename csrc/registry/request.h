@@ -113,7 +113,7 @@ static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
     return (mp_ticket *)((char *)node - offsetof(mp_ticket, node));
 }
 
-/* Each refuses an illegal transition: state_machine.h. set_state: must hold the entry's lock. */
+/* Both setters refuse an illegal transition (state_machine.h). mp_ticket_set_state: must hold the entry's lock. */
 void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state);
 void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry);
 /* Returns the retry state after one more fault; `spare`: the fault is an external kill, and the request can continue.

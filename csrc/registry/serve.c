@@ -72,7 +72,7 @@ static void end_cancelled(mp_worker *w) {
     for (int i = w->active_count - 1; i >= 0; i--) {
         mp_ticket *ticket = w->active[i];
         uint64_t deadline = ticket->item.deadline_ns;
-        /* The sweep checks deadlines too, but may run late or have no thread. */
+        /* The sweep checks deadlines too, but may run late, or never if its thread could not start. */
         if (deadline && now >= deadline)
             mp_entry_cancel(w->entry, ticket, MP_TIMEOUT);
         if (!atomic_load_explicit(&ticket->cause, memory_order_acquire))

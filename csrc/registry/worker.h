@@ -86,7 +86,7 @@ typedef struct mp_worker {
     bool in_step;
     int threads;      /* compute threads leased; 0 = none, or written off when the worker was abandoned */
     mp_core_lease at; /* the leased CPUs; written before `threads` and constant while it is not 0 */
-    bool moving;   /* it may hold a lease that `threads` does not show yet or any more: do not abandon it now */
+    bool moving;   /* it is taking or returning a lease, `threads` may be too low: do not abandon it now */
     bool runnable; /* counted among the workers that share the CPUs */
     uint64_t idle_since_ns;
     uint64_t served, step_ns; /* requests that ended; time in steps, to compare workers */
@@ -115,7 +115,7 @@ typedef struct mp_worker {
     uint64_t flow_ns[MP_QUEUE_FLOWS];   /* weighted service of each flow */
     uint64_t clock_ns[MP_QUEUE_FLOWS];  /* advances by an equal share of the service of each flow */
     bool suspects_next;                 /* the last step left a suspect out */
-    uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = when a request leaves */
+    uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
     bool trimmed;        /* the engine was trimmed, and no request has left since */
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
     bool end_noted;      /* the fault made requests fail, so it is counted already */

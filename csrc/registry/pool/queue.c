@@ -26,7 +26,7 @@ void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t te
     node->flow = (uint8_t)(node->kind * MP_QUEUE_TENANTS + tenant % MP_QUEUE_TENANTS);
 }
 
-/* Insert after `before`. */
+/* Insert `node` after `before`. */
 static void insert(mp_queue *queue, mp_queue_node *node, mp_queue_node *before) {
     assert(!mp_queue_holds(node) && "already queued");
     mp_queue_level *level = &queue->levels[node->priority];
