@@ -76,7 +76,7 @@ typedef struct mp_channel_page { /* the shared memory */
     _Atomic int stop; /* set to 1 by the parent: every item of the step was cancelled */
     /* Written by the child; the parent reads the heartbeat only. */
     mp_lease lease;
-    _Alignas(64) mp_event_count parent_events; /* the parent waits on it, the child notifies */
+    _Alignas(64) mp_event_count parent_events; /* the parent waits here, the child notifies */
     _Alignas(64) mp_event_count child_events;
     mp_ring requests, replies;
 } mp_channel_page;
@@ -98,8 +98,8 @@ void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp
                      void *arg);
 /* Write a frame. Waits for free space in the ring. Returns false when the channel is broken. */
 bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const void *data, size_t bytes);
-/* Wait for a frame and copy it out. `data` must hold MP_FRAME_MOST bytes. `spin`: spin before parking. Returns false
- * when the channel is broken. */
+/* Wait for a frame and copy it from the ring to *frame and `data`. `data` must hold MP_FRAME_MOST bytes. `spin`: spin
+ * before parking. Returns false when the channel is broken. */
 bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t *data);
 /* Returns true if the other side has written a frame, or claims to have. */
 bool mp_channel_waiting(const mp_channel *channel);

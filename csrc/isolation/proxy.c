@@ -23,7 +23,7 @@
 static const uint64_t MAX_CHECK_GAP_NS = 20 * 1000 * 1000;
 /* Time limit for a reply to any message but STEP: the time for these does not depend on the model. */
 static const uint64_t SHORT_NS = 5000ull * 1000 * 1000;
-/* Time for a cancelled step to end; a correct one ends within a layer. */
+/* Time for a cancelled step to end; a correct child ends the step within a layer. */
 static const uint64_t CANCEL_GRACE_NS = 1500ull * 1000 * 1000;
 static const uint64_t MAX_COST_NS = 3600ull * 1000 * 1000 * 1000;
 
@@ -39,7 +39,7 @@ typedef struct proxy {
     mp_process process;
     bool has_process;
     bool gone;
-    mp_error lost; /* why the child is lost; code MP_OK: it is not */
+    mp_error lost; /* why the child was lost; code MP_OK: not lost */
     uint32_t last_id;
     uint64_t plans;
     mp_prefix_counters prefix;
@@ -54,7 +54,7 @@ typedef struct proxy {
 
 typedef struct proxy_item { /* mp_item.state of an admitted item */
     uint32_t id;
-    uint64_t idle; /* consecutive steps without progress on it */
+    uint64_t idle; /* consecutive steps without progress on this item */
     _Alignas(16) uint8_t note[];
 } proxy_item;
 

@@ -9,7 +9,7 @@
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
 
-typedef struct t2i_note { /* in both processes: what was sent or received so far */
+typedef struct t2i_note { /* in both processes: the progress that was sent or received so far */
     uint32_t cursor;
     int32_t previews;
 } t2i_note;

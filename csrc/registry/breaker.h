@@ -27,7 +27,7 @@ typedef struct mp_breaker_rule {
 typedef struct mp_breaker {
     mp_breaker_state state;
     uint64_t faults_ns[MP_BREAKER_FAULTS_MAX]; /* ring buffer: times of the last faults */
-    int fault_count;                           /* total; the ring keeps the last ones */
+    int fault_count;                           /* faults since the last opening; `faults_ns` has the last of them */
     uint64_t open_until_ns;
     int probing, succeeded; /* used while half-open */
     uint32_t epoch;         /* counts openings: a probe of an earlier epoch is ignored */

@@ -1,4 +1,4 @@
-/* chaos.c: an engine that injects faults into another one. See chaos.h. */
+/* chaos.c: an engine that wraps another engine and injects faults. See chaos.h. */
 #include "registry/chaos.h"
 
 #include <stdatomic.h>

@@ -18,8 +18,8 @@
 
 typedef struct mp_cpu_allocator mp_cpu_allocator;
 
-/* Opens the process's allocator (`threads` 0: MPOOL_THREADS, or the CPUs that the process may use), or a private one.
- * Starts no thread before the first lease of more than one CPU. */
+/* Opens the process's allocator (`threads` 0: MPOOL_THREADS, or the CPUs that the process may use), or a private
+ * allocator with `threads` threads. Starts no thread before the first lease of more than one CPU. */
 mp_status mp_cpu_allocator_open(int threads, mp_cpu_allocator **allocator, mp_error *error);
 /* Opens a private allocator on the given machine, for tests. */
 mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_cpu_allocator **allocator,
@@ -32,13 +32,13 @@ mp_cpu_allocator *mp_cpu_allocator_pin(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_unpin(mp_cpu_allocator *allocator);
 int mp_cpu_allocator_threads(const mp_cpu_allocator *allocator);
 int mp_cpu_allocator_leased(mp_cpu_allocator *allocator);
-/* Returns the number of nodes; fills in their CPUs and how many of them are leased. Fills at most MP_NODES_MAX rows. */
+/* Returns the number of nodes; fills in the CPUs and the leased CPUs of each node: arrays of MP_NODES_MAX elements. */
 int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased);
 
-/* Chooses the home of a new worker, from 0 on; mp_cpu_allocator_release_home gives it up. */
+/* Chooses the home of a new worker, from 0 on; the worker must release it with mp_cpu_allocator_release_home. */
 int mp_cpu_allocator_assign_home(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_release_home(mp_cpu_allocator *allocator, int home);
-/* Returns the system's number of a home, for display; -1 if there is only one node. */
+/* Returns the operating system's number of a home's node, for display; -1 if there is only one node. */
 int mp_cpu_allocator_node_number(const mp_cpu_allocator *allocator, int home);
 /* Returns the node for the worker's memory, for mp_alloc_prefer_node. */
 int mp_cpu_allocator_node_memory(const mp_cpu_allocator *allocator, int home);

@@ -203,8 +203,8 @@ bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
 }
 
 int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns) {
-    /* With MP_POLICY_PACK one worker serves every request. A second one would read the weights again for fewer
-     * requests. */
+    /* With MP_POLICY_PACK one worker serves every request. A second worker would read the weights again, for fewer
+     * requests per pass. */
     if (!entry->services->predictive_scaling || entry->policy == MP_POLICY_PACK)
         return 0;
     return mp_forecast_workers(&entry->forecast, now_ns, most_workers(entry));

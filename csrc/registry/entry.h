@@ -126,7 +126,7 @@ struct mp_entry {
     mp_loader loader; /* `ops` is NULL once the loader is freed */
     mp_queue queue;
     int room_waiters;
-    /* in the order in which they were listed; a worker stays until it frees itself or is abandoned */
+    /* in the order of arrival; a worker stays in the list until it frees itself or is abandoned */
     mp_worker *workers[MP_WORKERS_MAX];
     int worker_count;
     int starting;          /* announced workers that are not in `workers` yet */
@@ -143,7 +143,7 @@ struct mp_entry {
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* how often the model was freed */
     mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
-    uint64_t retry_ns;                /* requests are refused until then; 0 = the last load did not fail */
+    uint64_t retry_ns;                /* requests are refused until this time; 0 = the last load did not fail */
     uint64_t backoff_ns;              /* doubles with every load that fails; 0 = the last load succeeded */
     uint64_t spawn_ns;                /* no worker starts before this time: the backoff after worker deaths */
     uint64_t death_ns[5];             /* ring buffer: when the last workers died */
@@ -200,7 +200,8 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
 
 /* --- for the registry --- */
 
-/* Performs all periodic checks: deadlines, stuck loads and steps, idle workers. Returns when the next one is due. */
+/* Performs all periodic checks: deadlines, stuck loads and steps, idle workers. Returns the time at which the next
+ * check is due. */
 uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
 /* The effect of evicting a model, by which the registry chooses the model to evict. */
 typedef struct mp_eviction {
@@ -300,7 +301,7 @@ uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double 
 /* Must hold the lock. Empties the queue into a list linked by mp_ticket.next. The tickets become ENDED; the caller must
  * finish them with mp_entry_finish_list. */
 mp_ticket *mp_entry_take_queue(mp_entry *entry);
-void mp_entry_notify_room(mp_entry *entry); /* must hold the lock; call it after the queue got shorter */
+void mp_entry_notify_room(mp_entry *entry); /* must hold the lock; call after removing requests from the queue */
 /* Must hold the lock, for a queued or active request. Returns true if the request was queued: it is ENDED now, and the
  * caller must finish it. */
 bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause);

@@ -21,7 +21,7 @@ typedef struct mp_governor mp_governor;
 /* limit 0: opens the governor of the process, with MPOOL_MEMORY_MB or the rule above. */
 mp_status mp_governor_open(uint64_t limit, mp_governor **governor, mp_error *error);
 void mp_governor_close(mp_governor *governor); /* NULL is legal */
-/* Returns the budget that loaders and engines charge. It lives as long as the governor. */
+/* Returns the budget that loaders and engines charge. The budget lives as long as the governor. */
 mp_budget *mp_governor_budget(mp_governor *governor);
 
 /* --- guards --- */

@@ -15,7 +15,7 @@ typedef struct mp_notice {
 
 mp_notifier *mp_notifier_pin(mp_notifier *notifier);
 void mp_notifier_unpin(mp_notifier *notifier);
-/* Lists the notice unless it is listed, and makes the fd readable. Never blocks. */
+/* Adds the notice to the notifier's list, unless it is listed already, and makes the fd readable. Never blocks. */
 void mp_notifier_post(mp_notifier *notifier, mp_notice *notice);
 /* Takes the notice off the list if it is there. */
 void mp_notifier_withdraw(mp_notifier *notifier, mp_notice *notice);

@@ -26,9 +26,9 @@ enum { MP_PATIENCE_SCALE = 10 };
 typedef enum mp_policy { /* which worker of a model takes a request */
     MP_POLICY_DEFAULT,
     MP_POLICY_SHARED,     /* any idle worker, else the first worker that checks the queue */
-    MP_POLICY_PACK,       /* the first worker with room, so that one pass over the weights serves many */
-    MP_POLICY_P2C,        /* the less loaded of two random workers; idle workers take from busy ones */
-    MP_POLICY_SEQUENTIAL, /* an idle worker, which takes no other request meanwhile */
+    MP_POLICY_PACK,       /* the first worker with room, so that one pass over the weights serves many requests */
+    MP_POLICY_P2C,        /* the less loaded of two random workers; idle workers also take requests of busy ones */
+    MP_POLICY_SEQUENTIAL, /* an idle worker, which takes no other request until this one ends */
     MP_POLICY_COUNT
 } mp_policy;
 bool mp_policy_from_name(const char *name, mp_policy *policy); /* "shared", ... */
@@ -54,7 +54,7 @@ typedef struct mp_registry_config { /* 0 = default */
     uint64_t load_ceiling_ns;      /* for the whole load; default 10 min */
     uint64_t stall_timeout_ns;     /* a step without progress for this long: the worker is abandoned; default 30 s */
     uint64_t patience_ns;          /* for requests that set none (mp_submit_options); default: no limit */
-    uint64_t keep_alive_ns;        /* idle workers leave after it; default 5 min; MP_FOREVER */
+    uint64_t keep_alive_ns;        /* an idle worker leaves after this time; default 5 min; MP_FOREVER: never */
     uint64_t maintenance_every_ns; /* default 60 s */
     uint64_t batch_wait_ns;        /* how long an idle worker waits for more requests; default 0 */
     int max_workers;               /* per model; default 4 */
@@ -107,8 +107,8 @@ mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint6
  * earlier failure. `pin`: the registry itself never evicts the model. If the key is being replaced, waits for the
  * replacement. TIMEOUT: the load continues in the background. */
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error);
-/* Frees the model and keeps the key, even if it is pinned. Waits for active requests until the deadline (TIMEOUT:
- * the eviction continues in the background). Queued requests load the model again. */
+/* Frees the model, even if the model is pinned, and keeps the key. Waits for active requests until the deadline
+ * (TIMEOUT: the eviction continues in the background). Queued requests load the model again. */
 mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 
 /* Sets how long a worker of the model may be idle before it leaves. The last worker frees the model. */
@@ -117,7 +117,7 @@ mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_
 enum { MP_WORKERS_MAX = 16 };
 typedef struct mp_worker_info {
     uint32_t id;
-    int node;          /* memory node of the machine; -1: there is only one */
+    int node;          /* memory node of the machine; -1: the machine has only one */
     const char *state; /* "spawning", "loading", "ready", "processing", "idle", "evicting", "dead", "failed" */
     int running;
     uint64_t served, busy_ns, idle_ns; /* requests that ended; time in steps; time since the last work */
@@ -194,7 +194,7 @@ bool mp_ticket_wait(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint
 bool mp_ticket_done(mp_ticket *ticket);
 /* Returns the terminal status and copies the error of a failed request. Asserts that the ticket is done. */
 mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error);
-/* Asks the request to stop: a queued one stops at once, an active one within a layer or a token. Never blocks. The
+/* Cancels the request: a queued request ends at once, an active request within a layer or a token. Never blocks. The
  * ticket still gets its terminal status. */
 void mp_ticket_cancel(mp_ticket *ticket);
 /* Call after writing a grammar mask into the request: wakes the worker that may wait for the mask. Never blocks. */
@@ -204,7 +204,7 @@ mp_request *mp_ticket_request(mp_ticket *ticket);
 /* Times of the monotonic clock: submitted, first step began, done. 0 = not yet. */
 void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns);
 /* Returns the number of requests ahead in the queue; -1 once active or done. *eta_ns (NULL allowed): predicted time
- * until it is done; 0 = unknown. */
+ * until the request is done; 0 = unknown. */
 int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns);
 
 /* ---- asyncio: one notifier per event loop

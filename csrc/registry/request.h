@@ -66,25 +66,25 @@ typedef enum mp_ticket_retry {
 } mp_ticket_retry;
 extern const mp_state_machine mp_ticket_retry_machine;
 
-/* A request ends when it has lost this many workers between steps. */
+/* A request ends when this many workers were lost between steps while they had it. */
 enum { MP_LOSSES_MOST = 2 };
 
 struct mp_ticket {
     mp_item item;        /* the engine's view; item.ticket points back here */
     mp_entry *entry;     /* owns a reference */
-    uint32_t generation; /* fork generation in which it was created */
+    uint32_t generation; /* fork generation in which the ticket was created */
     _Atomic int references, callers;
     /* used by the thread that holds the ticket (see above) */
     uint64_t load;          /* number of the load whose model checked the request; 0 = unchecked */
     uint64_t charged;       /* bytes charged to the governor's budget */
-    uint64_t virtual_ns;    /* service charged to it within its flow */
+    uint64_t virtual_ns;    /* service charged to this request within its flow */
     uint64_t had_ns;        /* its shares of the durations of its steps */
     uint64_t patience_ns;   /* 0 = no limit */
     bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
     mp_policy policy;       /* never MP_POLICY_DEFAULT */
     uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
     mp_ticket_retry retry;
-    uint8_t losses;         /* workers that were lost between steps while they had it, below MP_LOSSES_MOST */
+    uint8_t losses;         /* workers lost between steps while they had this request; below MP_LOSSES_MOST */
     bool quarantined;       /* a worker was lost in a step with a request of this fingerprint (quarantine.h) */
     struct mp_ticket *next; /* links tickets that are about to end */
     /* guarded by: the entry's lock. The thread of `worker` reads `state` without the lock, as the only writer while it
@@ -92,7 +92,7 @@ struct mp_ticket {
     mp_ticket_state state;
     mp_queue_node node;
     mp_worker *worker; /* the worker whose active list has it, or NULL */
-    mp_worker *home;   /* chosen by MP_POLICY_P2C while it is queued, or NULL */
+    mp_worker *home;   /* the worker that MP_POLICY_P2C chose, while the request is queued, or NULL */
 
     _Atomic int cause; /* first cause of cancellation: MP_CANCELLED, MP_TIMEOUT, ...; 0 = not cancelled */
     _Atomic uint64_t submitted_ns, started_ns, finished_ns;

@@ -33,7 +33,7 @@ enum { BULK_WEIGHT = 4 };
 
 /* --- ending items --- */
 
-/* Must hold the lock. Takes the request off the active list. The caller then changes its state. */
+/* Must hold the lock. Takes the request off the active list. The caller must then change the request's state. */
 static void deactivate(mp_worker *w, mp_ticket *ticket) {
     for (int i = 0; i < w->active_count; i++) {
         if (w->active[i] != ticket)
@@ -88,8 +88,8 @@ static void end_all(mp_worker *w, const mp_error *error) {
         end_item(w, w->active[w->active_count - 1], error->code, error);
 }
 
-/* Must hold the lock. Moves an active request to the front of the queue. Returns false if it was cancelled: then it
- * is ENDED and the caller finishes it. The caller wakes other workers. */
+/* Must hold the lock. Moves an active request to the front of the queue. Returns false if the request was cancelled: it
+ * is ENDED now, and the caller must finish it. The caller must wake other workers. */
 static bool requeue(mp_worker *w, mp_ticket *ticket) {
     deactivate(w, ticket);
     if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {

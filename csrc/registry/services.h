@@ -30,7 +30,7 @@ typedef enum mp_entry_event {
 typedef struct mp_services {
     _Atomic int references;
     uint64_t number; /* the registry's, unique in the process */
-    /* NULL once the registry is closed; no worker exists then */
+    /* `allocator` and `pool` are NULL once the registry is closed: no worker exists then */
     mp_cpu_allocator *allocator;
     mp_pool *pool;
     mp_governor *governor;

@@ -1,4 +1,4 @@
-/* submit.c: the way of a request into the queue, and out of it when its caller cancels. See entry.h. */
+/* submit.c: how a request enters the queue, and leaves it when its caller cancels. See entry.h. */
 #include <stdatomic.h>
 
 #include "registry/entry.h"
@@ -46,7 +46,7 @@ static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
         ticket->patience_ns = wanted;
 }
 
-/* Must hold the lock; unlocks it while it waits. Waits for room in the queue. */
+/* Must hold the lock; releases it while waiting. Waits for room in the queue. */
 static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const mp_submit_options *options,
                                mp_error *error) {
     int waiting = entry->queue.count, kind = ticket->node.kind;
@@ -139,7 +139,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, false);
         ticket->probe = 0;
     }
-    /* From here on the ticket may end at any moment. The caller's reference keeps it alive. */
+    /* From here on the ticket may end at any moment. The caller's reference keeps the ticket allocated. */
     uint64_t due = ticket->item.deadline_ns;
     if (ticket->patience_ns) {
         uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed);

@@ -18,7 +18,8 @@ typedef struct mp_upkeep { /* for the maintenance thread only */
 } mp_upkeep;
 
 void mp_upkeep_init(mp_upkeep *upkeep, uint64_t every_ns);
-/* Runs every check that is due. Returns when the next one is; UINT64_MAX: none is due, because no worker exists. */
+/* Runs every check that is due. Returns the time at which the next check is due; UINT64_MAX: never, because no worker
+ * exists. */
 uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **entries, int count, uint64_t now_ns);
 
 #endif

@@ -44,7 +44,7 @@ const char *mp_worker_state_name(mp_worker_state state);
 typedef struct mp_resident {
     mp_model *model;
     _Atomic int references;
-    uint64_t load;    /* number of the load that made it, >= 1, unique in the process */
+    uint64_t load;    /* number of the load that created the model, >= 1, unique in the process */
     uint64_t load_ns; /* duration of the load */
     uint64_t predicted_bytes; /* predicted size of the weights */
 } mp_resident;
@@ -67,7 +67,7 @@ typedef struct mp_worker {
     mp_entry *entry; /* owns a reference */
     uint32_t id;     /* unique among all workers of the process */
     int home;        /* index of its memory node, see cpu_allocator.h */
-    uint32_t number; /* number of workers of the entry that were listed before it */
+    uint32_t number; /* number of workers of the entry that were listed before this one */
 
     /* guarded by: the entry's lock */
     mp_worker_state state;
@@ -75,7 +75,7 @@ typedef struct mp_worker {
     bool woken;                       /* woken, and has not checked the queue since */
     bool waits;                       /* all its requests wait for grammar masks: any change must wake it */
     bool leave;                       /* told to leave once no request is active */
-    bool concluding;                  /* another thread is abandoning it */
+    bool concluding;                  /* another thread is abandoning this worker */
     bool trim;                        /* told to free caches and arenas */
     bool caches_freed;                /* has freed caches and arenas, and has taken no request since */
     mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or to be admitted; only the worker changes the list */

@@ -90,7 +90,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
     pool->all = thread;
     pool->threads++;
     pool->busy++;
-    /* Hold the lock while the thread starts: it cannot end or be disowned before its handle is written. */
+    /* Hold the lock while the thread starts: the thread must not end or be disowned before its handle is written. */
     mp_status status = mp_pool_thread_start(thread, pool->name, error);
     if (status != MP_OK) {
         forget(pool, thread);
