@@ -14,10 +14,10 @@ typedef enum mp_event_kind {
     MP_EVENT_SPAWN,            /* a worker begins to load */
     MP_EVENT_READY,            /* the worker serves */
     MP_EVENT_EVICT,            /* the worker was stopped to free memory */
-    MP_EVENT_FAIL,             /* the worker did not start, failed, or was abandoned; status gives the reason */
+    MP_EVENT_FAIL,             /* a worker did not start, failed, or was abandoned; `status` is the reason */
     MP_EVENT_REQUEST_START,    /* first step of a request */
     MP_EVENT_REQUEST_COMPLETE, /* an accepted request succeeded */
-    MP_EVENT_REQUEST_FAIL,     /* a request ended in an error or was refused; status gives the error */
+    MP_EVENT_REQUEST_FAIL,     /* a request ended in an error or was refused; `status` is the error */
     MP_EVENT_COUNT
 } mp_event_kind;
 const char *mp_event_name(mp_event_kind kind); /* "spawn", "request_start", ... */

@@ -5,7 +5,7 @@
 
 enum { SERVED = 16 }; /* length of the running mean of service time, in requests */
 
-/* Returns to what a weight of 1 has decayed after `ns`. */
+/* Returns the factor by which a weight has decayed after `ns`. */
 static double left_after(uint64_t ns) { return exp2(-(double)ns / (double)MP_FORECAST_HALF_LIFE_NS); }
 
 static uint64_t since(uint64_t then_ns, uint64_t now_ns) { return now_ns > then_ns ? now_ns - then_ns : 0; }

@@ -201,7 +201,7 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
     if (*link) {
         while (reclaimer->asked)
             mp_cond_wait(&governor->asked, &governor->lock, 0);
-        /* The list may have changed meanwhile. */
+        /* Search again: the list may have changed while this thread waited. */
         for (link = &governor->reclaimers; *link != reclaimer;)
             link = &(*link)->next;
         *link = reclaimer->next;

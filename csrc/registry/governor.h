@@ -58,7 +58,8 @@ typedef struct mp_reclaimer {
      * it can free all of `bytes`. Returns how many bytes are being freed, including those of earlier calls; 0 = nothing
      * can be freed. Called without a lock of the governor. */
     uint64_t (*reclaim)(void *arg, uint64_t bytes, bool whole);
-    /* Returns how many bytes it could free, including those being freed. Called without a lock of the governor. */
+    /* Returns how many bytes the reclaimer could free, including bytes being freed. Called without a lock of the
+     * governor. */
     uint64_t (*possible)(void *arg);
     void *arg;
     struct mp_reclaimer *next; /* guarded by: the governor's lock */

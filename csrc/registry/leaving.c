@@ -18,7 +18,8 @@ static void free_engine(mp_worker *worker) {
     worker->resident = NULL;
 }
 
-/* The thread of an abandoned worker has returned from its step or load. Free what it held. */
+/* The thread of an abandoned worker has returned from its step or load. Frees everything that the worker held, and the
+ * worker. */
 static void return_abandoned(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     mp_mutex_lock(&entry->lock);
@@ -91,7 +92,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
         if (gone)
             mp_entry_set_removal(entry, MP_REMOVAL_GONE);
         mp_loader loader = entry->loader;
-        if (gone && !entry->abandoned && loader.ops) { /* otherwise mp_entry_unpin frees it */
+        if (gone && !entry->abandoned && loader.ops) { /* otherwise mp_entry_unpin frees the loader */
             entry->loader = (mp_loader){0};
             mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* makes mp_entry_wait_gone wait for the loader too */
             entry->unload_bytes = 0;

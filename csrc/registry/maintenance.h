@@ -7,7 +7,8 @@
 #include "registry/pool/pool.h"
 
 typedef struct mp_maintenance {
-    /* Runs every check that is due and returns when the next one is (UINT64_MAX: none). Called without a lock. */
+    /* Runs every check that is due. Returns the time at which the next check is due (UINT64_MAX: none). Called without
+     * a lock. */
     uint64_t (*sweep)(void *arg, uint64_t now_ns);
     void *arg;
     _Atomic uint64_t next_ns; /* when the thread wakes; written under lock, read without */
