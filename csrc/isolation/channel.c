@@ -7,8 +7,8 @@
 #include "base/options.h"
 
 enum { ALIGN = 8 };
-static const uint64_t PARENT_POLL_NS = 4 * 1000 * 1000;   /* the child may die and requests may end meanwhile */
-static const uint64_t CHILD_POLL_NS = 1000 * 1000 * 1000; /* the system kills the child with its parent anyway */
+static const uint64_t PARENT_POLL_NS = 4 * 1000 * 1000;   /* the child may die or a request be cancelled meanwhile */
+static const uint64_t CHILD_POLL_NS = 1000 * 1000 * 1000; /* long: the system kills the child when its parent dies */
 _Static_assert(sizeof(mp_frame) == 24, "frames have the same layout on both sides");
 _Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");
 _Static_assert(MP_FRAME_MOST + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "reading and writing overlap");
@@ -106,7 +106,7 @@ uint64_t mp_frame_checksum(const mp_frame *frame, const uint8_t *data) {
 }
 
 uint64_t mp_channel_build(void) {
-    /* builds differ in the addresses of their functions */
+    /* different builds place these functions at different distances */
     const uintptr_t places[] = {(uintptr_t)&mp_channel_receive, (uintptr_t)&mp_cpu_init, (uintptr_t)&mp_options_get,
                                 (uintptr_t)&mp_lease_run, (uintptr_t)&mp_status_find};
     uint64_t hash = sizeof(mp_channel_page);

@@ -4,15 +4,15 @@
  *   parent <--replies--- child                       0                  tail                head   capacity
  *
  * A frame is a header (kind, length, number, checksum) and up to MP_FRAME_MOST bytes, which wrap at the ring's end.
- * Each side keeps its own positions private and trusts nothing in the page: it copies a frame out before reading it,
- * and checks that the other side's position is possible and that number and checksum are right. A violation breaks the
- * channel for good.
+ * Each side keeps its own positions in private memory and trusts nothing in the shared page. It copies a frame out
+ * before parsing it, and checks that the other side's position is possible and that the frame's number and checksum are
+ * right. A violation breaks the channel permanently.
  *
- * A side waits by spinning, then parking on its own event count, which the other side notifies after each frame written
- * and read. It parks for at most poll_ns, since a dead process never notifies, and then calls `poll`, which may end the
- * wait.
+ * A waiting side spins, then parks on its own event count. The other side notifies that event count after each frame it
+ * has written or read. A side parks for at most poll_ns at a time, because a dead process never notifies, and then
+ * calls `poll`, which may end the wait.
  *
- * One thread per side. */
+ * Each side must be used by one thread at a time. */
 #ifndef MP_ISOLATION_CHANNEL_H
 #define MP_ISOLATION_CHANNEL_H
 
@@ -25,7 +25,7 @@ enum {
     MP_FRAME_MOST = 32 * 1024,
 };
 
-enum { /* exit codes of a child that failed before it could report an error */
+enum { /* exit codes of a child that could not report an error in a frame */
        MP_CHILD_OPTIONS = 80,
        MP_CHILD_MEMORY,
        MP_CHILD_BUILD,
@@ -36,13 +36,13 @@ enum { /* exit codes of a child that failed before it could report an error */
 
 typedef enum mp_frame_kind {
     MP_FRAME_NONE,
-    /* parent to child; the child replies to each but RETIRE with the same kind */
+    /* parent to child; the child replies with a frame of the same kind, except to RETIRE */
     MP_FRAME_ADMIT,
     MP_FRAME_PLAN,
     MP_FRAME_STEP,
     MP_FRAME_TRIM,
     MP_FRAME_RETIRE,
-    /* child to parent, once: ready to serve */
+    /* child to parent, once: ready to serve, or the error of the start */
     MP_FRAME_READY,
     MP_FRAME_KIND_COUNT
 } mp_frame_kind;
@@ -56,17 +56,17 @@ typedef struct mp_frame {
 } mp_frame;
 
 typedef struct mp_ring {
-    _Alignas(64) _Atomic uint64_t head; /* bytes written so far, by its writer */
-    _Alignas(64) _Atomic uint64_t tail; /* bytes read so far, by its reader */
+    _Alignas(64) _Atomic uint64_t head; /* total bytes written; stored by the writer */
+    _Alignas(64) _Atomic uint64_t tail; /* total bytes read; stored by the reader */
     _Alignas(64) uint8_t data[MP_RING_BYTES];
 } mp_ring;
 
-typedef struct mp_channel_setup { /* written by the parent before the child starts */
+typedef struct mp_channel_setup { /* written by the parent before the child starts, then constant */
     uint64_t build;               /* mp_channel_build of the parent */
-    int32_t parent;               /* process */
+    int32_t parent;               /* its process id */
     uint32_t spin_us;
     uint32_t capability;
-    uint64_t description_bytes, weight_bytes; /* sizes of the other descriptors; weights 0 = none */
+    uint64_t description_bytes, weight_bytes; /* sizes of the other shared memories; 0 weight_bytes = none */
     uint64_t memory_bytes;                    /* the engine's budget */
     uint64_t data_limit;                      /* RLIMIT_DATA of the process; 0 = none */
 } mp_channel_setup;
@@ -76,7 +76,7 @@ typedef struct mp_channel_page { /* the shared memory */
     _Atomic int stop; /* set to 1 by the parent: every item of the step was cancelled */
     /* Written by the child; the parent reads the heartbeat only. */
     mp_lease lease;
-    _Alignas(64) mp_event_count parent_events; /* the parent waits on it, the child notifies */
+    _Alignas(64) mp_event_count parent_events; /* the parent waits here, the child notifies */
     _Alignas(64) mp_event_count child_events;
     mp_ring requests, replies;
 } mp_channel_page;
@@ -88,25 +88,26 @@ typedef struct mp_channel { /* one side, private */
     uint64_t tail, head;            /* own positions in `in` and in `out` */
     uint64_t in_number, out_number; /* number of the last frame in each direction */
     uint64_t spin_ns, poll_ns;
-    bool broken;             /* for good; *error has the reason */
-    mp_error *error;         /* the owner's */
+    bool broken;             /* permanently; *error has the reason */
+    mp_error *error;         /* the channel owner's error */
     bool (*poll)(void *arg); /* returns false to end the wait, after filling *error */
     void *arg;
 } mp_channel;
 
 void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*poll)(void *arg),
                      void *arg);
-/* Write a frame; waits for free space. Returns false when the channel is broken. */
+/* Write a frame. Waits for free space in the ring. Returns false when the channel is broken. */
 bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const void *data, size_t bytes);
-/* Wait for a frame and copy it out. `data` must hold MP_FRAME_MOST bytes. `spin`: spin before parking. Returns false
- * when the channel is broken. */
+/* Wait for a frame and copy it from the ring to *frame and `data`. `data` must hold MP_FRAME_MOST bytes. `spin`: spin
+ * before parking. Returns false when the channel is broken. */
 bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t *data);
-/* The other side has written a frame, or claims so. */
+/* Returns true if the other side has written a frame, or claims to have. */
 bool mp_channel_waiting(const mp_channel *channel);
 /* Break the channel because of a violation. Returns false. */
 bool mp_channel_break(mp_channel *channel, const char *what);
 
-/* A number that is equal in processes of the same build of the core, and almost surely different otherwise. */
+/* Returns a number that is equal in processes with the same build of the core, and almost certainly different in
+ * others. */
 uint64_t mp_channel_build(void);
 
 uint64_t mp_frame_checksum(const mp_frame *frame, const uint8_t *data);

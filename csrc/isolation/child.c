@@ -1,8 +1,8 @@
 /* child.c: the peer of a proxy: a process that serves one engine. See isolation.h.
  *
- * A single thread reads a message, executes it and replies. In a step it is thread 0 of as many compute threads as the
- * parent has leased. It trusts the parent: a wrong value would be the parent's own bug. A message that cannot be parsed
- * ends the process. */
+ * A single thread reads a message, executes it and replies. In a step this thread is thread 0 of as many compute
+ * threads as the parent has leased. The child trusts the parent: a wrong value would be a bug in the parent. A message
+ * that cannot be parsed ends the child. */
 #include <limits.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -39,8 +39,8 @@ typedef struct child {
     mp_model *model;
     mp_engine *engine;
     mp_team *team;
-    int max_threads;                  /* threads that its memory allowed */
-    mp_cpu_set places[MP_NODES_MAX + 1]; /* CPU sets of the steps so far; the team compares addresses */
+    int max_threads;                  /* maximum compute threads; lowered when memory does not suffice */
+    mp_cpu_set places[MP_NODES_MAX + 1]; /* distinct CPU sets of the steps so far; teams compare pointers */
     int place_count;
     child_item *items;
     mp_plan plan;
@@ -73,7 +73,7 @@ static void free_item(child *c, child_item *item) {
     mp_free(item);
 }
 
-/* Create an item: read its request, check it against the model and charge its memory. */
+/* Create an item: read the request, check it against the model and charge the request's memory. */
 static mp_status create_item(child *c, const mp_item *fields, child_item **out, mp_error *error) {
     mp_request *request = NULL;
     MP_TRY(c->wire->get_request(&c->in, &request, error));
@@ -204,7 +204,7 @@ static const mp_cpu_set *get_place(child *c) {
     return &c->places[c->place_count++];
 }
 
-/* Start compute threads when a step first needs them. If memory does not suffice for all, start half as many. */
+/* Start more compute threads when a step needs them. If memory does not suffice for all, halve the number. */
 static void lease_threads(child *c, int threads, const mp_cpu_set *cpus) {
     mp_error error;
     threads = threads < c->max_threads ? threads : c->max_threads;
@@ -356,5 +356,5 @@ int mp_isolation_serve(const mp_isolation_kind *kind) {
         return MP_CHILD_MEMORY;
     c->kind = kind;
     c->max_threads = INT_MAX;
-    return run(c); /* the system frees the rest */
+    return run(c); /* returning ends the process: the system frees its memory */
 }

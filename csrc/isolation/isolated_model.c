@@ -8,7 +8,7 @@
 #include "isolation/spec_codec.h"
 #include "models/arch.h"
 
-/* Memory of a process before its engine holds anything: interpreter, this library, spec and layers. */
+/* Memory of a child process without its engine: interpreter, this library, spec and layers. */
 static const uint64_t FIXED_BYTES = 16u << 20;
 static const uint64_t DEFAULT_NS = 20ull * 1000 * 1000 * 1000;
 enum { TIMES_ENGINE = 4, CALLS_BYTES = 64 << 20 };
@@ -24,7 +24,7 @@ typedef struct isolated_loader {
 
 typedef struct isolated_model {
     mp_model_base base;
-    isolated_loader *loader; /* a counted reference */
+    isolated_loader *loader; /* owns a reference */
     mp_model *inner;
     mp_shm description, weights;
     int threads; /* maximum compute threads that its steps can lease */
@@ -64,9 +64,9 @@ static uint64_t memory_of(const isolated_loader *loader) {
     if (loader->memory_bytes)
         return loader->memory_bytes;
     loader->kind->footprint(loader->self, &model, &engine);
-    if (model == 0) /* the engine owns the weights: add 25 % for requests */
+    if (model == 0) /* the engine size includes the weights: add 25 % and CALLS_BYTES for requests */
         return engine + engine / 4 + CALLS_BYTES;
-    if (loader->capability == MP_VISION) /* images are computed one at a time: the rest serves texts and requests */
+    if (loader->capability == MP_VISION) /* only one image is computed at a time: the added memory is for texts */
         return engine + (TIMES_ENGINE - 1) * (uint64_t)CALLS_BYTES;
     return TIMES_ENGINE * engine;
 }
@@ -125,7 +125,7 @@ static void model_destroy(mp_model *base) {
     isolated_model *model = (isolated_model *)base;
     if (model->inner)
         model->inner->ops->destroy(model->inner);
-    mp_shm_free(&model->weights); /* after the model, which reads the packed weights there */
+    mp_shm_free(&model->weights); /* free after the model, which reads the packed weights in this memory */
     mp_shm_free(&model->description);
     unpin(model->loader);
     mp_free(model);
@@ -202,9 +202,9 @@ mp_status mp_isolation_wrap(const mp_isolation_kind *kind, void *self, mp_capabi
         unpin(loader);
         return status;
     }
-    /* Default policy. Under `pack`, one pass over the weights serves many sequences, so a crash of one process would
-     * fail all of them; p2c spreads the requests. Image generation keeps its policy: it computes one request after the
-     * other, and a second process would load all networks again. */
+    /* The default policy is p2c. Under `pack`, one pass over the weights serves many sequences, so the crash of one
+     * process would fail all of these; p2c spreads the requests over processes. Image generation keeps the capability's
+     * policy: it computes one request after the other, and a second process would load all networks again. */
     *out = (mp_loader){.ops = &isolated_loader_ops,
                        .self = loader,
                        .capability = capability,
@@ -217,7 +217,7 @@ mp_status mp_isolation_wrap(const mp_isolation_kind *kind, void *self, mp_capabi
 typedef struct spec_source {
     mp_spec *spec;
     mp_compute compute;
-    mp_loader loader; /* used for its footprint */
+    mp_loader loader; /* used to predict the footprint only */
 } spec_source;
 
 static mp_status spec_load(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_shm *weights,
@@ -231,7 +231,7 @@ static void spec_footprint(void *self, uint64_t *model_bytes, uint64_t *engine_b
     source->loader.ops->footprint(source->loader.self, model_bytes, engine_bytes);
 }
 
-/* Header of a description: the compute type; the spec follows. */
+/* Header of a description: the compute type. The encoded spec follows the header. */
 typedef struct spec_head {
     uint32_t compute, zero;
 } spec_head;

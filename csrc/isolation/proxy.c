@@ -1,10 +1,10 @@
 /* proxy.c: the parent's side of a child process (proxy.h).
  *
- * Each call of the step interface sends one message and waits for its reply; retire has no reply. While it waits, the
- * proxy checks every few milliseconds that the child is alive and responds. In a step, heartbeats of the child's lease
- * count as a response. Only they are forwarded as heartbeats of this worker. The proxy forwards the step's cancellation
- * to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS per check, so that a clock jump or
- * a suspended machine kills no child.
+ * Each call of the step interface sends one message and waits for the reply to it; retire and preempt get no reply.
+ * While it waits, the proxy checks every few milliseconds that the child is alive and responds. In a step, heartbeats
+ * of the child's lease count as a response. Only these are forwarded as heartbeats of this worker. The proxy forwards
+ * the step's cancellation to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS per check,
+ * so that a clock jump or a suspended machine kills no child.
  *
  * The proxy kills a child that hangs before the registry would abandon its worker. The worker thread then returns, and
  * the requests of the step can be retried elsewhere. */
@@ -21,9 +21,9 @@
 #include "isolation/capability_wire.h"
 
 static const uint64_t MAX_CHECK_GAP_NS = 20 * 1000 * 1000;
-/* Limit of messages other than steps: their time does not depend on the model. */
+/* Time limit for a reply to any message but STEP: the time for these does not depend on the model. */
 static const uint64_t SHORT_NS = 5000ull * 1000 * 1000;
-/* Time for a cancelled step to end; a correct one ends within a layer. */
+/* Time for a cancelled step to end; a correct child ends the step within a layer. */
 static const uint64_t CANCEL_GRACE_NS = 1500ull * 1000 * 1000;
 static const uint64_t MAX_COST_NS = 3600ull * 1000 * 1000 * 1000;
 
@@ -32,14 +32,14 @@ typedef struct proxy {
     mp_forked forked;
     mp_proxy_args args;
     const mp_request_wire *wire;
-    mp_budget *budget; /* NULL: nothing is charged; written while forks are held off */
+    mp_budget *budget; /* NULL: nothing is charged; written only inside mp_forked_hold */
     mp_shm memory;     /* memory of the page */
     mp_channel_page *page;
     mp_channel channel;
     mp_process process;
     bool has_process;
     bool gone;
-    mp_error lost; /* the reason */
+    mp_error lost; /* why the child was lost; code MP_OK: not lost */
     uint32_t last_id;
     uint64_t plans;
     mp_prefix_counters prefix;
@@ -52,9 +52,9 @@ typedef struct proxy {
     mp_wire_in in;
 } proxy;
 
-typedef struct proxy_item { /* an item's state */
+typedef struct proxy_item { /* mp_item.state of an admitted item */
     uint32_t id;
-    uint64_t idle; /* consecutive steps without progress on it */
+    uint64_t idle; /* consecutive steps without progress on this item */
     _Alignas(16) uint8_t note[];
 } proxy_item;
 
@@ -77,7 +77,7 @@ static void lose(proxy *p, const char *how) {
         mp_process_kill(&p->process);
 }
 
-/* The same after the channel broke: check_child, or the refusal of a frame, has stored the reason. */
+/* Kill the child after the channel broke. check_child, or the refusal of a frame, has already stored the reason. */
 static void lose_channel(proxy *p) {
     p->gone = true;
     if (p->has_process)
@@ -94,7 +94,7 @@ static bool is_dead(proxy *p) {
     return true;
 }
 
-/* Called by a waiting channel. Returns false to end the wait. */
+/* The channel's `poll`: called while the channel waits. Returns false to end the wait. */
 static bool check_child(void *arg) {
     proxy *p = arg;
     uint64_t now = mp_sys_now_ns(), passed = now > p->checked_ns ? now - p->checked_ns : 0;
@@ -154,7 +154,7 @@ static bool exchange(proxy *p, mp_frame_kind kind, bool spin) {
     return ok;
 }
 
-/* The reply must have been read to its end. Returns false if the child is lost. */
+/* Check that the reply was valid and was read to its end. Returns false if the child is lost. */
 static bool finish(proxy *p) {
     if (!p->channel.broken && mp_wire_done(&p->in))
         return true;
@@ -227,7 +227,7 @@ static void forget(proxy *p, mp_item *item) {
 
 static void proxy_abandon(mp_item *item) { mp_request_wire_of(item->request->capability)->close(item); }
 
-/* The request holds everything that another process needs to continue it. */
+/* The request itself has everything that another process needs to continue, so the state in the child is dropped. */
 static void proxy_preempt(mp_engine *base, mp_item *item) {
     forget((proxy *)base, item);
     item->abandon = proxy_abandon;
@@ -337,8 +337,8 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
         mp_wire_refuse(&p->in, "too many steps in a row made no progress on a request");
 }
 
-/* Limit a reported running mean to the known mean or the time of this step on all threads, whichever is greater: a row
- * on one thread cannot take longer than a whole step that computed nothing else. */
+/* Adopt the running means that the child reports. Limit each to the known mean or the thread time of this step
+ * (duration times threads), whichever is greater: one row on one thread cannot take longer than the whole step. */
 static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_ns, int threads) {
     uint64_t known[MP_MODEL_SPEEDS] = {0}, most = took_ns * (uint64_t)threads;
     if (!p->args.kind->set_speed)
@@ -374,8 +374,8 @@ static void get_measurements(proxy *p, uint64_t began_ns, int threads) {
     set_speed(p, speed, mp_sys_now_ns() - began_ns, threads);
 }
 
-/* Fail the requests of the step that the lost process was computing. If the step was cancelled, its requests did not
- * cause the loss and do not fail. */
+/* Fail the requests of the step that the lost process was computing. If the step was cancelled, its requests do not
+ * fail: they end as cancelled. */
 static void fail_step(proxy *p, const mp_plan *plan, mp_outcome *outcomes) {
     for (int i = 0; i < plan->count; i++) {
         outcomes[i] = p->stopped ? MP_OUTCOME_MORE : MP_OUTCOME_FAILED;
@@ -384,9 +384,9 @@ static void fail_step(proxy *p, const mp_plan *plan, mp_outcome *outcomes) {
     }
 }
 
-/* On a machine with several memory nodes, send the CPUs of the lease: those that this thread is bound to if all threads
- * are there, else those that it could use before. Never send none: threads that were bound for another step would stay
- * there. */
+/* On a machine with several memory nodes, send the CPUs for the child's threads: if all threads of the lease are on one
+ * node, the CPUs to which this thread is bound, else the CPUs that it could use before it was bound. Send a set in both
+ * cases: threads that were bound for an earlier step would otherwise stay bound. */
 static void put_place(proxy *p, const mp_lease *lease) {
     mp_cpu_set cpus = lease->before;
     bool bound = lease->bound && (lease->threads > lease->near || mp_sys_get_affinity(&cpus));
@@ -397,7 +397,7 @@ static void put_place(proxy *p, const mp_lease *lease) {
 
 static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     proxy *p = (proxy *)base;
-    if (p->gone) { /* before the step began: no request of it is affected */
+    if (p->gone) { /* the child was lost before the step began: no request is affected */
         for (int i = 0; i < plan->count; i++)
             outcomes[i] = MP_OUTCOME_MORE;
         return;
@@ -412,7 +412,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     mp_put_u32(&p->out, (uint32_t)plan->count);
     for (int i = 0; i < plan->count; i++)
         mp_put_u8(&p->out, atomic_load_explicit(&plan->items[i]->cancelled, memory_order_relaxed) != 0);
-    /* without spinning: the child computes on these CPUs */
+    /* do not spin: the child computes on these CPUs */
     bool ok = exchange(p, MP_FRAME_STEP, false);
     for (int i = 0; ok && i < plan->count && !p->in.failed; i++)
         get_outcome(p, plan->items[i], plan->amount[i], &outcomes[i], &plan->items[i]->error);
@@ -453,7 +453,8 @@ static const mp_error *proxy_lost(mp_engine *base) {
     return p->gone || is_dead(p) ? &p->lost : NULL;
 }
 
-/* Charge `budget`; NULL: give back the charged memory. Returns false if the budget refuses. */
+/* Charge the child's memory to `budget`; NULL: return the charged memory to p->budget. Returns false if the budget
+ * refuses. */
 static bool charge(proxy *p, mp_budget *budget) {
     uint64_t bytes = p->args.memory_bytes + p->args.fixed_bytes;
     mp_forked_hold();
@@ -478,7 +479,7 @@ static void forget_proxy(mp_forked *forked) {
 static void proxy_destroy(mp_engine *base) {
     proxy *p = (proxy *)base;
     if (p->has_process)
-        mp_process_kill(&p->process); /* it holds nothing that outlives it */
+        mp_process_kill(&p->process); /* the child holds no state that must be saved */
     charge(p, NULL);
     mp_forked_remove(&p->forked);
     mp_shm_free(&p->memory);
@@ -526,7 +527,7 @@ mp_status mp_proxy_attach(const mp_proxy_args *args, mp_channel_page *page, mp_e
 }
 
 /* Private memory outside the engine: the interpreter and libraries; per thread, a stack and malloc's caches; OpenBLAS's
- * buffer if a library is named. A limit that is too high costs nothing. */
+ * buffer if a library is named. A generous limit costs nothing: RLIMIT_DATA reserves no memory. */
 enum { MARGIN_BYTES = 256 << 20, THREAD_BYTES = 1 << 20, BLAS_BYTES = 128 << 20, MIN_THREADS = 8 };
 
 static uint64_t data_limit(const mp_proxy_args *args) {
@@ -580,7 +581,7 @@ static const char *explain(int code) {
     }
 }
 
-/* Wait until the child reports that it is ready, or why it cannot be. */
+/* Wait until the child reports that it is ready, or the error that prevented it. */
 static mp_status await_ready(proxy *p, mp_error *error) {
     mp_status status = MP_OK;
     begin_wait(p, "before it was ready", NULL, p->args.start_ns);

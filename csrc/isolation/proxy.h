@@ -8,11 +8,11 @@
 
 typedef struct mp_proxy_args { /* borrowed: must outlive the proxy */
     const mp_isolation_kind *kind;
-    mp_model *model; /* the parent's model */
+    mp_model *model; /* the model as loaded in the parent */
     mp_capability capability;
     const char *const *argv, *const *envp;
     const mp_shm *description, *weights;
-    uint64_t memory_bytes, fixed_bytes; /* budget of the child's engine; memory of the process beyond that */
+    uint64_t memory_bytes, fixed_bytes; /* budget of the child's engine; other memory of the process */
     int threads;                        /* maximum compute threads of a step */
     uint64_t start_ns, stall_ns;
 } mp_proxy_args;
@@ -21,7 +21,7 @@ typedef struct mp_proxy_args { /* borrowed: must outlive the proxy */
  * SPAWN_TIMEOUT, or the error that the child reports. */
 mp_status mp_proxy_create(const mp_proxy_args *args, mp_budget *budget, mp_engine **engine, mp_error *error);
 
-/* The same over an existing page and without a process, for tests that act as the child. */
+/* Create a proxy over an existing page, without a process, for tests that act as the child. */
 mp_status mp_proxy_attach(const mp_proxy_args *args, mp_channel_page *page, mp_engine **engine, mp_error *error);
 
 #endif

@@ -1,5 +1,5 @@
-/* spec_codec.c: see spec_codec.h. Numbers are little-endian. Arrays start at multiples of 8, so that they can be read
- * in place. */
+/* spec_codec.c: see spec_codec.h. Numbers are little-endian. Arrays start at multiples of 8, so that the decoder can
+ * read them in place. */
 #include "isolation/spec_codec.h"
 
 #include <string.h>
@@ -154,7 +154,7 @@ static mp_status refuse(const char *field, const char *allowed, uint64_t got, mp
     return mp_fail_file(error, MP_FORMAT, "spec", -1, field, allowed, "%llu", (unsigned long long)got);
 }
 
-/* Take count * size bytes at the next multiple of 8. *data is a valid address even if count is 0. */
+/* Read an array of count * size bytes at the next multiple of 8. *data points into the input, also if count is 0. */
 static mp_status take_array(mp_cursor *c, uint64_t count, size_t size, const char *field, const void **data,
                             mp_error *error) {
     const uint8_t *at;
@@ -167,7 +167,7 @@ static mp_status take_array(mp_cursor *c, uint64_t count, size_t size, const cha
     return MP_OK;
 }
 
-/* Copy a text into a buffer of `size` bytes, zero-terminated. */
+/* Read a text into a buffer of `size` bytes and terminate it with a zero. */
 static mp_status take_text(mp_cursor *c, const char *field, char *text, size_t size, mp_error *error) {
     uint64_t bytes;
     const uint8_t *data;
@@ -182,7 +182,7 @@ static mp_status take_text(mp_cursor *c, const char *field, char *text, size_t s
     return MP_OK;
 }
 
-/* Take offsets that start at 0, never decrease, and end within the bytes that follow them. */
+/* Read count + 1 offsets, which must start at 0 and never decrease, and the string bytes that follow them. */
 static mp_status take_strings(mp_cursor *c, uint64_t count, const char *field, const uint64_t **offsets,
                               const void **bytes, mp_error *error) {
     const void *data;
@@ -247,7 +247,7 @@ static mp_status take_value(mp_cursor *c, mp_spec *spec, char *key, mp_error *er
     return mp_spec_set(spec, key, &value, error);
 }
 
-/* Requires that all files were added: the spec sizes its identities by the number of files. */
+/* Call after all files were added: the spec allocates identities for the number of files that it has. */
 static mp_status take_identity(mp_cursor *c, mp_spec *spec, int index, mp_error *error) {
     mp_file_id id;
     uint32_t known;

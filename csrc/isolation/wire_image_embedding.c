@@ -16,7 +16,8 @@ static inline size_t wire_rows_at(const mp_image_embedding_request *request, uin
 
 #include "isolation/passes/vectors.def"
 
-/* Only the model knows the number of rows of an image, and the parent must not trust the child's. */
+/* Only the model knows the number of rows of an image, and the parent must not trust the number that a child
+ * reports. */
 static mp_status image_check(const mp_request *base, mp_error *error) {
     if (((const mp_image_embedding_request *)base)->output != MP_EMBED_POOLED)
         return mp_fail(error, MP_UNSUPPORTED,
@@ -24,7 +25,7 @@ static mp_status image_check(const mp_request *base, mp_error *error) {
     return MP_OK;
 }
 
-/* A step computes at least one part of a large image. An image may be started again after another one. */
+/* A step computes at least one part of a large image. An image may restart once, after another image was computed. */
 static uint64_t image_most_idle(const mp_request *request) {
     enum { STARTS = 2 };
     return 1 + STARTS * ((const mp_image_embedding_request *)request)->most_parts;

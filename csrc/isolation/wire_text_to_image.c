@@ -1,6 +1,6 @@
-/* wire_text_to_image.c: image generation requests between processes; see capability_wire.h. A request resumes from the
- * latents after its last step, and the predicted latents of a preview that is due. Both are sent with their step;
- * pixels are sent with their image. */
+/* wire_text_to_image.c: image generation requests between processes; see capability_wire.h. To resume, a request needs
+ * the latents after its last step, and the predicted latents of a preview that is due. The results of a step contain
+ * both; the results of a decoded image contain its pixels. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -9,12 +9,12 @@
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
 
-typedef struct t2i_note { /* in both processes: what was sent or received so far */
+typedef struct t2i_note { /* in both processes: the progress that was sent or received so far */
     uint32_t cursor;
     int32_t previews;
 } t2i_note;
 
-/* Images [first, end). */
+/* The images with indices [first, end). */
 typedef struct span {
     int32_t first, end;
 } span;
@@ -36,14 +36,14 @@ static int32_t decoded_at(const mp_image_generation_request *request, uint32_t c
     return cursor > steps ? (int32_t)(cursor - steps) : 0;
 }
 
-/* Images whose latents a process needs to resume at `cursor`: begun, but not decoded. */
+/* Returns the images whose latents a process needs to resume at `cursor`: those begun but not decoded. */
 static span needed_at(const mp_image_generation_request *request, uint32_t cursor) {
     const uint32_t steps = mp_image_generation_steps(request), done = cursor < steps ? cursor : steps;
     return (span){decoded_at(request, cursor),
                   (int32_t)((done + (uint32_t)request->n_steps - 1) / (uint32_t)request->n_steps)};
 }
 
-/* Images whose latents changed between two cursors. */
+/* Returns the images whose latents changed between two cursors. */
 static span changed_between(const mp_image_generation_request *request, uint32_t from, uint32_t to) {
     const uint32_t steps = mp_image_generation_steps(request), each = (uint32_t)request->n_steps;
     to = to < steps ? to : steps;
@@ -59,7 +59,7 @@ static float *latents_of(const mp_image_generation_request *request, span of, si
     return request->latents + (int64_t)of.first * mp_image_generation_latents(request);
 }
 
-/* True while the preview of the step just finished is not made yet. */
+/* True while the preview of the last finished step is due but not made yet. */
 static bool preview_open(const mp_image_generation_request *request, uint32_t cursor, int32_t previews) {
     return mp_image_generation_previews_due(request, cursor) > previews;
 }
@@ -139,8 +139,8 @@ static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *record)
 #define MP_REQUEST mp_image_generation_request
 #include "isolation/passes/get_output.def"
 
-/* Writes latents into the request before the message is known to be valid. If the message is refused, they are useless,
- * but then the step fails too: the request restarts or fails. */
+/* Writes latents into the request before the message is known to be valid. If the message is refused, these latents are
+ * unusable, but the step fails too, and the request restarts or fails. */
 static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
     const mp_image_generation_request *request = (const mp_image_generation_request *)item->request;
     t2i_note *seen = note;
@@ -151,7 +151,7 @@ static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount
         return false;
     if (cursor < seen->cursor || cursor > item->total)
         return mp_wire_refuse(in, "a request's progress decreases or is past its end");
-    /* Previews of earlier steps are finished; that of the last step may be in progress. */
+    /* Previews of earlier steps must be finished; the preview of the last step may be in progress. */
     const bool fresh = cursor > 0 && due > mp_image_generation_previews_due(request, cursor - 1);
     if (previews < seen->previews || previews > due || previews < due - fresh)
         return mp_wire_refuse(in, "previews do not match the finished steps");
@@ -167,8 +167,9 @@ static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount
     return moved;
 }
 
-/* Between two steps, previews or images lie as many engine steps as a network has blocks; before the first, as many as
- * all text encoders have. The parent's model knows that number, but an upper bound suffices. */
+/* Progress is a diffusion step, preview or image. Between two of these, the engine takes up to as many steps as a
+ * network has blocks; before the first, as many as all text encoders have together. The parent's model knows that
+ * number, but an upper bound suffices. */
 static uint64_t t2i_most_idle(const mp_request *request) {
     (void)request;
     return 1 << 16;

@@ -1,26 +1,26 @@
 /* wire_text_to_text.c: text requests between processes, with images or without; see capability_wire.h.
  *
  * The text of an unfinished completion is sent up to the end of its last token (byte_end), including the part that is
- * not final yet. So another process can continue from the tokens, and the withheld text is there if the request is
- * cancelled.
+ * not final yet and withheld from the caller. Another process can then continue from the tokens, and the parent has the
+ * withheld text if the request is cancelled.
  *
  * Each mask is sent once, before a plan. The parent refuses a token that was sampled without its mask or against it.
- * Captured records are sent with the step that computed them, all records of a token together; their number gives their
- * place. */
+ * Captured records are sent with the step that computed them, all records of a token together. The number of records
+ * sent before determines where they are stored. */
 #include <stdatomic.h>
 
 #include "files/spec_build.h"
 #include "isolation/capability_wire.h"
 
-typedef struct choice_note { /* a completion: what was sent or received so far */
+typedef struct choice_note { /* the part of a completion that was sent or received so far */
     uint32_t tokens, text, decided;
-    uint32_t masked; /* consecutive tokens for which the process has had a mask */
+    uint32_t masked; /* 1 + index of the last token whose mask the process has received; 0 = none */
     int32_t finish, stop_index;
 } choice_note;
 
 typedef struct text_note {
     uint32_t cursor, cached;
-    uint32_t local_cursor; /* cursor of this process; it starts at 0 when the process takes the request over */
+    uint32_t local_cursor; /* cursor in this process: 0 when the process takes over the request */
     bool prompt_done;
     uint32_t captured; /* tokens whose records were sent or received */
     choice_note choice[];
@@ -34,7 +34,7 @@ static int32_t finish_of(const mp_choice *choice) {
     return atomic_load_explicit(&choice->finish, memory_order_relaxed);
 }
 
-/* End of a completion's text, final or not. */
+/* Returns the end of a completion's text, including text that is not final. */
 static uint32_t text_end(const mp_choice *choice) {
     uint32_t count = tokens_of(choice), decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed);
     return finish_of(choice) == MP_FINISH_NONE && count > 0 ? choice->tokens[count - 1].byte_end : decided;
@@ -59,7 +59,7 @@ static mp_status text_check(const mp_request *base, mp_error *error) {
 
 static size_t mask_bytes(const mp_text_request *request) { return (size_t)request->mask_words * sizeof(uint32_t); }
 
-/* Send masks that are ready for next tokens and were not sent yet. */
+/* Send each mask that is ready for the next token of a completion and was not sent yet. */
 static void text_put_more(mp_wire_out *out, const mp_item *item, void *record) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     text_note *note = record;
@@ -85,8 +85,8 @@ static bool text_get_more(mp_wire_in *in, mp_item *item) {
     return !in->failed;
 }
 
-/* Waits for masks once the prompt is prefilled, here or in an earlier process. A process that must prefill again has a
- * plan for that. */
+/* True if every unfinished completion needs a mask for its next token. False before the prompt is prefilled, here or in
+ * an earlier process. (A process that must prefill again returns a plan for that.) */
 static bool text_waits(const mp_item *item, const void *record) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     const text_note *note = record;
@@ -111,8 +111,8 @@ static bool may_end(const mp_text_request *request, int c, const choice_note *se
     return false;
 }
 
-/* Check a completion's progress after token `from`. It was sampled with the only mask sent for it, so at most one token
- * or end is new, and the mask must allow it. */
+/* Check a completion's progress after token `from`. One mask was sent for it, so at most one token or end is new, and
+ * the mask must allow this token or end. */
 static bool keeps_mask(mp_wire_in *in, const mp_text_request *request, int c, const choice_note *seen, uint32_t from) {
     const bool by_id =
         seen->finish == MP_FINISH_EOS || (seen->finish == MP_FINISH_STOP && seen->stop_index >= request->n_stop);
@@ -128,7 +128,8 @@ static bool keeps_mask(mp_wire_in *in, const mp_text_request *request, int c, co
 
 /* --- captures --- */
 
-/* Floats of the records of tokens [from, to), as far as there is memory for them. */
+/* Returns the number of floats in the records of tokens [from, to), without tokens beyond the capacity of the
+ * capture. */
 static size_t capture_floats(const mp_capture *capture, uint32_t from, uint32_t to) {
     const uint32_t most = (uint32_t)capture->tokens;
     from = from < most ? from : most;
@@ -147,7 +148,7 @@ static void put_capture(mp_wire_out *out, const mp_capture *capture, text_note *
     sent->captured = sampled;
 }
 
-/* The values are not checked: those of a model may be NaN or infinite. */
+/* Captured values are not checked: a correct model may produce NaN or infinities. */
 static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *note) {
     if (capture->values == 0)
         return !in->failed;
@@ -191,7 +192,8 @@ static void put_progress(mp_wire_out *out, const mp_text_request *request, text_
     mp_put_u32(out, note->captured);
 }
 
-/* Pixels are always sent. The process knows images by their hashes and computes only those that it has not cached. */
+/* Pixels are always sent. The child identifies images by their hashes and computes only images that it has not
+ * cached. */
 #define MP_SCHEMA "models/requests/text_images.def"
 static void put_images(mp_wire_out *out, const mp_text_images *request) {
 #include "isolation/passes/put.def"
@@ -321,7 +323,7 @@ static bool get_token(mp_wire_in *in, const mp_text_request *request, mp_choice 
         return false;
     if (id < 0 || id >= request->sampled_vocab)
         return mp_wire_refuse(in, "a token id is outside the vocabulary");
-    /* A stop string that began in an earlier token may cut the text before this one. */
+    /* A stop string that began in an earlier token may end the text before this token. */
     if (byte_end > choice->text_capacity || (byte_end < before && !cut))
         return mp_wire_refuse(in, "a token ends at an impossible byte");
     for (int i = 0; i < k; i++) {
@@ -340,9 +342,9 @@ static bool splits_character(const mp_choice *choice, uint32_t at, uint32_t end)
     return at < end && ((uint8_t)choice->text[at] & 0xC0) == 0x80;
 }
 
-/* Check the end of a text whose tokens are known. When a completion finishes, an incomplete character may become
- * U+FFFD, and a stop string is cut off. The last token completes the stop string, so earlier tokens end within it at
- * most. */
+/* Check the end of a completion's text against its tokens, which were received before. When a completion finishes, an
+ * incomplete character may become U+FFFD, and a stop string is cut off. The last token completes the stop string, so
+ * earlier tokens end within it at most. */
 static bool ends_with_tokens(const mp_text_request *request, const mp_choice *choice, const choice_note *seen,
                              uint32_t end, uint32_t from) {
     enum { REPLACEMENT = 3 };
@@ -357,7 +359,7 @@ static bool ends_with_tokens(const mp_text_request *request, const mp_choice *ch
     return end == last && seen->tokens > from;
 }
 
-/* from: the first token received with this text. */
+/* `from`: index of the first token received with this text. */
 static bool get_text(mp_wire_in *in, const mp_text_request *request, mp_choice *choice, choice_note *seen,
                      uint32_t from) {
     uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), before = seen->text;
@@ -374,7 +376,7 @@ static bool get_text(mp_wire_in *in, const mp_text_request *request, mp_choice *
         if (!mp_is_utf8(choice->text + before, end - before))
             return mp_wire_refuse(in, "a text is not UTF-8");
     }
-    /* The final text, a text that was cut, and each token must end at a whole character. */
+    /* The decided text, a text shortened by a stop string, and each token must end at a character boundary. */
     if (splits_character(choice, decided, end > before ? end : before))
         return mp_wire_refuse(in, "a final text ends in the middle of a character");
     for (uint32_t i = from; i < seen->tokens; i++)
@@ -392,10 +394,11 @@ static bool is_among(const int32_t *ids, int32_t count, int32_t id) {
     return false;
 }
 
-/* Check that a completion continues, or ends, where it must. Where the model samples an end token is not checked. */
+/* Check that a completion continues or ends where its limits and end tokens require. The model may sample an end token
+ * anywhere else. */
 static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *request, const mp_choice *choice,
                                const choice_note *seen, uint32_t from) {
-    int32_t left = request->context - request->n_prompt + 1; /* the last token is sampled, but not computed */
+    int32_t left = request->context - request->n_prompt + 1; /* the last token is sampled, but never an input */
     int32_t most = left < request->sampling.max_tokens ? left : request->sampling.max_tokens;
     bool full = (int64_t)seen->tokens >= most, eos = seen->finish == MP_FINISH_EOS;
     if ((int64_t)seen->tokens > most)
@@ -441,9 +444,9 @@ static bool get_choice(mp_wire_in *in, const mp_text_request *request, mp_choice
 static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     text_note *note = data;
-    (void)amount; /* rows, which do not bound the tokens: earlier rows may yield them */
-    /* A process that takes a request over prefills again. Its lower cursor is no step back, and progress counts
-     * once. */
+    (void)amount; /* rows, which are no bound for new tokens: rows of earlier steps may yield tokens now */
+    /* A process that takes over a request prefills again. Its cursor may be lower than the request's without an error,
+     * and the request's cursor never decreases. */
     uint32_t cursor = mp_get_count(in, item->total, "a request's progress is past its end");
     bool moved = cursor > note->local_cursor;
     note->cursor = cursor > note->cursor ? cursor : note->cursor;
@@ -473,7 +476,7 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
     return get_capture(in, &request->capture, note) && moved;
 }
 
-/* A process that takes a request over computes prompt and completions again, a row per step when memory is short, and
+/* A process that takes over a request computes prompt and completions again, one row per step when memory is short, and
  * one part of an image per step. An image may restart once, after the image of an earlier request was computed. */
 static uint64_t text_most_idle(const mp_request *base) {
     enum { SPARE = 16, BEGUN = 2 };

@@ -48,7 +48,7 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
     return MP_OK;
 }
 
-/* No request is queued beside an idle worker that may take it, unless one was woken. */
+/* Checks that no idle worker may take the queued request, unless such a worker was woken. */
 static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
     const mp_worker *idle = NULL;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -63,7 +63,7 @@ static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, 
     return MP_OK;
 }
 
-/* The states agree with each other and with what they describe. */
+/* Checks that the state machines of the entry agree with each other and with its other fields. */
 static mp_status audit_states(const mp_entry *entry, mp_error *error) {
     const char *key = entry->key;
     MP_AUDIT(entry->health != MP_HEALTH_SOUND || !entry->retry_ns, "%s: no load failed, but requests are refused", key);
@@ -87,7 +87,7 @@ static bool is_listed(const mp_entry *entry, const mp_worker *worker) {
 
 static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     int count = 0, kinds[MP_QUEUE_KINDS] = {0};
-    bool sequential = false; /* a sequential request may keep a worker from taking others for some time */
+    bool sequential = false; /* a worker may refuse all other requests while a sequential one is queued */
     for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
         const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
         count++;
@@ -103,7 +103,7 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
         MP_TRY(audit_dispatch(entry, ticket, error));
     }
     const mp_worker *waits = NULL;
-    bool woken = sequential; /* a woken worker takes the requests, or wakes the others */
+    bool woken = sequential; /* a woken worker takes the requests, or wakes other workers */
     for (int i = 0; i < entry->worker_count; i++) {
         woken |= entry->workers[i]->woken;
         waits = entry->workers[i]->waits && mp_dispatch_offers(entry, entry->workers[i]) ? entry->workers[i] : waits;

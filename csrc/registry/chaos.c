@@ -1,4 +1,4 @@
-/* chaos.c: an engine that injects faults into another one. See chaos.h. */
+/* chaos.c: an engine that wraps another engine and injects faults. See chaos.h. */
 #include "registry/chaos.h"
 
 #include <stdatomic.h>
@@ -7,9 +7,9 @@
 #include "base/mix.h"
 
 static const uint64_t MS = 1000 * 1000;
-enum { SLOWER = 4 }; /* a slow step takes its own time plus this multiple of it */
+enum { SLOWER = 4 }; /* a slow step lasts this multiple of its duration longer */
 static const uint64_t SLOWER_LEAST_NS = 5 * 1000 * 1000;
-enum { STALL_MOST = 4 }; /* multiple of the stall limit after which a stall ends if no thread abandons the worker */
+enum { STALL_MOST = 4 }; /* a stall ends after this multiple of the stall limit, even if the worker was not abandoned */
 
 typedef struct chaos_engine {
     mp_engine base;
@@ -98,7 +98,8 @@ static void end_all(const mp_plan *plan, mp_outcome *outcomes, mp_status status)
     }
 }
 
-/* Stands still like a hung thread: checks nothing before its time is over, so that the worker has to be abandoned. */
+/* Hangs: reports no progress, and ignores cancellation until the stall limit is over, so that the worker has to be
+ * abandoned. */
 static void stand_still(const mp_services *services, const mp_lease *lease) {
     uint64_t limit = services->stall_timeout_ns, began = mp_sys_now_ns(), slice = limit / 16 + 1;
     for (;;) {

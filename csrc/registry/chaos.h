@@ -1,13 +1,13 @@
 /* chaos.h: fault injection by seed, so that tests see what callers see when workers fail.
  *
- * A wrapper around a worker's engine (models/engine.h) that is invisible to the rest. Before each step it chooses,
- * with the chances of the rule (registry.h), one of:
+ * A wrapper around a worker's engine (models/engine.h) that is invisible to the rest of the registry. Before each step
+ * it chooses, with the chances of the rule (registry.h), one of:
  *
  *   fail    the step is skipped; every item fails with MODEL, a worker fault, and is retried once
- *   die     the same with INTERNAL: the worker ends and another one takes its place
+ *   die     as `fail`, but with INTERNAL: the worker ends and is replaced
  *   stall   the step is skipped and makes no progress until the worker is abandoned
  *   slow    the step takes five times as long
- *   memory  the step is skipped; its items find no memory
+ *   memory  the step is skipped; its items get MP_OUTCOME_WAIT_MEMORY
  *
  * or an ordinary step. Before each admission it chooses `memory` once more.
  *
@@ -33,14 +33,15 @@ mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error);
 /* True if some fault has a chance. */
 bool mp_chaos_is_on(const mp_chaos_rule *rule);
 
-/* Chooses what happens at a step. `stream` belongs to the worker. */
+/* mp_chaos_stream returns the random stream of a worker; mp_chaos_at_step chooses from the stream what happens at a
+ * step. */
 uint64_t mp_chaos_stream(const mp_chaos_rule *rule, const char *key, uint32_t worker);
 mp_chaos mp_chaos_at_step(const mp_chaos_rule *rule, uint64_t stream, uint64_t step);
 /* True if memory is refused at this admission. */
 bool mp_chaos_at_admission(const mp_chaos_rule *rule, uint64_t stream, uint64_t admission);
 
-/* Wraps the engine of a worker, unless the rule of the services is off. On failure frees *engine and sets it to
- * NULL. The wrapper owns no reference: the worker that owns it keeps the services alive. */
+/* Wraps the engine of a worker, unless the rule of the services is off. On failure frees *engine and sets it to NULL.
+ * The wrapper owns no reference to the services: the worker that owns the wrapper keeps them alive. */
 mp_status mp_chaos_wrap(mp_services *services, const char *key, uint32_t worker, mp_engine **engine, mp_error *error);
 
 #endif

@@ -13,10 +13,10 @@
 
 enum { POLL_NS = 20 * 1000 * 1000 }; /* interval at which a waiting thread calls give_up */
 
-/* A thread that waits for CPUs, on its own stack. */
+/* A thread that waits for CPUs. Stored on the stack of that thread. */
 typedef struct thread_waiter {
     struct thread_waiter *next;
-    int home, want, granted; /* > 0: this many were granted */
+    int home, want, granted; /* `granted` > 0: the number of CPUs granted */
     mp_core_lease *threads;
     mp_cond cond;
 } thread_waiter;
@@ -31,7 +31,7 @@ struct mp_cpu_allocator {
     bool process_wide;
     mp_topology topology;
     int capacity[MP_NODES_MAX]; /* CPUs of each node; their sum is at least `threads` */
-    _Atomic int references; /* one per pin, and one of all users together */
+    _Atomic int references; /* one per pin, and one for all users together */
     mp_mutex lock;
     /* guarded by: lock */
     thread_waiter *first, *last;
@@ -40,17 +40,18 @@ struct mp_cpu_allocator {
     bool closed;
     int forfeited;     /* forfeited leases that have not been returned */
     int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; the sum is `used` */
-    int workers[MP_NODES_MAX]; /* workers with their home here */
-    /* The input of mp_cpu_allocator_barrier_threads since its last decision: leases of several CPUs, and of all
-     * CPUs. */
+    int workers[MP_NODES_MAX]; /* number of workers whose home is this node */
+    /* Measurements from which `learn` sets `together`, since the last decision: `many` of leases of several CPUs, `all`
+     * of leases of at least `together` CPUs. */
     mp_lost many, all;
     uint64_t raised_ns, hold_ns, raise_after_ns;
-    /* a fork holds the lock; several registries may share the allocator, and the hook of the first one counts */
+    /* the forking thread holds the lock. Several registries may share the allocator: the first hook sets this, and
+     * later hooks do nothing */
     bool forking;
     /* written under lock, read without it as a hint */
     _Atomic int used;    /* CPUs leased; 0 <= used <= threads */
-    _Atomic int waiting; /* in the list */
-    _Atomic int together; /* 1 <= together <= threads */
+    _Atomic int waiting; /* threads in the list `first` */
+    _Atomic int together; /* result of mp_cpu_allocator_barrier_threads; 1 <= together <= threads */
     /* counters */
     _Atomic int runnable; /* workers between mp_cpu_allocator_enter and mp_cpu_allocator_leave */
     _Atomic int spinning; /* threads that spin on a CPU that no lease computes on */
@@ -63,7 +64,8 @@ static int default_threads(void) {
     return asked > 0 ? (int)asked : mp_cpu_threads();
 }
 
-/* Distributes compute threads beyond the number of CPUs, if more were configured. */
+/* Sets the capacity of each node to its CPUs. If more compute threads than CPUs are configured, spreads the rest over
+ * the nodes. */
 static void share_out(mp_cpu_allocator *allocator) {
     int nodes = allocator->topology.node_count, total = 0;
     for (int i = 0; i < nodes; i++)
@@ -118,7 +120,7 @@ void mp_cpu_allocator_close(mp_cpu_allocator *allocator) {
     mp_team *team = allocator->forfeited ? NULL : allocator->team;
     assert(allocator->forfeited ||
            (atomic_load(&allocator->used) == 0 && !allocator->first && "a lease is still held"));
-    if (!allocator->forfeited) /* otherwise the last holder to return joins the threads */
+    if (!allocator->forfeited) /* otherwise the return of the last forfeited lease joins the threads */
         allocator->team = NULL;
     allocator->closed = true;
     mp_mutex_unlock(&allocator->lock);
@@ -207,13 +209,13 @@ bool mp_cpu_allocator_contended(mp_cpu_allocator *allocator) {
 
 /* --- leases --- */
 
-/* Must hold the lock. Chooses `count` CPUs, which are free. */
+/* Must hold the lock. Chooses the nodes for `count` CPUs. At least `count` CPUs must be free. */
 static void place(mp_cpu_allocator *allocator, int home, int count, mp_core_lease *threads) {
     int nodes = allocator->topology.node_count, first = home;
     *threads = (mp_core_lease){0};
     for (int i = 0; i < nodes && free_on(allocator, home) < count; i++) {
-        /* Take all from one other node: the one that then has fewest left, so that a later lease of many finds them
-         * together. */
+        /* Take all CPUs from one other node: the node with the fewest free CPUs that suffice, so that a later, larger
+         * lease still fits on one node. */
         bool fits = free_on(allocator, i) >= count;
         if (fits && (first == home || free_on(allocator, i) < free_on(allocator, first)))
             first = i;
@@ -233,7 +235,7 @@ static void place(mp_cpu_allocator *allocator, int home, int count, mp_core_leas
     }
 }
 
-/* Must hold the lock. Grants CPUs now; returns 0 if none is free. */
+/* Must hold the lock. Grants up to the caller's share of the free CPUs at once; returns 0 if none is free. */
 static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *threads) {
     int used = atomic_load_explicit(&allocator->used, memory_order_relaxed), left = allocator->threads - used;
     int runnable = atomic_load_explicit(&allocator->runnable, memory_order_relaxed);
@@ -289,13 +291,13 @@ static void give_back(mp_cpu_allocator *allocator, const mp_core_lease *threads)
             allocator->last = NULL;
         atomic_fetch_sub_explicit(&allocator->waiting, 1, memory_order_relaxed);
         waiter->granted = grant(allocator, waiter->home, waiter->want, waiter->threads);
-        /* Under the lock: the waiter's storage is gone as soon as it sees `granted`. */
+        /* Signal under the lock: the waiter's stack frame is gone as soon as the waiter sees `granted`. */
         mp_cond_signal(&waiter->cond);
     }
     mp_mutex_unlock(&allocator->lock);
 }
 
-/* Must hold the lock; releases it temporarily. Waits for CPUs; returns 0 if it gave up. */
+/* Must hold the lock; releases it temporarily. Waits for CPUs; returns 0 if give_up returned true. */
 static int wait_for_threads(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *threads,
                             bool (*give_up)(void *arg), void *arg) {
     thread_waiter self = {.home = home, .want = want, .threads = threads}, **link;
@@ -328,7 +330,7 @@ static int wait_for_threads(mp_cpu_allocator *allocator, int home, int want, mp_
     return self.granted;
 }
 
-/* Fills in the places of a lease's compute threads, the caller's first. */
+/* Fills in the places of a lease's compute threads, the first node of the lease first. */
 static int places_of(const mp_cpu_allocator *allocator, const mp_core_lease *threads, mp_team_place *places) {
     int nodes = allocator->topology.node_count, count = 0;
     for (int i = 0; i < nodes; i++) {
@@ -376,7 +378,7 @@ static bool lease_or_lend(mp_cpu_allocator *allocator, bool lend, int home, int 
         lease->near = places[0].threads;
         return true;
     }
-    /* Without a team (the system refused threads) the lease is one CPU. */
+    /* Without a team (the system refused threads) the lease is one CPU: return the others. */
     mp_core_lease surplus = split_off(allocator, threads, lease->threads);
     give_back(allocator, &surplus);
     return true;
@@ -415,11 +417,11 @@ static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
 }
 
 /* Must hold the lock. Adjusts the number of threads that compute together. n threads that meet at barriers are all as
- * slow as the slowest: if it loses a share s of its time to other programs, n threads do the work of n (1 - s). So n
- * - 1 threads are faster from s = 1/n on, and slightly earlier, because fewer threads lose less. If s is small, fewer
- * threads do not help: each step a different thread loses the time. So s must also be at least LARGE. While the
- * threads lose little, one more thread is tried: soon at first, and after a longer time each time that it was too
- * many. */
+ * slow as the slowest thread: if that thread loses a share s of its time to other programs, n threads do the work of n
+ * (1 - s). So n - 1 threads are faster if s > 1/n, and already at a slightly smaller s, because fewer threads lose less
+ * (TOO_MUCH). If s is small, a different thread loses the time in each step, and fewer threads do not help, so s must
+ * also exceed LARGE. While the threads lose little, one more thread is tried: first after HOLD_NS, and after twice the
+ * time whenever the last try had to be undone. */
 static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
     const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MOST_NS = 2000 * 1000 * 1000u;
     const double TOO_MUCH = 0.8, LARGE = 0.2, MOST_OF_IT = 0.6, LITTLE = 0.4;
@@ -456,9 +458,9 @@ void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const
         learn(allocator, lease);
         mp_mutex_unlock(&allocator->lock);
     }
-    if (!lease->team) /* lent to another process: it has no threads here */
+    if (!lease->team) /* lent to another process: no helpers of this process to return */
         lease->threads = 1;
-    mp_team_return(lease); /* first: a thread must be free before its CPU is granted again */
+    mp_team_return(lease); /* return the helpers first: a thread must be free before its CPU is granted again */
     if (!forfeited) {
         give_back(allocator, threads);
         return;
@@ -495,7 +497,7 @@ static void spin_end(void *arg) {
 
 static bool spin_begin(void *arg) {
     mp_cpu_allocator *allocator = arg;
-    if (mp_crowding_rate() > MP_CROWDED_FROM) /* a machine that is busy with other processes is not ours to spin on */
+    if (mp_crowding_rate() > MP_CROWDED_FROM) /* do not spin on CPUs that other processes need */
         return false;
     atomic_fetch_add_explicit(&allocator->spinning, 1, memory_order_relaxed);
     if (threads_left(allocator))
@@ -533,7 +535,7 @@ void mp_cpu_allocator_fork_child(mp_cpu_allocator *allocator) {
     allocator->forking = false;
     mp_mutex_init(&allocator->lock);
     allocator->first = allocator->last = NULL;
-    allocator->team = NULL; /* its threads are the parent's: leave its memory alone */
+    allocator->team = NULL; /* the team's threads exist in the parent only: do not touch its memory */
     allocator->team_refused = false;
     allocator->forfeited = 0;
     memset(allocator->leased, 0, sizeof(allocator->leased));

@@ -1,11 +1,11 @@
 /* cpu_allocator.h: the CPU allocator. A thread leases CPUs here before it computes, so that there are never more
  * compute threads than configured. One worker alone may lease all of them; several workers with work share.
  *
- * On a machine with several memory nodes (base/topology.h) a worker has a home: the node with most free CPUs when
- * the worker was made, and the fewest workers among those. The home does not change how many CPUs a worker gets,
- * only which: those of its home, else all on one other node, else those of its home and of others. The compute
- * threads are bound to their nodes while they work for it (base/team.h says why only then), and its scratch and
- * caches lie on its home (base/alloc.h).
+ * On a machine with several memory nodes (base/topology.h) a worker has a home: the node with the most free CPUs when
+ * the worker was created and, among equals, the fewest workers. The home does not change how many CPUs a worker gets,
+ * only which ones: CPUs of its home if enough are free there, else all on one other node, else CPUs of several nodes.
+ * The compute threads are bound to their nodes while they work for it (base/team.h says why only then), and its scratch
+ * and caches lie on its home (base/alloc.h).
  *
  * An allocator is process-wide unless a registry configures its own number of compute threads. Thread-safe. */
 #ifndef MP_REGISTRY_CPU_ALLOCATOR_H
@@ -18,39 +18,40 @@
 
 typedef struct mp_cpu_allocator mp_cpu_allocator;
 
-/* Opens the process's allocator (`threads` 0: MPOOL_THREADS, or the CPUs that the process may use), or a private one.
- * Starts no thread before the first lease of more than one CPU. */
+/* Opens the process's allocator (`threads` 0: MPOOL_THREADS, or the CPUs that the process may use), or a private
+ * allocator with `threads` threads. Starts no thread before the first lease of more than one CPU. */
 mp_status mp_cpu_allocator_open(int threads, mp_cpu_allocator **allocator, mp_error *error);
-/* Opens a private one on the given machine, for tests. */
+/* Opens a private allocator on the given machine, for tests. */
 mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_cpu_allocator **allocator,
                                    mp_error *error);
-/* Closes one use. The last close joins the compute threads. No lease of that user may be held, except forfeited
- * ones: then the last of their holders to return joins the threads. NULL is legal. The allocator stays while it is
- * pinned, for callers that ask whether to spin, and grants single CPUs. */
+/* Ends one use. The end of the last use joins the compute threads. No lease of that user may be held, except forfeited
+ * leases: then the return of the last forfeited lease joins the threads. NULL is legal. While pinned, a closed
+ * allocator stays valid for spin rules and grants leases of one CPU. */
 void mp_cpu_allocator_close(mp_cpu_allocator *allocator);
 mp_cpu_allocator *mp_cpu_allocator_pin(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_unpin(mp_cpu_allocator *allocator);
 int mp_cpu_allocator_threads(const mp_cpu_allocator *allocator);
 int mp_cpu_allocator_leased(mp_cpu_allocator *allocator);
-/* Returns the number of nodes; fills in their CPUs and how many of them are leased. Fills at most MP_NODES_MAX rows. */
+/* Returns the number of nodes; fills in the CPUs and the leased CPUs of each node: arrays of MP_NODES_MAX elements. */
 int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased);
 
-/* Chooses the home of a new worker, from 0 on; mp_cpu_allocator_release_home gives it up. */
+/* Chooses the home of a new worker, from 0 on; the worker must release it with mp_cpu_allocator_release_home. */
 int mp_cpu_allocator_assign_home(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_release_home(mp_cpu_allocator *allocator, int home);
-/* Returns the system's number of a home, for display; -1 if there is only one node. */
+/* Returns the operating system's number of a home's node, for display; -1 if there is only one node. */
 int mp_cpu_allocator_node_number(const mp_cpu_allocator *allocator, int home);
 /* Returns the node for the worker's memory, for mp_alloc_prefer_node. */
 int mp_cpu_allocator_node_memory(const mp_cpu_allocator *allocator, int home);
 
-/* A worker has work, or has none any more. Workers with work share the CPUs. */
+/* Call mp_cpu_allocator_enter when a worker gets work, and _leave when it has none any more. Workers with work share
+ * the CPUs equally. */
 void mp_cpu_allocator_enter(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_leave(mp_cpu_allocator *allocator);
 /* True if other workers have work or wait for CPUs. */
 bool mp_cpu_allocator_contended(mp_cpu_allocator *allocator);
 /* The CPUs of a lease by node: plain data of the holder. */
 typedef struct mp_core_lease {
-    int first; /* node of the first one */
+    int first; /* node of the first CPU */
     int16_t on[MP_NODES_MAX];
 } mp_core_lease;
 /* Leases up to `want` CPUs, at least 1 and at most the caller's share. Waits in order of arrival while all are
@@ -58,30 +59,31 @@ typedef struct mp_core_lease {
  * nothing leased. Must not hold a lock or another lease. */
 bool mp_cpu_allocator_lease(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *threads,
                             bool (*give_up)(void *arg), void *arg);
-/* As mp_cpu_allocator_lease, for another process to compute on: no thread of this process wakes or spins. The lease
- * runs nothing. */
+/* As mp_cpu_allocator_lease, but another process computes on the CPUs: the lease has no compute threads of this process
+ * and cannot run a parallel region. */
 bool mp_cpu_allocator_lend(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *threads,
                            bool (*give_up)(void *arg), void *arg);
-/* For the thread that leased. `forfeited`: mp_cpu_allocator_write_off has taken the CPUs away. */
+/* Returns a lease. Must be called by the thread that leased. `forfeited`: mp_cpu_allocator_write_off has already freed
+ * the CPUs. */
 void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const mp_core_lease *threads,
                              bool forfeited);
-/* Takes the CPUs of a lease from a holder that may never return it. Others get them from now on. */
+/* Frees the CPUs of a lease that its holder may never return, so that other workers can lease them. */
 void mp_cpu_allocator_write_off(mp_cpu_allocator *allocator, const mp_core_lease *threads);
 
 /* Returns how many compute threads of one lease are worth using when they wait for each other many times per
- * millisecond: all while each has a CPU to itself; fewer while other programs take CPUs away, because all wait for
- * the thread without a CPU. (With two CPUs that six threads wanted, a token took 2.5 times as long on two threads as
- * on one.) Learned from the time that leases with `together` set have lost; higher counts are tried again after a
- * while. */
+ * millisecond: all while each has a CPU to itself; fewer while other programs take CPUs away, because all wait for the
+ * thread without a CPU. (On two CPUs for which six threads competed, a token took 2.5 times as long on two threads as
+ * on one.) Learned from the lost time of leases with `together` set (mp_lease.lost_ns); a higher count is tried again
+ * later. */
 int mp_cpu_allocator_barrier_threads(const mp_cpu_allocator *allocator);
 
 /* Allows a waiting thread to spin only on CPUs that no lease computes on. */
 mp_spin_rule mp_cpu_allocator_spin_rule(mp_cpu_allocator *allocator, uint64_t spin_ns);
 
-/* Returns the slot of the process's allocator. */
+/* Returns the slot (shared.h) of the process-wide allocator. */
 mp_shared_slot *mp_cpu_allocator_slot(void);
-/* See registry/fork.h. A second call of the same kind does nothing. The child counts from zero and starts new
- * threads when it needs them. */
+/* See registry/fork.h. A second call of the same kind does nothing: several registries may share the allocator. The
+ * child counts from zero and starts new threads when it needs them. */
 void mp_cpu_allocator_fork_before(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_fork_parent(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_fork_child(mp_cpu_allocator *allocator);

@@ -1,4 +1,4 @@
-/* dispatch.c: which worker takes which request, and when to start one more. See entry.h.
+/* dispatch.c: which worker takes which request, and when to start one more worker. See entry.h.
  *
  * Must hold the entry's lock in every function here. */
 #include <assert.h>
@@ -12,7 +12,8 @@ static bool has_room(const mp_worker *worker) {
            worker->active_count < MP_ACTIVE_MAX;
 }
 
-/* Returns what MP_POLICY_P2C compares: the predicted time of a worker's active requests and of those queued for it. */
+/* Returns the load that MP_POLICY_P2C compares: the predicted cost of the worker's active requests and of the requests
+ * queued for it. */
 static uint64_t pending_of(const mp_entry *entry, const mp_worker *worker) {
     uint64_t cost = 0;
     for (int i = 0; i < worker->active_count; i++)
@@ -37,7 +38,7 @@ mp_worker *mp_dispatch_home(const mp_entry *entry) {
     int first = (int)(random % (uint64_t)n), second = (int)((random >> 32) % (uint64_t)(n - 1));
     second += second >= first;
     uint64_t at_first = pending_of(entry, live[first]), at_second = pending_of(entry, live[second]);
-    if (at_first == at_second) /* if both are idle, choose the older: one worker stays warm and the other can leave */
+    if (at_first == at_second) /* e.g. both are idle: choose the older, so that the other can leave */
         return live[first < second ? first : second];
     return at_first < at_second ? live[first] : live[second];
 }
@@ -61,7 +62,7 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
     }
 }
 
-/* Chooses the idle worker that was busy last: its caches are warm, and the others can leave. */
+/* Wakes the eligible worker that became idle last: its caches are warm, and workers idle for longer can leave. */
 void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
     mp_worker *chosen = NULL;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -71,7 +72,7 @@ void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
         if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
             continue;
         if (worker->woken)
-            return; /* it is awake and will see this request too */
+            return; /* this worker is awake and will see the request */
         if (!chosen || worker->idle_since_ns > chosen->idle_since_ns)
             chosen = worker;
     }
@@ -101,7 +102,7 @@ void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker) {
     mp_dispatch_wake_all(entry);
 }
 
-/* Must hold the lock. A request has freed its memory: all workers of the model may admit again. */
+/* Lets all workers of the model admit requests again, and wakes them if any had stopped admissions. */
 void mp_dispatch_memory_free(mp_entry *entry) {
     bool any = false;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -112,8 +113,8 @@ void mp_dispatch_memory_free(mp_entry *entry) {
         mp_dispatch_wake_all(entry);
 }
 
-/* Returns the next request for this worker: the best in the queue if its policy allows this worker, else the first one
- * whose policy does. */
+/* Returns the next request for this worker: the best in the queue if its policy allows this worker, else the first
+ * request in the queue whose policy does. */
 static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     uint64_t now = mp_sys_now_ns();
     mp_queue_node *node = mp_queue_best(&entry->queue, now);
@@ -202,8 +203,8 @@ bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
 }
 
 int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns) {
-    /* With MP_POLICY_PACK one worker serves every request. A second one would read the weights again for fewer
-     * requests. */
+    /* With MP_POLICY_PACK one worker serves every request. A second worker would read the weights again, for fewer
+     * requests per pass. */
     if (!entry->services->predictive_scaling || entry->policy == MP_POLICY_PACK)
         return 0;
     return mp_forecast_workers(&entry->forecast, now_ns, most_workers(entry));
@@ -213,7 +214,7 @@ bool mp_dispatch_predict(mp_entry *entry, mp_guard *guard) {
     if (!entry->services->predictive_scaling || !may_grow(entry) || !mp_entry_serves(entry) ||
         entry->worker_count >= mp_dispatch_predicted(entry, mp_sys_now_ns()))
         return false;
-    for (int i = 0; i < entry->worker_count; i++) /* start one after the other */
+    for (int i = 0; i < entry->worker_count; i++) /* start predicted workers one after the other */
         if (entry->workers[i]->state == MP_WORKER_SPAWNING || entry->workers[i]->state == MP_WORKER_LOADING)
             return false;
     return announce(entry, guard);
@@ -224,6 +225,6 @@ uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double 
         return 0;
     for (int i = 0; i < entry->worker_count; i++)
         for (int j = 0; j < entry->workers[i]->active_count; j++)
-            cost_ahead += entry->workers[i]->active[j]->node.cost / 2; /* on average half of it is done */
+            cost_ahead += entry->workers[i]->active[j]->node.cost / 2; /* on average half is done already */
     return (uint64_t)((double)cost_ahead * pace);
 }

@@ -1,8 +1,8 @@
 /* ends.c: how requests end. See entry.h.
  *
  * A request ends in three steps: it leaves the queue or an active list under the entry's lock (MP_TICKET_ENDED), its
- * bytes go back to the governor, and its terminal status is published. The thread that did the first does the
- * others, without the lock. Before that, a fault of a worker may cost the request its retry instead (request.h). */
+ * bytes go back to the governor, and its terminal status is published. The thread that did the first step does the
+ * other two, without the lock. After a worker fault, a request may be retried instead of ended (request.h). */
 #include <assert.h>
 #include <stdatomic.h>
 
@@ -22,7 +22,7 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     if (!mp_budget_take(budget, bytes - ticket->charged)) {
         uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
         uint64_t more = bytes - ticket->charged, left = used < limit ? limit - used : 0;
-        /* helps the next request; a request that can never fit must not make other models free anything */
+        /* start to free memory for the next request, but not for a request that exceeds the whole limit */
         if (more > left && bytes <= limit)
             mp_governor_reclaim(governor, more - left, true);
         return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the request needs %.1f MB, but %.1f MB of %.1f MB are free",
@@ -59,7 +59,8 @@ static bool is_fault(mp_status status) {
            status == MP_RECV || status == MP_MEMORY_EXHAUSTED;
 }
 
-/* Identifies the request and the entry. The same text for another model, also one under the same key later, differs. */
+/* Combines the request's fingerprint with the entry's number: the same text sent to another entry, even to a later one
+ * under the same key, differs. */
 static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *request) {
     return mp_mix(request->fingerprint(request) ^ mp_mix(entry->number));
 }
@@ -90,7 +91,7 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
                    MP_QUARANTINE_FAULTS);
 }
 
-/* A request like it completed, so the recorded failures had another cause. */
+/* Call when a request has completed: failures recorded for its fingerprint had another cause. */
 static void clear_of_suspicion(mp_entry *entry, const mp_request *request) {
     mp_quarantine *quarantine = &entry->services->quarantine;
     if (!mp_quarantine_is_empty(quarantine) && request->fingerprint)
@@ -105,8 +106,8 @@ void mp_entry_note_fault(mp_entry *entry) {
                (double)services->breaker.backoff_ns * 1e-9, services->breaker.threshold);
 }
 
-/* Returns true if the results of a retry can continue what the caller may have seen. After a model file changed they
- * cannot: old and new results may come from different files. */
+/* Returns true if the results of a retry can follow the results that the caller may have seen. After a model file
+ * changed they cannot: old and new results may come from different files. */
 static bool may_follow(const mp_request *request, mp_status status) {
     return (request->goes_on && status != MP_INTEGRITY) || !request->seen || !request->seen(request);
 }
@@ -115,14 +116,14 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     const mp_request *request = ticket->item.request;
     if (!is_fault(status) || (status == MP_NUMERIC && request->tolerant))
         return false;
-    /* This worker leaves. A worker that stood still was noted when it was abandoned. */
+    /* With these statuses the worker is lost. (For a worker that stalled, mp_worker_abandon notes the loss.) */
     bool refused = (status == MP_INTERNAL || status == MP_RECV) && mp_entry_note_kill(entry, ticket, alone && !outside);
     mp_mutex_lock(&entry->lock);
     if (!*noted)
         mp_entry_note_fault(entry);
     *noted = true;
     mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && request->goes_on);
-    /* A retry of NaN is useless: by the numeric contract it would compute the same bits. */
+    /* A retry after NaN is useless: by the numeric contract a retry computes the same bits. */
     bool again = status != MP_NUMERIC && next != ticket->retry && !refused && entry->shutdown != MP_SHUTDOWN_QUITTING &&
                  may_follow(request, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
@@ -166,10 +167,10 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     mp_ticket_conclude(ticket, status, error);
 }
 
-/* Frees the memory that the request holds in the budget and in engines. */
+/* Frees the request's bytes in the budget and the state that an engine left in the item. */
 static void free_parts(mp_entry *entry, mp_ticket *ticket) {
     mp_entry_uncharge(entry, ticket);
-    if (ticket->item.abandon) { /* it was preempted and not admitted again */
+    if (ticket->item.abandon) { /* the request was preempted and not admitted again */
         ticket->item.abandon(&ticket->item);
         ticket->item.abandon = NULL;
     }
@@ -181,7 +182,7 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket) {
 }
 
 void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
-    free_parts(entry, ticket); /* first: a caller that sees the end must find the memory free */
+    free_parts(entry, ticket); /* free first: a caller that sees the terminal status must find the memory free */
     mp_entry_conclude(entry, ticket, status, error);
     mp_ticket_let_go(ticket);
 }
@@ -202,7 +203,7 @@ void mp_entry_notify_room(mp_entry *entry) {
     if (entry->room_waiters)
         mp_cond_broadcast(&entry->room);
     if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
-        mp_entry_wake_workers(entry); /* they stayed for the queued requests */
+        mp_entry_wake_workers(entry); /* the workers stayed only for queued requests, and may leave now */
 }
 
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {

@@ -1,5 +1,5 @@
-/* entry.c: the registry's side of an entry: create and free it, start workers, load, evict, remove, shut down,
- * describe it, and repair it in the child of a fork. entry.h is the manual. */
+/* entry.c: the registry's side of an entry: create and free it, start workers, load, evict, remove, shut down, describe
+ * it, and reset it in the child of a fork. entry.h describes all of an entry. */
 #include "registry/entry.h"
 
 #include <assert.h>
@@ -155,7 +155,7 @@ bool mp_entry_begin(mp_entry *entry) {
     return true;
 }
 
-/* The announced worker cannot be started. */
+/* Call when an announced worker cannot be started; `worker`: NULL if it could not be created. */
 static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *error) {
     mp_services *services = entry->services;
     mp_ticket *list = NULL;
@@ -227,7 +227,7 @@ bool mp_entry_in_use(mp_entry *entry) {
     return in_use;
 }
 
-/* Must hold the lock. A caller wants the model in spite of earlier failures. */
+/* Must hold the lock. Called when a caller asks for the model in spite of earlier worker deaths. */
 static void forget_failures(mp_entry *entry) {
     if (entry->health == MP_HEALTH_BROKEN)
         mp_entry_set_health(entry, entry->retry_ns ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
@@ -260,7 +260,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     if (entry->health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
         forget_failures(entry);
     bool pinned = entry->pinned;
-    entry->pinned |= pin; /* pin now: a short keep-alive may end before this thread wakes */
+    entry->pinned |= pin; /* pin now: after the load, a short keep-alive may end before this thread wakes */
     for (;;) {
         if (entry->shutdown != MP_SHUTDOWN_OPEN) {
             status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
@@ -287,8 +287,8 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
         }
         if (!attempt) {
             loads = entry->loads;
-            /* Wait for the running attempt, or for the one that this call (after an eviction, the next worker)
-             * starts. */
+            /* Wait for the running attempt or, if none is running, for the next one: this call starts it, unless a
+             * worker for queued requests starts first. */
             attempt = entry->attempts + (entry->attempts == entry->attempts_over);
         }
         if (begin_anyway(entry)) {
@@ -332,8 +332,8 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     return status;
 }
 
-/* Must hold the lock. Says whether the registry itself may evict the model: at once if `now`, else as soon as its
- * workers, which have no active request, are idle. */
+/* Must hold the lock. True if the registry itself may evict the model: `now`: at once; else: as soon as all its
+ * workers, none of which has an active request, are idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
     if (!entry->resident || entry->queue.count || entry->pinned || entry->removal != MP_REMOVAL_NONE ||
         !entry->answered || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
@@ -365,7 +365,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     mp_mutex_unlock(&entry->lock);
     if (resident)
         bytes += resident->model->ops->bytes(resident->model);
-    if (resident && (going || (soon && !idle))) /* a model that is still being loaded frees nothing */
+    if (resident && (going || (soon && !idle))) /* a model that is still loading has no memory to free yet */
         value->coming = bytes + 1;
     else if (idle)
         value->bytes = bytes + 1;
@@ -389,7 +389,7 @@ bool mp_entry_evict_idle(mp_entry *entry) {
     if (!idle)
         return false;
     mp_log(MP_LOG_INFO, "%s: evicted to make room for other models", entry->key);
-    if (!works) /* no worker will free the model, as after a fork */
+    if (!works) /* no worker exists that would free the model when it leaves, for example after a fork */
         mp_entry_finalize(entry, NULL);
     return true;
 }
@@ -411,7 +411,7 @@ uint64_t mp_entry_trim(mp_entry *entry) {
 
 void mp_entry_remove(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    if (entry->removal == MP_REMOVAL_NONE) /* a second caller finds it draining: the first one gave up waiting */
+    if (entry->removal == MP_REMOVAL_NONE) /* already DRAINING if an earlier caller gave up waiting */
         mp_entry_set_removal(entry, MP_REMOVAL_DRAINING);
     bool works = mp_entry_works(entry);
     if (works)
@@ -423,7 +423,7 @@ void mp_entry_remove(mp_entry *entry) {
         mp_entry_finalize(entry, NULL);
 }
 
-/* Must hold the lock. A worker exists, or queued requests wait for the backoff to end. */
+/* Must hold the lock. True if a worker exists or queued requests wait for the end of the backoff. */
 static bool is_pending(const mp_entry *entry) {
     return mp_entry_works(entry) || (entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING);
 }
@@ -446,7 +446,7 @@ mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *er
 
 void mp_entry_close(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    if (entry->shutdown == MP_SHUTDOWN_OPEN) /* CLOSED already in the second pass, which is for late arrivals */
+    if (entry->shutdown == MP_SHUTDOWN_OPEN) /* mp_registry_close calls this twice: again for late arrivals */
         mp_entry_set_shutdown(entry, MP_SHUTDOWN_CLOSED);
     mp_queue_close(&entry->queue);
     mp_cond_broadcast(&entry->room);
@@ -500,13 +500,13 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
             mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end before the shutdown deadline", entry->key,
                     caught->id);
             mp_worker_abandon(caught, &error);
-        } else { /* workers outside of steps and loads end soon by themselves */
+        } else { /* workers outside of steps and loads leave soon */
             mp_cond_wait(&entry->changed, &entry->lock,
                          mp_sys_now_ns() < deadline_ns ? deadline_ns : mp_sys_now_ns() + 10 * MS);
         }
     }
     mp_loader loader = {0};
-    if (!entry->abandoned) { /* otherwise a thread may still use the loader: the last reference to the entry frees it */
+    if (!entry->abandoned) { /* otherwise an abandoned thread may still use the loader: mp_entry_unpin frees it */
         loader = entry->loader;
         entry->loader = (mp_loader){0};
     }
@@ -519,13 +519,13 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
 
 /* --- state for display --- */
 
-/* Must hold the lock. The words are those of mp_entry_info.state. */
+/* Must hold the lock. Returns the value for mp_entry_info.state. */
 static const char *state_of(const mp_entry *entry) {
     bool serves = false, busy = false, loading = entry->starting > 0;
     bool leaving = entry->unload == MP_UNLOAD_RUNNING;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker_state state = entry->workers[i]->state;
-        /* the worker's state changes only shortly after its last request ended */
+        /* count requests: `state` changes only some time after the last request ended */
         busy |= entry->workers[i]->active_count > 0;
         serves |= mp_worker_serves(entry->workers[i]);
         loading |= state == MP_WORKER_SPAWNING || state == MP_WORKER_LOADING;
@@ -608,8 +608,9 @@ void mp_entry_fork_child(mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++)
         for (int j = 0; j < entry->workers[i]->active_count; j++)
             mp_budget_give(budget, entry->workers[i]->active[j]->charged);
-    /* The engines of the parent may have been inside a step. Leave their memory alone: the child makes new engines
-     * over the same model, and can free the model without them. A running load is the parent's. */
+    /* The engines of the parent may have been inside a step. Do not touch their memory: the child creates new engines
+     * over the same model, and can free the model although the old engines still exist. A running load belongs to the
+     * parent. */
     if (entry->resident)
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
     entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = 0;

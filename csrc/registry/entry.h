@@ -14,7 +14,7 @@
  *   ends.c         the end of a request: faults, retries, breaker, metrics
  *   sweep.c        periodic checks: deadlines, stuck loads and steps, idle workers
  *
- * One mutex per entry guards all that changes. No thread holds it while a model loads, steps or is freed. Every
+ * One mutex per entry guards all its mutable state. No thread holds it while a model loads, steps or is freed. Every
  * queued ticket gets its terminal status from exactly one of: the worker that took it, cancel, the sweep, or
  * shutdown. */
 #ifndef MP_REGISTRY_ENTRY_H
@@ -28,7 +28,8 @@
 #include "registry/worker.h"
 
 /* The state of an entry is four independent machines. All are guarded by the entry's lock. mp_entry_set_shutdown,
- * _removal, _unload and _health change them and refuse every transition without an arrow (state_machine.h).
+ * _removal, _unload and _health change them and refuse every transition that the diagrams do not show
+ * (state_machine.h).
  *
  * shutdown: the registry closes.
  *
@@ -51,8 +52,9 @@ extern const mp_state_machine mp_shutdown_machine;
  *   DRAINING  New requests are refused. Accepted requests are served, then model and loader are freed.
  *   GONE      The model is freed, the loader is being freed, and MP_ENTRY_GONE is reported, once.
  *
- * Shutdown and removal are independent: the registry may close while an entry drains, and a caller that was inside
- * before the registry closed may remove an entry afterwards. An entry that quits while it drains never becomes GONE. */
+ * Shutdown and removal are independent: the registry may close while an entry drains, and a call of mp_registry_remove
+ * that began before the registry closed may remove an entry afterwards. An entry that becomes QUITTING while it is
+ * DRAINING never becomes GONE. */
 typedef enum mp_entry_removal {
     MP_REMOVAL_NONE,
     MP_REMOVAL_DRAINING,
@@ -70,9 +72,9 @@ extern const mp_state_machine mp_removal_machine;
  *     +--------------------------------+
  *
  *   REQUESTED  Workers finish their active requests and leave; they take no further ones. The last worker to leave
- *              frees the model. If no model was loaded, the request ends without RUNNING.
- *   RUNNING    One thread frees the model or the loader without the lock. No worker is listed and none may start, so
- *              that nothing is loaded again before its memory is free. A request to unload changes nothing.
+ *              frees the model. If no model was loaded, the state returns to NONE without becoming RUNNING.
+ *   RUNNING    One thread frees the model or the loader without the lock. No worker is listed and no worker may start:
+ *              the next load must not begin before this memory is free. Further requests to unload have no effect.
  *
  * NONE becomes RUNNING when the last worker leaves by itself, after the keep-alive. */
 typedef enum mp_entry_unload {
@@ -83,7 +85,7 @@ typedef enum mp_entry_unload {
 } mp_entry_unload;
 extern const mp_state_machine mp_unload_machine;
 
-/* health: earlier failures, which refuse requests.
+/* health: earlier failures, because of which requests are refused.
  *
  *              +--+
  *              |  v
@@ -92,14 +94,14 @@ extern const mp_state_machine mp_unload_machine;
  *     +---------------------+
  *
  *   FAILED  The last load failed, or a file of the loaded model changed. Requests are refused with `failure` until
- *           `retry_ns`; the next one after that starts a load. Becomes SOUND when a load succeeds or the model is
+ *           `retry_ns`; the first request after that starts a load. Becomes SOUND when a load succeeds or the model is
  *           evicted.
  *   BROKEN  Workers died too often. Requests are refused with `failure` (NO_WORKERS) and no worker starts, until a
- *           caller asks for a load. A load that failed before is not forgotten by that: BROKEN becomes FAILED while
+ *           caller asks for a load. That call does not clear the failure of an earlier load: BROKEN becomes FAILED if
  *           `retry_ns` is set, else SOUND.
  *
- * Health says nothing about `resident`: a model that is loaded may be FAILED (its last worker got no engine) or BROKEN
- * (other workers still serve). */
+ * Health is independent of `resident`: a loaded model may be FAILED (its last worker could not create an engine) or
+ * BROKEN (other workers still serve). */
 typedef enum mp_entry_health {
     MP_HEALTH_SOUND,
     MP_HEALTH_FAILED,
@@ -124,11 +126,11 @@ struct mp_entry {
     mp_loader loader; /* `ops` is NULL once the loader is freed */
     mp_queue queue;
     int room_waiters;
-    /* in the order in which they were listed; a worker stays until it frees itself or is abandoned */
+    /* in the order of arrival; a worker stays in the list until it frees itself or is abandoned */
     mp_worker *workers[MP_WORKERS_MAX];
     int worker_count;
-    int starting;          /* announced workers that are not listed yet */
-    uint32_t listed;       /* workers that were ever listed */
+    int starting;          /* announced workers that are not in `workers` yet */
+    uint32_t listed;       /* number of workers ever added to `workers` */
     mp_entry_shutdown shutdown;
     mp_entry_removal removal;
     mp_entry_unload unload;
@@ -141,20 +143,20 @@ struct mp_entry {
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* how often the model was freed */
     mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
-    uint64_t retry_ns;                /* requests are refused until then; 0 = the last load did not fail */
+    uint64_t retry_ns;                /* requests are refused until this time; 0 = the last load did not fail */
     uint64_t backoff_ns;              /* doubles with every load that fails; 0 = the last load succeeded */
-    uint64_t spawn_ns;                /* no worker starts before; the backoff after dead workers */
+    uint64_t spawn_ns;                /* no worker starts before this time: the backoff after worker deaths */
     uint64_t death_ns[5];             /* ring buffer: when the last workers died */
     int deaths;
-    uint64_t scale_ns;                /* no further worker starts before */
+    uint64_t scale_ns;                /* no additional worker starts before this time */
     mp_breaker breaker;
     mp_forecast forecast; /* used with predictive_scaling only */
     uint64_t keep_alive_ns;
-    uint64_t calls;    /* accepted requests; numbers their order of arrival */
+    uint64_t calls;    /* accepted requests; the value becomes mp_item.sequence */
     uint64_t answered; /* completed since the model was loaded */
     /* Running means of a step's duration divided by its predicted cost; 0 = unknown. */
-    double pace, full_pace; /* over all steps; over full steps, which had to leave some item out */
-    uint64_t units_in, units_out; /* tokens and images that completed requests took in and gave out */
+    double pace, full_pace; /* over all steps; over steps that had no room for some offered item */
+    uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
     mp_histogram latency; /* from submit to completion of completed requests */
     mp_status last_error;
     struct mp_entry *close_next; /* links the entries while the registry closes */
@@ -177,7 +179,8 @@ mp_spin_rule mp_entry_spin_rule(mp_entry *entry);
  * ticket. Sets *gone if the entry was removed or replaced meanwhile: then look the key up again. */
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
                           mp_error *error);
-/* Waits until the model serves. Sets *gone as mp_entry_submit does. */
+/* Loads the model if necessary and waits until a worker serves. `pin`: sets mp_entry.pinned on success. Sets *gone as
+ * mp_entry_submit does. */
 mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, mp_error *error);
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns);
@@ -189,7 +192,7 @@ bool mp_entry_in_use(mp_entry *entry);
 void mp_entry_remove(mp_entry *entry);
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
-/* Wakes the worker that has the request, to re-check its grammar mask. See mp_ticket_wake. */
+/* Wakes the worker on whose active list the request is, to re-check the request's grammar mask. See mp_ticket_wake. */
 void mp_entry_wake(mp_entry *entry, mp_ticket *ticket);
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns);
 /* *pinned receives a reference for the caller, or NULL. */
@@ -197,13 +200,14 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
 
 /* --- for the registry --- */
 
-/* Performs all periodic checks: deadlines, stuck loads and steps, idle workers. Returns when the next one is due. */
+/* Performs all periodic checks: deadlines, stuck loads and steps, idle workers. Returns the time at which the next
+ * check is due. */
 uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
-/* The effect of evicting an idle model, to compare models: */
+/* The effect of evicting a model, by which the registry chooses the model to evict. */
 typedef struct mp_eviction {
     uint64_t bytes;   /* bytes to be freed; 0 = must not be evicted */
     uint64_t coming;  /* bytes that a running eviction will free */
-    uint64_t caches, trimming; /* bytes of idle workers; of those that were already told to trim */
+    uint64_t caches, trimming; /* held by idle workers: not yet told to trim; told to trim */
     uint64_t idle_ns, load_ns;
 } mp_eviction;
 void mp_entry_value(mp_entry *entry, mp_eviction *value);
@@ -237,28 +241,28 @@ bool mp_entry_serves(const mp_entry *entry); /* true if some worker accepts requ
 int mp_entry_running(const mp_entry *entry); /* number of active items of all workers */
 void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker);
 void mp_entry_wake_workers(mp_entry *entry); /* wakes every worker */
-/* Announces the first worker, unless one exists or the backoff has not ended. If it returns true, call
- * mp_entry_launch after unlocking. */
+/* Announces the first worker and returns true, unless mp_entry_works, the entry is BROKEN or the backoff has not ended.
+ * If it returns true, call mp_entry_launch after unlocking. */
 bool mp_entry_begin(mp_entry *entry);
 /* Must not hold the lock. Starts the worker that mp_entry_begin, mp_dispatch_scale or mp_dispatch_predict announced.
  * Takes ownership of `guard`. */
 void mp_entry_launch(mp_entry *entry, mp_guard guard);
-/* Has the model unloaded once its active requests are done. Does nothing if that is requested already or the model
- * is being freed. The caller wakes the workers. */
+/* Requests that the model is unloaded once its active requests are done. Does nothing if the unload is already
+ * REQUESTED or RUNNING. The caller wakes the workers. */
 void mp_entry_request_unload(mp_entry *entry);
 /* Records a failed load and refuses requests until the end of the backoff. A BROKEN entry stays BROKEN. */
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error);
 /* Forgets a failed load. A BROKEN entry stays BROKEN. */
 void mp_entry_clear_failed(mp_entry *entry);
-/* Must not hold the lock. Unlists `leaving` (NULL: already unlisted). If no worker is left, frees the model; if
- * requests are queued, keeps it and starts another worker. */
+/* Must not hold the lock. Unlists `leaving` (NULL: already unlisted). If no worker is left, frees the model or, if
+ * requests are queued, keeps the model and starts another worker. */
 void mp_entry_finalize(mp_entry *entry, mp_worker *leaving);
 /* Records the death of a worker. Each further death doubles the backoff; too many make the entry BROKEN. */
 void mp_entry_note_death(mp_entry *entry, const mp_error *error);
 
 /* --- dispatch.c; must hold the lock --- */
 
-/* A worker could not be started: start no further one for 1 s. */
+/* Call when a worker could not be started: no additional worker starts for 1 s. */
 static inline void mp_entry_scale_later(mp_entry *entry) {
     entry->scale_ns = mp_sys_now_ns() + 1000ull * 1000 * 1000;
 }
@@ -269,36 +273,37 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
 void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket);
 /* Wakes every idle worker that is eligible for some queued request: room or eligibility has changed. */
 void mp_dispatch_wake_all(mp_entry *entry);
-/* The worker leaves: requests that were queued for it alone become available to all. */
+/* Call when the worker leaves: queued requests whose `home` is this worker become available to all workers. */
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
-/* A request or a worker has freed memory: all workers of the model may admit again. */
+/* Call after a request or a worker has freed memory: all workers of the model may admit requests again. */
 void mp_dispatch_memory_free(mp_entry *entry);
 /* Returns the worker that MP_POLICY_P2C chooses for a request that is about to be queued. */
 mp_worker *mp_dispatch_home(const mp_entry *entry);
 /* True if mp_dispatch_take would take a request. */
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker);
-/* Moves requests from the queue to the worker's active list until the worker is full or nothing is left for it. The
- * caller then sets the worker's state and wakes the others for what remains. */
+/* Moves requests from the queue to the worker's active list until the worker is full or no queued request is eligible.
+ * The caller then sets the worker's state and wakes other workers for the remaining requests. */
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker);
-/* Announces one more worker if all are busy and requests are queued. If it returns true, *guard has the worker's
- * bytes: call mp_entry_launch after unlocking. */
+/* Announces one more worker if all are busy and requests are queued. If it returns true, *guard reserves the new
+ * worker's bytes: call mp_entry_launch after unlocking. */
 bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard);
 /* Announces one more worker if the forecast asks for it (mp_registry_config.predictive_scaling). Otherwise as
  * mp_dispatch_scale. */
 bool mp_dispatch_predict(mp_entry *entry, mp_guard *guard);
 /* Returns the number of workers that the forecast asks for, within the limits; 0 = no forecast. */
 int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns);
-/* Predicts the time until a request behind `cost_ahead` starts. `pace` is one of the entry's. 0 = unknown. */
+/* Predicts the time until a request starts that has work of `cost_ahead` queued before it. `pace`: mp_entry.pace or
+ * .full_pace. Returns 0 if unknown. */
 uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace);
 
 /* --- ends.c --- */
 
-/* Must hold the lock. Empties the queue into a list linked by mp_ticket.next. The tickets are ENDED: the caller
- * finishes them. */
+/* Must hold the lock. Empties the queue into a list linked by mp_ticket.next. The tickets become ENDED; the caller must
+ * finish them with mp_entry_finish_list. */
 mp_ticket *mp_entry_take_queue(mp_entry *entry);
-void mp_entry_notify_room(mp_entry *entry); /* must hold the lock; call it after the queue got shorter */
-/* Must hold the lock, for a queued or active request. Returns true if it was queued: it is ENDED now and the caller
- * finishes it. */
+void mp_entry_notify_room(mp_entry *entry); /* must hold the lock; call after removing requests from the queue */
+/* Must hold the lock, for a queued or active request. Returns true if the request was queued: it is ENDED now, and the
+ * caller must finish it. */
 bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause);
 /* Must not hold the lock. Ends a request that is in no queue and on no active list: frees its bytes, counts it,
  * publishes its terminal status. */
@@ -307,30 +312,31 @@ void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const
  * reference stay until mp_entry_let_go. */
 void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error);
 void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
-/* Must not hold the lock. Finishes a list of mp_entry_take_queue with one error (NULL: each ticket with its own
- * cause). */
+/* Must not hold the lock. Finishes the tickets of a list from mp_entry_take_queue with `error` (NULL: each ticket with
+ * its own cause). */
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
 /* Must hold the lock. Counts a fault of a worker, also for the breaker. */
 void mp_entry_note_fault(mp_entry *entry);
-/* Must not hold the lock. A worker had a fault in a step with this request. `alone`: no other request was in the
- * step. `outside`: another process killed the worker. Returns true if the request is to be retried, and changes its
- * retry state. A step that fails for all its requests is one fault: *noted must be false before the first of them. */
+/* Must not hold the lock. A worker had a fault in a step with this request. `alone`: no other request was in the step.
+ * `outside`: another process killed the worker. Returns true if the request is to be retried, and changes its retry
+ * state. *noted must be false before the first failed request of a step: a step that fails for several requests counts
+ * as one fault. */
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted);
-/* Must not hold the lock. A worker was lost in a step with this request (quarantine.h). Returns true if requests
- * like it are refused from now on. */
+/* Must not hold the lock. A worker was lost in a step with this request (quarantine.h). Returns true if requests with
+ * the same fingerprint are refused from now on. */
 bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone);
 /* Must not hold the lock; for the thread that holds the ticket. Returns MODEL for a quarantined request. Otherwise
  * updates whether the request is a suspect. */
 mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
-/* Must not hold the lock; for the thread that holds the ticket. Checks the request against the model, unless that
- * model has checked it, and charges its bytes. */
+/* Must not hold the lock; for the thread that holds the ticket. Checks the request against the model, unless this load
+ * of the model has checked it already, and charges the request's bytes. */
 mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error);
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
 
 /* --- loading.c, serve.c, leaving.c; for the worker's own thread --- */
 
-bool mp_worker_start(mp_worker *worker); /* true: ready to serve; false: every waiting request was told */
+bool mp_worker_start(mp_worker *worker); /* true: ready to serve; false: failed, worker must leave */
 void mp_worker_serve(mp_worker *worker); /* returns when the worker must leave */
 void mp_worker_leave(mp_worker *worker); /* frees engine and worker; the last worker frees the model */
 

@@ -14,10 +14,10 @@ typedef enum mp_event_kind {
     MP_EVENT_SPAWN,            /* a worker begins to load */
     MP_EVENT_READY,            /* the worker serves */
     MP_EVENT_EVICT,            /* the worker was stopped to free memory */
-    MP_EVENT_FAIL,             /* the worker did not start, failed, or was abandoned; status gives the reason */
+    MP_EVENT_FAIL,             /* a worker did not start, failed, or was abandoned; `status` is the reason */
     MP_EVENT_REQUEST_START,    /* first step of a request */
     MP_EVENT_REQUEST_COMPLETE, /* an accepted request succeeded */
-    MP_EVENT_REQUEST_FAIL,     /* a request ended in an error or was refused; status gives the error */
+    MP_EVENT_REQUEST_FAIL,     /* a request ended in an error or was refused; `status` is the error */
     MP_EVENT_COUNT
 } mp_event_kind;
 const char *mp_event_name(mp_event_kind kind); /* "spawn", "request_start", ... */
@@ -25,7 +25,7 @@ const char *mp_event_name(mp_event_kind kind); /* "spawn", "request_start", ... 
 typedef struct mp_event {
     uint64_t time_ns;  /* mp_sys_now_ns */
     uint64_t registry; /* mp_registry_number */
-    uint64_t request;  /* equal in start and end of a request; 0 = none: refused before it had an identity */
+    uint64_t request;  /* equal in all events of a request; 0 = none, or refused before it had a ticket */
     uint32_t worker;   /* id, 0 = none */
     mp_event_kind kind;
     mp_status status;
@@ -43,9 +43,9 @@ static inline void mp_events_post(mp_event_kind kind, uint64_t registry, const c
     if (atomic_load_explicit(&mp_events_wanted, memory_order_relaxed) >> kind & 1)
         mp_events_record(kind, registry, key, worker, request, status);
 }
-/* Take the oldest event. Returns false when there is none. One thread at a time. */
+/* Take the oldest event off the ring. Returns false when the ring is empty. Must be called by one thread at a time. */
 bool mp_events_take(mp_event *event);
-/* Events dropped by this process and, before a fork, by its parent. */
+/* Returns the number of events dropped by this process and, before a fork, by its parent. */
 uint64_t mp_events_dropped(void);
 /* Discard all events. Called by registry/fork.c in a forked child: the events belong to the parent. */
 void mp_events_fork_child(void);

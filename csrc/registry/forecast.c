@@ -5,7 +5,7 @@
 
 enum { SERVED = 16 }; /* length of the running mean of service time, in requests */
 
-/* Returns what remains of a weight of 1 after a time. */
+/* Returns the factor by which a weight has decayed after `ns`. */
 static double left_after(uint64_t ns) { return exp2(-(double)ns / (double)MP_FORECAST_HALF_LIFE_NS); }
 
 static uint64_t since(uint64_t then_ns, uint64_t now_ns) { return now_ns > then_ns ? now_ns - then_ns : 0; }
@@ -30,7 +30,7 @@ double mp_forecast_rate(const mp_forecast *forecast, uint64_t now_ns) {
     if (!forecast->first_ns || known_ns < MP_FORECAST_LEAST_NS)
         return 0;
     double weight = forecast->weight * left_after(since(forecast->last_ns, now_ns));
-    /* The weight of one request per second for this long: the integral of what remains of each. */
+    /* The weight that one request per second reaches in `known_ns`: the integral of the decayed weights. */
     double steady = (double)MP_FORECAST_HALF_LIFE_NS * 1e-9 / log(2) * (1 - left_after(known_ns));
     return weight / steady;
 }

@@ -1,22 +1,22 @@
 /* forecast.h: predicts how many workers a model is about to need from its recent requests.
  *
  *   arrivals per second   an exponentially weighted count of requests: one that arrived MP_FORECAST_HALF_LIFE_NS ago
- *                         counts half. Divided by the count of a steady stream of one per second at that time, so
- *                         that it is unbiased from the first seconds on
- *   seconds per request   a running mean, over completed requests, of their shares of their steps: the cost of a
+ *                         counts half. Divided by the count that a steady stream of one request per second would
+ *                         have reached since the first arrival, so that the rate is unbiased from the start
+ *   seconds per request   a running mean over completed requests of the step time charged to each: the cost of a
  *                         request at the present load, with batching
  *   workers               the product, which is the mean number of busy workers (Little's law), divided by
  *                         MP_FORECAST_BUSY and rounded up: queues grow long before workers are always busy
  *
- * The forecast is ahead of a growing queue, not of the first request: it knows neither the time of day nor the
- * content of requests. Caller's storage, zeroed. Must hold the owner's lock in every function. */
+ * The forecast reacts before a queue grows long, but cannot predict the first request: it knows neither the time of day
+ * nor the content of requests. Caller's storage, zeroed. Must hold the owner's lock in every function. */
 #ifndef MP_REGISTRY_FORECAST_H
 #define MP_REGISTRY_FORECAST_H
 
 #include <stdint.h>
 
 #define MP_FORECAST_HALF_LIFE_NS (10ull * 1000 * 1000 * 1000)
-/* after the first request; before that there is no prediction */
+/* no prediction until this long after the first request */
 #define MP_FORECAST_LEAST_NS     (1000ull * 1000 * 1000)
 #define MP_FORECAST_BUSY         0.7 /* target share of a worker's time in steps */
 

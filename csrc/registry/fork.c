@@ -9,7 +9,7 @@
 #include "registry/governor.h"
 
 static _Atomic uint32_t generation;
-static mp_shared_slot registries; /* its lock guards the list; the forking thread holds it from before to after */
+static mp_shared_slot registries; /* its lock guards the list; the forking thread holds it during the fork */
 static mp_registry *first;
 
 uint32_t mp_fork_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }

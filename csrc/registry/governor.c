@@ -18,7 +18,7 @@ struct mp_governor {
     uint64_t most; /* upper bound for raising the limit */
     mp_mutex lock;
     mp_cond changed; /* signals that memory may be free */
-    mp_cond asked;   /* signals that a reclaimer is in no call */
+    mp_cond asked;   /* signals that no thread is inside a reclaimer */
     /* guarded by: lock */
     uint64_t reserved;
     int loads; /* guards that hold bytes */
@@ -87,10 +87,10 @@ static void take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     *guard = (mp_guard){governor, bytes};
 }
 
-/* Must hold the lock. Raises the limit for a model that is alone, if the machine has the memory. */
+/* Must hold the lock. Raises the limit for the only model of the process, if the machine has the memory. */
 static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) {
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
-    /* Requests that wait for this model are charged already; more than that belongs to another model. */
+    /* Requests that wait for this model may be charged already; a higher use means that another model is loaded. */
     bool alone = governor->loads == 0 && used <= limit / 8;
     if (governor->fixed || !alone || used > governor->most || bytes > governor->most - used)
         return false;
@@ -112,9 +112,9 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
         uint64_t coming = mp_governor_reclaim(governor, needed - free, true);
         mp_mutex_lock(&governor->lock);
         if (free_of(governor) > free)
-            continue; /* enough is free, or less is missing now */
+            continue; /* enough memory is free, or more than before: check again */
         uint64_t left = left_of(governor);
-        /* This wait ends, because every load and every eviction ends. */
+        /* Wait only while memory may become free. The wait ends, because every load and every eviction ends. */
         if (!coming && (needed > left || governor->loads == 0)) {
             uint64_t limit = atomic_load(&governor->budget.limit);
             mp_mutex_unlock(&governor->lock);
@@ -201,7 +201,7 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
     if (*link) {
         while (reclaimer->asked)
             mp_cond_wait(&governor->asked, &governor->lock, 0);
-        /* The list may have changed meanwhile. */
+        /* Search again: the list may have changed while this thread waited. */
         for (link = &governor->reclaimers; *link != reclaimer;)
             link = &(*link)->next;
         *link = reclaimer->next;
@@ -209,12 +209,13 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
     mp_mutex_unlock(&governor->lock);
 }
 
-/* Returns the sum of the reclaimers' results: of `possible`, or of `reclaim`. */
+/* Asks reclaimers until the sum of their results is at least `bytes`, and returns the sum. `possible`: calls their
+ * `possible`, else their `reclaim`. */
 static uint64_t ask_all(mp_governor *governor, uint64_t bytes, bool whole, bool possible) {
     uint64_t coming = 0;
     mp_mutex_lock(&governor->lock);
     for (mp_reclaimer *at = governor->reclaimers; at && coming < bytes;) {
-        at->asked++; /* keeps it, and so its position, on the list */
+        at->asked++; /* keeps the reclaimer on the list, so that at->next stays valid */
         mp_mutex_unlock(&governor->lock);
         coming += possible ? at->possible(at->arg) : at->reclaim(at->arg, bytes - coming, whole);
         mp_mutex_lock(&governor->lock);
@@ -222,7 +223,7 @@ static uint64_t ask_all(mp_governor *governor, uint64_t bytes, bool whole, bool 
         if (--at->asked == 0)
             mp_cond_broadcast(&governor->asked);
         at = next;
-        /* `next` may be removed while no thread asks it; the loop pins it before it unlocks again. */
+        /* `next` is not removed before the loop increments its `asked`: the lock is held until then. */
     }
     mp_mutex_unlock(&governor->lock);
     return coming;
@@ -266,7 +267,8 @@ void mp_governor_fork_child(mp_governor *governor) {
     mp_mutex_init(&governor->lock);
     mp_cond_init(&governor->changed);
     mp_cond_init(&governor->asked);
-    /* the loads are the parent's; what they charged stays charged, because it stays allocated */
+    /* running loads belong to the parent; bytes that they charged stay charged, because the child has the same
+     * allocations */
     governor->reserved = 0;
     governor->loads = 0;
     for (mp_reclaimer *at = governor->reclaimers; at; at = at->next)

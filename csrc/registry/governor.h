@@ -5,8 +5,8 @@
  *             offered - reserve (then logged)
  *   budget.used + reserved <= limit when a load is admitted
  *
- * A load reserves its bytes first, in two phases: reserve -> the load charges the budget itself -> release. If a
- * load needs more than is free, the governor asks the reclaimers (the registries) to free idle memory.
+ * A load reserves its bytes, charges the budget while it allocates, and then releases the reservation. If a load needs
+ * more than is free, the governor asks the reclaimers (the registries) to free idle memory.
  *
  * Process-wide unless a registry configures a limit of its own. Thread-safe. */
 #ifndef MP_REGISTRY_GOVERNOR_H
@@ -21,13 +21,13 @@ typedef struct mp_governor mp_governor;
 /* limit 0: opens the governor of the process, with MPOOL_MEMORY_MB or the rule above. */
 mp_status mp_governor_open(uint64_t limit, mp_governor **governor, mp_error *error);
 void mp_governor_close(mp_governor *governor); /* NULL is legal */
-/* Returns the budget that loaders and engines charge. It lives as long as the governor. */
+/* Returns the budget that loaders and engines charge. The budget lives as long as the governor. */
 mp_budget *mp_governor_budget(mp_governor *governor);
 
 /* --- guards --- */
 
-/* Reserved bytes; zeroed = none. Plain data with one holder, which passes it on with mp_guard_split and releases it
- * once. */
+/* Reserved bytes; zeroed = none. Plain data with one owner, which may hand over a part with mp_guard_split and must
+ * release the guard once. */
 typedef struct mp_guard {
     mp_governor *governor;
     uint64_t bytes;
@@ -39,9 +39,9 @@ typedef struct mp_guard {
  * load has charged the budget itself, or has failed. */
 mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted,
                               bool (*give_up)(void *arg), void *arg, mp_guard *guard, mp_error *error);
-/* Reserves only bytes that are free now. */
+/* Reserves `bytes` if they are free now. Never waits, never reclaims. */
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard);
-/* Returns a guard over `bytes` of these, or over all if there are fewer. */
+/* Moves `bytes` of the reservation, or all of it if it is smaller, to a new guard. */
 mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes);
 void mp_guard_release(mp_guard *guard); /* legal for an empty guard */
 
@@ -54,26 +54,27 @@ const char *mp_pressure_name(mp_pressure pressure);
 
 /* Frees memory on request. Must stay valid while registered. */
 typedef struct mp_reclaimer {
-    /* Starts to free at least `bytes` of idle memory, the cheapest first; never blocks. `whole`: frees nothing
-     * unless that is enough. Returns how many bytes are on their way, those of earlier calls included; 0 = nothing
+    /* Starts to free at least `bytes` of idle memory, the cheapest first; never blocks. `whole`: frees nothing unless
+     * it can free all of `bytes`. Returns how many bytes are being freed, including those of earlier calls; 0 = nothing
      * can be freed. Called without a lock of the governor. */
     uint64_t (*reclaim)(void *arg, uint64_t bytes, bool whole);
-    /* Returns how many bytes it could free, those on their way included. Called likewise. */
+    /* Returns how many bytes the reclaimer could free, including bytes being freed. Called without a lock of the
+     * governor. */
     uint64_t (*possible)(void *arg);
     void *arg;
     struct mp_reclaimer *next; /* guarded by: the governor's lock */
     int asked;                 /* threads inside reclaim; guarded by: the governor's lock */
 } mp_reclaimer;
 void mp_governor_add_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer);
-/* Returns when no thread is inside the reclaimer. Legal for one that was never added. */
+/* Returns when no thread is inside the reclaimer. Legal for a reclaimer that was never added. */
 void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer);
-/* Asks the reclaimers, one after the other, until `bytes` are on their way; returns how many are. `whole`: a single
- * one frees them all if it can, else they share. */
+/* Asks the reclaimers, one after the other, until `bytes` are being freed. Returns how many bytes are being freed.
+ * `whole`: a single reclaimer frees all of `bytes` if one can, else several do if together they can. */
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
-/* Memory was freed: waiting loads check again. */
+/* Call after memory was freed: waiting loads check again. */
 void mp_governor_notify(mp_governor *governor);
 
-/* Returns the slot of the process's governor. */
+/* Returns the slot (shared.h) of the process-wide governor. */
 mp_shared_slot *mp_governor_slot(void);
 /* See registry/fork.h. A second call of the same kind does nothing. */
 void mp_governor_fork_before(mp_governor *governor);

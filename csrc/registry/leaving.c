@@ -18,7 +18,8 @@ static void free_engine(mp_worker *worker) {
     worker->resident = NULL;
 }
 
-/* The thread of an abandoned worker has returned from its step or load. Free what it held. */
+/* The thread of an abandoned worker has returned from its step or load. Frees everything that the worker held, and the
+ * worker. */
 static void return_abandoned(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     mp_mutex_lock(&entry->lock);
@@ -39,13 +40,14 @@ static void return_abandoned(mp_worker *worker) {
     mp_worker_destroy(worker);
 }
 
-/* Must hold the lock. Records why the worker leaves. Returns the queue if no worker is going to serve it. */
+/* Must hold the lock. Records the fault, if any, because of which the worker leaves. Returns the queued requests if no
+ * worker will serve them. */
 static mp_ticket *note_fault(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     if (worker->fault.code == MP_OK)
         return NULL;
     if (worker->fault.code != MP_INTEGRITY) {
-        /* Between steps no request failed from the fault. The breaker counts failed requests only. */
+        /* Count a fault between steps here: no request failed. The breaker counts only faults of requests. */
         mp_count(entry->services, MP_METRIC_worker_faults, !worker->end_noted);
         mp_entry_note_death(entry, &worker->fault);
         return NULL;
@@ -62,7 +64,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     mp_ticket *list = NULL;
     bool gone = false;
     mp_mutex_lock(&entry->lock);
-    if (leaving) /* in one critical section with the rest, so that no thread sees a loaded model without workers */
+    if (leaving) /* unlist and unload in one critical section: no thread may see a loaded model without workers */
         mp_entry_unlist_worker(entry, leaving);
     mp_dispatch_memory_free(entry);
     if (!mp_entry_works(entry)) {
@@ -81,7 +83,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
             mp_log(MP_LOG_INFO, "Unloaded %s", entry->key);
             mp_mutex_lock(&entry->lock);
         }
-        entry->unloads += resident || evict; /* also ends an eviction that waited for a load that failed */
+        entry->unloads += resident || evict; /* also if no model was loaded: mp_entry_evict waits for this count */
         if (entry->unload != MP_UNLOAD_NONE)
             mp_entry_set_unload(entry, MP_UNLOAD_NONE);
         if (entry->health == MP_HEALTH_BROKEN)
@@ -90,9 +92,9 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
         if (gone)
             mp_entry_set_removal(entry, MP_REMOVAL_GONE);
         mp_loader loader = entry->loader;
-        if (gone && !entry->abandoned && loader.ops) { /* otherwise the last reference to the entry frees it */
+        if (gone && !entry->abandoned && loader.ops) { /* otherwise mp_entry_unpin frees the loader */
             entry->loader = (mp_loader){0};
-            mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* mp_entry_wait_gone waits for this too */
+            mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* makes mp_entry_wait_gone wait for the loader too */
             entry->unload_bytes = 0;
             mp_mutex_unlock(&entry->lock);
             loader.ops->destroy(loader.self);
@@ -101,10 +103,10 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
         }
     }
     mp_error failure = entry->failure;
-    /* Queued requests relied on a worker that they saw: start another one. */
+    /* Requests were queued while this worker still existed: start another worker for them. */
     bool wanted = entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING;
     bool again = wanted && mp_entry_begin(entry);
-    uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* it starts after the backoff */
+    uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* when the worker can start */
     mp_dispatch_wake_all(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);

@@ -1,9 +1,9 @@
 /* loading.c: a worker's way from SPAWNING to READY. See entry.h.
  *
  * A cold model gets two workers if the governor grants memory for two, else one. The thread of the first worker
- * reserves memory for both, loads the model, makes its own engine and hands the second worker the guard of its
- * engine. If the second worker cannot start, the first serves alone. Further workers (dispatch.c) come with a guard
- * too. */
+ * reserves memory for both, loads the model, creates its own engine and passes the second worker the guard for that
+ * worker's engine. If the second worker cannot start, the first serves alone. Workers started later (dispatch.c) get a
+ * guard too. */
 #include <stdatomic.h>
 
 #include "base/trace.h"
@@ -16,7 +16,7 @@ static bool is_called_off(void *arg) {
     return atomic_load_explicit(&worker->step_cancelled, memory_order_acquire) != 0;
 }
 
-/* The sweep does not time a stage that waits for other threads. */
+/* Sets a stage in which the load waits for other threads. The sweep does not time such a stage (`beat_ns` 0). */
 static void stage_untimed(mp_worker *worker, const char *stage) {
     atomic_store_explicit(&worker->progress.stage, stage, memory_order_release);
     atomic_store_explicit(&worker->progress.beat_ns, 0, memory_order_release);
@@ -41,7 +41,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
         mp_guard_release(&guard);
         return mp_fail_memory(error, sizeof(*resident), "a loaded model");
     }
-    /* A load keeps its compute threads until it ends. If other models are loaded, it leaves them half. */
+    /* A load holds its compute threads until it ends. If other workers exist, leave them half of the threads. */
     int threads = mp_cpu_allocator_threads(services->allocator_pinned);
     if (atomic_load_explicit(&services->resident, memory_order_relaxed) > 1)
         threads = (threads + 1) / 2;
@@ -73,8 +73,8 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     return MP_OK;
 }
 
-/* Makes an engine, and first the model if there is none, or returns the cause. *second receives a guard for the
- * engine of a second worker. */
+/* Creates the worker's engine, after loading the model if none is loaded. Returns the cause of a failure. *second
+ * receives a guard for the engine of a second worker. */
 static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_error *error) {
     uint64_t model_bytes = 0, engine_bytes = 0;
     loader.ops->footprint(loader.self, &model_bytes, &engine_bytes);
@@ -105,7 +105,8 @@ static bool is_last(const mp_worker *worker) {
     return worker->entry->worker_count == 1 && worker->entry->starting == 0;
 }
 
-/* Must hold the lock, after a load that failed. Returns the requests that waited for it. */
+/* Must hold the lock. Records that the load of the model, or of this worker's engine, failed. Returns the queued
+ * requests that must fail with it. */
 static mp_ticket *fail_load(mp_worker *worker, bool loading, const mp_error *error) {
     mp_entry *entry = worker->entry;
     mp_entry_scale_later(entry);
@@ -125,7 +126,7 @@ static mp_ticket *fail_load(mp_worker *worker, bool loading, const mp_error *err
 static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
-    /* from now on the sweep watches for idleness */
+    /* from now on the sweep must check whether the worker is idle */
     mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
     mp_log(MP_LOG_INFO, "Spawned worker %u for %s", worker->id, entry->key);
     mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, NULL, MP_OK);
@@ -173,7 +174,7 @@ bool mp_worker_start(mp_worker *worker) {
     bool dead = worker->state == MP_WORKER_DEAD, off = entry->shutdown == MP_SHUTDOWN_QUITTING;
     mp_ticket *list = NULL;
     if (dead) {
-        status = MP_SPAWN_TIMEOUT; /* every waiting request was told when the worker was abandoned */
+        status = MP_SPAWN_TIMEOUT; /* mp_worker_abandon's caller has already ended the waiting requests */
     } else if (status == MP_OK) {
         if (loading) {
             entry->resident = mp_resident_pin(worker->resident);
@@ -186,9 +187,9 @@ bool mp_worker_start(mp_worker *worker) {
         worker->process = worker->engine->process;
         worker->held_bytes = held;
         mp_worker_set_state(worker, MP_WORKER_READY);
-        mp_count(services, MP_METRIC_workers_spawned, 1); /* a thread that sees the worker must see it counted */
+        mp_count(services, MP_METRIC_workers_spawned, 1); /* under the lock: a READY worker must be counted */
         mp_count(services, MP_METRIC_loads, loading);
-        worker->woken = true; /* it is about to check the queue */
+        worker->woken = true; /* the worker is about to check the queue */
         if (second.governor)
             entry->starting++;
     } else {

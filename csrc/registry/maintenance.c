@@ -43,7 +43,7 @@ static void watch(void *arg) {
 
 void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns) {
     /* The common case takes no lock. No announcement is lost: the caller has published its request under an entry's
-     * lock before, and a sweep that raises next_ns checks every entry after raising it. */
+     * lock before this call, and the thread raises next_ns before its sweep checks every entry. */
     if (atomic_load_explicit(&maintenance->next_ns, memory_order_seq_cst) <= when_ns)
         return;
     bool start = false;
@@ -62,7 +62,7 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
     mp_error error;
     if (mp_pool_run(pool, (mp_job){watch, maintenance}, &error) == MP_OK)
         return;
-    /* Workers check the deadlines of active requests between steps in any case. */
+    /* Without this thread, workers still check the deadlines of active requests between steps. */
     mp_mutex_lock(&maintenance->lock);
     if (!maintenance->refused)
         mp_log(MP_LOG_WARNING,

@@ -1,13 +1,14 @@
-/* maintenance.h: one thread per registry that checks what no other thread is awake for: deadlines of queued and
- * active requests, and loads without progress. It starts when the first of them is announced, sleeps until the
- * earliest is due, and then runs a sweep. */
+/* maintenance.h: one thread per registry that checks what no other thread is awake for: deadlines of queued and active
+ * requests, and loads without progress. It starts with the first mp_maintenance_at, sleeps until the earliest announced
+ * time, and then runs a sweep. */
 #ifndef MP_REGISTRY_MAINTENANCE_H
 #define MP_REGISTRY_MAINTENANCE_H
 
 #include "registry/pool/pool.h"
 
 typedef struct mp_maintenance {
-    /* Runs every check that is due and returns when the next one is (UINT64_MAX: none). Called without a lock. */
+    /* Runs every check that is due. Returns the time at which the next check is due (UINT64_MAX: none). Called without
+     * a lock. */
     uint64_t (*sweep)(void *arg, uint64_t now_ns);
     void *arg;
     _Atomic uint64_t next_ns; /* when the thread wakes; written under lock, read without */
@@ -19,10 +20,10 @@ typedef struct mp_maintenance {
 /* Caller's storage, zeroed. */
 void mp_maintenance_init(mp_maintenance *maintenance, uint64_t (*sweep)(void *arg, uint64_t now_ns), void *arg);
 void mp_maintenance_deinit(mp_maintenance *maintenance); /* after mp_maintenance_stop */
-/* Has the thread awake at `when_ns`. Cheap if it wakes earlier anyway. Starts the thread on first use. Must not hold
- * a lock. */
+/* Announces a check: the thread wakes at `when_ns` at the latest. Takes no lock if an earlier time is already
+ * announced. Starts the thread on first use. Must not hold a lock. */
 void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns);
-/* Returns when the thread's job has ended. Nothing may be announced afterwards. */
+/* Stops the thread and returns when its job has ended. mp_maintenance_at must not be called afterwards. */
 void mp_maintenance_stop(mp_maintenance *maintenance);
 
 void mp_maintenance_fork_before(mp_maintenance *maintenance);

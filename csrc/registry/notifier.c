@@ -11,8 +11,8 @@
 
 struct mp_notifier {
     _Atomic int references;
-    uint32_t generation; /* fork generation: the parent's notifier may be locked by a thread that does not exist here */
-    int number;          /* the fd's number, constant */
+    uint32_t generation; /* fork generation: in a child, a thread of the parent may hold the lock for ever */
+    int number;          /* number of the fd; constant, unlike `fd` */
     mp_mutex lock;
     /* guarded by: lock */
     mp_notice list; /* sentinel of a circular list */
@@ -56,7 +56,7 @@ void mp_notifier_destroy(mp_notifier *notifier) {
         return;
     if (notifier->generation != mp_fork_generation()) {
         close(notifier->number);
-        return; /* tickets of the parent may point to it: leave its memory alone */
+        return; /* tickets of the parent may point to the notifier: do not free it */
     }
     mp_mutex_lock(&notifier->lock);
     int fd = notifier->fd;
@@ -84,8 +84,8 @@ void mp_notifier_post(mp_notifier *notifier, mp_notice *notice) {
         notice->next = &notifier->list;
         notice->prev->next = notice;
         notifier->list.prev = notice;
-        /* Under the lock, so that the fd is still open. A write fails only if the counter is full; then the fd is
-         * readable. */
+        /* Write under the lock: no thread may close the fd meanwhile. A write fails only if the counter is full, and
+         * then the fd is readable already. */
         if (was_empty && notifier->fd >= 0) {
             ssize_t written = write(notifier->fd, &(uint64_t){1}, sizeof(uint64_t));
             (void)written;

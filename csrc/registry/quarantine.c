@@ -44,8 +44,8 @@ static mp_quarantine_row *find(mp_quarantine *quarantine, uint64_t fingerprint, 
     return found;
 }
 
-/* Makes a row for a request that has none. Returns NULL if every row weighs more. Among equals it replaces the one
- * that was quiet for longest. */
+/* Returns a row for a request that has none. In a full table, replaces the row with the lowest `alone`, among equals
+ * the row whose last loss is oldest. Returns NULL if `alone` of every row is greater than that of the new row. */
 static mp_quarantine_row *make_row(mp_quarantine *quarantine, bool alone) {
     int used = count(quarantine);
     if (used < MP_QUARANTINE_ROWS) {

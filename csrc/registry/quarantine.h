@@ -1,11 +1,11 @@
 /* quarantine.h: fingerprints of requests in whose steps workers were lost. A request that was in two such steps is
- * refused for some time: it would otherwise take down every worker that serves it.
+ * refused until 10 minutes after the last of them: it would otherwise take down every worker that serves it.
  *
- * A request that was not alone in the step may be innocent. All such losses together weigh as one and make it a
- * suspect. A suspect takes its steps alone, so that the next loss identifies the culprit; if the suspect succeeds,
- * the suspicion is withdrawn. Losses in which the request was alone count each; a success takes back one of them. A
- * process that was killed from outside weighs like a loss in company. It is not ignored, because a system without
- * memory kills the process that asks for most.
+ * A request that was not alone in the step may be innocent. All such losses together count as one and make the request
+ * a suspect. A suspect takes its steps alone, so that the next loss identifies the culprit; if the suspect succeeds,
+ * the suspicion is withdrawn. Each loss in which the request was alone counts as one; a success cancels one of these. A
+ * process that was killed by another program counts like a loss in which the request was not alone. Such a kill is not
+ * ignored: a system that runs out of memory kills the process that uses the most.
  *
  * Thread-safe. */
 #ifndef MP_REGISTRY_QUARANTINE_H
@@ -18,7 +18,7 @@ enum { MP_QUARANTINE_ROWS = 256, MP_QUARANTINE_FAULTS = 2 };
 
 typedef struct mp_quarantine_row {
     uint64_t fingerprint, last_ns;
-    int alone; /* losses */
+    int alone; /* losses in steps of this request alone */
     bool in_company;
 } mp_quarantine_row;
 
@@ -34,7 +34,7 @@ void mp_quarantine_deinit(mp_quarantine *quarantine);
 int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alone, uint64_t now_ns);
 /* Returns the verdict: 0 = nothing is known; 1 = a suspect; MP_QUARANTINE_FAULTS = refuse it. */
 int mp_quarantine_check(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns);
-/* The request succeeded. */
+/* Call when a request with this fingerprint succeeded. */
 void mp_quarantine_clear(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns);
 /* True if the table is empty. */
 bool mp_quarantine_is_empty(const mp_quarantine *quarantine);

@@ -3,13 +3,13 @@
  * Lock order, outermost first:
  *
  *   fork.c's list  >  registry  >  entry  >  ticket  >  notifier
- *                     registry  >  entry  >  { pool, maintenance, quarantine, governor, cores }
+ *                     registry  >  entry  >  { pool, maintenance, quarantine, governor, CPU allocator }
  *
  * The locks in braces are leaves: no other lock is taken while one of them is held. No lock is held while a model
  * loads or steps, while an entry reports an event, or while a visitor or a give_up callback runs.
  *
- * `inside` counts threads between the lookup of an entry and the end of their operation. mp_registry_close destroys
- * the thread pool only when it is 0. */
+ * `inside` counts operations on entries in progress, from the lookup of the entry to the end of the operation.
+ * mp_registry_close destroys the thread pool only when `inside` is 0. */
 #include "registry/registry.h"
 
 #include <assert.h>
@@ -24,10 +24,11 @@
 
 enum { MAX_THREADS = 1024 }; /* limit of the thread pool: one per worker, one for maintenance */
 static const uint64_t MS = 1000 * 1000;
-/* After the grace period all work is cancelled. Steps and loads that have not ended this much later are abandoned. */
+/* After the grace period all work is cancelled. Steps and loads that have not ended this long after that are
+ * abandoned. */
 static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;
 
-typedef struct slot { /* one key; owns both references */
+typedef struct slot { /* one key; owns a reference to each entry */
     mp_entry *current;
     mp_entry *incoming; /* the replacement that is being loaded beside `current`, or NULL */
 } slot;
@@ -102,7 +103,7 @@ static mp_status refuse_closed(mp_registry *registry, mp_error *error) {
     return mp_fail(error, MP_SHUTTING_DOWN, "the pool is shutting down");
 }
 
-/* Must not hold the lock. Looks an entry up and returns a reference. The caller counts as inside until it calls
+/* Must not hold the lock. Looks an entry up and returns a reference. Increments `inside` until the caller calls
  * leave. */
 static mp_status enter(mp_registry *registry, const char *key, bool want_incoming, mp_entry **entry, mp_error *error) {
     *entry = NULL;
@@ -138,7 +139,8 @@ typedef struct snapshot {
     int count;
 } snapshot;
 
-/* Must hold the lock. Copies current entries; with `all` also replacements that load and entries that drain. */
+/* Must hold the lock. Copies the current entries; with `all`, also replacements being loaded and draining entries.
+ * Returns false if memory is refused. */
 static bool take_snapshot(mp_registry *registry, bool all, snapshot *copy) {
     int most = registry->slot_count * 2 + registry->leaving_count;
     *copy = (snapshot){mp_alloc_array((size_t)most + 1, sizeof(mp_entry *), MP_TAG_POOL), 0};
@@ -175,7 +177,8 @@ static void start_leaving(mp_registry *registry, mp_entry *entry) {
     registry->leaving[registry->leaving_count++] = entry;
 }
 
-/* Must hold the lock. Takes the entry off the list of draining entries if it is there, and returns its reference. */
+/* Must hold the lock. Takes the entry off the list of draining entries and returns the list's reference, or NULL if the
+ * entry is not listed. */
 static mp_entry *end_leaving(mp_registry *registry, mp_entry *entry) {
     for (int i = 0; i < registry->leaving_count; i++) {
         if (registry->leaving[i] != entry)
@@ -315,7 +318,8 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
 
 void mp_registry_begin_shutdown(mp_registry *registry) { atomic_store(&registry->refusing, true); }
 
-/* Must hold the lock; for the one thread that closes. Links all entries, each with a reference. Allocates nothing. */
+/* Must hold the lock. Called only by the thread that closes the registry. Links all entries by `close_next`, each with
+ * a reference. Allocates nothing. */
 static mp_entry *chain_entries(mp_registry *registry) {
     mp_entry *chain = NULL;
     for (int i = 0; i < registry->slot_count + registry->leaving_count; i++) {
@@ -332,7 +336,7 @@ static mp_entry *chain_entries(mp_registry *registry) {
     return chain;
 }
 
-/* Must hold the lock; releases it temporarily. For the one thread that closes. */
+/* Must hold the lock; releases it temporarily. Called only by the thread that closes the registry. */
 static void close_entries(mp_registry *registry, uint64_t grace_ns) {
     mp_entry *chain = chain_entries(registry);
     mp_mutex_unlock(&registry->lock);
@@ -368,7 +372,8 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
     mp_governor_remove_reclaimer(registry->services->governor, &registry->reclaimer);
     mp_mutex_lock(&registry->lock);
     close_entries(registry, grace_ns);
-    /* A replacement may have taken its slot, or a caller may have entered, while the entries were being closed. */
+    /* A replacement may have been added, or an operation may have begun, before the entries were closed: close
+     * again. */
     while (registry->inside)
         mp_cond_wait(&registry->changed, &registry->lock, 0);
     close_entries(registry, 0);
@@ -413,8 +418,8 @@ static mp_status check_key(const char *key, mp_error *error) {
     return mp_fail(error, MP_INVALID_ARGUMENT, "`key` must have 1 to %zu bytes, got %zu", most, length);
 }
 
-/* Must hold the lock. Takes the reference to `entry`. After unlocking, the caller removes *replaced and starts
- * *loading. */
+/* Must hold the lock. On success takes over the caller's reference to `entry`. After unlocking, the caller must remove
+ * *replaced and start *loading, if not NULL. */
 static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_entry **replaced, mp_entry **loading,
                      mp_error *error) {
     const char *key = mp_entry_key(entry);
@@ -424,7 +429,7 @@ static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_en
     if (found && !replace)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "the key \"%s\" exists already; pass `replace` to load another model under it", key);
-    /* Each slot may have two entries that will drain. */
+    /* Reserve room for every entry that may drain later: two per slot. */
     int most = registry->leaving_count + 2 * registry->slot_count + 2;
     while (registry->leaving_capacity < most)
         if (!reserve((void **)&registry->leaving, registry->leaving_capacity, &registry->leaving_capacity,
@@ -483,12 +488,12 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
     return status;
 }
 
-/* Waits for an entry that was told to go. */
+/* Waits until an entry on which mp_entry_remove was called is gone. */
 static mp_status wait_gone(mp_registry *registry, mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
     mp_status status = mp_entry_wait_gone(entry, deadline_ns, error);
     if (status != MP_OK)
         return status;
-    mp_mutex_lock(&registry->lock); /* the entry reports it too, but possibly only after this call has returned */
+    mp_mutex_lock(&registry->lock); /* MP_ENTRY_GONE does the same, but possibly after this call has returned */
     mp_entry *gone = end_leaving(registry, entry);
     mp_mutex_unlock(&registry->lock);
     mp_entry_unpin(gone);
@@ -549,7 +554,7 @@ mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint6
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error) {
     mp_status status;
     bool gone;
-    do { /* again if the entry was replaced */
+    do { /* look up again if the entry was removed or replaced */
         mp_entry *entry;
         MP_TRY(enter(registry, key, true, &entry, error));
         status = mp_entry_load(entry, pin, deadline_ns, &gone, error);
@@ -642,7 +647,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
         error = &unseen;
     mp_count(services, MP_METRIC_total_requests, 1);
     assert(options->service_class < MP_SERVICE_COUNT && options->policy < MP_POLICY_COUNT);
-    do { /* again if the entry was replaced between lookup and queue */
+    do { /* again if the entry was replaced between lookup and queueing */
         gone = false;
         status = enter(registry, key, false, &entry, error);
         if (status == MP_UNKNOWN_MODEL && ticket) /* the key existed when the request arrived */

@@ -1,7 +1,8 @@
 /* registry.h: the interface of the registry, and the only header of it that the binding needs: keys, the entries
  * behind them, requests and their tickets.
  *
- * The registry knows no model: a loader (models/engine.h) makes one, and engines take steps.
+ * The registry is independent of models: a loader (models/engine.h) creates a model, and engines of the model execute
+ * steps.
  *
  * Life of a request: the binding makes an mp_request and submits it -> the entry is pinned, the request is checked
  * against the model (loading it first if necessary) and queued or refused -> a worker admits it, plans, leases CPUs
@@ -25,9 +26,9 @@ enum { MP_PATIENCE_SCALE = 10 };
 typedef enum mp_policy { /* which worker of a model takes a request */
     MP_POLICY_DEFAULT,
     MP_POLICY_SHARED,     /* any idle worker, else the first worker that checks the queue */
-    MP_POLICY_PACK,       /* the first worker with room, so that one pass over the weights serves many */
-    MP_POLICY_P2C,        /* the less loaded of two random workers; idle workers take from busy ones */
-    MP_POLICY_SEQUENTIAL, /* an idle worker, which takes no other request meanwhile */
+    MP_POLICY_PACK,       /* the first worker with room, so that one pass over the weights serves many requests */
+    MP_POLICY_P2C,        /* the less loaded of two random workers; idle workers also take requests of busy ones */
+    MP_POLICY_SEQUENTIAL, /* an idle worker, which takes no other request until this one ends */
     MP_POLICY_COUNT
 } mp_policy;
 bool mp_policy_from_name(const char *name, mp_policy *policy); /* "shared", ... */
@@ -41,8 +42,8 @@ typedef struct mp_chaos_rule { /* chances, 0 to 1, with a sum of at most 1; all 
 } mp_chaos_rule;
 
 typedef struct mp_registry_config { /* 0 = default */
-    /* Compute threads and bytes belong to the process and are shared by all registries that leave these at 0. A
-     * registry that sets one has an allocator of its own, which the others do not see. */
+    /* Compute threads and bytes belong to the process and are shared by all registries that leave `threads` and
+     * `memory_limit` at 0. A registry that sets one of them has a separate CPU allocator or budget of its own. */
     int threads;             /* compute threads in all; default: MPOOL_THREADS, or the CPUs this process may use */
     uint64_t memory_limit;   /* bytes; default: the rule of governor.h */
     uint64_t step_budget_ns; /* default: MPOOL_STEP_BUDGET_MS */
@@ -53,7 +54,7 @@ typedef struct mp_registry_config { /* 0 = default */
     uint64_t load_ceiling_ns;      /* for the whole load; default 10 min */
     uint64_t stall_timeout_ns;     /* a step without progress for this long: the worker is abandoned; default 30 s */
     uint64_t patience_ns;          /* for requests that set none (mp_submit_options); default: no limit */
-    uint64_t keep_alive_ns;        /* idle workers leave after it; default 5 min; MP_FOREVER */
+    uint64_t keep_alive_ns;        /* an idle worker leaves after this time; default 5 min; MP_FOREVER: never */
     uint64_t maintenance_every_ns; /* default 60 s */
     uint64_t batch_wait_ns;        /* how long an idle worker waits for more requests; default 0 */
     int max_workers;               /* per model; default 4 */
@@ -63,7 +64,7 @@ typedef struct mp_registry_config { /* 0 = default */
     int breaker_threshold; /* faults within the window that open a model's circuit breaker; default 5; -1 = never */
     uint64_t breaker_window_ns, breaker_backoff_ns; /* default 60 s, 60 s */
     mp_chaos_rule chaos;
-    /* Lets the patience of requests that set none grow with the queue: to three times the predicted wait, at least
+    /* For requests that set no patience: use three times the predicted wait in the queue instead, but at least
      * patience_ns and at most MP_PATIENCE_SCALE times patience_ns. */
     bool scale_timeout;
     bool predictive_scaling; /* start workers ahead of need (forecast.h) */
@@ -83,31 +84,31 @@ void mp_registry_begin_shutdown(mp_registry *registry);
 void mp_registry_close(mp_registry *registry, uint64_t grace_ns);
 /* Closes with the configured grace period, then frees. Tickets may outlive the registry. NULL is legal. */
 void mp_registry_destroy(mp_registry *registry);
-/* fork: a child finds the same entries, with loaded models over the same mappings, and no threads; the first use
- * starts new ones. Requests of the parent that had not ended are CANCELLED in the child. Every fork of the process
- * does this by itself. */
+/* fork: a child finds the same entries, with loaded models over the same mappings, and no threads; the first use starts
+ * new ones. Requests of the parent that had not ended are CANCELLED in the child. Fork handlers do this in every fork
+ * of the process. */
 
 /* ---- entries ----------------------------------------------------------------------------------------------------- */
 
-/* Takes ownership of `loader`, also on failure. Returns at once. An existing key is INVALID_ARGUMENT unless
- * `replace` is set. Then, if the old model is in use, the new one loads beside it and gets the new requests once the
- * load succeeded, while the old one drains. If the load fails, the old model stays and mp_registry_load returns the
- * cause. */
+/* Takes ownership of `loader`, also on failure. Returns at once. An existing key is INVALID_ARGUMENT unless `replace`
+ * is set. With `replace`, if the old model is in use, the new model loads beside it and gets the new requests once its
+ * load has succeeded, while the old model drains. If the load fails, the old model stays and mp_registry_load returns
+ * the cause. */
 mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace,
                           mp_error *error);
 /* Refuses new requests for the key, finishes the accepted ones and frees everything. Returns when that is done, or
- * TIMEOUT at the deadline; then it continues in the background, and another call waits on. UNKNOWN_MODEL if the key
- * does not exist. */
+ * TIMEOUT at the deadline. After a TIMEOUT the removal continues in the background, and another call waits for its end.
+ * UNKNOWN_MODEL if the key does not exist. */
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
-/* Waits for the entry that mp_registry_remove took from its key, even if the key has a new entry. MP_OK when it is
- * gone. */
+/* Waits until the entry that mp_registry_remove took from `key` is gone, even if `key` has a new entry by now. MP_OK if
+ * no such entry exists any more. */
 mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 /* Loads the model and waits until a worker is ready. Concurrent callers share one load. Ignores the backoff of an
  * earlier failure. `pin`: the registry itself never evicts the model. If the key is being replaced, waits for the
  * replacement. TIMEOUT: the load continues in the background. */
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error);
-/* Frees the model and keeps the key, even if it is pinned. Waits for active requests until the deadline (TIMEOUT:
- * the eviction continues in the background). Queued requests load the model again. */
+/* Frees the model, even if the model is pinned, and keeps the key. Waits for active requests until the deadline
+ * (TIMEOUT: the eviction continues in the background). Queued requests load the model again. */
 mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 
 /* Sets how long a worker of the model may be idle before it leaves. The last worker frees the model. */
@@ -116,7 +117,7 @@ mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_
 enum { MP_WORKERS_MAX = 16 };
 typedef struct mp_worker_info {
     uint32_t id;
-    int node;          /* memory node of the machine; -1: there is only one */
+    int node;          /* memory node of the machine; -1: the machine has only one */
     const char *state; /* "spawning", "loading", "ready", "processing", "idle", "evicting", "dead", "failed" */
     int running;
     uint64_t served, busy_ns, idle_ns; /* requests that ended; time in steps; time since the last work */
@@ -130,18 +131,19 @@ typedef struct mp_entry_info {
     const char *state; /* "cold", "loading", "ready", "busy", "evicting", "failed" */
     const char *breaker; /* "closed", "open", "half-open" */
     mp_policy policy;
-    /* workers that serve; with active requests; abandoned ones whose threads have not returned */
+    /* counts of workers: that serve; that have active requests; that were abandoned and whose threads have not
+     * returned */
     int workers, busy, dead, queued, running;
     int waiting[MP_SERVICE_COUNT], capacity[MP_SERVICE_COUNT]; /* per service class: queued requests, and their limit */
     double arrivals; /* requests per second; 0 = unknown, or predictive scaling is off */
-    int predicted;   /* workers predicted for them; 0 as above */
+    int predicted;   /* workers predicted for these arrivals; 0 = unknown or off */
     bool pinned;
     uint64_t model_bytes, engine_bytes, calls, errors, idle_ns, keep_alive_ns;
     uint64_t predicted_bytes; /* predicted size of the model before it was loaded */
     mp_worker_info worker[MP_WORKERS_MAX];
     int worker_count;
     mp_histogram latency; /* from submit to completion of completed requests */
-    uint64_t units_in, units_out; /* tokens and images that completed requests took in and gave out */
+    uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
     mp_status last_error; /* the last error of a request; MP_OK = none failed */
     const mp_model *model; /* pinned while the visitor runs, or NULL */
 } mp_entry_info;
@@ -169,7 +171,7 @@ typedef struct mp_submit_options {
     uint8_t priority;       /* 0 = critical, high, normal, low, 4 = batch */
     uint8_t service_class;  /* MP_SERVICE_INTERACTIVE or MP_SERVICE_BULK */
     mp_policy policy;       /* default: the model's policy */
-    uint32_t tenant;        /* callers that together get one fair share; 0 = callers that name no tenant */
+    uint32_t tenant;        /* requests of a tenant together get one fair share; 0 = no tenant named */
     bool fail_fast; /* return OVERLOADED at once if the queue is full; else submit waits until the deadline */
     bool uncounted; /* the caller will retry an OVERLOADED request: count it in no metric */
     bool (*give_up)(
@@ -183,7 +185,7 @@ typedef struct mp_submit_options {
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *request,
                              const mp_submit_options *options, mp_ticket **ticket, mp_error *error);
 
-/* Drops a caller's reference. If it was the last caller's and the ticket is not done, cancels it. NULL is legal. */
+/* Drops a caller's reference. Dropping the last one cancels a ticket that is not done. NULL is legal. */
 void mp_ticket_release(mp_ticket *ticket);
 mp_ticket *mp_ticket_pin(mp_ticket *ticket); /* adds a caller's reference */
 /* Waits until the ticket is done, progress exceeds `seen`, or the deadline. Returns false at the deadline. *progress
@@ -192,24 +194,24 @@ bool mp_ticket_wait(mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint
 bool mp_ticket_done(mp_ticket *ticket);
 /* Returns the terminal status and copies the error of a failed request. Asserts that the ticket is done. */
 mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error);
-/* Asks the request to stop: a queued one stops at once, an active one within a layer or a token. Never blocks. The
+/* Cancels the request: a queued request ends at once, an active request within a layer or a token. Never blocks. The
  * ticket still gets its terminal status. */
 void mp_ticket_cancel(mp_ticket *ticket);
-/* Says that the caller wrote something into the request that its engine may wait for: a grammar mask. Never blocks. */
+/* Call after writing a grammar mask into the request: wakes the worker that may wait for the mask. Never blocks. */
 void mp_ticket_wake(mp_ticket *ticket);
 /* Returns the request with its result; valid while the reference is held. */
 mp_request *mp_ticket_request(mp_ticket *ticket);
 /* Times of the monotonic clock: submitted, first step began, done. 0 = not yet. */
 void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns);
 /* Returns the number of requests ahead in the queue; -1 once active or done. *eta_ns (NULL allowed): predicted time
- * until it is done; 0 = unknown. */
+ * until the request is done; 0 = unknown. */
 int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns);
 
 /* ---- asyncio: one notifier per event loop
  * ------------------------------------------------------------------------- */
 
-/* An eventfd and a list of ids. A bound ticket adds its id when it is done or has progress (once until taken) and
- * makes the fd readable. */
+/* An eventfd and a list of ids. A bound ticket adds its id to the list when the ticket is done or has progress, unless
+ * the id is still listed, and makes the fd readable. */
 mp_status mp_notifier_create(mp_notifier **notifier, mp_error *error);
 /* Closes the fd. Tickets still bound to the notifier keep its memory alive and notify no one. */
 void mp_notifier_destroy(mp_notifier *notifier);

@@ -11,8 +11,8 @@ static const uint64_t DONE = UINT64_MAX;
 /* Spinning shortens the wait for a short request: waking a parked thread costs 20 to 46 us. */
 static const uint64_t CALLER_SPIN_NS = 50 * 1000;
 
-/* True in a forked child for a ticket of the parent. It will never be done, because its worker does not exist here.
- * Its lock may be held forever by a thread that does not exist, so do not touch it. */
+/* True in a forked child for a ticket of the parent. The ticket will never be done, because its worker does not exist
+ * in the child. Never take its lock: a thread of the parent may have held the lock at the fork. */
 static bool is_orphan(const mp_ticket *ticket) { return ticket->generation != mp_fork_generation(); }
 
 static bool is_done(const mp_ticket *ticket) {
@@ -195,8 +195,9 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
 
 /* --- the worker's side --- */
 
-/* Must hold the ticket's lock. Each woken waiter states again which progress it waits for. A waiter that waits for
- * more stays asleep: beside a notifier, which is told of every chunk, it would otherwise wake for each of them. */
+/* Must hold the ticket's lock. Wakes the waiters if progress has reached the lowest progress that any waits for
+ * (`wait_at`); each then sets `wait_at` again. Without this check, a notifier, for which every chunk comes here, would
+ * make each chunk wake the waiters too. */
 static void notify_waiters(mp_ticket *ticket) {
     mp_notice *notice = ticket->notice.notifier ? &ticket->notice : NULL;
     if (ticket->waiters && atomic_load_explicit(&ticket->progress, memory_order_relaxed) >= ticket->wait_at) {
@@ -209,7 +210,7 @@ static void notify_waiters(mp_ticket *ticket) {
 }
 
 void mp_ticket_publish(mp_ticket *ticket) {
-    /* Both are seq_cst: either the waiter sees this count, or this thread sees that the waiter parks. */
+    /* Both operations are seq_cst: either a parking waiter sees this count, or this thread sees its `wake_at`. */
     uint64_t count = atomic_fetch_add_explicit(&ticket->progress, 1, memory_order_seq_cst) + 1;
     if (count < atomic_load_explicit(&ticket->wake_at, memory_order_seq_cst))
         return;
@@ -328,13 +329,13 @@ static mp_notice *notice_for(mp_ticket *ticket, mp_notifier *notifier) {
     if (!notice->notifier)
         notice->notifier = mp_notifier_pin(notifier);
     else
-        mp_notifier_withdraw(notifier, notice); /* its id may change */
+        mp_notifier_withdraw(notifier, notice); /* unlist: the id may change */
     return notice;
 }
 
 bool mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id) {
     if (is_orphan(ticket))
-        return true; /* only a worker of the parent could have notified */
+        return true; /* only a worker of the parent could notify */
     mp_mutex_lock(&ticket->lock);
     mp_notice *notice = notice_for(ticket, notifier);
     if (notice) {

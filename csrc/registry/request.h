@@ -1,6 +1,6 @@
 /* request.h: the ticket of a request, from submit to its one terminal status. registry/registry.h has the public part.
  *
- * mp_ticket.state says where the request is. The entry's lock guards it:
+ * mp_ticket.state says where the request is. The entry's lock guards this state:
  *
  *   NEW ---> QUEUED <---> TAKEN ---> ADMITTED <---> STEPPING
  *              |  ^         |         |  |             |
@@ -16,7 +16,7 @@
  *   ENDED     It is in no queue and on no list. The thread that made this transition, and no other, gives the ticket
  *             its terminal status. ENDED has no way out, so a request ends exactly once.
  *
- * mp_ticket.retry says which worker faults the request may still survive. The worker that has it changes it:
+ * mp_ticket.retry says which worker faults the request may still survive. The worker that has the request changes it:
  *
  *           fault
  *   UNUSED -------> USED
@@ -66,32 +66,33 @@ typedef enum mp_ticket_retry {
 } mp_ticket_retry;
 extern const mp_state_machine mp_ticket_retry_machine;
 
-/* Workers that are lost between steps while they have the request: the last of so many ends it. */
+/* A request ends when this many workers were lost between steps while they had it. */
 enum { MP_LOSSES_MOST = 2 };
 
 struct mp_ticket {
     mp_item item;        /* the engine's view; item.ticket points back here */
     mp_entry *entry;     /* owns a reference */
-    uint32_t generation; /* fork generation in which it was created */
+    uint32_t generation; /* fork generation in which the ticket was created */
     _Atomic int references, callers;
     /* used by the thread that holds the ticket (see above) */
     uint64_t load;          /* number of the load whose model checked the request; 0 = unchecked */
     uint64_t charged;       /* bytes charged to the governor's budget */
-    uint64_t virtual_ns;    /* service charged to it within its flow */
-    uint64_t had_ns;        /* its shares of the steps it took part in */
+    uint64_t virtual_ns;    /* service charged to this request within its flow */
+    uint64_t had_ns;        /* its shares of the durations of its steps */
     uint64_t patience_ns;   /* 0 = no limit */
     bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
     mp_policy policy;       /* never MP_POLICY_DEFAULT */
     uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
     mp_ticket_retry retry;
-    uint8_t losses;         /* workers that were lost between steps while they had it, below MP_LOSSES_MOST */
-    bool quarantined;       /* the quarantine names a worker failure beside a request with the same fingerprint */
+    uint8_t losses;         /* workers lost between steps while they had this request; below MP_LOSSES_MOST */
+    bool quarantined;       /* a worker was lost in a step with a request of this fingerprint (quarantine.h) */
     struct mp_ticket *next; /* links tickets that are about to end */
-    /* guarded by: the entry's lock. `worker` alone reads `state` without it: it is the only writer meanwhile. */
+    /* guarded by: the entry's lock. The thread of `worker` reads `state` without the lock, as the only writer while it
+     * has the request. */
     mp_ticket_state state;
     mp_queue_node node;
     mp_worker *worker; /* the worker whose active list has it, or NULL */
-    mp_worker *home;   /* chosen by MP_POLICY_P2C while it is queued, or NULL */
+    mp_worker *home;   /* the worker that MP_POLICY_P2C chose, while the request is queued, or NULL */
 
     _Atomic int cause; /* first cause of cancellation: MP_CANCELLED, MP_TIMEOUT, ...; 0 = not cancelled */
     _Atomic uint64_t submitted_ns, started_ns, finished_ns;
@@ -112,22 +113,23 @@ static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
     return (mp_ticket *)((char *)node - offsetof(mp_ticket, node));
 }
 
-/* Each refuses an illegal transition: state_machine.h. set_state: must hold the entry's lock. */
+/* Both setters refuse an illegal transition (state_machine.h). mp_ticket_set_state: must hold the entry's lock. */
 void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state);
 void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry);
-/* The state after one more fault; `spare` for an external kill of a request that can continue. The same state: none is
- * left, the fault ends the request. */
+/* Returns the retry state after one more fault; `spare`: the fault is an external kill, and the request can continue.
+ * If the state is unchanged, no retry is left and the fault ends the request. */
 mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare);
-/* A suspect may have made a worker fail, or its like has: it takes its steps alone. */
+/* True for a suspect: this request, or one with its fingerprint, may have made a worker fail. A suspect takes its steps
+ * alone. */
 static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {
     return ticket->quarantined || ticket->retry != MP_RETRY_UNUSED;
 }
 
-/* Takes ownership of `request`, also on failure. Owns a reference to the entry. The ticket has two references: the
+/* Takes ownership of `request`, also on failure. The ticket owns a reference to the entry. It has two references: the
  * caller's and the pool's. */
 mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit_options *options, mp_ticket **ticket,
                            mp_error *error);
-/* Moves a ticket that did not reach this entry's queue to another entry. */
+/* Moves a ticket that was never queued in its entry to `entry`. */
 void mp_ticket_move(mp_ticket *ticket, mp_entry *entry);
 /* For the worker: a stream chunk is available. */
 void mp_ticket_publish(mp_ticket *ticket);

@@ -24,16 +24,16 @@ static const uint64_t LOST_POLL_NS = 1000ull * 1000 * 1000;
 static const uint64_t CRITICAL_POLL_NS = 1000 * 1000; /* delay of maintenance while memory is critical */
 /* interval at which a worker that waits for grammar masks checks deadlines */
 static const uint64_t MASK_POLL_NS = 50ull * 1000 * 1000;
-/* A step of a request that is alone may exceed the step budget by this factor: it has fewer boundaries, and still
- * ends soon after another request arrives. */
+/* Step budget factor for a request that is alone: longer steps have less overhead, and still end soon after another
+ * request arrives. */
 enum { ALONE_FACTOR = 4 };
-/* Bulk work is charged this multiple of the service it received, so that interactive work gets this multiple of bulk
- * work's share. */
+/* Bulk work is charged this multiple of the service it received, so that interactive work gets this multiple of the
+ * share of bulk work. */
 enum { BULK_WEIGHT = 4 };
 
 /* --- ending items --- */
 
-/* Must hold the lock. Takes the request off the active list. The caller then changes its state. */
+/* Must hold the lock. Takes the request off the active list. The caller must then change the request's state. */
 static void deactivate(mp_worker *w, mp_ticket *ticket) {
     for (int i = 0; i < w->active_count; i++) {
         if (w->active[i] != ticket)
@@ -53,7 +53,7 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     mp_entry *entry = w->entry;
     mp_error own;
     if (status != MP_OK)
-        own = *error; /* it may be the item's own, which retire may clear */
+        own = *error; /* `error` may be item->error, which retire may clear */
     w->engine->ops->retire(w->engine, &ticket->item);
     w->trimmed = false;
     uint64_t held = mp_worker_bytes(w);
@@ -72,7 +72,7 @@ static void end_cancelled(mp_worker *w) {
     for (int i = w->active_count - 1; i >= 0; i--) {
         mp_ticket *ticket = w->active[i];
         uint64_t deadline = ticket->item.deadline_ns;
-        /* The sweep checks deadlines too, but may run late or have no thread. */
+        /* The sweep checks deadlines too, but may run late, or never if its thread could not start. */
         if (deadline && now >= deadline)
             mp_entry_cancel(w->entry, ticket, MP_TIMEOUT);
         if (!atomic_load_explicit(&ticket->cause, memory_order_acquire))
@@ -88,8 +88,8 @@ static void end_all(mp_worker *w, const mp_error *error) {
         end_item(w, w->active[w->active_count - 1], error->code, error);
 }
 
-/* Must hold the lock. Moves an active request to the front of the queue. Returns false if it was cancelled: then it
- * is ENDED and the caller finishes it. The caller wakes other workers. */
+/* Must hold the lock. Moves an active request to the front of the queue. Returns false if the request was cancelled: it
+ * is ENDED now, and the caller must finish it. The caller must wake other workers. */
 static bool requeue(mp_worker *w, mp_ticket *ticket) {
     deactivate(w, ticket);
     if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
@@ -101,9 +101,8 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
     return true;
 }
 
-/* The engine was lost between steps while it had this request: in admit, in plan, or unnoticed. Returns true if this
- * was the request's last permitted loss and it has been ended: one request must not take down one worker after the
- * other. */
+/* Call when the engine was lost in admit or plan with this request. Counts the loss; at the MP_LOSSES_MOST-th ends the
+ * request and returns true: one request must not take down one worker after the other. */
 static bool lost_with(mp_worker *w, mp_ticket *ticket) {
     if (ticket->losses + 1 < MP_LOSSES_MOST) {
         ticket->losses++;
@@ -132,7 +131,8 @@ static void put_back_fresh(mp_worker *w, int from) {
     mp_entry_finish_list(entry, cancelled, NULL);
 }
 
-/* An active request gives its memory back and returns to the front of the queue. `counted` is the metric for it. */
+/* Frees the engine memory of an active request and returns the request to the front of the queue. Counts it in the
+ * metric `counted`. */
 static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
     mp_entry *entry = w->entry;
     mp_count(entry->services, counted, 1);
@@ -194,7 +194,8 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
     mp_event_count_wait(&w->wake, &entry->lock, &rule, until_ns);
 }
 
-/* Must hold the lock. Returns until when an idle worker lets requests gather for a larger batch; 0 = no longer. */
+/* Must hold the lock. Returns the time until which an idle worker waits for more requests to form a larger batch; 0 =
+ * do not wait. */
 static uint64_t gather_until(const mp_worker *w) {
     uint64_t wait_ns = w->entry->services->batch_wait_ns, now;
     mp_queue_node *first = wait_ns && !w->active_count ? mp_queue_first(&w->entry->queue) : NULL;
@@ -218,8 +219,8 @@ static bool take_work(mp_worker *w) {
             w->memory_tight = false;
             w->retry_ns = 0;
         }
-        /* Shutdown has cancelled the active requests and emptied the queue. */
-        if (w->fault.code != MP_OK) { /* pass its wake-ups on to other workers */
+        /* On shutdown, mp_entry_quit has cancelled the active requests and emptied the queue. */
+        if (w->fault.code != MP_OK) { /* other workers must take the requests for which this one was woken */
             w->leave = true;
             mp_dispatch_wake_all(entry);
         }
@@ -229,7 +230,7 @@ static bool take_work(mp_worker *w) {
         if (w->active_count) {
             if (w->state != MP_WORKER_PROCESSING)
                 mp_worker_set_state(w, MP_WORKER_PROCESSING);
-            mp_dispatch_wake_all(entry); /* requests that had this worker as their home may go to others */
+            mp_dispatch_wake_all(entry); /* queued requests whose `home` is this worker may go to other workers now */
             mp_guard guard = {0};
             bool scale = mp_dispatch_scale(entry, &guard); /* this worker may have been the last idle one */
             mp_mutex_unlock(&entry->lock);
@@ -254,8 +255,8 @@ static bool take_work(mp_worker *w) {
     return false;
 }
 
-/* A request was admitted. Raises an idle flow to virtual time and starts the request at its flow's clock, so that
- * neither catches up on time that it did not use. */
+/* A request was admitted. Raises the flow, if it was idle, to virtual time, and starts the request at the flow's clock:
+ * a flow or request has no claim on steps before it arrived. */
 static void join(mp_worker *w, mp_ticket *ticket) {
     int flow = ticket->node.flow;
     bool away = true;
@@ -302,21 +303,22 @@ static void note_admitted(mp_worker *w, mp_ticket *ticket) {
     mp_mutex_unlock(&w->entry->lock);
 }
 
-/* Memory was refused. Asks other models for memory that they do not need; returns true if some is coming. */
+/* Memory was refused. Asks other models to free memory that they do not need; returns true if some is being freed. */
 static bool reclaim_from_others(mp_worker *w) {
     mp_governor *governor = w->entry->services->governor;
     uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
     return mp_governor_reclaim(governor, limit / 16, false) > 0;
 }
 
-/* Must hold the lock. Keeps refused requests from returning before another request has left; with `again` for
- * MEMORY_AGAIN_MS only, because there may be no other request. */
+/* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
+ * `again`: only for MEMORY_AGAIN_MS, because there may be no other request. */
 static void block_admission(mp_worker *w, bool again) {
     w->memory_tight = true;
-    /* it was trimmed already; otherwise two workers that pass a request back and forth would ask each other for ever */
+    /* this worker was trimmed already; without this, two workers that pass a request back and forth would ask each
+     * other to trim for ever */
     w->caches_freed = true;
     w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
-    mp_dispatch_wake_all(w->entry); /* requests with this worker as their home may go to the next one */
+    mp_dispatch_wake_all(w->entry); /* queued requests whose `home` is this worker may go to another */
 }
 
 static void admit_fresh(mp_worker *w) {
@@ -326,7 +328,7 @@ static void admit_fresh(mp_worker *w) {
         mp_error error;
         mp_error_clear(&error);
         if (ticket->item.deadline_ns && mp_sys_now_ns() >= ticket->item.deadline_ns)
-            mp_entry_cancel(entry, ticket, MP_TIMEOUT); /* it expired in the queue, and the sweep is late */
+            mp_entry_cancel(entry, ticket, MP_TIMEOUT); /* the request expired in the queue, and the sweep is late */
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue; /* end_cancelled ends it */
         mp_status status = mp_entry_screen(entry, ticket, &error);
@@ -347,7 +349,7 @@ static void admit_fresh(mp_worker *w) {
             join(w, ticket);
             continue;
         }
-        if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* another worker takes it, once */
+        if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* another worker takes the request, once */
             bool ended = lost_with(w, ticket);
             mp_count(entry->services, MP_METRIC_retries, !ended);
             put_back_fresh(w, ended ? i + 1 : i);
@@ -357,10 +359,11 @@ static void admit_fresh(mp_worker *w) {
             end_item(w, ticket, status, &error);
             continue;
         }
-        /* Find out where the memory is. If other requests of this model hold it, wait until one of them has left
-         * (the requests that were not admitted are the fresh ones behind this one). If other models hold memory they
-         * do not need, wait until they have freed it. Other workers' requests may end before block_admission, or may
-         * have been refused in the same moment, each because of the other: block_admission then has a time limit. */
+        /* Decide what to wait for. If other requests of this model hold memory, wait until one of them has left;
+         * fresh[i..] hold none yet, so they do not count. Else, if other models can free memory, wait until they have
+         * freed it. If only requests of other workers hold memory, they may end before block_admission, or two workers
+         * may refuse a request at the same time, each because of the other's: block_admission then gets a time
+         * limit. */
         mp_mutex_lock(&entry->lock);
         bool mine = w->active_count > w->fresh_count - i;
         bool others = mp_entry_running(entry) > w->fresh_count - i;
@@ -415,16 +418,16 @@ static bool is_suspect(const mp_item *item) {
     return mp_ticket_is_suspect(item->ticket);
 }
 
-/* Chooses the items to offer to the engine for turn number `turn`: all of them if no suspect is among them. A
- * suspect takes its steps alone, so that a second failure has one cause. Suspects and the others alternate; if those
- * whose turn it is have nothing to do, the next turn follows at once. Returns the number offered; 0 = every turn was
- * tried. */
+/* Chooses the items to offer to the engine for turn number `turn`: all of them if no suspect is among them. A suspect
+ * takes its steps alone, so that a second failure has one cause. A suspect's steps and steps of all other items
+ * alternate; if the items of a turn have nothing to do, the next turn follows at once. Returns the number offered; 0 =
+ * every turn was tried. */
 static int offer(mp_worker *w, int n, int turn) {
     int suspects = 0, offered = 0;
     for (int i = 0; i < n; i++)
         suspects += is_suspect(w->order[i]);
     bool others = suspects < n, first = others && !is_suspect(w->order[0]) && !w->suspects_next;
-    int which = turn - first; /* index of the suspect; -1 or `suspects` stands for the others */
+    int which = turn - first; /* index of the suspect; -1 or `suspects` stands for all other items */
     if (which >= suspects + (others && !first))
         return 0;
     for (int i = 0, seen = 0; i < n; i++) {
@@ -435,8 +438,8 @@ static int offer(mp_worker *w, int n, int turn) {
     return offered;
 }
 
-/* Plans for the first turn that has something to do. Returns the number of items offered. Sets *lost if the engine
- * was lost. */
+/* Plans a step for the first turn whose items have something to do. Returns the number of items offered. Sets *lost if
+ * the engine was lost. */
 static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool *lost) {
     int offered = 0, count;
     w->plan.count = 0;
@@ -474,7 +477,8 @@ static bool enter_step(mp_worker *w, uint64_t now_ns) {
     return live > 0;
 }
 
-/* Limits one sample to four times the mean: a single step that was delayed is not representative. */
+/* Updates a running mean. Limits the sample to four times the mean: a single step that was delayed is not
+ * representative. */
 static void run_mean(double *mean, double sample) {
     if (*mean <= 0)
         *mean = sample;
@@ -504,7 +508,7 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
 }
 
 /* A request found no memory in a step. The youngest request of the lowest priority is preempted and returns to the
- * front of the queue. If there is no other request to take memory from, the waiting one ends. */
+ * front of the queue. If no other request holds memory and none is being freed, the waiting request fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
     if (!w->trimmed) {
@@ -576,7 +580,7 @@ static void deliver_outcomes(mp_worker *w, uint64_t now_ns) {
     bool some_ended = false, noted = false;
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
-        if (w->outcomes[i] != MP_OUTCOME_WAIT_MEMORY) /* with WAIT_MEMORY it made no progress */
+        if (w->outcomes[i] != MP_OUTCOME_WAIT_MEMORY) /* a request with WAIT_MEMORY made no progress */
             atomic_store_explicit(&ticket->moved_ns, now_ns, memory_order_relaxed);
         switch (w->outcomes[i]) {
         case MP_OUTCOME_DONE:
@@ -613,7 +617,8 @@ static void count_work(mp_worker *w) {
 
 /* Every active request waits for a grammar mask. A new mask, a new request and a cancellation wake the worker;
  * deadlines are polled every MASK_POLL_NS. `woken` was cleared before the plan checked the masks. Requests and
- * cancellations that came after that did not wake this worker, as it was not waiting yet, so check for them here. */
+ * cancellations that came between that check and now did not wake this worker, because `waits` was not set, so check
+ * for them here. */
 static void wait_for_masks(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_mutex_lock(&entry->lock);
@@ -650,7 +655,7 @@ static bool step(mp_worker *w) {
         budget_ns *= ALONE_FACTOR;
     bool lost;
     n = plan_step(w, n, budget_ns, &lost);
-    if (lost) { /* no request was in a step, but one of them may be the cause */
+    if (lost) { /* no step was running, but an offered request may be the cause */
         for (int i = 0; i < n; i++)
             lost_with(w, w->offered[i]->ticket);
         return true;
@@ -661,7 +666,7 @@ static bool step(mp_worker *w) {
     }
     int most = w->plan.together ? mp_cpu_allocator_barrier_threads(services->allocator_pinned) : w->plan.threads;
     if (!mp_worker_lease(w, w->plan.threads < most ? w->plan.threads : most))
-        return true; /* end cancelled requests first */
+        return true; /* a planned request was cancelled: the next round ends it and plans again */
     w->lease.together = w->plan.together;
     uint64_t began_ns = mp_sys_now_ns();
     bool live = enter_step(w, began_ns);
@@ -701,7 +706,7 @@ void mp_worker_serve(mp_worker *w) {
         if (w->fault.code == MP_OK && !step(w))
             return;
         is_lost(w);
-        if (w->fault.code != MP_OK) { /* other workers continue the requests, with the same bytes */
+        if (w->fault.code != MP_OK) { /* other workers continue the requests, with identical results */
             while (w->active_count)
                 preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
             return;

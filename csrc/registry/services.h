@@ -23,25 +23,25 @@ typedef enum mp_metric {
 
 typedef enum mp_entry_event {
     MP_ENTRY_LOADED,      /* a load succeeded */
-    MP_ENTRY_LOAD_FAILED, /* one failed */
+    MP_ENTRY_LOAD_FAILED, /* a load failed */
     MP_ENTRY_GONE         /* a removed entry has freed everything */
 } mp_entry_event;
 
 typedef struct mp_services {
     _Atomic int references;
     uint64_t number; /* the registry's, unique in the process */
-    /* NULL once the registry is closed; no worker exists then */
+    /* `allocator` and `pool` are NULL once the registry is closed: no worker exists then */
     mp_cpu_allocator *allocator;
     mp_pool *pool;
     mp_governor *governor;
-    mp_cpu_allocator *allocator_pinned; /* own reference: callers ask whether to spin until the last ticket is gone */
+    mp_cpu_allocator *allocator_pinned; /* separate reference: spin rules need it until the last ticket is gone */
     mp_maintenance maintenance;
     /* configuration; constant */
     uint64_t step_budget_ns, spin_ns, load_timeout_ns, load_ceiling_ns, stall_timeout_ns, keep_alive_ns, batch_wait_ns,
         patience_ns;
     int max_workers;
     mp_policy policy[MP_CAPABILITY_COUNT];
-    bool policy_chosen[MP_CAPABILITY_COUNT]; /* set by the configuration: the loader's own wish is ignored */
+    bool policy_chosen[MP_CAPABILITY_COUNT]; /* set by the configuration: mp_loader.policy is ignored */
     int queue_capacity[MP_CAPABILITY_COUNT][MP_SERVICE_COUNT];
     mp_breaker_rule breaker;
     mp_chaos_rule chaos;
@@ -50,7 +50,7 @@ typedef struct mp_services {
     mp_quarantine quarantine;
     _Atomic int resident; /* workers that load or serve */
     _Atomic uint64_t metrics[MP_METRIC_COUNT];
-    /* Called by a worker or caller of an entry that holds no lock. */
+    /* Called without a lock, on the thread of a worker or of a caller. */
     void (*event)(mp_registry *registry, mp_entry *entry, mp_entry_event event);
     mp_registry *registry; /* valid while an entry has workers */
 } mp_services;

@@ -1,8 +1,8 @@
 /* shared.h: one object for the whole process, created by its first user and freed by its last.
  *
  * A forking thread holds the lock of each slot (fork.c), so the child finds it consistent. The users are registries,
- * and the child has the same ones. Only a registry that another thread was just creating or destroying stays counted
- * in the child; the object then lives until the child ends. */
+ * and the child has the same registries. An exception is a registry that another thread was creating or destroying at
+ * the fork: it stays counted in the child, which then never frees the object. */
 #ifndef MP_REGISTRY_SHARED_H
 #define MP_REGISTRY_SHARED_H
 
@@ -37,7 +37,7 @@ static inline void *mp_shared_take(mp_shared_slot *slot) {
     return object;
 }
 /* Offers a new object. Returns the object that is in the slot afterwards and counts one more user of it. If another
- * thread was faster, that is not `object`: the caller frees its own. */
+ * thread was faster, the result is not `object`, and the caller must free `object`. */
 static inline void *mp_shared_offer(mp_shared_slot *slot, void *object) {
     mp_shared_lock(slot);
     if (!slot->object)

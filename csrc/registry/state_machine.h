@@ -1,7 +1,7 @@
 /* state_machine.h: transition tables, and the check that a transition is legal.
  *
- * The registry has seven state machines. Each has a diagram in the header of the struct with the state. Its table is
- * beside the one function that changes that state:
+ * The registry has seven state machines. Each has a diagram in the header of the struct with the state. The table of
+ * its transitions is in the file of the one function that changes that state:
  *
  *   mp_entry.shutdown, .removal, .unload, .health     entry.h, entry_state.c
  *   mp_ticket.state, .retry                           request.h, request.c
@@ -9,10 +9,10 @@
  *
  * A setter asks mp_state_may_enter first and writes the new state only if that returned true. An illegal transition is
  * a bug in the caller of the setter. A build with assertions stops there. A release build counts it in the metric
- * `illegal_transitions`, writes one log record at level ERROR, and keeps the old state: the old state described the
- * thing correctly a moment ago, so requests, memory and references stay accounted for, and the process goes on.
+ * `illegal_transitions`, writes one log record at level ERROR, and keeps the old state: the old state was correct until
+ * now, so requests, memory and references stay accounted for, and the process goes on.
  *
- * A state never follows itself unless its table says so. Calls that may be repeated (close, remove) ask for the state
+ * A state never follows itself unless its table says so. Calls that may be repeated (close, remove) check the state
  * first. */
 #ifndef MP_REGISTRY_STATE_MACHINE_H
 #define MP_REGISTRY_STATE_MACHINE_H

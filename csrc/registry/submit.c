@@ -1,11 +1,11 @@
-/* submit.c: the way of a request into the queue, and out of it when its caller cancels. See entry.h. */
+/* submit.c: how a request enters the queue, and leaves it when its caller cancels. See entry.h. */
 #include <stdatomic.h>
 
 #include "registry/entry.h"
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t ROOM_SLICE_MS = 50;
-enum { PATIENCE_WAITS = 3 }; /* times the predicted wait, because predictions are imprecise */
+enum { PATIENCE_WAITS = 3 }; /* multiple of the predicted wait, because predictions are imprecise */
 
 /* --- submit --- */
 
@@ -46,7 +46,7 @@ static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
         ticket->patience_ns = wanted;
 }
 
-/* Must hold the lock; unlocks it while it waits. Waits for room in the queue. */
+/* Must hold the lock; releases it while waiting. Waits for room in the queue. */
 static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const mp_submit_options *options,
                                mp_error *error) {
     int waiting = entry->queue.count, kind = ticket->node.kind;
@@ -83,8 +83,8 @@ static mp_status check_deadline(mp_entry *entry, const mp_submit_options *option
         return MP_OK;
     if (now >= deadline)
         return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the request was queued", entry->key);
-    /* Predictions are imprecise: refuse only behind other requests, and only if the predicted wait is four times too
-     * long. */
+    /* Predictions are imprecise: refuse only if other requests are queued and the predicted wait exceeds four times the
+     * time left. */
     uint64_t wait_ns =
         entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost, entry->full_pace) : 0;
     if (wait_ns / 4 <= deadline - now)
@@ -107,7 +107,8 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         ticket->policy = entry->policy;
     while (status == MP_OK && (status = refusal(entry, ticket, gone, error)) == MP_OK) {
         if (entry->resident && entry->resident->load != ticket->load) {
-            /* Check in the caller's thread: it reports invalid arguments at once and does the allocation. */
+            /* Check in the caller's thread: submit then reports invalid arguments at once, and the caller's thread
+             * allocates the buffers. */
             mp_resident *resident = mp_resident_pin(entry->resident);
             mp_mutex_unlock(&entry->lock);
             status = mp_entry_check(entry, resident, ticket, error);
@@ -138,14 +139,14 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, false);
         ticket->probe = 0;
     }
-    /* From here on the ticket may end at any moment. The caller's reference keeps it alive. */
+    /* From here on the ticket may end at any moment. The caller's reference keeps the ticket allocated. */
     uint64_t due = ticket->item.deadline_ns;
     if (ticket->patience_ns) {
         uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed);
         uint64_t patience = mp_sys_after(moved, ticket->patience_ns);
         due = due && due < patience ? due : patience;
     }
-    uint64_t spawn_ns = entry->spawn_ns; /* during a backoff maintenance must run when it ends */
+    uint64_t spawn_ns = entry->spawn_ns; /* if no worker may start before this time, the sweep must run then */
     bool waits = !mp_entry_works(entry);
     mp_mutex_unlock(&entry->lock);
     if (status != MP_OK) {

@@ -1,7 +1,7 @@
 /* sweep.c: periodic checks of an entry: deadlines, stuck loads and steps, idle workers. See entry.h.
  *
- * The maintenance thread calls mp_entry_sweep. Every check returns when it is due next, so the thread sleeps until
- * then. */
+ * The maintenance thread calls mp_entry_sweep. Every check reports when it is due next, and the thread sleeps until the
+ * earliest of these times. */
 #include <stdatomic.h>
 
 #include "base/trace.h"
@@ -23,7 +23,8 @@ static uint64_t due_of(const mp_ticket *ticket) {
     return due;
 }
 
-/* Must hold the lock. Cancels expired requests. Returns those that were queued; workers end the active ones. */
+/* Must hold the lock. Cancels expired requests. Returns the expired requests that were queued; workers end the active
+ * ones. */
 static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     mp_ticket *expired = NULL;
     for (mp_queue_node *node = mp_queue_first(&entry->queue), *behind; node; node = behind) {
@@ -68,7 +69,7 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
             uint64_t limit = services->load_timeout_ns;
             uint64_t beat = atomic_load_explicit(&worker->progress.beat_ns, memory_order_acquire);
             const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
-            if (beat == 0) { /* it waits for other threads, which is not its fault */
+            if (beat == 0) { /* the load waits for other threads: do not count this time */
                 worker->watch.checked_ns = now_ns;
                 credit_load(entry, now_ns);
             } else {
@@ -144,7 +145,7 @@ static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
         }
         if (!oldest || (entry->pinned && stay == 1))
             return;
-        if (stay > 1 && stay <= predicted) { /* the forecast would start it again */
+        if (stay > 1 && stay <= predicted) { /* the forecast would start another worker at once */
             sooner(next, now_ns + SWEEP_AGAIN_NS);
             return;
         }
@@ -169,13 +170,14 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
     mp_ticket *expired = expire(entry, now_ns, &next);
     retire_idle(entry, now_ns, &next);
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
-    if (entry->queue.count && !quit && !mp_entry_works(entry)) { /* they wait for the end of the backoff */
+    if (entry->queue.count && !quit && !mp_entry_works(entry)) { /* the requests wait for the end of the backoff */
         if (entry->spawn_ns > now_ns)
             sooner(&next, entry->spawn_ns);
         else
             start = mp_entry_begin(entry);
     }
-    /* The requests that waited for the end of the backoff are gone, so no worker will come and free the model. */
+    /* The requests that waited for the end of the backoff are gone, so no worker will start that would free the model
+     * when it leaves. */
     bool idle = !entry->queue.count && !quit && !mp_entry_works(entry) &&
                 ((entry->resident && entry->spawn_ns) || entry->removal == MP_REMOVAL_DRAINING);
     mp_mutex_unlock(&entry->lock);

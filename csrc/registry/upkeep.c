@@ -24,7 +24,7 @@ typedef struct survey {
     mp_entry *best; /* the model to evict, or NULL */
     mp_eviction best_value;
     uint64_t coming, possible; /* bytes that evictions are freeing, and could free */
-    uint64_t caches, loose;    /* caches of idle workers; the part of them whose models must not be evicted */
+    uint64_t caches, loose;    /* bytes of idle workers; the part whose models must not be evicted */
 } survey;
 
 static survey survey_entries(mp_entry **entries, int count, uint64_t bytes) {
@@ -44,8 +44,8 @@ static survey survey_entries(mp_entry **entries, int count, uint64_t bytes) {
     return all;
 }
 
-/* Tells idle workers, coldest model first, to free caches and arenas until `bytes` are on their way. Returns the
- * bytes held by the workers that were told. */
+/* Tells idle workers, coldest model first, to free caches and arenas, until the told workers hold `bytes`. Returns the
+ * bytes that they hold. */
 static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
     uint64_t told = 0;
     for (int pass = 0; pass <= count; pass++) {
@@ -61,7 +61,7 @@ static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
             best = entries[i];
             best_value = value;
         }
-        if (told < trimming) /* some were trimmed meanwhile */
+        if (told < trimming) /* `told` may be larger: some workers have trimmed since */
             told = trimming;
         if (!best || told >= bytes)
             break;
@@ -75,11 +75,11 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool w
     /* Other threads may evict too, so each pass surveys all entries again. */
     for (int pass = 0; pass <= count; pass++) {
         survey all = survey_entries(entries, count, bytes);
-        coming = all.coming < told ? told : all.coming; /* some are freed already */
+        coming = all.coming < told ? told : all.coming; /* `told` may be larger: some models are freed already */
         if (coming >= bytes || (whole && coming + all.possible + all.loose < bytes))
             break;
         uint64_t left = bytes - coming;
-        /* Trim caches only if that may be enough or no model can be evicted. Trimming need not free all that caches
+        /* Trim caches only if that may be enough or no model can be evicted. Trimming may free less than the workers
          * hold: the caller checks again afterwards. */
         uint64_t trimmed = all.caches >= left || all.possible < left ? trim(entries, count, left) : 0;
         if (trimmed)
@@ -120,7 +120,7 @@ static void check_memory(mp_upkeep *upkeep, mp_services *services, mp_entry **en
         return;
     if (in_use(entries, count) > 1)
         mp_governor_reclaim(services->governor, limit / 10, false);
-    else /* a single model keeps its memory: no other needs it */
+    else /* a single model stays loaded: no other model needs its memory */
         trim(entries, count, limit / 10);
 }
 
@@ -143,7 +143,7 @@ uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **en
         upkeep->tick_ns = now_ns;
         check_memory(upkeep, services, entries, count, now_ns, pressure);
     }
-    /* No worker exists: sleep until one is announced. */
+    /* If no worker exists, sleep until mp_maintenance_at is called. */
     uint64_t tick_ns = mp_sys_after(upkeep->tick_ns, every_ns);
     if (atomic_load(&services->resident) && tick_ns < next)
         next = tick_ns;

@@ -5,11 +5,10 @@
 
 #include "registry/entry.h"
 
-/* Starts to free at least `bytes`. Idle caches and arenas go first if they are enough, else whole models, the
- * coldest in relation to the cost of loading them again first, and caches too if models are not enough. The result
- * is that of mp_reclaimer in governor.h. Thread-safe. */
+/* Starts to free at least `bytes`: idle caches and arenas if they suffice, else whole models, those with the longest
+ * idle time per load time first, else both. Returns the same as mp_reclaimer.reclaim (governor.h). Thread-safe. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole);
-/* Returns how many bytes that could free. */
+/* Returns how many bytes mp_upkeep_reclaim could free. */
 uint64_t mp_upkeep_possible(mp_entry **entries, int count);
 
 typedef struct mp_upkeep { /* for the maintenance thread only */
@@ -19,7 +18,8 @@ typedef struct mp_upkeep { /* for the maintenance thread only */
 } mp_upkeep;
 
 void mp_upkeep_init(mp_upkeep *upkeep, uint64_t every_ns);
-/* Runs every check that is due. Returns when the next one is; UINT64_MAX: none is due, because no worker exists. */
+/* Runs every check that is due. Returns the time at which the next check is due; UINT64_MAX: never, because no worker
+ * exists. */
 uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **entries, int count, uint64_t now_ns);
 
 #endif

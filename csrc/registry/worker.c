@@ -1,5 +1,5 @@
-/* worker.c: states, creation, liveness, lease and abandonment of a worker. Its work is in loading.c and serve.c. See
- * worker.h. */
+/* worker.c: states, creation, liveness, lease and abandonment of a worker. loading.c and serve.c have the worker's
+ * loop. See worker.h. */
 #include "registry/worker.h"
 
 #include <assert.h>
@@ -40,7 +40,7 @@ void mp_worker_set_state(mp_worker *worker, mp_worker_state state) {
     if (!mp_state_may_enter(&mp_worker_state_machine, entry->services, entry->key, worker->id, (int)worker->state,
                             (int)state))
         return;
-    /* A worker enters these two states with every request, which is too often for INFO. */
+    /* A worker enters these two states with every request: log them at DEBUG. */
     bool often = state == MP_WORKER_PROCESSING || state == MP_WORKER_IDLE;
     mp_log(often ? MP_LOG_DEBUG : MP_LOG_INFO, "Worker %u for %s: %s -> %s", worker->id, entry->key,
            mp_worker_state_name(worker->state), mp_worker_state_name(state));
@@ -111,7 +111,7 @@ void mp_worker_destroy(mp_worker *worker) {
 
 void mp_worker_wake(mp_worker *worker) {
     worker->woken = true;
-    mp_event_count_notify(&worker->wake); /* under the lock, because the worker may be freed right after it */
+    mp_event_count_notify(&worker->wake); /* the worker may be freed once the lock is released */
 }
 
 uint64_t mp_worker_bytes(const mp_worker *worker) {
@@ -150,7 +150,7 @@ void mp_worker_return_threads(mp_worker *worker) {
     mp_mutex_lock(&entry->lock);
     bool forfeited = worker->threads == 0;
     worker->threads = 0;
-    worker->moving = !forfeited; /* until the thread takes the lock again */
+    worker->moving = !forfeited; /* cleared by leave_step and load_model, after the CPUs are returned */
     mp_mutex_unlock(&entry->lock);
     mp_cpu_allocator_return(entry->services->allocator_pinned, &worker->lease, &worker->at, forfeited);
 }
@@ -193,9 +193,9 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
     mp_entry_unlist_worker(entry, worker);
-    mp_dispatch_memory_free(entry); /* no other worker has to wait for its requests any more */
+    mp_dispatch_memory_free(entry); /* other workers need not wait until its requests free memory */
     mp_dispatch_forget(entry, worker);
-    worker->concluding = true; /* if its thread returns now, it waits until this one has finished with the tickets */
+    worker->concluding = true; /* return_abandoned waits until this thread has finished with the tickets */
     entry->abandoned++;
     for (int i = 0; i < count; i++)
         worker->active[i]->worker = NULL;

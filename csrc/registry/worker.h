@@ -17,7 +17,7 @@
  * step or a load; its memory stays charged until that thread returns and frees everything.
  *
  * Only the worker's own thread touches what the worker owns (engine, plan, active items), so no lock guards a model.
- * The entry's lock guards what others must see. */
+ * The entry's lock guards what other threads read. */
 #ifndef MP_REGISTRY_WORKER_H
 #define MP_REGISTRY_WORKER_H
 
@@ -44,7 +44,7 @@ const char *mp_worker_state_name(mp_worker_state state);
 typedef struct mp_resident {
     mp_model *model;
     _Atomic int references;
-    uint64_t load;    /* number of the load that made it, >= 1, unique in the process */
+    uint64_t load;    /* number of the load that created the model, >= 1, unique in the process */
     uint64_t load_ns; /* duration of the load */
     uint64_t predicted_bytes; /* predicted size of the weights */
 } mp_resident;
@@ -67,32 +67,32 @@ typedef struct mp_worker {
     mp_entry *entry; /* owns a reference */
     uint32_t id;     /* unique among all workers of the process */
     int home;        /* index of its memory node, see cpu_allocator.h */
-    uint32_t number; /* number of workers of the entry that were listed before it */
+    uint32_t number; /* number of workers of the entry that were listed before this one */
 
     /* guarded by: the entry's lock */
     mp_worker_state state;
     mp_event_count wake;              /* notified under the lock */
     bool woken;                       /* woken, and has not checked the queue since */
-    bool waits;                       /* waits for grammar masks of all its requests: wake it when anything changes */
+    bool waits;                       /* all its requests wait for grammar masks: any change must wake it */
     bool leave;                       /* told to leave once no request is active */
-    bool concluding;                  /* another thread is abandoning it */
+    bool concluding;                  /* another thread is abandoning this worker */
     bool trim;                        /* told to free caches and arenas */
-    bool caches_freed;                /* has freed them, and had no work since */
+    bool caches_freed;                /* has freed caches and arenas, and has taken no request since */
     mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or to be admitted; only the worker changes the list */
     int active_count;
     bool exclusive;   /* the active request must stay alone */
-    bool memory_tight; /* the engine refused a request for memory: admit none before another has left */
+    bool memory_tight; /* the engine refused a request for lack of memory: admit none until memory is freed */
     int step_live;     /* items of the running step that are not cancelled */
     bool in_step;
-    int threads;      /* compute threads leased; 0 = none, or taken from an abandoned worker */
+    int threads;      /* compute threads leased; 0 = none, or written off when the worker was abandoned */
     mp_core_lease at; /* the leased CPUs; written before `threads` and constant while it is not 0 */
-    bool moving;   /* it may lease more than `threads` says, for a short time: do not abandon it now */
+    bool moving;   /* it is taking or returning a lease, `threads` may be too low: do not abandon it now */
     bool runnable; /* counted among the workers that share the CPUs */
     uint64_t idle_since_ns;
     uint64_t served, step_ns; /* requests that ended; time in steps, to compare workers */
     uint64_t engine_bytes; /* predicted size of its engine */
     uint64_t held_bytes;   /* measured size of its engine; updated after each step, request and trim */
-    int process; /* process id that its engine stands for; 0 = this process */
+    int process; /* id of the process in which its engine computes; 0 = this process */
     mp_watch watch;
 
     /* written by the worker or its engine, readable by any thread */
@@ -100,13 +100,13 @@ typedef struct mp_worker {
     _Atomic int step_cancelled; /* set when every item of the step is cancelled, and to cancel a load */
 
     /* used by the worker's thread only */
-    mp_guard guard; /* memory reserved for its engine until that exists */
+    mp_guard guard; /* memory reserved for its engine until the engine exists */
     mp_resident *resident; /* owns a reference */
     mp_engine *engine;
     mp_lease lease;
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
-    mp_step_work counted;            /* the part of the engine's work that metrics have counted */
+    mp_step_work counted;            /* `engine->work` when the metrics were last updated */
     mp_item *order[MP_ACTIVE_MAX];   /* active items, best first */
     mp_item *offered[MP_ACTIVE_MAX]; /* the items of `order` that are offered to plan() */
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* taken from the queue in this round, not admitted yet */
@@ -115,13 +115,13 @@ typedef struct mp_worker {
     uint64_t flow_ns[MP_QUEUE_FLOWS];   /* weighted service of each flow */
     uint64_t clock_ns[MP_QUEUE_FLOWS];  /* advances by an equal share of the service of each flow */
     bool suspects_next;                 /* the last step left a suspect out */
-    uint64_t retry_ns;   /* when to ask again for memory that others are freeing; 0 = not waiting */
+    uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
     bool trimmed;        /* the engine was trimmed, and no request has left since */
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
-    bool end_noted;      /* requests failed from the fault, so it is counted already */
+    bool end_noted;      /* the fault made requests fail, so it is counted already */
 } mp_worker;
 
-/* Only the worker's thread creates and uses its engine. */
+/* The new worker has no engine: only the worker's own thread creates and uses it. */
 mp_status mp_worker_create(mp_entry *entry, mp_worker **worker, mp_error *error);
 void mp_worker_destroy(mp_worker *worker);
 void mp_worker_run(void *worker); /* the job; frees the worker when it ends */
@@ -130,7 +130,7 @@ void mp_worker_run(void *worker); /* the job; frees the worker when it ends */
  * with nothing leased, if a planned request or the load was cancelled meanwhile. */
 bool mp_worker_lease(mp_worker *worker, int want);
 void mp_worker_return_threads(mp_worker *worker);
-/* Says whether the worker has work, so that it gets a share of the CPUs. */
+/* Records whether the worker has work: only workers with work count when the CPUs are shared. */
 void mp_worker_set_runnable(mp_worker *worker, bool runnable);
 
 /* For the worker's thread. Returns the bytes that the engine holds. */
@@ -147,7 +147,7 @@ static inline bool mp_worker_idles(const mp_worker *worker) {
 }
 void mp_worker_wake(mp_worker *worker);
 /* Must hold the entry's lock; releases it temporarily. Abandons a worker that makes no progress: unlists it, ends its
- * requests with `error` and gives its compute threads to others. */
+ * requests with `error` and frees its CPUs for other workers. */
 void mp_worker_abandon(mp_worker *worker, const mp_error *error);
 
 #endif

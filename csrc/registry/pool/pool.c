@@ -14,7 +14,7 @@ struct mp_pool {
     mp_mutex lock;
     /* guarded by: lock */
     mp_pool_thread *all, *idle;
-    int threads; /* on the list `all`, including the one being started */
+    int threads; /* length of the list `all`, including a thread that is being started */
     int busy;    /* threads with a job */
 };
 
@@ -40,7 +40,7 @@ static void unpin(mp_pool *pool) {
 
 static void became_idle(void *arg, mp_pool_thread *thread) {
     mp_pool *pool = arg;
-    thread->next_idle = pool->idle; /* last in, first out: its stack and caches are the warmest */
+    thread->next_idle = pool->idle; /* last in, first out: the stack and caches of this thread are the warmest */
     pool->idle = thread;
     pool->busy--;
 }
@@ -90,7 +90,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
     pool->all = thread;
     pool->threads++;
     pool->busy++;
-    /* Hold the lock while the thread starts: it cannot end or be disowned before its handle is written. */
+    /* Hold the lock while the thread starts: the thread must not end or be disowned before its handle is written. */
     mp_status status = mp_pool_thread_start(thread, pool->name, error);
     if (status != MP_OK) {
         forget(pool, thread);

@@ -1,7 +1,7 @@
-/* pool.h: a thread pool. A job is a function and a pointer; the pool knows no model.
+/* pool.h: a thread pool. A job is a function and its argument.
  *
- * Each job gets a thread of its own at once: an idle one, or a new one up to the limit. A thread whose job has returned
- * waits for the next job until the pool is destroyed. Thread-safe. */
+ * Each job starts at once on a thread of its own: an idle thread, or a new one while there are fewer than the limit. A
+ * thread whose job has returned waits for the next job until the pool is destroyed. Thread-safe. */
 #ifndef MP_REGISTRY_POOL_POOL_H
 #define MP_REGISTRY_POOL_POOL_H
 
@@ -21,7 +21,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error);
  * not wait for it. The thread ends when the job returns. From now on the job must not use anything that is freed with
  * the pool's owner. */
 void mp_pool_disown(mp_pool *pool, const void *arg);
-/* Number of threads, and of threads with a job, without the disowned. */
+/* Returns the number of threads and the number of threads with a job, without disowned threads. */
 void mp_pool_counts(mp_pool *pool, int *threads, int *busy);
 
 /* Fork handlers (base/forked.h). The child forgets the threads, which exist in the parent only, and leaks their memory;

@@ -26,12 +26,12 @@ void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t te
     node->flow = (uint8_t)(node->kind * MP_QUEUE_TENANTS + tenant % MP_QUEUE_TENANTS);
 }
 
-/* Insert after `before`. */
+/* Insert `node` after `before`. */
 static void insert(mp_queue *queue, mp_queue_node *node, mp_queue_node *before) {
     assert(!mp_queue_holds(node) && "already queued");
     mp_queue_level *level = &queue->levels[node->priority];
     uint32_t bit = 1u << node->flow;
-    /* A flow that was empty has no claim on the time it did not use. */
+    /* A flow that was empty has no claim on service from that time. */
     if (!(level->waiting & bit) && level->start[node->flow] < level->now)
         level->start[node->flow] = level->now;
     level->waiting |= bit;
@@ -74,10 +74,11 @@ void mp_queue_take(mp_queue *queue, mp_queue_node *node) {
     mp_queue_remove(queue, node);
     if (level->start[node->flow] > level->now) /* virtual time never runs backwards */
         level->now = level->start[node->flow];
-    level->start[node->flow] += node->cost + 1; /* 1: nodes of unknown cost take turns too */
+    level->start[node->flow] += node->cost + 1; /* + 1: flows whose nodes have cost 0 (unknown) take turns too */
 }
 
-/* In a level that is not empty: returns the first node of the flow whose turn it is; *oldest: the oldest node. */
+/* Returns the first node of the flow whose turn it is in a level that is not empty. *oldest receives the oldest
+ * node. */
 static mp_queue_node *of_level(const mp_queue_level *level, mp_queue_node **oldest) {
     mp_queue_node *fair = NULL;
     *oldest = NULL;
@@ -112,7 +113,7 @@ mp_queue_node *mp_queue_best(const mp_queue *queue, uint64_t now_ns) {
     return best;
 }
 
-/* First node of the flows from `flow` on in `level`, then of the later levels. */
+/* Returns the first node from flow `flow` of `level` on, continuing in the later levels; NULL if there is none. */
 static mp_queue_node *first_from(const mp_queue *queue, int level, int flow) {
     for (; level < MP_QUEUE_PRIORITIES; level++, flow = 0) {
         uint32_t left = flow < 32 ? queue->levels[level].waiting >> flow << flow : 0;

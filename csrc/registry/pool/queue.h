@@ -2,8 +2,8 @@
  *
  * Order: the most urgent priority first. A waiting node gains one level of priority per MP_QUEUE_AGEING_NS, so none
  * starves. Within a priority each flow (the work of one kind of one tenant) gets an equal share of predicted cost
- * (start-time fair queueing); a flow is first in, first out. A level chosen only because of its age gives its oldest
- * node.
+ * (start-time fair queueing); a flow is first in, first out. From a level that is served early because of its age, the
+ * oldest node is taken.
  *
  * Capacity is per kind: nodes of one kind never use the capacity of another.
  *
@@ -49,15 +49,18 @@ void mp_queue_init(mp_queue *queue, const int capacity[MP_QUEUE_KINDS]);
 /* Initialise a node that is in no queue. `priority` is clamped to 0 to MP_QUEUE_PRIORITIES - 1; a positive kind is
  * 1. */
 void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t tenant, uint64_t since_ns);
-/* Append to its flow. node->cost must be set. Refused when the kind is full or the queue is closed. */
+/* Append the node to its flow. node->cost must be set. Returns MP_QUEUE_FULL when the node's kind is full,
+ * MP_QUEUE_CLOSED when the queue is closed. */
 mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node);
-/* Put before all of its flow. Never refused: for a node that was accepted once and must wait again. */
+/* Put the node before all others of its flow. Never refused: for a node that was accepted before and must wait
+ * again. */
 void mp_queue_push_front(mp_queue *queue, mp_queue_node *node);
-/* The next node, left in the queue; NULL when empty. Works on a closed queue: closing stops arrivals only. */
+/* Return the node to serve next, without removing it; NULL when the queue is empty. Works on a closed queue: closing
+ * stops arrivals only. */
 mp_queue_node *mp_queue_best(const mp_queue *queue, uint64_t now_ns);
-/* Remove a node to serve it: charges its flow. */
+/* Remove a node to serve it, and charge its cost to its flow. */
 void mp_queue_take(mp_queue *queue, mp_queue_node *node);
-/* Remove a node unserved. Asserts that it is queued here. */
+/* Remove a node without charging its flow. Asserts that the node is queued. */
 void mp_queue_remove(mp_queue *queue, mp_queue_node *node);
 /* Iterate over all nodes, by priority, then by flow; NULL at the end. */
 mp_queue_node *mp_queue_first(const mp_queue *queue);
@@ -66,7 +69,8 @@ static inline bool mp_queue_holds(const mp_queue_node *node) { return node->next
 static inline bool mp_queue_full(const mp_queue *queue, int kind) {
     return queue->counts[kind] >= queue->capacity[kind];
 }
-/* Number of nodes that are more urgent, or as urgent and older; *cost: the sum of their costs. O(count). */
+/* Return the number of nodes that have a more urgent priority, or the same priority and arrived earlier. *cost receives
+ * the sum of their costs. O(count). */
 int mp_queue_position(const mp_queue *queue, const mp_queue_node *node, uint64_t *cost);
 void mp_queue_close(mp_queue *queue);
 

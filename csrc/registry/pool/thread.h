@@ -13,16 +13,16 @@ typedef struct mp_pool_thread {
     mp_thread os;
     /* guarded by: the pool's lock */
     struct mp_pool_thread *next;      /* list of all threads of the pool that are not disowned */
-    struct mp_pool_thread *next_idle; /* list of those without a job */
+    struct mp_pool_thread *next_idle; /* list of the threads without a job */
     mp_job job;                       /* run == NULL: none */
     bool quit;
-    bool disowned; /* no thread joins it; it frees itself */
+    bool disowned; /* no thread joins this thread; it calls `gone`, which frees it */
 
     mp_event_count wake; /* notified under the pool's lock */
     mp_mutex *lock;      /* the pool's */
-    /* Called by the thread, holding the lock, after its job has returned. Puts it on the idle list. */
+    /* Called by the thread, holding the lock, after its job has returned. Puts the thread on the idle list. */
     void (*idle)(void *pool, struct mp_pool_thread *self);
-    /* Called by a disowned thread as its last act, without the lock. Frees it. */
+    /* Called by a disowned thread as its last act, without the lock. Frees the struct. */
     void (*gone)(void *pool, struct mp_pool_thread *self);
     void *pool;
 } mp_pool_thread;
