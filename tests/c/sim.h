@@ -18,7 +18,7 @@
 
 typedef enum sim_scheduler {
     SIM_RANDOM,    /* switches to another fibre with a probability chosen per schedule */
-    SIM_PCT,       /* fibres have random priorities; at `depth` random points the running fibre's becomes the lowest */
+    SIM_PCT,       /* random priorities; at `depth` random points the running fibre drops to the lowest priority */
     SIM_EXHAUSTIVE /* every schedule with at most `depth` preemptions, one per run (sim_next) */
 } sim_scheduler;
 
@@ -68,8 +68,8 @@ bool sim_is_blocked(int fibre);   /* true if the fibre waits for a lock, a wake-
 bool sim_is_held(const mp_mutex *mutex);
 const sim_setup *sim_get_setup(void);
 int sim_late_jumps(void); /* how often the clock of this run jumped to a deadline although a fibre could run */
-/* Requires that a lock initialised in `file` is taken only while all held locks have lower ranks. Applies to all later
- * runs of the process. */
+/* Requires that a lock initialised in `file` is taken only while all held locks have ranks below `rank`. Applies to all
+ * later runs of the process. */
 void sim_lock_rank(const char *file, int rank);
 void sim_note(const char *format, ...) __attribute__((format(printf, 1, 2))); /* adds a line to the trace */
 /* `step` is called before each step with no fibre running, `quiet` when all fibres wait, before the clock moves.

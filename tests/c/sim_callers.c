@@ -51,7 +51,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
     case MP_IO:
         fine = w.load_fails;
         break;
-    case MP_MODEL: /* or requests with its fingerprint failed workers twice */
+    case MP_MODEL: /* also if requests with the same fingerprint made workers fail twice */
         fine = w.load_fails || w.stalls || (w.crashes && !(r->call && r->call->innocent));
         break;
     case MP_INTERNAL:
@@ -100,7 +100,7 @@ void sim_check_end(const record *r) {
     mp_ticket_times(r->ticket, &submitted, &started, &finished);
     SIM_CHECK(submitted && finished >= submitted && (!started || (started >= submitted && finished >= started)));
     SIM_CHECK(mp_ticket_position(r->ticket, NULL) == -1);
-    SIM_CHECK((!r->call->admitted && !r->call->saved) || w.stalls); /* an abandoned worker may still have it admitted */
+    SIM_CHECK((!r->call->admitted && !r->call->saved) || w.stalls); /* an abandoned worker's engine may hold it */
     sim_check_status(status, &error, r, "a request");
     if (status == MP_OK)
         SIM_CHECK(r->call->finished == 1 && r->call->done == r->call->units && !r->call->bad_argument &&
@@ -418,7 +418,7 @@ static void operate(caller *self, record *r) {
         sim_check_status(mp_registry_evict(w.registry, key, some_deadline(r), &error), &error, r, "evict");
         break;
     case 2: {
-        mp_registry_stats stats, later; /* the numbers are not read at one moment */
+        mp_registry_stats stats, later; /* no snapshot: the counters change while they are read */
         mp_registry_get_stats(w.registry, &stats);
         mp_registry_get_stats(w.registry, &later);
         uint64_t over = stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections;

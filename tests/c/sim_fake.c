@@ -93,7 +93,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_status status = MP_OK;
     SIM_CHECK(!call->admitted && !call->finished && call->failed < 2 + call->spared); /* one retry, two if spared */
     SIM_CHECK(!call->numeric || !call->failed);                        /* no retry after NaN */
-    SIM_CHECK(!call->failed_late);                                     /* no retry after results were seen */
+    SIM_CHECK(!call->failed_late);                                     /* no retry after the caller saw a unit */
     SIM_CHECK(call->lost_worker < 2);
     SIM_CHECK(call->base.goes_on ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);

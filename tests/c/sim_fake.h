@@ -40,7 +40,7 @@ typedef struct sim_call {
     bool alone;              /* no other item may be in the engine at the same time */
     int internal;            /* number of further steps that fail with INTERNAL, from unit internal_from on */
     uint32_t internal_from;  /* see `internal` */
-    bool innocent;           /* never causes a failure; no request that may has its fingerprint */
+    bool innocent;           /* never causes a failure; requests that may cause one have other fingerprints */
     bool streams;            /* the caller sees each unit as soon as it is computed */
     bool failed_late;        /* the request failed after the caller saw a unit */
     bool spoils;             /* fails with INTEGRITY instead of INTERNAL, and the engine survives */
@@ -49,14 +49,14 @@ typedef struct sim_call {
     bool moved;              /* its engine was lost or failed, and no engine has admitted it since */
     uint64_t deadline_ns;    /* the deadline that the engine's item must have */
     int saved;               /* 1 while it is preempted and its state is kept */
-    bool spared;             /* an external kill failed it, and it can continue: one more failure is allowed */
-    int finished, failed;    /* how often engines completed it, and failed it */
+    bool spared;             /* it survived an external kill, so one more failure is allowed */
+    int finished, failed;    /* how often an engine completed it, and how often it failed */
     bool destroyed_is_error; /* the caller still uses the request */
     uint64_t unwanted_ns;    /* time of its cancellation or release; 0 = neither */
     bool masked;             /* each unit needs a grammar mask ... */
     uint32_t masks;          /* ... and the caller has provided this many */
     bool waits;              /* a unit was computed before its mask was there */
-    const bool *parked;      /* true if its engine's last plan was empty */
+    const bool *parked;      /* *parked: the last plan of its engine was empty */
 } sim_call;
 
 typedef struct sim_fakes {
@@ -70,7 +70,7 @@ typedef struct sim_fakes {
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* not 0: a model must not fail 9 times within 50 s */
     bool processes;      /* engines are processes: they may be lost, and a fault ends them */
-    int again, given_way; /* admissions after a lost or failed engine; preemptions from intact ones */
+    int again, given_way; /* again: admissions after the loss of an engine; given_way: preemptions without one */
 } sim_fakes;
 extern sim_fakes fakes;
 

@@ -15,7 +15,7 @@ static const uint32_t MUTEX = 0x51317E78u, COND = 0x51310CD0u, GONE = 0x51310000
 typedef struct lock_class {
     mp_seam_site made;
     int rank;             /* 0 = none */
-    bool before[CLASSES]; /* [i]: a lock of class i was held while one of this class was taken ... */
+    bool before[CLASSES]; /* before[i]: a lock of class i was held when one of this class was taken, at where[i] */
     mp_seam_site where[CLASSES];
     uint64_t seed[CLASSES];
 } lock_class;

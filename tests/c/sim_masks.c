@@ -1,7 +1,7 @@
 /* sim_masks.c: worlds of requests that wait for grammar masks. One thread provides the masks of all requests: late,
  * in any order, sometimes with a wake-up without a mask, never for some requests, and also for requests that have
- * ended. In the world `lost` workers are processes too, which are killed or fail under
- * requests of all kinds. See sim_state.h. */
+ * ended. In the world `lost`, the workers are processes, which are killed or fail while they serve requests of all
+ * kinds. See sim_state.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM

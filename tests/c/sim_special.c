@@ -1,4 +1,4 @@
-/* sim_special.c: the functions that single worlds add to the common course. See sim_state.h. */
+/* sim_special.c: the hooks of single worlds. See sim_state.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM

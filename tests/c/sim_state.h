@@ -8,15 +8,15 @@
 
 enum { CALLERS = 6, KEYS = 5, MINE = 4, RECORDS = 64 };
 
-typedef struct record { /* a request or another operation of a caller, and what may end it */
+typedef struct record { /* an operation of a caller, usually a request, and the facts that explain its status */
     mp_ticket *ticket;
     sim_call *call;
     uint64_t began_ns, deadline_ns, patience_ns;
-    bool cancelled, endless; /* endless: a request that no caller waits for to its end */
+    bool cancelled, endless; /* endless: too long for any caller to wait for its end */
     bool past;               /* its deadline passes before it is submitted */
 } record;
 
-/* Functions that a world adds to the common course of all worlds. Each may be NULL. */
+/* Hooks that a world adds to what all worlds do. Each may be NULL. */
 typedef struct sim_special {
     void (*tune)(mp_registry_config *config);
     void (*script)(sim_model *model);
@@ -31,7 +31,7 @@ extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, si
 
 typedef struct caller {
     int number, fibre;
-    /* the waits of the caller; read by check_at_rest and check_entry_at_rest */
+    /* the ticket or operation that the caller waits for; read by check_at_rest */
     mp_ticket *awaited;
     uint64_t seen;
     const char *loading, *submitting;

@@ -20,7 +20,7 @@ typedef struct sim_world {
     bool stuck;    /* steps stand still; idle workers leave soon */
     bool streams;  /* requests produce many stream chunks, and callers read each */
     bool at_once;  /* every caller loads every key at the same time */
-    const struct sim_special *special; /* functions of this world only (sim_special.c, sim_masks.c), or NULL */
+    const struct sim_special *special; /* hooks of this world (sim_special.c, sim_masks.c), or NULL */
 } sim_world;
 
 const sim_world *sim_world_find(const char *name); /* NULL: no such world */

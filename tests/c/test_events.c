@@ -108,7 +108,7 @@ MP_TEST(events_of_several_writers_reach_a_slow_reader_in_their_order) {
         if (!mp_events_take(&event)) {
             if (over)
                 break;
-            over = atomic_load(&writing) == 0; /* all writers have ended: drain once more */
+            over = atomic_load(&writing) == 0; /* if all writers have ended, drain once more */
             continue;
         }
         uint64_t writer = (event.request - 1) / EACH;

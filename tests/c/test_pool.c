@@ -67,7 +67,7 @@ MP_TEST(pool_queue_refuses_when_full_or_closed) {
     MP_CHECK(!mp_queue_holds(&b.node));
     MP_CHECK_INT(push(&queue, &d, 3, 1, 0, 0, 0), MP_QUEUE_TAKEN); /* each kind has its own capacity */
     mp_queue_node_init(&b.node, 1, 0, 0, 0);
-    mp_queue_push_front(&queue, &b.node); /* push_front returns an accepted node: never refused */
+    mp_queue_push_front(&queue, &b.node); /* puts back a node that was accepted before: never refused */
     MP_CHECK_INT(queue.count, 3);
     mp_queue_close(&queue);
     MP_CHECK_INT(push(&queue, &c, 0, 0, 0, 0, 0), MP_QUEUE_CLOSED);

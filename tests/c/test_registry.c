@@ -185,7 +185,7 @@ MP_TEST(registry_cancels_in_every_state) {
     running = fake_call_create(1);
     waiting = fake_call_create(1);
     int admitted = fake.admitted;
-    ticket = fake_submit(registry, "a", fake_call_create(1), NULL); /* busies the worker until both are queued */
+    ticket = fake_submit(registry, "a", fake_call_create(1), NULL); /* occupies the worker until both are queued */
     fake_until(&fake.admitted, admitted + 1);
     runs = fake_submit(registry, "a", running, NULL);
     waits = fake_submit(registry, "a", waiting, NULL);

@@ -73,7 +73,7 @@ fake_call *fake_call_create(uint32_t units);
 /* Number of requests that exist. */
 extern _Atomic int fake_calls;
 
-/* Creates a registry. Defaults of tests for fields that are 0: 1 GB, no spinning, room for 4 requests in the queue. */
+/* Creates a registry. Fields that are 0 get defaults of the tests: 1 GB, no spinning, room for 4 queued requests. */
 mp_registry *fake_registry_of(mp_registry_config config);
 /* Creates a registry with `threads` compute threads and `memory` bytes (0 = 1 GB), one worker per model and no
  * spinning. */

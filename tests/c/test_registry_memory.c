@@ -46,7 +46,7 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
         MP_CHECK_INT(fakes[i].trims, 0);
         MP_CHECK_INT(fakes[i].models, 1);
     }
-    MP_CHECK_INT(ask_for(registry, 290000), MP_MEMORY_EXHAUSTED); /* 40,000 too much: a trim follows */
+    MP_CHECK_INT(ask_for(registry, 290000), MP_MEMORY_EXHAUSTED); /* 40,000 more than free: a trim starts */
     mp_sys_sleep_ns(FAKE_MS(50));
     MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
     MP_CHECK_INT(fakes[0].trims, 1); /* a was idle for longest */
@@ -252,7 +252,7 @@ MP_TEST(registry_memory_of_engines_is_what_they_report) {
         atomic_store(&fakes[0].held_bytes, 70000);
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
         expect_held(registry, "a", 70000);
-        atomic_store(&fakes[0].hold, true); /* during a step, the size of the previous step counts */
+        atomic_store(&fakes[0].hold, true); /* during a step, the size after the previous step counts */
         mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
         fake_until(&fakes[0].in_steps, 1);
         atomic_store(&fakes[0].held_bytes, 80000);
