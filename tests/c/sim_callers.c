@@ -7,9 +7,9 @@
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
-/* True if a fault must end the request. A request is retried once (twice, if it can continue and one fault was an
- * external kill), unless the caller saw a part of the result that a retry cannot continue, or the quarantine refuses
- * it. */
+/* Returns true if a fault must end the request. A request is retried once (twice, if it can continue and one fault was
+ * an external kill), unless the caller saw a part of the result that a retry cannot continue, or the quarantine refuses
+ * the request. */
 static bool failed_for_good(const record *r) {
     const sim_call *call = r->call;
     bool again = call->failed == 1 || (call->failed == 2 && call->spared);
@@ -27,7 +27,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
     case MP_TIMEOUT:
         fine = (r->deadline_ns && sim_now() >= r->deadline_ns) ||
                (r->patience_ns && sim_now() >= r->began_ns + r->patience_ns) ||
-               (r->call && !r->ticket && r->deadline_ns); /* predicted to miss its deadline */
+               (r->call && !r->ticket && r->deadline_ns); /* refused: predicted to miss the deadline */
         break;
     case MP_CANCELLED:
         fine = r->cancelled || w.shutting_down;
@@ -221,7 +221,7 @@ static void follow(caller *self, record *r) {
         w.offered = mp_ticket_pin(r->ticket);
     }
     switch (w.kind->streams || w.plain ? 7 : of(r->endless ? 3 : 8)) {
-    case 0: /* stops waiting early */
+    case 0: /* releases the ticket without waiting for the end */
         r->call->destroyed_is_error = false;
         if (w.offered != r->ticket) /* otherwise another caller takes the request over */
             r->call->unwanted_ns = sim_now();

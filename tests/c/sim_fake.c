@@ -53,7 +53,7 @@ static void lose(fake_engine *engine, bool outside) {
     mp_fail(&engine->lost, MP_RECV, "the process is gone");
 }
 
-/* True if the engine is lost, possibly in this call. */
+/* Returns true if the engine is lost, before or during this call. */
 static bool is_gone(fake_engine *engine) {
     if (!engine->gone && engine->model->loses && sim_below(100) < (uint64_t)engine->model->loses)
         lose(engine, true);

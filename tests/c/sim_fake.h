@@ -21,9 +21,9 @@ typedef struct sim_model { /* the model of one loader */
     bool unhealthy;
     int stuck_steps; /* number of further steps that stand still for stuck_ns without polls */
     uint64_t stuck_ns;
-    bool uneven; /* every other step takes no time */
+    bool uneven; /* each step takes no time with probability 1/2 */
     int loses;   /* if engines are processes: percentage of calls of an engine that kill its process */
-    /* counts of existing objects */
+    /* counts: objects that exist; then events */
     int loading, models, engines, loaders;
     int loads, steps, preempted;
     uint64_t failed_ns; /* time of the last failed load */
@@ -54,8 +54,8 @@ typedef struct sim_call {
     bool destroyed_is_error; /* the caller still uses the request */
     uint64_t unwanted_ns;    /* time of its cancellation or release; 0 = neither */
     bool masked;             /* each unit needs a grammar mask ... */
-    uint32_t masks;          /* ... and the caller has provided this many */
-    bool waits;              /* a unit was computed before its mask was there */
+    uint32_t masks;          /* ... and this many masks were provided */
+    bool waits;              /* set by the engine: the next unit waits for a mask */
     const bool *parked;      /* *parked: the last plan of its engine was empty */
 } sim_call;
 
@@ -70,7 +70,7 @@ typedef struct sim_fakes {
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* not 0: a model must not fail 9 times within 50 s */
     bool processes;      /* engines are processes: they may be lost, and a fault ends them */
-    int again, given_way; /* again: admissions after the loss of an engine; given_way: preemptions without one */
+    int again, given_way; /* again: admissions after an engine loss or fault; given_way: preemptions without one */
 } sim_fakes;
 extern sim_fakes fakes;
 

@@ -9,7 +9,7 @@
 static const uint64_t MS = 1000 * 1000;
 
 typedef struct masked {
-    mp_ticket *ticket; /* pinned */
+    mp_ticket *ticket; /* pinned by masks_submitted */
     sim_call *call;
     bool never;
 } masked;

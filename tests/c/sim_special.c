@@ -153,7 +153,7 @@ static void flapping_tune(mp_registry_config *config) {
         config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_BULK] = 8;
 }
 
-static void flapping_script(sim_model *model) { /* slow: several probes at once, some of them late */
+static void flapping_script(sim_model *model) { /* slow steps: several probes run at once, some end late */
     model->load_ns = 0;
     model->step_ns = 20 * MS;
     model->uneven = false;

@@ -51,11 +51,11 @@ typedef struct sim_scene {
     int kept_count;
     mp_ticket *offered; /* a pinned ticket that any caller may take */
     record offered_record;
-    /* events that explain how requests may end */
+    /* events in this run that explain the status of requests */
     bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change;
     int jumps_before_close; /* sim_late_jumps() when the first close began */
     bool numeric, crashes, plain, jumped; /* plain: callers only send requests and wait */
-    int safe;                             /* the first `safe` keys are never evicted */
+    int safe;                             /* callers never evict the first `safe` keys */
     uint64_t steps;
 } sim_scene;
 extern sim_scene w;

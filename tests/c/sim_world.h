@@ -12,14 +12,15 @@
 typedef struct sim_world {
     const char *name;
     void (*body)(void *arg); /* arg: the world */
-    /* Upper bounds of callers and keys; percentages of actions other than requests. */
+    /* Most callers and keys; percentage of actions that are operations, not requests; percentage of operations that add
+     * or remove models. */
     int callers, keys, operations, swaps;
     bool memory;   /* memory of engines and of the process is short */
     bool shutdown; /* the registry is closed while requests run */
     bool faults;   /* loads fail and stall; memory and threads are refused; files change; the clock jumps */
     bool stuck;    /* steps stand still; idle workers leave soon */
     bool streams;  /* requests produce many stream chunks, and callers read each */
-    bool at_once;  /* every caller loads every key at the same time */
+    bool at_once;  /* all callers load all keys when they start */
     const struct sim_special *special; /* hooks of this world (sim_special.c, sim_masks.c), or NULL */
 } sim_world;
 
@@ -44,7 +45,7 @@ void sim_parts_pool(void *world);
 void sim_parts_cores(void *world);
 void sim_parts_governor(void *world);
 void sim_parts_ticks(void *world);
-/* A registry with two threads (sim_tiny.c). The seed, below sim_tiny_scripts, chooses what they do. */
+/* A registry with two threads (sim_tiny.c). The seed modulo sim_tiny_scripts chooses the operations of the threads. */
 void sim_tiny(void *world);
 extern const int sim_tiny_scripts;
 

@@ -100,9 +100,9 @@ MP_TEST(base_topology_odd_machines) {
     char *root = machine("0-1,3-5\n", odd, 6);
     MP_CHECK_STR(read_from(root, "", cpus(0, 3)), "0:0:0-1 4:4:2-3");
     MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:0:0-1 4:4:2-3 5:-1:4-5"); /* CPUs 4 and 5 are in no node */
-    MP_CHECK_STR(read_from(root, "", cpus(2, 3)), "4:4:2-3");                  /* affinity leaves one node */
+    MP_CHECK_STR(read_from(root, "", cpus(2, 3)), "4:4:2-3");                  /* the affinity covers one node only */
     MP_CHECK_STR(read_from(root, "", cpus(1, 2)), "0:0:1 4:4:2");              /* CPUs 0 and 3 are missing */
-    MP_CHECK_STR(read_from(root, "", cpus(0, -1)), "0:-1:");                   /* no node is known */
+    MP_CHECK_STR(read_from(root, "", cpus(0, -1)), "0:-1:");                   /* no CPU is allowed */
     clear(root);
     MP_CHECK_STR(read_from("/nowhere", "", cpus(0, 5)), "0:-1:0-5");
     const char *const none[] = {"\n", "\n"};

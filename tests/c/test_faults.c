@@ -375,7 +375,7 @@ MP_TEST_SECONDS(registry_fault_memory_step_evicts_idle_models, 60) {
     MP_CHECK(!mp_ticket_done(busy)); /* a busy model is not evicted */
     MP_CHECK(stats_of(registry).evictions >= 3);
     MP_CHECK_INT(fakes[0].models, 1);
-    /* A model that does not fit in addition fails with MEMORY_EXHAUSTED or replaces an idle one. */
+    /* A model that does not fit beside the loaded ones fails with MEMORY_EXHAUSTED or replaces an idle model. */
     for (int i = 1; i < MODELS; i++) {
         mp_ticket *ticket = fake_submit(registry, keys[i], fake_call_create(1), NULL);
         mp_status status = fake_wait(ticket, &error);
@@ -416,7 +416,7 @@ MP_TEST_SECONDS(registry_fault_expired_requests_never_start_and_others_complete,
                 tickets[i] = NULL;
             }
         }
-        mp_sys_sleep_ns(FAKE_MS(4 + (uint64_t)round)); /* some deadlines have passed, others have not */
+        mp_sys_sleep_ns(FAKE_MS(4 + (uint64_t)round)); /* some deadlines have passed by now */
         uint64_t released = mp_sys_now_ns();
         atomic_store(&fake.hold, false);
         MP_CHECK_INT(fake_finish(first), MP_OK);
@@ -504,7 +504,7 @@ MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
     static mp_ticket *tickets[CALLS];
     mp_entry_info info = {0};
     uint64_t before[MP_WORKERS_MAX] = {0};
-    atomic_store(&fake.hold, true); /* until all four workers run */
+    atomic_store(&fake.hold, true); /* no step ends until all four workers run */
     mp_submit_options alone = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL};
     int ready = 0;
     for (uint64_t end = fake_in_ms(10000); info.workers < WORKERS; fake_info(registry, "a", &info)) {

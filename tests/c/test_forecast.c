@@ -1,4 +1,4 @@
-/* Predictive scaling: the estimate (registry/forecast.h), and how a registry uses it. */
+/* Predictive scaling: the estimate (registry/forecast.h), and scaling by a registry that uses the estimate. */
 #include <math.h>
 
 #include "base/sys.h"
@@ -83,7 +83,7 @@ static void send_in_sequence(mp_registry *registry, uint64_t ms) {
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
 }
 
-/* One caller keeps one of two workers busy all the time. That load is too high for one worker, so the other stays. */
+/* One caller keeps one of two workers busy all the time. That load is too high for one worker, so both stay. */
 MP_TEST(forecast_keeps_a_worker_that_is_about_to_be_needed) {
     for (int predictive = 0; predictive < 2; predictive++) {
         fake fake;

@@ -89,7 +89,7 @@ MP_TEST(registry_evicts_and_loads_again) {
     mp_error error;
     mp_registry_stats stats;
     fake_add(registry, "a", &fake, false);
-    MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error); /* cold: nothing to do */
+    MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error); /* cold: no worker to evict */
     for (int round = 1; round <= 8; round++) {
         MP_CHECK_OK(mp_registry_load(registry, "a", round == 2, fake_in_ms(5000), &error), &error);
         MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
@@ -337,7 +337,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     atomic_store(&fake.hold, true);
     mp_ticket *tickets[6], *ticket;
-    for (int i = 0; i < 5; i++) { /* one active, four queued */
+    for (int i = 0; i < 5; i++) { /* one request is active, four are queued */
         fake_call *call = fake_call_create(1);
         call->memory = 1;
         tickets[i] = fake_submit(registry, "a", call, NULL);
@@ -359,7 +359,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_CANCELLED, &error);
     MP_CHECK_INT(asked, 3);
-    /* a cancellation makes room */
+    /* a cancellation makes room in the queue */
     mp_ticket_cancel(tickets[2]);
     tickets[5] = fake_submit(registry, "a", fake_call_create(1), NULL);
     /* completed work makes room for a waiting submitter */
@@ -620,7 +620,7 @@ MP_TEST(registry_removes_after_the_last_request) {
     MP_CHECK_INT(fake_finish(runs), MP_OK); /* accepted requests are served */
     MP_CHECK_INT(fake_finish(waits), MP_OK);
     MP_CHECK_INT(fake.models, 0);
-    fake_add(registry, "a", &fake, false); /* the key is free */
+    fake_add(registry, "a", &fake, false); /* the key can be used again */
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     fake_end(registry);
 }

@@ -1,5 +1,5 @@
-/* mp_cpu_allocator_barrier_threads: how many compute threads of a lease are worth using when they wait for each
- * other. */
+/* mp_cpu_allocator_barrier_threads: how many compute threads a lease should use if the threads wait for each other at
+ * barriers. */
 #include "base/options.h"
 #include "mp_test.h"
 #include "registry/cpu_allocator.h"
@@ -65,7 +65,7 @@ MP_TEST(registry_cores_barrier_threads_rise_without_lost_time) {
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     lend(allocator, 1, 20, 1);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 2);
-    lend(allocator, 2, 20, 18); /* the attempt with two threads fails: the next one comes later */
+    lend(allocator, 2, 20, 18); /* the attempt with two threads fails: the next attempt comes later */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     mp_sys_sleep_ns(110u * 1000 * 1000);
     lend(allocator, 1, 20, 0);

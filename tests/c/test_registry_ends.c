@@ -220,7 +220,7 @@ MP_TEST(registry_shutdown_drains_within_the_grace) {
         MP_CHECK(mp_ticket_done(tickets[i])); /* although the model was not loaded yet */
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
     }
-    mp_registry_close(registry, 0); /* idempotent */
+    mp_registry_close(registry, 0); /* a second close has no effect */
     mp_error error;
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SHUTTING_DOWN, &error);
     fake_end(registry);

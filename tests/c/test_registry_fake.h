@@ -22,7 +22,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic int memory;          /* limit of the memory of all admitted items; 0 = no limit */
     _Atomic bool unhealthy;
     uint64_t model_bytes, engine_bytes; /* charged to the budget */
-    _Atomic uint64_t held_bytes;        /* the size that engines report; 0 = engine_bytes; trim halves it */
+    _Atomic uint64_t held_bytes;        /* size that engines report, halved by trim; 0 = engine_bytes */
     int threads;                        /* compute threads requested per step; 0 = 1 */
     int thread_limit;                   /* compute threads of the allocator; 0 = unchecked */
     int process;                        /* id of the process that the engines simulate; 0 = none */

@@ -1,4 +1,4 @@
-/* Memory reclaim: which models free memory, which keep it, and that the waiting load or request gets it. */
+/* Memory reclaim: which models free memory, which models keep theirs, and that the waiting load or request gets it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -141,7 +141,7 @@ MP_TEST(registry_memory_of_several_registries_adds_up) {
     MP_CHECK_OK(mp_registry_load(two, "b", false, fake_in_ms(5000), &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(one, "a", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(fake_finish(fake_submit(two, "b", fake_call_create(1), NULL)), MP_OK);
-    large.model_bytes = stats.memory_limit / 100 * 95; /* both must be evicted */
+    large.model_bytes = stats.memory_limit / 100 * 95; /* a and b must both be evicted */
     MP_CHECK_OK(mp_registry_load(one, "c", false, fake_in_ms(5000), &error), &error);
     MP_CHECK_INT(first.models + second.models, 0);
     mp_registry_close(two, 0);
@@ -263,7 +263,7 @@ MP_TEST(registry_memory_of_engines_is_what_they_report) {
         MP_CHECK_INT(fake_finish(ticket), MP_OK);
         expect_held(registry, "a", 80000);
         MP_CHECK_OK(mp_registry_load(registry, "b", false, fake_in_ms(5000), &error), &error); /* ignores the backoff */
-        MP_CHECK_INT(fakes[0].models, 0); /* trimmed first, then evicted */
+        MP_CHECK_INT(fakes[0].models, 0); /* a was trimmed first, then evicted */
         MP_CHECK_INT(atomic_load(&fakes[0].held_bytes), 40000);
         fake_end(registry);
     }

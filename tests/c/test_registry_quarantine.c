@@ -116,7 +116,7 @@ MP_TEST(quarantine_two_culprits_at_once) {
     fake_end(registry);
 }
 
-/* A step that stands still does not identify a culprit either. */
+/* A step of two requests that stands still does not identify a culprit: both become suspects. */
 MP_TEST(quarantine_of_steps_that_stand_still) {
     fake fake;
     mp_registry *registry = start(&fake, 1);

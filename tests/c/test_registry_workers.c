@@ -138,7 +138,7 @@ MP_TEST(workers_two_cold_requests_run_at_once_under_each_policy) {
             tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
         uint64_t end = fake_in_ms(10000);
         mp_entry_info info;
-        do { /* both are active before either is done */
+        do { /* both requests are active before one is done */
             fake_info(registry, "a", &info);
             MP_CHECK(mp_sys_now_ns() < end);
         } while (info.running < 2);
