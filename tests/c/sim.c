@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static const uint64_t TICK_NS = 50; /* how far one reading moves the clock */
+static const uint64_t TICK_NS = 50; /* how far each reading advances the clock */
 static const uint64_t LATE_MOST_NS = 1000ull * 1000 * 1000;
 enum { STACK = 128 * 1024, GUARD = 4096 };
 
@@ -34,7 +34,7 @@ __asm__(".text\n"
 static void *first_frame(uint8_t *stack, void (*entry)(void)) {
     void **top = (void **)(stack + STACK); /* page-aligned: ret leaves rsp as after a call */
     memset(top - 10, 0, 10 * sizeof(void *));
-    top[-2] = (void *)entry; /* above: a zero return address, the end of the chain of frames */
+    top[-2] = (void *)entry; /* top[-1]: a zero return address, which ends the chain of frames */
     uint32_t control[2] = {0x1F80, 0x037F};
     memcpy(&top[-9], control, sizeof(control));
     return &top[-9];
@@ -155,7 +155,7 @@ void sim_point(const char *op, const void *object) {
 
 static void fail_deadlock(void) { sim_fail("deadlock: every thread waits, and none has a deadline"); }
 
-/* No fibre can run before the nearest deadline. */
+/* No fibre can run: moves the clock to the nearest deadline. */
 static void wait_for_clock(void) {
     watch(sim.watch_quiet);
     if (!sim.nearest_ns)
@@ -179,7 +179,7 @@ void sim_block(sim_state state, const void *object, uint64_t deadline_ns) {
     sim.ready &= ~(1ull << self);
     if (deadline_ns && (!sim.nearest_ns || deadline_ns < sim.nearest_ns))
         sim.nearest_ns = deadline_ns;
-    set_clock(sim.clock_ns); /* the deadline may have passed */
+    set_clock(sim.clock_ns); /* wakes this fibre if its deadline has passed */
     while (!sim.ready)
         wait_for_clock();
     switch_to(sim_sched_pick(sim.ready, -1));
@@ -225,7 +225,7 @@ static void row_unpark_all(_Atomic uint32_t *word) {
 static uint64_t row_random(void) { return sim_random(); }
 static uint64_t row_taken_away(void) { return 0; }
 
-/* Four CPUs on two nodes (sim_run.c names them), of which a process may use one or both. */
+/* Four CPUs on two nodes (MPOOL_NODES in sim_run.c). Depending on the seed, the process may use one node or both. */
 static bool row_get_affinity(mp_cpu_set *cpus) {
     *cpus = (mp_cpu_set){{sim.setup->seed & 1 ? 0xF : 0x3}};
     return true;
@@ -317,7 +317,7 @@ static void row_thread_join(pthread_t thread) {
     other->joined = true;
 }
 
-/* Not in the seam's table yet. */
+/* The row `thread_detach` of the seam. */
 void sim_thread_detach(pthread_t thread);
 void sim_thread_detach(pthread_t thread) { fibre_of(thread)->detached = true; }
 

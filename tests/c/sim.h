@@ -18,8 +18,8 @@
 
 typedef enum sim_scheduler {
     SIM_RANDOM,    /* switches to another fibre with a probability chosen per schedule */
-    SIM_PCT,       /* fibres have random priorities; at `depth` random points the running one gets the lowest */
-    SIM_EXHAUSTIVE /* every schedule with at most `depth` preemptions, one a run (sim_next) */
+    SIM_PCT,       /* random priorities; at `depth` random points the running fibre drops to the lowest priority */
+    SIM_EXHAUSTIVE /* every schedule with at most `depth` preemptions, one per run (sim_next) */
 } sim_scheduler;
 
 typedef struct sim_setup {
@@ -32,14 +32,14 @@ typedef struct sim_setup {
     uint32_t spurious;   /* a condition variable wakes for no reason */
     uint32_t late;       /* the clock jumps to the nearest deadline although other fibres could run */
     uint32_t alloc;      /* an allocation is refused */
-    uint32_t thread;     /* a thread is refused */
+    uint32_t thread;     /* the creation of a thread is refused */
     bool coarse;         /* points only at locks, wake-ups, parks and mp_seam_point() */
-    uint64_t horizon_ns; /* a longer run counts as hung; 0 = one hour */
+    uint64_t horizon_ns; /* a longer run, in virtual time, counts as hung; 0 = one hour */
     uint64_t step_limit; /* 0 = 2,000,000 */
 } sim_setup;
 
 typedef struct sim_result {
-    uint64_t steps, hash; /* hash: of every event */
+    uint64_t steps, hash; /* hash: over all events */
     uint64_t clock_ns;
     int fibres;
 } sim_result;
@@ -47,8 +47,8 @@ typedef struct sim_result {
 /* Runs body(arg) as the first fibre until all fibres have ended. Returns only on success. On failure the process
  * prints and ends with code 1. */
 void sim_run(const sim_setup *setup, void (*body)(void *arg), void *arg, sim_result *result);
-/* Exhaustive runs: sim_next moves to the next schedule and returns false after the last. sim_first forgets all
- * earlier ones. */
+/* Exhaustive runs: sim_first starts with the first schedule; sim_next moves to the next one and returns false after the
+ * last. */
 void sim_first(void);
 bool sim_next(void);
 
@@ -63,25 +63,26 @@ bool sim_chance(uint32_t of_65536);
 uint64_t sim_now(void);           /* does not move the clock and is not a scheduling point */
 void sim_clock_jump(uint64_t ns); /* simulates a suspended or stopped machine */
 void sim_faults(bool on);         /* injected faults (refusals, late wake-ups) are enabled when a run begins */
-int sim_self(void);               /* number of the running fibre; -1 outside of any */
-bool sim_is_blocked(int fibre);   /* it waits for a lock, a wake-up or the clock */
+int sim_self(void);               /* number of the running fibre; -1 outside all fibres */
+bool sim_is_blocked(int fibre);   /* true if the fibre waits for a lock, a wake-up or the clock */
 bool sim_is_held(const mp_mutex *mutex);
 const sim_setup *sim_get_setup(void);
-int sim_late_jumps(void); /* how often this run jumped to a deadline although a thread could run */
-/* Requires that locks made in this file are taken only while all held locks have lower ranks. For the whole process. */
+int sim_late_jumps(void); /* how often the clock of this run jumped to a deadline although a fibre could run */
+/* Requires that a lock initialised in `file` is taken only while all held locks have ranks below `rank`. Applies to all
+ * later runs of the process. */
 void sim_lock_rank(const char *file, int rank);
 void sim_note(const char *format, ...) __attribute__((format(printf, 1, 2))); /* adds a line to the trace */
 /* `step` is called before each step with no fibre running, `quiet` when all fibres wait, before the clock moves.
- * Both may call the core: inside them, calls are not scheduling points, every lock is free, and a wait with a deadline
- * returns at once. */
+ * Both may call the core: inside them, calls are not scheduling points, a call that needs a held lock fails the run,
+ * and a wait with a deadline returns at once. */
 void sim_watch(void (*step)(void *arg), void (*quiet)(void *arg), void *arg);
 
 /* --- schedulers (sim_sched.c), used by sim.c --- */
 
 void sim_sched_begin(const sim_setup *setup);
-/* Chooses the fibre that runs next. `self` runs now; -1: it cannot continue. */
+/* Returns the fibre that runs next. `self`: the running fibre; -1 = the running fibre cannot continue. */
 int sim_sched_pick(uint64_t runnable, int self);
-int sim_sched_choose(int n); /* any other choice of the schedule: 0 to n - 1 */
+int sim_sched_choose(int n); /* makes any other choice of the schedule: 0 to n - 1 */
 bool sim_sched_chance(uint32_t of_65536);
 void sim_sched_started(int fibre);
 /* Prints the decisions of an exhaustive run so far, as text for MPOOL_SIM_CHOICES. */

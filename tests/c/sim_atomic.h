@@ -1,6 +1,6 @@
 /* sim_atomic.h: included first in the files of the registry and in base/event_count.c, in the simulator's build. Every
  * atomic operation becomes a point at which another thread may run, and is sequentially consistent, because the
- * simulator runs one thread at a time. Relaxed additions and subtractions are counters and stay as they are. */
+ * simulator runs one thread at a time. Relaxed additions and subtractions are counters, not scheduling points. */
 #ifndef TESTS_SIM_ATOMIC_H
 #define TESTS_SIM_ATOMIC_H
 

@@ -7,9 +7,9 @@
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
-/* True if a fault must end the request. A request is retried once (twice, if it can continue and one fault was an
- * external kill), unless the caller saw a part of the result that a retry cannot continue, or the quarantine refuses
- * it. */
+/* Returns true if a fault must end the request. A request is retried once (twice, if it can continue and one fault was
+ * an external kill), unless the caller saw a part of the result that a retry cannot continue, or the quarantine refuses
+ * the request. */
 static bool failed_for_good(const record *r) {
     const sim_call *call = r->call;
     bool again = call->failed == 1 || (call->failed == 2 && call->spared);
@@ -27,7 +27,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
     case MP_TIMEOUT:
         fine = (r->deadline_ns && sim_now() >= r->deadline_ns) ||
                (r->patience_ns && sim_now() >= r->began_ns + r->patience_ns) ||
-               (r->call && !r->ticket && r->deadline_ns); /* predicted to miss its deadline */
+               (r->call && !r->ticket && r->deadline_ns); /* refused: predicted to miss the deadline */
         break;
     case MP_CANCELLED:
         fine = r->cancelled || w.shutting_down;
@@ -51,7 +51,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
     case MP_IO:
         fine = w.load_fails;
         break;
-    case MP_MODEL: /* or a request like it made workers fail twice */
+    case MP_MODEL: /* also if requests with the same fingerprint made workers fail twice */
         fine = w.load_fails || w.stalls || (w.crashes && !(r->call && r->call->innocent));
         break;
     case MP_INTERNAL:
@@ -100,7 +100,7 @@ void sim_check_end(const record *r) {
     mp_ticket_times(r->ticket, &submitted, &started, &finished);
     SIM_CHECK(submitted && finished >= submitted && (!started || (started >= submitted && finished >= started)));
     SIM_CHECK(mp_ticket_position(r->ticket, NULL) == -1);
-    SIM_CHECK((!r->call->admitted && !r->call->saved) || w.stalls); /* an abandoned worker may still hold it */
+    SIM_CHECK((!r->call->admitted && !r->call->saved) || w.stalls); /* an abandoned worker's engine may hold it */
     sim_check_status(status, &error, r, "a request");
     if (status == MP_OK)
         SIM_CHECK(r->call->finished == 1 && r->call->done == r->call->units && !r->call->bad_argument &&
@@ -131,7 +131,7 @@ static void wait_to_end(caller *self, record *r) {
     if (percent(w.kind->streams ? 10 : 50)) {
         wait(self, r, UINT64_MAX, 0, &progress);
     } else {
-        do { /* a stream */
+        do { /* waits for each step of progress */
             wait(self, r, seen, 0, &progress);
             SIM_CHECK(progress > seen);
             seen = progress;
@@ -161,7 +161,8 @@ static uint64_t bind(caller *self, mp_ticket *ticket) {
     return UINT64_MAX;
 }
 
-/* Waits for the ticket through a notifier, as an event loop does. A bound ticket may also be released. */
+/* Waits for the ticket through a notifier, as an event loop does. Sometimes returns without waiting, so that a bound
+ * ticket is released. */
 static void wait_notified(caller *self, mp_ticket *ticket) {
     uint64_t id = bind(self, ticket);
     if (id == UINT64_MAX || percent(25))
@@ -189,14 +190,14 @@ static void cancel(record *r) {
 
 static void let_go(record *r) {
     if (w.kept_count < RECORDS && percent(20)) {
-        w.kept[w.kept_count++] = *r; /* checked again after the end */
+        w.kept[w.kept_count++] = *r; /* checked again after the registry was closed */
         return;
     }
     r->call->destroyed_is_error = false;
     mp_ticket_release(r->ticket);
 }
 
-/* Takes a request of another caller, or one of its own. */
+/* Waits for the offered request, or cancels it. The request may be one of the caller's own. */
 static void take_offer(caller *self) {
     if (!w.offered)
         return;
@@ -214,13 +215,13 @@ static void take_offer(caller *self) {
 
 static void follow(caller *self, record *r) {
     mp_error error;
-    if (!r->endless && !w.offered && !w.plain && percent(30)) { /* another caller may wait for it, or cancel it */
+    if (!r->endless && !w.offered && !w.plain && percent(30)) { /* another caller may wait for it or cancel it */
         w.offered_record = *r;
         w.offered_record.cancelled = r->cancelled = true;
         w.offered = mp_ticket_pin(r->ticket);
     }
     switch (w.kind->streams || w.plain ? 7 : of(r->endless ? 3 : 8)) {
-    case 0: /* stops waiting early */
+    case 0: /* releases the ticket without waiting for the end */
         r->call->destroyed_is_error = false;
         if (w.offered != r->ticket) /* otherwise another caller takes the request over */
             r->call->unwanted_ns = sim_now();
@@ -323,13 +324,13 @@ static bool submit(caller *self, record *r) {
     self->submitting = NULL;
     if (status == MP_OK) {
         SIM_CHECK(!r->past);
-        call->destroyed_is_error = true; /* the caller's reference keeps it */
+        call->destroyed_is_error = true; /* the caller's ticket keeps the request alive */
         if (w.kind->special && w.kind->special->submitted)
             w.kind->special->submitted(r);
         return true;
     }
     SIM_CHECK(!r->ticket && !w.plain);
-    r->call = &before; /* freed by then */
+    r->call = &before; /* submit has freed the request */
     r->cancelled = options.give_up != NULL;
     sim_check_status(status, &error, r, "submit");
     return false;
@@ -417,7 +418,7 @@ static void operate(caller *self, record *r) {
         sim_check_status(mp_registry_evict(w.registry, key, some_deadline(r), &error), &error, r, "evict");
         break;
     case 2: {
-        mp_registry_stats stats, later; /* each number belongs to another moment */
+        mp_registry_stats stats, later; /* no snapshot: the counters change while they are read */
         mp_registry_get_stats(w.registry, &stats);
         mp_registry_get_stats(w.registry, &later);
         uint64_t over = stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections;

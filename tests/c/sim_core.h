@@ -20,10 +20,10 @@ typedef enum sim_state {
 } sim_state;
 
 typedef struct sim_fibre {
-    void *sp; /* while another fibre runs */
+    void *sp; /* stack pointer; valid while another fibre runs */
     uint8_t *stack;
     sim_state state;
-    const void *object;   /* the object that it waits for */
+    const void *object;   /* the object that the fibre waits for */
     uint64_t deadline_ns; /* end of the wait; 0 = none */
     bool timed_out, joined, detached;
     void *(*body)(void *arg);
@@ -37,7 +37,7 @@ typedef struct sim_fibre {
 typedef struct sim_core {
     sim_fibre fibres[SIM_FIBRES];
     const sim_setup *setup;
-    uint64_t ready; /* one bit per fibre that could run */
+    uint64_t ready; /* one bit per fibre; 1 = the fibre can run */
     int current;    /* -1: the scheduler itself, between runs */
     int inlined;    /* > 0: a watcher runs; its calls are not scheduling points */
     bool active, faults;
@@ -49,7 +49,8 @@ typedef struct sim_core {
 } sim_core;
 extern sim_core sim;
 
-/* sim.c: a point before an operation; the running fibre waits; a waiting fibre continues. */
+/* sim.c. sim_point: a scheduling point before an operation. sim_block: the running fibre waits. sim_wake: makes a
+ * waiting fibre ready. */
 void sim_point(const char *op, const void *object);
 void sim_block(sim_state state, const void *object, uint64_t deadline_ns);
 void sim_wake(int fibre, bool timed_out);
@@ -63,7 +64,7 @@ void sim_cond_init(pthread_cond_t *cond);
 void sim_cond_deinit(pthread_cond_t *cond);
 int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns);
 void sim_cond_wake(pthread_cond_t *cond, bool all);
-void sim_cond_leave(const void *cond); /* a waiting fibre continues; the variable may be freed before it runs */
+void sim_cond_leave(const void *cond); /* removes a woken waiter; `cond` may be freed before the waiter runs */
 void sim_wake_spuriously(void);
 const char *sim_name_of(const void *object, char *text, int size); /* `object`: a mutex or condition variable */
 /* sim_memory.c */

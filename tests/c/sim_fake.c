@@ -6,8 +6,7 @@
 #include <string.h>
 
 static const uint64_t MS = 1000 * 1000;
-/* How late a step may begin after the deadline of one of its requests: a check just before the deadline lets it
- * through. */
+/* A request may be admitted this long after its deadline: the registry may have checked just before the deadline. */
 static const uint64_t LATE_NS = 2 * 1000 * 1000;
 
 static const uint64_t UNWANTED_NS = 100ull * 1000 * 1000;
@@ -21,7 +20,7 @@ typedef struct fake_engine {
     int used, admitted, inside;
     bool gone, parked; /* parked: plan() found nothing to do */
     mp_error lost;
-    mp_item *offered[MP_PLAN_MAX]; /* to the current plan() or admit() */
+    mp_item *offered[MP_PLAN_MAX]; /* items passed to the current plan() or admit() */
     int offers;
 } fake_engine;
 
@@ -32,7 +31,7 @@ typedef struct fake_model {
     int engines;
 } fake_model;
 
-typedef struct fake_state { /* state of an item from admit to retire, or longer */
+typedef struct fake_state { /* state of an item from admit to retire, also while it is preempted */
     int memory;
 } fake_state;
 
@@ -54,7 +53,7 @@ static void lose(fake_engine *engine, bool outside) {
     mp_fail(&engine->lost, MP_RECV, "the process is gone");
 }
 
-/* True if the engine is lost, possibly in this call. */
+/* Returns true if the engine is lost, before or during this call. */
 static bool is_gone(fake_engine *engine) {
     if (!engine->gone && engine->model->loses && sim_below(100) < (uint64_t)engine->model->loses)
         lose(engine, true);
@@ -92,9 +91,9 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     sim_call *call = (sim_call *)item->request;
     enter(engine);
     mp_status status = MP_OK;
-    SIM_CHECK(!call->admitted && !call->finished && call->failed < 2 + call->spared); /* retried once ... */
-    SIM_CHECK(!call->numeric || !call->failed);                        /* ... but NaN would come again, */
-    SIM_CHECK(!call->failed_late);                                     /* and results that were seen must stay */
+    SIM_CHECK(!call->admitted && !call->finished && call->failed < 2 + call->spared); /* one retry, two if spared */
+    SIM_CHECK(!call->numeric || !call->failed);                        /* no retry after NaN */
+    SIM_CHECK(!call->failed_late);                                     /* no retry after the caller saw a unit */
     SIM_CHECK(call->lost_worker < 2);
     SIM_CHECK(call->base.goes_on ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
@@ -158,7 +157,7 @@ static void forget(fake_engine *engine, mp_item *item, bool keep) {
         call->done = 0;
 }
 
-/* A request that can continue keeps its progress. Others begin again unless their state survives. */
+/* A preempted request keeps its progress, also if its state is freed. */
 static void give_way(fake_engine *engine, mp_item *item) {
     sim_call *call = (sim_call *)item->request;
     uint32_t done = call->done;
@@ -212,7 +211,7 @@ static bool compute(mp_lease *lease, uint64_t ns) {
 
 static bool breaks_down(const sim_call *call) { return call->internal > 0 && call->done >= call->internal_from; }
 
-/* A model whose workers die repeatedly gets a backoff, and is then broken. */
+/* A model whose workers die repeatedly must get a backoff, and then be broken. */
 static void crash(sim_model *model) {
     enum { RING = sizeof(model->crash_ns) / sizeof(model->crash_ns[0]) };
     uint64_t now = sim_now(), first = model->crash_ns[model->crashes % RING];
@@ -225,7 +224,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     fake_engine *engine = (fake_engine *)base;
     sim_model *model = engine->model;
     enter(engine);
-    if (engine->gone) { /* lost since the plan: no request was in the step */
+    if (engine->gone) { /* the engine was lost after plan(): the step begins no work */
         for (int i = 0; i < plan->count; i++)
             outcomes[i] = MP_OUTCOME_MORE;
         leave(engine);
@@ -510,7 +509,7 @@ sim_call *sim_fakes_call(uint32_t units) {
     return call;
 }
 
-/* True while threads of abandoned workers have not returned. */
+/* Returns true while threads of abandoned workers have not returned. */
 static bool abandoned_work_remains(void) {
     for (int i = 0; i < fakes.count; i++)
         if (fakes.models[i].loading || fakes.models[i].engines || fakes.models[i].loaders)

@@ -1,5 +1,5 @@
-/* sim_fake.h: fake models for the simulator; all costs are virtual time. They check the promises of the registry to
- * loaders and engines, and count what is created and freed. */
+/* sim_fake.h: fake models for the simulator; all costs are virtual time. The fakes check the promises of the registry
+ * to loaders and engines, and count the objects that exist. */
 #ifndef TESTS_SIM_FAKE_H
 #define TESTS_SIM_FAKE_H
 
@@ -10,20 +10,20 @@ enum { SIM_FAKES = 48 };
 
 typedef struct sim_model { /* the model of one loader */
     /* script */
-    uint64_t load_ns, step_ns, stall_ns; /* stall_ns: without progress and not cancellable */
-    int load_failures;                   /* this many more loads fail with IO */
-    int engine_failures;                 /* this many more engines fail with MODEL */
+    uint64_t load_ns, step_ns, stall_ns; /* stall_ns: time of a load without progress or polls */
+    int load_failures;                   /* number of further loads that fail with MP_IO */
+    int engine_failures;                 /* number of further engines that fail with MP_MODEL */
     uint32_t step_units;                 /* units per item and step; 0 = all */
     int plan_items;                      /* items per step; 0 = all */
-    int memory;                          /* sum that the admitted items of an engine may hold; 0 = no limit */
-    int threads;                         /* wanted per step */
+    int memory;                          /* limit of the memory of all items in an engine; 0 = no limit */
+    int threads;                         /* compute threads requested per step */
     uint64_t model_bytes, engine_bytes;
     bool unhealthy;
-    int stuck_steps; /* this many more steps stand still for stuck_ns and check nothing */
+    int stuck_steps; /* number of further steps that stand still for stuck_ns without polls */
     uint64_t stuck_ns;
-    bool uneven; /* every other step takes no time */
-    int loses;   /* for engines that are processes: percentage of calls during which the process is killed */
-    /* counts of existing objects */
+    bool uneven; /* each step takes no time with probability 1/2 */
+    int loses;   /* if engines are processes: percentage of calls of an engine that kill its process */
+    /* counts: objects that exist; then events */
     int loading, models, engines, loaders;
     int loads, steps, preempted;
     uint64_t failed_ns; /* time of the last failed load */
@@ -34,50 +34,50 @@ typedef struct sim_model { /* the model of one loader */
 typedef struct sim_call {
     mp_request base;
     uint32_t units, done;
-    int memory, memory_a_step; /* held from admission to retirement; more after each step */
+    int memory, memory_a_step; /* memory from admission to retirement, and growth per step */
     bool bad_argument, refused, numeric, keeps_state;
     int admitted;            /* 1 while an engine has admitted it */
     bool alone;              /* no other item may be in the engine at the same time */
-    int internal;            /* this many more of its steps fail with INTERNAL, after internal_from units */
+    int internal;            /* number of further steps that fail with INTERNAL, from unit internal_from on */
     uint32_t internal_from;  /* see `internal` */
-    bool innocent;           /* never causes a failure; its fingerprint differs from every request that may */
-    bool streams;            /* its caller sees each unit at once */
-    bool failed_late;        /* it failed after the caller saw a unit */
+    bool innocent;           /* never causes a failure; requests that may cause one have other fingerprints */
+    bool streams;            /* the caller sees each unit as soon as it is computed */
+    bool failed_late;        /* the request failed after the caller saw a unit */
     bool spoils;             /* fails with INTEGRITY instead of INTERNAL, and the engine survives */
-    uint32_t shown;          /* units that the caller may have seen, of a request that can continue */
+    uint32_t shown;          /* units computed so far; a request that can continue must not lose them */
     int lost_worker;         /* how often its engine was lost before a step with it */
-    bool moved;              /* its engine was lost or failed, and it was not admitted again yet */
-    uint64_t deadline_ns;    /* the deadline that the engine must be told */
-    int saved;               /* states kept by a preemption */
-    bool spared;             /* it failed from an external kill and can continue: one failure more is allowed */
-    int finished, failed;    /* how often an engine completed it, or made it fail */
-    bool destroyed_is_error; /* the caller still reads it */
-    uint64_t unwanted_ns;    /* when it was cancelled or released; 0 = it was not */
+    bool moved;              /* its engine was lost or failed, and no engine has admitted it since */
+    uint64_t deadline_ns;    /* the deadline that the engine's item must have */
+    int saved;               /* 1 while it is preempted and its state is kept */
+    bool spared;             /* it survived an external kill, so one more failure is allowed */
+    int finished, failed;    /* how often an engine completed it, and how often it failed */
+    bool destroyed_is_error; /* the caller still uses the request */
+    uint64_t unwanted_ns;    /* time of its cancellation or release; 0 = neither */
     bool masked;             /* each unit needs a grammar mask ... */
-    uint32_t masks;          /* ... and the caller has provided this many */
-    bool waits;              /* a unit was computed before its mask was there */
-    const bool *parked;      /* its worker has nothing to do */
+    uint32_t masks;          /* ... and this many masks were provided */
+    bool waits;              /* set by the engine: the next unit waits for a mask */
+    const bool *parked;      /* *parked: the last plan of its engine was empty */
 } sim_call;
 
 typedef struct sim_fakes {
     sim_model models[SIM_FAKES];
-    int count, calls; /* requests that exist */
+    int count, calls; /* used entries of models; requests that exist */
     int threads, threads_in_steps;
     bool on_time;        /* the clock never moves past a deadline while a fibre can run */
-    bool no_late;        /* the same, except for jumps */
+    bool no_late;        /* as on_time, except for jumps (jumped_ns) */
     uint64_t jumped_ns;  /* time of the last jump */
     uint64_t backoff_ns; /* minimum time between a failed load and its retry; 0 = none */
     bool whole;          /* a fault in a step fails all its requests */
-    int crashes_most;    /* per model within 50 s; 0 = no limit */
-    bool processes;      /* an engine may be lost; a fault also ends the process */
-    int again, given_way; /* admissions after a lost engine; preemptions for other reasons */
+    int crashes_most;    /* not 0: a model must not fail 9 times within 50 s */
+    bool processes;      /* engines are processes: they may be lost, and a fault ends them */
+    int again, given_way; /* again: admissions after an engine loss or fault; given_way: preemptions without one */
 } sim_fakes;
 extern sim_fakes fakes;
 
 void sim_fakes_begin(int threads);
 sim_model *sim_fakes_model(void); /* creates a model with the simplest script */
 mp_loader sim_fakes_loader(sim_model *model);
-sim_call *sim_fakes_call(uint32_t units); /* NULL: refused */
+sim_call *sim_fakes_call(uint32_t units); /* NULL: no memory */
 void sim_fakes_end(void);                 /* checks that everything was freed */
 
 #endif

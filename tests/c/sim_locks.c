@@ -11,11 +11,11 @@
 enum { CLASSES = 64 };
 static const uint32_t MUTEX = 0x51317E78u, COND = 0x51310CD0u, GONE = 0x51310000u;
 
-/* Locks made at one place of the sources form a class. Classes must always be taken in one order. */
+/* Locks that are initialised at one source line form a class. Any two classes must always be taken in one order. */
 typedef struct lock_class {
     mp_seam_site made;
     int rank;             /* 0 = none */
-    bool before[CLASSES]; /* was held while a lock of that class was taken ... */
+    bool before[CLASSES]; /* before[i]: a lock of class i was held when one of this class was taken, at where[i] */
     mp_seam_site where[CLASSES];
     uint64_t seed[CLASSES];
 } lock_class;
@@ -121,7 +121,8 @@ void sim_lock_deinit(pthread_mutex_t *mutex) {
     lock_of(mutex)->magic = GONE;
 }
 
-/* Returns true if the graph of locks taken while others were held has a path between the two classes. */
+/* Returns true if a lock of class `to` was ever taken while one of class `from` was held, directly or through locks of
+ * other classes. */
 static bool leads_to(int from, int to, bool *seen) {
     if (from == to)
         return true;

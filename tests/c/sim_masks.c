@@ -1,7 +1,7 @@
-/* sim_masks.c: worlds of requests that wait for grammar masks. One thread provides them, as the caller of a worker
- * process does for all: late, in any order, sometimes with a wake-up without a mask, never for some requests, and
- * also for requests that have ended. In the world `lost` workers are processes too, which are killed or fail under
- * requests of all kinds. See sim_state.h. */
+/* sim_masks.c: worlds of requests that wait for grammar masks. One thread provides the masks of all requests: late,
+ * in any order, sometimes with a wake-up without a mask, never for some requests, and also for requests that have
+ * ended. In the world `lost`, the workers are processes, which are killed or fail while they serve requests of all
+ * kinds. See sim_state.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM
@@ -9,7 +9,7 @@
 static const uint64_t MS = 1000 * 1000;
 
 typedef struct masked {
-    mp_ticket *ticket; /* pinned */
+    mp_ticket *ticket; /* pinned by masks_submitted */
     sim_call *call;
     bool never;
 } masked;
@@ -146,7 +146,8 @@ static void lost_call(record *r, mp_submit_options *options) {
     call->innocent = !call->internal;
 }
 
-/* The counts match the events, except for requests that ended before they were admitted again. */
+/* Compares the counts of retries and preemptions with those of the fakes. They may differ by requests that ended before
+ * an engine admitted them again. */
 static void lost_finish(void) {
     mp_registry_stats stats;
     masks_finish();

@@ -49,7 +49,7 @@ void *sim_alloc(size_t bytes, size_t alignment) {
     prefix *head = (prefix *)(arena + used);
     used += whole(bytes);
     *head = (prefix){.state = LIVE, .fibre = sim.current, .bytes = bytes, .step = sim.steps};
-    void **frame = __builtin_frame_address(0); /* the build keeps frame pointers; a first frame ends in 0 */
+    void **frame = __builtin_frame_address(0); /* the build keeps frame pointers; the first frame's is 0 */
     for (int i = 0; i < 4 && frame && frame[0]; i++, frame = frame[0])
         head->by[i] = frame[1];
     live++;

@@ -1,5 +1,5 @@
-/* sim_parts.c: worlds of single parts, small enough for all their schedules: the thread pool, the CPU allocator,
- * maintenance. */
+/* sim_parts.c: worlds of single parts, small enough to run all their schedules: the thread pool, the governor, the CPU
+ * allocator, maintenance. */
 #include "sim_world.h"
 
 #ifdef MP_SIM
@@ -156,7 +156,7 @@ static struct {
     _Atomic int next;
 } cores;
 
-/* No node leases more than it has, and the sums agree. */
+/* Checks that no node leases more CPUs than it has, and that the sums over the nodes are right. */
 static void check_nodes(const mp_core_lease *own, int count) {
     int threads[MP_NODES_MAX], leased[MP_NODES_MAX], sum = 0,
                                                      nodes = mp_cpu_allocator_nodes(cores.allocator, threads, leased);
@@ -168,7 +168,7 @@ static void check_nodes(const mp_core_lease *own, int count) {
     SIM_CHECK(sum <= cores.threads && count == 0 && own->on[own->first] > 0);
 }
 
-/* While all threads sleep, no thread waits for a CPU that is free. */
+/* Checks, while all threads sleep, that no thread waits for a CPU while one is free. */
 static void check_waiters(void *arg) {
     (void)arg;
     for (int i = 0; i < cores.next; i++)
@@ -222,7 +222,7 @@ static struct {
     mp_maintenance maintenance;
     mp_pool *pool;
     mp_mutex lock;
-    uint64_t due[DUES]; /* guarded by: lock; 0 = none, or swept */
+    uint64_t due[DUES]; /* guarded by: lock; 0 = unused, or swept */
     int seen;
     _Atomic int next;
 } ticks;

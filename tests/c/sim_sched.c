@@ -20,10 +20,8 @@ static struct {
     int changes;
     int last, in_a_row;
 } sched;
-/* The number of points of a schedule, learned from earlier ones. It is a power of two, so that few schedules depend on
- * its exact value. The command that repeats a run includes it. */
 
-/* --- exhaustive: the decisions of this run, and the next alternatives of earlier ones --- */
+/* --- exhaustive: the chosen alternative and the number of alternatives of each decision --- */
 
 static struct {
     uint16_t chosen[PATH], count[PATH];
@@ -48,7 +46,7 @@ void sim_sched_begin(const sim_setup *setup) {
     sched.stay = stays[roll() % 5];
     sched.lowest = 1000000;
     sched.changes = setup->depth < CHANGES ? setup->depth : CHANGES;
-    /* Lengths of schedules differ by orders of magnitude, so the span is random too. */
+    /* Lengths of schedules differ by orders of magnitude, so the span of the priority changes is random too. */
     uint64_t span = 64ull << (roll() % 8);
     for (int i = 0; i < sched.changes; i++)
         sched.change[i] = roll() % span;
@@ -132,7 +130,7 @@ static int pick_pct(uint64_t runnable, int self) {
     for (int i = 0; self >= 0 && i < sched.changes; i++)
         if (sched.change[i] == sched.step)
             sched.priority[self] = sched.lowest--;
-    /* A fibre that spins for another one must let it run eventually. */
+    /* A fibre that spins until another one has run must let that one run eventually. */
     if (self >= 0 && self == sched.last && ++sched.in_a_row > UNFAIR) {
         sched.priority[self] = sched.lowest--;
         sched.in_a_row = 0;

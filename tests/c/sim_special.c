@@ -1,4 +1,4 @@
-/* sim_special.c: the additions of single worlds to what all worlds do. See sim_state.h. */
+/* sim_special.c: the hooks of single worlds. See sim_state.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM
@@ -25,7 +25,7 @@ static mp_status call_once(const char *key, mp_error *error) {
     return status;
 }
 
-/* --- cold: requests for models that are not loaded, under every policy: one load each --- */
+/* --- cold: requests for models that are not loaded, under every policy: each model is loaded once --- */
 
 static void cold_tune(mp_registry_config *config) {
     config->keep_alive_ns = MP_FOREVER;
@@ -34,7 +34,7 @@ static void cold_tune(mp_registry_config *config) {
 }
 
 static void cold_script(sim_model *model) {
-    if (percent(20)) /* the load always fails: callers get the error, and it is retried at times */
+    if (percent(20)) /* every load fails: callers get the error, and a load is tried again after a backoff */
         model->load_failures = 1000;
     w.load_fails |= model->load_failures != 0;
 }
@@ -52,7 +52,7 @@ static void cold_finish(void) {
 
 const sim_special sim_cold = {.tune = cold_tune, .script = cold_script, .call = cold_call, .finish = cold_finish};
 
-/* --- evictions: idle workers leave at once; the model of the first key is pinned --- */
+/* --- evictions: idle workers end after at most 20 ms; the model of the first key is pinned --- */
 
 static void evictions_tune(mp_registry_config *config) {
     static const uint64_t lives[] = {1, 1, 1000 * 1000, 20 * 1000 * 1000};
@@ -113,7 +113,7 @@ static void reclaim_call(record *r, mp_submit_options *options) {
 const sim_special sim_reclaim = {
     .tune = reclaim_tune, .script = reclaim_script, .begin = reclaim_begin, .call = reclaim_call};
 
-/* --- deadlines: nearly all requests have a deadline or patience; some are submitted late --- */
+/* --- deadlines: nearly all requests have a deadline or patience; some are submitted after their deadline --- */
 
 static void deadlines_call(record *r, mp_submit_options *options) {
     r->deadline_ns = options->deadline_ns = 0;
@@ -129,7 +129,7 @@ static void deadlines_call(record *r, mp_submit_options *options) {
 }
 
 static void deadlines_tune(mp_registry_config *config) {
-    if (percent(50)) /* a load keeps the CPUs from all others */
+    if (percent(50)) /* a load occupies the only CPU */
         fakes.threads = config->threads = 1;
 }
 
@@ -153,7 +153,7 @@ static void flapping_tune(mp_registry_config *config) {
         config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_BULK] = 8;
 }
 
-static void flapping_script(sim_model *model) { /* slow: several probes at once, some of them late */
+static void flapping_script(sim_model *model) { /* slow steps: several probes run at once, some end late */
     model->load_ns = 0;
     model->step_ns = 20 * MS;
     model->uneven = false;
@@ -166,7 +166,7 @@ static void flapping_call(record *r, mp_submit_options *options) {
     r->call->numeric = percent(50);
     r->call->units = 1 + (uint32_t)of(3);
     w.numeric = true;
-    if (percent(50)) /* waits for the end of the backoff */
+    if (percent(50)) /* the backoff may end meanwhile */
         mp_sys_sleep_ns(sim_below(20 * MS));
 }
 
@@ -194,7 +194,7 @@ static bool is_half_open(void) {
 
 static void check_probes(mp_ticket *const *tickets, int count) {
     int n = 0;
-    mp_sys_sleep_ns(MS / 10); /* lets ending requests end */
+    mp_sys_sleep_ns(MS / 10); /* long enough for requests that are about to end */
     for (int i = 0; i < count; i++)
         n += !mp_ticket_done(tickets[i]);
     if (is_half_open() && n > TRIES)
@@ -240,7 +240,7 @@ static void flapping_bursts(void) {
 
 static void must_be_closed(void *arg, const mp_entry_info *info) { *(bool *)arg &= !strcmp(info->breaker, "closed"); }
 
-/* Faults have stopped: the breaker must close for good. */
+/* After the faults have stopped, the breaker must close. */
 static void flapping_finish(void) {
     mp_error error;
     flapping_bursts();
@@ -260,7 +260,7 @@ static void flapping_finish(void) {
 const sim_special sim_flapping = {
     .tune = flapping_tune, .script = flapping_script, .call = flapping_call, .finish = flapping_finish};
 
-/* --- crashes: workers die of internal errors, from some requests once, from others each time --- */
+/* --- crashes: requests kill their workers by internal errors, some requests once, others twice --- */
 
 static void crashes_tune(mp_registry_config *config) {
     config->breaker_threshold = percent(50) ? -1 : 1 + of(5);
@@ -372,7 +372,7 @@ static void ahead_begin(void) {
     }
 }
 
-/* All workers leave when no more requests come. */
+/* All workers end when no more requests arrive. */
 static void ahead_finish(void) {
     mp_entry_info info;
     mp_sys_sleep_ns(40 * SECOND);
@@ -384,7 +384,7 @@ static void ahead_finish(void) {
 const sim_special sim_ahead = {
     .tune = ahead_tune, .script = ahead_script, .begin = ahead_begin, .finish = ahead_finish};
 
-/* --- balance: many requests at once, each to the less loaded of two workers --- */
+/* --- balance: many requests at once, each goes to the less loaded of two random workers --- */
 
 enum { BALANCED = 48 };
 
@@ -445,7 +445,7 @@ static void balance_call(record *r, mp_submit_options *options) {
 const sim_special sim_balance = {
     .tune = balance_tune, .script = balance_script, .begin = balance_begin, .call = balance_call};
 
-/* --- jumps: the clock jumps by ten minutes once; steps and loads exceed the limits, but make progress --- */
+/* --- jumps: the clock jumps by ten minutes once; steps and loads exceed their timeouts, but make progress --- */
 
 static void jumps_tune(mp_registry_config *config) {
     config->stall_timeout_ns = config->load_timeout_ns = 100 * MS;

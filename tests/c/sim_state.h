@@ -8,36 +8,36 @@
 
 enum { CALLERS = 6, KEYS = 5, MINE = 4, RECORDS = 64 };
 
-typedef struct record { /* an accepted request */
+typedef struct record { /* an operation of a caller, usually a request, and the facts that explain its status */
     mp_ticket *ticket;
     sim_call *call;
     uint64_t began_ns, deadline_ns, patience_ns;
-    bool cancelled, endless; /* endless: takes longer than any caller waits */
+    bool cancelled, endless; /* endless: too long for any caller to wait for its end */
     bool past;               /* its deadline passes before it is submitted */
 } record;
 
-/* Additions of a world to what all worlds do. Each may be NULL. */
+/* Hooks that a world adds to what all worlds do. Each may be NULL. */
 typedef struct sim_special {
     void (*tune)(mp_registry_config *config);
     void (*script)(sim_model *model);
-    void (*begin)(void);                                 /* the keys exist, the callers do not */
+    void (*begin)(void);                                 /* after the models were added, before callers start */
     void (*call)(record *r, mp_submit_options *options); /* before a request is submitted */
     void (*submitted)(record *r);                        /* after it was accepted */
     void (*rest)(void);                                  /* while all threads wait */
-    void (*finish)(void);                                /* the callers have ended, the registry is open */
+    void (*finish)(void);                                /* after the callers ended, before the registry closes */
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
     sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost;
 
 typedef struct caller {
     int number, fibre;
-    /* the ticket that it waits for, for check_at_rest */
+    /* the ticket or operation that the caller waits for; read by check_at_rest */
     mp_ticket *awaited;
     uint64_t seen;
     const char *loading, *submitting;
     mp_notifier *notifier;
-    uint64_t bound, notified; /* one bit per id: given out; notified */
-    mp_ticket *expected;      /* it sleeps until its notifier lists this ticket ... */
+    uint64_t bound, notified; /* one bit per id: bound to a ticket; listed by the notifier */
+    mp_ticket *expected;      /* the caller sleeps until its notifier lists this ticket ... */
     uint64_t expected_id;     /* ... as this id */
 } caller;
 
@@ -47,15 +47,15 @@ typedef struct sim_scene {
     caller callers[CALLERS];
     int caller_count, key_count, capacity, closers;
     sim_model *models[KEYS];
-    record kept[RECORDS]; /* checked again after the end */
+    record kept[RECORDS]; /* checked again after the registry was closed */
     int kept_count;
-    mp_ticket *offered; /* a caller's reference, offered to another */
+    mp_ticket *offered; /* a pinned ticket that any caller may take */
     record offered_record;
-    /* events that explain how requests may end */
+    /* events in this run that explain the status of requests */
     bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change;
     int jumps_before_close; /* sim_late_jumps() when the first close began */
-    bool numeric, crashes, plain, jumped; /* plain: callers only send requests, and wait */
-    int safe;                             /* the first `safe` keys are never evicted */
+    bool numeric, crashes, plain, jumped; /* plain: callers only send requests and wait */
+    int safe;                             /* callers never evict the first `safe` keys */
     uint64_t steps;
 } sim_scene;
 extern sim_scene w;

@@ -1,5 +1,5 @@
-/* sim_tiny.c: two threads and one model, each doing one thing: small enough for all schedules with few preemptions.
- * The seed chooses the two things. */
+/* sim_tiny.c: one model and two threads, which perform one operation each: small enough to run all schedules with few
+ * preemptions. The seed chooses the two operations. */
 #include "sim_world.h"
 
 #ifdef MP_SIM

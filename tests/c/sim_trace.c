@@ -132,7 +132,7 @@ static void print_fibres(void) {
         void **frame = i == sim.current ? __builtin_frame_address(0) : NULL;
 #if defined(__x86_64__)
         if (i != sim.current && f->state != SIM_ENDED)
-            frame = ((void ***)f->sp)[6]; /* rbp, as sim_switch left it */
+            frame = ((void ***)f->sp)[6]; /* rbp, as saved by sim_switch */
 #endif
         for (int j = 0; j < 8 && frame && frame[0]; j++, frame = frame[0])
             by[j] = frame[1];

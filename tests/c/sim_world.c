@@ -22,7 +22,8 @@ const char *const sim_keys[KEYS] = {"a", "b", "c", "d", "e"};
 static void check_entry_at_rest(void *arg, const mp_entry_info *info) {
     (void)arg;
     bool idle = strcmp(info->state, "ready") == 0, busy = strcmp(info->state, "busy") == 0;
-    /* While memory is short, a worker may wait for it, and checks again soon. After a worker died, a backoff runs. */
+    /* While memory is short, an idle worker may wait for memory, and checks again soon. The death of a worker starts a
+     * backoff. */
     bool tight = w.tight || w.refused_memory;
     bool no_worker = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
     if (info->queued > 0 && ((idle && !tight) || (no_worker && !w.stalls && !w.crashes)))
@@ -137,7 +138,7 @@ static void check_after_close(void) {
     if ((stats.memory_used && !w.stalls) || stats.threads_leased) /* memory of abandoned workers stays charged */
         sim_fail("after close %llu bytes are charged and %d compute threads leased",
                  (unsigned long long)stats.memory_used, stats.threads_leased);
-    /* Only a jump of the clock during a close passes its deadline while a step or a load runs. */
+    /* Without stalls, close abandons a worker only if the clock jumps past the grace period during a step or load. */
     if (stats.workers_dead && !w.stalls && sim_late_jumps() == w.jumps_before_close)
         sim_fail("%llu workers were abandoned, and none stood still", (unsigned long long)stats.workers_dead);
     SIM_CHECK(stats.illegal_transitions == 0);
@@ -147,7 +148,7 @@ static void registry_world(void *arg) {
     const sim_world *kind = arg;
     memset(&w, 0, sizeof(w));
     w.kind = kind;
-    /* The order given in csrc/README.md. */
+    /* The order of locks in csrc/README.md. */
     sim_lock_rank("registry.c", 1);
     sim_lock_rank("entry.c", 2);
     sim_lock_rank("request.c", 4);
@@ -158,7 +159,7 @@ static void registry_world(void *arg) {
     sim_lock_rank("cpu_allocator.c", 9);
     w.refused_memory = w.refused_threads = kind->faults;
     w.stalls =
-        kind->faults || kind->stuck; /* also when other threads do not run for as long as a load may stand still */
+        kind->faults || kind->stuck; /* also if the fibre of a load is not scheduled within the timeout */
     if (create() != MP_OK) {
         SIM_CHECK(kind->faults);
         return;
@@ -167,7 +168,7 @@ static void registry_world(void *arg) {
     record none = {0};
     w.key_count = kind->at_once ? kind->keys : 1 + of(kind->keys);
     for (int i = 0; i < w.key_count; i++) {
-        w.removed = w.swapped = kind->faults; /* a refused add leaves the key unknown */
+        w.removed = w.swapped = kind->faults; /* if mp_registry_add is refused, the key is unknown */
         sim_add(sim_keys[i], false, &none);
     }
     mp_thread threads[CALLERS + 2];
@@ -189,7 +190,7 @@ static void registry_world(void *arg) {
     if (w.offered)
         mp_ticket_release(w.offered);
     w.offered = NULL;
-    sim_faults(false); /* the end must be clean: all refusals are dealt with */
+    sim_faults(false); /* no faults from here on: the end must be clean */
     if (kind->special && kind->special->finish)
         kind->special->finish();
     begin_close();
@@ -267,7 +268,7 @@ sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int d
     static const uint32_t rates[] = {0, 0, 60, 600};
     setup.spurious = rates[dice & 3];
     setup.late = rates[dice >> 2 & 3] / 2;
-    if (!world->callers || !world->keys || world->special == &sim_jumps) /* they check the clock themselves */
+    if (!world->callers || !world->keys || world->special == &sim_jumps) /* their checks rely on the clock */
         setup.late = 0;
     if (world->faults) {
         static const uint32_t refusals[] = {0, 100, 1000, 6000};

@@ -12,30 +12,32 @@
 typedef struct sim_world {
     const char *name;
     void (*body)(void *arg); /* arg: the world */
-    /* Upper bounds of callers and keys; percentages of actions other than requests. */
+    /* Most callers and keys; percentage of actions that are operations, not requests; percentage of operations that add
+     * or remove models. */
     int callers, keys, operations, swaps;
     bool memory;   /* memory of engines and of the process is short */
-    bool shutdown; /* closed while requests run */
+    bool shutdown; /* the registry is closed while requests run */
     bool faults;   /* loads fail and stall; memory and threads are refused; files change; the clock jumps */
     bool stuck;    /* steps stand still; idle workers leave soon */
     bool streams;  /* requests produce many stream chunks, and callers read each */
-    bool at_once;  /* every caller loads every key at the same time */
-    const struct sim_special *special; /* its additions (sim_special.c), or NULL */
+    bool at_once;  /* all callers load all keys when they start */
+    const struct sim_special *special; /* hooks of this world (sim_special.c, sim_masks.c), or NULL */
 } sim_world;
 
 const sim_world *sim_world_find(const char *name); /* NULL: no such world */
-/* Returns the setup of one schedule of a world: the seed decides what fails and how often. */
+/* Returns the setup of one schedule of a world. The seed decides which faults are injected, and how often. */
 sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int depth, uint64_t seed);
 /* Runs `count` schedules, starting with `seed`: half of them random, half PCT with 1 to 5 priority changes (sim.h).
  * Returns the total number of steps. */
 uint64_t sim_world_run(const sim_world *world, uint64_t seed, int count);
 /* Runs schedules seed .. seed + count - 1 of `body`, or all choices if exhaustive, in a child process. Returns true
- * if one failed; `said` receives its output. `world`: provides body and setups; NULL: they are given. */
+ * if a schedule failed; `said` receives the child's error output. */
 bool sim_world_in_child(const sim_setup *setup, int count, void (*body)(void *arg), void *arg, char *said, int size);
-/* The same over the schedules of sim_world_run. *schedules receives how many it took. */
+/* As sim_world_in_child, for the schedules of sim_world_run. *schedules receives the number of schedules run. */
 bool sim_world_finds(const sim_world *world, uint64_t seed, int count, int *schedules, char *said, int size);
 
-/* Runs every schedule of a world with at most `depth` preemptions, up to `most`. Returns how many there were. */
+/* Runs the schedules of a world with at most `depth` preemptions, but no more than `most` of them. Returns how many
+ * schedules ran. */
 int sim_world_exhaust(const sim_world *world, uint64_t seed, int depth, int most);
 
 /* worlds of single parts (sim_parts.c) */
@@ -43,7 +45,7 @@ void sim_parts_pool(void *world);
 void sim_parts_cores(void *world);
 void sim_parts_governor(void *world);
 void sim_parts_ticks(void *world);
-/* A registry with two threads (sim_tiny.c). The seed, below sim_tiny_scripts, chooses what they do. */
+/* A registry with two threads (sim_tiny.c). The seed modulo sim_tiny_scripts chooses the operations of the threads. */
 void sim_tiny(void *world);
 extern const int sim_tiny_scripts;
 

@@ -92,7 +92,7 @@ MP_TEST(base_cpu_levels_agree_with_the_kernel) {
 #endif
     };
     MP_CHECK_INT(mp_cpu_init(NULL, NULL), MP_OK);
-    bool below = true; /* levels are a chain: the first missing one ends it */
+    bool below = true; /* levels form a chain: after the first missing level, all are missing */
     for (int i = 0; i < (int)(sizeof(rows) / sizeof(rows[0])); i++) {
         for (int k = 0; k < 4 && rows[i].words[k]; k++)
             below &= strstr(flags, rows[i].words[k]) != NULL;
@@ -108,7 +108,7 @@ MP_TEST(base_cpu_levels_agree_with_the_kernel) {
     }
 #if defined(__x86_64__)
     mp_error error;
-    if (strstr(flags, " avx_vnni ")) { /* older systems do not list it */
+    if (strstr(flags, " avx_vnni ")) { /* older kernels do not list AVX-VNNI */
         MP_CHECK_OK(mp_cpu_init("avxvnni", &error), &error);
         MP_CHECK_INT(mp_cpu_features(), MP_CPU_AVX2 | MP_CPU_AVX_VNNI);
     }
@@ -211,7 +211,7 @@ MP_TEST(base_cgroup_v1_reads_each_controller) {
     MP_CHECK_INT(limits.memory_bytes, 2147483648);
 }
 
-/* A container sees a part of the tree only: the mount shows /docker/id as its top. */
+/* A container sees only a part of the tree: the root of its mount is /docker/id. */
 MP_TEST(base_cgroup_inside_a_container) {
     const char *root = fresh_root();
     put(root, "/proc/self/cgroup", "5:memory:/docker/id/inner\n3:cpu:/docker/id\n");
@@ -225,7 +225,7 @@ MP_TEST(base_cgroup_inside_a_container) {
     mp_cgroup limits = mp_cgroup_read(root);
     MP_CHECK_NEAR(limits.cpus, 2, 0);
     MP_CHECK_INT(limits.memory_bytes, 4000);
-    /* a group outside the mount: the top of the mount is the group */
+    /* a group outside the mount: the limits at the root of the mount apply */
     put(root, "/proc/self/cgroup", "5:memory:/elsewhere\n3:cpu:/docker/idol\n");
     limits = mp_cgroup_read(root);
     MP_CHECK_NEAR(limits.cpus, 2, 0);
@@ -250,7 +250,7 @@ MP_TEST(base_cgroup_invalid_values_are_no_limit) {
         }
     mp_cgroup limits = mp_cgroup_read("/nowhere/at/all");
     MP_CHECK(limits.cpus == 0 && limits.memory_bytes == UINT64_MAX);
-    /* longer than any buffer for a value */
+    /* a value that is longer than any buffer */
     const char *root = fresh_root();
     static char long_text[5000];
     memset(long_text, '1', sizeof(long_text) - 1);

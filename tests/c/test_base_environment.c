@@ -27,7 +27,8 @@ MP_TEST(base_environment_override_sets_and_restores) {
     }
 }
 
-/* setenv during the override, as by another thread: adding a variable moves the array, replacing one does not. */
+/* setenv during the override, as another thread might call it: adding a variable moves the array `environ`, replacing
+ * one does not. */
 MP_TEST(base_environment_override_keeps_changes_by_others) {
     mp_environment_override override;
     mp_error error;

@@ -3,7 +3,7 @@
 
 #include "mp_test.h"
 
-/* True when a text is valid UTF-8 to its end. */
+/* Returns true if `text` is valid UTF-8 and does not end inside a character. */
 static bool is_utf8(const char *text) {
     for (const uint8_t *at = (const uint8_t *)text; *at;) {
         int more = *at < 0x80 ? 0 : (*at & 0xE0) == 0xC0 ? 1 : (*at & 0xF0) == 0xE0 ? 2 : (*at & 0xF8) == 0xF0 ? 3 : -1;

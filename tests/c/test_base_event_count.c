@@ -87,7 +87,7 @@ MP_TEST(base_spin_needs_permission_and_ends_in_time) {
     MP_CHECK_INT(left, 0);
     left = 2;
     MP_CHECK(!mp_spin_until(count_down, &left, &(mp_spin_rule){never, always, nothing, NULL, UINT64_MAX}));
-    MP_CHECK_INT(left, 1); /* one check without permission */
+    MP_CHECK_INT(left, 1); /* without permission to spin, the condition is checked once */
     uint64_t before = mp_sys_now_ns();
     MP_CHECK(!mp_spin_until(never, NULL, &(mp_spin_rule){always, never, nothing, NULL, UINT64_MAX}));
     MP_CHECK(!mp_spin_until(never, NULL, &(mp_spin_rule){always, always, nothing, NULL, 1000 * 1000}));
@@ -103,7 +103,7 @@ MP_TEST(base_event_count_shared_wakes_and_times_out) {
     mp_event_count events = {0};
     mp_thread thread;
     mp_error error;
-    mp_event_count_park_shared(&events, 1, 0); /* another count: no wait */
+    mp_event_count_park_shared(&events, 1, 0); /* the count is 0, not 1: returns at once */
     mp_event_count_park_shared(&events, 0, 1000 * 1000);
     MP_CHECK_INT(mp_event_count_read(&events), 0);
     MP_CHECK_OK(mp_thread_start(&thread, "notifier", notify_shared, &events, &error), &error);

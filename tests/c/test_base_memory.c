@@ -96,7 +96,7 @@ MP_TEST(base_alloc_freed_memory_leaves_rss) {
     for (int i = 0; i < BLOCKS; i++) {
         blocks[i] = mp_alloc(BYTES, MP_TAG_WEIGHTS);
         memset(blocks[i], 1, BYTES);
-        plugs[i] = mp_alloc(100, MP_TAG_WEIGHTS); /* keeps the heap from shrinking at its end */
+        plugs[i] = mp_alloc(100, MP_TAG_WEIGHTS); /* free() cannot shrink the heap below this block */
     }
     MP_CHECK(resident_kb() - before > (uint64_t)BLOCKS * BYTES / 1024 * 9 / 10);
     for (int i = 0; i < BLOCKS; i++)
@@ -184,7 +184,7 @@ MP_TEST(base_arena_reset_and_peak) {
     MP_CHECK(arena.size >= 100000 && arena.used == 0);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SCRATCH), arena.size);
     MP_CHECK_STATUS(mp_arena_reserve(&arena, SIZE_MAX - 10, &error), MP_MEMORY_EXHAUSTED, &error);
-    MP_CHECK(!arena.memory && !arena.size); /* the arena is usable again */
+    MP_CHECK(!arena.memory && !arena.size); /* the arena is empty, and can be reserved again */
     MP_CHECK_OK(mp_arena_reserve(&arena, 64, &error), &error);
     mp_arena_deinit(&arena);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SCRATCH), 0);
@@ -219,7 +219,7 @@ MP_TEST(base_budget_takes_up_to_the_limit) {
     MP_CHECK(mp_budget_take(&budget, 40));
     MP_CHECK(mp_budget_take(&budget, 0));
     MP_CHECK(!mp_budget_take(&budget, 1));
-    atomic_store(&budget.limit, 50); /* lowered below what is in use */
+    atomic_store(&budget.limit, 50); /* the new limit is below the bytes in use */
     MP_CHECK(!mp_budget_take(&budget, 1));
     mp_budget_give(&budget, 60);
     MP_CHECK(mp_budget_take(&budget, 10));

@@ -1,4 +1,4 @@
-/* test_base_mpsc_ring.c: base/mpsc_ring.h. Its users' tests (the log, events) cover threads and order. */
+/* test_base_mpsc_ring.c: base/mpsc_ring.h. The tests of its users, the log and events, cover threads and order. */
 #include "base/mpsc_ring.h"
 #include "mp_test.h"
 
@@ -42,7 +42,7 @@ MP_TEST(base_mpsc_ring_waits_at_a_claimed_slot_until_it_is_reset) {
     MP_CHECK(put(2));
     MP_CHECK_INT(take(), 1);
     MP_CHECK_INT(take(), UINT32_MAX);
-    mp_mpsc_reset(&ring); /* the child of a fork */
+    mp_mpsc_reset(&ring); /* as in the child of a fork */
     MP_CHECK_INT(take(), UINT32_MAX);
     for (uint32_t i = 0; i < 4; i++)
         MP_CHECK(put(i));

@@ -124,7 +124,7 @@ MP_TEST(base_sys_advise_touches_whole_pages_inside_only) {
     uint8_t *block = mp_sys_alloc(8 * page, page);
     MP_CHECK(block);
     memset(block, 1, 8 * page);
-    mp_sys_advise(block + 1, 3 * page - 2, MP_ADVISE_DONTNEED); /* page 1 alone is whole: page 2 lacks one byte */
+    mp_sys_advise(block + 1, 3 * page - 2, MP_ADVISE_DONTNEED); /* only page 1 is whole: page 2 lacks one byte */
     for (size_t i = 0; i < 8; i++)
         MP_CHECK_INT(block[i * page], i == 1 ? 0 : 1);
     mp_sys_free(block, 8 * page);
@@ -228,7 +228,7 @@ static void measure_stack(void *arg) {
     pthread_attr_destroy(&attr);
 }
 
-/* A small default stack, as of `ulimit -s 128` or of some C libraries. */
+/* The default stack size may be small, as after `ulimit -s 128` or in some C libraries. */
 MP_TEST(base_sys_threads_have_enough_stack) {
     pthread_attr_t attr, before;
     MP_CHECK(pthread_getattr_default_np(&before) == 0);
@@ -251,7 +251,7 @@ MP_TEST(base_sys_threads_block_signals_and_are_counted) {
     uint64_t created, joined, created_after, joined_after;
     mp_thread_counts(&created, &joined);
     mp_thread thread = {0};
-    mp_thread_join(&thread); /* never started */
+    mp_thread_join(&thread); /* the thread was never started */
     thread_view view = {0};
     mp_error error;
     MP_CHECK_OK(mp_thread_start(&thread, "a-name-longer-than-15", observe_thread, &view, &error), &error);
@@ -369,10 +369,10 @@ static void unpark_later(void *arg) {
 
 MP_TEST(base_sys_park_waits_for_the_word) {
     _Atomic uint32_t word = 0;
-    mp_park(&word, 7, 0); /* another value already: no wait */
+    mp_park(&word, 7, 0); /* the word is not 7: returns at once */
     uint64_t start = mp_sys_now_ns();
     mp_park(&word, 0, 10 * MS);
-    MP_CHECK(mp_sys_now_ns() - start < 5000 * MS); /* the timeout ends it */
+    MP_CHECK(mp_sys_now_ns() - start < 5000 * MS); /* the timeout ended the wait */
     mp_thread thread;
     mp_error error;
     MP_CHECK_OK(mp_thread_start(&thread, "unpark", unpark_later, &word, &error), &error);

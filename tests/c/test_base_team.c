@@ -164,7 +164,7 @@ MP_TEST(base_team_workers_share_helpers) {
     MP_CHECK_INT(atomic_load(&running), 0);
     MP_CHECK(atomic_load(&most) <= 6);
     mp_lease lease;
-    mp_team_lease(team, 99, &lease); /* every helper is free again */
+    mp_team_lease(team, 99, &lease); /* all helpers are free again */
     MP_CHECK_INT(lease.threads, 4);
     mp_team_return(&lease);
     mp_team_destroy(team);
@@ -282,7 +282,7 @@ MP_TEST(base_team_refuses_impossible_sizes) {
     MP_CHECK(team == NULL);
     MP_CHECK_STATUS(mp_team_create(256, &team, &error), MP_INVALID_ARGUMENT, &error);
     mp_lease lease;
-    mp_team_lease(NULL, 4, &lease); /* no team: the calling thread alone */
+    mp_team_lease(NULL, 4, &lease); /* without a team, a lease has only the calling thread */
     MP_CHECK_INT(lease.threads, 1);
     _Atomic int sum = 0;
     mp_lease_run(&lease, add_index, &sum);
@@ -311,7 +311,7 @@ MP_TEST(base_team_survives_refused_memory) { mp_test_alloc_sweep(team_life, NULL
 
 enum { NAP_MS = 30 };
 
-/* Thread 1 has no CPU for a while; all others wait for it. */
+/* The last thread sleeps, as if it had no CPU, while all others wait for it at the barrier. */
 static void wait_for_one(const mp_team_thread *thread, void *arg) {
     (void)arg;
     if (thread->index == thread->count - 1)
@@ -324,11 +324,11 @@ static void check_loss(int threads, const char *spin_us) {
     mp_lease lease;
     mp_team_lease(team, threads, &lease);
     MP_CHECK(lease.watched_ns == 0 && lease.lost_ns == 0);
-    mp_sys_sleep_ns(2 * 1000 * 1000); /* longer than the period in which one region is watched */
+    mp_sys_sleep_ns(2 * 1000 * 1000); /* the next region is watched: at most one per millisecond is */
     mp_lease_run(&lease, wait_for_one, NULL);
     uint64_t least = NAP_MS * 1000000u;
     MP_CHECK(lease.watched_ns >= least);
-    /* the largest loss of one thread: waiting for it, parked or spinning, is no loss */
+    /* lost_ns is the largest loss of one thread; the time in which others wait for that thread is not lost */
     MP_CHECK(lease.lost_ns >= least * 9 / 10 && lease.lost_ns <= lease.watched_ns);
     uint64_t watched = lease.watched_ns;
     mp_lease_run(&lease, wait_for_one, NULL);

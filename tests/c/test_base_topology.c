@@ -30,7 +30,8 @@ static void put(const char *root, const char *name, const char *text) {
     fclose(file);
 }
 
-/* A machine with these nodes online; lists[i] is the CPU list of node i, NULL = it has no folder. */
+/* Creates a fake /sys of a machine with these nodes online. lists[i] is the CPU list of node i; NULL = the node has no
+ * folder. Returns its root. */
 static char *machine(const char *online, const char *const *lists, int count) {
     static char root[64];
     snprintf(root, sizeof(root), "/tmp/mpool-nodes-XXXXXX");
@@ -58,7 +59,7 @@ static mp_cpu_set cpus(int first, int last) {
     return set;
 }
 
-/* Describe the topology as "number:memory:cpus ...". */
+/* Reads the topology below `root` and returns it as "number:memory:cpus ...". */
 static const char *read_from(const char *root, const char *table, mp_cpu_set allowed) {
     static char text[4096];
     mp_topology topology;
@@ -98,10 +99,10 @@ MP_TEST(base_topology_odd_machines) {
     const char *const odd[] = {"0-1\n", "\n", NULL, "0x3\n", "2-3\n", NULL};
     char *root = machine("0-1,3-5\n", odd, 6);
     MP_CHECK_STR(read_from(root, "", cpus(0, 3)), "0:0:0-1 4:4:2-3");
-    MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:0:0-1 4:4:2-3 5:-1:4-5"); /* CPUs that belong to no node */
-    MP_CHECK_STR(read_from(root, "", cpus(2, 3)), "4:4:2-3");                  /* affinity leaves one node */
-    MP_CHECK_STR(read_from(root, "", cpus(1, 2)), "0:0:1 4:4:2");              /* CPU 3 was unplugged */
-    MP_CHECK_STR(read_from(root, "", cpus(0, -1)), "0:-1:");                   /* no node is known */
+    MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:0:0-1 4:4:2-3 5:-1:4-5"); /* CPUs 4 and 5 are in no node */
+    MP_CHECK_STR(read_from(root, "", cpus(2, 3)), "4:4:2-3");                  /* the affinity covers one node only */
+    MP_CHECK_STR(read_from(root, "", cpus(1, 2)), "0:0:1 4:4:2");              /* CPUs 0 and 3 are missing */
+    MP_CHECK_STR(read_from(root, "", cpus(0, -1)), "0:-1:");                   /* no CPU is allowed */
     clear(root);
     MP_CHECK_STR(read_from("/nowhere", "", cpus(0, 5)), "0:-1:0-5");
     const char *const none[] = {"\n", "\n"};
@@ -111,7 +112,7 @@ MP_TEST(base_topology_odd_machines) {
     root = machine("0-2000\n", none, 2);
     MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:-1:0-5");
     clear(root);
-    const char *const twice[] = {"0-3\n", "2-5\n"}; /* the first node keeps them */
+    const char *const twice[] = {"0-3\n", "2-5\n"}; /* the first node keeps CPUs 2 and 3 */
     root = machine("0-1\n", twice, 2);
     MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:0:0-3 1:1:4-5");
     clear(root);
@@ -205,7 +206,7 @@ static void observe(const mp_team_thread *thread, void *arg) {
 
 static bool same(const mp_cpu_set *a, const mp_cpu_set *b) { return memcmp(a, b, sizeof(*a)) == 0; }
 
-/* Use two CPUs of this machine as two nodes. Returns false when it has only one. */
+/* Uses two CPUs of this machine as two nodes. Returns false if the machine has only one CPU. */
 static bool two_nodes(mp_cpu_set *before, mp_cpu_set *first, mp_cpu_set *second) {
     int found = 0;
     *first = *second = (mp_cpu_set){0};
@@ -240,14 +241,14 @@ MP_TEST(base_team_threads_run_on_their_node) {
             MP_CHECK(mp_cpu_set_has(i < 2 ? first : other, s.cpu[i]));
         }
         mp_team_return(&lease);
-        MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before)); /* bound only inside a region */
+        MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before)); /* the caller is bound only inside a region */
         mp_team_lease_at(team, &(mp_team_place){first, 1}, 1, &lease);
         MP_CHECK(mp_sys_get_affinity(&now) && same(&now, first));
         mp_team_return(&lease);
         MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
     }
     mp_team_destroy(team);
-    mp_team_lease_at(NULL, &(mp_team_place){&b, 1}, 1, &lease); /* works without a team too */
+    mp_team_lease_at(NULL, &(mp_team_place){&b, 1}, 1, &lease); /* without a team, the caller is bound too */
     MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &b));
     mp_team_return(&lease);
     MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
@@ -269,7 +270,7 @@ MP_TEST(base_team_without_nodes_binds_nothing) {
     mp_team_destroy(team);
 }
 
-/* A helper that worked on a node last is preferred there, so that few threads move. */
+/* A lease prefers the helpers that last worked on its node, so that few threads move. */
 MP_TEST(base_team_helpers_stay_on_their_node) {
     mp_cpu_set before, a, b;
     if (!two_nodes(&before, &a, &b))
@@ -285,7 +286,7 @@ MP_TEST(base_team_helpers_stay_on_their_node) {
     mp_team_lease_at(team, &(mp_team_place){&b, 3}, 1, &second);
     MP_CHECK(second.helpers[0] == on_b[0] && second.helpers[1] == on_b[1]);
     mp_team_return(&second);
-    mp_team_lease_at(team, &(mp_team_place){&b, 5}, 1, &second); /* helpers of other nodes serve when needed */
+    mp_team_lease_at(team, &(mp_team_place){&b, 5}, 1, &second); /* takes helpers of other nodes when needed */
     MP_CHECK_INT(second.threads, 5);
     seen s = {0};
     mp_lease_run(&second, observe, &s);
@@ -295,7 +296,7 @@ MP_TEST(base_team_helpers_stay_on_their_node) {
     mp_team_destroy(team);
 }
 
-/* CPUs that went offline: the threads run on CPUs that the system chooses. */
+/* If the CPUs of a node went offline, its threads run on CPUs that the system chooses. */
 MP_TEST(base_team_runs_without_its_node) {
     mp_cpu_set before, now, gone = cpus(MP_CPUS_MAX - 2, MP_CPUS_MAX - 1);
     if (!mp_sys_get_affinity(&before))

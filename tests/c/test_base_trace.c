@@ -61,7 +61,7 @@ MP_TEST(base_log_full_drops_and_counts) {
     MP_CHECK(dropped > 0);
     MP_CHECK_INT(mp_log_drain(collect, &c), 1000 - (int)dropped);
     MP_CHECK_INT(c.wrong, 0);
-    for (int round = 0; round < 20; round++) { /* the ring still works after it was full, and past its end */
+    for (int round = 0; round < 20; round++) { /* the ring works after it was full, and wraps around */
         for (int i = 0; i < 100; i++)
             mp_log(MP_LOG_ERROR, "round %d", round);
         MP_CHECK_INT(mp_log_drain(collect, &c), 100);

@@ -54,7 +54,7 @@ MP_TEST(events_truncate_long_keys) {
     mp_events_post(MP_EVENT_READY, 1, key, 0, NULL, MP_OK);
     MP_CHECK(mp_events_take(&event));
     MP_CHECK_INT(strlen(event.key), sizeof(event.key) - 1);
-    mp_events_post(MP_EVENT_READY, 1, "short", 0, NULL, MP_OK); /* in other slots, then in the same one */
+    mp_events_post(MP_EVENT_READY, 1, "short", 0, NULL, MP_OK); /* in other slots, then in that of the long key */
     for (int i = 0; i <= SLOTS; i++) {
         MP_CHECK(mp_events_take(&event));
         MP_CHECK_STR(event.key, "short");
@@ -72,7 +72,7 @@ MP_TEST(events_full_ring_drops_the_latest_and_counts) {
         for (uint64_t i = 0; i < SLOTS; i++) {
             MP_CHECK(mp_events_take(&event));
             MP_CHECK_INT(event.request, i + 1);
-            if (i == 9) { /* one slot is free again: one event fits */
+            if (i == 9) { /* slots are free again: one more event fits */
                 post(MP_EVENT_READY, 5000);
                 MP_CHECK_INT(mp_events_dropped(), 100 * round);
             }
@@ -108,7 +108,7 @@ MP_TEST(events_of_several_writers_reach_a_slow_reader_in_their_order) {
         if (!mp_events_take(&event)) {
             if (over)
                 break;
-            over = atomic_load(&writing) == 0; /* then drain once more */
+            over = atomic_load(&writing) == 0; /* if all writers have ended, drain once more */
             continue;
         }
         uint64_t writer = (event.request - 1) / EACH;
@@ -150,7 +150,7 @@ MP_TEST(events_of_the_parent_do_not_reach_the_child) {
     int how;
     MP_CHECK(waitpid(child, &how, 0) == child && WIFEXITED(how));
     MP_CHECK_INT(WEXITSTATUS(how), 0);
-    MP_CHECK(mp_events_take(&event) && event.request == 11); /* the parent still gets its events */
+    MP_CHECK(mp_events_take(&event) && event.request == 11); /* the parent still has its other events */
 }
 
 /* --- events of a registry --- */
@@ -168,7 +168,7 @@ static void drain(received *received) {
     }
 }
 
-/* Check the last failure event; there must be exactly one more than before. */
+/* Drains the events. Checks that exactly one new failure event arrived, with this key and status. */
 static void expect_refused(received *received, mp_registry *registry, const char *key, mp_status status) {
     int before = received->counts[MP_EVENT_REQUEST_FAIL];
     drain(received);
@@ -236,7 +236,7 @@ MP_TEST(events_report_refused_requests) {
     expect_refused(&received, registry, "a", MP_OVERLOADED);
     MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), fast), MP_OVERLOADED);
     expect_refused(&received, registry, "a", MP_OVERLOADED);
-    MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), again), MP_OVERLOADED); /* a retry follows */
+    MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), again), MP_OVERLOADED); /* uncounted: no event */
     drain(&received);
     MP_CHECK_INT(received.counts[MP_EVENT_REQUEST_FAIL], 7);
     atomic_store(&fake.hold, false);
@@ -246,7 +246,7 @@ MP_TEST(events_report_refused_requests) {
     call = fake_call_create(1);
     call->numeric = true;
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_NUMERIC);
-    expect_refused(&received, registry, "a", MP_NUMERIC); /* one failure event for the request */
+    expect_refused(&received, registry, "a", MP_NUMERIC); /* exactly one event for the request */
     MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), plain), MP_CIRCUIT_OPEN);
     expect_refused(&received, registry, "a", MP_CIRCUIT_OPEN);
     mp_registry_begin_shutdown(registry);

@@ -1,5 +1,5 @@
 /* Many requests at once, changes of the memory limit and other faults, on a registry with fake models.
- * tests/FAULTS.md has the table whose rows are named here. */
+ * Row numbers refer to the table in tests/FAULTS.md. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -56,7 +56,7 @@ static void canceller(void *arg) {
         mp_status status =
             mp_registry_submit(storm->registry, "a", &fake_call_create(1)->base, &options, &ticket, &error);
         MP_CHECK_STATUS(status, MP_OK, &error);
-        if ((dice >> 16) % 4 == 0) { /* the request has started and may have ended */
+        if ((dice >> 16) % 4 == 0) { /* gives the request time to start, or to end */
             uint64_t progress;
             mp_ticket_wait(ticket, 0, mp_sys_now_ns() + (dice >> 20) % 50000, &progress);
         }
@@ -164,7 +164,7 @@ MP_TEST_SECONDS(registry_fault_full_queue_storm_leaves_memory_flat, 240) {
     atomic_store(&fake.hold, false);
     for (int i = 0; i <= WAITING; i++)
         MP_CHECK_INT(fake_finish(waiting[i]), MP_OK); /* accepted requests are served */
-    /* The same while the worker runs: accepted + refused = submitted. */
+    /* The same flood while the worker runs: accepted + refused = submitted. */
     storm.calls = 20000 / SHARE;
     int refused = storm.refused;
     mp_thread threads[FLOODERS];
@@ -324,13 +324,13 @@ MP_TEST(registry_fault_breaker_flaps_within_its_rule) {
                     bool stale = probe != breaker.epoch || breaker.state != MP_BREAKER_HALF_OPEN;
                     mp_breaker_end(&breaker, &rule, probe, (dice >> 40) % 4 != 0);
                     if (stale)
-                        MP_CHECK_INT(breaker.state, was); /* the result of a probe of an earlier opening is ignored */
+                        MP_CHECK_INT(breaker.state, was); /* results of probes of earlier openings are ignored */
                     late += stale;
                     closed += was != MP_BREAKER_CLOSED && breaker.state == MP_BREAKER_CLOSED;
                 }
             }
             MP_CHECK(breaker.probing >= 0 && breaker.probing <= rule.probes);
-            MP_CHECK(was != MP_BREAKER_OPEN || breaker.state != MP_BREAKER_CLOSED); /* it closes only from half-open */
+            MP_CHECK(was != MP_BREAKER_OPEN || breaker.state != MP_BREAKER_CLOSED); /* never from open to closed */
         }
     }
     MP_CHECK(opened > 300 && closed > 300 && late > 100);
@@ -375,7 +375,7 @@ MP_TEST_SECONDS(registry_fault_memory_step_evicts_idle_models, 60) {
     MP_CHECK(!mp_ticket_done(busy)); /* a busy model is not evicted */
     MP_CHECK(stats_of(registry).evictions >= 3);
     MP_CHECK_INT(fakes[0].models, 1);
-    /* A model that does not fit in addition fails with MEMORY_EXHAUSTED or replaces an idle one. */
+    /* A model that does not fit beside the loaded ones fails with MEMORY_EXHAUSTED or replaces an idle model. */
     for (int i = 1; i < MODELS; i++) {
         mp_ticket *ticket = fake_submit(registry, keys[i], fake_call_create(1), NULL);
         mp_status status = fake_wait(ticket, &error);
@@ -411,12 +411,12 @@ MP_TEST_SECONDS(registry_fault_expired_requests_never_start_and_others_complete,
             calls[i] = fake_call_create(1);
             mp_submit_options options = {.priority = 2, .deadline_ns = i % 2 ? fake_in_ms(5 + (uint64_t)i / 4) : 0};
             mp_status status = mp_registry_submit(registry, "a", &calls[i]->base, &options, &tickets[i], &error);
-            if (status != MP_OK) { /* hopeless: refused before it is queued */
+            if (status != MP_OK) { /* the deadline cannot be met: refused before it is queued */
                 MP_CHECK(i % 2 && status == MP_TIMEOUT);
                 tickets[i] = NULL;
             }
         }
-        mp_sys_sleep_ns(FAKE_MS(4 + (uint64_t)round)); /* some deadlines have passed, others have not */
+        mp_sys_sleep_ns(FAKE_MS(4 + (uint64_t)round)); /* some deadlines have passed by now */
         uint64_t released = mp_sys_now_ns();
         atomic_store(&fake.hold, false);
         MP_CHECK_INT(fake_finish(first), MP_OK);
@@ -432,7 +432,7 @@ MP_TEST_SECONDS(registry_fault_expired_requests_never_start_and_others_complete,
             } else {
                 MP_CHECK(status == MP_OK || status == MP_TIMEOUT);
                 if (submitted + FAKE_MS(5 + (uint64_t)i / 4) < released)
-                    MP_CHECK_INT(calls[i]->starts, 0); /* never started late */
+                    MP_CHECK_INT(calls[i]->starts, 0); /* expired while queued: never admitted */
                 MP_CHECK_INT(calls[i]->finished, status == MP_OK);
             }
             mp_ticket_release(tickets[i]);
@@ -504,7 +504,7 @@ MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
     static mp_ticket *tickets[CALLS];
     mp_entry_info info = {0};
     uint64_t before[MP_WORKERS_MAX] = {0};
-    atomic_store(&fake.hold, true); /* until all four workers run */
+    atomic_store(&fake.hold, true); /* no step ends until all four workers run */
     mp_submit_options alone = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL};
     int ready = 0;
     for (uint64_t end = fake_in_ms(10000); info.workers < WORKERS; fake_info(registry, "a", &info)) {

@@ -1,4 +1,4 @@
-/* Predictive scaling: the estimate (registry/forecast.h), and how a registry uses it. */
+/* Predictive scaling: the estimate (registry/forecast.h), and scaling by a registry that uses the estimate. */
 #include <math.h>
 
 #include "base/sys.h"
@@ -23,7 +23,7 @@ MP_TEST(forecast_rate_of_a_steady_stream_is_right_from_the_start) {
         uint64_t now = 5 * SECOND;
         MP_CHECK(mp_forecast_rate(&forecast, now) == 0);
         now = stream(&forecast, now, rates[i], 0.5);
-        MP_CHECK(i == 0 || mp_forecast_rate(&forecast, now) == 0); /* too early */
+        MP_CHECK(i == 0 || mp_forecast_rate(&forecast, now) == 0); /* too little history for a rate */
         for (int j = 0; j < 6; j++) {
             now = stream(&forecast, now, rates[i], j < 3 ? 2 : 30);
             double error = mp_forecast_rate(&forecast, now) / rates[i] - 1;
@@ -41,7 +41,7 @@ MP_TEST(forecast_halves_in_a_half_life) {
     MP_CHECK(mp_forecast_rate(&forecast, now + 1000 * SECOND) < before * 1e-9);
     now = stream(&forecast, now, 200, 10); /* half-way to the new rate */
     MP_CHECK_NEAR(mp_forecast_rate(&forecast, now), 125, 3);
-    mp_forecast_arrive(&forecast, now - SECOND); /* the clock seems to go back */
+    mp_forecast_arrive(&forecast, now - SECOND); /* earlier than the previous arrival */
     MP_CHECK(isfinite(mp_forecast_rate(&forecast, now)));
 }
 
@@ -83,7 +83,7 @@ static void send_in_sequence(mp_registry *registry, uint64_t ms) {
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
 }
 
-/* One caller keeps one of two workers busy all the time. That load is too high for one worker, so the other stays. */
+/* One caller keeps one of two workers busy all the time. That load is too high for one worker, so both stay. */
 MP_TEST(forecast_keeps_a_worker_that_is_about_to_be_needed) {
     for (int predictive = 0; predictive < 2; predictive++) {
         fake fake;

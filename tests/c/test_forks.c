@@ -1,5 +1,5 @@
-/* test_forks.c: forks while other threads hold the process-wide state of base/, files/ and kernels/. The registry's
- * are in test_registry_forks.c. */
+/* test_forks.c: forks while other threads hold the process-wide state of base/, files/ and kernels/. Forks with
+ * a registry are tested in test_registry_forks.c. */
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -56,7 +56,7 @@ static void count_record(const mp_log_record *record, void *arg) {
 static void ignore_record(const mp_log_record *record, void *arg) { (void)record, (void)arg; }
 
 static void log_on(void *arg) {
-    while (!atomic_load(&over)) { /* mostly between claiming a slot and publishing it */
+    while (!atomic_load(&over)) { /* most of the time, a slot is claimed but not published yet */
         mp_log(MP_LOG_ERROR, "parent");
         mp_log_drain(ignore_record, arg);
     }
@@ -65,7 +65,7 @@ static void log_on(void *arg) {
 static int log_in_child(void *arg) {
     (void)arg;
     int counts[2] = {0};
-    for (int i = 0; i < 300; i++) { /* past the end of the ring */
+    for (int i = 0; i < 300; i++) { /* enough to wrap around the ring */
         mp_log(MP_LOG_ERROR, "child %d", i);
         mp_log_drain(count_record, counts);
     }
@@ -152,7 +152,7 @@ MP_TEST(forks_while_a_blas_is_loaded) {
     const char *path = getenv("MPOOL_BLAS");
     if (path && (!*path || strcmp(path, "none") == 0))
         path = NULL;
-    char *library = (char *)(uintptr_t)(path ? path : "libm.so.6"); /* any library is opened before it is refused */
+    char *library = (char *)(uintptr_t)(path ? path : "libm.so.6"); /* opened, then refused: it is no BLAS */
     mp_kernels_init();
     mp_blas_set_path(library);
     fork_while(load_on, load_once, library, path ? 10 : 60);
@@ -163,8 +163,8 @@ static void load_once_on(void *path) {
     mp_blas_core(NULL);
 }
 
-/* A fork does not wait for ever: glibc before 2.36 runs fork handlers under a lock that OpenBLAS needs while it is
- * being opened. Opening a FIFO blocks until the test opens its other end. */
+/* A fork does not wait for ever for a load that hangs: glibc before 2.36 runs fork handlers under a lock that OpenBLAS
+ * needs while it is being opened. Here the load hangs because it opens a FIFO, until the test opens the other end. */
 MP_TEST(forks_while_a_blas_load_hangs) {
     SKIP_UNDER_TSAN();
     char path[512];

@@ -67,7 +67,7 @@ MP_TEST(pool_queue_refuses_when_full_or_closed) {
     MP_CHECK(!mp_queue_holds(&b.node));
     MP_CHECK_INT(push(&queue, &d, 3, 1, 0, 0, 0), MP_QUEUE_TAKEN); /* each kind has its own capacity */
     mp_queue_node_init(&b.node, 1, 0, 0, 0);
-    mp_queue_push_front(&queue, &b.node); /* accepted before: never refused */
+    mp_queue_push_front(&queue, &b.node); /* puts back a node that was accepted before: never refused */
     MP_CHECK_INT(queue.count, 3);
     mp_queue_close(&queue);
     MP_CHECK_INT(push(&queue, &c, 0, 0, 0, 0, 0), MP_QUEUE_CLOSED);
@@ -122,12 +122,12 @@ MP_TEST(pool_queue_gives_tenants_equal_shares) {
         int number = number_of(taken(&queue, 40));
         had[number >= 30] += number < 30 ? 10 : 30;
         int64_t apart = had[0] - had[1];
-        MP_CHECK(apart >= -40 && apart <= 40); /* one node of each */
+        MP_CHECK(apart >= -40 && apart <= 40); /* 10 + 30: the cost of one node of each tenant */
     }
     MP_CHECK_INT(had[0], had[1]);
 }
 
-/* A flow that was empty does not accumulate unused share. */
+/* A flow gains no credit for the time in which it was empty. */
 MP_TEST(pool_queue_does_not_accumulate_unused_shares) {
     mp_queue queue;
     numbered_node things[30];
@@ -153,7 +153,7 @@ MP_TEST(pool_queue_starves_no_flow) {
     numbered_node old = {.number = -2}, urgent[2] = {{.number = 0}, {.number = 1}};
     mp_queue_init(&queue, (int[]){10, 1});
     push(&queue, &old, 4, 0, 0, 1, 0);
-    /* An urgent node arrives whenever one was served. The old node gains one level per MP_QUEUE_AGEING_NS. */
+    /* Whenever an urgent node was served, another one arrives. The old node gains one level per MP_QUEUE_AGEING_NS. */
     uint64_t now = 0;
     for (int turn = 0;; turn++) {
         numbered_node *numbered_node = &urgent[turn % 2];
@@ -255,7 +255,7 @@ static mp_status start_and_stop(void *arg, mp_error *error) {
     int threads, busy;
     mp_pool_counts(pool, &threads, &busy);
     MP_CHECK(threads == 3 || status != MP_OK);
-    MP_CHECK_INT(threads, busy); /* no half-registered thread */
+    MP_CHECK_INT(threads, busy); /* every counted thread runs a job */
     atomic_store(&gate, 1);
     mp_pool_destroy(pool);
     return status;

@@ -66,7 +66,7 @@ MP_TEST(registry_refuses_invalid_requests) {
     MP_CHECK_STATUS(mp_registry_evict(registry, "none", 0, &error), MP_UNKNOWN_MODEL, &error);
     MP_CHECK_STATUS(mp_registry_remove(registry, "none", 0, &error), MP_UNKNOWN_MODEL, &error);
 
-    /* A mistake of the caller: reported by the worker while the model is cold, at once when it is loaded. */
+    /* The worker refuses an invalid request for a cold model; once the model is loaded, submit refuses it at once. */
     fake_call *bad = fake_call_create(1);
     bad->bad_argument = true;
     mp_ticket *ticket = fake_submit(registry, "a", bad, NULL);
@@ -89,7 +89,7 @@ MP_TEST(registry_evicts_and_loads_again) {
     mp_error error;
     mp_registry_stats stats;
     fake_add(registry, "a", &fake, false);
-    MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error); /* cold: nothing to do */
+    MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error); /* cold: no worker to evict */
     for (int round = 1; round <= 8; round++) {
         MP_CHECK_OK(mp_registry_load(registry, "a", round == 2, fake_in_ms(5000), &error), &error);
         MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
@@ -102,7 +102,7 @@ MP_TEST(registry_evicts_and_loads_again) {
         MP_CHECK_INT(stats.memory_used, 0);
     }
     MP_CHECK(stats.threads_created <= 6); /* threads of earlier workers are reused once they are idle */
-    /* during a request: it is served first */
+    /* An eviction waits until the active request has completed. */
     atomic_store(&fake.hold, true);
     fake_call *call = fake_call_create(1);
     mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
@@ -150,13 +150,13 @@ MP_TEST(registry_cancels_in_every_state) {
     fake_until(&fake.loads, 1);
     MP_CHECK_INT(mp_ticket_position(ticket, NULL), 0);
     mp_ticket_cancel(ticket);
-    MP_CHECK(mp_ticket_done(ticket)); /* at once */
+    MP_CHECK(mp_ticket_done(ticket)); /* cancel ends a queued request before it returns */
     MP_CHECK_STATUS(mp_ticket_status(ticket, &error), MP_CANCELLED, &error);
     MP_CHECK_HAS(error.message, "a: ");
     mp_ticket_cancel(ticket);
     mp_ticket_release(ticket);
 
-    /* active: within one poll of the lease */
+    /* an active request ends at the next poll of its lease, a queued one at once */
     atomic_store(&fake.hold, true);
     fake_call *running = fake_call_create(1), *waiting = fake_call_create(1), *queued = fake_call_create(1);
     running->memory = waiting->memory = queued->memory = 1;
@@ -178,14 +178,14 @@ MP_TEST(registry_cancels_in_every_state) {
     mp_ticket_release(waits);
     mp_ticket_release(waits_too);
 
-    /* one of two in a step: the other continues */
+    /* one of two requests in a step is cancelled: the other one continues */
     fake.plan_items = 0;
     fake.memory = 0;
     atomic_store(&fake.hold, true);
     running = fake_call_create(1);
     waiting = fake_call_create(1);
     int admitted = fake.admitted;
-    ticket = fake_submit(registry, "a", fake_call_create(1), NULL); /* a step that holds the worker */
+    ticket = fake_submit(registry, "a", fake_call_create(1), NULL); /* occupies the worker until both are queued */
     fake_until(&fake.admitted, admitted + 1);
     runs = fake_submit(registry, "a", running, NULL);
     waits = fake_submit(registry, "a", waiting, NULL);
@@ -200,7 +200,7 @@ MP_TEST(registry_cancels_in_every_state) {
     fake_finish(ticket);
     fake_finish(runs);
 
-    /* no caller holds the ticket any more */
+    /* releasing the last reference of the caller cancels the request */
     atomic_store(&fake.hold, true);
     ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     mp_ticket *second = mp_ticket_pin(ticket);
@@ -231,7 +231,7 @@ MP_TEST(registry_enforces_deadlines_without_waiters) {
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
     fake_add(registry, "a", &fake, false);
-    /* while loading */
+    /* while the model loads */
     atomic_store(&fake.load_stalls, true);
     mp_ticket *ticket = submit_until(registry, "a", 10, fake_call_create(1));
     uint64_t begin = mp_sys_now_ns();
@@ -241,7 +241,7 @@ MP_TEST(registry_enforces_deadlines_without_waiters) {
     MP_CHECK_HAS(error.message, "the request was still queued");
     mp_ticket_release(ticket);
     atomic_store(&fake.load_stalls, false);
-    /* running, and in the queue behind it */
+    /* one request is running, the other is queued behind it */
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     atomic_store(&fake.hold, true);
     fake_call *first = fake_call_create(1), *second = fake_call_create(1);
@@ -276,7 +276,7 @@ MP_TEST(registry_fault_of_one_item_spares_the_others) {
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
     fake_add(registry, "a", &fake, false);
-    fake.load_stalls = true; /* keeps all three in the queue until the first step */
+    fake.load_stalls = true; /* all three requests are queued before the first step */
     fake_call *calls[3];
     mp_ticket *tickets[3];
     mp_error error;
@@ -316,7 +316,7 @@ MP_TEST(registry_model_with_changed_files_is_unloaded) {
     mp_ticket_release(ticket);
     fake_until_state(registry, "a", "failed");
     MP_CHECK_INT(fake.models, 0);
-    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_INTEGRITY, &error); /* during the load */
+    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_INTEGRITY, &error); /* the new load fails */
     fake.unhealthy = false;
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
@@ -337,7 +337,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     atomic_store(&fake.hold, true);
     mp_ticket *tickets[6], *ticket;
-    for (int i = 0; i < 5; i++) { /* one active, four queued */
+    for (int i = 0; i < 5; i++) { /* one request is active, four are queued */
         fake_call *call = fake_call_create(1);
         call->memory = 1;
         tickets[i] = fake_submit(registry, "a", call, NULL);
@@ -359,7 +359,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_CANCELLED, &error);
     MP_CHECK_INT(asked, 3);
-    /* a cancellation makes room */
+    /* a cancellation makes room in the queue */
     mp_ticket_cancel(tickets[2]);
     tickets[5] = fake_submit(registry, "a", fake_call_create(1), NULL);
     /* completed work makes room for a waiting submitter */
@@ -382,7 +382,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
 MP_TEST(registry_serves_priorities_first) {
     fake fake;
     fake_init(&fake);
-    fake.memory = 1; /* one at a time */
+    fake.memory = 1; /* one active request at a time */
     fake.load_stalls = true;
     mp_registry *registry = fake_registry(1, 0);
     mp_error error;
@@ -417,14 +417,14 @@ MP_TEST(registry_large_and_small_requests_share_steps) {
     fake_call *large = fake_call_create(300);
     mp_ticket *bulk = fake_submit(registry, "a", large, NULL);
     fake_until(&fake.steps, 5);
-    for (int i = 0; i < 10; i++) { /* a small request does not wait for all of a large one */
+    for (int i = 0; i < 10; i++) { /* a small request does not wait until the large one is done */
         atomic_store(&fake.hold, true);
         int before = fake.steps;
         fake_call *small = fake_call_create(1);
         mp_ticket *ticket = fake_submit(registry, "a", small, NULL);
         atomic_store(&fake.hold, false);
         MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
-        MP_CHECK(small->finished_step - before <= 25); /* by time: a step that the system delayed counts for more */
+        MP_CHECK(small->finished_step - before <= 25); /* shares are by time: a delayed step counts as several */
         mp_ticket_release(ticket);
     }
     MP_CHECK(!mp_ticket_done(bulk));
@@ -509,7 +509,7 @@ MP_TEST(registry_notifiers_list_tickets_with_progress) {
     MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
     MP_CHECK(mp_notifier_fd(notifier) >= 0);
     MP_CHECK_INT(mp_notifier_take(notifier, ids, 8), 0);
-    /* bound before it is done, and after */
+    /* a ticket is bound once before and once after its request is done */
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     mp_ticket_bind(ticket, notifier, 41);
     MP_CHECK_INT(take_all(notifier, ids), 1);
@@ -520,14 +520,14 @@ MP_TEST(registry_notifiers_list_tickets_with_progress) {
     MP_CHECK_INT(mp_notifier_take(notifier, ids, 8), 1);
     MP_CHECK_INT(ids[0], 42);
     mp_ticket_release(ticket);
-    /* a stream: listed once until it is taken */
+    /* a request with five steps of progress is listed once until the caller takes its id */
     fake.step_units = 1;
     fake_call *call = fake_call_create(5);
     ticket = fake_submit(registry, "a", call, NULL);
     mp_ticket_bind(ticket, notifier, 43);
     MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
     MP_CHECK_INT(mp_notifier_take(notifier, ids, 8), 1);
-    /* released while listed; and a notifier that is destroyed before its tickets */
+    /* a ticket is released while it is listed, and a notifier is destroyed before its ticket */
     mp_ticket_bind(ticket, notifier, 44);
     mp_ticket_release(ticket);
     fake_until_no_calls();
@@ -558,7 +558,7 @@ MP_TEST(registry_replaces_without_failing_a_request) {
     fake_add(registry, "a", &old, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
 
-    fake_add(registry, "a", &broken, true); /* fails: the old one stays, and load returns the cause */
+    fake_add(registry, "a", &broken, true); /* fails to load: the old model stays, and load returns the cause */
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
     fake_call *call = fake_call_create(1);
     mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
@@ -620,7 +620,7 @@ MP_TEST(registry_removes_after_the_last_request) {
     MP_CHECK_INT(fake_finish(runs), MP_OK); /* accepted requests are served */
     MP_CHECK_INT(fake_finish(waits), MP_OK);
     MP_CHECK_INT(fake.models, 0);
-    fake_add(registry, "a", &fake, false); /* the key is free */
+    fake_add(registry, "a", &fake, false); /* the key can be used again */
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     fake_end(registry);
 }

@@ -1,5 +1,5 @@
-/* mp_cpu_allocator_barrier_threads: how many compute threads of a lease are worth using when they wait for each
- * other. */
+/* mp_cpu_allocator_barrier_threads: how many compute threads a lease should use if the threads wait for each other at
+ * barriers. */
 #include "base/options.h"
 #include "mp_test.h"
 #include "registry/cpu_allocator.h"
@@ -35,9 +35,9 @@ static mp_cpu_allocator *four(void) {
 
 MP_TEST(registry_cores_barrier_threads_fall_with_lost_time) {
     mp_cpu_allocator *allocator = four();
-    lend(allocator, 4, 20, 3); /* 15 %: all four are still better than three */
+    lend(allocator, 4, 20, 3); /* 15 % of the time is lost: four threads are still faster than three */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
-    lend_as(allocator, 4, 20, 20, false); /* its threads do not wait for each other */
+    lend_as(allocator, 4, 20, 20, false); /* the threads of this lease do not wait for each other */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
     lend(allocator, 4, 5, 2); /* too short to be conclusive */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
@@ -45,7 +45,7 @@ MP_TEST(registry_cores_barrier_threads_fall_with_lost_time) {
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
     lend(allocator, 4, 5, 2);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 3);
-    lend(allocator, 4, 20, 6); /* conclusive, but for four threads: three, as already decided */
+    lend(allocator, 4, 20, 6); /* 30 % lost with four threads: the limit is three already */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 3);
     lend(allocator, 3, 20, 15); /* most of the time is lost: half as many threads */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
@@ -58,14 +58,14 @@ MP_TEST(registry_cores_barrier_threads_rise_without_lost_time) {
     mp_cpu_allocator *allocator = four();
     lend(allocator, 2, 20, 18);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
-    lend(allocator, 1, 20, 0); /* a second thread is not tried at once */
+    lend(allocator, 1, 20, 0); /* a second thread is not tried immediately */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     mp_sys_sleep_ns(110u * 1000 * 1000);
-    lend(allocator, 1, 20, 10); /* nor while the single thread loses much time */
+    lend(allocator, 1, 20, 10); /* nor is it while the single thread loses half its time */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     lend(allocator, 1, 20, 1);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 2);
-    lend(allocator, 2, 20, 18); /* the attempt with two threads fails: the next one comes later */
+    lend(allocator, 2, 20, 18); /* the attempt with two threads fails: the next attempt comes later */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     mp_sys_sleep_ns(110u * 1000 * 1000);
     lend(allocator, 1, 20, 0);

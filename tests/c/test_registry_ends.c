@@ -1,4 +1,4 @@
-/* The registry under storms, at shutdown, over a fork, and when the system refuses resources. */
+/* The registry under concurrent operations, at shutdown, over a fork, and when the system refuses resources. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -11,7 +11,7 @@
 #include "mp_test.h"
 #include "test_registry_fake.h"
 
-/* --- a storm of all operations: each request ends exactly once --- */
+/* --- all operations at once, on several threads: each request ends exactly once --- */
 
 enum { STORM_THREADS = 6, STORM_MODELS = 3 };
 
@@ -61,7 +61,7 @@ static void storm_caller(void *arg) {
             mp_ticket_cancel(ticket);
             kept[at] = ticket;
             break;
-        case 1: /* no thread reads its result */
+        case 1: /* no thread waits for the result */
             mp_ticket_release(ticket);
             break;
         default:
@@ -187,7 +187,7 @@ MP_TEST_SECONDS(registry_flood_into_a_full_queue_is_refused_or_served, 60) {
             before = mp_alloc_bytes(MP_TAG_REQUEST);
     }
     MP_CHECK_INT(taken + refused, FLOOD);
-    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), before); /* memory does not grow */
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), before); /* refused requests leave no memory allocated */
     atomic_store(&fake.hold, false);
     for (int i = 0; i < taken; i++)
         MP_CHECK_INT(fake_finish(accepted[i]), MP_OK);
@@ -217,10 +217,10 @@ MP_TEST(registry_shutdown_drains_within_the_grace) {
     MP_CHECK_INT(status, MP_SHUTTING_DOWN);
     mp_registry_close(registry, FAKE_MS(5000));
     for (int i = 0; i < 4; i++) {
-        MP_CHECK(mp_ticket_done(tickets[i])); /* also requests for which the model had to be loaded */
+        MP_CHECK(mp_ticket_done(tickets[i])); /* although the model was not loaded yet */
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
     }
-    mp_registry_close(registry, 0); /* idempotent */
+    mp_registry_close(registry, 0); /* a second close has no effect */
     mp_error error;
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SHUTTING_DOWN, &error);
     fake_end(registry);
@@ -253,7 +253,7 @@ MP_TEST(registry_shutdown_ends_requests_that_it_cuts_off) {
         MP_CHECK(mp_ticket_done(tickets[i]));
         MP_CHECK_STATUS(mp_ticket_status(tickets[i], &error), MP_SHUTTING_DOWN, &error);
     }
-    fake_destroy(registry); /* tickets may outlive the registry and keep alive what they need */
+    fake_destroy(registry); /* tickets may outlive the registry: they hold references to all they use */
     for (int i = 0; i < 4; i++) {
         mp_ticket_cancel(tickets[i]);
         uint64_t progress;
@@ -297,7 +297,7 @@ MP_TEST(registry_without_a_request_starts_no_thread) {
 
 /* --- fork --- */
 
-/* Wait for a child that must end by itself within 5 s. */
+/* Waits for a child and checks that it exits with status 0. */
 static void expect_child(pid_t child) {
     int how = 0;
     MP_CHECK(child > 0 && waitpid(child, &how, 0) == child);
@@ -314,7 +314,7 @@ static void expect_child(pid_t child) {
 static void in_child(mp_registry *registry, mp_ticket *running, mp_ticket *queued, fake *fake) {
     mp_error error;
     alarm(5);
-    atomic_store(&fake->in_steps, 0); /* the parent's worker is inside a step, in this copy forever */
+    atomic_store(&fake->in_steps, 0); /* the copied count includes the parent's worker, which stays in its step */
     atomic_store(&fake_threads_in_steps, 0);
     atomic_store(&fake->hold, false);
     CHILD_CHECK(mp_ticket_done(running) && mp_ticket_done(queued));
@@ -360,7 +360,7 @@ MP_TEST_SECONDS(registry_serves_in_a_forked_child, 60) {
         first->memory = second->memory = 1;
         mp_ticket *running = fake_submit(registry, "a", first, NULL),
                   *queued = fake_submit(registry, "a", second, NULL);
-        fake_until(&fake.in_steps, 1); /* in the step: a sanitizer's allocator is not locked then */
+        fake_until(&fake.in_steps, 1); /* a worker inside a step does not hold the allocator's lock */
         mp_sys_sleep_ns(FAKE_MS(1));
         pid_t child = fork();
         if (child == 0)
@@ -416,7 +416,7 @@ MP_TEST_SECONDS(registry_forks_during_requests, 60) {
     fake_end(registry);
 }
 
-/* Registries share governor and CPU allocator: a fork locks those after the locks of all registries. */
+/* Registries share the governor and the CPU allocator: a fork takes their locks after those of all registries. */
 MP_TEST_SECONDS(registry_forks_with_another_registry_open, 60) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
@@ -446,7 +446,7 @@ MP_TEST_SECONDS(registry_forks_with_another_registry_open, 60) {
     atomic_store(&stop_forking, 1);
     for (int i = 0; i < REGISTRIES * CALLERS; i++)
         mp_thread_join(&threads[i]);
-    mp_registry_destroy(registries[1]); /* both counted what it held */
+    mp_registry_destroy(registries[1]); /* fake_end checks the shared memory count of both registries */
     fake_end(registries[0]);
 }
 

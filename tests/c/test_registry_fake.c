@@ -5,7 +5,7 @@
 #include "mp_test.h"
 
 _Atomic int fake_threads_in_steps, fake_calls;
-/* Fakes known to the registries of this test, for fake_destroy. */
+/* Fakes that have loaders; fake_destroy checks that all their objects were freed. */
 static fake *known[64];
 static _Atomic int known_count;
 
@@ -19,7 +19,7 @@ typedef struct fake_engine {
     mp_engine base;
     fake *fake;
     mp_budget *budget;
-    int used; /* memory of admitted items */
+    int used; /* total memory of the admitted items */
     int admitted;
     _Atomic int inside; /* threads inside the engine: at most 1 */
     mp_error lost;
@@ -121,7 +121,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     atomic_fetch_add(&fake->in_steps, 1);
     int threads = atomic_fetch_add(&fake_threads_in_steps, lease->threads) + lease->threads;
     MP_CHECK(!fake->thread_limit || threads <= fake->thread_limit);
-    MP_CHECK(!fake->process || (!lease->team && lease->threads == fake->threads)); /* lent to another process */
+    MP_CHECK(!fake->process || (!lease->team && lease->threads == fake->threads)); /* lent to the process */
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
     bool stopped = false;
     while (atomic_load(&fake->step_stalls))
@@ -251,7 +251,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     engine->base.process = model->fake->process;
     engine->fake = model->fake;
     engine->budget = budget;
-    /* Engines of one entry: max_workers, and the same number again that a forked child inherits. */
+    /* In a forked child, an entry may have `most` engines inherited from the parent besides `most` of its own. */
     int most = model->fake->workers ? model->fake->workers : 1;
     MP_CHECK(atomic_fetch_add(&model->fake->engines, 1) < 2 * most);
     *out = &engine->base;

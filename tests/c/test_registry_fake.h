@@ -14,19 +14,19 @@
 typedef struct fake { /* one per key; must outlive the registry */
     /* script; may be changed between requests */
     _Atomic uint64_t load_ns;    /* how long a load takes */
-    _Atomic int load_failures;   /* this many more loads fail with IO */
-    _Atomic bool load_stalls;    /* no progress, and not cancellable */
+    _Atomic int load_failures;   /* number of further loads that fail with MP_IO */
+    _Atomic bool load_stalls;    /* a load makes no progress and cannot be cancelled */
     _Atomic uint64_t step_ns;    /* how long a step takes */
     _Atomic uint32_t step_units; /* units per item and step; 0 = all */
     _Atomic int plan_items;      /* items per step; 0 = all */
-    _Atomic int memory;          /* sum that all admitted items may hold; 0 = no limit */
+    _Atomic int memory;          /* limit of the memory of all admitted items; 0 = no limit */
     _Atomic bool unhealthy;
     uint64_t model_bytes, engine_bytes; /* charged to the budget */
-    _Atomic uint64_t held_bytes;        /* the size that engines report; 0 = engine_bytes; trim halves it */
-    int threads;                        /* wanted per step; 0 = 1 */
+    _Atomic uint64_t held_bytes;        /* size that engines report, halved by trim; 0 = engine_bytes */
+    int threads;                        /* compute threads requested per step; 0 = 1 */
     int thread_limit;                   /* compute threads of the allocator; 0 = unchecked */
-    int process;                        /* process id that engines stand for; 0 = none */
-    int workers;                        /* maximum per model; 0 = 1 */
+    int process;                        /* id of the process that the engines simulate; 0 = none */
+    int workers;                        /* most workers of the model; 0 = 1 */
     mp_capability capability;           /* default text_embedding */
     int version;                        /* written into results */
     /* counts */
@@ -36,55 +36,55 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic int in_bytes; /* threads inside ops->bytes */
     _Atomic bool bytes_hold;  /* threads inside ops->bytes wait while this is set */
     _Atomic bool step_stalls; /* a step does not end, makes no progress and cannot be cancelled */
-    _Atomic bool hold;  /* steps do not end while set */
+    _Atomic bool hold;  /* steps do not end while this is set */
     bool whole;         /* a step with a faulty request fails for all its requests, as when a process dies */
     bool outside;       /* the failing process was killed from outside */
 } fake;
 
-/* Compute threads in steps of all fakes together. */
+/* Number of compute threads that are in steps of any fake. */
 extern _Atomic int fake_threads_in_steps;
 
 typedef struct fake_call {
     mp_request base;
     uint32_t units;
     int memory;        /* held from admission to retirement */
-    int memory_a_step; /* more after each step */
-    bool bad_argument; /* check() refuses it */
-    bool refused;      /* admit() refuses it for good */
-    bool numeric;      /* fails as NaN in its steps */
+    int memory_a_step; /* additional memory after each step */
+    bool bad_argument; /* check() refuses the request */
+    bool refused;      /* admit() refuses the request, and no retry follows */
+    bool numeric;      /* its first step fails with MP_NUMERIC */
     bool loses_at_admit, loses_at_plan; /* the engine is lost in admit or plan */
-    _Atomic int faults; /* this many more of its steps fail with `fault`, after `fault_from` units */
+    _Atomic int faults; /* number of further steps that fail with `fault`, from unit `fault_from` on */
     uint32_t fault_from; /* see `faults` */
     mp_status fault;
-    bool streams; /* its caller sees each unit at once */
-    _Atomic uint32_t masks; /* it needs one mask per unit, and has this many; 0 = it needs none */
-    bool waits;             /* used by the engine: a unit was computed before its mask was there */
+    bool streams; /* the caller sees each unit as soon as it is computed */
+    _Atomic uint32_t masks; /* masks provided so far, one needed per unit; 0 = the request needs no masks */
+    bool waits;             /* set by the engine: the next unit needs a mask that is not there yet */
     uint64_t fingerprint;
     _Atomic uint32_t done;
-    _Atomic int finished;      /* how often an engine completed it */
-    _Atomic int version;       /* version of the fake that completed it */
-    _Atomic int finished_step; /* steps of the fake before the one that completed it */
-    _Atomic int starts;        /* how often it was admitted */
+    _Atomic int finished;      /* how often an engine completed the request */
+    _Atomic int version;       /* version of the fake that completed the request */
+    _Atomic int finished_step; /* number of the fake's steps before the completing one */
+    _Atomic int starts;        /* how often the request was admitted */
 } fake_call;
 
 void fake_init(fake *fake);
 mp_loader fake_loader(fake *fake);
 fake_call *fake_call_create(uint32_t units);
-/* Requests that exist. */
+/* Number of requests that exist. */
 extern _Atomic int fake_calls;
 
-/* A registry with the given configuration and the defaults of tests: 1 GB, no spinning, room for 4 requests. */
+/* Creates a registry. Fields that are 0 get defaults of the tests: 1 GB, no spinning, room for 4 queued requests. */
 mp_registry *fake_registry_of(mp_registry_config config);
-/* A registry with `threads` compute threads and `memory` bytes (0 = 1 GB) that does not spin and has one worker per
- * model. */
+/* Creates a registry with `threads` compute threads and `memory` bytes (0 = 1 GB), one worker per model and no
+ * spinning. */
 mp_registry *fake_registry(int threads, uint64_t memory);
 /* Submits a request with this many units. Returns the ticket, or NULL with *status. If `status` is NULL, a refusal
  * fails the test. */
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status);
 /* Waits for at most 10 s. Returns the terminal status. */
 mp_status fake_wait(mp_ticket *ticket, mp_error *error);
-mp_status fake_finish(mp_ticket *ticket); /* waits, and releases the ticket */
-/* Registers a fake, and checks that it is accepted. */
+mp_status fake_finish(mp_ticket *ticket); /* fake_wait, then releases the ticket */
+/* Adds the fake's loader under `key`, and checks that the registry accepts it. */
 void fake_add(mp_registry *registry, const char *key, fake *fake, bool replace);
 /* Callers that each submit one request of one unit and wait. */
 enum { HERD = 24 };
@@ -99,12 +99,12 @@ void fake_run_herd(herd *herd); /* HERD members at once */
 void fake_until(_Atomic int *value, int least);
 /* Waits until callers and workers have freed every request. */
 void fake_until_no_calls(void);
-uint64_t fake_in_ms(uint64_t ms);                                            /* deadline */
+uint64_t fake_in_ms(uint64_t ms);                                            /* now + `ms`, in ns */
 void fake_info(mp_registry *registry, const char *key, mp_entry_info *info); /* state "" if the key does not exist */
 void fake_until_state(mp_registry *registry, const char *key, const char *state);
 /* Destroys the registry, and checks that everything created was freed. */
 void fake_destroy(mp_registry *registry);
-void fake_end(mp_registry *registry); /* also checks that no request is left */
+void fake_end(mp_registry *registry); /* fake_destroy; also checks that no request exists */
 
 #define FAKE_MS(n) ((uint64_t)(n)*1000 * 1000)
 

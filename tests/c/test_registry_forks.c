@@ -28,7 +28,8 @@ static void request_all_memory(void *registry) {
         fake_finish(ticket);
 }
 
-/* One thread closes a registry and waits for another that reclaims memory from it. The child has neither thread. */
+/* One thread closes a registry and waits for another thread to finish reclaiming memory from that registry. The child
+ * has neither thread. */
 MP_TEST(forks_while_a_registry_closes) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");
@@ -37,7 +38,7 @@ MP_TEST(forks_while_a_registry_closes) {
     mp_registry *registries[2];
     mp_thread asks, closes;
     mp_error error;
-    for (int i = 0; i < 2; i++) { /* they share a governor */
+    for (int i = 0; i < 2; i++) { /* both registries share a governor */
         mp_registry_config config = {.max_workers = 1, .spin_ns = 1};
         fake_init(&fakes[i]);
         MP_CHECK_OK(mp_registry_create(&config, &registries[i], &error), &error);
@@ -58,7 +59,7 @@ MP_TEST(forks_while_a_registry_closes) {
         mp_registry_maintain(registries[0]);
         mp_registry_destroy(registries[0]);
         wrong |= (fakes[0].models != 0 || fakes[0].loaders != 0) << 1;
-        request_all_memory(registries[1]); /* the destroyed registry is not asked */
+        request_all_memory(registries[1]); /* reclaims nothing from the destroyed registry */
         mp_ticket *ticket = fake_submit(registries[1], "a", fake_call_create(1), &status);
         wrong |= (!ticket || fake_finish(ticket) != MP_OK) << 2;
         mp_registry_destroy(registries[1]);

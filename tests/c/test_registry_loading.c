@@ -36,7 +36,7 @@ MP_TEST(registry_reports_a_failed_load_to_every_caller) {
         MP_CHECK_STR(error.message, "the file is gone");
         mp_ticket_release(waiting[i]);
     }
-    /* during the backoff: the same cause at once, and no new attempt */
+    /* during the backoff, submit fails at once with the same cause and starts no load */
     mp_status status;
     MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
     MP_CHECK_INT(status, MP_IO);
@@ -46,7 +46,7 @@ MP_TEST(registry_reports_a_failed_load_to_every_caller) {
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(fake.loads, 2);
-    /* after the backoff a request tries again */
+    /* after the backoff, a request starts a new load */
     MP_CHECK_OK(mp_registry_evict(registry, "a", 0, &error), &error);
     fake.load_failures = 1;
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
@@ -88,19 +88,19 @@ MP_TEST(registry_abandons_a_load_without_progress) {
     fake_add(registry, "a", &fake, false);
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     MP_CHECK_STATUS(fake_wait(ticket, &error), MP_SPAWN_TIMEOUT, &error);
-    MP_CHECK_HAS(error.message, "packing"); /* names the stage */
+    MP_CHECK_HAS(error.message, "packing"); /* the message names the stage */
     mp_ticket_release(ticket);
     mp_status status;
     MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
     MP_CHECK_INT(status, MP_SPAWN_TIMEOUT);
     mp_entry_info info;
     fake_info(registry, "a", &info);
-    MP_CHECK_INT(info.dead, 1); /* its thread has not returned */
+    MP_CHECK_INT(info.dead, 1); /* the abandoned worker, whose thread has not returned */
     MP_CHECK_STR(info.state, "failed");
-    /* an explicit load gets a new worker, and the same error */
+    /* an explicit load starts a new worker, which times out too */
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SPAWN_TIMEOUT, &error);
     MP_CHECK_INT(fake.loads, 2);
-    atomic_store(&fake.load_stalls, false); /* the abandoned threads return, and are not used again */
+    atomic_store(&fake.load_stalls, false); /* the threads of both abandoned workers return and end */
     do {
         mp_sys_sleep_ns(FAKE_MS(1));
         fake_info(registry, "a", &info);
@@ -163,7 +163,7 @@ MP_TEST(registry_reports_needed_and_free_memory) {
     MP_CHECK_INT(small.loads, 0);
     MP_CHECK_OK(mp_registry_evict(registry, "big", 0, &error), &error);
     MP_CHECK_OK(mp_registry_load(registry, "small", false, 0, &error), &error);
-    /* two loads that do not fit together: the second waits, then learns how much is left */
+    /* two loads that do not fit together: the second one waits for the first, then fails */
     MP_CHECK_OK(mp_registry_evict(registry, "small", 0, &error), &error);
     big.load_ns = FAKE_MS(20);
     big.hold = true; /* `big` stays in use */
@@ -190,7 +190,7 @@ MP_TEST(registry_preempts_the_youngest_of_the_lowest_priority) {
     fake_add(registry, "a", &fake, false);
     mp_error error;
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
-    /* three that start with 1 and grow by 1 per step to 6 each: together they need more than there is */
+    /* three requests start with memory 1 and grow by 1 per step to 6 each: together they exceed the limit of 10 */
     fake_call *calls[3];
     mp_ticket *tickets[3];
     atomic_store(&fake.hold, true);
@@ -208,10 +208,10 @@ MP_TEST(registry_preempts_the_youngest_of_the_lowest_priority) {
     }
     MP_CHECK(fake.preempted >= 1);
     MP_CHECK(calls[1]->starts > 1);    /* the lowest priority was preempted */
-    MP_CHECK_INT(calls[0]->starts, 1); /* the oldest of the higher priority was not */
+    MP_CHECK_INT(calls[0]->starts, 1); /* the older of the two others was not */
     for (int i = 0; i < 3; i++)
         mp_ticket_release(tickets[i]);
-    /* alone and still too large: it ends, without a loop */
+    /* a request that is too large even alone fails, instead of being preempted for ever */
     fake_call *large = fake_call_create(50);
     large->memory = 1;
     large->memory_a_step = 1;

@@ -11,7 +11,7 @@ typedef struct bringer {
     _Atomic bool may;
 } bringer;
 
-/* Runs until all requests have ended, and wakes them once more afterwards. */
+/* Provides masks until all requests have ended. Calls mp_ticket_wake on each once more afterwards. */
 static void bring_masks(void *arg) {
     bringer *all = arg;
     for (int over = 0; over < MASKED;) {
@@ -45,11 +45,11 @@ MP_TEST(registry_masks_come_from_another_thread) {
     for (int i = 0; i < MASKED; i++)
         while (atomic_load(&all.calls[i]->done) < 1)
             mp_sys_sleep_ns(FAKE_MS(1) / 4);
-    for (int i = 0; i < 20; i++) /* while all others wait, and more masks than are needed */
+    for (int i = 0; i < 20; i++) /* served while all others wait for masks and are woken in vain */
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(2), NULL)), MP_OK);
     for (int i = 0; i < MASKED; i++)
         MP_CHECK_INT((int)atomic_load(&all.calls[i]->done), 1);
-    mp_ticket_cancel(all.tickets[0]); /* while it waits */
+    mp_ticket_cancel(all.tickets[0]); /* while it waits for a mask */
     MP_CHECK_INT(fake_wait(all.tickets[0], &error), MP_CANCELLED);
     atomic_store(&all.may, true);
     for (int i = 1; i < MASKED; i++) {

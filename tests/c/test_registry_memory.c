@@ -1,4 +1,4 @@
-/* Memory reclaim: which models free memory, which keep it, and that the waiting load or request gets it. */
+/* Memory reclaim: which models free memory, which models keep theirs, and that the waiting load or request gets it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -20,7 +20,7 @@ static mp_status ask_for(mp_registry *registry, uint64_t bytes) {
     return ticket ? fake_finish(ticket) : status;
 }
 
-/* A request that can never fit frees nothing. A request that lacks little memory trims one cache. */
+/* A request that can never fit causes no reclaim. A request that lacks little memory causes the trim of one cache. */
 MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     enum { MODELS = 3, LIMIT = 1000000 };
     static const char *const keys[MODELS] = {"a", "b", "c"};
@@ -38,7 +38,7 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
         fake_until_state(registry, keys[i], "ready");
         mp_sys_sleep_ns(FAKE_MS(20));
     }
-    /* 250,000 are free; 500,000 could be freed, plus 50,000 of the cache of the pinned one */
+    /* 250,000 bytes are free. Evicting b and c would free 500,000, trimming a, which is pinned, at most 50,000. */
     MP_CHECK_INT(ask_for(registry, LIMIT + 1), MP_MEMORY_EXHAUSTED);
     MP_CHECK_INT(ask_for(registry, LIMIT - 100000), MP_MEMORY_EXHAUSTED);
     mp_sys_sleep_ns(FAKE_MS(50));
@@ -46,13 +46,13 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
         MP_CHECK_INT(fakes[i].trims, 0);
         MP_CHECK_INT(fakes[i].models, 1);
     }
-    MP_CHECK_INT(ask_for(registry, 290000), MP_MEMORY_EXHAUSTED); /* 40,000 too much: freed for the next request */
+    MP_CHECK_INT(ask_for(registry, 290000), MP_MEMORY_EXHAUSTED); /* 40,000 more than free: a trim starts */
     mp_sys_sleep_ns(FAKE_MS(50));
     MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
-    MP_CHECK_INT(fakes[0].trims, 1); /* it was idle for longest */
+    MP_CHECK_INT(fakes[0].trims, 1); /* a was idle for longest */
     for (int i = 0; i < MODELS; i++)
         MP_CHECK_INT(fakes[i].models, 1);
-    /* caches alone are not enough: a model is evicted, and the others keep their caches */
+    /* trimming caches would not free enough: one model is evicted, and the others keep their caches */
     MP_CHECK_INT(ask_for(registry, 450000), MP_MEMORY_EXHAUSTED);
     fake_until_state(registry, "b", "cold");
     MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
@@ -61,7 +61,7 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     fake_end(registry);
 }
 
-/* --- models that are always a little busy do not prevent the eviction of idle ones --- */
+/* --- models with a constant light load do not prevent the eviction of idle models --- */
 
 enum { BUSY = 8 };
 
@@ -112,7 +112,7 @@ MP_TEST(registry_memory_comes_from_idle_models_while_others_are_in_use) {
 /* --- several registries together free an amount that none of them has alone --- */
 
 static mp_registry *open_shared(fake *fake, const char *key) {
-    mp_registry_config config = {.spin_ns = 1, .max_workers = 1}; /* the memory of the process */
+    mp_registry_config config = {.spin_ns = 1, .max_workers = 1}; /* shares the memory limit of the process */
     mp_registry *registry;
     mp_error error;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
@@ -132,7 +132,7 @@ MP_TEST(registry_memory_of_several_registries_adds_up) {
     mp_error error;
     mp_registry_get_stats(one, &stats);
     fake_init(&large);
-    large.model_bytes = stats.memory_limit / 100 * 45; /* one of them is enough */
+    large.model_bytes = stats.memory_limit / 100 * 45; /* evicting a or b is enough */
     fake_add(one, "c", &large, false);
     MP_CHECK_OK(mp_registry_load(one, "c", false, fake_in_ms(5000), &error), &error);
     MP_CHECK_INT(first.models + second.models, 1);
@@ -141,7 +141,7 @@ MP_TEST(registry_memory_of_several_registries_adds_up) {
     MP_CHECK_OK(mp_registry_load(two, "b", false, fake_in_ms(5000), &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(one, "a", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(fake_finish(fake_submit(two, "b", fake_call_create(1), NULL)), MP_OK);
-    large.model_bytes = stats.memory_limit / 100 * 95; /* both must be evicted */
+    large.model_bytes = stats.memory_limit / 100 * 95; /* a and b must both be evicted */
     MP_CHECK_OK(mp_registry_load(one, "c", false, fake_in_ms(5000), &error), &error);
     MP_CHECK_INT(first.models + second.models, 0);
     mp_registry_close(two, 0);
@@ -214,7 +214,7 @@ MP_TEST(registry_memory_of_a_forked_model_is_freed) {
     MP_CHECK_INT(waitpid(child, &status, 0), child);
     MP_CHECK(WIFEXITED(status));
     MP_CHECK_INT(WEXITSTATUS(status), 0);
-    MP_CHECK_INT(fakes[0].models, 1); /* the parent has its own copy */
+    MP_CHECK_INT(fakes[0].models, 1); /* the parent's copy stays loaded */
     fake_end(registry);
 }
 
@@ -237,7 +237,7 @@ static void expect_held(mp_registry *registry, const char *key, uint64_t bytes) 
 
 MP_TEST(registry_memory_of_engines_is_what_they_report) {
     fake fakes[2];
-    for (int chaos = 0; chaos < 2; chaos++) { /* through the chaos wrapper too */
+    for (int chaos = 0; chaos < 2; chaos++) { /* without and with the chaos wrapper of engines */
         mp_registry_config config = {.threads = 1, .max_workers = 1, .memory_limit = 200000};
         config.chaos.slow = chaos;
         mp_registry *registry = fake_registry_of(config);
@@ -248,22 +248,22 @@ MP_TEST(registry_memory_of_engines_is_what_they_report) {
             fake_add(registry, i ? "b" : "a", &fakes[i], false);
         }
         MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
-        MP_CHECK_INT(held_by(registry, "a"), 100); /* as created */
+        MP_CHECK_INT(held_by(registry, "a"), 100); /* the size at creation */
         atomic_store(&fakes[0].held_bytes, 70000);
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
         expect_held(registry, "a", 70000);
-        atomic_store(&fakes[0].hold, true); /* during a step: as of the last one */
+        atomic_store(&fakes[0].hold, true); /* during a step, the size after the previous step counts */
         mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
         fake_until(&fakes[0].in_steps, 1);
         atomic_store(&fakes[0].held_bytes, 80000);
         MP_CHECK_INT(held_by(registry, "a"), 70000);
-        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* does not fit in addition */
+        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* does not fit beside a */
         MP_CHECK_INT(fake_finish(other), MP_MEMORY_EXHAUSTED);
         atomic_store(&fakes[0].hold, false);
         MP_CHECK_INT(fake_finish(ticket), MP_OK);
         expect_held(registry, "a", 80000);
-        MP_CHECK_OK(mp_registry_load(registry, "b", false, fake_in_ms(5000), &error), &error); /* without the backoff */
-        MP_CHECK_INT(fakes[0].models, 0); /* trimmed first, then evicted */
+        MP_CHECK_OK(mp_registry_load(registry, "b", false, fake_in_ms(5000), &error), &error); /* ignores the backoff */
+        MP_CHECK_INT(fakes[0].models, 0); /* a was trimmed first, then evicted */
         MP_CHECK_INT(atomic_load(&fakes[0].held_bytes), 40000);
         fake_end(registry);
     }

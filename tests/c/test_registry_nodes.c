@@ -53,7 +53,7 @@ static const char *where(const holder *h, int nodes) {
     return text;
 }
 
-/* CPUs lent to a child process count like any others, and no thread of this process runs for them. */
+/* CPUs lent to a child process count as leased, and this process starts no compute threads for them. */
 MP_TEST(registry_nodes_cpus_are_lent) {
     uint64_t threads, now, joined;
     mp_cpu_allocator *allocator = allocator_of(6, (int[]){4, 2}, 2);
@@ -66,7 +66,7 @@ MP_TEST(registry_nodes_cpus_are_lent) {
     MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 5);
     mp_thread_counts(&now, &joined);
     MP_CHECK_INT(now, threads);
-    take(allocator, &other, 6); /* the remaining ones */
+    take(allocator, &other, 6); /* gets the one CPU that is left */
     MP_CHECK_INT(other.lease.threads, 1);
     give(allocator, &h);
     give(allocator, &other);
@@ -88,7 +88,7 @@ MP_TEST(registry_nodes_workers_lend_theirs_to_processes) {
     fake.threads = 2;
     mp_registry *registry = fake_registry(2, 0);
     fake_add(registry, "a", &fake, false);
-    for (int i = 0; i < 3; i++) /* the fake checks its leases */
+    for (int i = 0; i < 3; i++) /* the fake's engine_step checks its lease */
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(2), NULL)), MP_OK);
     mp_entry_info info;
     fake_info(registry, "a", &info);
@@ -123,7 +123,7 @@ MP_TEST(registry_nodes_each_worker_has_its_own) {
     MP_CHECK(a.home == 0 && b.home == 1);
     MP_CHECK_INT(mp_cpu_allocator_node_number(allocator, 1), 2);
     MP_CHECK_INT(mp_cpu_allocator_node_memory(allocator, 1), 2);
-    take(allocator, &b, 99); /* alone: all of them, its own node first */
+    take(allocator, &b, 99); /* the only lease: all CPUs, those of the home node first */
     MP_CHECK_STR(where(&b, 2), "1:4,4");
     give(allocator, &b);
     take(allocator, &b, 6);
@@ -131,7 +131,7 @@ MP_TEST(registry_nodes_each_worker_has_its_own) {
     give(allocator, &b);
     mp_cpu_allocator_enter(allocator);
     mp_cpu_allocator_enter(allocator);
-    for (int i = 0; i < 3; i++) { /* in either order, each on its own node */
+    for (int i = 0; i < 3; i++) { /* in either order, each worker gets the CPUs of its home node */
         take(allocator, i % 2 ? &a : &b, 99);
         take(allocator, i % 2 ? &b : &a, 99);
         MP_CHECK_STR(where(&a, 2), "0:4,0");
@@ -151,7 +151,7 @@ MP_TEST(registry_nodes_home_has_most_free_cpus) {
     take(allocator, &a, 3);
     MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 2);
     give(allocator, &a);
-    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 1); /* as many workers on both */
+    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 1); /* a tie in free CPUs and in workers */
     MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 2);
     mp_cpu_allocator_release_home(allocator, 1);
     MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 1);
@@ -163,11 +163,11 @@ MP_TEST(registry_nodes_full_home) {
     holder a = {.home = 0}, b = {.home = 0}, c = {.home = 0}, d = {.home = 0};
     take(allocator, &a, 3);
     MP_CHECK_STR(where(&a, 4), "0:3,0,0,0");
-    take(allocator, &b, 2); /* both on one node, and not on the one where many are free together */
+    take(allocator, &b, 2); /* node 0 has one free CPU: both CPUs are of node 3, which has just two */
     MP_CHECK_STR(where(&b, 4), "3:0,0,0,2");
     take(allocator, &c, 5);
     MP_CHECK_STR(where(&c, 4), "2:0,0,5,0");
-    take(allocator, &d, 6); /* no node has 6 free CPUs: those of its home, then those of others */
+    take(allocator, &d, 6); /* no node has 6 free CPUs: the home node's, then those of other nodes */
     MP_CHECK_STR(where(&d, 4), "0:1,4,1,0");
     int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
     MP_CHECK_INT(mp_cpu_allocator_nodes(allocator, threads, leased), 4);
@@ -175,7 +175,7 @@ MP_TEST(registry_nodes_full_home) {
         MP_CHECK_INT(leased[i], threads[i]);
     give(allocator, &a);
     give(allocator, &b);
-    b.home = 1; /* its home has none left: the fullest of the others */
+    b.home = 1; /* the home node has no free CPU: the node with most free CPUs comes first */
     take(allocator, &b, 5);
     MP_CHECK_STR(where(&b, 4), "0:3,0,0,2");
     give(allocator, &b);
@@ -187,7 +187,7 @@ MP_TEST(registry_nodes_full_home) {
     mp_cpu_allocator_close(allocator);
 }
 
-/* A quota of three CPUs on a machine with 16; and more threads than there are CPUs. */
+/* Fewer threads than CPUs (a quota of three CPUs on a machine with 16), and more threads than CPUs. */
 MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
     mp_cpu_allocator *few = allocator_of(3, (int[]){8, 8}, 2);
     holder a = {.home = mp_cpu_allocator_assign_home(few)}, b = {.home = mp_cpu_allocator_assign_home(few)};
@@ -220,7 +220,7 @@ MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
     mp_cpu_allocator_close(unknown);
 }
 
-/* A worker stands still: its CPUs are free again, each on its node. */
+/* When a worker stands still, its CPUs are written off: other workers can lease them, each on its node. */
 MP_TEST(registry_nodes_forfeited) {
     mp_cpu_allocator *allocator = allocator_of(6, (int[]){3, 3}, 2);
     holder a = {.home = 1}, b = {.home = 0};
@@ -230,7 +230,7 @@ MP_TEST(registry_nodes_forfeited) {
     int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
     mp_cpu_allocator_nodes(allocator, threads, leased);
     MP_CHECK(leased[0] == 0 && leased[1] == 0);
-    take(allocator, &b, 6); /* as many CPUs as there are threads that do not stand still; the others are returned */
+    take(allocator, &b, 6); /* three threads do not stand still: the lease has three CPUs, and returns the others */
     MP_CHECK_STR(where(&b, 2), "0:3,0");
     MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 3);
     mp_cpu_allocator_return(allocator, &a.lease, &a.threads, true);
@@ -242,7 +242,7 @@ MP_TEST(registry_nodes_forfeited) {
     mp_cpu_allocator_close(allocator);
 }
 
-/* Random leases and returns: no node leases more CPUs than it has, and all come back. */
+/* Random leases and returns: no node leases more CPUs than it has, and at the end all CPUs are free. */
 MP_TEST(registry_nodes_always_balance) {
     enum { HOLDERS = 6, ROUNDS = 4000 };
     static const int shapes[][5] = {{1, 8}, {2, 4, 4}, {3, 1, 2, 5}, {4, 2, 2, 2, 2}};
@@ -342,7 +342,7 @@ MP_TEST(registry_nodes_workers_are_spread_and_report_their_node) {
 
 enum { NODES = 2, A_NODE = 2, MOST_THREADS = NODES * A_NODE };
 
-/* Two nodes of two compute threads each, on two CPUs of this machine. Returns false if it has only one. */
+/* Describes two nodes of two compute threads each, on two CPUs of this machine. Returns false if it has one CPU. */
 static bool two_by_two(mp_topology *topology, mp_cpu_set *all) {
     *topology = (mp_topology){.node_count = NODES};
     int found = 0;
@@ -359,8 +359,8 @@ static void note_place(const mp_team_thread *thread, void *arg) {
     MP_CHECK(mp_sys_get_affinity(&ran[thread->index]));
 }
 
-/* Check that each compute thread ran on the node that the lease assigns to it, in order from the lease's first node,
- * and that this thread is unbound again afterwards. */
+/* Checks that each compute thread runs on the node that the lease assigns to it, in order from the lease's first node,
+ * and that the calling thread is unbound again afterwards. */
 static void check_places(mp_cpu_allocator *allocator, const mp_topology *topology, int home, int want,
                          const char *expected) {
     holder h = {.home = home};
@@ -389,15 +389,15 @@ MP_TEST(registry_nodes_threads_of_two_nodes_run_in_place) {
         MP_SKIP("one CPU");
     mp_cpu_allocator *allocator;
     MP_CHECK_OK(mp_cpu_allocator_open_on(MOST_THREADS, &topology, &allocator, &error), &error);
-    for (int round = 0; round < 50; round++) { /* threads move from node to node */
+    for (int round = 0; round < 50; round++) { /* threads move between the nodes */
         check_places(allocator, &topology, 0, 3, "0:2,1");
         check_places(allocator, &topology, 1, 2, "1:0,2");
         check_places(allocator, &topology, 1, 4, "1:2,2");
         check_places(allocator, &topology, 0, 1, "0:1,0");
         holder first = {.home = 0};
         take(allocator, &first, 1);
-        check_places(allocator, &topology, 0, 2, "1:0,2"); /* its own node has too few: all from another node */
-        check_places(allocator, &topology, 0, 3, "0:1,2"); /* no node has enough: its own first */
+        check_places(allocator, &topology, 0, 2, "1:0,2"); /* its home has one free CPU: both from the other node */
+        check_places(allocator, &topology, 0, 3, "0:1,2"); /* no node has three free CPUs: its home first */
         give(allocator, &first);
     }
     mp_cpu_allocator_close(allocator);

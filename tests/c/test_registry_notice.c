@@ -1,4 +1,4 @@
-/* test_registry_notice.c: tickets that several event loops wait for. */
+/* test_registry_notice.c: several event loops wait for one ticket. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -32,7 +32,7 @@ MP_TEST(registry_notifiers_are_all_notified) {
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     for (int i = 0; i < LOOPS; i++)
         MP_CHECK(mp_ticket_bind(ticket, notifiers[i], 10 + (uint64_t)i));
-    /* the same again, and once with another id: notified once, under the last id */
+    /* a notifier that is bound twice is notified once, with the last id */
     MP_CHECK(mp_ticket_bind(ticket, notifiers[0], 10));
     MP_CHECK(mp_ticket_bind(ticket, notifiers[1], 21));
     atomic_store(&fake.hold, false);
@@ -42,13 +42,13 @@ MP_TEST(registry_notifiers_are_all_notified) {
     MP_CHECK(next_of(notifiers[2], 12));
     for (int i = 0; i < LOOPS; i++)
         MP_CHECK_INT(mp_notifier_take(notifiers[i], ids, 4), 0);
-    /* released while all list it; one notifier is gone */
+    /* the ticket is released while two notifiers list it and the third is destroyed */
     MP_CHECK(mp_ticket_bind(ticket, notifiers[0], 30));
     MP_CHECK(mp_ticket_bind(ticket, notifiers[1], 31));
     MP_CHECK(mp_ticket_bind(ticket, notifiers[2], 32));
     mp_notifier_destroy(notifiers[2]);
     mp_ticket_release(ticket);
-    fake_until_no_calls(); /* the worker has released it too */
+    fake_until_no_calls(); /* the worker has released the ticket too */
     for (int i = 0; i < 2; i++) {
         MP_CHECK_INT(mp_notifier_take(notifiers[i], ids, 4), 0);
         mp_notifier_destroy(notifiers[i]);
@@ -123,7 +123,7 @@ static mp_status bind_to_two(void *arg, mp_error *error) {
         MP_CHECK(mp_ticket_bind(ticket, notifiers[0], 1));
         bool bound = mp_ticket_bind(ticket, notifiers[1], 2);
         status = fake_wait(ticket, error);
-        /* the first is notified even if binding the second failed */
+        /* the first notifier is notified even if binding the second failed */
         MP_CHECK(next_of(notifiers[0], 1));
         if (bound)
             MP_CHECK(next_of(notifiers[1], 2));

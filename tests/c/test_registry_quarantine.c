@@ -1,4 +1,4 @@
-/* Requests that make workers fail are refused, and only those: requests that were in the same step are not. */
+/* The quarantine refuses requests that make workers fail, but no innocent requests that were in the same step. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -32,7 +32,7 @@ static fake_call *call_of(uint64_t fingerprint, int kills) {
     return call;
 }
 
-/* Submits all while another request is in its step, so that they share the next one. */
+/* Submits `calls` while another request is in a step, so that all of them share the next step. */
 static void submit_together(mp_registry *registry, fake *fake, fake_call **calls, int n, mp_ticket **tickets) {
     mp_error error;
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
@@ -57,7 +57,7 @@ static mp_status once(mp_registry *registry, uint64_t fingerprint, int kills) {
     return once_as(registry, fingerprint, kills, MP_INTERNAL);
 }
 
-/* The innocent request 1 shares steps with one culprit after the other. */
+/* Requests 1 to 3 are innocent, and share steps with two culprits, one after the other. */
 MP_TEST(quarantine_spares_requests_beside_a_culprit) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -67,7 +67,7 @@ MP_TEST(quarantine_spares_requests_beside_a_culprit) {
         submit_together(registry, &fake, calls, COMPANY, tickets);
         MP_CHECK_INT(fake_finish(tickets[0]), MP_INTERNAL);
         for (int i = 1; i < COMPANY; i++)
-            MP_CHECK_INT(fake_finish(tickets[i]), MP_OK); /* its retry is without the culprit */
+            MP_CHECK_INT(fake_finish(tickets[i]), MP_OK); /* its retry is in a step without the culprit */
         MP_CHECK_INT(once(registry, culprit, 100), MP_MODEL);
         MP_CHECK_INT(once(registry, 1, 0), MP_OK);
     }
@@ -77,7 +77,7 @@ MP_TEST(quarantine_spares_requests_beside_a_culprit) {
     fake_end(registry);
 }
 
-/* A worker killed from outside puts no request into quarantine, however often, not even one that was alone. */
+/* Workers killed from outside put no request into quarantine, not even one that was alone in each of the steps. */
 MP_TEST(quarantine_ignores_external_kills) {
     for (int outside = 0; outside < 2; outside++) {
         fake fake;
@@ -90,14 +90,15 @@ MP_TEST(quarantine_ignores_external_kills) {
     }
 }
 
-/* Two culprits without a success in between: two fatal steps in company make a request only a suspect. */
+/* Request 1 shares one fatal step with each of two culprits, without a success in between. Losses of shared steps make
+ * a request only a suspect. */
 MP_TEST(quarantine_two_culprits_at_once) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
     fake_call *calls[] = {call_of(100, 100), call_of(1, 0), call_of(101, 100), call_of(1, 0)};
     mp_ticket *tickets[4];
     for (int i = 0; i < 4; i++)
-        calls[i]->streams = true; /* no retry, because the caller has seen a part */
+        calls[i]->streams = true; /* no retry, because the caller has seen part of the result */
     for (int i = 0; i < 4; i++) {
         calls[i]->units = 3;
         calls[i]->fault_from = 1;
@@ -110,12 +111,12 @@ MP_TEST(quarantine_two_culprits_at_once) {
     mp_status innocent = fake_finish(tickets[1]);
     MP_CHECK_INT(innocent, MP_OK); /* a suspect, so it is alone in its steps */
     MP_CHECK_INT(once(registry, 1, 0), MP_OK);
-    MP_CHECK_INT(once(registry, 100, 1), MP_INTERNAL); /* its second worker, alone */
+    MP_CHECK_INT(once(registry, 100, 1), MP_INTERNAL); /* its second lost worker, alone in the step */
     MP_CHECK_INT(once(registry, 100, 1), MP_MODEL);
     fake_end(registry);
 }
 
-/* A step that stands still does not identify a culprit either. */
+/* A step of two requests that stands still does not identify a culprit: both become suspects. */
 MP_TEST(quarantine_of_steps_that_stand_still) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -130,16 +131,16 @@ MP_TEST(quarantine_of_steps_that_stand_still) {
         atomic_store(&fake.step_stalls, round == 0);
         atomic_store(&fake.hold, false);
         MP_CHECK_INT(fake_finish(first), MP_OK);
-        if (round == 0) { /* both together */
+        if (round == 0) { /* both requests shared the step */
             MP_CHECK_INT(fake_finish(tickets[0]), MP_RECV);
             MP_CHECK_INT(fake_finish(tickets[1]), MP_RECV);
             atomic_store(&fake.step_stalls, false);
-            while (atomic_load(&fake.in_steps)) /* its thread has not returned */
+            while (atomic_load(&fake.in_steps)) /* the abandoned thread has not returned */
                 mp_sys_sleep_ns(FAKE_MS(1));
         } else {
             MP_CHECK_INT(fake_finish(tickets[0]), MP_OK);
             MP_CHECK_INT(fake_finish(tickets[1]), MP_OK);
-            MP_CHECK_INT(fake.steps - before, 3); /* suspects: each alone */
+            MP_CHECK_INT(fake.steps - before, 3); /* both are suspects: one step each */
         }
     }
     fake_end(registry);
@@ -167,7 +168,7 @@ MP_TEST(quarantine_of_equal_requests) {
     fake_end(registry);
 }
 
-/* The same text for another model is another request. */
+/* The quarantine of a request is limited to its model: the same text for another model is served. */
 MP_TEST(quarantine_is_per_model) {
     fake fake, other;
     mp_registry *registry = start(&fake, 1);
@@ -176,7 +177,7 @@ MP_TEST(quarantine_is_per_model) {
     MP_CHECK_INT(once(registry, 100, 2), MP_INTERNAL);
     MP_CHECK_INT(once(registry, 100, 0), MP_MODEL);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "b", call_of(100, 0), NULL)), MP_OK);
-    MP_CHECK_INT(once(registry, 100, 0), MP_MODEL); /* the entry of the other model does not apply here */
+    MP_CHECK_INT(once(registry, 100, 0), MP_MODEL); /* the success on b does not clear the row of a */
     fake_end(registry);
 }
 
@@ -187,13 +188,13 @@ MP_TEST(quarantine_counts_suspicions) {
     mp_quarantine_init(&q);
     MP_CHECK(mp_quarantine_is_empty(&q));
     for (int i = 0; i < 5; i++)
-        MP_CHECK_INT(mp_quarantine_add(&q, 1, false, 10), 1); /* in company: never more than a suspect */
+        MP_CHECK_INT(mp_quarantine_add(&q, 1, false, 10), 1); /* shared steps: never more than a suspect */
     mp_quarantine_clear(&q, 1, 11);
     MP_CHECK(mp_quarantine_is_empty(&q));
     MP_CHECK_INT(mp_quarantine_add(&q, 2, false, 12), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 2, true, 13), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 14), 1);
-    mp_quarantine_clear(&q, 3, 15); /* another process killed that one */
+    mp_quarantine_clear(&q, 3, 15); /* a success takes back one loss */
     MP_CHECK_INT(mp_quarantine_check(&q, 3, 16), 0);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 16), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 17), MP_QUARANTINE_FAULTS);
@@ -207,13 +208,13 @@ MP_TEST(quarantine_counts_suspicions) {
     MP_CHECK_INT(mp_quarantine_check(&q, 3, 2000), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_check(&q, 1000 + 3 * MP_QUARANTINE_ROWS - 1, 2000), 1);
     MP_CHECK_INT(mp_quarantine_check(&q, 1000, 2000), 0); /* the oldest row was replaced */
-    /* every row expires, and the table is empty then */
+    /* every row expires, which empties the table */
     MP_CHECK_INT(mp_quarantine_check(&q, 2, 601ull * 1000 * 1000 * 1000), 0);
     MP_CHECK(mp_quarantine_is_empty(&q));
     mp_quarantine_deinit(&q);
 }
 
-/* A process killed from outside costs no request its retry, the first time. */
+/* The first external kill of a process does not use up the retry of a request that can continue. */
 MP_TEST(workers_requests_survive_one_external_kill) {
     static const struct {
         bool outside, goes_on;

@@ -14,7 +14,7 @@
 
 enum { STATES_MOST = 8 };
 
-typedef struct scene { /* one object of each type that has a state; none is registered or runs */
+typedef struct scene { /* one object of each type that has a state, without a registry or threads */
     mp_services services;
     mp_entry entry;
     mp_worker worker;
@@ -38,9 +38,9 @@ static void scene_deinit(scene *scene) {
 typedef struct walk {
     const mp_state_machine *machine;
     const char *legal[STATES_MOST]; /* row = from, column = to; x = legal */
-    void (*put)(scene *scene, int state); /* without the setter */
+    void (*put)(scene *scene, int state); /* stores the state directly */
     int (*get)(const scene *scene);
-    void (*set)(scene *scene, int state); /* the setter */
+    void (*set)(scene *scene, int state); /* calls the setter under test */
 } walk;
 
 /* Tries one illegal transition. */
@@ -91,7 +91,7 @@ static void walk_every_pair(const walk *walk) {
     MP_CHECK(machine->count == STATES_MOST || !walk->legal[machine->count]);
 }
 
-/* Writes the three functions that a walk needs. */
+/* Defines put, get and set of a walk. */
 #define ACCESS(name, field, type, setter)                                                  \
     static void put_##name(scene *scene, int state) { scene->field = (type)state; }        \
     static int get_##name(const scene *scene) { return (int)scene->field; }                \

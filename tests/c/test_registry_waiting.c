@@ -1,4 +1,4 @@
-/* Patience that grows with the queue (mp_registry_config.scale_timeout). */
+/* mp_registry_config.scale_timeout: the patience of requests grows with the queue. */
 #include "base/sys.h"
 #include "mp_test.h"
 #include "test_registry_fake.h"
@@ -27,7 +27,8 @@ static mp_registry *open_with(fake *fake, bool scale, int capacity) {
     return registry;
 }
 
-/* The last of many requests waits for longer than its patience. */
+/* Submits `ahead` requests, then one with `options`, which waits for longer than its patience. Returns the status of
+ * the last request. */
 static mp_status end_of_last(mp_registry *registry, int ahead, mp_submit_options options, mp_error *error) {
     mp_ticket *tickets[128];
     for (int i = 0; i < ahead; i++)
@@ -50,7 +51,7 @@ MP_TEST(registry_patience_grows_with_the_predicted_wait) {
         mp_registry *registry = open_with(&fake, scale, 100);
         MP_CHECK_STATUS(end_of_last(registry, WAITING, (mp_submit_options){0}, &error), scale ? MP_OK : MP_TIMEOUT,
                         &error);
-        /* a patience that the request sets itself does not grow */
+        /* a patience that is given in the options does not grow */
         mp_submit_options patience = {.patience_ns = FAKE_MS(PATIENCE_MS)};
         MP_CHECK_STATUS(end_of_last(registry, WAITING, patience, &error), MP_TIMEOUT, &error);
         MP_CHECK_HAS(error.message, "no progress for 0.100 s");
@@ -79,7 +80,7 @@ MP_TEST(registry_patience_grows_within_bounds) {
     fake_end(registry);
 }
 
-/* Also while a request waits for room in a full queue. */
+/* The patience also grows while a request waits for room in a full queue. */
 typedef struct release {
     fake *fake;
     uint64_t when_ns;
@@ -133,7 +134,7 @@ MP_TEST(registry_patience_ends_while_a_request_waits_for_memory) {
     atomic_store(&fake.memory, ROOM);
     fake_add(registry, "a", &fake, false);
     fake_call *work = fake_call_create(WORK_MS / UNIT_MS), *never = fake_call_create(1);
-    never->memory_a_step = TOO_MUCH; /* another request is always active, so that the refusal may be temporary */
+    never->memory_a_step = TOO_MUCH; /* never fits; but `work` is active, so the shortage may be temporary */
     MP_CHECK_OK(mp_registry_submit(registry, "a", &work->base, &options, &busy, &error), &error);
     fake_until(&fake.steps, 1);
     options.patience_ns = FAKE_MS(PATIENCE_MS);
@@ -141,7 +142,7 @@ MP_TEST(registry_patience_ends_while_a_request_waits_for_memory) {
     MP_CHECK_OK(mp_registry_submit(registry, "a", &never->base, &options, &waiting, &error), &error);
     MP_CHECK_STATUS(fake_wait(waiting, &error), MP_TIMEOUT, &error);
     MP_CHECK(mp_sys_now_ns() - began < FAKE_MS(WORK_MS / 2));
-    MP_CHECK(fake.preempted > 1); /* this is how it was noticed */
+    MP_CHECK(fake.preempted > 1); /* preempted again and again for lack of memory */
     mp_ticket_release(waiting);
     mp_ticket_cancel(busy);
     fake_finish(busy);

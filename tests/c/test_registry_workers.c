@@ -41,7 +41,7 @@ MP_TEST(workers_cold_model_gets_two) {
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     wait_for_workers(registry, "a", 2);
     MP_CHECK_INT(fake.loads, 1);
-    MP_CHECK_INT(fake.models, 1); /* shared */
+    MP_CHECK_INT(fake.models, 1); /* both workers share the model */
     MP_CHECK_INT(fake.engines, 2);
     mp_registry_stats stats = stats_of(registry);
     MP_CHECK_INT(stats.workers_spawned, 2);
@@ -138,7 +138,7 @@ MP_TEST(workers_two_cold_requests_run_at_once_under_each_policy) {
             tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
         uint64_t end = fake_in_ms(10000);
         mp_entry_info info;
-        do { /* both are active before either is done */
+        do { /* both requests are active before one is done */
             fake_info(registry, "a", &info);
             MP_CHECK(mp_sys_now_ns() < end);
         } while (info.running < 2);
@@ -171,7 +171,7 @@ MP_TEST(workers_scale_while_all_are_busy) {
     mp_entry_info info;
     fake_info(registry, "a", &info);
     MP_CHECK_INT(info.busy, 3);
-    MP_CHECK_INT(info.running, 3); /* one each */
+    MP_CHECK_INT(info.running, 3); /* one request per worker */
     MP_CHECK_INT(info.queued, 5);
     MP_CHECK_INT(fake.models, 1);
     atomic_store(&fake.hold, false);
@@ -219,7 +219,7 @@ MP_TEST(workers_pack_fills_the_first) {
     mp_sys_sleep_ns(FAKE_MS(5));
     mp_entry_info info;
     fake_info(registry, "a", &info);
-    MP_CHECK_INT(info.busy, 1); /* the second one is idle, though three wait for the next step of the first */
+    MP_CHECK_INT(info.busy, 1); /* the second worker is idle, although three requests wait for the first */
     atomic_store(&fake.hold, false);
     for (int i = 0; i < 4; i++)
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
@@ -251,7 +251,7 @@ MP_TEST(workers_p2c_uses_both) {
     fake_end(registry);
 }
 
-/* --- idle workers leave --- */
+/* --- idle workers end --- */
 
 MP_TEST(workers_that_are_idle_leave_down_to_zero) {
     fake fake, pinned, forever;
@@ -273,7 +273,7 @@ MP_TEST(workers_that_are_idle_leave_down_to_zero) {
     MP_CHECK_INT(fake.models + fake.engines, 0);
     wait_for_workers(registry, "pinned", 1);
     wait_for_workers(registry, "forever", 2);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK); /* and start again */
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK); /* loads again */
     MP_CHECK_INT(fake.loads, 2);
     fake_end(registry);
 }
@@ -303,7 +303,7 @@ MP_TEST(workers_make_room_for_another_model) {
         fakes[i].model_bytes = 110000;
         fake_add(registry, keys[i], &fakes[i], false);
     }
-    fakes[1].load_ns = FAKE_MS(60); /* expensive to load again: it stays, though it was idle for longest */
+    fakes[1].load_ns = FAKE_MS(60); /* `dear` is expensive to load again: it stays, although it was idle for longest */
     MP_CHECK_INT(fake_finish(fake_submit(registry, "dear", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_OK(mp_registry_load(registry, "pinned", true, 0, &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "pinned", fake_call_create(1), NULL)), MP_OK);
@@ -312,11 +312,11 @@ MP_TEST(workers_make_room_for_another_model) {
     mp_sys_sleep_ns(FAKE_MS(20));
     MP_CHECK_INT(fake_finish(fake_submit(registry, "new", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(fakes[0].models, 0);
-    MP_CHECK_INT(fakes[1].trims + fakes[2].trims, 0); /* caches would not have been enough */
+    MP_CHECK_INT(fakes[1].trims + fakes[2].trims, 0); /* trimming caches would not have freed enough */
     MP_CHECK_INT(fakes[1].models, 1);
     MP_CHECK_INT(fakes[2].models, 1);
     MP_CHECK_INT(fakes[3].models, 1);
-    /* models in use stay: here all are in use or pinned */
+    /* no model can be evicted: each is in use or pinned */
     atomic_store(&fakes[1].hold, true);
     atomic_store(&fakes[3].hold, true);
     mp_ticket *one = fake_submit(registry, "dear", fake_call_create(1), NULL);
@@ -354,9 +354,9 @@ MP_TEST(workers_stuck_in_a_step_are_abandoned) {
     fake_info(registry, "a", &info);
     MP_CHECK_INT(info.dead, 1);
     uint64_t before = stats_of(registry).memory_used;
-    MP_CHECK(before >= 1100); /* its memory stays charged */
+    MP_CHECK(before >= 1100); /* the memory of the abandoned worker stays charged */
     atomic_store(&fake.step_stalls, false);
-    MP_CHECK_INT(fake_finish(behind), MP_OK); /* by the replacement, on the dead worker's compute thread */
+    MP_CHECK_INT(fake_finish(behind), MP_OK); /* the replacement serves it, on the CPU of the dead worker */
     do {
         mp_sys_sleep_ns(FAKE_MS(1));
         fake_info(registry, "a", &info);
@@ -384,7 +384,7 @@ MP_TEST(workers_that_never_return_do_not_delay_shutdown) {
     MP_CHECK_STATUS(mp_ticket_status(stuck, &error), MP_SHUTTING_DOWN, &error);
     mp_ticket_release(stuck);
     mp_registry_destroy(registry);
-    atomic_store(&fake.step_stalls, false); /* it returns after its registry is gone, and frees its memory */
+    atomic_store(&fake.step_stalls, false); /* the worker outlives its registry, then frees its memory */
     for (int i = 0; i < 5000 && (fake.engines || fake.models || fake_calls || fake.loaders); i++)
         mp_sys_sleep_ns(FAKE_MS(1));
     MP_CHECK_INT(fake.engines + fake.models + fake_calls + fake.loaders, 0);
@@ -462,7 +462,8 @@ MP_TEST(workers_fault_of_a_file) {
     }
 }
 
-/* Outside of steps the culprit is unknown: a request has one retry, and the model stays loaded. */
+/* If an engine is lost outside a step, the culprit is unknown: each request has one retry, and the model stays
+ * loaded. */
 MP_TEST(workers_lost_before_a_step) {
     for (int plans = 0; plans < 2; plans++) {
         fake fake;
@@ -538,7 +539,7 @@ MP_TEST(workers_that_crash_repeatedly_break_the_model) {
         if (!ticket)
             break;
         status = fake_wait(ticket, &error);
-        MP_CHECK(status == MP_INTERNAL || status == MP_NO_WORKERS); /* in its own step, or while queued */
+        MP_CHECK(status == MP_INTERNAL || status == MP_NO_WORKERS); /* failed in its own step, or while it was queued */
         mp_ticket_release(ticket);
     }
     MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
@@ -547,7 +548,7 @@ MP_TEST(workers_that_crash_repeatedly_break_the_model) {
     mp_entry_info info;
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.state, "failed");
-    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error); /* an explicit load */
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error); /* ignores the failure */
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     fake_end(registry);
 }
@@ -561,13 +562,13 @@ MP_TEST(workers_breaker_opens_and_closes) {
     mp_status status;
     mp_error error;
     mp_entry_info info;
-    /* mistakes of callers never count */
+    /* requests that are refused as unsupported are not faults */
     for (int i = 0; i < 10; i++) {
         fake_call *bad = fake_call_create(1);
         bad->refused = true;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", bad, NULL)), MP_UNSUPPORTED);
     }
-    for (int i = 0; i < 2; i++) /* two faults each */
+    for (int i = 0; i < 2; i++) /* two faults per request: first try and retry */
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 2), NULL)), MP_MODEL);
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.breaker, "open");
@@ -587,13 +588,13 @@ MP_TEST(workers_breaker_opens_and_closes) {
     mp_ticket_cancel(probes[0]); /* a cancellation does not count for the breaker, and frees its probe */
     atomic_store(&fake.hold, false);
     mp_status ended = fake_finish(probes[0]);
-    MP_CHECK(ended == MP_CANCELLED || ended == MP_OK); /* OK: its step ended first */
+    MP_CHECK(ended == MP_CANCELLED || ended == MP_OK); /* OK if its step ended before the cancellation */
     for (int i = 1; i < 3; i++)
         MP_CHECK_INT(fake_finish(probes[i]), MP_OK);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.breaker, "closed");
-    /* a probe that fails opens it again */
+    /* a probe that fails opens the breaker again */
     for (int i = 0; i < 2; i++)
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 2), NULL)), MP_MODEL);
     mp_sys_sleep_ns(FAKE_MS(100));
@@ -656,7 +657,7 @@ MP_TEST(workers_hopeless_deadlines_are_refused_at_once) {
     mp_registry *registry = fake_registry_of(config);
     fake_add(registry, "a", &fake, false);
     mp_ticket *tickets[300];
-    for (int i = 0; i < 8; i++) /* learns its pace while full: predicted 1 ms, takes 20 */
+    for (int i = 0; i < 8; i++) /* teaches the registry the real duration of a request: 20 ms, not the predicted 1 ms */
         tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
     for (int i = 0; i < 8; i++)
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
@@ -701,7 +702,7 @@ MP_TEST(workers_serve_every_capability) {
         call->base.capability = capability;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_OK);
         wait_for_workers(registry, "a", 2);
-        /* The queue is full at the capacity of its row, for both service classes. */
+        /* The queue of bulk requests is full at the capacity given in the capability's row. */
         atomic_store(&fake.hold, true);
         mp_ticket *tickets[300];
         int most = mp_capability_get(capability)->queue_capacity[MP_SERVICE_BULK], count = 0;
@@ -716,7 +717,7 @@ MP_TEST(workers_serve_every_capability) {
         }
         MP_CHECK_STATUS(status, MP_OVERLOADED, &error);
         MP_CHECK_HAS(error.message, "a: the queue is full");
-        MP_CHECK(count >= most && count <= most + 2); /* two may be active */
+        MP_CHECK(count >= most && count <= most + 2); /* two requests may be active instead of queued */
         mp_registry_stats stats = stats_of(registry);
         MP_CHECK_INT(stats.total_requests, count + 2);
         MP_CHECK_INT(stats.queue_full_rejections, 1);
@@ -724,7 +725,7 @@ MP_TEST(workers_serve_every_capability) {
         atomic_store(&fake.hold, false);
         for (int j = 0; j < count; j++)
             MP_CHECK_INT(fake_finish(tickets[j]), MP_OK);
-        /* the breaker has counted it */
+        /* a fault opens the breaker */
         call = faulty(MP_MODEL, 2);
         call->base.capability = capability;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_MODEL);
@@ -736,7 +737,7 @@ MP_TEST(workers_serve_every_capability) {
     }
 }
 
-/* --- a queue that closes under its callers --- */
+/* --- a queue that closes while a caller waits for room --- */
 
 static void submit_and_keep(void *arg) {
     herd *herd = arg;
@@ -765,7 +766,7 @@ MP_TEST(workers_removed_model_closes_its_queue) {
     mp_thread thread;
     mp_error error;
     MP_CHECK_OK(mp_thread_start(&thread, "caller", submit_and_keep, &herd, &error), &error);
-    mp_sys_sleep_ns(FAKE_MS(20)); /* it waits for room */
+    mp_sys_sleep_ns(FAKE_MS(20)); /* the caller waits for room in the queue */
     MP_CHECK_INT(herd.other, -1);
     MP_CHECK_STATUS(mp_registry_remove(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error);
     mp_thread_join(&thread);
