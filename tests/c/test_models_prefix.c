@@ -617,7 +617,7 @@ MP_TEST_SECONDS(models_prefix_preempted, 60) {
     unload(&tiny, &reference);
 }
 
-/* Preempt and re-admit the jobs other than `i`, the youngest first: all, or with `random` a random number, at least 1. */
+/* Preempt and re-admit the jobs other than `i`, the youngest first: all, or with `random` at least one. */
 static void preempt_youngest(tiny_model *tiny, tiny_job *jobs, int count, int i, mp_test_random *random) {
     mp_error error;
     for (int o = count - 1; o >= 0; o--)

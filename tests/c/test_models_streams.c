@@ -1,5 +1,5 @@
 /* Many streams: one pass over the weights serves all running requests, prompts are prefilled in the same passes, and a
- * request that arrives during a step joins the next step. The test wraps a decoder in a registry to record each step. */
+ * request that arrives during a step joins the next step. The tests record each step of a decoder behind a registry. */
 #include <stdatomic.h>
 
 #include "base/sys.h"

@@ -160,7 +160,7 @@ MP_TEST_SECONDS(models_vision_contract_axial, 300) {
     check_contract(&axial_kind, floats, 1, MP_COMPUTE_F32);
 }
 
-/* Run one job to its end with at most one part of the image encoder per step. Returns the number of steps; *cached: out,
+/* Run one job to its end with at most one part of the image encoder per step; return the number of steps. *cached: out,
  * prompt tokens found in the prefix cache. */
 static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     tiny_job jobs[ITEMS] = {{0}};
