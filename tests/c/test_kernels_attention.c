@@ -267,8 +267,8 @@ MP_TEST(kernels_attention_full_nan) {
         }
 }
 
-/* A product that underflows leaves -0 in an accumulation. Adding the +0 of a masked key would turn it into +0, so masked
- * keys that follow in the tile must not be added. */
+/* A product that underflows leaves -0 in an accumulator, and a masked key that follows in the tile adds +0, which turns
+ * -0 into +0. The output must be +0 in either case, so that it does not depend on masked keys. */
 MP_TEST(kernels_attention_zero_sign) {
     enum { D = 16, T = 3 };
     kt_set ref = kt_ref();

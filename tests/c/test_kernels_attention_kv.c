@@ -252,7 +252,7 @@ MP_TEST(kernels_attention_kv_masked) {
             for (int t = 0; t < c.blocks * MP_KV_BLOCK; t++) {
                 if (t < c.tokens && t >= oldest)
                     continue;
-                const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* no row sees any token of the block */
+                const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* no row sees any token in it */
                 for (int d = 0; d < a->k_dim + a->v_dim; d++)
                     k[d] = whole ? NAN : mp_test_random_float(&random, -60000.0f, 60000.0f);
                 kv_put(&ref, c.dtype, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
@@ -480,7 +480,7 @@ MP_TEST(kernels_attention_kv_largest) {
         }
 }
 
-/* For any scores, weights are from 0 to 1 and the largest is 1. Scores beyond fp32 yield NaN, even in a single block. */
+/* For any scores, weights are from 0 to 1 and the largest is 1. Scores beyond fp32 yield NaN, even in one block. */
 MP_TEST(kernels_attention_kv_huge_scores) {
     mp_test_random random = {30};
     kt_set ref = kt_ref();

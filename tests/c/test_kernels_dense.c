@@ -97,14 +97,14 @@ static void gemm_bf16_model(const problem *p, float *y, int64_t ldy) {
 
 /* ---- model of bfdot ------------------------------------------------------------------------------------------------
  *
- * The two products of a pair, each exact or flushed to zero, are added; their sum is then added to the accumulator. Each
+ * The two products of a pair, each exact or flushed to zero, are added, and their sum is added to the accumulator. Each
  * addition rounds to odd. */
 
 static float add_to_odd(float a, float b) {
     const float s = a + b;
     if (!isfinite(a) || !isfinite(b))
         return s;
-    if (isinf(s)) /* round to odd truncates finite sums below 2^128 to the largest float, which is odd */
+    if (isinf(s)) /* round to odd: a sum below 2^128 becomes the largest float */
         return fabs((double)a + (double)b) >= 0x1p128 ? s : copysignf(FLT_MAX, s);
     const float part = s - a, error = (a - (s - part)) + (b - part); /* exact */
     if (error == 0)
@@ -276,7 +276,7 @@ MP_TEST(kernels_dense_pack_i8_extremes) {
             MP_CHECK(isnan(row[k]));
     }
     mp_wmat_row(&p.packed, 4, row);
-    /* tolerance: the rotation adds 8 errors of half a step each */
+    /* tolerance: half a step in each of the 8 values that the rotation mixes */
     MP_CHECK_NEAR(row[0], -3e38f, 4e36f);
     MP_CHECK_NEAR(row[1], 1e38f, 4e36f);
     release(&p);
@@ -417,7 +417,7 @@ MP_TEST(kernels_dense_hadamard) {
 /* Check the reference against the definition: the rounding of bf16; range and error of int8. */
 MP_TEST(kernels_dense_acts_definition) {
     const kt_set ref = kt_ref();
-    const float x[5] = {1.0f, 1.00390625f, 1.01171875f, -2.5f, NAN}; /* the 2nd and 3rd are halfway between two bf16 numbers */
+    const float x[5] = {1.0f, 1.00390625f, 1.01171875f, -2.5f, NAN}; /* 2nd and 3rd: halfway between two bf16 numbers */
     uint16_t out[6];
     ref.call.acts_bf16(x, 5, out);
     MP_CHECK_INT(out[1], 0x3f80); /* k = 0 is in the odd slot */
@@ -651,8 +651,8 @@ MP_TEST(kernels_dense_batch_invariance) {
     }
 }
 
-/* The epilogue applies bias, then act, then residual. The residual may be the output. Rows and outputs outside the range
- * are not written. */
+/* The epilogue applies bias, then act, then residual. The residual may be the output. Rows and outputs outside the
+ * range are not written. */
 MP_TEST(kernels_dense_epilogues) {
     mp_test_random random = {500};
     uint32_t asked = 0;

@@ -76,7 +76,7 @@ MP_TEST(kernels_blas_missing) {
     check_plain(64, 70, 384, 5, &random);
 }
 
-/* Results have the same bits with OpenBLAS, whether or not it passes the self-test, and the environment is unchanged. */
+/* With OpenBLAS, results have the same bits whether or not it passes the self-test; the environment is unchanged. */
 MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
     const char *path = getenv("MPOOL_BLAS"), *why;
     mp_test_random random = {800};

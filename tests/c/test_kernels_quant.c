@@ -61,7 +61,7 @@ static mp_tensor make_weights(const stored *type, int N, int K, enum fill fill, 
                 half = extremes[u % (sizeof extremes / sizeof *extremes)];
             if (type->halves[h] >= 0)
                 memcpy(block + type->halves[h], &half, 2);
-            for (int i = 0; type->dtype == MP_IQ1_M && i < 4; i++) /* the scale is stored as one nibble in each of four words */
+            for (int i = 0; type->dtype == MP_IQ1_M && i < 4; i++) /* one nibble of the scale per word */
                 block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | (half >> (4 * i) & 15) << 4);
         }
         for (int g = 0; type->dtype == MP_NVFP4 && scales == SCALES_COMMON && g < 4; g++)
@@ -448,7 +448,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
                     size += fabs(row[k] * a);
                     step += fabs((double)row[k]) * sa * 0.5;
                 }
-                /* in 4-bit types d and min largely cancel, so the tolerance is relative to their sizes: 16 x 2^-24 x 64 */
+                /* in 4-bit types d and min largely cancel, so the tolerance follows their sizes: 16 x 2^-24 x 64 */
                 MP_CHECK_NEAR(y[m * N + n], quantised, size * 6e-5);
                 MP_CHECK_NEAR(y[m * N + n], real, step * 1.0001 + size * 6e-5);
                 MP_CHECK(size > 1e-3);

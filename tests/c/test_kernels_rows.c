@@ -257,7 +257,7 @@ MP_TEST(kernels_rows_argmax) {
             const int at = (int)(mp_test_random_u64(&random) % (uint64_t)n);
             kt_random(&random, x, n);
             x[at] = 2.0f;
-            x[at + (int)(mp_test_random_u64(&random) % (uint64_t)(n - at))] = 2.0f; /* a tie: argmax returns the lower index */
+            x[at + (int)(mp_test_random_u64(&random) % (uint64_t)(n - at))] = 2.0f; /* a tie: the lower index wins */
             if (at > 0)
                 x[mp_test_random_u64(&random) % (uint64_t)at] = NAN;
             MP_CHECK_INT(v.call.argmax(x, n), at);
