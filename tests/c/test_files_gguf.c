@@ -454,8 +454,8 @@ MP_TEST(files_gguf_open_and_map_failures) {
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);
 }
 
-/* Another thread writes to the file during reading, so a length that is read twice may differ. Any result without memory
- * errors is correct. */
+/* Another thread writes to the file during reading, so a length that is read twice may differ. Any result is correct
+ * that involves no memory error. */
 enum { EMPTY_STRINGS = 100000 };
 static _Atomic bool stop_writing;
 

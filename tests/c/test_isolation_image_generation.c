@@ -29,7 +29,7 @@ static uint64_t hash_without_isolation(bool flux) {
     return hash;
 }
 
-/* Two processes take turns with the request. A seed chooses when: within texts, denoising steps, previews and images. */
+/* Two processes take turns with the request, at seeded points within texts, denoising steps, previews and images. */
 MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 120) {
     for (int flux = 0; flux < 2; flux++) {
         const uint64_t expected = hash_without_isolation(flux);

@@ -76,8 +76,8 @@ typedef struct sampled_run { /* tokens of one choice in a step: `count` times th
     int finish, stop_index;
 } sampled_run;
 
-/* Run a step in which the choices sample these tokens. recorded: number of tokens with capture records, -1 = the request
- * has no capture. */
+/* Run a step in which the choices sample these tokens. recorded: number of tokens with capture records; -1 = a request
+ * without capture. */
 static mp_outcome step(masked_scene *m, mp_outcome outcome, const sampled_run *sampled_runs, int recorded) {
     static uint32_t letters;
     mp_wire_out *out = &m->s.out;
@@ -256,7 +256,7 @@ MP_TEST(isolation_masks_are_sent_once) {
 
 MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
     static const struct {
-        int count, recorded; /* of the first step: tokens, and tokens with records */
+        int count, recorded; /* in the first step: tokens, and tokens with records */
         bool fine;
     } rows[] = {{1, 1, true}, {1, 2, true}, {0, 1, true}, {0, 0, true}, {2, 1, false}, {1, 3, false}, {0, 2, false}};
     static masked_scene m;

@@ -106,7 +106,7 @@ MP_TEST_SECONDS(isolation_texts_have_the_same_bytes_in_any_process, 120) {
             for (int i = 0; i < ITEMS; i++) {
                 if (jobs[i].done)
                     continue;
-                if (home[i] >= 0 && mp_test_random_u64(&random) % 7 == 0) { /* preempt here; re-admit in either engine */
+                if (home[i] >= 0 && mp_test_random_u64(&random) % 7 == 0) { /* preempt; re-admit in either engine */
                     it.engine[home[i]]->ops->preempt(it.engine[home[i]], &jobs[i].item);
                     home[i] = -1;
                 }
@@ -147,7 +147,7 @@ MP_TEST_SECONDS(isolation_texts_have_the_same_bytes_in_any_process, 120) {
     tiny_unload(&here);
 }
 
-/* Check a request whose token vectors exceed one frame, and which takes several steps, alternating between processes. */
+/* Check a request whose token vectors exceed one frame, and whose steps alternate between two workers. */
 static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_lease *lease, uint8_t output) {
     enum { TEXTS = 40 };
     static int32_t ids[TEXTS * 40];

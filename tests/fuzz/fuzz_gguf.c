@@ -1,5 +1,5 @@
-/* fuzz_gguf.c: any bytes as a GGUF file. An accepted file must be complete: every value readable, every tensor within
- * the file, a copy equal. A refused file must give an error with field, value and allowed values. */
+/* fuzz_gguf.c: any bytes as a GGUF file. An accepted file must be valid: every value can be read, every tensor is
+ * within the file, a copy equals the spec. A refused file must yield an error with field, value and allowed values. */
 #include "require.h"
 #include "../c/spec_fixture.h"
 
