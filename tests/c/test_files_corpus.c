@@ -103,7 +103,7 @@ static mp_status parse_copy(const uint8_t *data, size_t size, const char *what, 
         MP_FAIL("the test ran out of memory");
     memcpy(copy, data, size);
     mp_status status = mp_gguf_parse(copy, size, what, &spec, &error);
-    free(copy); /* before reading: a spec must borrow nothing from the file */
+    free(copy); /* before the spec is read: it must not refer to these bytes */
     if (status != MP_OK) {
         check_error(&error, what);
         return status;
@@ -175,7 +175,7 @@ MP_TEST_SECONDS(files_corpus_altered_bytes, 120) {
     MP_CHECK(refused > 1000 && accepted > 1000);
 }
 
-/* Every valid file opens as weights, down to its last byte. Files of alignment 1 are refused if they misalign
+/* The tensors of every valid file can be read to the last byte. Files of alignment 1 are refused if they misalign
  * floats. */
 MP_TEST(files_corpus_weights) {
     FILE *manifest = open_manifest();

@@ -389,7 +389,7 @@ MP_TEST(files_gguf_case32_not_a_file) {
     MP_CHECK_STATUS(mp_gguf_read("/nowhere/model.gguf", &spec, &error), MP_IO, &error);
 }
 
-/* A sibling of a split model that is a FIFO must not block the reader. */
+/* A FIFO in place of a further file of a split model must not block the reader. */
 MP_TEST(files_gguf_case32_sibling_is_a_fifo) {
     char path[400];
     mp_error error;
@@ -454,8 +454,8 @@ MP_TEST(files_gguf_open_and_map_failures) {
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);
 }
 
-/* Another thread writes to the file during reading, so a length that is read twice may differ. Any result is correct
- * that involves no memory error. */
+/* Another thread writes to the file during reading, so a length that is read twice may differ. Any status is allowed,
+ * but no memory error. */
 enum { EMPTY_STRINGS = 100000 };
 static _Atomic bool stop_writing;
 
@@ -546,7 +546,7 @@ MP_TEST(files_gguf_truncated_while_read) {
             for (int i = 0; i < 1000; i++)
                 put_string(&b, "a string");
         }
-        if (!zeros_parse) /* add a second key, as which zeros do not parse */
+        if (!zeros_parse) /* add a second key: zero bytes do not form a valid key */
             b.data[16] = 3, put_key(&b, "y", G_U8), put_u8(&b, 1);
         mp_test_write_file(test_path(cut_path, sizeof cut_path, "cut.gguf"), b.data, b.size);
         mp_sys_table.mmap = map_and_cut;

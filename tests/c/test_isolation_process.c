@@ -292,7 +292,7 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     MP_CHECK_OK(ask(c.registry, 20, 4, &error), &error);
     mp_registry_destroy(c.registry);
     mp_spec_unpin(spec);
-    MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD); /* no process, no zombie */
+    MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD); /* neither a running child nor a zombie is left */
 }
 
 /* Count this process's descriptors of other processes. */

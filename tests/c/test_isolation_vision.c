@@ -307,7 +307,7 @@ static void compose(scene *s, uint32_t cursor) {
     mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
     mp_put_u8(&s->out, MP_OUTCOME_MORE);
     mp_put_u32(&s->out, cursor);
-    mp_put_u32(&s->out, 0); /* cached */
+    mp_put_u32(&s->out, 0); /* cached tokens */
     mp_put_u8(&s->out, 0);  /* prefill is not done */
     mp_put_u8(&s->out, MP_FINISH_NONE);
     mp_put_i32(&s->out, -1);

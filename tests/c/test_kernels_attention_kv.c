@@ -395,8 +395,8 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
                 for (int d = 0; d < a->v_dim; d++)
                     out[d] += p * values[t * a->v_dim + d];
             }
-            /* values are below 1, so a weight is off by at most half a step of 1 / 16383 of its block's maximum, which
-             * is at most 1 */
+            /* integer weights are off by at most half a step of 1 / 16383 of their block's maximum, which is at most 1;
+             * values are below 1 */
             const double error = integers ? 2e-5 + (double)seen * 0.5 / MP_I16_WEIGHT / sum : 5e-6;
             MP_CHECK_NEAR(got.m[i], best, 1e-5 + fabs(best) * 1e-5);
             MP_CHECK_NEAR(got.l[i], sum, sum * 3e-5);

@@ -410,7 +410,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
             kt_same_matrix(&v, whole, got, M, N, N, "%s in parts", name_of(&types[t]));
             kt_free(whole);
             drop_acts(&acts);
-            /* the same row quantised alone */
+            /* row 7, quantised alone */
             mp_acts alone = make_acts(x + 7 * K, 1, K);
             float *one = gemm_all(&w, &alone, NULL, N);
             kt_same(&v, got + 7 * N, one, N, "%s row 7 alone", name_of(&types[t]));

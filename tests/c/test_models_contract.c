@@ -36,7 +36,7 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     tiny_job_make(tiny, job, &args, rows[index].tenant);
 }
 
-/* Known completions, from which drafts of a chosen accuracy are made. */
+/* Known completions, from which propose_known makes drafts that are correct in four of five tokens. */
 typedef struct oracle {
     const tiny_job *jobs;
     mp_test_random random;
@@ -85,7 +85,7 @@ static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *kno
 }
 
 /* Run all items together under a seeded schedule: random amounts, absences and preemptions, and an occasionally emptied
- * cache. Drafts change at random: none, by lookup, or mostly correct ones. */
+ * cache. The source of drafts changes at random: none, the lookup index, or known completions with some errors. */
 static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, oracle *known) {
     mp_test_random random = {seed};
     tiny_job jobs[ITEMS];

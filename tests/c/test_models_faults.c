@@ -47,7 +47,7 @@ MP_TEST(models_requests_report_seen_output) {
     mp_error error;
     mp_request *call;
     MP_CHECK_OK(make_call(&call, &error), &error);
-    MP_CHECK(!call->seen(call)); /* also before the output is allocated */
+    MP_CHECK(!call->seen(call)); /* works before the output is allocated */
     mp_text_request *text = (mp_text_request *)call;
     MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
     MP_CHECK(!call->seen(call));
@@ -58,7 +58,7 @@ MP_TEST(models_requests_report_seen_output) {
     mp_request_destroy(call);
     mp_embedding_request *embed;
     MP_CHECK_OK(make_embedding_request(1, (const int32_t[]){5}, (const int64_t[]){0, 1}, NULL, &embed, &error), &error);
-    MP_CHECK(!embed->base.seen); /* vectors are read at the end */
+    MP_CHECK(!embed->base.seen); /* callers read vectors only at the end */
     mp_request_destroy(&embed->base);
 }
 

@@ -185,7 +185,7 @@ MP_TEST(models_prefix_memory_is_freed) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
     publish(&b, 0, b.tokens, 8, ids); /* the cache works again after a trim */
     give(&b, ids, 8);
-    /* a quarter of the memory limit may stay idle */
+    /* idle blocks may use a quarter of the memory limit */
     b.budget.limit = 12 * b.cache.kv.block_bytes;
     MP_CHECK_INT(find(&b, 0, b.tokens, 8, got), 8);
     give(&b, got, 8);
@@ -680,7 +680,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
     unload(&tiny, &reference);
 }
 
-/* The window bounds the memory that windowed layers hold, not the length of the sequence. */
+/* The memory of windowed layers is bounded by the window, not by the length of the sequence. */
 MP_TEST_SECONDS(models_prefix_windows_bound_memory, 60) {
     enum { LONG = 460, STEP = 64, WINDOW = 70 };
     static const mp_dtype types[] = {MP_Q8_0};

@@ -314,7 +314,7 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
     tiny_unload(&tiny);
 }
 
-/* If all drafts are accepted, ANSWER tokens take a sixteenth of the steps. */
+/* If all drafts are accepted, a step yields up to 16 tokens instead of one. */
 MP_TEST(models_speculation_saves_passes) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;

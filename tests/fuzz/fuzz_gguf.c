@@ -54,7 +54,7 @@ static void read_typed(const mp_spec *spec, const char *key) {
     bool flag;
     const char *text;
     mp_error error;
-    if (strlen(key) > 200) /* hyper-parameter names are short constants of mpool */
+    if (strlen(key) > 200) /* mpool never looks up longer keys */
         return;
     if (mp_spec_int(spec, key, -5, 5, &def, &whole, &error) == MP_OK)
         REQUIRE(whole >= -5 && whole <= 5);

@@ -114,7 +114,7 @@ static void set_value(input *in, mp_spec *spec) {
     }
     offsets[0] = bytes[0] & 1 ? bytes[0] % 9 : 0;
     for (int i = 1; i < 9; i++)
-        offsets[i] = bytes[i] % 65; /* never past the bytes: mp_spec_set requires that of its caller */
+        offsets[i] = bytes[i] % 65; /* within the 64 bytes, as mp_spec_set requires of its caller */
     switch (value.type) {
     case MP_VALUE_BOOL:
     case MP_VALUE_INT: value.as.integer = integers[0]; break;
