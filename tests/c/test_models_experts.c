@@ -1,4 +1,4 @@
-/* Mixture of experts (MoE): routing, output, no reads of the weights of experts that are not chosen, changed files. */
+/* Mixture of experts (MoE): routing and output; unused experts' weights are not read; files that change. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -162,7 +162,7 @@ MP_TEST(models_experts_match_the_reference) {
     check(false);
 }
 
-/* Protect the bytes at the end of the file, of an expert that the router never chooses, against reads. */
+/* Make the last expert's weights, at the end of the file, unreadable: the router never chooses this expert. */
 static void forbid_last(const tiny_model *tiny, const char *path) {
     mp_error error;
     mp_tensor padding; /* the tensor before these bytes, longer than a page */

@@ -384,7 +384,7 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
             MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, cut_up, &rows), 1);
             MP_CHECK(rows == M && memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
             memset(cut_up, 0, sizeof cut_up);
-            ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention, up to 30 rows of one head */
+            ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention, 30 rows of one head per thread */
             const int regions = run_parts(&tiny, &all, FIRST, COUNT, true, cut_up, &rows);
             MP_CHECK(regions >= (M + 4) / 5 * (1 + 2 * LAYERS) + M / 30 * 3 * LAYERS / threads);
             MP_CHECK(memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
