@@ -220,7 +220,7 @@ static void check_corrupted(void (*corrupt)(const char *path), bool before_the_f
     MP_CHECK_INT(job.call->choices[0].token_count, 0);
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
-    struct timespec times[2] = {before.st_atim, before.st_mtim}; /* weights packed from the truncated file stay wrong */
+    struct timespec times[2] = {before.st_atim, before.st_mtim}; /* weights packed from the corrupted file stay wrong */
     MP_CHECK(truncate(path, before.st_size) == 0 && utimensat(AT_FDCWD, path, times, 0) == 0);
     MP_CHECK(!tiny.model->ops->healthy(tiny.model));
     tiny_unload(&tiny);
