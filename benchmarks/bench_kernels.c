@@ -1,20 +1,20 @@
-/* bench_kernels.c: speed of the gemm kernels as a percentage of the arithmetic peak that this machine has at that
- * moment.
+/* bench_kernels.c: speed of the gemm kernels as a percentage of the machine's current arithmetic peak.
+ *
  *
  *   bench_kernels [--kind f32|bf16|i8|plain]... [--mask word] [--rows m,m,..] [--shape NxK]... [--ms n]
  *                 [--pool MB] [--act] [--attention]
  *
- * Runs one thread. Prints one line per kind, shape and M. The peak is that of the kind's instruction (vfmadd231ps,
+ * Uses one thread. Prints one line per kind, shape and M. The peak is that of the kind's instruction (vfmadd231ps,
  * vdpbf16ps, vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2; tiles with AMX), measured by a probe just before
- * and just after. The time is the best of many short rounds, in CPU time, without preparing the activations. `pack` is
- * the time to pack one matrix.
+ * and just after the kernel. The time is the best of many short rounds, in CPU time, and excludes the preparation of
+ * the activations. `pack` is the time to pack one matrix.
  *
- *   --pool MB     rotate the weights through that much memory (default 0: one matrix, cache-resident as in an encoder)
+ *   --pool MB     cycle through that much memory of weights (default 0: one matrix, in cache as in an encoder)
  *   --act         include bias and GELU in the time
  *   --attention   measure attn_kv and attn_kv_i16 instead: one token and a tile of a prompt over 128 to 2,048 positions
  *                 (with --pool: over as many blocks as fit), as a percentage of vfmadd231ps and vpdpwssd
  *   --kind plain  mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS if set
- *   --mask ref    the reference */
+ *   --mask ref    measure the reference kernels */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -81,7 +81,7 @@ static double probe_rate(void (*run)(long), double operations) {
 
 #if defined(MP_TARGET_AMX_BEGIN)
 MP_TARGET_AMX_BEGIN
-/* Four tiles of sums, as in the kernels; one iteration is 4 x 4 instructions. */
+/* Four accumulator tiles, as in the kernels. One iteration issues 4 x 4 tile instructions. */
 #define TILES(dot) { dot(0, 4, 6); dot(1, 4, 7); dot(2, 5, 6); dot(3, 5, 7); }
 #define PROBE_TILES(name, dot)                                                                                      \
     static void name(long rounds) {                                                                                 \
@@ -187,7 +187,7 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
                            .shape = {b->N, b->K},
                            .data = (const uint8_t *)b->weights,
                            .nbytes = sizeof(float) * (uint64_t)b->N * (uint64_t)b->K};
-    mp_wmat_pack(&b->w, &src, 0, b->w.panels); /* touches the pages */
+    mp_wmat_pack(&b->w, &src, 0, b->w.panels); /* warm-up: faults in the pages */
     double packing = now();
     mp_wmat_pack(&b->w, &src, 0, b->w.panels);
     packing = now() - packing;
@@ -232,7 +232,8 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
 
 /* ---- attention -------------------------------------------------------------------------------------------------- */
 
-/* `rows` tokens at the end of `positions`, over `copies` caches in turn: one KV head with `group` queries of `dim`. */
+/* Measure attention of the last `rows` of `positions` tokens over `copies` caches in turn, with one KV head and `group`
+ * query heads of size `dim`. */
 static void measure_attention(mp_dtype dtype, int rows, int positions, int group, int dim, double seconds,
                               size_t pool) {
     const mp_kernels *call = mp_kernels_get();

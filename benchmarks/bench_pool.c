@@ -1,9 +1,10 @@
 /* bench_pool.c: the overhead of the pool, without Python.
  *
- *   bench_pool calls                    submit to start and to completion, spinning and parked; refusals when full
+ *   bench_pool calls                    submit to start and to completion, with a spinning and with a parked worker;
+ *                                       refusals when the queue is full
  *   bench_pool text <gguf> <threads> <tokens> <rounds>
- *                                       generation through the registry against a bare loop over the same engine, and
- *                                       eight concurrent sequences against one
+ *                                       generation through the registry compared with a bare loop over the same engine;
+ *                                       eight concurrent sequences compared with one
  *
  * Prints lines "name value". */
 #include <stdatomic.h>
@@ -142,7 +143,7 @@ static mp_registry *empty_registry(uint64_t spin_ns) {
 enum { CALLS = 20000, PARKED = 2000 };
 static uint64_t start_ns[CALLS], answer_ns[CALLS];
 
-/* pause_ns: pause between two requests, long enough for the worker to park. */
+/* Measure n requests. pause_ns: pause between two requests, long enough for the worker to park; 0 = none. */
 static void measure_calls(const char *name, uint64_t spin_ns, uint64_t pause_ns, int n) {
     mp_registry *registry = empty_registry(spin_ns);
     char label[64];

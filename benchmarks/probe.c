@@ -1,4 +1,4 @@
-/* probe.c: measure the state of the machine in half a second, printed as one line of JSON.
+/* probe.c: measure the state of the machine in half a second, and print it as one line of JSON.
  *
  *   probe CPU CPU
  *
@@ -6,7 +6,7 @@
  * parts of a chip, it distinguishes the near state from the far one. read_1, read_2: GB/s read from memory by one and
  * by two threads, 256 MB per pass. fp32, bf16, int8: additions and multiplications per second, in G, of one thread with
  * the widest instruction of the kind; 0 if the CPU lacks it. All are the best of several tries, because other processes
- * only ever worsen them. */
+ * can only worsen a result. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -38,7 +38,7 @@ static void pin(int which) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpus[which], &set);
-    (void)sched_setaffinity(0, sizeof set, &set); /* if pinning is not allowed, measure this CPU */
+    (void)sched_setaffinity(0, sizeof set, &set); /* if pinning is not allowed, measure the current CPU */
 }
 
 static void *answer(void *unused) {
@@ -73,7 +73,7 @@ static double round_trip(void) {
 static void read_part(size_t part, size_t parts) {
     const uint64_t *at = memory + BYTES / 8 / parts * part, *end = at + BYTES / 8 / parts;
     uint64_t a = 0, b = 0, c = 0, d = 0;
-    for (; at < end; at += 32) { /* four lines of 64 bytes, one word of each: the bus moves whole lines */
+    for (; at < end; at += 32) { /* one word of each of four 64-byte lines: memory transfers whole lines */
         a ^= at[0], b ^= at[8], c ^= at[16], d ^= at[24];
         __builtin_prefetch(at + 512), __builtin_prefetch(at + 520);
         __builtin_prefetch(at + 528), __builtin_prefetch(at + 536);
@@ -130,7 +130,7 @@ static void fma256(void) { CHAIN(ZMM, FMA256); }
 static void bf16(void) { CHAIN(ZMM, BF16); }
 static void int8(void) { CHAIN(ZMM, INT8); }
 
-/* Zeros, so that no chain meets a denormal or an infinity. */
+/* Set the registers to zero, so that no chain meets a denormal or an infinity. */
 static void clear(void) { __asm__ volatile("vzeroall" ::: ZMM, "xmm12", "xmm13", "xmm14", "xmm15"); }
 
 static double rate(void (*run)(void), double operations) {

@@ -23,7 +23,7 @@ static inline void make_texts(texts *all) {
     }
 }
 
-/* Compute texts [first, first + count) as one request. */
+/* Embed texts [first, first + count) as one request. out: [count, WIDTH]. */
 static inline mp_outcome run(tiny_model *tiny, const void *inputs, int first, int count, uint64_t budget_ns,
                              float *out) {
     const texts *all = inputs;

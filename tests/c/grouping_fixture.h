@@ -4,7 +4,7 @@
 
 #include "model_fixture.h"
 
-/* Run a request to its end: DONE, or FAILED because of NaN. */
+/* Run a request to its end. Returns MP_OUTCOME_DONE, or MP_OUTCOME_FAILED because of NaN. */
 static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns) {
     mp_error error;
     mp_item item = {.request = call}, *items[1] = {&item};
@@ -26,16 +26,16 @@ static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t b
     return outcomes[0];
 }
 
-typedef struct grouped { /* `count` inputs of a model, and functions that make requests of them */
+typedef struct grouped { /* a model, `count` inputs, and functions that run requests with these inputs */
     int count, width;
     mp_compute compute;
     mp_spec *(*make)(const void *arg);
     const void *arg, *inputs;
     mp_outcome (*run)(tiny_model *tiny, const void *inputs, int first, int count, uint64_t budget_ns, float *out);
-    void (*loaded)(tiny_model *tiny); /* or NULL */
+    void (*loaded)(tiny_model *tiny); /* called after each load; or NULL */
 } grouped;
 
-/* Check that each input gives the same bits alone, among others, in steps of any size and with any number of threads.
+/* Check that each input yields the same bits alone and in a batch, in steps of any size and with any number of threads.
  * alone: out, [count, width]. */
 static inline void check_groups(const grouped *of, float *alone) {
     const size_t bytes = (size_t)of->count * (size_t)of->width * sizeof(float);

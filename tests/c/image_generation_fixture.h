@@ -294,7 +294,7 @@ static mp_status make_call(bool flux, int images, mp_request **out, mp_error *er
     return MP_OK;
 }
 
-/* Hash everything that a caller sees. */
+/* Hash everything that a caller of a finished request sees. */
 static inline uint64_t seen_hash(const mp_request *base) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     const size_t pixels = 4 * HIGH * WIDE * 3, n = (size_t)call->n_images;
@@ -303,7 +303,7 @@ static inline uint64_t seen_hash(const mp_request *base) {
     return tiny_hash_bytes(hash, call->previews, n * (size_t)call->n_previews * pixels);
 }
 
-/* Hash that, and the state kept for tests: latents of all steps, text embeddings. */
+/* Hash seen_hash and the state kept for tests: latents of all steps, text embeddings. */
 static inline uint64_t hash_of(const mp_request *base) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     const size_t latents = CHANNELS * HIGH * WIDE, n = (size_t)call->n_images;

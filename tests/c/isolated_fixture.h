@@ -24,7 +24,7 @@ static inline void isolated_load(isolated *it, mp_spec *spec, mp_compute compute
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     MP_CHECK_OK(mp_team_create(threads - 1, &it->team, &error), &error);
-    static mp_cpu_set cpus; /* as on a machine with several memory nodes, of which only this one is used */
+    static mp_cpu_set cpus; /* simulates a machine with several memory nodes, of which one is used */
     MP_CHECK(mp_sys_get_affinity(&cpus));
     mp_team_place place = {.cpus = &cpus, .threads = threads};
     mp_team_lease_at(it->team, &place, 1, &it->lease);

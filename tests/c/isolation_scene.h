@@ -11,7 +11,7 @@
 
 static inline bool never(void *arg) {
     (void)arg;
-    return false; /* no other process will write: a message missing from the ring never arrives */
+    return false; /* no other process writes to the ring: a missing message never arrives */
 }
 
 typedef struct pair { /* both ends of a channel in this process */
@@ -41,8 +41,8 @@ typedef struct scene { /* a proxy without a process, one admitted request, and t
     mp_wire_out out;
     int mutate_at; /* byte of the result or plan to change, -1 = none */
     uint8_t mutate_by;
-    size_t cut;                    /* length to cut the message to, 0 = whole */
-    uint64_t speed;                /* learnt speed to report; 0 = any */
+    size_t cut;                    /* truncate the message to this length; 0 = do not truncate */
+    uint64_t speed;                /* learnt speed that the child reports; 0 = arbitrary */
     const mp_isolation_kind *kind; /* NULL = no_kind */
 } scene;
 

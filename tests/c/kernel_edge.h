@@ -1,5 +1,5 @@
-/* kernel_edge.h: memory that ends at an inaccessible page, so that a read or write beyond it crashes. This covers
- * vector code too, which sanitizers do not instrument. */
+/* kernel_edge.h: memory that ends at an inaccessible page, so that a read or write past its end crashes. This also
+ * catches vector code, which sanitizers do not instrument. */
 #ifndef MP_KERNEL_EDGE_H
 #define MP_KERNEL_EDGE_H
 

@@ -1,4 +1,4 @@
-/* kernel_test.h: shared by the tests of kernels: iteration over the variants of a slot, extreme inputs, bit comparison.
+/* kernel_test.h: helpers of the kernel tests: iteration over the variants of a slot, extreme inputs, bit comparison.
  *
  *   MP_TEST(kernels_add_variants) {
  *       kt_set ref = kt_ref();
@@ -8,8 +8,8 @@
  *       }
  *   }
  *
- * kt_next leaves the process at the CPU mask of its set, so that functions that use mp_kernels_get (mp_gemm,
- * mp_acts_fill, epilogues) use that set too. After the last set it restores the machine's own mask. */
+ * kt_next leaves the process at the CPU mask of its set, so that functions that call mp_kernels_get (mp_gemm,
+ * mp_acts_fill, epilogues) use that set too. After the last set, kt_next restores the machine's own mask. */
 #ifndef MP_KERNEL_TEST_H
 #define MP_KERNEL_TEST_H
 
@@ -31,7 +31,7 @@ static const char *const kt_masks[] = {"ref", "avx2", "avxvnni", "avx512", "avx5
                                        "neon", "dotprod", "i8mm", "bf16"};
 enum { KT_MASKS = sizeof kt_masks / sizeof *kt_masks };
 
-/* Set the CPU mask of the process. Returns false if this machine lacks it. */
+/* Set the CPU mask of the process. Returns false if this machine lacks the mask's instruction sets. */
 static inline bool kt_use(const char *mask) {
     mp_error error;
     if (mp_cpu_init(mask, &error) != MP_OK)
@@ -46,7 +46,7 @@ static inline kt_set kt_ref(void) {
     return (kt_set){.mask = "ref", .variant = "ref", .call = *mp_kernels_get()};
 }
 
-/* Advance to the next set whose variant of the slot is new and not ref. */
+/* Advance to the next set whose variant of the slot differs from ref and from the last set's. */
 static inline bool kt_next(kt_set *set, int slot) {
     const char *last = set->next ? set->variant : "ref";
     int i = set->next ? set->next : 1;
@@ -63,7 +63,8 @@ static inline bool kt_next(kt_set *set, int slot) {
     return false;
 }
 
-/* kt_next, then "plain": the table that `fill` builds from a template over vec_plain.h, as other machines use it. */
+/* As kt_next, with one more set at the end, "plain": the table that `fill` builds from a template over vec_plain.h, for
+ * machines without SIMD variants. */
 static inline bool kt_next_or_plain(kt_set *set, int slot, void (*fill)(mp_kernel_table *table, const char *name)) {
     if (set->variant && strcmp(set->variant, "plain") == 0)
         return false;
@@ -79,7 +80,7 @@ static inline bool kt_next_or_plain(kt_set *set, int slot, void (*fill)(mp_kerne
 
 enum { KT_GUARD = 64 };
 
-/* Allocate `bytes` zeroed bytes. kt_free checks that nothing beyond them was written. */
+/* Allocate `bytes` zeroed bytes. kt_free checks that nothing was written past their end. */
 static inline void *kt_alloc(size_t bytes) {
     const size_t whole = (bytes + KT_GUARD + 64 + 63) / 64 * 64;
     uint8_t *memory = aligned_alloc(64, whole);
@@ -110,7 +111,7 @@ static inline int kt_pick(mp_test_random *random, int low, int high) {
     return low + (int)(mp_test_random_u64(random) % (uint64_t)(high - low + 1));
 }
 
-/* Uniform in (-1, 1), with occasional zeros of both signs. */
+/* Fill x with uniform numbers in (-1, 1) and occasional zeros of both signs. */
 static inline void kt_random(mp_test_random *random, float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const uint64_t pick = mp_test_random_u64(random) % 64;
@@ -121,7 +122,7 @@ static inline void kt_random(mp_test_random *random, float *x, int64_t n) {
 enum kt_extreme { KT_DENORMAL, KT_HUGE, KT_TINY, KT_INF, KT_NAN, KT_WIDE, KT_ZERO, KT_EXTREMES };
 static const char *const kt_extreme_names[KT_EXTREMES] = {"denormal", "huge", "tiny", "inf", "nan", "wide", "zero"};
 
-/* Ordinary numbers mixed with extreme ones (WIDE: exponents from 2^-40 to 2^40; ZERO: zeros only). */
+/* Fill x with ordinary numbers and some extreme ones (WIDE: exponents from 2^-40 to 2^40; ZERO: zeros only). */
 static inline void kt_extreme(mp_test_random *random, enum kt_extreme kind, float *x, int64_t n) {
     kt_random(random, x, n);
     for (int64_t i = 0; i < n; i++) {
@@ -162,10 +163,10 @@ static inline uint32_t kt_bits(float x) {
     return u;
 }
 
-/* Same bits, or both NaN (the contract does not define NaN payloads). */
+/* True for the same bits, and for two NaNs: the contract does not define NaN payloads. */
 static inline bool kt_equal(float a, float b) { return kt_bits(a) == kt_bits(b) || (a != a && b != b); }
 
-/* Fail with a report unless got equals expected [rows, ld] in columns [0, cols). */
+/* Fail with a report unless `got` and `expected`, both [rows, ld], are equal in columns [0, cols). */
 __attribute__((format(printf, 7, 8))) static inline void kt_same_matrix(const kt_set *set, const float *expected,
                                                                         const float *got, int rows, int cols,
                                                                         int64_t ld, const char *format, ...) {
@@ -190,7 +191,7 @@ __attribute__((format(printf, 7, 8))) static inline void kt_same_matrix(const kt
 
 #define kt_same(set, expected, got, n, ...) kt_same_matrix(set, expected, got, 1, (int)(n), (n) ? (n) : 1, __VA_ARGS__)
 
-/* The same for bytes (packed data, int8, bf16). */
+/* As kt_same, for bytes (packed data, int8, bf16). */
 __attribute__((format(printf, 5, 6))) static inline void
 kt_same_bytes(const kt_set *set, const void *expected, const void *got, size_t bytes, const char *format, ...) {
     const uint8_t *e = expected, *g = got;

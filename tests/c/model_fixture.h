@@ -1,5 +1,5 @@
-/* model_fixture.h: tiny models made by the test: a file of seeded random weights, a spec over it, a loaded model.
- * Shapes are odd on purpose: grouped heads, a vocabulary that is no multiple of a panel, every hot storage type. */
+/* model_fixture.h: tiny models that a test generates: a file of seeded random weights, its spec, a loaded model. Shapes
+ * are irregular on purpose: grouped heads, a vocabulary that is no multiple of a panel, every common storage type. */
 #ifndef MODEL_FIXTURE_H
 #define MODEL_FIXTURE_H
 
@@ -14,14 +14,14 @@
 enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
        TINY_CONTEXT = 512, TINY_EXPERT = 256, TINY_RANK = 256, TINY_PART = 32 };
 
-typedef struct tiny_file { /* weights under construction */
+typedef struct tiny_file { /* a weight file and its spec under construction */
     uint8_t *bytes;
     size_t used, capacity;
     mp_spec *spec;
     mp_test_random random;
 } tiny_file;
 
-/* Fill a valid row of any type: quants are random bits, scales are modest half floats. */
+/* Fill a valid row of any type: quantised values are random bits, scales are half floats near 0.004. */
 static inline void tiny_row(mp_test_random *random, mp_dtype dtype, uint8_t *row, int64_t n, float size) {
     const mp_dtype_row *type = mp_dtype_get(dtype);
     for (int64_t b = 0; b < n / type->items; b++, row += type->bytes) {
@@ -110,7 +110,7 @@ static inline void tiny_float(mp_spec *spec, const char *key, double value) {
     MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
 }
 
-/* Give token i the text 'a' + i % 26. The last token is the end of sequence. */
+/* Set the tokens: token i has the text 'a' + i % 26, and the last token ends a sequence. */
 static inline void tiny_tokens(mp_spec *spec) {
     static uint8_t bytes[TINY_VOCAB], control[TINY_VOCAB];
     static uint64_t offsets[TINY_VOCAB + 1];
@@ -131,19 +131,19 @@ static inline void tiny_ints(mp_spec *spec, const char *key, const int64_t *valu
     MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
 }
 
-/* Features of decoders beyond Llama's. */
+/* Decoder architecture and optional features beyond Llama's. */
 typedef struct tiny_kind {
     const char *arch; /* a row of archs.def */
     int window;       /* window of all layers except the second; 0 = none */
     bool head_norms, output_norms;
     bool scaled;   /* scale factors, softcaps, a separate rotary base for windows, a layer without rotation */
     int long_from; /* LongRoPE from this position; 0 = none */
-    int experts;   /* number of experts, two per row; 0 = none. The last expert's router is NaN, so it is never chosen;
-                    * its weights end the file, on pages of their own */
-    bool biased;   /* with sinks and clamped gates as well; only with experts */
-    bool latents;  /* MLA; with experts also grouped routing by DeepSeek's scores, and one shared expert */
-    size_t *rest;  /* out: bytes of the file before the last expert's, or NULL */
-    void (*more)(tiny_file *file); /* adds keys and tensors, or NULL */
+    int experts;   /* number of experts, two used per row; 0 = none. The last expert is never chosen, because its router
+                    * row is NaN; its weights are on pages of their own at the end of the file */
+    bool biased;   /* biases, attention sinks and clamped gates; requires experts */
+    bool latents;  /* MLA; with experts also DeepSeek's grouped routing and one shared expert */
+    size_t *rest;  /* out: offset of the last expert's weights in the file, or NULL */
+    void (*more)(tiny_file *file); /* adds further keys and tensors, or NULL */
 } tiny_kind;
 
 static inline void tiny_arch_int(mp_spec *spec, const char *arch, const char *key, int64_t value) {
@@ -168,7 +168,7 @@ static inline void tiny_expert(tiny_file *file, const mp_dtype *types, int type_
     }
 }
 
-/* Keys of multi-head latent attention and of DeepSeek's expert routing. */
+/* Set the keys of multi-head latent attention and of DeepSeek's expert routing. */
 static inline void tiny_latent_keys(mp_spec *spec, const tiny_kind *kind) {
     mp_error error;
     mp_value sigmoid = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 7, .as.string = "sigmoid"};
@@ -197,8 +197,9 @@ static inline void tiny_latent_vectors(tiny_file *file, const tiny_kind *kind, i
     tiny_tensor(file, name, MP_F32, 1, kind->experts, 0.2f, 0);
 }
 
-/* Make the spec of a decoder whose matrices cycle through `types`. infinite: -1, or a token whose row (F32, Q8_0) is
- * infinite; then the output matrix is not tied, and each head has its own keys, so that rows share attention tiles. */
+/* Make the spec of a decoder whose matrices cycle through `types`. infinite: -1, or a token whose embedding row (F32,
+ * Q8_0) is infinite; the output matrix is then separate, and each query head has a KV head of its own, so that rows
+ * share attention tiles. */
 static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtype *types, int type_count, uint64_t seed,
                                             int32_t infinite) {
     mp_error error;
@@ -355,8 +356,8 @@ static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, 
 
 enum { TINY_WIDTH = 64, TINY_ENCODER_LAYERS = 2, TINY_ENCODER_FFN = 128, TINY_POSITIONS = 96 };
 
-/* Make the spec of an fp32 encoder. poison: the embedding of token 7 is NaN. */
-/* dense: add a dense layer after pooling, with as many outputs as inputs. */
+/* Make the spec of an fp32 encoder. poison: make the embedding of token 7 NaN. dense: add a dense layer after pooling,
+ * with as many outputs as inputs. */
 static inline mp_spec *tiny_encoder_spec_of(bool poison, bool dense) {
     mp_error error;
     char path[512], name[64];
@@ -459,8 +460,8 @@ typedef struct tiny_life {
     uint64_t budget_ns;                                           /* time budget of a step; 0 = unlimited */
 } tiny_life;
 
-/* Load a model, make an engine, run two requests one after the other, and free everything. Gives a typed error or the
- * same result twice, and leaks nothing. */
+/* Load a model, make an engine, run two equal requests one after the other, and free everything. Returns a typed error,
+ * or MP_OK if both requests have the same result. */
 static inline mp_status tiny_live(void *arg, mp_error *error) {
     const tiny_life *life = arg;
     mp_status status;
@@ -490,7 +491,7 @@ static inline mp_status tiny_live(void *arg, mp_error *error) {
             engine->ops->plan(engine, planned, 1, life->budget_ns ? life->budget_ns : UINT64_MAX, &plan);
             engine->ops->step(engine, &lease, &plan, outcomes);
         } while (outcomes[0] == MP_OUTCOME_MORE);
-        if (outcomes[0] != MP_OUTCOME_DONE) { /* an item that waits for memory names the reason */
+        if (outcomes[0] != MP_OUTCOME_DONE) { /* an item that waits for memory holds an error too */
             *error = items[i].error;
             status = items[i].error.code;
             MP_CHECK(status != MP_OK);
@@ -536,7 +537,7 @@ static inline void tiny_job_make(const tiny_model *tiny, tiny_job *job, const mp
     job->item.request = &job->call->base;
     job->item.tenant = tenant;
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.request, &cost, &job->item.total, &error), &error);
-    if (job->call->capture.data) /* NaN, which no record holds */
+    if (job->call->capture.data) /* fill with NaN, which no record contains */
         memset(job->call->capture.data, 0xFF, tiny_capture_bytes(job->call));
 }
 
@@ -582,7 +583,7 @@ static inline void tiny_job_admit(tiny_model *tiny, tiny_job *job) {
     job->admitted = true;
 }
 
-/* Run one step of one job; retire the job if that ends it. */
+/* Run one step of one job; retire the job if the step completes it. */
 static inline mp_outcome tiny_job_step(tiny_model *tiny, tiny_job *job, int amount) {
     mp_plan plan = {.count = 1, .items = {&job->item}, .amount = {(uint32_t)amount}};
     mp_outcome outcomes[MP_PLAN_MAX];

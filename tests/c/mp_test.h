@@ -4,9 +4,9 @@
  *     MP_TEST(queue_refuses_when_full) { ...; MP_CHECK(refused); }
  *
  * MP_TEST registers a test. Each test runs in its own process with a timeout of 20 s (MP_TEST_SECONDS sets another
- * one). A failed check prints file:line and ends the test. In the sanitizer build a leak fails the test. A name starts
- * with the folder ("base_", "kernels_", "files_", "pool_", ...), because `--only` and the thread-sanitizer run select
- * by prefix. */
+ * timeout). A failed check prints file:line and ends the test. In the sanitizer build a leak fails the test. The name
+ * of a test starts with its folder ("base_", "kernels_", "files_", "pool_", ...), because `--only` and the
+ * thread-sanitizer run select tests by prefix. */
 #ifndef MP_TEST_H
 #define MP_TEST_H
 
@@ -39,7 +39,7 @@ void mp_test_add(mp_test *test);
     static void mp_test_body_##test_name(void)
 #define MP_TEST(test_name) MP_TEST_SECONDS(test_name, 20)
 
-/* End the running test as failed, or as skipped with a reason. May be called from any of its threads. */
+/* End the running test as failed, or as skipped with a reason. Any thread of the test may call these. */
 _Noreturn void mp_test_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
 _Noreturn void mp_test_skip(const char *file, int line, const char *reason);
 
@@ -68,7 +68,7 @@ _Noreturn void mp_test_skip(const char *file, int line, const char *reason);
         if (!strstr(mp_text, mp_part))                                                           \
             MP_FAIL("%s is \"%s\", which does not contain \"%s\"", #text, mp_text, mp_part);  \
     } while (0)
-/* Check that the difference is at most `tolerance`; NaN fails. */
+/* Check that |got - expected| is at most `tolerance`; NaN fails. */
 #define MP_CHECK_NEAR(got, expected, tolerance)                                                          \
     do {                                                                                                 \
         double mp_got = (double)(got), mp_expected = (double)(expected);                                 \
@@ -85,7 +85,7 @@ _Noreturn void mp_test_skip(const char *file, int line, const char *reason);
     } while (0)
 #define MP_CHECK_OK(call, error) MP_CHECK_STATUS(call, MP_OK, error)
 
-/* Directory of the running test, removed when it ends. */
+/* Temporary directory of the running test, removed when the test ends. */
 const char *mp_test_directory(void);
 /* The repository's tests/ directory (corpus, goldens). */
 const char *mp_test_root(void);
@@ -100,8 +100,8 @@ float mp_test_random_float(mp_test_random *random, float low, float high);
 
 /* --- sampling of test cases: a sanitizer makes a test 5 to 50 times slower, and checks memory and threads, not result
  * bits. Where a test loops over many seeds, or over all combinations of shapes and options, the release build runs all
- * of them and a sanitizer build the sample chosen here. Injected system failures are never sampled, nor are edge shapes
- * (tails, one, primes): these run with fewer options. --- */
+ * iterations and a sanitizer build runs the sample chosen here. Injected system failures are never sampled. Edge shapes
+ * (tails, one, primes) are not sampled either, but run with fewer options. --- */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { MP_TEST_SHARE = 5 };
@@ -109,13 +109,13 @@ enum { MP_TEST_SHARE = 5 };
 enum { MP_TEST_SHARE = 1 };
 #endif
 
-/* Number of equal rounds to run: in a sanitizer build a fifth of `rounds`, rounded up. */
+/* Number of interchangeable rounds to run: `rounds`, or in a sanitizer build a fifth of it, rounded up. */
 static inline int mp_test_rounds(int rounds) { return (rounds + MP_TEST_SHARE - 1) / MP_TEST_SHARE; }
 
 /* Returns true if the next combination of nested loops is to run; `*asked` counts combinations from 0. In a sanitizer
- * build the golden ratio selects a fifth of all, including the first and at least one of any eight in a row. A loop
- * over edge shapes therefore needs at least eight options inside it: each shape then runs. The values of inner and
- * outer loops mix, whatever the lengths of the loops. */
+ * build the golden ratio selects a fifth of all combinations, including the first and at least one of any eight in a
+ * row. A loop over edge shapes therefore needs at least eight options inside it, so that each shape runs. The selection
+ * mixes the values of inner and outer loops, whatever the lengths of the loops. */
 static inline bool mp_test_take(uint32_t *asked) {
     return (*asked)++ * UINT32_C(2654435769) <= UINT32_MAX / MP_TEST_SHARE;
 }
@@ -131,12 +131,12 @@ enum mp_test_fault { /* the system call that fails */
                      MP_FAULT_PAGES,
                      MP_FAULT_ADVISE,
 };
-/* Body of a sweep: set up, use, tear down, and return the status. */
+/* Body of a sweep: set up, use and tear down the code under test, and return the status. */
 typedef mp_status (*mp_test_sweep_body)(void *arg, mp_error *error);
-/* Run `body` once to count its calls of `fault`; then repeat it with call n failing, and with all calls from n on
- * failing, for every n. Each run must return MP_OK or a typed error with a message, leave no byte of mp_alloc
- * allocated, and leave no thread unjoined. A last run without faults must return MP_OK. Returns the number of calls (0
- * checks nothing). */
+/* Run `body` once to count its calls of `fault`. Then, for every n, run it twice: with call n failing, and with all
+ * calls from n on failing. Each run must return MP_OK or a typed error with a message, leave no byte of mp_alloc
+ * allocated, and leave no thread unjoined. A last run without faults must return MP_OK. Returns the number of calls; if
+ * it is 0, the sweep checked nothing. */
 int mp_test_fault_sweep(enum mp_test_fault fault, mp_test_sweep_body body, void *arg);
 /* Sweep allocations as mp_test_fault_sweep does. A body without allocations fails the test. */
 void mp_test_alloc_sweep(mp_test_sweep_body body, void *arg);

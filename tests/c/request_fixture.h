@@ -4,7 +4,7 @@
 
 #include "models/capability.h"
 
-/* Reads offsets[n_texts] only if that number of texts is allowed. */
+/* Create a request with default options. Reads offsets[n_texts] only if `n_texts` is in the allowed range. */
 static inline mp_status make_embedding_request(int32_t n_texts, const int32_t *ids, const int64_t *offsets,
                                         const int32_t *skip, mp_embedding_request **call, mp_error *error) {
     bool legal = n_texts > 0 && n_texts <= MP_EMBED_MOST_TEXTS;

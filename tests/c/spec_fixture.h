@@ -20,7 +20,7 @@ static inline mp_status fill_copy(mp_spec *copy, const mp_spec *spec, mp_error *
     return mp_spec_tokens(spec) ? mp_spec_set_tokens(copy, mp_spec_tokens(spec), error) : MP_OK;
 }
 
-/* The caller owns *copy. */
+/* Copy `spec` into a new, unfrozen spec. The caller owns *copy. */
 static inline mp_status copy_spec(const mp_spec *spec, mp_spec **copy, mp_error *error) {
     *copy = mp_spec_create();
     if (!*copy)

@@ -4,7 +4,7 @@
 
 #include "models/decoder/engine.h"
 
-/* Set the drafts of an engine, between steps. propose NULL: drafts come from the lookup index. */
+/* Set the source of an engine's drafts; call between steps. propose NULL: drafts come from the lookup index. */
 static inline void tiny_speculate(mp_engine *base, mp_speculate mode, mp_propose *propose, void *arg) {
     mp_text_engine *engine = (mp_text_engine *)base;
     mp_speculation_init(&engine->speculation, mode);

@@ -1,4 +1,4 @@
-/* test_files.h: shared by the tests of files/: an unchecked writer of GGUF bytes, and a reader of everything in a
+/* test_files.h: helpers of the tests of files/: a writer of GGUF bytes without checks, and a reader of everything in a
  * spec. */
 #ifndef MP_TEST_FILES_H
 #define MP_TEST_FILES_H
@@ -51,7 +51,7 @@ static inline void put_padding(test_bytes *b, size_t to) {
     while (b->size % to)
         put_u8(b, 0);
 }
-/* Sizes are innermost first, as in the file. */
+/* Append a tensor record. sizes: [ndim], innermost first, as in the file. */
 static inline void put_tensor(test_bytes *b, const char *name, int ndim, const uint64_t *sizes, uint32_t type,
                               uint64_t offset) {
     put_string(b, name);
@@ -67,7 +67,7 @@ static inline const char *test_path(char *to, size_t size, const char *name) {
     return to;
 }
 
-/* Read every byte of a spec, so that the sanitizer reports a wrong one. Returns a checksum. */
+/* Read every byte of a spec, so that a sanitizer reports invalid memory. Returns a checksum. */
 static inline uint64_t read_all(const mp_spec *spec) {
     uint64_t sum = strlen(mp_spec_architecture(spec));
     for (int i = 0; i < mp_spec_file_count(spec); i++)

@@ -1,4 +1,4 @@
-/* test_files_bpe.c: subsets of byte-pair vocabularies, and unsuitable vocabularies. */
+/* test_files_bpe.c: parts of byte-pair vocabularies that given words need, and vocabularies that are refused. */
 #include "base/alloc.h"
 #include "files/bpe.h"
 #include "test_files.h"
@@ -34,11 +34,11 @@ static mp_bpe *bpe_of(mp_spec *spec) {
     mp_bpe *bpe;
     mp_error error;
     MP_CHECK_OK(mp_bpe_create(spec, &bpe, &error), &error);
-    mp_spec_unpin(spec); /* it holds its own reference */
+    mp_spec_unpin(spec); /* `bpe` holds its own reference */
     return bpe;
 }
 
-/* "tokens|merges" by index, in order. */
+/* Check the part of the vocabulary that `word` needs. want: "tokens | merges", in order, tokens by index. */
 static void check_part(const mp_bpe *bpe, const char *word, const char *want) {
     mp_bpe_part part;
     mp_error error;
@@ -63,7 +63,7 @@ MP_TEST(files_bpe_subsets_of_a_vocabulary) {
     check_part(bpe, "zzz", "|");
     check_part(bpe, "abc", "0 1 2 4 5 6 | 1+2 0+1 4+2 0+5");
     check_part(bpe, "cab", "0 1 2 4 | 0+1");
-    check_part(bpe, "bca\xc3\xa9", "0 1 2 3 5 | 1+2"); /* not token 9, half of a character */
+    check_part(bpe, "bca\xc3\xa9", "0 1 2 3 5 | 1+2"); /* token 9 is half of a character and not included */
     check_part(bpe,
                "\xc3\xa9"
                "ab",

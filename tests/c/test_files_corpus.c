@@ -1,5 +1,5 @@
-/* test_files_corpus.c: every file of tests/corpus/gguf gives the result in its manifest. No prefix and no modified byte
- * of a valid file causes harm. */
+/* test_files_corpus.c: every file of tests/corpus/gguf yields the result in its manifest. Every prefix of a valid file
+ * and every modified byte is handled without a memory error. */
 #include <sys/stat.h>
 
 #include "base/alloc.h"
@@ -103,7 +103,7 @@ static mp_status parse_copy(const uint8_t *data, size_t size, const char *what, 
         MP_FAIL("the test ran out of memory");
     memcpy(copy, data, size);
     mp_status status = mp_gguf_parse(copy, size, what, &spec, &error);
-    free(copy); /* before reading: a spec must borrow nothing from the file */
+    free(copy); /* before the spec is read: it must not refer to these bytes */
     if (status != MP_OK) {
         check_error(&error, what);
         return status;
@@ -135,7 +135,7 @@ MP_TEST_SECONDS(files_corpus_prefixes, 60) {
         MP_CHECK_INT(parse_copy(data, size, r.file, &end), MP_OK);
         for (size_t cut = 0; cut < size; cut++) {
             mp_status status = parse_copy(data, cut, r.file, &ignored);
-            /* only the last padding may be missing; without tensors, that of the header */
+            /* only the padding at the end may be missing; without tensors, that is the header's padding */
             bool may = end ? cut >= end : size - cut < 32;
             if (end && may && status != MP_OK)
                 MP_FAIL("%s is refused without its last %zu bytes of padding", r.file, size - cut);
@@ -175,7 +175,7 @@ MP_TEST_SECONDS(files_corpus_altered_bytes, 120) {
     MP_CHECK(refused > 1000 && accepted > 1000);
 }
 
-/* Every valid file opens as weights, down to its last byte. Files of alignment 1 are refused if they misalign
+/* The tensors of every valid file can be read to the last byte. Files of alignment 1 are refused if they misalign
  * floats. */
 MP_TEST(files_corpus_weights) {
     FILE *manifest = open_manifest();

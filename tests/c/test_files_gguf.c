@@ -1,5 +1,5 @@
-/* test_files_gguf.c: values read from valid files, cases that need large files, and faults during reading. The case
- * numbers are those of tests/corpus/gguf/README.md. */
+/* test_files_gguf.c: values read from valid files, cases that need large files, and faults during reading. Case numbers
+ * refer to tests/corpus/gguf/README.md. */
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
@@ -137,7 +137,7 @@ MP_TEST(files_gguf_split) {
     mp_spec_unpin(spec);
 }
 
-/* A path without a folder. */
+/* A split model opened by a path without a folder. */
 MP_TEST(files_gguf_split_in_the_working_directory) {
     char path[1600];
     mp_error error;
@@ -169,7 +169,7 @@ static mp_status read_bytes(const test_bytes *b, uint64_t size, mp_spec **spec, 
     char path[400];
     mp_file_map_init();
     mp_test_write_file(test_path(path, sizeof path, "large.gguf"), b->data, b->size);
-    if (size > b->size && truncate(path, (off_t)size) != 0) /* a hole, which uses no disk space */
+    if (size > b->size && truncate(path, (off_t)size) != 0) /* the file grows by a hole, which uses no disk space */
         MP_FAIL("cannot make a sparse file");
     mp_error_clear(error);
     mp_status status = mp_gguf_read(path, spec, error);
@@ -208,7 +208,7 @@ MP_TEST(files_gguf_case10_keys) {
     put_keys(&b, 65535);
     double begun = cpu_seconds();
     MP_CHECK_OK(read_bytes(&b, 0, &spec, &error), &error);
-    /* 65,536 keys compared in pairs would be 2 * 10^9 string compares */
+    /* comparing 65,536 keys in pairs would take 2 * 10^9 string compares */
     MP_CHECK(cpu_seconds() - begun < 2.0);
     MP_CHECK_INT(mp_spec_value_count(spec), 65536);
     MP_CHECK(mp_spec_find(spec, "key.number.65534") && !mp_spec_find(spec, "key.number.65535"));
@@ -274,7 +274,7 @@ MP_TEST(files_gguf_case08_key_length) {
     }
 }
 
-/* The reader's peak memory must not follow a count in the file. */
+/* Check that the reader refuses the file and that its peak memory does not grow with a count in the file. */
 static void check_capped(test_bytes *b, uint64_t size, const char *field, uint64_t most) {
     mp_error error;
     mp_spec *spec;
@@ -329,7 +329,7 @@ MP_TEST(files_gguf_case14_strings_over_cap) {
     free(b.data);
 }
 
-/* The limit covers all arrays together. */
+/* The limit applies to the total size of all arrays. */
 MP_TEST(files_gguf_case13_arrays_over_cap) {
     test_bytes b = {0};
     static uint8_t zeros[1 << 20];
@@ -389,7 +389,7 @@ MP_TEST(files_gguf_case32_not_a_file) {
     MP_CHECK_STATUS(mp_gguf_read("/nowhere/model.gguf", &spec, &error), MP_IO, &error);
 }
 
-/* A sibling of a split model that is a FIFO must not block the reader. */
+/* A FIFO in place of a further file of a split model must not block the reader. */
 MP_TEST(files_gguf_case32_sibling_is_a_fifo) {
     char path[400];
     mp_error error;
@@ -454,8 +454,8 @@ MP_TEST(files_gguf_open_and_map_failures) {
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);
 }
 
-/* Another thread writes to the file while it is read, so a length that is read twice may differ. Any result without
- * memory errors is correct. */
+/* Another thread writes to the file during reading, so a length that is read twice may differ. Any status is allowed,
+ * but no memory error. */
 enum { EMPTY_STRINGS = 100000 };
 static _Atomic bool stop_writing;
 
@@ -522,7 +522,7 @@ static void *map_and_cut(size_t bytes, int fd) {
 }
 #endif
 
-/* A file truncated while it is read must give IO: neither a spec nor an error about its content. */
+/* A file truncated during reading must yield MP_IO: neither a spec nor an error about its content. */
 MP_TEST(files_gguf_truncated_while_read) {
 #ifdef MP_SEAM
     mp_error error;
@@ -546,7 +546,7 @@ MP_TEST(files_gguf_truncated_while_read) {
             for (int i = 0; i < 1000; i++)
                 put_string(&b, "a string");
         }
-        if (!zeros_parse) /* a second key, which zeros do not form */
+        if (!zeros_parse) /* add a second key: zero bytes do not form a valid key */
             b.data[16] = 3, put_key(&b, "y", G_U8), put_u8(&b, 1);
         mp_test_write_file(test_path(cut_path, sizeof cut_path, "cut.gguf"), b.data, b.size);
         mp_sys_table.mmap = map_and_cut;

@@ -1,4 +1,4 @@
-/* test_files_map.c: files that may be mapped, files truncated or rewritten while mapped, the signal handler. */
+/* test_files_map.c: which files may be mapped, files truncated or rewritten while mapped, the SIGBUS handler. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -55,7 +55,7 @@ MP_TEST(files_map_opens_regular_files_only) {
         check_error(&error, bad[i]);
     }
     MP_CHECK_STATUS(mp_file_map_open("/nowhere", &other, &error), MP_IO, &error);
-    /* callers that know the folder decide where links may lead; the target of a link is a regular file */
+    /* links are followed: callers that know the folder check links; here only the target must be a regular file */
     MP_CHECK_INT(symlink(path, test_path(link_path, sizeof link_path, "link")), 0);
     MP_CHECK_OK(mp_file_map_open(link_path, &other, &error), &error);
     mp_file_map_close(other);
@@ -64,14 +64,14 @@ MP_TEST(files_map_opens_regular_files_only) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }
 
-/* A mapped file is truncated. */
+/* Reads of a mapped file that was truncated yield zeros and poison the mapping. */
 MP_TEST(files_map_shrinks) {
     char path[400], other_path[400];
     mp_file_map *map = map_of(path, sizeof path, "a", 300000);
     mp_file_map *other = map_of(other_path, sizeof other_path, "b", 5000);
     MP_CHECK_INT(truncate(path, 10), 0);
     MP_CHECK(!mp_file_map_poisoned(map));
-    MP_CHECK_INT(sum_of(map, 10, 300000), 0); /* the rest of its last page, and zeros for the truncated pages */
+    MP_CHECK_INT(sum_of(map, 10, 300000), 0); /* zeros in the rest of the last page and in the truncated pages */
     MP_CHECK_INT(sum_of(map, 0, 10), 10 * 0xA5);
     MP_CHECK(mp_file_map_poisoned(map));
     MP_CHECK(!mp_file_map_poisoned(other));
@@ -79,11 +79,11 @@ MP_TEST(files_map_shrinks) {
     errno = 77;
     MP_CHECK_INT(truncate(other_path, 0), 0);
     MP_CHECK_INT(sum_of(other, 0, 5000), 0);
-    MP_CHECK_INT(errno, 77); /* a handler that changes errno breaks the code that it interrupted */
+    MP_CHECK_INT(errno, 77); /* the handler must preserve errno for the code that it interrupts */
     MP_CHECK(mp_file_map_poisoned(other));
     mp_file_map_close(map);
     mp_file_map_close(other);
-    /* the slot of a poisoned mapping is reused, without the mark */
+    /* a new mapping in the slot of a poisoned one is not poisoned */
     map = map_of(path, sizeof path, "c", 100);
     MP_CHECK(!mp_file_map_poisoned(map));
     mp_file_map_close(map);
@@ -122,7 +122,7 @@ MP_TEST(files_map_shrinks_under_threads) {
     mp_file_map_close(map);
 }
 
-/* Slots are acquired and released on one thread while another faults. */
+/* One thread acquires and releases slots while another thread faults. */
 static _Atomic bool stop;
 
 static void open_and_close(void *arg) {
@@ -170,7 +170,7 @@ static void jump_info(int number, siginfo_t *info, void *context) {
     siglongjmp(back, 2);
 }
 
-/* A mapping outside mpool, of an empty file. */
+/* Map an empty file without mpool, so that reads fault outside every mpool mapping. */
 static volatile uint8_t *foreign(void) {
     char path[400];
     mp_test_write_file(test_path(path, sizeof path, "foreign"), "", 0);
@@ -188,13 +188,13 @@ MP_TEST(files_map_forwards_foreign_faults) {
     sigaction(SIGBUS, &action, NULL);
     volatile uint8_t *data = foreign();
     char path[400];
-    mp_file_map *map = map_of(path, sizeof path, "a", 5000); /* installs our handler over it */
+    mp_file_map *map = map_of(path, sizeof path, "a", 5000); /* installs mpool's handler over the test's */
     volatile int jumped = sigsetjmp(back, 1);
     if (!jumped)
         (void)data[0];
     MP_CHECK_INT(jumped, 1);
     MP_CHECK(!mp_file_map_poisoned(map));
-    MP_CHECK_INT(truncate(path, 0), 0); /* our handler still works */
+    MP_CHECK_INT(truncate(path, 0), 0); /* mpool's handler still works */
     MP_CHECK_INT(sum_of(map, 0, 5000), 0);
     mp_file_map_close(map);
 }
@@ -306,7 +306,7 @@ MP_TEST(files_map_unchanged) {
     mp_file_map_close(map);
     map = map_of(path, sizeof path, "e", 5000);
     MP_CHECK_INT(unlink(path), 0);
-    MP_CHECK_INT(mkfifo(path, 0600), 0); /* must not hang */
+    MP_CHECK_INT(mkfifo(path, 0600), 0); /* the check must not block on a FIFO */
     MP_CHECK(!mp_file_map_unchanged(map));
     mp_file_map_close(map);
 }

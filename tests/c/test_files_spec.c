@@ -1,4 +1,4 @@
-/* test_files_spec.c: the model spec: building, look-up, typed reading, tensors and tokens. */
+/* test_files_spec.c: the model spec: building, look-up, typed reads, tensors and tokens. */
 #include <float.h>
 
 #include "spec_fixture.h"
@@ -29,7 +29,7 @@ static mp_tensor_entry entry(const char *name, mp_dtype dtype, int64_t rows, int
     return (mp_tensor_entry){.name = name, .dtype = dtype, .ndim = 2, .shape = {rows, columns}, .nbytes = nbytes};
 }
 
-/* The caller may change or free its arguments afterwards. */
+/* The spec copies its arguments: the caller may change or free them afterwards. */
 MP_TEST(files_spec_copies_its_input) {
     mp_error error;
     mp_spec *spec = mp_spec_create();
@@ -225,7 +225,7 @@ MP_TEST(files_spec_integers) {
     MP_CHECK_STR(error.allowed, "an integer from 1 to 9");
     MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.attention.head_count", 1, 9, &def, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.got, "a float");
-    /* above a cap: LIMIT; below the range: FORMAT */
+    /* above a cap: MP_LIMIT; below the range: MP_FORMAT */
     MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.block_count", 1, 29, NULL, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.got, "30");
     MP_CHECK_STATUS(mp_spec_int_capped(spec, "{arch}.block_count", 1, 29, NULL, &out, &error), MP_LIMIT, &error);
@@ -242,7 +242,7 @@ MP_TEST(files_spec_integers) {
     mp_spec_unpin(spec);
 }
 
-/* A scalar, or one integer per layer. */
+/* A value per layer may be stored as a scalar or as one integer per layer. */
 MP_TEST(files_spec_integers_per_layer) {
     mp_spec *spec = llama();
     mp_error error;
@@ -273,7 +273,7 @@ MP_TEST(files_spec_integers_per_layer) {
     mp_spec_unpin(spec);
 }
 
-/* Floats with a range. */
+/* Floats are checked against a range. */
 MP_TEST(files_spec_floats) {
     mp_spec *spec = llama();
     mp_error error;

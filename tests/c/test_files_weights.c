@@ -32,7 +32,7 @@ static void add(fixture *f, const char *name, mp_dtype dtype, int64_t rows, int6
     MP_CHECK_OK(mp_spec_add_tensor(f->spec, &entry, &f->error), &f->error);
 }
 
-/* Two files of 20,000 and 1,000 bytes. */
+/* Begin a spec over two files of 20,000 and 1,000 bytes. */
 static void begin(fixture *f) {
     mp_file_map_init();
     write_pattern(test_path(f->a, sizeof f->a, "a.bin"), 20000);
@@ -162,7 +162,7 @@ MP_TEST(files_weights_release_keeps_the_data) {
             MP_CHECK_INT(t.data[i], pattern(100 + i));
         mp_weights_release(weights, &t);
     }
-    mp_weights_release(weights, &elsewhere); /* outside every mapping: nothing happens */
+    mp_weights_release(weights, &elsewhere); /* outside every mapping: no effect */
     MP_CHECK(!mp_weights_poisoned(weights) && mp_weights_unchanged(weights));
     mp_weights_close(weights);
 }
@@ -178,7 +178,7 @@ MP_TEST(files_weights_file_gone_or_changed) {
     MP_CHECK(!mp_weights_unchanged(weights));
     MP_CHECK_STATUS(mp_weights_open(f.spec, &again, &f.error), MP_IO, &f.error);
     MP_CHECK_HAS(f.error.message, "b.bin");
-    write_pattern(f.b, 1001); /* long enough, but the spec describes another file */
+    write_pattern(f.b, 1001); /* long enough, but not the file that the spec describes */
     MP_CHECK_STATUS(mp_weights_open(f.spec, &again, &f.error), MP_INTEGRITY, &f.error);
     MP_CHECK_HAS(f.error.message, "b.bin");
     mp_weights_close(weights);

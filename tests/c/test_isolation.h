@@ -1,5 +1,5 @@
-/* test_isolation.h: the test runner as its own worker process: options to start the child, and the kinds of models that
- * it serves. */
+/* test_isolation.h: runs the test runner as its own worker process: options that start the child, and the kinds of
+ * models that the child serves. */
 #ifndef TEST_ISOLATION_H
 #define TEST_ISOLATION_H
 

@@ -1,4 +1,4 @@
-/* test_isolation_child.c: turns the runner into a worker process, before main, if its environment asks for it. */
+/* test_isolation_child.c: turns the test runner into a worker process, before main, if the environment requests it. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@ static bool never(void *arg) {
     return false;
 }
 
-/* A child that sends one status about its start. */
+/* Run as a child whose only message reports the status of its start. */
 static void send_ready(mp_status status) {
     static mp_wire_out out;
     mp_shm page;

@@ -1,4 +1,4 @@
-/* Image generation in worker processes: the same bytes wherever a request continues, and false results. */
+/* Image generation in worker processes: the same bytes in whichever process a request continues; false results. */
 #include "isolation_scene.h"
 #include "image_generation_fixture.h"
 #include "test_isolation.h"
@@ -29,8 +29,7 @@ static uint64_t hash_without_isolation(bool flux) {
     return hash;
 }
 
-/* Processes take turns with the request, at points that a seed chooses: within texts, denoising steps, previews and
- * images. */
+/* Two processes take turns with the request, at seeded points within texts, denoising steps, previews and images. */
 MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 120) {
     for (int flux = 0; flux < 2; flux++) {
         const uint64_t expected = hash_without_isolation(flux);
@@ -43,7 +42,7 @@ MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 1
         mp_engine *engine[2];
         mp_error error;
         MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_F32, &options, &loader, &error), &error);
-        MP_CHECK(loader.policy == NULL); /* the capability's own policy: one worker generates */
+        MP_CHECK(loader.policy == NULL); /* no override: the capability's policy applies */
         MP_CHECK_OK(loader.ops->load(loader.self, &lease, &budget, NULL, &model, &error), &error);
         for (int i = 0; i < 2; i++)
             MP_CHECK_OK(model->ops->engine(model, &budget, &engine[i], &error), &error);
@@ -61,7 +60,7 @@ MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 1
             MP_CHECK_OK(model->ops->check(model, item.request, &cost, &item.total, &error), &error);
             MP_CHECK_OK(engine[0]->ops->admit(engine[0], &item, &error), &error);
             while (outcomes[0] != MP_OUTCOME_DONE) {
-                const uint64_t blocks = 12 + mp_test_random_u64(&random) % 30; /* a unit has at most 30 */
+                const uint64_t blocks = 12 + mp_test_random_u64(&random) % 30; /* a unit has at most 30 blocks */
                 for (uint64_t i = 0; i < (seed ? blocks : 1000) && outcomes[0] != MP_OUTCOME_DONE; i++) {
                     engine[which]->ops->plan(engine[which], items, 1, 0, &plan);
                     engine[which]->ops->step(engine[which], &lease, &plan, outcomes);
@@ -122,7 +121,7 @@ static mp_image_generation_request *small_call(void) {
     return call;
 }
 
-typedef struct answer { /* a child's result of a step; an honest one has matching amounts */
+typedef struct answer { /* a child's result of a step; the fields of a correct one are consistent */
     mp_outcome outcome;
     uint32_t cursor;
     int32_t previews;
@@ -158,7 +157,7 @@ static mp_outcome try(const answer *it, int at, uint8_t by, size_t *used, bool *
     *used = s.out.used;
     const mp_outcome outcome = run_step(&s);
     *lost = s.engine->lost(s.engine) != NULL;
-    if (*lost) { /* nothing of it is published */
+    if (*lost) { /* nothing of the result is published */
         MP_CHECK(outcome == MP_OUTCOME_FAILED && s.item.cursor == 0);
         MP_CHECK(call->steps_done == 0 && call->previews_done == 0 && call->images_done == 0);
     } else {

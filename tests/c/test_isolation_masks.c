@@ -1,5 +1,5 @@
-/* Grammar masks and capture records of worker processes: the messages sent, and false results that the parent
- * refuses. */
+/* Grammar masks and capture records with worker processes: the messages that the parent sends, and false results that
+ * it refuses. */
 #include "isolation_scene.h"
 #include "test_isolation.h"
 
@@ -53,7 +53,7 @@ static void end(masked_scene *m) {
     mp_request_destroy(&m->call->base);
 }
 
-/* Plan while the child answers with `count` items; return the plan's count. */
+/* Request a plan, to which the child replies with `count` items; return the count of the resulting plan. */
 static int plan(masked_scene *m, uint32_t count) {
     mp_wire_begin(&m->s.out, &m->s.p.child, MP_FRAME_PLAN);
     mp_put_u32(&m->s.out, count);
@@ -70,14 +70,14 @@ static int plan(masked_scene *m, uint32_t count) {
     return m->s.plan.count;
 }
 
-typedef struct sampled_run { /* tokens of one choice: `count` times this id, each a letter */
+typedef struct sampled_run { /* tokens of one choice in a step: `count` times the same id, with a letter as text */
     int count;
     int32_t id;
     int finish, stop_index;
 } sampled_run;
 
-/* Run a step in which each choice samples these tokens. recorded: number of tokens with capture records, -1 = the
- * request captures none. */
+/* Run a step in which the choices sample these tokens. recorded: number of tokens with capture records; -1 = a request
+ * without capture. */
 static mp_outcome step(masked_scene *m, mp_outcome outcome, const sampled_run *sampled_runs, int recorded) {
     static uint32_t letters;
     mp_wire_out *out = &m->s.out;
@@ -127,7 +127,7 @@ static const char *why_lost(masked_scene *m) {
 
 static const sampled_run nothing = {0, 0, MP_FINISH_NONE, -1}, allowed = {1, ALLOWED, MP_FINISH_NONE, -1};
 
-/* Run one step with the first mask, and check the reason for refusing it; "" = accepted. */
+/* Run one step with the first mask, and check the reason why the parent refuses it; "" = the parent accepts it. */
 static void check_first(mp_outcome outcome, sampled_run it, const char *why) {
     static masked_scene m;
     begin(&m, 1, true, false);
@@ -181,13 +181,13 @@ MP_TEST(isolation_completions_end_where_their_masks_allow) {
     }
 }
 
-/* A process may report that it waits for a mask only if the parent has not sent the mask it needs. */
+/* A process may report that it waits for a mask only if the parent has not sent the mask that the process needs. */
 MP_TEST(isolation_mask_waits_without_reason_are_refused) {
     static masked_scene m;
     for (int way = 0; way < 4; way++) {
         const sampled_run both[] = {allowed, allowed}, second[] = {nothing, allowed};
         begin(&m, 2, way != 3, false);
-        if (way == 0 || way == 3) { /* the first mask was sent; or the request has no masks */
+        if (way == 0 || way == 3) { /* the first mask was sent, or the request has no masks */
             plan(&m, 0);
             MP_CHECK_HAS(why_lost(&m), "a plan is empty");
             end(&m);
@@ -209,12 +209,12 @@ MP_TEST(isolation_mask_waits_without_reason_are_refused) {
         }
         end(&m);
     }
-    begin(&m, 1, false, false); /* only a request with masks waits for one */
+    begin(&m, 1, false, false); /* only a request with masks may wait for a mask */
     MP_CHECK_INT(plan(&m, 1), 1);
     MP_CHECK_INT(step(&m, MP_OUTCOME_WAIT_MASK, &allowed, -1), MP_OUTCOME_FAILED);
     MP_CHECK_HAS(why_lost(&m), "without masks waits for a mask");
     end(&m);
-    begin(&m, 1, true, false); /* steps without progress although the mask was sent */
+    begin(&m, 1, true, false); /* steps make no progress although the mask was sent */
     int steps = 0;
     for (; !*why_lost(&m) && steps < 1000; steps++) {
         plan(&m, 1);
@@ -225,7 +225,7 @@ MP_TEST(isolation_mask_waits_without_reason_are_refused) {
     end(&m);
 }
 
-/* The parent sends a running request each mask once, for the next token. */
+/* The parent sends each mask of a running request once, for the next token. */
 MP_TEST(isolation_masks_are_sent_once) {
     static masked_scene m;
     static mp_wire_in in;
@@ -243,7 +243,7 @@ MP_TEST(isolation_masks_are_sent_once) {
         mp_get_u64(&in);
         MP_CHECK_INT(mp_get_u32(&in), 1);
         mp_get_u32(&in);
-        const bool comes = round % 2 == 0; /* the first mask, then the second token's */
+        const bool comes = round % 2 == 0; /* the masks of the first and of the second token */
         MP_CHECK_INT(mp_get_u8(&in), comes);
         if (comes)
             MP_CHECK(mp_get(&in, bits, sizeof bits) && bits[0] == 1u << (round ? END : ALLOWED));
@@ -256,7 +256,7 @@ MP_TEST(isolation_masks_are_sent_once) {
 
 MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
     static const struct {
-        int count, recorded; /* tokens of the first step, and number of tokens with records */
+        int count, recorded; /* in the first step: tokens, and tokens with records */
         bool fine;
     } rows[] = {{1, 1, true}, {1, 2, true}, {0, 1, true}, {0, 0, true}, {2, 1, false}, {1, 3, false}, {0, 2, false}};
     static masked_scene m;
@@ -271,7 +271,7 @@ MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
             MP_CHECK_HAS(why_lost(&m), "captured records do not match the sampled tokens");
         for (uint32_t f = 0; f < m.call->capture.sampled * mp_capture_floats(&m.call->capture); f++)
             MP_CHECK(m.call->capture.data[f] == (float)f);
-        if (rows[i].fine && rows[i].recorded) { /* no record is taken back */
+        if (rows[i].fine && rows[i].recorded) { /* published records stay */
             MP_CHECK_INT(plan(&m, 1), 1);
             step(&m, MP_OUTCOME_MORE, &nothing, rows[i].recorded - 1);
             MP_CHECK_HAS(why_lost(&m), "captured records do not match the sampled tokens");
@@ -280,8 +280,8 @@ MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
     }
 }
 
-/* Change each byte of a step with a mask, and of one with records: the result is correct, or nothing of it is
- * published. */
+/* Change each byte of a step with a mask, and each byte of a step with records: the parent either accepts a correct
+ * result or publishes nothing of it. */
 MP_TEST_SECONDS(isolation_masked_completions_with_a_changed_byte_are_correct_or_refused, 60) {
     static const uint8_t changes[] = {1, 2, 8, 128, 255};
     static masked_scene m;

@@ -1,5 +1,5 @@
-/* Real models in worker processes: the same bytes as in this process, with any preemption and in whichever process a
- * request continues. */
+/* Real models in worker processes: requests have the same bytes as in this process, with any preemption and in
+ * whichever process they continue. */
 #include <dirent.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -106,7 +106,7 @@ MP_TEST_SECONDS(isolation_texts_have_the_same_bytes_in_any_process, 120) {
             for (int i = 0; i < ITEMS; i++) {
                 if (jobs[i].done)
                     continue;
-                if (home[i] >= 0 && mp_test_random_u64(&random) % 7 == 0) { /* leave this engine; continue in any */
+                if (home[i] >= 0 && mp_test_random_u64(&random) % 7 == 0) { /* preempt; re-admit in either engine */
                     it.engine[home[i]]->ops->preempt(it.engine[home[i]], &jobs[i].item);
                     home[i] = -1;
                 }
@@ -147,7 +147,7 @@ MP_TEST_SECONDS(isolation_texts_have_the_same_bytes_in_any_process, 120) {
     tiny_unload(&here);
 }
 
-/* Check a request whose token vectors exceed one frame, and which finishes over several steps in two processes. */
+/* Check a request whose token vectors exceed one frame, and whose steps alternate between two workers. */
 static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_lease *lease, uint8_t output) {
     enum { TEXTS = 40 };
     static int32_t ids[TEXTS * 40];
@@ -173,7 +173,7 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
             mp_engine *with = k ? it->engine[turn % 2] : engine;
             mp_plan plan;
             MP_CHECK_OK(with->ops->admit(with, &item, &error), &error);
-            with->ops->plan(with, items, 1, 1, &plan); /* the smallest amount */
+            with->ops->plan(with, items, 1, 1, &plan); /* 1 ns: the smallest amount */
             with->ops->step(with, k ? &it->lease : lease, &plan, outcomes);
             MP_CHECK(outcomes[0] == MP_OUTCOME_MORE || outcomes[0] == MP_OUTCOME_DONE);
             if (outcomes[0] == MP_OUTCOME_MORE)
@@ -203,7 +203,7 @@ MP_TEST_SECONDS(isolation_vectors_have_the_same_bytes_in_any_process, 60) {
     }
 }
 
-/* Requests at every limit, and requests that exceed one limit. */
+/* Kinds of text requests: all options at their limits, or one option above its limit. */
 enum { ALL_WITHIN, MORE_CHOICES, MORE_STOPS, MORE_STOP_BYTES, MORE_STOP_IDS, MORE_BIASES, MORE_LOGPROBS, EXCESSES };
 
 static mp_status make_largest(int excess, mp_text_request **call, mp_error *error) {
@@ -292,7 +292,7 @@ MP_TEST(isolation_prompt_logits_are_refused) {
     isolated_unload(&it);
 }
 
-static bool computes(const char *task) { /* a sanitizer has threads of its own */
+static bool computes(const char *task) { /* exclude the threads of a sanitizer */
     char file[400], name[32] = "";
     snprintf(file, sizeof file, "%s/comm", task);
     FILE *comm = fopen(file, "r");
@@ -361,7 +361,7 @@ MP_TEST_SECONDS(isolation_processes_compute_on_their_leased_cpus, 60) {
         run_to_end(it.engine[0], &it.lease, &job);
         mp_request_destroy(&job.call->base);
         mp_team_return(&it.lease);
-        if (both) /* threads that were at one node before count as well */
+        if (both) /* threads bound to one node before are bound anew */
             MP_CHECK_INT(helpers_at(it.engine[0]->process, &all), THREADS - 1);
         else
             MP_CHECK(helpers_at(it.engine[0]->process, &node[first]) >= A_NODE - 1);

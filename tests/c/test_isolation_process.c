@@ -1,4 +1,4 @@
-/* Child processes and shared memory alone, and a whole registry whose worker processes are killed. */
+/* Child processes and shared memory on their own, and a registry whose worker processes are killed. */
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
@@ -131,7 +131,7 @@ MP_TEST(isolation_frozen_memory_cannot_be_written) {
     void *address = shm.data;
     MP_CHECK_OK(mp_shm_freeze(&shm, &error), &error);
     MP_CHECK(shm.data == address && ((uint8_t *)shm.data)[99999] == 7);
-    MP_CHECK(ftruncate(shm.fd, 10) != 0); /* sealed */
+    MP_CHECK(ftruncate(shm.fd, 10) != 0); /* a sealed size cannot change */
     MP_CHECK(write(shm.fd, "x", 1) < 0);
     MP_CHECK_OK(mp_shm_map(&other, dup(shm.fd), 100000, false, &error), &error);
     MP_CHECK(((uint8_t *)other.data)[50000] == 7);
@@ -160,7 +160,7 @@ static mp_status share(void *arg, mp_error *error) {
     mp_shm shm;
     struct stat info;
     mp_status status = mp_shm_create(&shm, *(size_t *)arg, MP_TAG_WEIGHTS, "mpool-test", error);
-    if (status == MP_OK) { /* the memory is allocated now: a later write cannot fail */
+    if (status == MP_OK) { /* mp_shm_create allocates the memory, so that a later write cannot fail */
         MP_CHECK_INT(fstat(shm.fd, &info), 0);
         MP_CHECK((size_t)info.st_blocks * 512 >= *(size_t *)arg);
     } else {
@@ -243,7 +243,7 @@ static void caller(void *arg) {
     for (int i = 0; i < ROUNDS; i++) {
         mp_error error;
         mp_status status = ask(c->registry, 40 + 13 * i, 8, &error);
-        /* MODEL: two of the three killed requests had this text */
+        /* MP_MODEL: the text was in two of the three killed requests */
         bool lost = status == MP_RECV || status == MP_MODEL;
         atomic_fetch_add(status == MP_OK ? &c->ok : lost ? &c->lost : &c->other, 1);
         if (status != MP_OK && !lost)
@@ -281,7 +281,7 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     for (int kills = 0; atomic_load(&c.left); kills++) {
         usleep(20000);
         int countdown = (int)(mp_test_random_u64(&random) % 3);
-        if (kills < 3) /* more within a minute would break the model */
+        if (kills < 3) /* more kills within a minute would mark the model broken */
             mp_registry_visit(c.registry, kill_one, &countdown);
         MP_CHECK(kills < 5000);
     }
@@ -292,10 +292,10 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     MP_CHECK_OK(ask(c.registry, 20, 4, &error), &error);
     mp_registry_destroy(c.registry);
     mp_spec_unpin(spec);
-    MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD); /* no process, no zombie */
+    MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD); /* neither a running child nor a zombie is left */
 }
 
-/* Count descriptors of other processes. */
+/* Count this process's descriptors of other processes. */
 static int process_handles(void) {
     DIR *directory = opendir("/proc/self/fd");
     int count = 0;
@@ -313,7 +313,7 @@ static int process_handles(void) {
 
 static void take_info(void *arg, const mp_entry_info *info) { *(mp_entry_info *)arg = *info; }
 
-/* A forked child has none of its parent's worker processes: no charged memory and no descriptors. It starts its own. */
+/* A forked child inherits no worker process of its parent: no charged memory and no descriptors. It starts its own. */
 MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("TSan starts no threads in a forked child");
@@ -426,7 +426,7 @@ MP_TEST_SECONDS(isolation_survives_refused_memory, 120) {
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     mp_spec *spec = tiny_decoder_spec(types, 1, 9);
-    MP_CHECK_OK(sweep(spec, &error), &error); /* fills the spec's cache of its files */
+    MP_CHECK_OK(sweep(spec, &error), &error); /* the first run fills the spec's cache of its files */
     mp_test_alloc_sweep(sweep, spec);
     mp_spec_unpin(spec);
 }

@@ -4,8 +4,8 @@
 #include "isolation/capability_wire.h"
 #include "isolation_scene.h"
 
-/* Send the request through a channel and compare the fingerprint of the decoded request. at: byte of the message to
- * change, -1 = none. *got: out, the request in the child, or NULL if it was refused. */
+/* Send the request through a channel, and compare the fingerprint of the decoded request if no byte is changed. at:
+ * byte of the message to change, -1 = none. *got: out, the decoded request, or NULL if it was refused. */
 static size_t cross(mp_request *request, int at, mp_request **got) {
     static mp_wire_out out;
     static mp_wire_in in;
@@ -34,9 +34,9 @@ static size_t cross(mp_request *request, int at, mp_request **got) {
     return bytes;
 }
 
-/* Send the request unchanged, then with each byte changed: it is refused, or made and freed. count: offset of a 64-bit
- * count whose high bytes stay unchanged, or -1: the child trusts its parent's counts, and a huge one would allocate
- * gigabytes. */
+/* Send the request unchanged, then with each byte changed: the receiver refuses it, or creates a request that can be
+ * freed. count: offset of a 64-bit count whose high bytes stay unchanged, or -1. The child trusts its parent's counts,
+ * and a huge one would allocate gigabytes. */
 static void cross_changed(mp_request *request, int count, mp_request **whole) {
     const size_t bytes = cross(request, -1, whole);
     for (size_t at = 0; at < bytes; at++) {

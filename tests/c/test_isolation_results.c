@@ -1,22 +1,22 @@
-/* Corrupted or false results of a worker process: the parent either finds a result correct or abandons the process, and
- * publishes nothing of a refused result. */
+/* Corrupted or false results of a worker process: the parent either finds a result valid, or publishes none of it and
+ * abandons the process. */
 #include "files/spec_build.h"
 #include "isolation_scene.h"
 #include "request_fixture.h"
 #include "test_isolation.h"
 
-/* Bits to flip in a byte. */
+/* XOR masks that change a byte. */
 static const uint8_t changes[] = {1, 2, 4, 8, 16, 32, 64, 128, 255, 127, 3, 0xC0};
 enum { CHANGES = sizeof changes };
 
-/* Compose a step that gives each choice one token with an umlaut, and one alternative. `over`: a stop string ends the
- * choice. */
+/* Compose a step that yields one token with an umlaut, and one alternative, for each choice. over: a stop string ends
+ * the choice. */
 static void compose_text(scene *s, bool over) {
     static const char text[] = "a\xC3\xA4z";
     mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
     mp_put_u8(&s->out, over ? MP_OUTCOME_DONE : MP_OUTCOME_MORE);
-    mp_put_u32(&s->out, 3); /* cursor */
-    mp_put_u32(&s->out, 0); /* cached */
+    mp_put_u32(&s->out, 3); /* the item's cursor */
+    mp_put_u32(&s->out, 0); /* cached tokens */
     mp_put_u8(&s->out, 1);
     mp_put_u8(&s->out, over ? MP_FINISH_STOP : MP_FINISH_NONE);
     mp_put_i32(&s->out, over ? 0 : -1);
@@ -31,7 +31,7 @@ static void compose_text(scene *s, bool over) {
         mp_put(&s->out, ids, sizeof ids);
         mp_put(&s->out, probabilities, sizeof probabilities);
     }
-    mp_put_u32(&s->out, over ? 4 : 3); /* decided */
+    mp_put_u32(&s->out, over ? 4 : 3); /* decided bytes of text */
     mp_put_u32(&s->out, 4);
     mp_put(&s->out, text, 4);
     put_learnt(s);
@@ -60,7 +60,7 @@ static mp_text_request *text_call(void) {
     return call;
 }
 
-/* Check that the visible state of the request is possible. */
+/* Check that a caller sees a valid state of the request. */
 static void check_text(const mp_text_request *call) {
     const mp_choice *choice = &call->choices[0];
     uint32_t before = 0;
@@ -79,7 +79,7 @@ static void check_text(const mp_text_request *call) {
     MP_CHECK(call->cached_tokens >= 0 && call->cached_tokens <= call->n_prompt);
 }
 
-/* Send one mutated result; return true if the parent accepted it. */
+/* Send one result with a changed byte or cut short. Returns true if the parent accepted it. */
 static bool try_text(int at, uint8_t by, size_t cut, bool over, size_t *used) {
     static scene s;
     memset(&s, 0, sizeof s);
@@ -131,7 +131,7 @@ MP_TEST_SECONDS(isolation_completions_with_a_changed_byte_are_correct_or_refused
             }
         for (size_t cut = 1; cut < used; cut++)
             MP_CHECK(!try_text(-1, 0, cut, over, &unused));
-        MP_CHECK(taken > 0 && refused > 500); /* floats, counters and letters may have any value */
+        MP_CHECK(taken > 0 && refused > 500); /* changed floats, counters and letters are accepted */
     }
 }
 
@@ -145,7 +145,7 @@ MP_TEST_SECONDS(isolation_plans_with_a_changed_byte_are_correct_or_refused, 60) 
             scene_admit(&s, &call->base, 7);
             s.mutate_at = at;
             s.mutate_by = changes[i];
-            answer_plan(&s, 2, true); /* checks the visible state */
+            answer_plan(&s, 2, true); /* also checks what a caller sees */
             scene_end(&s);
             mp_request_destroy(&call->base);
         }
@@ -256,7 +256,7 @@ MP_TEST(isolation_unexpected_messages_of_a_child_are_refused) {
     mp_text_request *call = text_call();
     s.mutate_at = -1;
     scene_admit(&s, &call->base, 7);
-    mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP); /* asked for a plan, the child sends a step */
+    mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP); /* the child replies to a plan request with a step */
     put_learnt(&s);
     send_answer(&s, false);
     mp_item *items[1] = {&s.item};
@@ -266,7 +266,7 @@ MP_TEST(isolation_unexpected_messages_of_a_child_are_refused) {
     MP_CHECK_HAS(lost->message, "replies to another message");
     mp_outcome outcomes[MP_PLAN_MAX];
     s.engine->ops->step(s.engine, &s.lease, &s.plan, outcomes);
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE); /* a step that did not begin has no suspect request */
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE); /* the step did not begin, so no request is suspect */
     mp_error error;
     mp_item another = {.request = &call->base, .total = 7};
     MP_CHECK_STATUS(s.engine->ops->admit(s.engine, &another, &error), MP_RECV, &error);
@@ -293,7 +293,7 @@ MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
 
 /* ---- false results in well-formed frames ------------------------------------------------------------------------- */
 
-typedef struct claim { /* one token per byte of text, unless a case overrides it */
+typedef struct claim { /* the text and tokens of a reported result */
     const char *text;
     int count;
     int32_t id[MOST_TOKENS];
@@ -328,7 +328,7 @@ static void compose_claim(scene *s, const claim *it) {
     put_learnt(s);
 }
 
-/* Send claims one after the other. Check the reason for refusing the last one; "" = accepted. */
+/* Send claims one after the other. Check the reason why the parent refuses the last; "" = the parent accepts it. */
 static void check_claims(const claim *claims, int count, const char *why) {
     static scene s;
     memset(&s, 0, sizeof s);
@@ -358,34 +358,34 @@ MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
     enum { OPEN = MP_FINISH_NONE, STOP = MP_FINISH_STOP, EOS = MP_FINISH_EOS };
     static const char umlaut[] = "a\xC3\xA4z";
     claim open = {umlaut, 2, {1, 2}, {3, 4}, 3, 1, 4, OPEN, -1}; /* all text after "a" is held back */
-    claim cut = {"", 1, {3}, {1}, 3, 1, 1, STOP, 0};             /* cut by a stop string that starts after "a" */
+    claim cut = {"", 1, {3}, {1}, 3, 1, 1, STOP, 0};             /* a stop string that starts after "a" ends the text */
     check_claims((claim[]){open, cut}, 2, "");
-    cut.end[0] = cut.decided = cut.text_end = 2; /* within the text sent before */
+    cut.end[0] = cut.decided = cut.text_end = 2; /* an end within the character that was sent before */
     check_claims((claim[]){open, cut}, 2, "middle of a character");
     claim over = {umlaut, 2, {1, 2}, {3, 4}, 3, 4, 4, EOS, -1};
     check_claims(&over, 1, "");
     over.end[0] = 2;
     check_claims(&over, 1, "middle of a character");
     over.end[0] = 3;
-    over.end[1] = 0; /* far beyond the text, and no stop string explains the cut */
+    over.end[1] = 0; /* token 1 ends before token 0, although no stop string cut the text */
     check_claims(&over, 1, "impossible byte");
-    claim beyond = {"ab", 2, {1, 2}, {1, 9}, 3, 2, 2, EOS, -1}; /* a token that ends beyond the text */
+    claim beyond = {"ab", 2, {1, 2}, {1, 9}, 3, 2, 2, EOS, -1}; /* token 1 ends beyond the text */
     check_claims(&beyond, 1, "does not end where its tokens do");
     beyond.finish = STOP;
     beyond.stop_index = 0;
     check_claims(&beyond, 1, "does not end where its tokens do");
-    beyond.end[0] = 3; /* "!" is one byte: the first token ends before it */
+    beyond.end[0] = 3; /* the first token ends beyond the second */
     beyond.end[1] = 2;
     check_claims(&beyond, 1, "does not end where its tokens do");
     beyond.end[0] = 2;
     check_claims(&beyond, 1, "");
-    claim more = {"abcdef", 1, {1}, {1}, 3, 6, 6, EOS, -1}; /* text without a token; U+FFFD has three bytes */
+    claim more = {"abcdef", 1, {1}, {1}, 3, 6, 6, EOS, -1}; /* bytes after the last token, other than one U+FFFD */
     check_claims(&more, 1, "does not end where its tokens do");
     more = (claim){"a\xEF\xBF\xBD", 1, {1}, {1}, 3, 4, 4, EOS, -1};
     check_claims(&more, 1, "");
     claim seen = {"ab", 2, {1, 2}, {1, 2}, 3, 3, 2, OPEN, -1}; /* more text decided than exists */
     check_claims(&seen, 1, "impossible length");
-    claim shorter = {"", 0, {0}, {0}, 3, 2, 2, EOS, -1}; /* takes back published text */
+    claim shorter = {"", 0, {0}, {0}, 3, 2, 2, EOS, -1}; /* less text than was published before */
     claim longer = {"abc", 1, {1}, {3}, 3, 3, 3, OPEN, -1};
     check_claims((claim[]){longer, shorter}, 2, "impossible length");
 }
@@ -428,7 +428,7 @@ MP_TEST(isolation_completions_end_where_they_must) {
     check_claim_within(four, usual, "");
     check_claim_within(three, usual, "before its maximum length");
     limits narrow = usual;
-    narrow.context = 4; /* a prompt of two: the third token has no position, so none follows it */
+    narrow.context = 4; /* a prompt of 2 tokens: no position is left after the third token */
     check_claim_within(three, narrow, "");
     check_claim_within(four, narrow, "too long");
     open.finish = OPEN;
@@ -438,7 +438,7 @@ MP_TEST(isolation_completions_end_where_they_must) {
     check_claim_within(three, narrow, "continues at its maximum length");
     three.finish = EOS;
     check_claim_within(three, usual, "");
-    four.finish = EOS; /* the choice had already finished */
+    four.finish = EOS; /* 4 tokens are the maximum: an end token would be the fifth */
     check_claim_within(four, usual, "no end token can be sampled");
     limits other = usual;
     other.min_tokens = 3;
@@ -458,7 +458,7 @@ MP_TEST(isolation_completions_end_where_they_must) {
 MP_TEST(isolation_token_ids_are_within_the_vocabulary) {
     claim it = {"a", 1, {VOCAB - 1}, {1}, VOCAB - 1, 1, 1, MP_FINISH_NONE, -1};
     check_claims(&it, 1, "");
-    it.id[0] = VOCAB; /* the model has a row for this id, the tokenizer has no text */
+    it.id[0] = VOCAB; /* the model has a row for this id, but the tokenizer has no text */
     check_claims(&it, 1, "a token id is outside the vocabulary");
     it.id[0] = 1;
     it.top = VOCAB;
@@ -534,7 +534,8 @@ MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
     MP_CHECK_INT(taken, 4 + 5);
 }
 
-/* Run steps without progress until the proxy abandons the process; a token comes after `before` steps. */
+/* Run steps without progress until the proxy abandons the process; return the number of steps. The child reports a
+ * token after `before` steps. */
 static int idle_steps(uint64_t before) {
     static scene s;
     int steps = 0;

@@ -1,5 +1,5 @@
-/* Vision decoders in worker processes: the same bytes wherever a request continues, also within an image and after the
- * process that encoded the image was killed; and false results. */
+/* Vision decoders in worker processes: a request has the same bytes in whichever process it continues, also within an
+ * image, or after the process that encoded the image was killed. False results are refused. */
 #include <signal.h>
 
 #include "isolated_fixture.h"
@@ -8,7 +8,7 @@
 
 /* ---- real processes ---------------------------------------------------------------------------------------------- */
 
-/* Make a job without the logits of the whole prompt, which cannot leave a process. */
+/* Make a job without prompt logits, which a process does not send. */
 static void make_job(mp_model *model, tiny_job *job, int index) {
     mp_error error;
     uint64_t cost;
@@ -22,8 +22,8 @@ static void make_job(mp_model *model, tiny_job *job, int index) {
     MP_CHECK_OK(model->ops->check(model, job->item.request, &cost, &job->item.total, &error), &error);
 }
 
-/* Run a step of about this time with these items; return the number of finished ones. *image_step: out, true if a
- * part of an image was computed. */
+/* Run a step of about `budget_ns` with these items; return the number of finished items. *image_step: out, true if the
+ * step computed a part of an image. */
 static int step(isolated *it, int which, mp_item **items, int n, uint64_t budget_ns, bool *image_step) {
     mp_engine *engine = it->engine[which];
     mp_plan plan;
@@ -74,7 +74,7 @@ static void alone(mp_spec *spec, uint64_t *hashes) {
 static void check_moves(const tiny_kind *kind) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected[ITEMS];
-    int image_steps = 0; /* counts mostly the first seed's: later ones find the images cached */
+    int image_steps = 0; /* mostly of the first seed: with later seeds the images are cached */
     mp_error error;
     isolated it;
     mp_spec *spec = tiny_decoder_spec_as(kind, floats, 1, 42, -1);
@@ -95,7 +95,7 @@ static void check_moves(const tiny_kind *kind) {
             for (int i = 0; i < ITEMS; i++) {
                 if (jobs[i].done)
                     continue;
-                if (home[i] >= 0 && mp_test_random_u64(&random) % 11 == 0) { /* leave this engine; continue in any */
+                if (home[i] >= 0 && mp_test_random_u64(&random) % 11 == 0) { /* preempt; re-admit in either engine */
                     it.engine[home[i]]->ops->preempt(it.engine[home[i]], &jobs[i].item);
                     home[i] = -1;
                 }
@@ -117,7 +117,7 @@ static void check_moves(const tiny_kind *kind) {
             mp_request_destroy(&jobs[i].call->base);
         }
     }
-    MP_CHECK(image_steps >= 5); /* at least one for each image, in either process */
+    MP_CHECK(image_steps >= 5); /* at least one for each image, in one of the processes */
     MP_CHECK(tile_rows < ROWS || it.engine[0]->prefix->hits + it.engine[1]->prefix->hits > 0);
     isolated_unload(&it);
     mp_spec_unpin(spec);
@@ -132,8 +132,8 @@ MP_TEST_SECONDS(isolation_vision_with_windows_has_the_same_bytes_in_any_process,
 
 enum { LARGE = 96 * PATCH, SEEN = 100, ALL = 100000 };
 
-/* Make a request with an image of 9,216 patches; its prompt has rows of SEEN of them. The image takes many times the
- * shortest step. */
+/* Make a request with an image of 9,216 patches, of which the prompt uses SEEN rows. The image takes many of the
+ * shortest steps. */
 static void make_large(mp_model *model, tiny_job *job) {
     static uint8_t pixels[LARGE * LARGE * 3];
     static const uint8_t key[MP_IMAGE_KEY] = {9};
@@ -160,8 +160,8 @@ static void make_large(mp_model *model, tiny_job *job) {
     MP_CHECK_OK(model->ops->check(model, job->item.request, &cost, &job->item.total, &error), &error);
 }
 
-/* Run steps with one request until `image_steps` of them computed its image, or it has `tokens` tokens; return the
- * number of image steps. */
+/* Run steps with one request until `image_steps` steps have computed parts of its image, or until it has `tokens`
+ * tokens; return the number of image steps. */
 static int run_steps(isolated *it, int which, tiny_job *job, int image_steps, uint32_t tokens) {
     mp_item *items[1] = {&job->item};
     int found = 0;
@@ -172,7 +172,7 @@ static int run_steps(isolated *it, int which, tiny_job *job, int image_steps, ui
     return found;
 }
 
-/* Kill a process within a step of one request, which leaves it. */
+/* Kill the process of engine 0 during a step of one request, and preempt the request. */
 static void kill_process(isolated *it, tiny_job *job, bool within_image) {
     mp_engine *engine = it->engine[0];
     mp_item *items[1] = {&job->item};
@@ -192,8 +192,8 @@ static void kill_process(isolated *it, tiny_job *job, bool within_image) {
     engine->ops->preempt(engine, &job->item);
 }
 
-/* A process computes an image once, also for another request; another process computes it again. If a process dies
- * within an image, or within a completion, another process finishes the request with the same bytes. */
+/* A process computes an image once, even for several requests; another process computes the image again. If a process
+ * dies within an image or within a completion, another process finishes the request with the same bytes. */
 MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 120) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected = 0;
@@ -227,7 +227,7 @@ MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 1
             MP_CHECK_INT(run_steps(&it, 0, &job, 1, 1), 1);
         kill_process(&it, &job, !answer);
         MP_CHECK_OK(it.engine[1]->ops->admit(it.engine[1], &job.item, &error), &error);
-        MP_CHECK(run_steps(&it, 1, &job, ALL, UINT32_MAX) > 2); /* from the start of the image */
+        MP_CHECK(run_steps(&it, 1, &job, ALL, UINT32_MAX) > 2); /* the image is computed from its start */
         MP_CHECK(job.done && tiny_job_hash(&job) == expected);
         mp_request_destroy(&job.call->base);
         isolated_unload(&it);
@@ -249,14 +249,14 @@ MP_TEST(isolation_vision_with_prompt_logits_is_refused) {
     MP_CHECK(call->want_prompt_logits);
     MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_UNSUPPORTED, &error);
     call->want_prompt_logits = false;
-    call->images.sizes[0] += PATCH; /* the parent itself refuses invalid images */
+    call->images.sizes[0] += PATCH; /* invalid images are refused in the parent */
     MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT, &error);
     mp_request_destroy(&call->base);
     isolated_unload(&it);
     mp_spec_unpin(spec);
 }
 
-/* The memory reserved for a process is that of its engine for one image of the model's size and for texts. */
+/* The memory reserved for a process covers its engine with one image of the model's size and with text requests. */
 MP_TEST(isolation_vision_reserves_memory_for_an_image) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t model, text, image, process;
@@ -302,16 +302,16 @@ static mp_text_request *small_call(bool vision) {
     return call;
 }
 
-/* Compose a step that reached `cursor` without a token. */
+/* Compose a step that advances the item to `cursor` and yields no token. */
 static void compose(scene *s, uint32_t cursor) {
     mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
     mp_put_u8(&s->out, MP_OUTCOME_MORE);
     mp_put_u32(&s->out, cursor);
-    mp_put_u32(&s->out, 0); /* cached */
+    mp_put_u32(&s->out, 0); /* cached tokens */
     mp_put_u8(&s->out, 0);  /* prefill is not done */
     mp_put_u8(&s->out, MP_FINISH_NONE);
     mp_put_i32(&s->out, -1);
-    for (int i = 0; i < 3; i++) /* tokens; decided and end of the text */
+    for (int i = 0; i < 3; i++) /* token count, decided bytes, end of the text */
         mp_put_u32(&s->out, 0);
     put_learnt(s);
 }
@@ -345,7 +345,7 @@ MP_TEST(isolation_plans_of_image_parts_alone_are_for_vision) {
     }
 }
 
-/* An image takes at most as many steps as it has parts. A process that takes more is abandoned. */
+/* An image takes at most as many steps as it has parts. The parent abandons a process that needs more steps. */
 MP_TEST(isolation_images_that_never_finish_are_failed) {
     for (int vision = 0; vision < 2; vision++) {
         static scene s;
@@ -358,7 +358,7 @@ MP_TEST(isolation_images_that_never_finish_are_failed) {
         for (; !s.engine->lost(s.engine); steps++) {
             MP_CHECK(steps < 1000);
             answer_plan(&s, 1, false);
-            compose(&s, steps < 5 ? 0 : 1); /* progress once */
+            compose(&s, steps < 5 ? 0 : 1); /* cursor 1 from the sixth step on: progress once */
             run_step(&s);
         }
         MP_CHECK_INT(steps, 5 + 1 + most + 1);
@@ -370,8 +370,8 @@ MP_TEST(isolation_images_that_never_finish_are_failed) {
     }
 }
 
-/* Change each byte of the result of a request with images: it is refused or correct, as for texts. The request's prompt
- * and images stay unchanged. */
+/* Change each byte of the result of a request with images: the parent refuses the result, or the result is valid. The
+ * request's prompt and images stay unchanged. */
 MP_TEST_SECONDS(isolation_vision_results_with_a_changed_byte_are_correct_or_refused, 60) {
     static const uint8_t changes[] = {1, 2, 8, 64, 128, 255, 127};
     size_t used = 1;
@@ -403,7 +403,7 @@ MP_TEST_SECONDS(isolation_vision_results_with_a_changed_byte_are_correct_or_refu
 
 /* ---- the request in transit -------------------------------------------------------------------------------------- */
 
-/* Send a request through a channel, with or without images; at >= 0: change this byte of it. */
+/* Send a request through a channel, with or without images. at: index of a byte to change; < 0 = none. */
 static mp_status cross(bool images, int at, mp_error *error) {
     static const int32_t prompt[] = {1, 2, 3, 4, 5}, sizes[] = {2, 3, 1, 1}, runs[] = {1, 2, 1, 3, 1, 1},
                          sources[] = {4, -1, 0};
@@ -453,7 +453,7 @@ MP_TEST(isolation_requests_with_images_are_transferred) {
     mp_error error;
     for (int images = 0; images < 2; images++) {
         MP_CHECK_OK(cross(images, -1, &error), &error);
-        for (int at = 0; at < 400; at++) /* a corrupted request is invalid, or a different one; neither may crash */
+        for (int at = 0; at < 400; at++) /* a corrupted request may be refused or accepted, but must not crash */
             cross(images, at, &error);
     }
 }

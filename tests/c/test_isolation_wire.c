@@ -1,4 +1,4 @@
-/* Frames, messages and specs as bytes: incomplete ones are refused. */
+/* Frames, messages and specs as bytes: incomplete or corrupted input is refused. */
 #include "spec_fixture.h"
 #include "isolation/spec_codec.h"
 #include "isolation_scene.h"
@@ -22,7 +22,7 @@ MP_TEST(isolation_frames_arrive_as_sent) {
         MP_CHECK(memcmp(sent, got, bytes) == 0);
     }
     mp_frame frame;
-    MP_CHECK(!mp_channel_receive(&p.parent, false, &frame, got)); /* `never` reports no more messages */
+    MP_CHECK(!mp_channel_receive(&p.parent, false, &frame, got)); /* `never` reports that no message will come */
     MP_CHECK(p.parent.broken);
     free(p.page);
 }
@@ -43,7 +43,7 @@ MP_TEST(isolation_every_flipped_byte_of_a_frame_is_detected) {
             if (at < sizeof(mp_frame) + sizeof data)
                 MP_CHECK(!ok && p.parent.broken && p.parent_error.code == MP_RECV);
             else
-                MP_CHECK(ok && memcmp(got, data, sizeof data) == 0); /* padding carries no data */
+                MP_CHECK(ok && memcmp(got, data, sizeof data) == 0); /* a changed byte of the padding has no effect */
             free(p.page);
         }
 }
@@ -53,14 +53,14 @@ MP_TEST(isolation_torn_repeated_and_forged_frames_are_refused) {
     static const uint64_t forged[] = {1, 4, 8, 16, 23, MP_RING_BYTES + 8, UINT64_MAX, UINT64_MAX - 7, 1ull << 63};
     mp_frame frame;
     pair p;
-    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) { /* an impossible position */
+    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) { /* an impossible write position */
         pair_init(&p);
         atomic_store(&p.page->replies.head, forged[i]);
         MP_CHECK(!mp_channel_receive(&p.parent, false, &frame, got));
         MP_CHECK(p.parent.broken && p.parent_error.code == MP_RECV);
         free(p.page);
     }
-    for (size_t cut = 0; cut < 88; cut += 8) { /* published before it was written */
+    for (size_t cut = 0; cut < 88; cut += 8) { /* a frame published before it was completely written */
         pair_init(&p);
         MP_CHECK(mp_channel_send(&p.child, MP_FRAME_STEP, true, data, sizeof data));
         memset(p.page->replies.data + cut, 0xAA, 88 - cut);
@@ -87,7 +87,7 @@ MP_TEST(isolation_torn_repeated_and_forged_frames_are_refused) {
     MP_CHECK(!mp_channel_receive(&p.parent, false, &frame, got));
     MP_CHECK_HAS(p.parent_error.message, "not the next one");
     free(p.page);
-    static const uint64_t read[] = {8, 4, UINT64_MAX, 1ull << 40}; /* a reader beyond the written bytes */
+    static const uint64_t read[] = {8, 4, UINT64_MAX, 1ull << 40}; /* a read position beyond the written bytes */
     for (size_t i = 0; i < sizeof read / sizeof *read; i++) {
         pair_init(&p);
         atomic_store(&p.page->requests.tail, read[i]);
@@ -195,7 +195,7 @@ MP_TEST_SECONDS(isolation_bytes_that_are_not_a_spec_are_refused, 60) {
     MP_CHECK_OK(mp_spec_encode(spec, &bytes, &size, &error), &error);
     uint8_t *exact = malloc(size);
     for (size_t cut = 0; cut < size; cut += cut < 2000 ? 1 : 37) {
-        uint8_t *shorter = malloc(cut + 1); /* ASan detects a reader beyond the end */
+        uint8_t *shorter = malloc(cut + 1); /* ASan reports reads past this copy */
         memcpy(shorter, bytes, cut);
         MP_CHECK(mp_spec_decode(shorter, cut, &decoded, &error) != MP_OK && error.message[0]);
         free(shorter);

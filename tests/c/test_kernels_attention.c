@@ -1,10 +1,10 @@
-/* Attention kernels: every variant against ref/ to the bit, and ref/ against double precision. The split of rows and
+/* Attention kernels: every variant has the bits of ref/, and ref/ is close to double precision. Splitting rows and
  * blocks changes no bit, and invisible keys do not affect a row. */
 #include "kernel_edge.h"
 #include "kernel_test.h"
 #include "kernels/ref/math.h"
 
-/* for kt_next_or_plain */
+/* the templates for kt_next_or_plain */
 #include "kernels/simd/vec_plain.h"
 
 #include "kernels/simd/attention_tmpl.h"
@@ -18,12 +18,12 @@ typedef struct full_case {
     int64_t qkv_floats, out_floats;
 } full_case;
 
-enum { FULL_PAD = 5 }; /* columns of the output row outside the head */
+enum { FULL_PAD = 5 }; /* output columns that belong to other heads */
 
 static full_case full_make(mp_test_random *random, int T, int D, float size) {
     full_case c = {0};
     const int64_t ld = 3 * D + kt_pick(random, 0, 3);
-    c.qkv_floats = (T - 1) * ld + 3 * D; /* the last row ends at its last value */
+    c.qkv_floats = (T - 1) * ld + 3 * D; /* the last row has no padding */
     c.qkv = kt_edge(c.qkv_floats);
     c.bias = kt_edge((int64_t)T * T);
     c.out_floats = (int64_t)T * (D + FULL_PAD);
@@ -31,7 +31,7 @@ static full_case full_make(mp_test_random *random, int T, int D, float size) {
     c.got = kt_alloc(sizeof(float) * (size_t)c.out_floats);
     const size_t bytes = mp_attn_full_scratch(T, D);
     c.scratch = kt_alloc(bytes);
-    for (size_t i = 0; i < bytes / sizeof(float); i++) /* scratch may hold leftovers of an earlier call */
+    for (size_t i = 0; i < bytes / sizeof(float); i++) /* scratch may contain data of an earlier call */
         ((float *)c.scratch)[i] = NAN;
     kt_random(random, c.qkv, c.qkv_floats);
     for (int64_t i = 0; i < c.qkv_floats; i++)
@@ -58,7 +58,7 @@ static void full_free(full_case *c) {
     kt_free(c->scratch);
 }
 
-/* Select a combination of masks and bias. */
+/* Set the masks and bias that the bits of `option` select. */
 static void full_options(full_case *c, int option, mp_test_random *random) {
     c->a.causal = option & 1;
     c->a.window = option & 2 ? kt_pick(random, 1, c->a.T + 3) : 0;
@@ -106,7 +106,7 @@ MP_TEST_SECONDS(kernels_attention_full_matches_ref, 100) {
     MP_CHECK(variants >= 1);
 }
 
-/* A sequence so long that fewer rows of scores are kept at a time. Computes only part of its rows. */
+/* In a long sequence, the scratch holds scores of fewer rows at a time. Computes only part of the rows. */
 MP_TEST_SECONDS(kernels_attention_full_long, 60) {
     mp_test_random random = {12};
     kt_set ref = kt_ref();
@@ -125,8 +125,8 @@ MP_TEST_SECONDS(kernels_attention_full_long, 60) {
         }
 }
 
-/* In bfloat16, variants add in different orders. Each must be close to the reference, within the effect of one weight
- * rounded the other way, and the reference close to unrounded attention. */
+/* In bfloat16, variants add in different orders. Each variant must be close to the reference, within the effect of one
+ * weight rounded the other way, and the reference must be close to attention without rounding. */
 MP_TEST_SECONDS(kernels_attention_bf16_near_ref, 100) {
     static const int heads[] = {8, 24, 32, 40, 64, 80, 128, 256, 512};
     mp_test_random random = {21};
@@ -155,8 +155,8 @@ MP_TEST_SECONDS(kernels_attention_bf16_near_ref, 100) {
     }
 }
 
-/* Split the rows into parts of at most `most`, each with the scratch that another part left: the bits must not
- * change. */
+/* Split the rows into parts of at most `most` rows. Each part uses the scratch that the previous part wrote. The bits
+ * must not change. */
 static void any_split(const kt_set *v, mp_attn_full_function full, const char *slot, int rounds, int most,
                       mp_test_random *random) {
     for (int round = 0; round < rounds; round++) {
@@ -188,7 +188,7 @@ MP_TEST(kernels_attention_bf16_any_split) {
         any_split(&v, v.call.attn_full_bf16, "attn_full_bf16", 80, 40, &random);
 }
 
-/* Keys that a row cannot see may hold any finite value. */
+/* Keys that are masked for a row may have any finite value without effect on the row. */
 MP_TEST(kernels_attention_full_masked) {
     mp_test_random random = {14};
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_full);)
@@ -210,7 +210,7 @@ MP_TEST(kernels_attention_full_masked) {
         }
 }
 
-/* Softmax over the visible keys, in double precision. */
+/* Compare ref with a softmax over the visible keys in double precision. */
 MP_TEST(kernels_attention_full_ref_in_double) {
     mp_test_random random = {15};
     kt_set ref = kt_ref();
@@ -245,7 +245,7 @@ MP_TEST(kernels_attention_full_ref_in_double) {
     }
 }
 
-/* NaN in a query or a visible key propagates. A row with a bias of -inf gives NaN, not 0. */
+/* NaN in a query or a visible key propagates. A row whose biases are all -inf yields NaN, not 0. */
 MP_TEST(kernels_attention_full_nan) {
     mp_test_random random = {16};
     kt_set ref = kt_ref();
@@ -267,8 +267,8 @@ MP_TEST(kernels_attention_full_nan) {
         }
 }
 
-/* A product that underflows leaves -0 in a chain. The output must not depend on masked keys that follow it in the
- * tile. */
+/* A product that underflows leaves -0 in an accumulator, and a masked key that follows in the tile adds +0, which turns
+ * -0 into +0. The output must be +0 in either case, so that it does not depend on masked keys. */
 MP_TEST(kernels_attention_zero_sign) {
     enum { D = 16, T = 3 };
     kt_set ref = kt_ref();
@@ -294,7 +294,7 @@ MP_TEST(kernels_attention_zero_sign) {
         kt_same(&v, want, got, T * D, "attn_full row by row");
         v.call.attn_full(&full, 0, T, scratch);
         kt_same(&v, want, got, T * D, "attn_full at once");
-        for (int rows = 1; rows <= 2; rows++) { /* row 0 at token 1: alone, then with a row that sees token 2 */
+        for (int rows = 1; rows <= 2; rows++) { /* row 0 is token 1: alone, then with the row of token 2 */
             mp_attn_kv a = {.q = q,
                             .ldq = D,
                             .ldq_group = D,

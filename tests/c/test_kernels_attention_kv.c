@@ -1,8 +1,8 @@
-/* Attention over the paged cache: every variant against ref/ to the bit, and ref/ against double precision. The split
- * of rows and blocks changes no bit, and invisible keys do not affect a row. */
+/* Attention over the paged cache: every variant has the bits of ref/, and ref/ is close to double precision. Splitting
+ * rows and blocks changes no bit, and invisible keys do not affect a row. */
 #include "kernel_test.h"
 
-/* for kt_next_or_plain */
+/* the templates for kt_next_or_plain */
 #include "kernels/simd/vec_plain.h"
 
 #include "kernels/simd/attention_i16_tmpl.h"
@@ -83,7 +83,7 @@ static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, in
     return c;
 }
 
-/* The case's own array of blocks. Called when the struct no longer moves. */
+/* Point the arguments at the case's own block lists. Call once the struct no longer moves. */
 static const mp_attn_kv *kv_of(kv_case *c) {
     c->a.k_blocks = c->k;
     c->a.v_blocks = c->v;
@@ -124,7 +124,7 @@ static void partial_same(const kt_set *set, const mp_attn_partial *want, const m
     kt_same_matrix(set, want->o, got->o, n, v_dim, v_dim, "o of %s", text);
 }
 
-/* A case of any shape, including some that no model has. */
+/* Make a case of random shape, including shapes that no model has. */
 static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
     static const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}, dims[] = {16, 32, 48, 64, 80, 128, 144, 192, 256};
     const int group = groups[kt_pick(random, 0, 9)], tokens = kt_pick(random, 1, 300);
@@ -176,7 +176,7 @@ MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
     MP_CHECK(variants >= 1);
 }
 
-/* The latent attention of DeepSeek: one head of 576 with 16 queries. */
+/* The shape of DeepSeek's latent attention: one key head of size 576 with 16 query heads. */
 MP_TEST(kernels_attention_kv_wide) {
     mp_test_random random = {22};
     kt_set ref = kt_ref();
@@ -194,7 +194,8 @@ MP_TEST(kernels_attention_kv_wide) {
         }
 }
 
-/* Rows alone, in any chunks, in any ranges of blocks, or block by block with merges: the bits must be the same. */
+/* Compute rows alone, in chunks of any size, in any ranges of blocks, or block by block with merges: the bits must be
+ * equal. */
 MP_TEST(kernels_attention_kv_any_split) {
     mp_test_random random = {23};
     kt_set ref = kt_ref();
@@ -235,7 +236,7 @@ MP_TEST(kernels_attention_kv_any_split) {
         }
 }
 
-/* Finite garbage in slots that no row sees, and any values in blocks that no row sees. */
+/* Slots that no row sees may hold any finite values, and blocks that no row sees any values, without effect. */
 MP_TEST(kernels_attention_kv_masked) {
     mp_test_random random = {24};
     kt_set ref = kt_ref();
@@ -251,7 +252,7 @@ MP_TEST(kernels_attention_kv_masked) {
             for (int t = 0; t < c.blocks * MP_KV_BLOCK; t++) {
                 if (t < c.tokens && t >= oldest)
                     continue;
-                const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* no row sees any of the block */
+                const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* no row sees any token in it */
                 for (int d = 0; d < a->k_dim + a->v_dim; d++)
                     k[d] = whole ? NAN : mp_test_random_float(&random, -60000.0f, 60000.0f);
                 kv_put(&ref, c.dtype, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
@@ -266,8 +267,8 @@ MP_TEST(kernels_attention_kv_masked) {
         }
 }
 
-/* NaN or Inf in the newest key or value (alone in its block) or in a query reaches the output and does not look like a
- * row that sees nothing. */
+/* A NaN or Inf in the newest key or value (alone in its block) or in a query reaches the output. The result must differ
+ * from that of a row that sees no key. */
 MP_TEST(kernels_attention_kv_nan) {
     mp_test_random random = {25};
     kt_set ref = kt_ref();
@@ -277,7 +278,7 @@ MP_TEST(kernels_attention_kv_nan) {
             const float bad = what % 2 ? NAN : INFINITY;
             kv_case c = kv_make(&ref, &random, 129, 1, 3, 64, 64, dtype, 0, 1.0f);
             const mp_attn_kv *a = kv_of(&c);
-            if (what == 0) /* the fp32 result of an infinite key depends on the signs of the query */
+            if (what == 0) /* NaN: for an infinite key, the result would depend on the signs of the query */
                 c.keys[128 * 64 + 5] = NAN;
             else if (what < 4)
                 c.keys[128 * 64 + 5] = bad;
@@ -317,13 +318,14 @@ MP_TEST(kernels_attention_kv_nan) {
         }
 }
 
-/* Convert a row of integers to the numbers that it encodes. `step` is the distance between the int16s. */
+/* Convert `count` int16s, `step` apart, to the numbers that they encode. */
 static void from_integers(const int16_t *n, int count, int64_t step, float scale, double *x) {
     for (int i = 0; i < count; i++)
         x[i] = (double)n[i * step] * (double)scale;
 }
 
-/* Compare with double precision on the stored values. The remaining error is fp32 rounding and the integer weights. */
+/* Compare with attention over the stored values in double precision. The remaining error comes from fp32 rounding and
+ * integer weights. */
 MP_TEST(kernels_attention_kv_ref_in_double) {
     mp_test_random random = {26};
     kt_set ref = kt_ref();
@@ -393,8 +395,8 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
                 for (int d = 0; d < a->v_dim; d++)
                     out[d] += p * values[t * a->v_dim + d];
             }
-            /* values are below 1, so a weight is off by at most half a step of 1 / 16383 of its block's maximum, which
-             * is at most 1 */
+            /* integer weights are off by at most half a step of 1 / 16383 of their block's maximum, which is at most 1;
+             * values are below 1 */
             const double error = integers ? 2e-5 + (double)seen * 0.5 / MP_I16_WEIGHT / sum : 5e-6;
             MP_CHECK_NEAR(got.m[i], best, 1e-5 + fabs(best) * 1e-5);
             MP_CHECK_NEAR(got.l[i], sum, sum * 3e-5);
@@ -408,7 +410,7 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
     }
 }
 
-/* Extreme rows in every slot: the same bits, and only their own slot is written. */
+/* Storing extreme rows in every slot: all variants write the same bits, and only to the row's own slot. */
 MP_TEST(kernels_attention_kv_store_integers) {
     enum { DIM = 48 };
     mp_test_random random = {27};
@@ -443,7 +445,7 @@ MP_TEST(kernels_attention_kv_store_integers) {
     }
 }
 
-/* The limits of the contract: the largest integers, all of one sign, overflow no sum. */
+/* At the limits of the contract, with the largest integers all of one sign, no sum overflows. */
 MP_TEST(kernels_attention_kv_largest) {
     mp_test_random random = {29};
     kt_set ref = kt_ref();
@@ -478,7 +480,7 @@ MP_TEST(kernels_attention_kv_largest) {
         }
 }
 
-/* For any scores, weights are from 0 to 1 and the largest is 1. Scores beyond fp32 give NaN, also in one block. */
+/* For any scores, weights are from 0 to 1 and the largest is 1. Scores beyond fp32 yield NaN, even in one block. */
 MP_TEST(kernels_attention_kv_huge_scores) {
     mp_test_random random = {30};
     kt_set ref = kt_ref();

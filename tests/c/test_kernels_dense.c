@@ -1,4 +1,4 @@
-/* The dense kernels: packing, activations, and gemm of every variant against ref. */
+/* The dense kernels: packing, activations, and every variant of gemm compared with ref. */
 #include <float.h>
 
 #include "kernel_test.h"
@@ -35,7 +35,7 @@ static problem make(mp_wkind kind, int M, int N, int K) {
     return p;
 }
 
-/* Pack and quantise with the reference, after w and x are filled. */
+/* Pack w and quantise x with the reference kernels. Call after w and x are filled. */
 static void prepare(problem *p) {
     const mp_tensor src = tensor_of(p->w, p->N, p->K);
     kt_use("ref");
@@ -55,7 +55,7 @@ static const int dense_slots[] = {MP_SLOT_gemm_f32, MP_SLOT_gemm_bf16, MP_SLOT_g
 static const char *const dense_names[] = {"F32", "BF16", "I8"};
 enum { DENSE_KINDS = 3 };
 
-/* Call the gemm of a kind through a given table. mp_gemm would use the table of the process. */
+/* Call the gemm of a kind through a given table. mp_gemm would use the table that the process has selected. */
 static void run(const mp_kernels *call, const problem *p, int m0, int m1, int p0, int p1, const mp_epilogue *ep,
                 float *y, int64_t ldy) {
     switch (p->kind) {
@@ -73,8 +73,8 @@ static void run(const mp_kernels *call, const problem *p, int m0, int m1, int p0
 
 /* ---- model of vdpbf16ps ------------------------------------------------------------------------------------------
  *
- * Denormal inputs count as zero and a denormal sum becomes zero. Each of the two products (exact in fp32, or out of its
- * range) is added with one rounding. */
+ * Denormal inputs count as zero, and a denormal sum becomes zero. Each of the two products is added with one rounding;
+ * it is exact in fp32 unless it is outside the range of fp32. */
 
 static float flush(float x) { return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x; }
 
@@ -97,14 +97,14 @@ static void gemm_bf16_model(const problem *p, float *y, int64_t ldy) {
 
 /* ---- model of bfdot ------------------------------------------------------------------------------------------------
  *
- * The two products of a pair, exact or flushed, are added; their sum is added to the accumulator. Each addition rounds
- * to odd. */
+ * The two products of a pair, each exact or flushed to zero, are added, and their sum is added to the accumulator. Each
+ * addition rounds to odd. */
 
 static float add_to_odd(float a, float b) {
     const float s = a + b;
     if (!isfinite(a) || !isfinite(b))
         return s;
-    if (isinf(s)) /* finite sums below 2^128 are truncated, and the largest float is odd */
+    if (isinf(s)) /* round to odd: a sum below 2^128 becomes the largest float */
         return fabs((double)a + (double)b) >= 0x1p128 ? s : copysignf(FLT_MAX, s);
     const float part = s - a, error = (a - (s - part)) + (b - part); /* exact */
     if (error == 0)
@@ -135,8 +135,8 @@ static void gemm_bfdot_model(const problem *p, float *y, int64_t ldy) {
 
 /* ---- model of an AMX tile product ----------------------------------------------------------------------------------
  *
- * Of 32 inputs, the odd slots and the even slots form one chain each, as above. Their sum is added to the
- * accumulator. */
+ * Of 32 inputs, the odd slots form one chain and the even slots another, each rounded as for vdpbf16ps. The sum of both
+ * chains is added to the accumulator. */
 
 static void gemm_amx_model(const problem *p, float *y, int64_t ldy) {
     for (int m = 0; m < p->M; m++)
@@ -155,7 +155,7 @@ static void gemm_amx_model(const problem *p, float *y, int64_t ldy) {
         }
 }
 
-/* The expected result of a set for p, without an epilogue: y [M, ldy]. */
+/* Compute the expected result of a set for p, without an epilogue. y: out, [M, ldy]. */
 static void expect(const kt_set *ref, const kt_set *set, const problem *p, float *y, int64_t ldy) {
     if (p->kind == MP_W_BF16 && strcmp(set->variant, "avx512bf16") == 0)
         gemm_bf16_model(p, y, ldy);
@@ -170,7 +170,7 @@ static void expect(const kt_set *ref, const kt_set *set, const problem *p, float
 /* ---- packing --------------------------------------------------------------------------------------------------- */
 
 MP_TEST(kernels_dense_layouts) {
-    enum { N = 45, K = 13 }; /* a partial panel; K is odd, so that int8 has nothing to rotate */
+    enum { N = 45, K = 13 }; /* a partial last panel; K is odd, so int8 rotates nothing */
     mp_test_random random = {1};
     kt_use("ref");
     for (int kind = 0; kind < DENSE_KINDS; kind++) {
@@ -204,7 +204,7 @@ MP_TEST(kernels_dense_layouts) {
                 }
             }
         }
-        /* padding outputs and inputs have weight zero */
+        /* the weights of padding rows and columns are zero */
         const uint8_t *last = p.packed.data + p.packed.panel_bytes;
         for (int j = 0; j < 32; j++)
             for (int k = 0; k < (p.kind == MP_W_F32 ? K : p.kind == MP_W_BF16 ? 14 : 16); k++) {
@@ -229,7 +229,7 @@ MP_TEST(kernels_dense_pack_in_parts_and_from_halves) {
         problem p = make(dense_kinds[kind], 1, N, K);
         kt_random(&random, p.w, N * K);
         uint16_t *half = kt_alloc(sizeof(uint16_t) * N * K);
-        for (int i = 0; i < N * K; i++) { /* both sources must hold the same numbers */
+        for (int i = 0; i < N * K; i++) { /* make both sources hold the same numbers */
             half[i] = mp_bf16_from_f32(p.w[i]);
             p.w[i] = mp_bf16_to_f32(half[i]);
         }
@@ -252,7 +252,7 @@ MP_TEST(kernels_dense_pack_in_parts_and_from_halves) {
     }
 }
 
-/* Rows that int8 cannot represent: zeros, too small, not finite. */
+/* Rows that int8 cannot represent exactly: zeros, too small values, non-finite values. */
 MP_TEST(kernels_dense_pack_i8_extremes) {
     enum { K = 40 };
     problem p = make(MP_W_I8, 1, 5, K);
@@ -276,13 +276,13 @@ MP_TEST(kernels_dense_pack_i8_extremes) {
             MP_CHECK(isnan(row[k]));
     }
     mp_wmat_row(&p.packed, 4, row);
-    /* eight times half a step */
+    /* tolerance: half a step in each of the 8 values that the rotation mixes */
     MP_CHECK_NEAR(row[0], -3e38f, 4e36f);
     MP_CHECK_NEAR(row[1], 1e38f, 4e36f);
     release(&p);
 }
 
-/* The purpose of the rotation: one large input of a row does not cost the other inputs and the weights their
+/* The rotation spreads one large input over its block, so that the row's other inputs and the weights keep their
  * precision. */
 MP_TEST(kernels_dense_i8_spreads_large_inputs) {
     enum { N = 64, K = 384 };
@@ -309,7 +309,7 @@ MP_TEST(kernels_dense_i8_spreads_large_inputs) {
     release(&p);
 }
 
-/* Rows read back equal their source within one step of their scale, for every size of rotation. */
+/* Rows read back from packed int8 equal their source within one step of the row's scale, for every rotation size. */
 MP_TEST(kernels_dense_i8_rows_rotate_back) {
     mp_test_random random = {8};
     const int Ks[] = {1, 2, 12, 40, 48, 96, 312, 320, 384, 768, 1200};
@@ -369,8 +369,8 @@ MP_TEST(kernels_dense_acts_variants) {
     kt_free(x);
 }
 
-/* The reference is the matrix whose sign at (i, j) is the parity of the bits that i and j share. All variants agree
- * with it, also in place, and write nothing else. */
+/* The reference equals the Hadamard matrix, whose sign at (i, j) is the parity of the bits set in both i and j. All
+ * variants agree with the reference, also in place, and write nothing outside the output. */
 MP_TEST(kernels_dense_hadamard) {
     enum { MAX_K = 420 };
     mp_test_random random = {6};
@@ -414,10 +414,10 @@ MP_TEST(kernels_dense_hadamard) {
             }
 }
 
-/* The reference itself: rounding of bf16; range and error of int8. */
+/* Check the reference against the definition: the rounding of bf16; range and error of int8. */
 MP_TEST(kernels_dense_acts_definition) {
     const kt_set ref = kt_ref();
-    const float x[5] = {1.0f, 1.00390625f, 1.01171875f, -2.5f, NAN}; /* the 2nd and 3rd are midway between two bf16 */
+    const float x[5] = {1.0f, 1.00390625f, 1.01171875f, -2.5f, NAN}; /* 2nd and 3rd: halfway between two bf16 numbers */
     uint16_t out[6];
     ref.call.acts_bf16(x, 5, out);
     MP_CHECK_INT(out[1], 0x3f80); /* k = 0 is in the odd slot */
@@ -485,7 +485,7 @@ MP_TEST(kernels_dense_acts_memory) {
 
 static const float GUARD = 123456.75f;
 
-/* Compare a set with the expected result in rows [m0, m1) x panels [p0, p1), with guards around them. */
+/* Compare a set with the expected result in rows [m0, m1) and panels [p0, p1); guards around these must be intact. */
 static void check(const kt_set *set, const problem *p, const float *expected, int64_t lde, int m0, int m1, int p0,
                   int p1, const char *what) {
     const int64_t ldy = p->N + 5;
@@ -538,11 +538,11 @@ static void check_shape(const kt_set *ref, int kind, int M, int N, int K, int ex
 static void check_kind(int kind) {
     mp_test_random random = {100 + (uint64_t)kind};
     const kt_set ref = kt_ref();
-    for (int M = 1; M <= 40; M++) /* every height of a tile and every split of the rows */
+    for (int M = 1; M <= 40; M++) /* every tile height and every division of rows into tiles */
         check_shape(&ref, kind, M, M % 3 ? 77 : 160, 37 + M % 5, -1, &random);
     check_shape(&ref, kind, 517, 33, 19, -1, &random); /* more rows than one block */
     check_shape(&ref, kind, 1100, 70, 9, -1, &random);
-    if (kind) /* AMX processes the inputs of each in chunks */
+    if (kind) /* with these K, AMX processes the inputs in chunks */
         check_shape(&ref, kind, 545, 40, kind == 1 ? 520 : 1030, -1, &random);
     const int Ns[] = {1, 15, 16, 17, 31, 32, 33, 64, 127, 129, 300};
     uint32_t asked = 0;
@@ -572,7 +572,8 @@ MP_TEST_SECONDS(kernels_dense_gemm_extremes, 60) {
                     check_shape(&ref, kind, Ms[i], 75, 401, extreme, &random);
 }
 
-/* The limit of int8: all rotated weights and activations at +-127, in the longest row. */
+/* At the limit of int8, all rotated weights and activations are +-127 and the row has the maximum length: sums are
+ * exact. */
 MP_TEST_SECONDS(kernels_dense_gemm_i8_is_exact_at_the_limit, 60) {
     enum { K = MP_I8_MOST_INPUTS, N = 33, M = 2 };
     const kt_set ref = kt_ref();
@@ -594,7 +595,7 @@ MP_TEST_SECONDS(kernels_dense_gemm_i8_is_exact_at_the_limit, 60) {
     release(&p);
 }
 
-/* Check the reference, against which all variants are compared, in double precision. */
+/* Compare the reference, with which all variants are compared, with double precision. */
 MP_TEST(kernels_dense_ref_in_double) {
     enum { M = 3, N = 35, K = 500 };
     mp_test_random random = {300};
@@ -620,9 +621,9 @@ MP_TEST(kernels_dense_ref_in_double) {
     }
 }
 
-/* Row r of many equals the row computed alone, for every variant and split of the panels. */
+/* A row's output in a batch equals its output alone, for every variant and split of the panels. */
 MP_TEST(kernels_dense_batch_invariance) {
-    enum { M = 97, N = 290, K = 1100 }; /* many rows are processed in chunks and groups; one row is not */
+    enum { M = 97, N = 290, K = 1100 }; /* batches are processed in chunks and groups; a single row is not */
     mp_test_random random = {400};
     for (int kind = 0; kind < DENSE_KINDS; kind++) {
         problem p = make(dense_kinds[kind], M, N, K);
@@ -650,7 +651,8 @@ MP_TEST(kernels_dense_batch_invariance) {
     }
 }
 
-/* bias, then act, then residual. The residual may be the output. Rows and outputs outside the range are not written. */
+/* The epilogue applies bias, then act, then residual. The residual may be the output. Rows and outputs outside the
+ * range are not written. */
 MP_TEST(kernels_dense_epilogues) {
     mp_test_random random = {500};
     uint32_t asked = 0;
@@ -739,14 +741,14 @@ MP_TEST(kernels_dense_dispatch) {
     }
 #elif defined(__aarch64__)
     MP_CHECK(kt_use("neon"));
-    for (int i = 0; i < mp_kernels_count(); i++) { /* two slots have variants only on machines with tiles */
+    for (int i = 0; i < mp_kernels_count(); i++) { /* two slots have variants only for AMX tiles */
         const bool tiles = i == MP_SLOT_attn_full_bf16 || i == MP_SLOT_gemm_bf16_acts;
         MP_CHECK_STR(mp_kernels_variant(i), tiles ? "ref" : "neon");
     }
     if (kt_use("dotprod")) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "dotprod");
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "dotprod");
-        /* the bits of ref, unless the mask includes bf16 */
+        /* this variant has the bits of ref; bf16 does not, and must be requested */
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "neon");
     }
     if (kt_use("i8mm"))

@@ -20,7 +20,7 @@ static operands make(mp_wkind kind, const float *rows, int M, int lead, mp_test_
         kt_random(random, w, N * K);
         mp_wmat_init(&o.w[i], kind, N, K);
         o.w[i].data = keep(&o, i, mp_wmat_bytes(&o.w[i]) + MP_WMAT_SLACK);
-        uint8_t *stored = kt_alloc((size_t)N * K * 34 / 32); /* Q8_0: a scale of 2^-7 before 32 bytes */
+        uint8_t *stored = kt_alloc((size_t)N * K * 34 / 32); /* Q8_0 blocks: a scale of 2^-7, then 32 bytes */
         for (int b = 0; b < N * K / 32; b++) {
             memcpy(stored + b * 34, &(uint16_t){0x2000}, 2);
             for (int k = 0; k < 32; k++)
@@ -86,7 +86,7 @@ static void check(const kt_set *set, operands *o, int count, mp_act act, const f
     memset(o->memory[4], 0xee, mp_acts_bytes(o->got.kind, M, lead + N));
     if (lead)
         mp_acts_fill_first(&o->got, y[1], N, lead, 0, M);
-    for (int m = 0, end; m < M; m = end) { /* any split of rows and panels */
+    for (int m = 0, end; m < M; m = end) { /* random splits of rows and panels */
         end = m + 1 + (int)(mp_test_random_u64(random) % ROWS);
         end = end < M ? end : M;
         for (int p = 0, panels; p < N / MP_PANEL_N; p += panels) {
@@ -131,7 +131,7 @@ static void check_kind(mp_wkind kind, int slot) {
 MP_TEST_SECONDS(kernels_gemm_acts_bf16, 100) { check_kind(MP_W_BF16, MP_SLOT_gemm_bf16); }
 MP_TEST_SECONDS(kernels_gemm_acts_q8, 100) { check_kind(MP_W_Q8_0, MP_SLOT_gemm_q8_0); }
 
-/* The reference slot equals its own product, rounded. */
+/* The reference slot's output equals that of the reference product, rounded. */
 MP_TEST(kernels_gemm_acts_ref) {
     mp_test_random random = {32};
     float *rows = kt_alloc(sizeof(float) * ROWS * K), *y = kt_alloc(sizeof(float) * 40 * N), bias[N];

@@ -1,11 +1,11 @@
-/* Unpacked fp32: our own kernels, and OpenBLAS if available, against the definition. */
+/* Products with unpacked fp32 weights: our own kernels, and OpenBLAS if available, compared with the definition. */
 #include "base/sys.h"
 #include "kernel_test.h"
 #include "kernels/blas.h"
 
 static const float GUARD = 123456.75f;
 
-/* The definition, element by element. */
+/* Compute one output element by the definition. */
 static float chain(const float *x, const float *w, int K) {
     float sum = 0;
     for (int k = 0; k < K; k += MP_K_CHUNK) {
@@ -76,7 +76,7 @@ MP_TEST(kernels_blas_missing) {
     check_plain(64, 70, 384, 5, &random);
 }
 
-/* With OpenBLAS: the same bits, whatever the self-test decides, and an unchanged environment. */
+/* With OpenBLAS, results have the same bits whether or not it passes the self-test; the environment is unchanged. */
 MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
     const char *path = getenv("MPOOL_BLAS"), *why;
     mp_test_random random = {800};
@@ -91,7 +91,7 @@ MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
     MP_CHECK_STR(getenv("OPENBLAS_CORETYPE"), "Prescott");
     MP_CHECK(!getenv("OPENBLAS_NUM_THREADS"));
     if (mp_cpu_features() & MP_CPU_AVX512 && strstr(path, "scipy_openblas"))
-        MP_CHECK_STR(core, "SkylakeX"); /* the vendored build must use these kernels, or speed is lost silently */
+        MP_CHECK_STR(core, "SkylakeX"); /* the vendored build must use these kernels; others are slower */
     uint64_t created, joined;
     mp_thread_counts(&created, &joined);
     MP_CHECK_INT(created, 0);
@@ -103,7 +103,7 @@ MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
             check_plain(Ms[i], least + more, 384, 17, &random);
             check_plain(Ms[i], least + more, 1000 + j, 29, &random);
         }
-        check_plain(Ms[i], least / 2 + 1, 384, 17, &random); /* too small for OpenBLAS: ours must serve */
+        check_plain(Ms[i], least / 2 + 1, 384, 17, &random); /* too small for OpenBLAS: our own kernel computes this */
         check_plain(Ms[i], least / 20 + 1, 200, 7, &random);
         check_plain(Ms[i], 1000000 / (Ms[i] * 20) + 3, 20, 29, &random);
         check_plain(Ms[i], 1000000 / Ms[i] + 5 > 30000 ? 30000 : 1000000 / Ms[i] + 5, 7, 101, &random);
@@ -133,7 +133,7 @@ static void plain_in_thread(void *arg) {
         check_plain(40 + i, 71, 384, 13, &random);
 }
 
-/* Four threads use the library for the first time at once: it loads once, and every result is right. */
+/* Four threads use OpenBLAS for the first time at once: the library is loaded once, and every result is right. */
 MP_TEST_SECONDS(kernels_blas_from_many_threads, 60) {
     enum { THREADS = 4 };
     const char *path = getenv("MPOOL_BLAS");

@@ -9,7 +9,7 @@ typedef struct stored {
     mp_dtype dtype;
     mp_wkind kind;
     int slot;
-    int halves[2]; /* offsets of the f16 numbers of a block, or -1 */
+    int halves[2]; /* offsets of a block's two f16 numbers; -1 = absent */
 } stored;
 
 static const stored types[] = {
@@ -41,7 +41,7 @@ static int unit_of(const stored *type) { return mp_dtype_get(type->dtype)->items
 enum fill { FILL_RANDOM, FILL_ZEROS, FILL_ONES, FILL_TOP, FILL_ALTERNATE, FILLS };
 enum scales { SCALES_COMMON, SCALES_EXTREME, SCALE_KINDS };
 
-/* A tensor [N, K] of random or extreme blocks. Free data with kt_free. */
+/* Make a tensor [N, K] of random or extreme blocks. Free its data with kt_free. */
 static mp_tensor make_weights(const stored *type, int N, int K, enum fill fill, enum scales scales, uint64_t seed) {
     static const uint16_t extremes[] = {0x0001, 0x03ff, 0x0400, 0x7bff, 0xfbff, 0x8001, 0x0000, 0x8000, 0x3c00};
     static const uint8_t fills[FILLS] = {0, 0x00, 0xff, 0x80, 0x0f};
@@ -61,7 +61,7 @@ static mp_tensor make_weights(const stored *type, int N, int K, enum fill fill, 
                 half = extremes[u % (sizeof extremes / sizeof *extremes)];
             if (type->halves[h] >= 0)
                 memcpy(block + type->halves[h], &half, 2);
-            for (int i = 0; type->dtype == MP_IQ1_M && i < 4; i++) /* one nibble per word */
+            for (int i = 0; type->dtype == MP_IQ1_M && i < 4; i++) /* one nibble of the scale per word */
                 block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | (half >> (4 * i) & 15) << 4);
         }
         for (int g = 0; type->dtype == MP_NVFP4 && scales == SCALES_COMMON && g < 4; g++)
@@ -75,7 +75,7 @@ static mp_tensor make_weights(const stored *type, int N, int K, enum fill fill, 
 
 static void drop_weights(mp_tensor *tensor) { kt_free((void *)(uintptr_t)tensor->data); }
 
-/* Pack with `threads` callers, each packing its own panels, the last caller first. Free data with kt_free. */
+/* Pack with `threads` simulated threads, each packing its own panels, the last thread first. Free data with kt_free. */
 static mp_wmat pack_by(const stored *type, const mp_tensor *src, int threads) {
     mp_wmat w;
     mp_wmat_init(&w, type->kind, (int32_t)src->shape[0], (int32_t)src->shape[1]);
@@ -107,7 +107,7 @@ MP_TEST(kernels_quant_kinds) {
              mp_wmat_acts(MP_W_I8) == MP_A_I8);
 }
 
-/* Packed sizes are close to the stored ones: bits per weight as pack.h states. */
+/* Packed sizes have the bits per weight that pack.h states, close to those of the stored types. */
 MP_TEST(kernels_quant_packed_sizes) {
     const double bits[MP_W_KIND_COUNT] = {[MP_W_Q4_0] = 4.5, [MP_W_Q4_1] = 5, [MP_W_Q5_0] = 5.5, [MP_W_Q5_1] = 6,
                                           [MP_W_Q8_0] = 8.5, [MP_W_Q4_K] = 4.625, [MP_W_Q5_K] = 5.625,
@@ -144,7 +144,7 @@ MP_TEST(kernels_quant_rows_equal_source) {
             }
 }
 
-/* Quantised tensors converted to the dense kinds: fp32 is the dequantised row, bf16 its rounding. */
+/* Quantised tensors packed as dense kinds: an fp32 row equals the dequantised row, and a bf16 row its rounding. */
 MP_TEST(kernels_quant_rows_to_dense) {
     kt_set set = kt_ref();
     for (int t = 0; t < TYPES; t++) {
@@ -181,7 +181,7 @@ MP_TEST(kernels_quant_threads_pack_the_same) {
                           threads);
             kt_free(many.data);
         }
-        /* outputs beyond N have weight zero */
+        /* the weights of outputs beyond N are zero */
         mp_pack_view view;
         for (int o = N % 32; o < 32; o++)
             for (int b = 0; b < K / 32; b++) {
@@ -249,7 +249,7 @@ MP_TEST(kernels_acts_q8_rounds_to_even) {
     float x[32];
     for (int k = 0; k < 32; k++)
         x[k] = (float)(k - 15) + 0.5f;
-    x[31] = 127.0f; /* the scale is 1 */
+    x[31] = 127.0f; /* makes the scale 1 */
     compare_acts(x, 32, "halves");
     kt_set ref = kt_ref();
     quantised a = quantise(&ref, x, 32);
@@ -300,7 +300,7 @@ static mp_acts make_acts(const float *x, int M, int K) {
 
 static void drop_acts(mp_acts *acts) { kt_free(acts->q); }
 
-/* Set the integers of a row and update its sums. */
+/* Set the even and odd integers of a row and update its sums. */
 static void set_row(mp_acts *acts, int m, int even, int odd) {
     for (int k = 0; k < acts->K; k++)
         acts->q[m * acts->ldq + k] = (int8_t)(k & 1 ? odd : even);
@@ -322,7 +322,7 @@ static float *gemm_all(const mp_wmat *w, const mp_acts *acts, const mp_epilogue 
     return y;
 }
 
-/* Every variant against ref on one product. */
+/* Compare every variant with ref on one product. */
 static void compare_gemm(const stored *type, const mp_wmat *w, const mp_acts *acts, const mp_epilogue *ep,
                          const char *what) {
     const int64_t ldy = w->N + 3;
@@ -339,7 +339,7 @@ static void compare_gemm(const stored *type, const mp_wmat *w, const mp_acts *ac
 }
 
 MP_TEST_SECONDS(kernels_quant_gemm_variants, 120) {
-    /* K 0: one, two or three times the block of the type. Long K exceed the blocks that a variant prepares at a
+    /* K = 0 stands for one, two or three blocks of the type. A long K exceeds the blocks that a variant prepares at a
      * time. */
     static const int shapes[][3] = {{1, 70, 0},  {2, 1, 0},     {3, 64, 2304}, {4, 33, 0},    {5, 70, 0},  {6, 65, 0},
                                     {7, 64, 0},  {8, 33, 4352}, {9, 70, 0},    {11, 1, 0},    {16, 64, 0}, {23, 33, 0},
@@ -361,7 +361,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_variants, 120) {
         }
 }
 
-/* The largest integers in a dot product, of either sign, and weights with extreme scales. */
+/* Dot products of the largest integers, of either sign, and weights with extreme scales. */
 MP_TEST_SECONDS(kernels_quant_gemm_extremes, 120) {
     const int patterns[5][2] = {{127, 127}, {-127, -127}, {127, -127}, {-127, 127}, {0, 127}};
     mp_test_random random = {22};
@@ -389,7 +389,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_extremes, 120) {
             }
 }
 
-/* The outputs of a row depend neither on its batch nor on the distribution of panels. */
+/* The outputs of a row depend neither on the other rows of its batch nor on the distribution of panels. */
 MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
     mp_test_random random = {23};
     for (int t = 0; t < TYPES; t++) {
@@ -401,7 +401,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
         for (kt_set v = kt_ref();;) {
             mp_acts acts = make_acts(x, M, K);
             float *whole = gemm_all(&w, &acts, NULL, N);
-            for (int m = 0; m < M;) { /* varying numbers of rows, panels one by one from the last */
+            for (int m = 0; m < M;) { /* varying numbers of rows; panels one by one, the last first */
                 const int rows = m + 1 < M - m ? (m + 1) % 5 + 1 : M - m, end = m + rows < M ? m + rows : M;
                 for (int p = w.panels - 1; p >= 0; p--)
                     mp_gemm(&w, &acts, m, end, p, p + 1, NULL, got, N);
@@ -410,7 +410,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
             kt_same_matrix(&v, whole, got, M, N, N, "%s in parts", name_of(&types[t]));
             kt_free(whole);
             drop_acts(&acts);
-            /* the same row quantised alone */
+            /* row 7, quantised alone */
             mp_acts alone = make_acts(x + 7 * K, 1, K);
             float *one = gemm_all(&w, &alone, NULL, N);
             kt_same(&v, got + 7 * N, one, N, "%s row 7 alone", name_of(&types[t]));
@@ -424,8 +424,8 @@ MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
     }
 }
 
-/* Against dequantised weights in float64. With the quantised activations only rounding remains. With the original ones
- * the error is at most half a step of each activation. */
+/* Compare gemm with products of dequantised weights in float64. With the quantised activations, only rounding differs.
+ * With the original activations, the error is at most half a quantisation step of each activation. */
 MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
     mp_test_random random = {24};
     for (int t = 0; t < TYPES; t++) {
@@ -448,7 +448,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
                     size += fabs(row[k] * a);
                     step += fabs((double)row[k]) * sa * 0.5;
                 }
-                /* in 4-bit types d and min largely cancel, so rounding is relative to the parts: 16 x 2^-24 x 64 */
+                /* in 4-bit types d and min largely cancel, so the tolerance follows their sizes: 16 x 2^-24 x 64 */
                 MP_CHECK_NEAR(y[m * N + n], quantised, size * 6e-5);
                 MP_CHECK_NEAR(y[m * N + n], real, step * 1.0001 + size * 6e-5);
                 MP_CHECK(size > 1e-3);
@@ -459,7 +459,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
     }
 }
 
-/* + bias, + residual; the residual is y itself. */
+/* The epilogue adds the bias, then the residual; here the residual is y itself. */
 MP_TEST(kernels_quant_gemm_epilogue) {
     mp_test_random random = {25};
     for (int t = 0; t < TYPES; t++) {

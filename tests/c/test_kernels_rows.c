@@ -1,11 +1,11 @@
-/* Row kernels: every variant against ref/ to the bit, ref/ against double precision. */
+/* Row kernels: every variant has the bits of ref/, and ref/ is close to double precision. */
 #include <float.h>
 
 #include "kernel_edge.h"
 #include "kernel_test.h"
 #include "kernels/ref/math.h"
 
-/* for kt_next_or_plain */
+/* the templates for kt_next_or_plain */
 #include "kernels/simd/vec_plain.h"
 
 #include "kernels/simd/rows_tmpl.h"
@@ -23,7 +23,7 @@ static const mp_act acts[] = {MP_ACT_NONE, MP_ACT_GELU, MP_ACT_GELU_TANH, MP_ACT
                               MP_ACT_SILU, MP_ACT_TANH, MP_ACT_SIGMOID,   MP_ACT_QUICK_GELU};
 enum { ACTS = sizeof acts / sizeof *acts };
 
-/* Every row kernel at one length and one kind of input. */
+/* Compare every row kernel with ref at one length and for one kind of input. */
 static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *random, int n, int kind) {
     const char *what = kind < KT_EXTREMES ? kt_extreme_names[kind] : "ordinary";
     float *x = kt_edge(n), *w = kt_edge(n), *b = kt_edge(n), *want = kt_edge(n), *got = kt_edge(n), s, t;
@@ -57,7 +57,7 @@ static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *rand
     v->call.mul_add(x, w, n, got);
     kt_same(v, want, got, n, "mul_add %s n=%d", what, n);
     for (int with = 0; with < 2; with++)
-        for (int columns = 1; columns <= n; columns += 1 + n / 3) { /* as a matrix with that many columns */
+        for (int columns = 1; columns <= n; columns += 1 + n / 3) { /* x as a matrix with this many columns */
             ref->call.column_sums(x, columns, n / columns, columns, with ? b : NULL, want);
             v->call.column_sums(x, columns, n / columns, columns, with ? b : NULL, got);
             kt_same(v, want, got, columns, "column_sums %s n=%d columns=%d centre=%d", what, n, columns, with);
@@ -140,7 +140,7 @@ MP_TEST_SECONDS(kernels_rows_match_ref, 60) {
     MP_CHECK(variants >= 1);
 }
 
-/* One in 4,099 of all floats (one in five of those under sanitizers), including NaNs and denormals, through every
+/* Run one in 4,099 of all floats (a fifth of these under sanitizers), including NaNs and denormals, through every
  * activation and exp. */
 MP_TEST_SECONDS(kernels_rows_math_bits, 60) {
     enum { N = 1 << 14 };
@@ -167,7 +167,7 @@ MP_TEST_SECONDS(kernels_rows_math_bits, 60) {
     kt_free(got);
 }
 
-/* Distance in units of the last place of the float nearest to `truth` (normal floats). */
+/* Return the distance of `got` from `truth` in units of the last place of the float nearest to `truth`. */
 static double ulps(float got, double truth) {
     int exponent;
     frexp(truth, &exponent);
@@ -190,7 +190,7 @@ MP_TEST(kernels_rows_exp_accuracy) {
     MP_CHECK(mp_ref_exp(-INFINITY) == 0.0f && mp_ref_exp(-1e30f) == 0.0f && mp_ref_exp(-104.0f) == 0.0f);
     MP_CHECK(mp_ref_exp(INFINITY) == INFINITY && mp_ref_exp(nextafterf(MP_EXP_HI, INFINITY)) == INFINITY);
     MP_CHECK(mp_ref_exp(MP_EXP_HI) <= FLT_MAX && isnan(mp_ref_exp(NAN)));
-    /* the smallest result is the smallest normal float, then 0 */
+    /* below the smallest normal float, results are 0 */
     float x = MP_EXP_LO;
     MP_CHECK(mp_ref_exp(x) >= FLT_MIN && mp_ref_exp(x) < FLT_MIN * 1.0001f);
     MP_CHECK(exp((double)nextafterf(x, -INFINITY)) < FLT_MIN && mp_ref_exp(nextafterf(x, -INFINITY)) == 0.0f);
@@ -226,7 +226,7 @@ MP_TEST(kernels_rows_activation_accuracy) {
     MP_CHECK(mp_ref_gelu(3e38f) == 3e38f && mp_ref_gelu_tanh(3e38f) == 3e38f);
 }
 
-/* exp gives the same bits whether or not the thread flushes denormals. */
+/* exp_sum has the same bits whether or not the thread flushes denormals to zero. */
 MP_TEST(kernels_rows_exp_flush) {
     enum { N = 100003 };
     float *x = kt_alloc(sizeof(float) * N), *want = kt_alloc(sizeof(float) * N), *got = kt_alloc(sizeof(float) * N);
@@ -257,7 +257,7 @@ MP_TEST(kernels_rows_argmax) {
             const int at = (int)(mp_test_random_u64(&random) % (uint64_t)n);
             kt_random(&random, x, n);
             x[at] = 2.0f;
-            x[at + (int)(mp_test_random_u64(&random) % (uint64_t)(n - at))] = 2.0f; /* a tie: the lower wins */
+            x[at + (int)(mp_test_random_u64(&random) % (uint64_t)(n - at))] = 2.0f; /* a tie: the lower index wins */
             if (at > 0)
                 x[mp_test_random_u64(&random) % (uint64_t)at] = NAN;
             MP_CHECK_INT(v.call.argmax(x, n), at);
@@ -299,7 +299,7 @@ MP_TEST(kernels_rows_all_finite) {
     kt_free(x);
 }
 
-/* ref itself against double precision: norms and rope. */
+/* Compare ref itself with double precision: norms and rope. */
 MP_TEST(kernels_rows_ref_in_double) {
     mp_test_random random = {5};
     kt_set ref = kt_ref();

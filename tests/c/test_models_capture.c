@@ -1,5 +1,5 @@
-/* Captures: every record belongs to its checkpoint and its token, their number is exact, and they change no completion.
- * test_models_contract.c checks that no schedule changes a record. */
+/* Captures: every record matches its checkpoint and its token, the number of records is exact, and capturing changes no
+ * completion. test_models_contract.c checks that no schedule changes a record. */
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
@@ -38,8 +38,9 @@ static double sum_of_squares(const float *x, int count) {
     return sum;
 }
 
-/* The embedding record is the token's row, the norm record follows from the last layer's output, and the logits are
- * those of the last prompt row. No two layers and no two tokens give the same record. */
+/* The first record is the token's row of the embedding matrix, the record of the final norm follows from the last
+ * layer's output, and the logits record of the first token equals the prompt logits of the last row. No two layers and
+ * no two tokens produce the same record. */
 MP_TEST(models_capture_records_match_their_checkpoints) {
     static const mp_dtype types[] = {MP_F32};
     tiny_model tiny;
@@ -65,7 +66,7 @@ MP_TEST(models_capture_records_match_their_checkpoints) {
             MP_CHECK(memcmp(record_of(call, t, r), record_of(call, t - 1, r), sizeof row) != 0);
         const float *x = record_of(call, t, TINY_LAYERS), *normed = record_of(call, t, TINY_LAYERS + 1);
         double scale = sqrt(sum_of_squares(x, TINY_HIDDEN) / TINY_HIDDEN + 1e-5);
-        for (int i = 0; t && i < TINY_HIDDEN; i++) { /* every token yields the same weights of the norm */
+        for (int i = 0; t && i < TINY_HIDDEN; i++) { /* the norm's weights computed from any token agree */
             double weight = normed[i] * scale / x[i], first = record_of(call, 0, TINY_LAYERS + 1)[i] *
                             sqrt(sum_of_squares(record_of(call, 0, TINY_LAYERS), TINY_HIDDEN) / TINY_HIDDEN + 1e-5) /
                             record_of(call, 0, TINY_LAYERS)[i];
@@ -78,7 +79,7 @@ MP_TEST(models_capture_records_match_their_checkpoints) {
     tiny_unload(&tiny);
 }
 
-/* Fewer values are a prefix of all values, and a completion is the same without captures. */
+/* A capture of the first N values holds the first N of all values, and capturing does not change a completion. */
 MP_TEST(models_capture_changes_no_completion) {
     static const mp_dtype types[] = {MP_Q8_0, MP_Q4_0};
     static const int values[] = {ALL, 10, 0};
@@ -108,7 +109,7 @@ MP_TEST(models_capture_changes_no_completion) {
     tiny_unload(&tiny);
 }
 
-/* Tokens beyond the capture's capacity are dropped; the other records are unchanged. */
+/* Records of tokens beyond the capture's capacity are dropped; earlier records are unchanged. */
 MP_TEST(models_capture_drops_tokens_beyond_its_capacity) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
@@ -142,7 +143,7 @@ MP_TEST(models_capture_drops_tokens_beyond_its_capacity) {
     tiny_unload(&tiny);
 }
 
-/* A non-finite row gives no token, but its records show where the value first appears. */
+/* Non-finite logits yield no token, but the captured records show where the first non-finite value appears. */
 MP_TEST(models_capture_records_nonfinite_rows) {
     static const mp_dtype types[] = {MP_F32};
     tiny_model tiny;

@@ -1,5 +1,5 @@
-/* The numeric contract: the tokens, every logit and every capture record are the same bits for any prefill slices,
- * batch mates, number of threads, preemption, prefix-cache hits and drafts. */
+/* The numeric contract: tokens, logits and capture records have the same bits for any prefill slices, batch mates,
+ * number of threads, preemption, prefix-cache hits and drafts. */
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
@@ -7,7 +7,7 @@
 enum { ITEMS = 10, ANSWER = 12, CHOICES = 3 };
 
 static const struct {
-    int length, shared; /* tokens of the prompt; length of the prefix that all prompts share */
+    int length, shared; /* in tokens: the prompt; its prefix in common with other prompts */
     uint32_t tenant;
     int n;
     bool logits; /* prompt logits: no row can be skipped */
@@ -36,7 +36,7 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     tiny_job_make(tiny, job, &args, rows[index].tenant);
 }
 
-/* Known completions, from which drafts of a chosen accuracy are made. */
+/* Known completions, from which propose_known makes drafts that are correct in four of five tokens. */
 typedef struct oracle {
     const tiny_job *jobs;
     mp_test_random random;
@@ -85,7 +85,7 @@ static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *kno
 }
 
 /* Run all items together under a seeded schedule: random amounts, absences and preemptions, and an occasionally emptied
- * cache. Drafts change at random: none, by lookup, or mostly correct ones. */
+ * cache. The source of drafts changes at random: none, the lookup index, or known completions with some errors. */
 static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, oracle *known) {
     mp_test_random random = {seed};
     tiny_job jobs[ITEMS];
@@ -136,7 +136,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (tiny_job_hash(&jobs[i]) != expected[i])
             MP_FAIL("item %d differs under seed %llu with %d threads", i, (unsigned long long)seed,
                     tiny->lease.threads);
-        if (rows[i].tenant == 1) /* a tenant of its own: it finds only blocks that it computed in an earlier run */
+        if (rows[i].tenant == 1) /* the only request of its tenant: it finds only blocks of an earlier run */
             MP_CHECK(seed % 3 != 1 || jobs[i].call->cached_tokens == 0);
         mp_request_destroy(&jobs[i].call->base);
     }
@@ -166,7 +166,7 @@ static void check_contract(const mp_dtype *types, int count, mp_compute compute)
     check_contract_of(&(tiny_kind){.arch = "llama"}, types, count, compute, 4);
 }
 
-/* Check a kind of model in integers and in float32. */
+/* Check one kind of model with quantised weights and with float32. */
 static void check_kind(const tiny_kind *kind) {
     static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K}, floats[] = {MP_F32};
     check_contract_of(kind, quantised, 3, MP_COMPUTE_AUTO, 2);
@@ -197,7 +197,7 @@ MP_TEST_SECONDS(models_contract_long_rope, 300) { check_kind(&(tiny_kind){.arch 
 
 static void scale_residuals(tiny_file *file) { tiny_float(file->spec, "mpool.residual_scale", 0.5); }
 
-/* Halve the weights and biases of the last layer of every sublayer. */
+/* Halve the weights and biases of the last linear layer of every attention and feed-forward block. */
 static void halve_outputs(tiny_file *file) {
     for (int t = 0; t < mp_spec_tensor_count(file->spec); t++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(file->spec, t);
@@ -213,7 +213,7 @@ static void halve_outputs(tiny_file *file) {
     }
 }
 
-/* The residual scale multiplies biases as well as weights: a scale of 1/2 gives the bits of halved tensors. */
+/* The residual scale multiplies biases as well as weights: a scale of 1/2 gives the same bits as halved tensors. */
 MP_TEST_SECONDS(models_residual_scale_covers_biases, 60) {
     static const mp_dtype floats[] = {MP_F32};
     void (*const more[])(tiny_file *) = {scale_residuals, halve_outputs};
@@ -248,7 +248,7 @@ MP_TEST_SECONDS(models_contract_bfloat16, 120) {
     check_contract(types, 1, MP_COMPUTE_BF16);
 }
 
-/* The same bits under every instruction set (bf16 apart). */
+/* Results have the same bits under every instruction set, except in bfloat16, which is not tested here. */
 MP_TEST_SECONDS(models_contract_masks, 120) {
     static const mp_dtype types[] = {MP_Q4_0, MP_Q6_K, MP_Q8_0, MP_Q4_K, MP_Q4_1};
     static const char *const masks[] = {"ref",        "avx2", "avxvnni", "avx512",
@@ -272,7 +272,7 @@ MP_TEST_SECONDS(models_contract_masks, 120) {
     tiny_unload(&tiny);
 }
 
-/* Without scratch for a step all items wait, none fails, and no block is allocated. */
+/* When a step cannot allocate its scratch, all its items wait, none fails, and no KV block is allocated. */
 MP_TEST_SECONDS(models_steps_wait_for_scratch, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     uint64_t expected[ITEMS];
@@ -331,7 +331,7 @@ MP_TEST(models_preempted_requests_can_be_abandoned) {
     tiny_unload(&tiny);
 }
 
-/* Decoding items use the whole time budget, and yet a new prompt is prefilled. */
+/* A new prompt is prefilled even if decoding items use the whole time budget. */
 MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
@@ -344,7 +344,7 @@ MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
     MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &late.item, &error), &error);
     mp_item *items[2] = {&decoding.item, &late.item};
     mp_plan plan;
-    tiny.engine->ops->plan(tiny.engine, items, 2, 1, &plan); /* a nanosecond */
+    tiny.engine->ops->plan(tiny.engine, items, 2, 1, &plan); /* a time budget of 1 ns */
     MP_CHECK_INT(plan.count, 2);
     MP_CHECK(plan.items[1] == &late.item && plan.amount[1] >= 8);
     for (int i = 0; i < 2; i++)
@@ -354,7 +354,7 @@ MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
     tiny_unload(&tiny);
 }
 
-/* A lack of memory ends no request: the item waits, and continues when others have freed memory. */
+/* A lack of memory fails no request: its item waits, and continues once another request has freed memory. */
 MP_TEST_SECONDS(models_requests_wait_for_memory, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     uint64_t expected[ITEMS];

@@ -1,5 +1,5 @@
-/* The numeric contract of encoders: a text's vector has the same bits alone, among others, and with any number of
- * threads; and a text that fails affects no other. */
+/* The numeric contract of encoders: a text's vector has the same bits whether the text runs alone or in a batch, and
+ * with any number of threads; a failing text affects no other text. */
 #include <time.h>
 
 #include "encoder_fixture.h"
@@ -13,7 +13,7 @@ MP_TEST_SECONDS(models_encoder_contract_float32, 60) { check_grouping(plain, NUL
 MP_TEST_SECONDS(models_encoder_contract_bfloat16, 60) { check_grouping(plain, NULL, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_contract_int8, 60) { check_grouping(plain, NULL, MP_COMPUTE_I8); }
 
-/* Bytes of weights allocated but not charged: layer structs and the like. */
+/* Return the bytes allocated for weights but not charged to the budget: layer structs and the like. */
 static uint64_t uncharged(bool dense, uint64_t *charged) {
     uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
     tiny_model tiny;
@@ -32,7 +32,8 @@ MP_TEST(models_encoder_dense_layers_are_charged) {
     MP_CHECK(with >= without + WIDTH * (WIDTH + 1) * sizeof(float));
 }
 
-/* Packed weights handed to a process include the dense layers: the process allocates none, and gives the same bits. */
+/* Packed weights shared with a process include the dense layers: the process allocates no copy and computes the same
+ * bits. */
 MP_TEST(models_encoder_dense_layers_are_shared) {
     static texts all;
     float own[WIDTH], shared[WIDTH], plain[WIDTH];
@@ -109,12 +110,12 @@ MP_TEST(models_encoder_refuses_invalid_requests) {
 
 /* ---- identical texts --------------------------------------------------------------------------------------------- */
 
-typedef struct request { /* a request for `count` of the texts, by number */
+typedef struct request { /* an embedding request and its item */
     mp_embedding_request *call;
     mp_item item;
 } request;
 
-/* Make a request. picks: [count] numbers of texts; skip < 0: none. */
+/* Make and admit a request. picks: [count] indices into `all`; skip: tokens to leave out of pooling, < 0: none. */
 static void make_request(const tiny_model *tiny, const texts *all, const int *picks, int count, int skip,
                          int dimensions, int normalize, int output, request *made) {
     static int32_t ids[200 * POSITIONS], skips[200];
@@ -138,7 +139,7 @@ static void make_request(const tiny_model *tiny, const texts *all, const int *pi
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &made->item, &error), &error);
 }
 
-/* Run all requests in one step, if they fit. */
+/* Run all requests in one step and retire them. */
 static void serve(tiny_model *tiny, request *requests, int count, mp_outcome *outcomes) {
     mp_plan plan = {.count = count};
     for (int i = 0; i < count; i++) {
@@ -167,10 +168,10 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
         MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, alone + t * WIDTH), MP_OUTCOME_DONE);
     MP_CHECK_INT(dedup->shared, 0);
 
-    /* within and between requests: text 9 comes 41 times; 32 share the first computation and 9 the second */
+    /* within and between requests: text 9 occurs 41 times; 32 share its first computation and 9 its second */
     int picks[2][50];
     for (int i = 0; i < 50; i++) {
-        picks[0][i] = i % 2 ? i / 2 : 9; /* text 9 comes 25 times, and once more among the others */
+        picks[0][i] = i % 2 ? i / 2 : 9; /* text 9 occurs at all even i and at i == 19 */
         picks[1][i] = i < 14 ? 9 : i % 25;
     }
     int nines = 0, others = 0;
@@ -195,7 +196,7 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     }
     drop(requests, 2);
 
-    /* different postprocessing shares nothing; neither do token vectors */
+        /* requests with different postprocessing share nothing; neither do requests for token vectors */
     request differ[7];
     const int five[2] = {5, 6};
     const uint64_t before = dedup->shared;
@@ -216,7 +217,7 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     tiny_unload(&tiny);
 }
 
-/* Run one text of each of requests [first, first + count), one step each; check the vectors against `alone`. */
+/* Run texts [first, first + count), one request and one step each; check the vectors against `alone`, if given. */
 static void compute_each(tiny_model *tiny, const texts *all, int first, int count, const float *alone) {
     float out[WIDTH];
     for (int t = first; t < first + count; t++) {
@@ -267,7 +268,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
     compute_each(&tiny, &all, 10, 2, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS + 5);
     MP_CHECK_INT(run(&tiny, &all, 20, 9, UINT64_MAX, alone + 20 * WIDTH), MP_OUTCOME_DONE);
-    compute_each(&tiny, &all, 25, 4, alone); /* the last of many */
+    compute_each(&tiny, &all, 25, 4, alone); /* the last 4 of the 9 texts just computed */
     MP_CHECK_INT(dedup->recalled, TEXTS + 9);
 
     /* without memory the cache stores nothing, and no request fails */
@@ -303,12 +304,12 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
         drop(requests, 3);
     }
     MP_CHECK_INT(dedup->count, 1);    /* text 4 */
-    MP_CHECK_INT(dedup->recalled, 3); /* in the second round */
+    MP_CHECK_INT(dedup->recalled, 3); /* text 4, three times in the second round */
     MP_CHECK_INT(dedup->shared, 4);
     tiny_unload(&tiny);
 }
 
-/* With each allocation failing in turn: an error or the same vectors, and no leak. */
+/* With each allocation failing in turn, a request either fails or returns the same vectors, and nothing leaks. */
 static mp_status make_call(mp_request **call, mp_error *error) {
     const int32_t ids[12] = {9, 10, 11, 9, 10, 11, 9, 10, 11, 20, 21, 22};
     const int64_t offsets[5] = {0, 3, 6, 9, 12};

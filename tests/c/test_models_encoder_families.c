@@ -112,7 +112,7 @@ static void make_layer(tiny_file *file, const family *f, int l) {
     }
 }
 
-/* 7 latents, 3 heads of 10. */
+/* Latent attention pooling: 7 latents, 3 heads of size 10. */
 static void make_latents(tiny_file *file) {
     enum { COUNT = 7, INNER = 30, FFN = 4 * TINY_WIDTH };
     static const char *const norms[] = {"latent.norm", "latent.norm_context", "latent.ffn_norm"};
@@ -194,8 +194,8 @@ static mp_spec *make_spec(const void *arg) {
     return file.spec;
 }
 
-/* Check every family in float32, and every third one in the other compute types, which differ in their products
- * only. */
+/* Check every family in float32, and every third one in the other compute types: only the matrix products depend on
+ * the compute type. */
 static void check_families(mp_compute compute) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i += compute == MP_COMPUTE_F32 ? 1 : 3)
         check_grouping(make_spec, &families[i], compute);
@@ -205,8 +205,8 @@ MP_TEST_SECONDS(models_encoder_families_float32, 100) { check_families(MP_COMPUT
 MP_TEST_SECONDS(models_encoder_families_bfloat16, 100) { check_families(MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_families_int8, 100) { check_families(MP_COMPUTE_I8); }
 
-/* The memory of a model is predicted before loading: within 5 %, plus biases and norms, which count in models this
- * small. */
+/* The memory of a model is predicted before loading: within 5 % plus 48 kB for biases and norms, which matter in
+ * models this small. */
 MP_TEST(models_encoder_families_memory_is_predicted) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         for (int c = MP_COMPUTE_F32; c <= MP_COMPUTE_I8; c++) {
@@ -220,7 +220,7 @@ MP_TEST(models_encoder_families_memory_is_predicted) {
         }
 }
 
-/* The loader frees everything that it allocates outside the slab, also after a failure. */
+/* The loader frees everything that it allocates outside the slab, also after a failed allocation. */
 static mp_status sweep_make(mp_request **call, mp_error *error) {
     static const int32_t ids[] = {9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
     static const int64_t offsets[] = {0, 12};

@@ -1,4 +1,4 @@
-/* Mixture of experts (MoE): the routing, the output, and weights that must not be read. */
+/* Mixture of experts (MoE): routing and output; unused experts' weights are not read; files that change. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -20,7 +20,7 @@ typedef struct scene {
     mp_budget budget;
     mp_builder builder;
     mp_experts experts;
-    float *router, *gate, *up, *down; /* in the bytes of the file */
+    float *router, *gate, *up, *down; /* pointers into `bytes`; gate, up and down are those of expert 0 */
     uint8_t *bytes;
 } scene;
 
@@ -31,7 +31,7 @@ static float *add(tiny_file *file, const char *part, int expert, int rows, int c
     return (float *)(void *)(file->bytes + file->used - (size_t)(rows * columns) * sizeof(float));
 }
 
-/* Make experts where routers 1 and 3 are equal. */
+/* Build experts. Router rows 1 and 3 are equal, to test ties. */
 static void set_up(scene *s, bool normalise) {
     mp_error error;
     char path[512];
@@ -97,10 +97,10 @@ static double score(const scene *s, const float *x, int expert) {
     return sum;
 }
 
-/* Add one expert's output, [HIDDEN], times its weight, to `out`. */
+/* Add one expert's output times `weight` to `out`, [HIDDEN]. */
 static void expect(const scene *s, const float *x, int expert, double weight, double *out) {
     double inner[FFN];
-    size_t stride = (size_t)(s->down - s->gate) + HIDDEN * FFN; /* tensors of 1,920 floats leave no gaps */
+    size_t stride = (size_t)(s->down - s->gate) + HIDDEN * FFN; /* 1,920 floats per tensor need no padding */
     const float *gate = s->gate + (size_t)expert * stride, *up = s->up + (size_t)expert * stride;
     const float *down = s->down + (size_t)expert * stride;
     for (int f = 0; f < FFN; f++) {
@@ -162,10 +162,10 @@ MP_TEST(models_experts_match_the_reference) {
     check(false);
 }
 
-/* Forbid reads of the never-chosen expert's bytes, at the end of the file. */
+/* Make the last expert's weights, at the end of the file, unreadable: the router never chooses this expert. */
 static void forbid_last(const tiny_model *tiny, const char *path) {
     mp_error error;
-    mp_tensor padding; /* the tensor before these bytes; longer than a page */
+    mp_tensor padding; /* the tensor before these bytes, longer than a page */
     struct stat file;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     MP_CHECK_OK(mp_weights_get(((mp_decoder *)tiny->model)->weights, "padding", 1, (int64_t[]){-1}, &padding,
@@ -188,7 +188,7 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
         prompt[i] = i * 7 % TINY_VOCAB;
     tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6,
                                                        .rest = &rest}, types, 1, 77, -1), MP_COMPUTE_AUTO, 1);
-    /* One thread: when the fault handler maps a page in place of a lost one, TSan would report a racing write. */
+    /* Use one thread: with more, TSan would report the fault handler's page mapping as a racing write. */
     snprintf(path, sizeof path, "%s/tiny-77.bin", mp_test_directory());
     mp_text_args args = {.n_prompt = 70, .prompt = prompt, .n_choices = 1,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 5, .logprobs = -1,
@@ -198,7 +198,7 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     tiny_job_admit(&tiny, &job);
     tiny_job_finish(&tiny, &job);
     mp_request_destroy(&job.call->base);
-    /* chosen experts are read from the file */
+    /* chosen experts are read from the file: truncating it fails the request */
     MP_CHECK_INT(truncate(path, (off_t)(rest / 4)), 0);
     tiny_job_make(&tiny, &job, &args, 0);
     prompt[0] = 1;
@@ -214,7 +214,7 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     tiny_unload(&tiny);
 }
 
-/* After a file was changed in place, every step on its weights fails, from the first one on. */
+/* After a file was changed in place, every step that reads its weights fails, from the first step on. */
 MP_TEST(models_experts_of_a_changed_file_fail) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const int32_t prompt[] = {3, 1, 4, 1, 5};

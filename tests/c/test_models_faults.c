@@ -1,5 +1,5 @@
-/* Load a model and run two requests with a common prefix, with each allocation failing in turn: a typed error or the
- * same completion, and no leak. */
+/* With each allocation failing in turn, load a model and run two requests with a common prefix: the result is a typed
+ * error or the same completion, and nothing leaks. */
 #include <stdatomic.h>
 
 #include "base/options.h"
@@ -11,7 +11,7 @@ enum { PROMPT = 70, ANSWER = 5, CHOICES = 2 };
 static mp_status make_call(mp_request **call, mp_error *error) {
     int32_t prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++)
-        prompt[i] = i % 9 * 31; /* repeats, so that drafts are found */
+        prompt[i] = i % 9 * 31; /* repetitive, so that speculation finds drafts */
     mp_text_args args = {.n_prompt = PROMPT,
                          .prompt = prompt,
                          .n_choices = CHOICES,
@@ -42,12 +42,12 @@ MP_TEST_SECONDS(models_allocation_sweep, 120) {
     mp_spec_unpin(life.spec);
 }
 
-/* Output that the caller may have seen decides if a request may restart from zero. */
+/* A request may restart from zero only if the caller cannot have seen any of its output. */
 MP_TEST(models_requests_report_seen_output) {
     mp_error error;
     mp_request *call;
     MP_CHECK_OK(make_call(&call, &error), &error);
-    MP_CHECK(!call->seen(call)); /* also before the output is allocated */
+    MP_CHECK(!call->seen(call)); /* works before the output is allocated */
     mp_text_request *text = (mp_text_request *)call;
     MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
     MP_CHECK(!call->seen(call));
@@ -58,12 +58,12 @@ MP_TEST(models_requests_report_seen_output) {
     mp_request_destroy(call);
     mp_embedding_request *embed;
     MP_CHECK_OK(make_embedding_request(1, (const int32_t[]){5}, (const int64_t[]){0, 1}, NULL, &embed, &error), &error);
-    MP_CHECK(!embed->base.seen); /* vectors are read at the end */
+    MP_CHECK(!embed->base.seen); /* callers read vectors only at the end */
     mp_request_destroy(&embed->base);
 }
 
-/* A reloaded model re-checks a waiting request. Until the first token, the output is allocated anew for that model;
- * afterwards published output stays in place. */
+/* A reloaded model re-checks a waiting request. Before the first token, the output buffers are reallocated for that
+ * model; afterwards they stay in place, because their content is published. */
 MP_TEST(models_requests_keep_published_output) {
     mp_error error;
     mp_request *call;
@@ -77,7 +77,7 @@ MP_TEST(models_requests_keep_published_output) {
     for (int c = 0; c < CHOICES; c++) {
         const mp_choice before = {.text = text->choices[c].text, .tokens = text->choices[c].tokens};
         atomic_store(&text->choices[c].token_count, 1);
-        MP_CHECK_OK(mp_text_request_output(text, 8, &error), &error); /* the same sizes, or smaller ones */
+        MP_CHECK_OK(mp_text_request_output(text, 8, &error), &error); /* the current sizes; next, smaller ones */
         MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
         MP_CHECK_INT(mp_text_request_output(text, 9, &error), MP_MODEL);
         MP_CHECK(text->choices[c].text == before.text && text->choices[c].tokens == before.tokens);

@@ -1,5 +1,5 @@
-/* Image layers compared with plain loops; tiny pipelines: the same bits with any number of threads, in steps of any
- * length, after a preemption and in little memory; and failing allocations. */
+/* Image layers compared with plain loops; tiny pipelines that must produce the same bits with any number of threads,
+ * any step length, after a preemption and under a tight budget; failing allocations. */
 #include "models/diffusion/schedule.h"
 #include "image_generation_fixture.h"
 
@@ -8,8 +8,8 @@ typedef struct way { /* how to run a request */
     int preempt_every; /* in engine steps; 0: never */
 } way;
 
-static uint64_t most_used; /* peak use of the budget, between steps of the last request */
-static int steps_taken;    /* by the last request */
+static uint64_t most_used; /* peak bytes in use between steps of the last request */
+static int steps_taken;    /* engine steps of the last request */
 static int preempted_in_previews;
 
 static mp_outcome generate(tiny_model *tiny, bool flux, const way *how, uint64_t *hash, mp_error *failure) {
@@ -59,7 +59,7 @@ static uint64_t hash_of_images(bool flux, mp_compute compute, int threads, const
     uint64_t hash = 0;
     tiny_load(&tiny, pipeline(flux), compute, threads);
     MP_CHECK_INT(generate(&tiny, flux, how, &hash, &error), MP_OUTCOME_DONE);
-    uint64_t again = 0; /* with cached texts and loaded weights */
+    uint64_t again = 0; /* the second request finds cached texts and loaded weights */
     MP_CHECK_INT(generate(&tiny, flux, how, &again, &error), MP_OUTCOME_DONE);
     MP_CHECK(hash == again);
     tiny_unload(&tiny);
@@ -80,7 +80,8 @@ MP_TEST_SECONDS(models_image_generation_contract, 120) {
         }
 }
 
-/* The encoders' results for a text are cached: a second request takes fewer steps, by the number of encoder blocks. */
+/* The text encoders' results are cached: a second request with the same text takes fewer steps, by the number of
+ * encoder blocks times texts. */
 MP_TEST(models_image_generation_caches_texts) {
     const way blocks = {0, 0};
     for (int flux = 0; flux < 2; flux++) {
@@ -96,15 +97,15 @@ MP_TEST(models_image_generation_caches_texts) {
         const int first = steps_taken;
         MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
         MP_CHECK_INT(first - steps_taken, encoders * (flux ? 1 : 2));
-        tiny.engine->ops->trim(tiny.engine); /* and forgotten */
+        tiny.engine->ops->trim(tiny.engine); /* drops the cached texts */
         MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
         MP_CHECK_INT(steps_taken, first);
         tiny_unload(&tiny);
     }
 }
 
-/* A request that is preempted many times, also within a preview, gives the same images and previews as one that is
- * not. */
+/* A request that is preempted many times, also within a preview, produces the same images and previews as one that is
+ * never preempted. */
 MP_TEST_SECONDS(models_image_generation_survives_preemption, 120) {
     for (int flux = 0; flux < 2; flux++) {
         tiny_model tiny;
@@ -124,7 +125,8 @@ MP_TEST_SECONDS(models_image_generation_survives_preemption, 120) {
     }
 }
 
-/* Stages reuse each other's memory; if even the largest stage does not fit, the request fails with that reason. */
+/* Under a tight budget the stages reuse each other's memory. If even the largest stage does not fit, the request waits
+ * for memory and its error says so. */
 MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
     const way all = {0, 0};
     for (int flux = 0; flux < 2; flux++) {
@@ -159,7 +161,7 @@ MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
     }
 }
 
-/* A request whose callers have all left is dropped within a step. */
+/* A step whose cancel flag is raised returns without progress: an abandoned request does not occupy the engine. */
 MP_TEST(models_image_generation_ends_when_cancelled) {
     tiny_model tiny;
     mp_error error;
@@ -208,7 +210,7 @@ MP_TEST_SECONDS(models_image_generation_survives_refused_memory, 300) {
 }
 
 MP_TEST(models_t5_buckets) {
-    /* 32 buckets up to distance 128: half for each direction, half of those exact */
+    /* 32 buckets up to distance 128: 16 per direction, of which 8 are for exact distances */
     static const int distances[] = {0, -1, -7, -8, -15, -16, -31, -64, -127, -128, -5000, 1, 7, 8, 128};
     static const int buckets[] = {0, 1, 7, 8, 9, 10, 11, 14, 15, 15, 15, 17, 23, 24, 31};
     for (size_t i = 0; i < sizeof distances / sizeof *distances; i++)

@@ -122,7 +122,7 @@ MP_TEST(models_sample_follows_the_distribution) {
     }
 }
 
-/* At any low temperature the sample is the top token: no overflow inverts the distribution. */
+/* At very low temperatures the sample is the top token: no overflow distorts the distribution. */
 MP_TEST(models_sample_tiny_temperature) {
     static const float temperatures[] = {1e-4f, 1e-10f, 1e-38f, 1e-45f};
     mp_kernels_init();
@@ -153,7 +153,7 @@ MP_TEST(models_sample_penalties) {
     fill_logits();
     logits[1] = 9;
     logits[2] = 8;
-    MP_CHECK_INT(sample(&s, &history, 0), 1); /* the prompt does not count */
+    MP_CHECK_INT(sample(&s, &history, 0), 1); /* the presence penalty ignores the prompt */
     for (int i = 0; i < 600; i++)
         MP_CHECK_OK(mp_history_add(&history, 1 + i % 300, false, &error), &error);
     MP_CHECK_INT(history.count, 300);
@@ -207,7 +207,7 @@ static char text[4096];
 
 static uint32_t decided(const mp_choice *choice) { return atomic_load(&choice->text_bytes); }
 
-/* Feed the chunks (separated by |); return the index of the matched stop string, or -1. */
+/* Append the chunks, separated by |, to a stream; return the index of the matched stop string, or -1. */
 static int feed(mp_choice *choice, mp_stream *stream, const char *chunks, int n_stop, char **stop) {
     int32_t lengths[8];
     for (int i = 0; i < n_stop; i++)
@@ -268,14 +268,14 @@ MP_TEST(models_stream_holds_stop_strings_back) {
     MP_CHECK_INT(decided(&choice), 3);
     MP_CHECK_INT(feed(&choice, &stream, "a\n|\nb", 3, stop), 1);
     MP_CHECK_INT(decided(&choice), 1);
-    MP_CHECK_INT(feed(&choice, &stream, "xTOPSTOP", 3, stop), 2); /* the earliest in the text */
+    MP_CHECK_INT(feed(&choice, &stream, "xTOPSTOP", 3, stop), 2); /* the match that starts earliest in the text */
     MP_CHECK_INT(decided(&choice), 1);
     MP_CHECK_INT(feed(&choice, &stream, "go ST", 3, stop), -1);
     mp_stream_finish(&stream);
     MP_CHECK_INT(decided(&choice), 5);
 }
 
-/* For any chunks, the result is the text before the earliest stop string. */
+/* However the text is cut into chunks, the result is the text before the earliest stop string. */
 MP_TEST(models_stream_any_cut_gives_the_same_text) {
     char *stop[] = {"abab", "bb"};
     static const char letters[] = "ab";
@@ -302,7 +302,7 @@ MP_TEST(models_stream_any_cut_gives_the_same_text) {
         } else {
             const char *expected = found == 0 ? first : second;
             MP_CHECK(expected != NULL);
-            /* the match completes before any other could, or starts earlier in the same chunk */
+            /* this match completes in an earlier chunk than any other, or starts earlier in the same chunk */
             MP_CHECK_INT(decided(&choice), expected - whole);
         }
     }
@@ -330,7 +330,7 @@ MP_TEST(models_pooling_modes) {
     for (int m = 0; m < MP_POOL_COUNT; m++)
         for (int i = 0; i < 2; i++)
             MP_CHECK_NEAR(out[2 * m + i], expected[m][i], 1e-6);
-    /* with a prompt of one token skipped */
+    /* leave the one token of the instruction prompt out of pooling */
     static const float skipped[MP_POOL_COUNT][2] = {{1, -2}, {5, 4}, {4, -1}, {8 / 1.4142135f, -2 / 1.4142135f},
                                                     {(6 + 15) / 5.0f, (8 - 18) / 5.0f}, {5, -6}};
     mp_head_apply(&head, tokens, 3, 1, head.width, false, scratch, out);
@@ -360,7 +360,7 @@ MP_TEST(models_kv_blocks_are_counted) {
     mp_kv_cache cache;
     mp_kv_group group = {.layers = 2, .heads = 3, .k_dim = 16, .v_dim = 32, .dtype = MP_I16};
     mp_kv_init(&cache, &group, &budget);
-    MP_CHECK_INT(cache.block_bytes, 2 * 3 * 64 * ((16 + 32) * 2 + 2 * 4)); /* plus an fp32 scale each */
+    MP_CHECK_INT(cache.block_bytes, 2 * 3 * 64 * ((16 + 32) * 2 + 2 * 4)); /* each row of k and v has an fp32 scale */
     budget.limit = 3 * cache.block_bytes;
     uint32_t a, b, c, d;
     MP_CHECK_OK(mp_kv_take(&cache, &a, &error), &error);
@@ -449,8 +449,8 @@ MP_TEST(models_rope_yarn) {
     mp_rope_deinit(&rope);
     set_real(spec, "llama.rope.scaling.original_context_length", 2048);
     MP_CHECK_OK(mp_rope_init(&rope, spec, 8, true, &error), &error);
-    /* the ramp is between the pairs that turn 32 times and once: 8 ln(2048 / (32 * 2 pi)) / (2 ln 10000) = 1.008 and
-     * 2.513, rounded outwards to 1 and 3 */
+    /* the ramp runs from the pair that turns 32 times within the original context to the pair that turns once:
+     * 8 ln(2048 / (32 * 2 pi)) / (2 ln 10000) = 1.008 and 2.513, rounded outwards to 1 and 3 */
     MP_CHECK_NEAR(rope.inverse[0], 1, 1e-12);
     MP_CHECK_NEAR(rope.inverse[1], 0.1, 1e-12);
     MP_CHECK_NEAR(rope.inverse[2], 0.01 * (0.5 + 0.5 / 4), 1e-12);

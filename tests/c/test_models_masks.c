@@ -1,10 +1,10 @@
-/* Completions with masks: whatever mask is late and whichever item is preempted, the tokens are the same bits, each
- * mask allows its token, and a request with late masks delays no other. */
+/* Completions with masks: the tokens have the same bits whichever masks are late and whichever items are preempted,
+ * each mask allows its token, and a request with late masks delays no other request. */
 #include "model_fixture.h"
 
 enum { JOBS = 4, CHOICES = 3, ANSWER = 20, WORDS = (TINY_VOCAB + 31) / 32, PROMPT = 70 };
 
-/* Allow a third of the ids, different for each position and choice; never the end of sequence. */
+/* Allow a third of the ids, which depends on position and choice; never allow the end-of-sequence token. */
 static bool is_allowed(int choice, uint32_t index, int id) {
     return id % 3 == (int)(index + (uint32_t)choice) % 3 && id != TINY_VOCAB - 1;
 }
@@ -37,7 +37,7 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     tiny_job_make(tiny, job, &args, 0);
 }
 
-/* Deliver all masks that are due, or a random part of them. */
+/* Deliver all masks that are due; with `late`, a random third of them. */
 static void add_masks(tiny_job *job, mp_test_random *late) {
     mp_error error;
     for (int c = 0; job->call->masks && c < job->call->n_choices; c++) {
@@ -49,7 +49,8 @@ static void add_masks(tiny_job *job, mp_test_random *late) {
     }
 }
 
-/* Run all jobs. late: NULL, or the seed that delays masks and preempts items. Returns how often a request waited. */
+/* Run all jobs. late: source of random delays of masks and of preemptions, or NULL for neither. Returns the number of
+ * plans in which an item waited for its mask. */
 static int run(tiny_model *tiny, mp_test_random *late, uint64_t hashes[JOBS]) {
     tiny_job jobs[JOBS];
     mp_error error;

@@ -1,5 +1,5 @@
-/* Prefix reuse: which blocks a request finds, which tenant may find them, the order of eviction; no result depends on
- * it. */
+/* Prefix reuse: which blocks a request finds, which tenant may find them, and the order of eviction; reuse changes no
+ * result. */
 #include <unistd.h>
 
 #include "base/options.h"
@@ -33,7 +33,7 @@ static void take_down(bench *b) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
 }
 
-/* Publish a sequence of n blocks of `tokens`. ids[n]: its blocks. */
+/* Publish a sequence of the first n blocks of `tokens`. ids: [n], receives the block ids. */
 static mp_prefix_chain publish(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
     mp_error error;
     mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, false);
@@ -63,25 +63,25 @@ MP_TEST(models_prefix_finds_the_longest_chain) {
     uint32_t ids[8], again[8];
     set_up(&b, 25);
     publish(&b, 0, b.tokens, 5, ids);
-    MP_CHECK_INT(find(&b, 0, b.tokens, 8, again), 5); /* in use */
+    MP_CHECK_INT(find(&b, 0, b.tokens, 8, again), 5); /* blocks in use are found */
     MP_CHECK(memcmp(ids, again, 5 * sizeof *ids) == 0);
     MP_CHECK_INT(b.cache.kv.references[ids[0]], 3); /* two sequences and the cache */
     give(&b, again, 5);
     give(&b, ids, 5);
     MP_CHECK_INT(b.cache.idle, 5);
-    MP_CHECK_INT(find(&b, 0, b.tokens, 3, again), 3); /* idle */
+    MP_CHECK_INT(find(&b, 0, b.tokens, 3, again), 3); /* idle blocks are found */
     MP_CHECK_INT(b.cache.idle, 2);
     give(&b, again, 3);
     b.tokens[2 * MP_KV_BLOCK + 63]++;
     MP_CHECK_INT(find(&b, 0, b.tokens, 8, again), 2);
     give(&b, again, 2);
-    MP_CHECK_INT(find(&b, 1, b.tokens, 8, again), 0); /* another tenant's */
-    MP_CHECK_INT(find(&b, 0, b.tokens + MP_KV_BLOCK, 4, again), 0); /* the same tokens, but not at the start */
+    MP_CHECK_INT(find(&b, 1, b.tokens, 8, again), 0); /* blocks of another tenant */
+    MP_CHECK_INT(find(&b, 0, b.tokens + MP_KV_BLOCK, 4, again), 0); /* same tokens, other position */
     MP_CHECK_INT(b.cache.counters.blocks, 5);
     take_down(&b);
 }
 
-/* Equal keys of different tokens, of different predecessors, of different tenants. */
+/* Keys that collide are told apart by their tokens (0), their predecessors (1) and their tenants (2). */
 MP_TEST(models_prefix_survives_collisions) {
     bench b;
     uint32_t ids[2], id;
@@ -98,7 +98,7 @@ MP_TEST(models_prefix_survives_collisions) {
         MP_CHECK(!mp_prefix_find(&b.cache, &chain, tokens, &id));
         MP_CHECK_OK(mp_prefix_take(&b.cache, &id, &error), &error);
         uint32_t own = id;
-        mp_prefix_publish(&b.cache, &chain, tokens, &id); /* both can be in the cache */
+        mp_prefix_publish(&b.cache, &chain, tokens, &id); /* both blocks can be in the cache */
         MP_CHECK_INT(id, own);
         MP_CHECK_INT(chain.count, 1);
         chain = mp_prefix_begin(&b.cache, kind == 2, false);
@@ -126,7 +126,7 @@ MP_TEST(models_prefix_keeps_one_of_equal_blocks) {
     take_down(&b);
 }
 
-/* Eviction takes the least recently used block first, and leaves before their parents. */
+/* Eviction starts with the least recently used block, and evicts leaves before their parents. */
 MP_TEST(models_prefix_evicts_the_oldest_leaf) {
     bench b;
     uint32_t ids[3], other[3], got[8];
@@ -152,7 +152,7 @@ MP_TEST(models_prefix_evicts_the_oldest_leaf) {
     MP_CHECK_INT(b.cache.counters.blocks, 0);
     give(&b, got, 4);
     MP_CHECK_INT(b.cache.kv.free_count, 4);
-    /* a use makes the whole chain recent */
+    /* finding a chain marks all its blocks as recently used */
     b.budget.limit = UINT64_MAX;
     publish(&b, 0, b.tokens, 2, ids);
     publish(&b, 1, b.tokens, 2, other);
@@ -183,21 +183,21 @@ MP_TEST(models_prefix_memory_is_freed) {
     MP_CHECK_INT(mp_prefix_trim(&b.cache), 4 * b.cache.kv.block_bytes);
     MP_CHECK_INT(b.budget.used, 0);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
-    publish(&b, 0, b.tokens, 8, ids); /* and the cache works again */
+    publish(&b, 0, b.tokens, 8, ids); /* the cache works again after a trim */
     give(&b, ids, 8);
-    /* a quarter of the memory limit may stay idle */
+    /* idle blocks may use a quarter of the memory limit */
     b.budget.limit = 12 * b.cache.kv.block_bytes;
     MP_CHECK_INT(find(&b, 0, b.tokens, 8, got), 8);
     give(&b, got, 8);
-    MP_CHECK(b.cache.idle == 2 || b.cache.idle == 3); /* the limit is divided first */
+    MP_CHECK(b.cache.idle == 2 || b.cache.idle == 3); /* integer division by 100 rounds the limit down */
     int left = (int)b.cache.idle;
-    MP_CHECK_INT(find(&b, 0, b.tokens, 8, got), left); /* the start of the chain */
+    MP_CHECK_INT(find(&b, 0, b.tokens, 8, got), left); /* the first blocks of the chain remain */
     give(&b, got, left);
     for (int i = 0; i < 12; i++)
         MP_CHECK_OK(mp_prefix_take(&b.cache, &got[i], &error), &error);
     MP_CHECK_INT(b.cache.counters.blocks, 0);
     take_down(&b);
-    set_up(&b, 0); /* off */
+    set_up(&b, 0); /* 0 %: the cache is off */
     MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[0], &error), &error);
     mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
     mp_prefix_publish(&b.cache, &chain, b.tokens, &ids[0]);
@@ -217,7 +217,7 @@ static uint64_t resident(void) {
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Blocks of a real size: memory that trim reports as freed has left the process. */
+/* With blocks of a realistic size: memory that trim reports as freed is returned to the system. */
 MP_TEST(models_prefix_memory_leaves_the_process) {
     bench b;
     uint32_t ids[40];
@@ -231,14 +231,14 @@ MP_TEST(models_prefix_memory_leaves_the_process) {
     uint64_t before = resident();
     MP_CHECK_INT(mp_prefix_trim(&b.cache), 39 * b.cache.kv.block_bytes);
     uint64_t after = resident();
-    if (!MP_SANITIZED) /* a sanitizer's allocator keeps freed memory */
+    if (!MP_SANITIZED) /* a sanitizer's allocator does not return freed memory */
         MP_CHECK(before - after > 38 * b.cache.kv.block_bytes);
     MP_CHECK_INT(b.budget.used, b.cache.kv.block_bytes);
     give(&b, ids, 1);
     take_down(&b);
 }
 
-/* Window parts can be made from the memory of free blocks when no other memory is left. */
+/* When the budget is used up, window parts are allocated from the memory of free blocks. */
 MP_TEST(models_prefix_free_blocks_become_window_parts) {
     bench b;
     uint32_t ids[5];
@@ -257,13 +257,13 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     }
     MP_CHECK_INT(b.cache.kv.free_count, 5);
     b.budget.limit = b.budget.used;
-    for (int i = 0; i < 2; i++) { /* each frees memory for the other */
+    for (int i = 0; i < 2; i++) { /* one free block is reused; another's memory becomes the window part */
         MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[i], &error), &error);
         MP_CHECK_INT(b.cache.kv.free_count, 3 - 2 * i);
         MP_CHECK_INT(b.budget.used, b.budget.limit);
     }
     MP_CHECK_STATUS(mp_prefix_take(&b.cache, &ids[2], &error), MP_MEMORY_EXHAUSTED, &error);
-    MP_CHECK_INT(b.cache.kv.free_count, 1); /* kept for the next sequence with a window part */
+    MP_CHECK_INT(b.cache.kv.free_count, 1); /* one free block cannot be both a block and its window part */
     for (int i = 0; i < 2; i++) {
         mp_prefix_unref(&b.cache, ids[i]);
         mp_prefix_give(&b.cache, ids[i]);
@@ -271,7 +271,7 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     take_down(&b);
 }
 
-/* Random sequences compared with a plain model of the blocks that must be found. */
+/* Random sequences of operations, compared with a simple model of the blocks that must be found. */
 MP_TEST_SECONDS(models_prefix_random_use, 60) {
     enum { HELD = 12, STEPS = 20000, DEEP = 5 };
     bench b;
@@ -297,7 +297,7 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
             mp_prefix_chain chain = mp_prefix_begin(&b.cache, h->tenant, false);
             while (h->n < n && mp_prefix_find(&b.cache, &chain, h->tokens + h->n * MP_KV_BLOCK, &h->ids[h->n]))
                 h->n++;
-            /* a held sequence must be found, in the same blocks */
+            /* blocks of a held sequence must be found, with the same ids */
             for (int o = 0; o < HELD; o++)
                 for (int i = 0; &held[o] != h && held[o].tenant == h->tenant && i < held[o].n && i < n; i++) {
                     if (memcmp(held[o].tokens, h->tokens, (size_t)(i + 1) * MP_KV_BLOCK * sizeof(int32_t)) != 0)
@@ -314,7 +314,7 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
             mp_prefix_trim(&b.cache);
         if (mp_test_random_u64(&random) % 50 == 0)
             mp_prefix_shrink(&b.cache, 3 * b.cache.kv.block_bytes);
-        /* blocks: free, empty, idle, in use */
+        /* every block is free, empty, idle or in use */
         uint32_t used = 0;
         for (uint32_t id = 0; id < b.cache.kv.blocks; id++) {
             uint32_t references = 0;
@@ -338,7 +338,7 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
 
 static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K};
 
-typedef struct job_spec { /* a request; its first `shared` tokens are common to all */
+typedef struct job_spec { /* a request; its first `shared` tokens are the start of a common prompt */
     int length, shared, n, answer;
     uint32_t tenant;
     bool logits;
@@ -357,7 +357,7 @@ static void make(const tiny_model *tiny, tiny_job *job, job_spec spec) {
     tiny_job_make(tiny, job, &args, spec.tenant);
 }
 
-/* Load a model, and a reference whose engine reuses nothing. */
+/* Load a model twice; the prefix cache of `reference` is off. */
 static void load(tiny_model *tiny, tiny_model *reference) {
     mp_error error;
     tiny_load(tiny, tiny_decoder_spec(types, 2, 51), MP_COMPUTE_AUTO, 1);
@@ -389,7 +389,8 @@ static uint64_t alone(tiny_model *reference, job_spec spec) {
     return hash;
 }
 
-/* Check that the job is done, skipped this many tokens, and gave the result of the engine without a cache. */
+/* Check that the job is done, that `cached` prompt tokens came from the cache, and that its result equals the result
+ * without a cache. */
 static void check_job(tiny_model *reference, tiny_job *job, job_spec spec, int cached) {
     MP_CHECK(job->done);
     MP_CHECK_INT(job->call->cached_tokens, cached);
@@ -412,21 +413,21 @@ MP_TEST_SECONDS(models_prefix_hits, 60) {
     const mp_prefix_counters *counters = tiny.engine->prefix;
     run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 0);
     MP_CHECK_INT(counters->blocks, (PROMPT + ANSWER - 1) / 64);
-    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 192);     /* again */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 192);     /* the same prompt again */
     run(&tiny, &reference, (job_spec){.length = PROMPT + 9, .shared = 190}, 128); /* differs inside the third block */
     run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 64}, 64);        /* at the edge of a block */
     run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 63}, 0);
     run(&tiny, &reference, (job_spec){.length = 129, .shared = 129}, 128);
-    run(&tiny, &reference, (job_spec){.length = 128, .shared = 128}, 64);          /* never the whole prompt */
+    run(&tiny, &reference, (job_spec){.length = 128, .shared = 128}, 64);          /* the last token is computed */
     run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .n = 3}, 192);
     run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .tenant = 1}, 0);
     run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .tenant = 1}, 192);
     uint64_t hits = counters->hits;
-    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .logits = true}, 0); /* every row is requested */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .logits = true}, 0); /* all rows needed */
     MP_CHECK_INT(counters->hits, hits);
     MP_CHECK_INT(hits, 7);
     MP_CHECK_INT(counters->tokens, 192 + 128 + 64 + 128 + 64 + 192 + 192);
-    /* all of it is freed */
+    /* trim frees all cached blocks */
     uint64_t before = mp_alloc_bytes(MP_TAG_KV);
     uint64_t freed = tiny.engine->ops->trim(tiny.engine);
     MP_CHECK(before > 0 && freed >= before / 2);
@@ -466,7 +467,8 @@ MP_TEST_SECONDS(models_prefix_chat_history, 60) {
     unload(&tiny, &reference);
 }
 
-/* The other request is still running: it is decoding, prefilling, or ahead of ours in the same prompt. */
+/* A request shares the blocks of another request that is still running: decoding, prefilling, or further in the same
+ * prompt. */
 MP_TEST_SECONDS(models_prefix_of_running_requests, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
@@ -479,11 +481,11 @@ MP_TEST_SECONDS(models_prefix_of_running_requests, 60) {
     tiny_job_admit(&tiny, &b);
     tiny_job_admit(&tiny, &c);
     tiny_job_step(&tiny, &a, 70);
-    tiny_job_step(&tiny, &b, 20); /* takes one block, computes 20 tokens of the next */
+    tiny_job_step(&tiny, &b, 20); /* shares a's first block, computes 20 tokens of the second */
     MP_CHECK_INT(b.call->cached_tokens, 64);
     tiny_job_step(&tiny, &a, 512);
     MP_CHECK(a.call->prompt_done_ns > 0);
-    tiny_job_step(&tiny, &b, 1); /* drops its partial block for a's */
+    tiny_job_step(&tiny, &b, 1); /* replaces its partial block by a's */
     MP_CHECK_INT(b.call->cached_tokens, 64 + 44 + 64);
     tiny_job_step(&tiny, &a, 1);
     tiny_job_finish(&tiny, &b);
@@ -517,9 +519,9 @@ MP_TEST_SECONDS(models_prefix_of_equal_requests, 60) {
     unload(&tiny, &reference);
 }
 
-enum { ANSWERS = 2048 }; /* most bytes of a sequence in addition to its blocks in these tests; much less than a block */
+enum { ANSWERS = 2048 }; /* upper bound of a sequence's bytes outside its blocks; much less than a block */
 
-/* Tokens, lists and histories of a request are charged from admission to end, for its maximum length. */
+/* A request's token lists and histories are charged from admission to its end, at their maximum length. */
 MP_TEST(models_prefix_sequences_are_charged) {
     enum { CHOICES = 8 };
     tiny_model tiny, reference;
@@ -544,7 +546,7 @@ MP_TEST(models_prefix_sequences_are_charged) {
     unload(&tiny, &reference);
 }
 
-/* Idle blocks are evicted first: the leaves of the oldest chain. The rest of the chain is still found. */
+/* Eviction starts with the leaf blocks of the oldest chain. The rest of that chain is still found. */
 MP_TEST_SECONDS(models_prefix_evicted_in_part, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
@@ -555,13 +557,13 @@ MP_TEST_SECONDS(models_prefix_evicted_in_part, 60) {
     tiny.budget.limit = tiny.budget.used + ANSWERS; /* no memory for another block */
     run(&tiny, &reference, (job_spec){.length = 100, .shared = 0, .answer = 1}, 0);
     MP_CHECK_INT(tiny.engine->prefix->evicted, 1);
-    MP_CHECK_INT(tiny.engine->prefix->blocks, 3); /* two of the first, one of the second */
+    MP_CHECK_INT(tiny.engine->prefix->blocks, 3); /* two of the first prompt, one of the second */
     run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .answer = 1}, 128);
     tiny.budget.limit = UINT64_MAX;
     unload(&tiny, &reference);
 }
 
-/* Cached blocks are evicted for the scratch of many rows as well. */
+/* Cached blocks are also evicted when a step needs memory for its scratch. */
 MP_TEST_SECONDS(models_prefix_makes_room_for_scratch, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
@@ -583,7 +585,7 @@ MP_TEST_SECONDS(models_prefix_makes_room_for_scratch, 60) {
     unload(&tiny, &reference);
 }
 
-/* A preempted request releases its shared blocks without harm to others, and finds them again. */
+/* A preempted request releases its shared blocks without affecting other requests, and finds them again. */
 MP_TEST_SECONDS(models_prefix_preempted, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
@@ -611,11 +613,11 @@ MP_TEST_SECONDS(models_prefix_preempted, 60) {
     tiny_job_finish(&tiny, &a);
     tiny_job_finish(&tiny, &b);
     check_job(&reference, &a, what, 0);
-    check_job(&reference, &b, what, 192); /* blocks found after the preemption save nothing of its prompt */
+    check_job(&reference, &b, what, 192); /* blocks found after a preemption are not counted */
     unload(&tiny, &reference);
 }
 
-/* Preempt the other jobs, the youngest first: all of them, or with `random` at least one. */
+/* Preempt and re-admit the jobs other than `i`, the youngest first: all, or with `random` at least one. */
 static void preempt_youngest(tiny_model *tiny, tiny_job *jobs, int count, int i, mp_test_random *random) {
     mp_error error;
     for (int o = count - 1; o >= 0; o--)
@@ -627,7 +629,7 @@ static void preempt_youngest(tiny_model *tiny, tiny_job *jobs, int count, int i,
         }
 }
 
-/* Under a tight budget an item that waits preempts the youngest; all end with the same bytes. */
+/* Under a tight budget a waiting item preempts the youngest; all requests end with the same bytes. */
 MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
     enum { JOBS = 6 };
     static const job_spec specs[JOBS] = {{200, 190, .answer = 70}, {150, 150, .n = 2, .answer = 40},
@@ -639,7 +641,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
     uint64_t expected[JOBS];
     for (int i = 0; i < JOBS; i++)
         expected[i] = alone(&reference, specs[i]);
-    run(&tiny, &reference, (job_spec){.length = 500, .shared = 0, .answer = 1}, 0); /* for its scratch */
+    run(&tiny, &reference, (job_spec){.length = 500, .shared = 0, .answer = 1}, 0); /* allocate the scratch */
     uint64_t block = mp_alloc_bytes(MP_TAG_KV) / 9, base = tiny.budget.used;
     for (uint64_t seed = 6; seed > 6 - (uint64_t)mp_test_rounds(6); seed--) {
         mp_test_random random = {seed};
@@ -654,7 +656,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
             if (job->done)
                 continue;
             if (!job->admitted && tiny.engine->ops->admit(tiny.engine, &job->item, &error) != MP_OK) {
-                MP_CHECK_STATUS(error.code, MP_MEMORY_EXHAUSTED, &error); /* not even for memory other than blocks */
+                MP_CHECK_STATUS(error.code, MP_MEMORY_EXHAUSTED, &error); /* no memory even for lists */
                 preempt_youngest(&tiny, jobs, JOBS, i, NULL);
                 MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job->item, &error), &error);
             }
@@ -678,7 +680,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
     unload(&tiny, &reference);
 }
 
-/* The window bounds the memory that windowed layers hold, not the length of the sequence. */
+/* The memory of windowed layers is bounded by the window, not by the length of the sequence. */
 MP_TEST_SECONDS(models_prefix_windows_bound_memory, 60) {
     enum { LONG = 460, STEP = 64, WINDOW = 70 };
     static const mp_dtype types[] = {MP_Q8_0};

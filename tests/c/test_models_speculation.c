@@ -1,5 +1,5 @@
-/* Speculation: the drafts that the index finds, that drafts are made only where they pay, and that a completion ends at
- * the same token as without them. test_models_contract.c checks that they change no bit. */
+/* Speculation: the lookup index finds drafts, drafts are made only where they pay, and a completion ends at the same
+ * token with and without drafts. test_models_contract.c checks that drafts change no bit. */
 #include <math.h>
 
 #include "model_fixture.h"
@@ -52,7 +52,7 @@ MP_TEST(models_draft_index_agrees_with_a_search) {
         mp_draft_deinit(&index, &budget);
     }
     MP_CHECK(wanted > 2000);
-    if (missed > wanted / 16) /* two runs in one slot */
+    if (missed > wanted / 16) /* misses are runs that share a slot of the index */
         MP_FAIL("%ld of %ld were not found", missed, wanted);
     MP_CHECK_INT(budget.used, 0);
 }
@@ -82,12 +82,12 @@ MP_TEST(models_draft_memory_is_bounded_and_charged) {
     uint64_t before = mp_alloc_bytes(MP_TAG_REQUEST);
     for (int count = 1; count <= COUNT; count += 999)
         mp_draft_find(&index, &budget, tokens, count, 4, draft, &run);
-    MP_CHECK(run == MP_DRAFT_RUN); /* recent runs are found, whatever the length of the sequence */
+    MP_CHECK(run == MP_DRAFT_RUN); /* the index finds recent runs in sequences of any length */
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST) - before, budget.used);
     MP_CHECK(budget.used > 0 && budget.used <= 512 * 1024);
     mp_draft_deinit(&index, &budget);
     MP_CHECK_INT(budget.used, 0);
-    budget.limit = 100; /* no memory for drafts: decoding continues without */
+    budget.limit = 100; /* no memory for the index: no drafts are found */
     MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, 2000, 4, draft, &run), 0);
     MP_CHECK_INT(budget.used, 0);
     free(tokens);
@@ -95,8 +95,8 @@ MP_TEST(models_draft_memory_is_bounded_and_charged) {
 
 /* ---- the decision to speculate ----------------------------------------------------------------------------------- */
 
-typedef struct world { /* a synthetic machine and text */
-    double read_ns, row_ns; /* ns of a step: the larger of the two costs, plus a part of the other */
+typedef struct world { /* simulated costs of a machine and predictability of a text */
+    double read_ns, row_ns; /* costs of the weight read and of a row; see cost() */
     double accepted;        /* probability that a draft token is accepted */
     double found;           /* probability that a draft is found */
     int sequences;
@@ -107,7 +107,7 @@ static double cost(const world *w, int rows) {
     return compute > w->read_ns ? compute + 0.1 * w->read_ns : w->read_ns + 0.1 * compute;
 }
 
-/* Return the tokens per nanosecond over `steps` steps, divided by those without drafts. */
+/* Return the tokens per nanosecond over `steps` steps, relative to decoding without drafts. */
 static double gain(mp_speculation *s, const world *w, int steps, mp_test_random *random) {
     mp_draft draft[MP_DRAFT_ROWS] = {0};
     mp_draft *list[MP_DRAFT_ROWS];
@@ -143,7 +143,7 @@ static double gain(mp_speculation *s, const world *w, int steps, mp_test_random 
     return tokens / ns / (w->sequences / cost(w, w->sequences));
 }
 
-/* Return the same ratio with a fixed number of draft tokens. */
+/* Return the expected gain, as above, when every draft has `count` tokens. */
 static double fixed_gain(const world *w, int count) {
     double tokens = 1;
     for (int i = count; i > 0; i--)
@@ -154,11 +154,11 @@ static double fixed_gain(const world *w, int count) {
 
 MP_TEST(models_speculation_pays_or_backs_off) {
     static const world worlds[] = {
-        /* memory-bound; drafts are good, fair, bad, never right */
+        /* memory-bound; drafts are mostly, often, rarely, never accepted */
         {1e7, 1e6, 0.95, 0.9, 1}, {1e7, 1e6, 0.6, 0.5, 1}, {1e7, 1e6, 0.1, 0.9, 1}, {1e7, 1e6, 0, 1, 1},
-        /* compute-bound: a row costs as much as the weight read, so drafts never pay */
+        /* compute-bound: a row costs as much as the weight read, so no draft pays */
         {1e6, 1e6, 0.95, 1, 1}, {1e6, 1e6, 0, 1, 1},
-        /* several sequences, which leave rows for drafts; many, which fill the machine */
+        /* few sequences, so rows for drafts are cheap; many sequences, so they are not */
         {1e7, 1e6, 0.9, 0.9, 4}, {1e7, 1e6, 0.9, 0.9, 16}, {1e7, 1e6, 0.1, 0.9, 8}, {1e7, 1e6, 0, 1, 31},
         /* no draft is ever found */
         {1e7, 1e6, 0.9, 0, 1},
@@ -179,7 +179,7 @@ MP_TEST(models_speculation_pays_or_backs_off) {
     }
 }
 
-/* A text that starts to repeat itself, and stops. */
+/* Speculation starts when a text begins to repeat itself, and stops when the repetition ends. */
 MP_TEST(models_speculation_follows_the_text) {
     mp_test_random random = {77};
     mp_speculation s;
@@ -197,7 +197,7 @@ MP_TEST(models_speculation_follows_the_text) {
 
 enum { PROMPT = 60, ANSWER = 40 };
 
-/* Drafts are the completion as it would be without its end. */
+/* The continuation that the model would generate without stop conditions; drafts are taken from it. */
 typedef struct plain_answer {
     int32_t tokens[ANSWER];
 } plain_answer;
@@ -296,7 +296,7 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
                 tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
                 ask(&tiny, &without, &cases[c].args);
                 plain_answer known = answer;
-                if (c >= 4) /* else the continuation after the end */
+                if (c >= 4) /* in earlier cases, the draft continues past the end */
                     for (uint32_t t = 0; t < ANSWER; t++)
                         known.tokens[t] = t < without.call->choices[0].token_count
                                               ? without.call->choices[0].tokens[t].id : TINY_VOCAB - 2;
@@ -314,7 +314,7 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
     tiny_unload(&tiny);
 }
 
-/* If all drafts are accepted, ANSWER tokens take a sixteenth of the steps. */
+/* If all drafts are accepted, a step yields up to 16 tokens instead of one. */
 MP_TEST(models_speculation_saves_passes) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
@@ -325,7 +325,7 @@ MP_TEST(models_speculation_saves_passes) {
     tiny_job job;
     tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     ask(&tiny, &job, &args);
-    MP_CHECK_INT(tiny.engine->work.passes, ANSWER); /* one of them for the prompt */
+    MP_CHECK_INT(tiny.engine->work.passes, ANSWER); /* one pass for the prompt, then one per token */
     MP_CHECK_INT(tiny.engine->work.rows, PROMPT + ANSWER - 1);
     for (int t = 0; t < ANSWER; t++)
         answer.tokens[t] = job.call->choices[0].tokens[t].id;
@@ -334,7 +334,7 @@ MP_TEST(models_speculation_saves_passes) {
     tiny.engine->ops->trim(tiny.engine);
     mp_step_work before = tiny.engine->work;
     ask(&tiny, &job, &args);
-    MP_CHECK_INT(tiny.engine->work.passes - before.passes, 4); /* the prompt, 16, 16, 7 */
+    MP_CHECK_INT(tiny.engine->work.passes - before.passes, 4); /* yielding 1 (prompt), 16, 16 and 7 tokens */
     MP_CHECK_INT(tiny.engine->work.drafted - before.drafted, 36);
     MP_CHECK_INT(tiny.engine->work.accepted - before.accepted, 36);
     MP_CHECK_INT(tiny.engine->work.rows - before.rows, PROMPT + ANSWER - 1);
@@ -352,7 +352,7 @@ static int draft_badly(void *arg, const mp_item *item, int choice, int32_t *draf
     return most;
 }
 
-/* Drafts never cause a lack of memory: a completion that fits without them succeeds with any limit. */
+/* Drafts never cause a lack of memory: a completion that fits without drafts succeeds with drafts at any limit. */
 MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
@@ -363,13 +363,13 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     ask(&tiny, &job, &args);
     tiny.engine->ops->trim(tiny.engine);
-    ask(&tiny, &again, &args); /* enough for its blocks and scratch */
+    ask(&tiny, &again, &args); /* allocates its blocks and scratch */
     uint64_t enough = tiny.budget.used;
     tiny.engine->ops->trim(tiny.engine);
     mp_request_destroy(&again.call->base);
     int32_t wrong = 5;
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
-    tiny.budget.limit = enough + 2048; /* memory other than the blocks was freed */
+    tiny.budget.limit = enough + 2048; /* for memory freed at the end of the request */
     ask(&tiny, &again, &args);
     check_same(&job, &again, "with little memory");
     mp_request_destroy(&again.call->base);
@@ -385,8 +385,8 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
 
 /* ---- drafts with infinite rows ----------------------------------------------------------------------------------- */
 
-/* A token whose row makes the model's results infinite may be drafted. Rows before it in its block read its values
- * times zero, which is NaN. */
+/* A draft token may have an infinite embedding row, which makes the values of its position infinite. In attention the
+ * earlier rows of its block multiply these values by zero, which yields NaN unless the kernel masks them. */
 static void survive_infinity(mp_dtype type) {
     const int32_t bad = 7;
     tiny_model tiny;
@@ -412,7 +412,7 @@ static void survive_infinity(mp_dtype type) {
     tiny_job_admit(&tiny, &with);
     tiny_job_finish(&tiny, &with);
     check_same(&without, &with, "with an infinite row in the block");
-    /* once per completion, and not again */
+    /* drafted at most once per completion */
     MP_CHECK(tiny.engine->work.drafted > 0 && tiny.engine->work.drafted <= 2 * MP_DRAFT_MOST);
     MP_CHECK_INT(tiny.engine->work.accepted, 0);
     mp_request_destroy(&without.call->base);

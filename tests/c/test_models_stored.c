@@ -1,5 +1,5 @@
-/* Weights that are packed during use: the same bits and the same charge at every moment, and a file that changes
- * meanwhile fails the requests. */
+/* Weights that are packed during use: the bits and the charge are the same at every stage of packing, and a change of
+ * the file before packing ends fails the requests. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -60,7 +60,7 @@ static uint64_t run(tiny_model *tiny, int index) {
     return hash;
 }
 
-/* keep_ns of each pass: nothing, some, all. */
+/* Time budgets of a pass for keeping packed panels: none, some of the panels, all panels. */
 static const uint64_t keeps[] = {0, 15000, UINT64_MAX / 4};
 
 static void check_bits(int32_t infinite) {
@@ -100,7 +100,7 @@ MP_TEST_SECONDS(models_stored_weights_give_the_same_bits_with_an_output_matrix, 
 
 MP_TEST(models_stored_weights_have_a_minimum_size) {
     tiny_model tiny;
-    load(&tiny, "1", 1, -1); /* the fixture is larger than that */
+    load(&tiny, "1", 1, -1); /* the fixture is larger than the minimum of 1 byte */
     MP_CHECK(mp_stored_left(stored_of(&tiny)));
     tiny_unload(&tiny);
     load(&tiny, "64", 1, -1);
@@ -108,7 +108,7 @@ MP_TEST(models_stored_weights_have_a_minimum_size) {
     tiny_unload(&tiny);
     static const mp_dtype floats[] = {MP_F32};
     pack_on_use("0");
-    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 6), MP_COMPUTE_BF16, 1); /* packing rounds these */
+    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 6), MP_COMPUTE_BF16, 1); /* packing rounds float32 to bfloat16 */
     MP_CHECK(!stored_of(&tiny));
     tiny_unload(&tiny);
 }
@@ -201,8 +201,8 @@ MP_TEST_SECONDS(models_stored_weights_after_a_fork, 60) {
 static void check_corrupted(void (*corrupt)(const char *path), bool before_the_first) {
     tiny_model tiny;
     mp_file_map_init();
-    load(&tiny, "0", 1, -1); /* one thread: its fault handler would map the page that another thread reads, which
-                              * ThreadSanitizer reports */
+    load(&tiny, "0", 1, -1); /* one thread: with more, the fault handler would map a page that another thread reads,
+                              * which ThreadSanitizer reports */
     stored_of(&tiny)->keep_ns = 0;
     stored_of(&tiny)->keep_row_ns = 0;
     if (!before_the_first)
@@ -220,7 +220,7 @@ static void check_corrupted(void (*corrupt)(const char *path), bool before_the_f
     MP_CHECK_INT(job.call->choices[0].token_count, 0);
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
-    struct timespec times[2] = {before.st_atim, before.st_mtim}; /* weights packed meanwhile stay wrong */
+    struct timespec times[2] = {before.st_atim, before.st_mtim}; /* weights packed from the corrupted file stay wrong */
     MP_CHECK(truncate(path, before.st_size) == 0 && utimensat(AT_FDCWD, path, times, 0) == 0);
     MP_CHECK(!tiny.model->ops->healthy(tiny.model));
     tiny_unload(&tiny);
@@ -243,7 +243,7 @@ MP_TEST(models_stored_weights_of_a_changed_file_fail) {
     check_corrupted(overwrite, false);
 }
 
-/* Once all weights are packed, the file is not needed. */
+/* Once all weights are packed, the file is no longer read. */
 MP_TEST(models_stored_weights_that_are_packed_need_no_file) {
     tiny_model tiny;
     load(&tiny, "0", 1, -1);

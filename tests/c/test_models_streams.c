@@ -1,5 +1,5 @@
-/* Many streams: one pass over the weights serves all running requests, a prompt is prefilled in the same passes, and a
- * request that arrives during a step joins the next one. A decoder behind a registry records each of its steps. */
+/* Many streams: one pass over the weights serves all running requests, prompts are prefilled in the same passes, and a
+ * request that arrives during a step joins the next step. The tests record each step of a decoder behind a registry. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -22,7 +22,7 @@ static struct {
     const mp_engine_ops *engine_ops;
     step_note note[STEPS];
     _Atomic int begun; /* number of started steps */
-    _Atomic int go;    /* steps from this number on are held: 0, later HELD, later none */
+    _Atomic int go;    /* the first step that must wait: 0, then HELD, then none */
 } seen;
 
 static void watched_step(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
@@ -130,8 +130,8 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     }
     MP_CHECK_INT(tokens, (STREAMS + 1) * ANSWER);
 
-    /* a request that arrives during a step is in the next one, together with all others, and its prompt is prefilled in
-     * the same pass */
+    /* a request that arrives during a step is in the next step, together with all other requests, and its prompt is
+     * prefilled in the same pass */
     const step_note *held = &seen.note[HELD], *next = held + 1;
     MP_CHECK(!takes_part(held, late) && takes_part(next, late));
     MP_CHECK_INT(held->items, STREAMS);
@@ -139,7 +139,7 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     MP_CHECK_INT(next->passes, 1);
     MP_CHECK(next->rows >= STREAMS + 16);
 
-    /* one pass per step for any items, and no step without a running item */
+    /* every step makes one pass, whatever its items, and has at least one item */
     int steps = atomic_load(&seen.begun), shared = 0;
     uint64_t rows = 0;
     for (int s = 0; s < steps; s++) {

@@ -1,6 +1,6 @@
-/* Vision decoders: the tokens and every logit are the same bits for any prefill slices, parts of the image encoder's
- * layers, batch mates, preemption, and eviction. A cached image is computed once and never confused with another.
- * Memory is counted, and freed when no request waits for an image. */
+/* Vision decoders: tokens and logits have the same bits for any prefill slices, any parts of the image encoder's
+ * layers, batch mates, preemption and eviction. A cached image is computed once and never confused with another image.
+ * Its memory is charged, and scratch is freed when no request waits for an image. */
 #include <stdatomic.h>
 
 #include "models/decoder/engine.h"
@@ -21,7 +21,7 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.request, &cost, &job->item.total, &error), &error);
 }
 
-/* Run a step with the plan's items and retire the finished ones. Returns their number. */
+/* Run a step with the plan's items and retire the finished items. Returns the number of finished items. */
 static int step(tiny_model *tiny, const mp_plan *plan, tiny_job *jobs, bool patient) {
     mp_outcome outcomes[MP_PLAN_MAX];
     int done = 0;
@@ -45,7 +45,7 @@ static int step(tiny_model *tiny, const mp_plan *plan, tiny_job *jobs, bool pati
 
 static mp_text_engine *engine_of(tiny_model *tiny) { return (mp_text_engine *)tiny->engine; }
 
-/* Set the size of the image encoder's parts from now on: about `ops` operations in `grain` rows or slightly more. */
+/* Set the size of the image encoder's parts: `grain` rows, or slightly more, of at most about `ops` operations. */
 static mp_vit *cut(tiny_model *tiny, int32_t grain, uint64_t ops) {
     mp_vit *encoder = &((mp_decoder *)tiny->model)->vision->image_encoder;
     encoder->grain = grain;
@@ -72,8 +72,8 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
     }
 }
 
-/* Run all items together: random time budgets (a part of the image encoder with rows, or more), parts of random
- * size, absences, preemptions, emptied caches. limit: bytes beyond the present use; 0 = none. */
+/* Run all items together with random time budgets (at least one part of the image encoder and some rows), parts of
+ * random size, absent items, preemptions and emptied caches. limit: bytes beyond the current use; 0 = no limit. */
 static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, uint64_t limit) {
     mp_test_random random = {seed};
     tiny_job jobs[ITEMS];
@@ -106,12 +106,12 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (n == 0)
             continue;
         uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
-        if (!engine_of(tiny)->images.store->jobs && mp_test_random_u64(&random) % 4 == 0) /* not within an image */
+        if (!engine_of(tiny)->images.store->jobs && mp_test_random_u64(&random) % 4 == 0) /* only between images */
             cut(tiny, 3 + (int32_t)(mp_test_random_u64(&random) % 15), UINT64_C(1) << mp_test_random_u64(&random) % 24);
         tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
         MP_CHECK(plan.count > 0);
         if (mp_test_random_u64(&random) % 2)
-            engine_of(tiny)->image_part.budget_ns = 0; /* one part */
+            engine_of(tiny)->image_part.budget_ns = 0; /* compute one part only */
         open -= step(tiny, &plan, jobs, limit > 0);
         MP_CHECK(tiny->budget.used <= tiny->budget.limit);
     }
@@ -142,7 +142,7 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
         MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference leaked */
         tiny_unload(&tiny);
     }
-    for (int i = 1; i < ITEMS; i++) /* except the one of another tenant */
+    for (int i = 1; i < ITEMS; i++) /* items 3 and 7 differ only in the tenant */
         MP_CHECK((expected[i] == expected[3]) == (i == 3 || i == 7));
 }
 
@@ -160,7 +160,8 @@ MP_TEST_SECONDS(models_vision_contract_axial, 300) {
     check_contract(&axial_kind, floats, 1, MP_COMPUTE_F32);
 }
 
-/* Run one job to its end, one part of the image encoder per step; return the number of steps. */
+/* Run one job to its end with at most one part of the image encoder per step; return the number of steps. *cached: out,
+ * prompt tokens found in the prefix cache. */
 static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     tiny_job jobs[ITEMS] = {{0}};
     int steps = 0, looks = 0;
@@ -180,16 +181,17 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     return steps;
 }
 
-/* A cached image is not computed again, also for another prompt. The number of steps shows it: each step computes one
- * part of a layer. */
+/* A cached image is not computed again, not even for another prompt. The number of steps shows this, because each step
+ * computes at most one part of a layer. */
 MP_TEST(models_vision_encodes_each_image_once) {
     static const mp_dtype floats[] = {MP_F32};
     int32_t cached;
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would sometimes save a step */
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation could save a step */
     int first = run_one(&tiny, 0, &cached), again = run_one(&tiny, 0, &cached);
-    /* embeddings, before attention, attention, after it, projector; the rows before the image do not wait for it */
+    /* parts: embeddings; before, in and after the attention of each layer; projector; and one more step, because the
+     * rows before the image do not wait for the image */
     MP_CHECK_INT(first - again, 1 + 3 * ENCODER_LAYERS + 1 + 1);
     tiny.engine->ops->trim(tiny.engine);
     cut(&tiny, 1, 1); /* each row is a part; attention has two parts in each of three heads */
@@ -203,7 +205,7 @@ MP_TEST(models_vision_encodes_each_image_once) {
     MP_CHECK_INT(cached, 0);
     run_one(&tiny, 3, &cached);
     MP_CHECK_INT(cached, 64);
-    run_one(&tiny, 7, &cached); /* the same prompt of another tenant */
+    run_one(&tiny, 7, &cached); /* same prompt, another tenant */
     MP_CHECK_INT(cached, 0);
     tiny_unload(&tiny);
 }
@@ -218,8 +220,8 @@ static void run_on(tiny_model *tiny, tiny_job *job) {
     }
 }
 
-/* Image ids belong to an engine. A request whose engine is gone gets ids of its next engine, where its old ids belong
- * to other images. The same text with those images is not taken for the same prompt. */
+/* Image ids belong to one engine. A request that moves to another engine gets new ids, because its old ids may denote
+ * other images there. The prefix cache must not confuse the same text with those other images. */
 MP_TEST(models_vision_continues_in_another_engine) {
     enum { ABOUT_2_1 = 2, ABOUT_1_2 = 1 };
     static const mp_dtype floats[] = {MP_F32};
@@ -229,8 +231,8 @@ MP_TEST(models_vision_continues_in_another_engine) {
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     run_alone(&tiny, expected);
-    for (int begun = 0; begun < 4; begun++) { /* preempt in the first engine before any step, after the text
-                                               * before the image, after the images, after tokens */
+    for (int begun = 0; begun < 4; begun++) { /* preempt in the first engine before any step, after the text before
+                                               * the image, after the images, or after some tokens */
         tiny_job jobs[2][ITEMS] = {{{0}}};
         mp_item *item = &jobs[0][0].item;
         for (int engine = 0; engine < 2; engine++) {
@@ -259,14 +261,14 @@ MP_TEST(models_vision_continues_in_another_engine) {
     tiny_unload(&tiny);
 }
 
-/* Run a request up to its image, of which no part is computed yet. */
+/* Run a request until its next step would compute the first part of its image. */
 static mp_item *run_to_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     static mp_item *items[1];
     make_job(tiny, job, 0);
     tiny_job_admit(tiny, job);
     items[0] = &job->item;
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
-    step(tiny, plan, job, false); /* the rows before it */
+    step(tiny, plan, job, false); /* the rows before the image */
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
     MP_CHECK(engine_of(tiny)->image_part.item == &job->item);
     MP_CHECK(plan->cost_ns >= mp_images_part_ns(engine_of(tiny)->images.store) ||
@@ -274,8 +276,8 @@ static mp_item *run_to_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     return &job->item;
 }
 
-/* Within a layer the step sees that it is no longer wanted, that a request was cancelled, or that its time is over.
- * Computed parts count. */
+/* Within a layer, a step notices that it is unwanted, that its request was cancelled, or that its time budget is used
+ * up. The parts computed until then are kept. */
 MP_TEST(models_vision_stops_within_a_layer) {
     static const mp_dtype floats[] = {MP_F32};
     static const _Atomic int raised = 1;
@@ -296,7 +298,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
                         &error);
             const mp_vit_cursor *at = &store->jobs->at;
             MP_CHECK_INT(at->layer, 0);
-            MP_CHECK_INT(at->stage, part > 8); /* rows before attention, after nine parts of embeddings */
+            MP_CHECK_INT(at->stage, part > 8); /* stage 1 follows nine parts of embeddings */
             MP_CHECK_INT(at->at, part == 8 ? 2 * part : part == 9 ? 0 : part < 9 ? 2 * part : 2 * (part - 9));
             atomic_store(&encoder->mega_ns, 1000000);
             MP_CHECK(mp_images_left_ns(store, jobs[0].call, 0) < left);
@@ -312,7 +314,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
     }
 }
 
-/* Run a step of one job, one part of the image encoder. */
+/* Run a step with one job, in which the image encoder computes one part. */
 static void step_alone(tiny_model *tiny, tiny_job *job) {
     mp_item *item = &job->item;
     mp_plan plan;
@@ -321,8 +323,8 @@ static void step_alone(tiny_model *tiny, tiny_job *job) {
     step(tiny, &plan, job, false);
 }
 
-/* Requests that are planned in turns keep the computed parts of their images; a request with the same image continues
- * the computation. An abandoned image is dropped for the next one. */
+/* Requests that are planned alternately keep the computed parts of their images, and a request with the same image
+ * continues the computation. The partial result of an abandoned image is dropped when the next image starts. */
 MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     static const mp_dtype floats[] = {MP_F32};
     static const int rows_of[] = {0, 5, 1};
@@ -340,7 +342,7 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
         tiny_job_admit(&tiny, jobs[j]);
     }
     for (int open = TURNS, rounds = 0; open > 0; rounds++) {
-        MP_CHECK(rounds < 100); /* the parts of three images, and the completions */
+        MP_CHECK(rounds < 100); /* enough for the parts of three images and for the completions */
         open = 0;
         for (int j = 0; j < TURNS; j++) {
             if (!jobs[j][0].done)
@@ -355,7 +357,7 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     }
     tiny.engine->ops->trim(tiny.engine);
     MP_CHECK_INT(tiny.budget.used, least);
-    for (int j = 0; j < TURNS; j++) { /* the first two have the same image */
+    for (int j = 0; j < TURNS; j++) { /* the first two jobs have the same image */
         make_job(&tiny, jobs[j], j < 2 ? 0 : 5);
         tiny_job_admit(&tiny, jobs[j]);
     }
@@ -365,7 +367,7 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     MP_CHECK(store->jobs && store->jobs->next && !store->jobs->next->next);
     for (int j = 0; j < 2; j++) {
         tiny.engine->ops->retire(tiny.engine, &jobs[j][0].item);
-        MP_CHECK(store->jobs->next != NULL); /* another request may continue it */
+        MP_CHECK(store->jobs->next != NULL); /* another request may continue the image */
     }
     step_alone(&tiny, jobs[2]);
     MP_CHECK(store->jobs && !store->jobs->next);
@@ -378,8 +380,8 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     tiny_unload(&tiny);
 }
 
-/* The image encoder's scratch is charged while an image is in work. The first plan without a waiting image frees it, or
- * the last request does. */
+/* The image encoder's scratch is charged while an image is being computed. The first plan without a waiting image frees
+ * the scratch, and so does the end of the last request. */
 MP_TEST(models_vision_frees_its_scratch) {
     static const mp_dtype floats[] = {MP_F32};
     tiny_model tiny;
@@ -423,7 +425,7 @@ MP_TEST(models_vision_frees_its_scratch) {
     tiny_unload(&tiny);
 }
 
-/* Requests that do not fit are refused before they are queued. */
+/* Requests that exceed a limit of the model are refused before they are queued. */
 MP_TEST(models_vision_refuses_requests_that_do_not_fit) {
     static const mp_dtype floats[] = {MP_F32};
     tiny_model tiny;
@@ -453,7 +455,7 @@ MP_TEST(models_vision_refuses_requests_that_do_not_fit) {
             call->images.n_runs = 2;
         mp_request_destroy(&call->base);
     }
-    /* in a vocabulary without a placeholder any token may stand for an image, at the positions of a run */
+    /* if the vocabulary has no placeholder token, any token may stand for an image at the positions of a run */
     ((mp_decoder *)tiny.model)->vision->image_token = -1;
     for (int fault = 0; fault < 2; fault++) {
         mp_error error;

@@ -1,5 +1,5 @@
-/* Image transformers: an image's vector has the same bits alone, among others, and with any number of threads; memory
- * is as predicted. */
+/* Image transformers: an image's vector has the same bits alone and in a batch, and with any number of threads; memory
+ * use is as predicted. */
 #include <stdatomic.h>
 
 #include "grouping_fixture.h"
@@ -8,11 +8,11 @@
 
 enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
 
-/* Make the fp32 spec of dinov2 (other sizes), dinov2_with_registers or siglip (attention pooling). */
+/* Make the fp32 spec of dinov2 (any image size), dinov2_with_registers or siglip (attention pooling). */
 static mp_spec *make_spec(const char *arch, bool gated) {
     const bool pool = strcmp(arch, "siglip") == 0, registers = strcmp(arch, "dinov2_with_registers") == 0;
     const int before = pool ? 0 : 1;
-    const int ffn = registers ? 88 : 96; /* whole panels go from product to product without floats */
+    const int ffn = registers ? 88 : 96; /* 96: whole panels, passed between products without a float copy */
     mp_error error;
     char path[512], key[64], name[64];
     snprintf(path, sizeof path, "%s/%s%d.bin", mp_test_directory(), arch, gated);
@@ -138,7 +138,7 @@ static mp_spec *make_family(const void *arg) {
     return make_spec(of->arch, of->gated);
 }
 
-/* Cut layers into parts of few rows. */
+/* Divide layers into parts of about 5 rows. */
 static void cut(tiny_model *tiny) {
     mp_vit *model = (mp_vit *)tiny->model;
     model->grain = 5;
@@ -161,7 +161,7 @@ MP_TEST_SECONDS(models_vit_contract_bfloat16, 60) { check_grouping("dinov2", tru
 MP_TEST_SECONDS(models_vit_contract_int8, 60) { check_grouping("dinov2_with_registers", false, MP_COMPUTE_I8); }
 MP_TEST_SECONDS(models_vit_contract_attention_pool, 60) { check_grouping("siglip", false, MP_COMPUTE_F32); }
 
-/* The charge equals the prediction for every compute type, and the scratch is freed. */
+/* The charge equals the prediction for every compute type, and the scratch is freed after use. */
 MP_TEST(models_vit_memory_is_predicted) {
     static test_images all;
     static float out[IMAGES * WIDTH];
@@ -244,7 +244,8 @@ MP_TEST(models_vit_refuses_invalid_requests) {
     tiny_unload(&fixed);
 }
 
-/* Equal pixels have equal fingerprints; another pixel, or the same bytes in another shape, has another fingerprint. */
+/* Equal images have equal fingerprints. Another pixel value, or the same bytes in another shape, changes the
+ * fingerprint. */
 MP_TEST(models_vit_fingerprints) {
     static test_images all;
     make_images(&all, true);
@@ -265,8 +266,8 @@ MP_TEST(models_vit_fingerprints) {
         mp_request_destroy(&calls[i]->base);
 }
 
-/* Two requests in one step: the cancelled one gets nothing, the other one its vectors. A stopped step gives nothing,
- * and the next step gives all vectors. */
+/* Two requests in one step: the cancelled request receives no vectors, the other one receives all. A stopped step
+ * yields no vectors, and the next step yields all. */
 MP_TEST(models_vit_cancelled_in_a_step) {
     static test_images all;
     static float alone[2 * WIDTH];
@@ -290,7 +291,7 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     tiny.lease.cancelled = &stop;
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && outcomes[1] == MP_OUTCOME_MORE && items[1].cursor == 0);
-    plan = (mp_plan){.count = 1, .items = {&items[1]}, .amount = {1}}; /* one image: the threads share it */
+    plan = (mp_plan){.count = 1, .items = {&items[1]}, .amount = {1}}; /* one image, which the threads share */
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && items[1].cursor == 0);
     tiny.lease.cancelled = NULL;
@@ -305,7 +306,7 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     tiny_unload(&tiny);
 }
 
-typedef struct parted { /* a group and its progress */
+typedef struct parted { /* a group of images and its progress through the layers */
     mp_vit_pass pass;
     uint8_t *own;
     size_t own_bytes;
@@ -318,8 +319,8 @@ static void parted_body(const mp_team_thread *thread, void *arg) {
     atomic_store(&p->done, mp_vit_advance(&l));
 }
 
-/* Run images through all layers; return the number of regions. stop: a stop is requested after each part. rows: out,
- * [M, HIDDEN]. */
+/* Run images through all layers; return the number of parallel regions. stop: request a stop after each part. rows:
+ * out, [M, HIDDEN]. */
 static int run_parts(tiny_model *tiny, const test_images *all, int first, int count, bool stop, float *rows, int *M) {
     static const _Atomic int raised = 1;
     const mp_vit *model = (const mp_vit *)tiny->model;
@@ -365,8 +366,8 @@ static int run_parts(tiny_model *tiny, const test_images *all, int first, int co
     return regions;
 }
 
-/* A group in parts of few rows gives the same bits as in one go. The work done is the predicted cost. The group can be
- * left after each part. */
+/* A group computed in parts of few rows has the same bits as a group computed at once, and its operations equal the
+ * predicted cost. The computation can stop after each part and resume. */
 MP_TEST_SECONDS(models_vit_parts, 60) {
     enum { FIRST = 2, COUNT = 3, MOST_ROWS = COUNT * (MOST_SIDE / PATCH + 1) * (MOST_SIDE / PATCH + 1) };
     static test_images all;
@@ -383,7 +384,7 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
             MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, cut_up, &rows), 1);
             MP_CHECK(rows == M && memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
             memset(cut_up, 0, sizeof cut_up);
-            ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention at most 30, per thread and head */
+            ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention, 30 rows of one head per thread */
             const int regions = run_parts(&tiny, &all, FIRST, COUNT, true, cut_up, &rows);
             MP_CHECK(regions >= (M + 4) / 5 * (1 + 2 * LAYERS) + M / 30 * 3 * LAYERS / threads);
             MP_CHECK(memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
@@ -391,7 +392,7 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
         }
 }
 
-/* Attention costs the square of the rows that attend to each other: all rows, or those of a window. */
+/* The cost of attention is the sum of squared row counts: of all rows, or of the rows of each window. */
 MP_TEST(models_vit_costs) {
     mp_vit_layer layers[2] = {{.windowed = true}, {.windowed = false}};
     mp_vit model = {.hidden = 64, .heads = 4, .head_dim = 16, .ffn = 96, .layer_count = 2, .gated = true, .axial = true,
@@ -428,9 +429,9 @@ static void check_item(tiny_model *tiny, mp_item *item, mp_image_embedding_reque
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
 }
 
-/* An image that takes longer than a step runs in parts, one per step here. A smaller image of another request finishes
- * meanwhile; another large image takes turns. A preemption restarts the image, an unwanted step does not, and trim
- * frees none of it. The bits are the same, and all memory is counted. */
+/* An image that takes longer than a step is computed in parts, here one per step. Meanwhile a smaller image of another
+ * request finishes, and another large image takes turns. A preemption restarts the image; an unwanted step does not,
+ * and trim frees none of its progress. The bits are unchanged, and all memory is charged. */
 static void check_large(const char *arch, int threads) {
     enum { SIDES = 12 * PATCH, STEPS = 10000, GRAIN = 5 };
     static const _Atomic int raised = 1;
@@ -439,11 +440,11 @@ static void check_large(const char *arch, int threads) {
     const bool any_size = strcmp(arch, "siglip") != 0;
     tiny_model tiny;
     mp_plan plan;
-    mp_item item[3]; /* two requests with a large image and one of the model's size; one request with the latter
-                      * alone */
+    mp_item item[3]; /* two requests, each with a large image and one of the model's size; one request with only an
+                      * image of the model's size */
     mp_outcome outcomes[MP_PLAN_MAX];
     make_images(&all, any_size);
-    if (any_size) /* larger in shape only; its pixels are whatever follows in memory */
+    if (any_size) /* enlarge only the shape: the image then covers the pixels that follow */
         all.sizes[6] = all.sizes[7] = SIDES;
     for (int i = 3; i < 5; i++)
         all.offsets[i + 1] = all.offsets[i] + 3 * (int64_t)all.sizes[2 * i] * all.sizes[2 * i + 1];
@@ -489,7 +490,7 @@ static void check_large(const char *arch, int threads) {
     const uint64_t parts = ((const mp_image_embedding_request *)item[0].request)->most_parts;
     MP_CHECK(steps >= LAYERS * 2 * (rows / GRAIN) && (uint64_t)steps <= 9 + 2 * mp_vit_image_parts(model, down, down));
     MP_CHECK(parts >= mp_vit_image_parts(model, down, down));
-    while (item[0].cursor < 2 || item[1].cursor < 1) { /* the rest of the first, and the second's large one */
+    while (item[0].cursor < 2 || item[1].cursor < 1) { /* the rest of item 0, and the large image of item 1 */
         mp_item *items[] = {&item[0], &item[1]};
         const int first = item[0].cursor == 2;
         MP_CHECK(++steps < STEPS);
@@ -502,7 +503,7 @@ static void check_large(const char *arch, int threads) {
     MP_CHECK(memcmp(vectors[0], alone, 2 * WIDTH * sizeof *alone) == 0);
     MP_CHECK(memcmp(vectors[1], alone, WIDTH * sizeof *alone) == 0);
     MP_CHECK(!any_size || memcmp(vectors[2], alone + WIDTH, WIDTH * sizeof *alone) == 0);
-    atomic_store(&item[1].cancelled, 1); /* cancelled within its second image */
+    atomic_store(&item[1].cancelled, 1); /* cancel item 1 within its second image */
     tiny.engine->ops->plan(tiny.engine, (mp_item *[]){&item[1]}, 1, 0, &plan);
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && item[1].cursor == 1);
@@ -522,8 +523,8 @@ MP_TEST(models_vit_large_images_run_in_parts) {
     }
 }
 
-/* A step without other requests may take four times as long, but not a step of a large image: a new request would wait
- * for its end. */
+/* A step without other requests may take four times as long, but not if it computes a part of a large image: a request
+ * that arrives would have to wait for the end of the step. */
 MP_TEST(models_vit_large_images_delay_no_other_request) {
     enum { STEP_NS = 25000000 };
     static test_images all;
@@ -546,7 +547,7 @@ MP_TEST(models_vit_large_images_delay_no_other_request) {
     tiny_unload(&tiny);
 }
 
-/* Without memory for a second large image, its request waits until the first is done. */
+/* If memory for a second large image is lacking, its request waits until the first image is done. */
 MP_TEST(models_vit_large_images_wait_for_memory) {
     static test_images all;
     tiny_model tiny;
@@ -605,7 +606,7 @@ MP_TEST_SECONDS(models_vit_survives_failing_allocations, 60) {
     tiny_life life = {.spec = make_spec("dinov2", false), .compute = MP_COMPUTE_F32,
                       .make = make_two, .compare = compare_two};
     mp_test_alloc_sweep(tiny_live, &life);
-    life.budget_ns = 1; /* in parts */
+    life.budget_ns = 1; /* compute the images in parts */
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
 }

@@ -115,7 +115,7 @@ static inline void add_axial(tiny_file *file) {
     tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
 
-/* Texts around images, by number; some reverse their image's rows and end them with the newline. */
+/* Prompts around images, by item number; `turned` prompts have their image's rows in reverse, then the newline row. */
 static const struct {
     int before, n, images[MOST], between, after, choices;
     bool logits, turned;

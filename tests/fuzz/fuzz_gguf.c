@@ -1,5 +1,5 @@
-/* fuzz_gguf.c: any bytes as a GGUF file. An accepted file must be complete: every value readable, every tensor within
- * the file, a copy equal. A refused file must give an error with field, value and allowed values. */
+/* fuzz_gguf.c: any bytes as a GGUF file. An accepted file must be valid: every value can be read, every tensor is
+ * within the file, a copy equals the spec. A refused file must yield an error with field, value and allowed values. */
 #include "require.h"
 #include "../c/spec_fixture.h"
 
@@ -54,7 +54,7 @@ static void read_typed(const mp_spec *spec, const char *key) {
     bool flag;
     const char *text;
     mp_error error;
-    if (strlen(key) > 200) /* hyper-parameter names are short constants of mpool */
+    if (strlen(key) > 200) /* mpool never looks up longer keys */
         return;
     if (mp_spec_int(spec, key, -5, 5, &def, &whole, &error) == MP_OK)
         REQUIRE(whole >= -5 && whole <= 5);

@@ -1,5 +1,5 @@
-/* fuzz_isolation.c: any bytes as the output of a worker process: a spec, the ring of its replies, or the correctly
- * signed answer to an admission, a plan or a step. A caller must never see an impossible value. */
+/* fuzz_isolation.c: any bytes as the output of a worker process: a spec, the ring of its replies, or the reply, with a
+ * correct checksum, to an admission, a plan or a step. A caller must never see an impossible value. */
 #include "require.h"
 #include "../c/request_fixture.h"
 
@@ -39,7 +39,7 @@ static void decode_spec(const uint8_t *data, size_t size) {
 static mp_channel_page page;
 static const mp_isolation_kind no_kind;
 
-/* The ring in an arbitrary state: positions, headers and data. */
+/* Read from a ring whose positions, headers and data are arbitrary. */
 static void read_ring(const uint8_t *data, size_t size) {
     static uint8_t frame_data[MP_FRAME_MOST];
     mp_channel channel;
@@ -56,7 +56,7 @@ static void read_ring(const uint8_t *data, size_t size) {
         REQUIRE(frame.bytes <= MP_FRAME_MOST);
 }
 
-/* Send frames of up to 100 bytes, so that values cross frame boundaries. */
+/* Send `data` in frames of up to 100 bytes, so that values cross frame boundaries. */
 static void send(mp_channel *child, mp_frame_kind kind, const uint8_t *data, size_t size) {
     do {
         size_t chunk = size > 100 ? 100 : size;
@@ -66,7 +66,7 @@ static void send(mp_channel *child, mp_frame_kind kind, const uint8_t *data, siz
     } while (size);
 }
 
-typedef enum kind { EMBED, TEXT, IMAGES, VISION, FORMED } kind; /* FORMED: a text with a mask, and captured */
+typedef enum kind { EMBED, TEXT, IMAGES, VISION, FORMED } kind; /* FORMED: a text request with a mask and a capture */
 
 static mp_request *make_call(kind kind) {
     static const int32_t ids[] = {1, 2, 3, 4};
@@ -133,7 +133,7 @@ static void check_text(const mp_text_request *call) {
         REQUIRE(choice->finish >= MP_FINISH_NONE && choice->finish <= MP_FINISH_CANCELLED);
         for (uint32_t t = 0; t < choice->token_count; t++) {
             REQUIRE(choice->tokens[t].id >= 0 && choice->tokens[t].id < VOCAB);
-            /* one token per mask, and only the first mask exists */
+            /* each token needs a mask, and only the first mask was sent */
             const uint32_t id = (uint32_t)choice->tokens[t].id;
             REQUIRE(!call->masks || (t == 0 && (call->masks[c].bits[id / 32] >> id % 32 & 1)));
             uint32_t end = choice->tokens[t].byte_end;
@@ -145,7 +145,7 @@ static void check_text(const mp_text_request *call) {
     }
 }
 
-/* Send correct answers to the messages before the fuzzed one. */
+/* Send a correct reply to a message that precedes the fuzzed one. */
 static void answer(mp_channel *child, mp_frame_kind kind) {
     static mp_wire_out out;
     mp_wire_begin(&out, child, kind);

@@ -1,5 +1,5 @@
 /* fuzz_spec.c: any bytes as a series of calls that fill a model spec, then weights over a file in memory. A tensor that
- * both the table and the weights accept must be within the file, to its last byte. */
+ * both the spec and the weights accept must be within the file, to its last byte. */
 #include "require.h"
 
 #include <sys/mman.h>
@@ -31,7 +31,7 @@ static uint64_t next_u64(input *in) {
     return x;
 }
 
-/* A small number, one near a power of two, one near the ends of 64 bits, or any. */
+/* Return a small number, one near a power of two, one near the ends of the 64-bit range, or any number. */
 static uint64_t next_number(input *in) {
     uint8_t how = next_byte(in);
     uint64_t x = next_byte(in);
@@ -73,7 +73,7 @@ static void add_tensor(input *in, mp_spec *spec) {
     for (int i = 0; i < MP_MAX_DIMS; i++)
         entry.shape[i] = (int64_t)next_number(in);
     if (how & 4 && (unsigned)entry.dtype < MP_DTYPE_COUNT && entry.ndim >= 1 && entry.ndim <= 4) {
-        /* whole blocks and the right size, so that later checks are reached */
+        /* choose whole blocks and the right size, so that the input reaches later checks */
         int64_t *columns = &entry.shape[entry.ndim - 1], items = 1;
         *columns = (int64_t)((uint64_t)*columns % 64 + 1) * mp_dtype_get(entry.dtype)->items;
         for (int i = 0; i < entry.ndim - 1; i++) {
@@ -114,7 +114,7 @@ static void set_value(input *in, mp_spec *spec) {
     }
     offsets[0] = bytes[0] & 1 ? bytes[0] % 9 : 0;
     for (int i = 1; i < 9; i++)
-        offsets[i] = bytes[i] % 65; /* never past the bytes: mp_spec_set requires that of its caller */
+        offsets[i] = bytes[i] % 65; /* within the 64 bytes, as mp_spec_set requires of its caller */
     switch (value.type) {
     case MP_VALUE_BOOL:
     case MP_VALUE_INT: value.as.integer = integers[0]; break;
