@@ -235,7 +235,7 @@ def parse_options(options: type[T], of: str, given: Mapping[str, Any]) -> T:
     if not given:
         return _defaults(options)  # type: ignore[arg-type, return-value]
     found: dict[str, Any] = {}
-    targets = _targets(options)  # type: ignore[arg-type]
+    targets = fields_by_name(options)  # type: ignore[arg-type]
     for name, value in given.items():
         target = targets.get(name)
         if target is None:
@@ -253,7 +253,7 @@ def _defaults(options: Any) -> Any:
 
 
 @cache
-def _targets(options: Any) -> dict[str, str]:
+def fields_by_name(options: Any) -> dict[str, str]:
     """Return a mapping from every option name and alias to the name of its field."""
     return {name: found.name for found in fields(options)
             for name in (found.name, *found.metadata.get("aliases", ()))}

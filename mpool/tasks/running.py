@@ -193,8 +193,6 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
     if verb is CHAT:
         messages, model = given.pop("messages"), given.pop("model", None)
         made: Any = requests.chat_request(pool, messages, model, given, call, capability)
-    elif verb is GENERATE_IMAGE:
-        made = requests.generate_image(pool, given, call).prepare()
     else:
         made = _VALIDATE[verb.name](pool, given, call).prepare()
     if verb.stream is None:

@@ -42,7 +42,6 @@ typedef struct storm {
     mp_registry *registry;
     int calls;
     _Atomic int number, ok, cancelled, other, refused;
-    uint64_t middle; /* live bytes of requests halfway through the flood */
 } storm;
 
 static void canceller(void *arg) {

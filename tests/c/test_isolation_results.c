@@ -175,6 +175,21 @@ static mp_request *make_vectors_call(bool images, float **vectors, _Atomic int32
     return &call->base;
 }
 
+/* Admit the request to a new scene and plan all of it. */
+static void begin_vectors(scene *s, mp_request *call) {
+    memset(s, 0, sizeof *s);
+    s->mutate_at = -1;
+    scene_admit(s, call, 2);
+    answer_plan(s, 2, false);
+}
+
+/* Begin the result of the step: DONE with both rows. */
+static void begin_rows(scene *s) {
+    mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
+    mp_put_u8(&s->out, MP_OUTCOME_DONE);
+    mp_put_u32(&s->out, 2);
+}
+
 static void change_vectors(bool images) {
     static scene s;
     size_t used = 1;
@@ -184,15 +199,10 @@ static void change_vectors(bool images) {
             float *vectors;
             _Atomic int32_t *done;
             mp_request *call = make_vectors_call(images, &vectors, &done);
-            memset(&s, 0, sizeof s);
-            s.mutate_at = -1;
-            scene_admit(&s, call, 2);
-            answer_plan(&s, 2, false);
+            begin_vectors(&s, call);
             s.mutate_at = at;
             s.mutate_by = changes[i];
-            mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP);
-            mp_put_u8(&s.out, MP_OUTCOME_DONE);
-            mp_put_u32(&s.out, 2);
+            begin_rows(&s);
             for (int k = 0; k < 2 * WIDTH; k++)
                 mp_put_f32(&s.out, (float)k);
             put_learnt(&s);
@@ -219,13 +229,8 @@ MP_TEST(isolation_vectors_that_are_not_finite_are_refused) {
             float *vectors;
             _Atomic int32_t *done;
             mp_request *call = make_vectors_call(images, &vectors, &done);
-            memset(&s, 0, sizeof s);
-            s.mutate_at = -1;
-            scene_admit(&s, call, 2);
-            answer_plan(&s, 2, false);
-            mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP);
-            mp_put_u8(&s.out, MP_OUTCOME_DONE);
-            mp_put_u32(&s.out, 2);
+            begin_vectors(&s, call);
+            begin_rows(&s);
             for (int k = 0; k < 2 * WIDTH; k++)
                 mp_put_f32(&s.out, k == WIDTH ? values[i] : 0);
             put_learnt(&s);

@@ -239,14 +239,27 @@ def _add_layers(network: NetworkSpec, config: Fields, known: set[str], ffn: int)
     network.add("vision_model.embeddings.position_embedding.weight", "v.position_embd.weight", rows, d)
     network.norm("vision_model.post_layernorm", "v.post_ln")
     for i in range(_layer_count(network)):
-        source, target = f"vision_model.encoder.layers.{i}", f"v.blk.{i}"
-        for name in ("q", "k", "v"):
-            network.linear(f"{source}.self_attn.{name}_proj", f"{target}.attn_{name}", d, d)
-        network.linear(f"{source}.self_attn.out_proj", f"{target}.attn_out", d, d)
-        network.norm(f"{source}.layer_norm1", f"{target}.ln1")
-        network.norm(f"{source}.layer_norm2", f"{target}.ln2")
-        network.linear(f"{source}.mlp.fc1", f"{target}.ffn_up", ffn, d)
-        network.linear(f"{source}.mlp.fc2", f"{target}.ffn_down", d, ffn)
+        _add_layer(network, f"vision_model.encoder.layers.{i}", f"v.blk.{i}", ffn, ("attn_out", "ln1", "ln2"))
+
+
+def _add_layer(network: NetworkSpec, source: str, target: str, ffn: int, names: tuple[str, str, str]) -> None:
+    """Add a layer of CLIP or SigLIP, whose image and text encoders store the same tensors.
+
+    Args:
+        network: the network, with its sizes set.
+        source: prefix of the layer's tensors in the file.
+        target: prefix of the layer's tensors in the core.
+        ffn: width of the feed-forward layer.
+        names: names in the core of the attention's output layer and of the two norms.
+    """
+    d, (output, norm1, norm2) = network.hidden_size, names
+    for name in ("q", "k", "v"):
+        network.linear(f"{source}.self_attn.{name}_proj", f"{target}.attn_{name}", d, d)
+    network.linear(f"{source}.self_attn.out_proj", f"{target}.{output}", d, d)
+    network.norm(f"{source}.layer_norm1", f"{target}.{norm1}")
+    network.norm(f"{source}.layer_norm2", f"{target}.{norm2}")
+    network.linear(f"{source}.mlp.fc1", f"{target}.ffn_up", ffn, d)
+    network.linear(f"{source}.mlp.fc2", f"{target}.ffn_down", d, ffn)
 
 
 def read_clip(config: Fields) -> NetworkSpec:
@@ -423,14 +436,8 @@ def read_text(config: Fields, kind: str) -> NetworkSpec:
     network.add("text_model.embeddings.position_embedding.weight", "position_embd.weight", positions, d)
     network.norm("text_model.final_layer_norm", "output_norm")
     for i in range(layers):
-        source, target = f"text_model.encoder.layers.{i}", f"blk.{i}"
-        for name in ("q", "k", "v"):
-            network.linear(f"{source}.self_attn.{name}_proj", f"{target}.attn_{name}", d, d)
-        network.linear(f"{source}.self_attn.out_proj", f"{target}.attn_output", d, d)
-        network.norm(f"{source}.layer_norm1", f"{target}.attn_norm")
-        network.norm(f"{source}.layer_norm2", f"{target}.ffn_norm")
-        network.linear(f"{source}.mlp.fc1", f"{target}.ffn_up", ffn, d)
-        network.linear(f"{source}.mlp.fc2", f"{target}.ffn_down", d, ffn)
+        _add_layer(network, f"text_model.encoder.layers.{i}", f"blk.{i}", ffn,
+                   ("attn_output", "attn_norm", "ffn_norm"))
     if clip:
         network.add("text_projection.weight", "dense.0.weight", output, d)
     else:

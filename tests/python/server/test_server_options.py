@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
@@ -10,7 +9,7 @@ import pytest
 
 from mpool.server import ollama_structs as ollama
 from mpool.server.openai import structs as openai
-from mpool.tasks.options import CALL
+from mpool.tasks.options import CALL, fields_by_name
 from mpool.tasks.sampling import ALIASES, TABLE
 from mpool.tasks.verbs import VERBS
 
@@ -71,12 +70,6 @@ def test_every_option_has_a_field(verb: str) -> None:
     """An option without a field is listed with a reason: a new option cannot be forgotten."""
     request_, without = REQUESTS[verb]
     known = {field.encode_name for field in msgspec.structs.fields(request_)}
-    aliases = {alias for alias in VERBS[verb].names for target in [_target(verb, alias)] if alias != target}
+    aliases = {name for name, field in fields_by_name(VERBS[verb].options).items() if name != field}
     options = {*VERBS[verb].names, *(one.name for one in VERBS[verb].positional)} - aliases - set(CALL)
     assert options - known == set(without)
-
-
-def _target(verb: str, name: str) -> str:
-    """Return the option that a name or an alias stands for."""
-    return next((found.name for found in fields(VERBS[verb].options)
-                 if name in (found.name, *found.metadata.get("aliases", ()))), name)
