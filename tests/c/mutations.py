@@ -244,8 +244,8 @@ MUTATIONS = [
              "ahead", FEW),
     # --- workers
     Mutation(230, _S, "take_work", "no other worker wakes for the remaining requests",
-             "mp_dispatch_wake_all(entry); /* requests", "if (!BUG) mp_dispatch_wake_all(entry); /* requests",
-             "calls", SOME),
+             "mp_worker_set_state(w, MP_WORKER_PROCESSING); mp_dispatch_wake_all(entry);",
+             "mp_worker_set_state(w, MP_WORKER_PROCESSING); if (!BUG) mp_dispatch_wake_all(entry);", "calls", SOME),
     Mutation(231, _S, "requeue", "a request is lost between active list and queue",
              "mp_queue_push_front(&w->entry->queue, &ticket->node);",
              "if (!BUG) mp_queue_push_front(&w->entry->queue, &ticket->node);", "memory", SOME),
@@ -453,7 +453,7 @@ def plant(file: str, text: str, rows: list[Mutation]) -> str:
     for row in rows:
         where = f"tests/c/mutations.py: row {row.number} ({row.what}) of csrc/{file}, {row.function}()"
         begin, end = _function(text, row.function, where)
-        pattern = r"\s+".join(map(re.escape, row.original.split()))
+        pattern = r"(?:\s|/\*.*?\*/)+".join(map(re.escape, row.original.split()))  # comments may change
         hits = list(re.finditer(pattern, text[begin:end]))
         if len(hits) != 1:
             raise MutationError(f"{where}: `{row.original}` occurs {len(hits)} times, must occur once: adapt "
