@@ -27,6 +27,9 @@ PROMPT = [3, 5, 7, 9, 3, 3, 11]
 PENALTIES: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 1.6},
     "repetition_reward": {"repetition_penalty": 0.7},
+    # the bias, which is added first, makes nearly all logits negative: these are multiplied by the penalty
+    "repetition_penalty_below_0": {"repetition_penalty": 1.6, "logit_bias": dict.fromkeys(range(VOCAB), -4.0)},
+    "repetition_reward_below_0": {"repetition_penalty": 0.7, "logit_bias": dict.fromkeys(range(VOCAB), -4.0)},
     "frequency_penalty": {"frequency_penalty": 0.6},
     "frequency_reward": {"frequency_penalty": -0.4},
     "presence_penalty": {"presence_penalty": 1.4},
