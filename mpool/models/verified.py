@@ -21,62 +21,85 @@ class Verified:
         models: published models of the family, as text for users.
         folder: reference implementation for safetensors folders; empty if they are not supported.
         gguf: reference implementation for GGUF files; empty if they are not supported.
-        tests: pairs of a test file and a text that it contains: the name of the test or of the compared model.
+        tests: ids of the tests below ``tests/python/``, as pytest prints them. In brackets a part of the parameters is
+            enough: ``[llama]`` stands for ``[llama-1]``, ``[llama-2]`` and so on.
     """
 
     architecture: str
     models: str
     folder: str
     gguf: str
-    tests: tuple[tuple[str, str], ...]
+    tests: tuple[str, ...]
 
 
-_ENCODERS, _DECODERS, _IMAGES = "encodermodels.py", "paritymodels.py", "test_parity_images.py"
-_GGUF, _LLAMA_CPP = "test_parity_gguf_tiny.py", "transformers, llama.cpp"
+_ENCODER = "parity/test_parity_encoders.py::test_encoder_layers"
+_ENCODER_GGUF = "parity/test_parity_gguf_tiny.py::test_encoder"
+_DECODER = "parity/test_parity_tiny.py::test_decoder_layers"
+_DECODER_GGUF = "parity/test_parity_gguf_tiny.py::test_decoder"
+_DECODER_LLAMA_CPP = "parity/test_parity_gguf_tiny.py::test_decoder_against_llama_cpp"
+_KL = "parity/test_parity_gguf.py::test_divergence_is_no_larger_than_llama_cpps"
+_IMAGE = "parity/test_parity_images.py::test_image_layers"
+_IMAGE_TEXT = "parity/test_parity_images.py::test_image_texts"
+_VISION = "parity/test_parity_vision.py::test_rows_and_logits"
+_VISION_GGUF = "parity/test_vision_gguf.py::test_gguf_pair_matches_transformers"
+_STAGES = "parity/test_parity_image_generation.py::test_every_stage_and_step"
+_STAGES_GGUF = "parity/test_parity_image_generation.py::test_gguf_matches_diffusers"
+_EMBEDDING = "models/test_embedding_models.py::"
+_LLAMA_CPP = "transformers, llama.cpp"
 
 
-def _decoder(architecture: str, models: str, *, folder: str = "transformers", gguf: str = _LLAMA_CPP) -> Verified:
+def _decoder(architecture: str, models: str, *, folder: str = "transformers", gguf: str = _LLAMA_CPP,
+             more: tuple[str, ...] = ()) -> Verified:
     """Return the row of a decoder. Its folders and GGUF files are tested with the models of one table; the expected
-    results for GGUF files were recorded with llama.cpp on the same files."""
-    return Verified(architecture, models, folder, gguf, ((_DECODERS, f'"{architecture}"'), (_GGUF, "llama_cpp")))
+    results for GGUF files were recorded with llama.cpp on the same files. ``more``: ids of further tests."""
+    return Verified(architecture, models, folder, gguf, (
+        f"{_DECODER}[{architecture}]", f"{_DECODER_GGUF}[{architecture}]", f"{_DECODER_LLAMA_CPP}[{architecture}]",
+        *more))
+
+
+def _image(architecture: str, models: str, reference: str = "transformers", more: tuple[str, ...] = ()) -> Verified:
+    """Return the row of a network that embeds images. ``more``: ids of further tests."""
+    return Verified(architecture, models, reference, "", (f"{_IMAGE}[{architecture}]", *more))
 
 
 ROWS = (
     Verified("bert", "all-MiniLM, bge, e5, gte and other BERTs; RoBERTa; XLM-RoBERTa: multilingual-e5, bge-m3 (dense)",
              "sentence-transformers, transformers", "transformers",
-             (("test_parity_minilm.py", "test_real_sentences"), (_ENCODERS, '"bert_xlm_roberta"'),
-              (_GGUF, "test_bert"))),
+             ("parity/test_parity_minilm.py::test_real_sentences", "parity/test_parity_tiny.py::test_bert_layers",
+              f"{_ENCODER}[bert_roberta]", f"{_ENCODER}[bert_xlm_roberta]",
+              "parity/test_parity_gguf_tiny.py::test_bert", f"{_ENCODER_GGUF}[bert_xlm_roberta]")),
     Verified("nomic_bert", "nomic-embed-text v1, v1.5", "transformers", "transformers",
-             ((_ENCODERS, '"nomic_bert_published"'), (_GGUF, '"nomic_bert_published"'))),
+             (f"{_ENCODER}[nomic_bert]", f"{_ENCODER}[nomic_bert_published]",
+              f"{_ENCODER_GGUF}[nomic_bert_published]")),
     Verified("nomic_bert_moe", "nomic-embed-text v2 moe", "torch, from the paper", "torch, from the paper",
-             ((_ENCODERS, '"nomic_bert_moe"'), ("tinygguf.py", '"nomic_bert_moe"'))),
-    Verified("mpnet", "all-mpnet-base-v2", "transformers", "", ((_ENCODERS, '"mpnet"'),)),
+             (f"{_ENCODER}[nomic_bert_moe]", f"{_ENCODER_GGUF}[nomic_bert_moe]")),
+    Verified("mpnet", "all-mpnet-base-v2", "transformers", "", (f"{_ENCODER}[mpnet]",)),
     Verified("modern_bert", "ModernBERT, nomic modernbert-embed, gte-modernbert", "transformers", "transformers",
-             ((_ENCODERS, '"modern_bert"'), ("tinygguf.py", '"modern_bert"'))),
-    Verified("gte", "gte v1.5 and multilingual, Stella 400M v5", "transformers", "", ((_ENCODERS, '"gte_published"'),)),
+             (f"{_ENCODER}[modern_bert]", f"{_ENCODER_GGUF}[modern_bert]")),
+    Verified("gte", "gte v1.5 and multilingual, Stella 400M v5", "transformers", "",
+             (f"{_ENCODER}[gte]", f"{_ENCODER}[gte_published]")),
     Verified("jina_bert_v2", "jina-embeddings-v2, jina-reranker-v1", "torch, from the paper",
-             "torch, from the paper", ((_ENCODERS, '"jina_bert_v2"'), ("tinygguf.py", '"jina_bert_v2"'))),
+             "torch, from the paper", (f"{_ENCODER}[jina_bert_v2]", f"{_ENCODER_GGUF}[jina_bert_v2]")),
     Verified("jina_bert_v2_code", "jina-embeddings-v2-base-code", "torch, from its tensors", "torch, from its tensors",
-             ((_ENCODERS, '"jina_bert_v2_code"'), ("tinygguf.py", '"jina_bert_v2_code"'))),
-    Verified("clip_text", "text encoder of CLIP", "transformers", "", ((_IMAGES, "test_image_texts"),)),
-    Verified("siglip_text", "text encoder of SigLIP and SigLIP 2", "transformers", "",
-             ((_IMAGES, "test_image_texts"),)),
+             (f"{_ENCODER}[jina_bert_v2_code]", f"{_ENCODER_GGUF}[jina_bert_v2_code]")),
+    Verified("clip_text", "text encoder of CLIP", "transformers", "", (f"{_IMAGE_TEXT}[clip]",)),
+    Verified("siglip_text", "text encoder of SigLIP and SigLIP 2", "transformers", "", (f"{_IMAGE_TEXT}[siglip]",)),
     Verified("llama_embedding", "gte-Qwen2, Stella 1.5B v5, embedding models based on Llama and Mistral",
              "transformers", "transformers",
-             ((_ENCODERS, '"llama_embedding_qwen2"'), ("test_embedding_models.py", "test_stella_sizes"),
-              ("test_embedding_models.py", "test_gguf_of_a_decoder"))),
+             (f"{_ENCODER}[llama_embedding_qwen2]", f"{_ENCODER}[llama_embedding_published]",
+              f"{_ENCODER}[llama_embedding_mistral]", f"{_EMBEDDING}test_stella_sizes",
+              f"{_EMBEDDING}test_gguf_of_a_decoder[Qwen2]")),
     Verified("qwen3_embedding", "Qwen3-Embedding, Qwen3-Reranker", "sentence-transformers, transformers",
-             "transformers", ((_ENCODERS, '"qwen3_embedding"'), ("test_embedding_models.py", "test_gguf_of_a_decoder"),
-                              ("test_rerank_answers.py", "test_scores_match_cross_encoder"))),
+             "transformers", (f"{_ENCODER}[qwen3_embedding]", f"{_EMBEDDING}test_gguf_of_a_decoder[Qwen3]",
+                              "api/test_rerank_answers.py::test_scores_match_cross_encoder")),
     Verified("gemma_embedding", "EmbeddingGemma", "sentence-transformers, transformers", "transformers",
-             ((_ENCODERS, '"gemma_embedding"'), ("test_embedding_models.py", "test_gguf_of_embedding_gemma"))),
-    Verified("nv_embed", "NV-Embed v2", "torch, from the paper", "", ((_ENCODERS, '"nv_embed"'),)),
-    Verified("llama", "Llama 2 and 3, SmolLM2, TinyLlama, Mistral", "transformers", _LLAMA_CPP,
-             ((_DECODERS, '"llama"'), (_DECODERS, '"llama_mistral"'), (_GGUF, "llama_cpp"),
-              ("test_parity_gguf.py", "test_divergence_is_no_larger_than_llama_cpps"))),
-    Verified("qwen2", "Qwen2, Qwen2.5 and its Coder", "transformers", _LLAMA_CPP,
-             ((_DECODERS, '"qwen2"'), (_GGUF, "llama_cpp"),
-              ("test_parity_gguf.py", "test_divergence_is_no_larger_than_llama_cpps"))),
+             (f"{_ENCODER}[gemma_embedding]", f"{_EMBEDDING}test_embedding_gemma",
+              f"{_EMBEDDING}test_gguf_of_embedding_gemma")),
+    Verified("nv_embed", "NV-Embed v2", "torch, from the paper", "",
+             (f"{_ENCODER}[nv_embed]", f"{_EMBEDDING}test_nv_embed")),
+    _decoder("llama", "Llama 2 and 3, SmolLM2, TinyLlama, Mistral",
+             more=(f"{_DECODER}[llama_mistral]", f"{_KL}[smollm2]")),
+    _decoder("qwen2", "Qwen2, Qwen2.5 and its Coder", more=(f"{_KL}[qwen05]",)),
     _decoder("qwen3", "Qwen3"),
     _decoder("qwen3moe", "Qwen3 MoE, Qwen3-Coder"),
     _decoder("gpt_oss", "GPT-OSS"),
@@ -86,31 +109,23 @@ ROWS = (
     _decoder("phi3", "Phi-3, Phi-4"),
     _decoder("gemma2", "Gemma 2"),
     _decoder("gemma3", "Gemma 3 (text only)"),
-    Verified("dinov2", "DINOv2", "transformers, ONNX Runtime", "",
-             ((_IMAGES, "test_image_layers"), ("test_parity_dino.py", "test_real_dino_against_onnx_runtime"))),
-    Verified("dinov2_with_registers", "DINOv2 with registers", "transformers", "",
-             (("imagemodels.py", '"dinov2_with_registers"'),)),
-    Verified("clip", "CLIP, ViT-B/32 to L/14-336", "transformers", "", (("imagemodels.py", '"clip"'),)),
-    Verified("siglip", "SigLIP, SigLIP 2 with fixed image sizes", "transformers", "",
-             (("imagemodels.py", '"siglip"'),)),
+    _image("dinov2", "DINOv2", "transformers, ONNX Runtime",
+           ("parity/test_parity_dino.py::test_real_dino_against_onnx_runtime",)),
+    _image("dinov2_with_registers", "DINOv2 with registers"),
+    _image("clip", "CLIP, ViT-B/32 to L/14-336"),
+    _image("siglip", "SigLIP, SigLIP 2 with fixed image sizes"),
     Verified("llava", "LLaVA 1.5 and 1.6, with CLIP or SigLIP and Llama, Mistral or Qwen2", "transformers",
              "transformers",
-             (("test_vision_gguf.py", "test_gguf_pair_is_the_folder"),
-              ("test_parity_vision.py", "test_rows_and_logits"), ("visionmodels.py", '"llava"'),
-              ("visionmodels.py", '"llava_next"'))),
+             (f"{_VISION}[llava]", f"{_VISION}[llava_siglip]", f"{_VISION}[llava_next]", f"{_VISION_GGUF}[llava]",
+              f"{_VISION_GGUF}[llava_next]")),
     Verified("idefics3", "SmolVLM, Idefics3", "transformers", "transformers",
-             (("test_vision_gguf.py", "test_gguf_pair_is_the_folder"),
-              ("test_parity_vision.py", "test_rows_and_logits"), ("visionmodels.py", '"smolvlm"'),
-              ("visionmodels.py", '"idefics3"'))),
+             (f"{_VISION}[smolvlm]", f"{_VISION}[idefics3]", f"{_VISION_GGUF}[smolvlm]")),
     Verified("qwen2_5_vl", "Qwen2.5-VL", "transformers", "transformers",
-             (("test_vision_gguf.py", "test_gguf_pair_is_the_folder"),
-              ("test_parity_vision.py", "test_rows_and_logits"), ("visionmodels.py", '"qwen2_5_vl"'))),
+             (f"{_VISION}[qwen2_5_vl]", f"{_VISION_GGUF}[qwen2_5_vl]")),
     Verified("flux", "FLUX.1-schnell and dev", "diffusers", "diffusers",
-             (("test_parity_image_generation.py", "test_every_stage_and_step"),
-              ("test_parity_image_generation.py", "test_gguf_is_the_same_transformer"))),
+             (f"{_STAGES}[flux]", f"{_STAGES}[flux, with a guidance scale]", f"{_STAGES_GGUF}[flux]")),
     Verified("sd3", "Stable Diffusion 3, 3.5 large, turbo and medium", "diffusers", "diffusers",
-             (("test_parity_image_generation.py", "test_every_stage_and_step"),
-              ("test_parity_image_generation.py", "test_gguf_is_the_same_transformer"))),
+             (f"{_STAGES}[sd3, guided]", f"{_STAGES}[sd3, turbo]", f"{_STAGES_GGUF}[sd3]")),
 )
 
 

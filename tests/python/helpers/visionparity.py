@@ -1,4 +1,4 @@
-"""Requests to vision language models, and a measure of differences."""
+"""Requests to vision language models, the results of transformers, and a measure of differences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import visionmodels
 from corelib import SAMPLING
+from paritymodels import torch
 
 import mpool
 from mpool.tasks.requests import vision_request
@@ -33,3 +34,24 @@ def run(pool: mpool.Pool, made: Any, **options: Any) -> Any:
     ticket.wait()
     ticket.check()
     return ticket
+
+
+def reference(model: Any, made: Any, images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the images and the logits of the prompt."""
+    with torch.no_grad():
+        given = visionmodels.inputs(model, made.prompt.tolist(), images)
+        logits = model(**given).logits[0].numpy()
+        given = {name: value for name, value in given.items() if name not in ("input_ids", "mm_token_type_ids")}
+        rows = model.get_image_features(**given).pooler_output
+    return torch.cat([row.reshape(-1, row.shape[-1]) for row in rows]).numpy(), logits
+
+
+def greedy_reference(model: Any, made: Any, images: list[np.ndarray], count: int) -> list[int]:
+    """Return the ``count`` most probable next tokens, one after the other. The end token is not sampled."""
+    tokens: list[int] = []
+    with torch.no_grad():
+        for _ in range(count):
+            row = model(**visionmodels.inputs(model, made.prompt.tolist() + tokens, images)).logits[0, -1].clone()
+            row[visionmodels.EOS] = -torch.inf
+            tokens.append(int(row.argmax()))
+    return tokens

@@ -75,13 +75,15 @@ def test_default_schedules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux"])
-def test_gguf_is_the_same_transformer(tmp_path: Path, family: str) -> None:
-    """A GGUF file with the published names and fused queries, keys and values gives the same bits: alone, in a folder,
-    and without the key of its architecture."""
+def test_gguf_matches_diffusers(tmp_path: Path, family: str) -> None:
+    """A GGUF file with the published names and fused queries, keys and values gives the results of diffusers, and the
+    same bits alone, in a folder, and without the key of its architecture."""
     pipeline = getattr(pipelinemodels, family)(tmp_path)
+    expected = reference(pipeline, 64, 40)
     folder = ours(tmp_path, 64, 40)
     pipelinemodels.write_gguf(pipeline, tmp_path / "transformer-F32.gguf")
     named = ours(tmp_path / "transformer-F32.gguf", 64, 40)
+    compare(named, expected)
     (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
     beside = ours(tmp_path, 64, 40)
     pipelinemodels.write_gguf(pipeline, tmp_path / "transformer-F32.gguf", named=False)

@@ -15,22 +15,12 @@ from mpool.tasks.requests import vision_request
 import visionmodels
 from paritymodels import torch
 from visionmodels import FAMILIES
-from visionparity import random_images, relative, request, run
+from visionparity import greedy_reference, random_images, reference, relative, request, run
 
 TOLERANCE = 1e-4
 LAYERS, ENCODER_LAYERS = 2, 3
 #: Sizes of the images of a prompt: one, two, odd sizes, the model's size, long and narrow.
 CASES = {"one": [(63, 90)], "two": [(40, 40), (57, 41)], "long": [(24, 120)], "three": [(120, 44), (40, 80), (41, 39)]}
-
-
-def reference(model: Any, made: Any, images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the images and the logits of the prompt."""
-    with torch.no_grad():
-        given = visionmodels.inputs(model, made.prompt.tolist(), images)
-        logits = model(**given).logits[0].numpy()
-        given = {name: value for name, value in given.items() if name not in ("input_ids", "mm_token_type_ids")}
-        rows = model.get_image_features(**given).pooler_output
-    return torch.cat([row.reshape(-1, row.shape[-1]) for row in rows]).numpy(), logits
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -58,14 +48,7 @@ def test_greedy_tokens(family) -> None:
     images = random_images(CASES["two"])
     made = request(pool, folder, images)
     generated = run(pool, made, max_tokens=16).tokens(0)[0].tolist()
-    prompt = made.prompt.tolist()
-    with torch.no_grad():
-        for at, token in enumerate(generated):
-            given = visionmodels.inputs(model, prompt + generated[:at], images)
-            row = model(**given).logits[0, -1].clone()
-            row[visionmodels.EOS] = -torch.inf  # the end token is not sampled
-            assert int(row.argmax()) == token
-    assert len(generated) == 16
+    assert generated == greedy_reference(model, made, images, 16)
 
 
 @pytest.mark.parametrize("layers", range(1, ENCODER_LAYERS + 1))
