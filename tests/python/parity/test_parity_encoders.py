@@ -14,6 +14,7 @@ from mpool.models.formats.hf_folder import describe_folder
 from corelib import token_vectors
 from encodermodels import ENCODERS, VOCAB, built
 from paritymodels import randomise
+from rounding import deviations
 
 TOLERANCE = 1e-4
 LAYERS = 3
@@ -37,18 +38,25 @@ def test_encoder_layers(tmp_path: Path, name: str, layers: int) -> None:
         assert np.abs(vectors - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())
 
 
+#: Largest 1 - cosine of the mean of a text's embeddings and of each token's, three times the largest of all families
+#: but NV-Embed, whose pooling by attention is less robust with random weights.
+BOUNDS = {"bfloat16": (3e-4, 2.4e-3), "int8": (3e-3, 6e-2)}
+NV_EMBED = {"bfloat16": (6e-4, 1.5e-2), "int8": (3e-3, 6e-2)}
+
+
+@pytest.mark.parametrize("compute", BOUNDS)
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoder_precisions_are_near(tmp_path: Path, name: str) -> None:
-    """bfloat16 and int8 keep the direction of a text's mean embedding."""
+def test_encoder_precisions_are_near(tmp_path: Path, name: str, compute: str) -> None:
     encoder = ENCODERS[name]
     model = built(name, 2)
-    folder = str(encoder.write(model, tmp_path))
-    texts = _texts(encoder.longest)[2:]
+    texts = _texts(encoder.longest)
+    mean, each = (NV_EMBED if name == "nv_embed" else BOUNDS)[compute]
     with mpool.Pool() as pool:
-        for compute, least in (("bfloat16", 0.9995), ("int8", 0.99)):
-            for ids, vectors in zip(texts, token_vectors(pool, folder, texts, compute)):
-                a, b = vectors.mean(0), encoder.expected(model, ids).mean(0)
-                assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) >= least, compute
+        got = token_vectors(pool, str(encoder.write(model, tmp_path)), texts, compute)
+    for ids, vectors in zip(texts, got):
+        expected = encoder.expected(model, ids)
+        assert deviations(vectors.mean(0), expected.mean(0)) <= mean
+        assert 1e-8 < deviations(vectors, expected).max() <= each
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -17,6 +17,7 @@ from mpool.tasks import text_to_image
 
 import pipelinemodels
 from pipelinemodels import torch
+from rounding import deviations
 from pipelineparity import PROMPT, STEPS, TOKENS, compare, latents_of, near, ours, reference
 
 
@@ -105,7 +106,8 @@ def test_quantised_gguf(tmp_path: Path, family: str, quantisation: str) -> None:
     expected = reference(pipeline, 64, 40)
     exact = ours(path, 64, 40, "float32")
     compare(exact, expected)
-    near(ours(path, 64, 40, "auto")["history"][-1], expected["history"][-1], 0.1)
+    # three times the largest difference that was measured
+    near(ours(path, 64, 40, "auto")["history"][-1], expected["history"][-1], 0.13 if family == "sd3" else 0.048)
 
 
 @pytest.mark.parametrize("quantisation", ["F32", "Q8_0"])
@@ -143,9 +145,10 @@ def test_bfloat16_is_near_float32(tmp_path: Path, family: str) -> None:
     pipeline = getattr(pipelinemodels, family)(tmp_path)
     expected = reference(pipeline, 64, 40)
     got = ours(tmp_path, 64, 40, "bfloat16")
-    for name, least in (("texts", 0.9995), ("pooled", 0.9995), ("history", 0.9995), ("image", 0.9995)):
-        a, b = got[name].ravel(), expected[name].ravel()
-        assert least <= a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+    # three times the differences that were measured
+    bounds = {"texts": 9e-4, "pooled": 5e-5, "history": 6.5e-4 if family == "sd3" else 6e-5, "image": 2.5e-4}
+    for name, most in bounds.items():
+        assert deviations(got[name].ravel(), expected[name].ravel()) <= most, name
     assert not np.array_equal(got["image"], ours(tmp_path, 64, 40)["image"])
 
 

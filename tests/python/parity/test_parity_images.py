@@ -89,9 +89,9 @@ def test_image_vectors(family) -> None:
         assert relative(found, vision(full, name, plain(name, image))[1]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("compute, least", [("bfloat16", 0.9995), ("int8", 0.99)])
+@pytest.mark.parametrize("compute, least", [("bfloat16", 0.99989), ("int8", 0.997)])
 def test_image_precisions_are_near(family, compute: str, least: float) -> None:
-    """The tolerance is wider than for trained models, because tiny models with random norms are less robust."""
+    """The largest difference of all families times three. Trained models are more robust: see test_parity_dino.py."""
     name, _, folders = family
     with mpool.Pool() as pool:
         exact, near = (pool.embed_image(images_for(name), str(folders[-1]), compute=each)
