@@ -2,7 +2,9 @@
  * layers, batch mates, preemption and eviction. A cached image is computed once and never confused with another image.
  * Its memory is charged, and scratch is freed when no request waits for an image. */
 #include <stdatomic.h>
+#include <stdlib.h>
 
+#include "base/options.h"
 #include "models/decoder/engine.h"
 #include "models/vision/vision.h"
 #include "vision_fixture.h"
@@ -208,6 +210,38 @@ MP_TEST(models_vision_encodes_each_image_once) {
     run_one(&tiny, 7, &cached); /* same prompt, another tenant */
     MP_CHECK_INT(cached, 0);
     tiny_unload(&tiny);
+}
+
+/* Run all jobs and return the bytes of the images that stay cached. `percent`: value of MPOOL_PREFIX_PERCENT. */
+static uint64_t idle_images(const char *percent, uint64_t limit) {
+    static const mp_dtype floats[] = {MP_F32};
+    int32_t cached;
+    mp_error error;
+    tiny_model tiny;
+    MP_CHECK(setenv("MPOOL_PREFIX_PERCENT", percent, 1) == 0);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    tiny.budget.limit = limit;
+    for (int i = 0; i < ITEMS; i++)
+        run_one(&tiny, i, &cached);
+    uint64_t bytes = engine_of(&tiny)->images.store->tile_bytes;
+    tiny_unload(&tiny);
+    MP_CHECK(unsetenv("MPOOL_PREFIX_PERCENT") == 0);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    return bytes;
+}
+
+/* Idle images hold at most a quarter of the prefix cache's share of the memory limit. */
+MP_TEST(models_vision_bounds_idle_images) {
+    enum { IMAGES = 5 }; /* different images of all jobs */
+    const uint64_t all = idle_images("25", UINT64_MAX), one = all / IMAGES;
+    MP_CHECK_INT(all % IMAGES, 0);
+    /* the limits are above what the model itself needs */
+    MP_CHECK_INT(idle_images("1", 400 * (2 * one + one / 2)), 2 * one);
+    MP_CHECK_INT(idle_images("1", 400 * (3 * one + one / 2)), 3 * one);
+    MP_CHECK_INT(idle_images("1", 400 * (4 * one + one / 2)), 4 * one);
+    MP_CHECK_INT(idle_images("2", 200 * (4 * one + one / 2)), 4 * one);
+    MP_CHECK_INT(idle_images("0", UINT64_MAX), 0);
 }
 
 static void run_on(tiny_model *tiny, tiny_job *job) {

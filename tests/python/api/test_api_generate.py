@@ -151,11 +151,11 @@ def test_bias_and_bans(pool: mpool.Pool, llama: Path) -> None:
 
 
 def test_penalties_change_the_text(pool: mpool.Pool, llama: Path) -> None:
+    """tests/python/parity/test_parity_sampling.py compares the distributions with transformers."""
     forced = {"logit_bias": {77: 10.0}, "max_tokens": 12}
     plain = greedy(pool, llama, **forced).token_ids
     for option in ({"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
-        assert greedy(pool, llama, **forced, **option).token_ids.count(77) <= plain.count(77)
-    assert greedy(pool, llama, **forced, frequency_penalty=2.0).token_ids != plain
+        assert greedy(pool, llama, **forced, **option).token_ids.count(77) < plain.count(77), option
 
 
 # ---- ends of a completion

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import statistics
 import threading
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,26 @@ def test_bits_do_not_depend_on_the_number_of_threads(sd3: str, flux: str) -> Non
             with mpool.Pool(mpool.PoolConfig(threads=threads)) as pool:
                 made.append(pool.generate_image("a cat", model, **SMALL).array)
         assert np.array_equal(made[0], made[1])
+
+
+def test_noise_is_normally_distributed() -> None:
+    """Mean 0, deviation 1, every twentieth part of the distribution equally often, images independent of each other."""
+    size = 3 * 200 * 200
+    noise = np.stack([text_to_image.noise(seed, index, (3, 200, 200)).ravel().astype(np.float64)
+                      for seed, index in ((5, 0), (5, 1), (6, 0))])
+    assert np.abs(noise.mean(1)).max() < 4 / size**0.5 and np.abs(noise.var(1) - 1).max() < 4 * (2 / size) ** 0.5
+    edges = [statistics.NormalDist().inv_cdf(part / 20) for part in range(1, 20)]
+    for row in noise:
+        counts = np.bincount(np.searchsorted(edges, row), minlength=20)
+        assert ((counts - size / 20) ** 2 / (size / 20)).sum() < 60  # chi-square with 19 degrees of freedom
+    assert np.abs(np.corrcoef(noise) - np.eye(3)).max() < 4 / size**0.5
+
+
+def test_generation_starts_from_the_noise_of_the_seed(pool: mpool.Pool, flux: str) -> None:
+    """The same latents, given by the caller, are compared with diffusers in test_parity_image_generation.py."""
+    made = pool.generate_image("a cat", flux, n=2, **SMALL)
+    latents = np.stack([text_to_image.noise(SMALL["seed"], index, (4, 6, 8)) for index in range(2)])
+    assert np.array_equal(made.array, pool.generate_image("a cat", flux, n=2, latents=latents, **SMALL).array)
 
 
 def test_packed_latents_of_flux(pool: mpool.Pool, flux: str) -> None:
