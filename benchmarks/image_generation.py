@@ -30,7 +30,7 @@ class Bench(images.Bench):
                 "threads": self.arguments.threads, "repeat": 1 if self.arguments.quick else 3}
 
     def prepare(self, shape: str) -> list[str]:
-        """Make the folder; all engines can take part."""
+        """Write the model folder of a shape. Returns the names of the engines: all of them can read it."""
         self.folder(shape).mkdir(parents=True, exist_ok=True)
         self.worker(self.arguments.maker or sys.executable, self.task("prepare", "folder", shape))
         return list(self.arguments.engines)
