@@ -1,4 +1,4 @@
-"""``python -m benchmarks image-generation``: denoising steps and image decoders beside diffusers.
+"""``python -m benchmarks image-generation``: denoising steps and image decoders compared with diffusers.
 
 The method is that of ``python -m benchmarks``: every engine in its own process, in rotation, compared within rounds in
 which the machine was in one state. A shape is a few blocks of a published transformer at 512 x 512 pixels with 256 T5

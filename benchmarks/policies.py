@@ -36,7 +36,7 @@ def new_texts() -> Iterator[str]:
 
 
 def embeddings(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
-    """Measure one-text calls of 8 and 64 threads, and of 8 threads beside a call of 2,000 texts."""
+    """Measure one-text calls of 8 and 64 threads, and of 8 threads during a call of 2,000 texts."""
     found: dict[str, float] = {}
     source = new_texts()
     for count in (8, 64):

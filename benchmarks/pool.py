@@ -1,10 +1,10 @@
 """``python -m benchmarks pool``: overhead and throughput of the pool.
 
-Measures submit-to-start and refusal times at the C boundary and from Python; generation through the pool beside a bare
-loop over the same engine; one-text embeddings of 8 and 64 threads; 8 concurrent chats beside one; memory of the second
-worker; a cold start with 1,000 waiting callers; a stream beside 8 threads of embeddings; the dispatch policies. Prints
-tables, with the load average: figures of a machine in use by others mean nothing. The C part needs gcc (``--no-c``
-skips it).
+Measures submit-to-start and refusal times at the C boundary and from Python; generation through the pool, compared with
+a bare loop over the same engine; one-text embeddings of 8 and 64 threads; 8 concurrent chats compared with one; memory
+of the second worker; a cold start with 1,000 waiting callers; a stream and 8 threads of embeddings at the same time;
+the dispatch policies. Prints tables, with the load average: the figures mean nothing on a machine that others use. The
+C part needs gcc (``--no-c`` skips it).
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ static mp_status ask_for(mp_registry *registry, uint64_t bytes) {
 MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     enum { MODELS = 3, LIMIT = 1000000 };
     static const char *const keys[MODELS] = {"a", "b", "c"};
-    /* The order of reclaim is idle time / load time. These load times keep it a, b, c on a slow machine. */
+    /* Models are reclaimed by idle time / load time, largest first. These load times give the order a, b, c even on a
+     * slow machine. */
     static const uint64_t load_ns[MODELS] = {0, FAKE_MS(50), FAKE_MS(250)};
     fake fakes[MODELS];
     mp_registry *registry = fake_registry(2, LIMIT);
