@@ -118,7 +118,7 @@ def part_threads(embedding: str, text: str, threads: int, quick: bool) -> dict[s
         seconds = together(8, lambda number: pool.generate(f"A story of number {number}:", text, **options) and None)
         found["Python: one chat, tokens/s"] = alone
         found["Python: eight chats at once, tokens/s"] = 8 * 48 / seconds
-        found["Python: eight to one"] = 8 * 48 / seconds / alone
+        found["Python: eight chats at once / one chat, ratio of tokens/s"] = 8 * 48 / seconds / alone
     return found
 
 
@@ -154,7 +154,7 @@ print(json.dumps([row["workers"], row["model_bytes"], stats["bytes_by_tag"], res
             if abs(after[tag] - before[tag]) >= 1000:
                 found[f"second {kind} worker: of kind {tag}, MB"] = (after[tag] - before[tag]) / 1e6
         found[f"second {kind} worker: resident, MB"] = (rss_after - rss_before) / 1e6
-        found[f"second {kind} worker: of the first's model, %"] = (
+        found[f"second {kind} worker: bytes counted, % of the model's bytes"] = (
             100 * (sum(after.values()) - sum(before.values())) / max(1, model_bytes))
     return found
 

@@ -261,7 +261,7 @@ MP_TEST(registry_memory_of_engines_is_what_they_report) {
         fake_until(&fakes[0].in_steps, 1);
         atomic_store(&fakes[0].held_bytes, 80000);
         MP_CHECK_INT(held_by(registry, "a"), 70000);
-        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* does not fit beside a */
+        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* does not fit together with "a" */
         MP_CHECK_INT(fake_finish(other), MP_MEMORY_EXHAUSTED);
         atomic_store(&fakes[0].hold, false);
         MP_CHECK_INT(fake_finish(ticket), MP_OK);
