@@ -167,7 +167,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def plot(record: dict[str, Any], path: str) -> None:
-    """Plot every rate and time as bars, the engines of a measure side by side. The suffix of the path chooses the file format."""
+    """Plot every rate and time as bars, one per engine, side by side. The suffix of the path chooses the format."""
     import matplotlib
 
     matplotlib.use("Agg")
