@@ -130,7 +130,7 @@ def test_generation_continues_if_its_worker_is_killed(pool: mpool.Pool, model: P
     with mpool.Pool() as here:
         expected = here.vision(PHOTO, **call)
     job = pool.submit("vision", images=PHOTO, **call)
-    until(lambda: pool.metrics()["steps"] > 20)  # two of them compute the image
+    until(lambda: pool.metrics()["steps"] > 20)  # the first two steps compute the image
     before = signal_all(pool, signal.SIGKILL)
     found = job.result()
     assert [choice.token_ids for choice in found.choices] == [choice.token_ids for choice in expected.choices]
