@@ -1,12 +1,12 @@
 """``python -m benchmarks COMMAND``: measure mpool and, for most commands, its peers.
 
-    compare            embeddings and text beside each installed peer, as ratios (the default)
-    images             image embeddings beside torch, ONNX Runtime and OpenVINO
-    image-generation   steps of FLUX.1 and Stable Diffusion 3.5 beside diffusers
-    vision             time to the first token of a prompt with an image, beside transformers
-    serving            HTTP overhead, and throughput beside llama-cpp-python's server
+    compare            embeddings and text compared with each installed peer, as ratios (the default)
+    images             image embeddings compared with torch, ONNX Runtime and OpenVINO
+    image-generation   steps of FLUX.1 and Stable Diffusion 3.5 compared with diffusers
+    vision             time to the first token of a prompt with an image, compared with transformers
+    serving            HTTP overhead, and throughput compared with llama-cpp-python's server
     pool               overhead of the pool, and a comparison of the dispatch policies
-    isolation          worker processes beside worker threads
+    isolation          worker processes compared with worker threads
     masks              overhead of structured output
     kernels            each kernel as per cent of the machine's peak
     synthetic          write a GGUF file with the shapes of Qwen3-1.7B and random values

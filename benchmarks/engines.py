@@ -111,7 +111,7 @@ class MpoolGenerator:
     """mpool, by token ids. Speculation is off, as in every peer, except in the variant of that name."""
 
     def __init__(self, variant: str) -> None:
-        self.speculates = variant in ("speculation", "guesses")  # the older name of the variant
+        self.speculates = variant in ("speculation", "guesses")  # the second name occurs in old records
         self.compute = "auto" if self.speculates else variant or "auto"
 
     def imports(self) -> None:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks image-generation``: denoising steps and image decoders beside diffusers.
+"""``python -m benchmarks image-generation``: denoising steps and image decoders compared with diffusers.
 
 The method is that of ``python -m benchmarks``: every engine in its own process, in rotation, compared within rounds in
 which the machine was in one state. A shape is a few blocks of a published transformer at 512 x 512 pixels with 256 T5
@@ -30,7 +30,7 @@ class Bench(images.Bench):
                 "threads": self.arguments.threads, "repeat": 1 if self.arguments.quick else 3}
 
     def prepare(self, shape: str) -> list[str]:
-        """Make the folder; all engines can take part."""
+        """Write the model folder of a shape. Returns the names of the engines: all of them can read it."""
         self.folder(shape).mkdir(parents=True, exist_ok=True)
         self.worker(self.arguments.maker or sys.executable, self.task("prepare", "folder", shape))
         return list(self.arguments.engines)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks images``: image embeddings beside torch, ONNX Runtime and OpenVINO, on the same weights.
+"""``python -m benchmarks images``: image embeddings compared with torch, ONNX Runtime and OpenVINO, with equal weights.
 
 The method is that of ``python -m benchmarks``: every engine in its own process, in rotation, compared within rounds in
 which the machine was in one state. Shapes are CLIP ViT-B/32, CLIP ViT-L/14-336 and DINOv2 ViT-S/14 with seeded weights.

@@ -2,7 +2,7 @@
 
 Measures the time to load with one worker, the memory of a worker process by kind, the latency of one-text embeddings
 one after the other, and tokens/s of one completion. One text is one step, so the difference in latency is the cost of a
-step. Prints a table, with the load average: figures of a machine in use by others mean nothing.
+step. Prints a table, with the load average: the figures mean nothing on a machine that others use.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def new_texts() -> Iterator[str]:
 
 
 def embeddings(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
-    """Measure one-text calls of 8 and 64 threads, and of 8 threads beside a call of 2,000 texts."""
+    """Measure one-text calls of 8 and 64 threads, and of 8 threads during a call of 2,000 texts."""
     found: dict[str, float] = {}
     source = new_texts()
     for count in (8, 64):
@@ -66,10 +66,10 @@ def embeddings(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
             timed(took, lambda: pool.embed(text, model))
 
     seconds = together(9, beside)
-    found["8 threads beside 2,000 texts: p50 ms"] = percentile(took, 0.5) * 1e3
-    found["8 threads beside 2,000 texts: p99 ms"] = percentile(took, 0.99) * 1e3
-    found["8 threads beside 2,000 texts: the 2,000, s"] = whole[0]
-    found["8 threads beside 2,000 texts: all, texts/s"] = (len(took) + len(bulk)) / seconds
+    found["8 threads during a call of 2,000 texts: p50 ms"] = percentile(took, 0.5) * 1e3
+    found["8 threads during a call of 2,000 texts: p99 ms"] = percentile(took, 0.99) * 1e3
+    found["8 threads during a call of 2,000 texts: that call, s"] = whole[0]
+    found["8 threads during a call of 2,000 texts: all texts/s"] = (len(took) + len(bulk)) / seconds
     return found
 
 

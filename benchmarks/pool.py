@@ -1,10 +1,10 @@
 """``python -m benchmarks pool``: overhead and throughput of the pool.
 
-Measures submit-to-start and refusal times at the C boundary and from Python; generation through the pool beside a bare
-loop over the same engine; one-text embeddings of 8 and 64 threads; 8 concurrent chats beside one; memory of the second
-worker; a cold start with 1,000 waiting callers; a stream beside 8 threads of embeddings; the dispatch policies. Prints
-tables, with the load average: figures of a machine in use by others mean nothing. The C part needs gcc (``--no-c``
-skips it).
+Measures submit-to-start and refusal times at the C boundary and from Python; generation through the pool, compared with
+a bare loop over the same engine; one-text embeddings of 8 and 64 threads; 8 concurrent chats compared with one; memory
+of the second worker; a cold start with 1,000 waiting callers; a stream and 8 threads of embeddings at the same time;
+the dispatch policies. Prints tables, with the load average: the figures mean nothing on a machine that others use. The
+C part needs gcc (``--no-c`` skips it).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def part_threads(embedding: str, text: str, threads: int, quick: bool) -> dict[s
         seconds = together(8, lambda number: pool.generate(f"A story of number {number}:", text, **options) and None)
         found["Python: one chat, tokens/s"] = alone
         found["Python: eight chats at once, tokens/s"] = 8 * 48 / seconds
-        found["Python: eight to one"] = 8 * 48 / seconds / alone
+        found["Python: eight chats at once / one chat, ratio of tokens/s"] = 8 * 48 / seconds / alone
     return found
 
 
@@ -154,7 +154,7 @@ print(json.dumps([row["workers"], row["model_bytes"], stats["bytes_by_tag"], res
             if abs(after[tag] - before[tag]) >= 1000:
                 found[f"second {kind} worker: of kind {tag}, MB"] = (after[tag] - before[tag]) / 1e6
         found[f"second {kind} worker: resident, MB"] = (rss_after - rss_before) / 1e6
-        found[f"second {kind} worker: of the first's model, %"] = (
+        found[f"second {kind} worker: bytes counted, % of the model's bytes"] = (
             100 * (sum(after.values()) - sum(before.values())) / max(1, model_bytes))
     return found
 

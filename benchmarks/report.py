@@ -140,8 +140,8 @@ def text(record: dict[str, Any]) -> str:
                     for what, found in record["agreement"].items())]
     lines += [f"FAILED: {failure}" for failure in record["failures"]]
     return "\n".join([*lines, "", "In brackets: the factor by which mpool is better (its default, or the compute type",
-                      "that is named), and the number of pairs of comparable turns behind it. ?: no turns were "
-                      "comparable,",
+                      "that is named), and the number of pairs of comparable turns behind it. ?: no pair of turns "
+                      "was comparable,",
                       "because the machine was busy or changed its state: disregard the factor. %: share of the",
                       "machine's limit, from the probes before and after the turn."])
 
@@ -167,7 +167,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def plot(record: dict[str, Any], path: str) -> None:
-    """Plot every rate and time as bars, engine beside engine. The suffix of the path chooses the file format."""
+    """Plot every rate and time as bars, one per engine, side by side. The suffix of the path chooses the format."""
     import matplotlib
 
     matplotlib.use("Agg")

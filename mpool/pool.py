@@ -264,7 +264,7 @@ class Pool(PoolVerbs):
             self.registry.evict(key, timeout=_threads.remaining(deadline, key))
 
     def _forget_files(self, entry: Entry, deadline: float | None) -> None:
-        """Drop the content of changed files after its requests have completed. The next use reads the files again."""
+        """Unload an entry whose files changed, once its requests have completed. The next use reads the files again."""
         for key in entry.forget():
             self.registry.remove(key, timeout=_threads.remaining(deadline, key))
 

@@ -133,6 +133,6 @@ bool mp_budget_take(mp_budget *budget, uint64_t bytes) {
 
 void mp_budget_give(mp_budget *budget, uint64_t bytes) {
     uint64_t before = atomic_fetch_sub_explicit(&budget->used, bytes, memory_order_acq_rel);
-    assert(before >= bytes && "more given back than was taken");
+    assert(before >= bytes && "more bytes returned than reserved");
     (void)before;
 }

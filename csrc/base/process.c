@@ -91,7 +91,7 @@ mp_status mp_process_start(mp_process *process, const mp_process_command *comman
         mp_sys_close(fds[i]);
     if (result) {
         mp_error cause;
-        mp_fail_errno(&cause, result, NULL, "the system refused a process");
+        mp_fail_errno(&cause, result, NULL, "the system refused to start it");
         return mp_fail(error, MP_SPAWN_FAILED, "%s: %s", command->argv[0], cause.message);
     }
     process->pid = (int)pid;

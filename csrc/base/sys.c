@@ -223,7 +223,7 @@ mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void
     if (result != 0) {
         mp_free(start);
         mp_error cause;
-        mp_fail_errno(&cause, result, NULL, "the system refused a thread");
+        mp_fail_errno(&cause, result, NULL, "the system refused to start a thread");
         return mp_fail(error, MP_SPAWN_FAILED, "thread %s: %s", name, cause.message);
     }
     thread->started = true;

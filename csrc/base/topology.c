@@ -135,10 +135,10 @@ static mp_status read_table(const char *table, const mp_topology *system, const 
         mp_cpu_set cpus = {0};
         const char *begin = at;
         if (!take_list(&at, MP_CPUS_MAX, &cpus) || (*at && *at != ';'))
-            return fail_table(table, at, "what is not a list of CPUs", error);
+            return fail_table(table, at, "not a list of CPUs", error);
         mp_cpu_set twice = common(&cpus, &seen);
         if (mp_cpu_set_count(&twice))
-            return fail_table(table, begin, "a CPU that another node has", error);
+            return fail_table(table, begin, "a CPU of another node", error);
         int memory = -1;
         for (int i = 0; i < MP_CPUS_MAX / 64; i++)
             seen.words[i] |= cpus.words[i];

@@ -40,7 +40,7 @@ struct mp_spec {
     const char *architecture;
     const char **files;
     int file_count, file_capacity;
-    mp_file_id *seen; /* guarded by: identities; [file_count] identities, allocated on first use; size 0: not stored */
+    mp_file_id *seen; /* guarded by: identities; [file_count], NULL before the first use; size 0: not known yet */
     name_list keys, tensor_names;
     mp_value *values;         /* [keys.capacity] */
     mp_tensor_entry *tensors; /* [tensor_names.capacity] */

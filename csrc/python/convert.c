@@ -23,7 +23,7 @@ static bool count_entries(mp_state *state, const char *name, Py_ssize_t entries,
                           int plus) {
     const int64_t found = entries < plus ? -1 : (entries - plus) / times;
     if (found < 0 || found * times + plus != entries) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has %zd entries, allowed: a multiple of %d, and %d more", name,
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has %zd entries, allowed: a multiple of %d, plus %d", name,
                      entries, times, plus);
         return false;
     }

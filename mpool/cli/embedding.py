@@ -1,6 +1,6 @@
 """``mpool embed`` and ``mpool embed-image``: write embeddings as lines of JSON or as one numpy array.
 
-Memory use is constant, independent of the number of inputs, but for the precisions int8 and uint8.
+Memory use does not depend on the number of inputs, except for the precisions int8 and uint8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reuse of token masks in free text: where the allowed tokens are known without computing a mask."""
+"""Reuse of token masks in free text, where every position allows the same tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MaskReuse:
         self._tail = b""  # last bytes of the text: a marker may begin in them and continue in the next tokens
         self._in_text = self._in_calls = False
         self._mask: bytes | None = None
-        self._reusable = False  # the mask at the current position is the one of free text
+        self._reusable = False  # the current position is free text, so its mask can be reused
 
     def lookup(self, ids: list[int]) -> bytes | None:
         """Return the mask after these tokens, or None if it must be computed and passed to :meth:`store`.

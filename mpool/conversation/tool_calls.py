@@ -50,11 +50,11 @@ class ParsedCall(NamedTuple):
 
 
 class _NeedMoreText(Exception):
-    """The buffered text may begin the expected text."""
+    """The buffered text is only the beginning of the expected text: wait for more."""
 
 
 class _Mismatch(Exception):
-    """The buffered text differs from the expected text."""
+    """The buffered text is not the expected text."""
 
 
 class ToolCallParser:

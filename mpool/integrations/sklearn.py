@@ -61,7 +61,7 @@ class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self.on_error = on_error
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check the parameters, and the model on the first text.
+        """Check the parameters, load the model and embed the first text.
 
         Args:
             X: as for :meth:`transform`, at least one text.

@@ -36,7 +36,7 @@ class StreamRequest(Protocol[T]):
         """Key of the core's model; requests wait for space in this model's queue."""
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
-        """Submit the request. For ``fail_fast`` and ``again`` see :meth:`Call.keywords`."""
+        """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""
 
     def reader(self, ticket: _core.Ticket) -> TicketReader[T]:
         """Return a reader for the ticket of this request."""

@@ -61,7 +61,7 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
         checked, template_tools = _with_tools(entry, checked, tools)
         if images is not None:
             return *_with_images(entry, checked, images, variables, allow_urls, call, template_tools), tools
-        # placeholder=None: a template option of this name must not reach the parameter
+        # with placeholder=None given here, a template option of the same name raises TypeError
         prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, placeholder=None,
                                          **variables)
         return prompt, None, tools

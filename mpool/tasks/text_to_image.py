@@ -215,7 +215,7 @@ class Request:
     keep: bool = False
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
-        """Submit the request. For ``fail_fast`` and ``again`` see :meth:`Call.keywords`."""
+        """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""
         keywords = (call or PLAIN).keywords(self.entry.key, fail_fast, again)
         try:
             return self.entry.pool.registry.submit_image_generation(

@@ -76,7 +76,7 @@ class Request:
     tools: Tools | None = None
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
-        """Submit the request. For ``fail_fast`` and ``again`` see :meth:`Call.keywords`."""
+        """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""
         s, keywords = self.sampling, (call or PLAIN).keywords(self.entry.key, fail_fast, again)
         capture = self.capture if self.capture is not None and self.capture.begins() else None
         if capture is not None:

@@ -42,7 +42,7 @@ typedef struct scene { /* a proxy without a process, one admitted request, and t
     int mutate_at; /* byte of the result or plan to change, -1 = none */
     uint8_t mutate_by;
     size_t cut;                    /* truncate the message to this length; 0 = do not truncate */
-    uint64_t speed;                /* learnt speed that the child reports; 0 = arbitrary */
+    uint64_t speed;                /* speed measured by the model that the child reports, in ns; 0 = 1000 */
     const mp_isolation_kind *kind; /* NULL = no_kind */
 } scene;
 

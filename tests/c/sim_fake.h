@@ -23,9 +23,8 @@ typedef struct sim_model { /* the model of one loader */
     uint64_t stuck_ns;
     bool uneven; /* each step takes no time with probability 1/2 */
     int loses;   /* if engines are processes: percentage of calls of an engine that kill its process */
-    /* counts: objects that exist; then events */
-    int loading, models, engines, loaders;
-    int loads, steps, preempted;
+    int loading, models, engines, loaders; /* numbers of objects that exist now */
+    int loads, steps, preempted;           /* numbers of events so far */
     uint64_t failed_ns; /* time of the last failed load */
     int crashes;
     uint64_t crash_ns[8]; /* ring buffer: times of steps that failed with INTERNAL */

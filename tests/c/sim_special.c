@@ -312,7 +312,7 @@ static void chaos_tune(mp_registry_config *config) {
                                     .die = 0.01 * of(10),
                                     .slow = 0.01 * of(20),
                                     .memory = 0.02 * of(24)};
-    config->stall_timeout_ns = 5 * SECOND; /* longer than any thread is delayed: only chaos stalls */
+    config->stall_timeout_ns = 5 * SECOND; /* above every simulated delay: only chaos stalls a worker */
     config->breaker_threshold = percent(50) ? -1 : 1 + of(5);
     config->breaker_window_ns = SECOND;
     config->breaker_backoff_ns = MS + sim_below(50 * MS);

@@ -12,9 +12,9 @@
 typedef struct sim_world {
     const char *name;
     void (*body)(void *arg); /* arg: the world */
-    /* Most callers and keys; percentage of actions that are operations, not requests; percentage of operations that add
-     * or remove models. */
-    int callers, keys, operations, swaps;
+    int callers, keys; /* the largest numbers */
+    int operations;    /* percentage of actions that are operations; the others are requests */
+    int swaps;         /* percentage of operations that add or remove models */
     bool memory;   /* memory of engines and of the process is short */
     bool shutdown; /* the registry is closed while requests run */
     bool faults;   /* loads fail and stall; memory and threads are refused; files change; the clock jumps */

@@ -374,7 +374,7 @@ MP_TEST_SECONDS(registry_fault_memory_step_evicts_idle_models, 60) {
     MP_CHECK(!mp_ticket_done(busy)); /* a busy model is not evicted */
     MP_CHECK(stats_of(registry).evictions >= 3);
     MP_CHECK_INT(fakes[0].models, 1);
-    /* A model that does not fit beside the loaded ones fails with MEMORY_EXHAUSTED or replaces an idle model. */
+    /* A model that does not fit together with the loaded ones fails with MEMORY_EXHAUSTED or replaces an idle model. */
     for (int i = 1; i < MODELS; i++) {
         mp_ticket *ticket = fake_submit(registry, keys[i], fake_call_create(1), NULL);
         mp_status status = fake_wait(ticket, &error);

@@ -143,7 +143,7 @@ MP_TEST_SECONDS(registry_fault_no_thread_leaves_no_half_worker, 60) {
             MP_CHECK(status == MP_OK || (status == MP_SPAWN_FAILED && error.message[0]));
             mp_entry_info info;
             if (status == MP_SPAWN_FAILED) {
-                MP_CHECK_INT(k < 2, 1); /* the first worker, or the maintenance that watches it */
+                MP_CHECK_INT(k < 2, 1); /* the call needs two threads: worker and maintenance */
                 fake_until_state(registry, "a", "failed");
                 fake_info(registry, "a", &info);
                 MP_CHECK_INT(info.worker_count + info.workers + info.queued + info.running, 0);

@@ -47,7 +47,7 @@ MP_TEST(models_requests_report_seen_output) {
     mp_error error;
     mp_request *call;
     MP_CHECK_OK(make_call(&call, &error), &error);
-    MP_CHECK(!call->seen(call)); /* works before the output is allocated */
+    MP_CHECK(!call->seen(call)); /* legal before the output is allocated */
     mp_text_request *text = (mp_text_request *)call;
     MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
     MP_CHECK(!call->seen(call));
@@ -77,7 +77,7 @@ MP_TEST(models_requests_keep_published_output) {
     for (int c = 0; c < CHOICES; c++) {
         const mp_choice before = {.text = text->choices[c].text, .tokens = text->choices[c].tokens};
         atomic_store(&text->choices[c].token_count, 1);
-        MP_CHECK_OK(mp_text_request_output(text, 8, &error), &error); /* the current sizes; next, smaller ones */
+        MP_CHECK_OK(mp_text_request_output(text, 8, &error), &error); /* equal, then smaller, then larger sizes */
         MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
         MP_CHECK_INT(mp_text_request_output(text, 9, &error), MP_MODEL);
         MP_CHECK(text->choices[c].text == before.text && text->choices[c].tokens == before.tokens);

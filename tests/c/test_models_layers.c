@@ -415,7 +415,7 @@ MP_TEST(models_rope_scaling) {
     }
     mp_rope_deinit(&rope);
     set_string(spec, "llama.rope.scaling.type", "llama3");
-    MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error); /* its factors are missing */
+    MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error); /* no factors yet */
     mp_rope_deinit(&rope);
     set_real(spec, "llama.rope.scaling.factor", 8);
     set_real(spec, "llama.rope.scaling.low_freq_factor", 1);

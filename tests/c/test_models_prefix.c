@@ -263,7 +263,7 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
         MP_CHECK_INT(b.budget.used, b.budget.limit);
     }
     MP_CHECK_STATUS(mp_prefix_take(&b.cache, &ids[2], &error), MP_MEMORY_EXHAUSTED, &error);
-    MP_CHECK_INT(b.cache.kv.free_count, 1); /* one free block cannot be both a block and its window part */
+    MP_CHECK_INT(b.cache.kv.free_count, 1); /* a block and its window part need two free blocks */
     for (int i = 0; i < 2; i++) {
         mp_prefix_unref(&b.cache, ids[i]);
         mp_prefix_give(&b.cache, ids[i]);
@@ -481,11 +481,11 @@ MP_TEST_SECONDS(models_prefix_of_running_requests, 60) {
     tiny_job_admit(&tiny, &b);
     tiny_job_admit(&tiny, &c);
     tiny_job_step(&tiny, &a, 70);
-    tiny_job_step(&tiny, &b, 20); /* shares a's first block, computes 20 tokens of the second */
+    tiny_job_step(&tiny, &b, 20); /* b shares a's first block and computes 20 tokens of the second */
     MP_CHECK_INT(b.call->cached_tokens, 64);
     tiny_job_step(&tiny, &a, 512);
     MP_CHECK(a.call->prompt_done_ns > 0);
-    tiny_job_step(&tiny, &b, 1); /* replaces its partial block by a's */
+    tiny_job_step(&tiny, &b, 1); /* b replaces its partial block by a's complete one */
     MP_CHECK_INT(b.call->cached_tokens, 64 + 44 + 64);
     tiny_job_step(&tiny, &a, 1);
     tiny_job_finish(&tiny, &b);

@@ -24,7 +24,8 @@ static mp_status ask_for(mp_registry *registry, uint64_t bytes) {
 MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     enum { MODELS = 3, LIMIT = 1000000 };
     static const char *const keys[MODELS] = {"a", "b", "c"};
-    /* The order of reclaim is idle time / load time. These load times keep it a, b, c on a slow machine. */
+    /* Models are reclaimed by idle time / load time, largest first. These load times give the order a, b, c even on a
+     * slow machine. */
     static const uint64_t load_ns[MODELS] = {0, FAKE_MS(50), FAKE_MS(250)};
     fake fakes[MODELS];
     mp_registry *registry = fake_registry(2, LIMIT);
@@ -260,7 +261,7 @@ MP_TEST(registry_memory_of_engines_is_what_they_report) {
         fake_until(&fakes[0].in_steps, 1);
         atomic_store(&fakes[0].held_bytes, 80000);
         MP_CHECK_INT(held_by(registry, "a"), 70000);
-        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* does not fit beside a */
+        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* does not fit together with "a" */
         MP_CHECK_INT(fake_finish(other), MP_MEMORY_EXHAUSTED);
         atomic_store(&fakes[0].hold, false);
         MP_CHECK_INT(fake_finish(ticket), MP_OK);

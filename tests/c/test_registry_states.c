@@ -165,7 +165,7 @@ MP_TEST(registry_states_of_retries) {
 
 /* A request survives one fault and, if it can continue, one external kill, in either order. */
 MP_TEST(registry_states_of_retries_are_followed) {
-    for (int history = 0; history < 16; history++) { /* four events; bit set: an external kill */
+    for (int history = 0; history < 16; history++) { /* a bit for each of 4 events: 1: a kill, 0: a fault */
         scene scene;
         scene_init(&scene);
         int faults = 0, kills = 0, survived = 0;

@@ -80,7 +80,7 @@ MP_TEST(registry_patience_grows_within_bounds) {
     fake_end(registry);
 }
 
-/* The patience also grows while a request waits for room in a full queue. */
+/* The patience (patience_ns) of a request also grows while it waits for room in a full queue. */
 typedef struct release {
     fake *fake;
     uint64_t when_ns;

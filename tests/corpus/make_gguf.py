@@ -126,7 +126,7 @@ def split(no: int, count: int, tensors: int, *, architecture: bool = True) -> li
 
 @dataclass(frozen=True)
 class Case:
-    """One file that is opened, and what that must give. ``extra`` files lie beside it and are not opened by name."""
+    """One file to open and the expected result. ``extra`` files lie in the same folder and are not opened by name."""
 
     name: str
     data: bytes

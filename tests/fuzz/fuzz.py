@@ -115,7 +115,8 @@ def merge(target: str, program: Path, out: Path) -> int:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     sources = [path for path in (keep, out / "found" / target) if path.is_dir()]
-    # Inputs from other corpora come first, so that inputs with the same coverage are dropped; they are removed below.
+    # The merge keeps the first input of each coverage. The other corpora come first, so that it drops inputs that cover
+    # nothing new; the copies of those corpora's own inputs are skipped below.
     others = [folder for folder in folders if folder.is_dir()]
     done = subprocess.run([str(program), *options, "-set_cover_merge=1", str(fresh), *map(str, others + sources)],
                           capture_output=True, text=True, errors="replace")

@@ -167,7 +167,7 @@ static MP_INLINE vec vec_select(vmask m, vec x, vec y) {
                  vbslq_f32(m.d, x.d, y.d)};
 }
 
-/* ---- the fixed tree ---- */
+/* ---- reductions by the fixed tree of kernels.h ---- */
 
 static MP_INLINE float vec_sum(vec x) {
     const float32x4_t s = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));

@@ -243,7 +243,7 @@ static VEC_INLINE float vec_top_bits(vec x) {
     return x.lane[0];
 }
 
-/* ---- the fixed tree: lanes at distances 8, 4, 2, 1 ---- */
+/* ---- reductions by the fixed tree of kernels.h: lanes at distances 8, 4, 2, 1 ---- */
 
 static VEC_INLINE float vec_sum(vec x) {
     for (int width = VEC_N / 2; width > 0; width /= 2)

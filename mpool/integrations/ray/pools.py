@@ -14,7 +14,7 @@ from ...server.settings import Settings
 from ...server.state import State
 from .routing import DEPTH
 
-#: Prefixes of the paths that every replica serves alike.
+#: Prefixes of the paths for which every replica gives the same response.
 _SHARED = ("/v1/", "/api/", "/health", "/openapi.json")
 _OWN = "/api/mpool/"  # the dashboard's routes
 

@@ -26,8 +26,8 @@ from .pools import Pools
 
 #: Name of the application.
 NAME = "mpool"
-#: Seconds between two reports of a replica; seconds over which the number of requests is averaged; seconds for which
-#: the load must be too high or too low before replicas are added or removed.
+#: In seconds: interval between two reports of a replica; period over which the number of requests is averaged; how long
+#: the load must be too high before replicas are added, and too low before they are removed.
 _REPORT_PERIOD, _LOOK_BACK, _UPSCALE_DELAY, _DOWNSCALE_DELAY = 1.0, 15.0, 10.0, 300.0
 
 

@@ -219,7 +219,7 @@ def read_prompts(folder: Folder) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-#: Jinja expression for the content of the first message with a role.
+#: Jinja expression for the content of the first message that has the given role.
 _MESSAGE_OF_ROLE = '(messages | selectattr("role", "eq", "{}") | map(attribute="content") | first)'
 
 

@@ -63,7 +63,7 @@ class VisionModel:
         name: name of the model's row in ``csrc/models/archs.def``.
         text: configuration of the decoder.
         encoder: image encoder, up to the layer whose hidden states are used.
-        projector: projector, as a network that has only tensors.
+        projector: the projector; only the tensors of this spec are used.
         kv: hyper-parameters of the whole model.
         read_settings: function that reads the image processor's configuration from the model folder and returns the
             image settings and the processor's hyper-parameters.

@@ -230,14 +230,14 @@ def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llav
     shutil.copytree(llava, folder)
     weights = load_file(str(folder / "model.safetensors"))
     name = next(name for name in weights if name.endswith("model.norm.weight"))
-    weights[name] = np.full_like(weights[name], np.nan)  # every completion gives NaN
+    weights[name] = np.full_like(weights[name], np.nan)  # every completion fails because of NaN
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     found["llava"] = str(folder), 0
     folder = tmp_path_factory.mktemp("poisoned") / "flux"
     shutil.copytree(flux, folder)
     path = str(folder / "transformer" / "diffusion_pytorch_model.safetensors")
     weights = load_file(path)
-    weights["proj_out.bias"] = np.full_like(weights["proj_out.bias"], np.nan)  # every image gives NaN
+    weights["proj_out.bias"] = np.full_like(weights["proj_out.bias"], np.nan)  # every image fails because of NaN
     save_file(weights, path, metadata={"format": "pt"})
     found["flux"] = str(folder), 0
     return found

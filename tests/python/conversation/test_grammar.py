@@ -397,7 +397,7 @@ def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.M
 
 
 def test_results_of_worker_processes_are_the_same(pool: mpool.Pool, tiny: Path) -> None:
-    """For complete and streamed requests, several completions, and concurrent requests with and without a format."""
+    """Processes and threads give equal results: complete and streamed, for n above 1, and for concurrent requests."""
     calls = [dict(seed=seed, n=1 + seed % 3, response_format=form)
              for seed, form in enumerate((SHORT, WORD, NESTED, None, SHORT, NESTED))]
     expected = [pool.generate("Once", tiny, **HOT, **call) for call in calls]

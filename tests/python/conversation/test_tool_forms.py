@@ -202,7 +202,7 @@ def test_parsing_takes_linear_time() -> None:
 
 
 def test_lone_surrogates_in_json_escapes() -> None:
-    """They are replaced, since they cannot be encoded as UTF-8."""
+    """Lone surrogates are replaced, because UTF-8 cannot encode them."""
     completion = '<tool_call>{"name": "clock", "arguments": {"a": "\\ud800"}}'
     ((_, _, raw, _),) = parse(format_named("hermes"), [completion])[1]
     assert json.loads(raw) == {"a": "?"} == parse_arguments('{"a": "\\ud800"}')

@@ -195,7 +195,7 @@ def test_json_that_looks_like_a_call_without_marker(pool: mpool.Pool, llama: Pat
 
 
 def test_unsupported_keywords_in_a_format_without_markers(pool: mpool.Pool, llama: Path) -> None:
-    """They are refused as in other formats: in a response_format and in strict tools."""
+    """As in other formats, a response_format and a strict tool refuse unsupported schema keywords."""
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
     odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}
@@ -301,7 +301,7 @@ def test_reasoning_before_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytes
                                    "<|start|>assistant", "<think>", "</think>", "<tool_call>"])
 @pytest.mark.parametrize("name", ["thinks", "harmony"])
 def test_markers_in_a_formatted_response_are_text(pool: mpool.Pool, tmp_path: Path, name: str, words: str) -> None:
-    """This includes markers that end a message or begin another one, inside the JSON of the response."""
+    """Inside the JSON of a response, also markers that end a message or begin another one are text."""
     pytest.importorskip("llguidance")
     value = {"a": f"x{words} {words}y", "b": None}
     template, chains = {

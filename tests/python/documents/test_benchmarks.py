@@ -81,7 +81,7 @@ def test_disturbed_measurements_are_excluded() -> None:
 
 
 def test_measurements_in_different_machine_states_are_not_compared() -> None:
-    """This holds even if neither measurement was disturbed."""
+    """Two undisturbed measurements give no ratio if the machine was in different states."""
     turns = [turn("mpool", 0, {"a": 2.0}, NEAR), turn("peer", 0, {"a": 1.0}, NEAR), turn("peer", 0, {"a": 4.0}, FAR)]
     assert all(entry.disturbed is None for entry in turns)
     assert report.summary(turns)["embed"]["a"]["peer"] == {"median": 2.5, "against": "mpool", "ratio": 2.0, "pairs": 1}
@@ -275,7 +275,7 @@ def test_masks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def test_the_load_generator_reports_incomplete_responses() -> None:
-    """It detects a response without its last token, a refused request, and a client without further requests."""
+    """A response without its last token, a refused request and a client that runs out of requests are errors."""
     whole = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
     cut = whole.replace(b'"length"', b"null")
 

@@ -64,7 +64,7 @@ def test_every_source_yields_the_same_pixels(tmp_path: Path) -> None:
 
 
 def test_base64_of_jpeg_is_not_a_path() -> None:
-    """It begins with a slash, like an absolute path."""
+    """Base64 of a JPEG file begins with a slash, like an absolute path."""
     data = encoded(example(), "JPEG")
     text = base64.b64encode(data).decode()
     assert text.startswith("/9j/")
@@ -83,7 +83,7 @@ def test_arrays_of_floats(dtype: str) -> None:
     finally:
         tracemalloc.stop()
     assert np.array_equal(found, expected)
-    assert most < 4 * expected.nbytes + (8 << 20), "the whole in float64 is 8 times the bytes, and was there twice"
+    assert most < 4 * expected.nbytes + (8 << 20), "a float64 copy would take 8 times the bytes of the result"
 
 
 def test_grey_arrays_and_views() -> None:
@@ -144,7 +144,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("width, height", [(8193, 8192), (10_000, 10_000), (100_000, 100_000), (2**31 - 1, 1000)])
 def test_pixel_bombs_are_refused(width: int, height: int) -> None:
-    """They are refused before any pixel is decoded: the body is empty."""
+    """The header alone is enough to refuse the file: it has no pixel data."""
     with pytest.raises(InvalidArgument, match="must be at most 67,108,864 pixels"):
         read_image(png(width, height))
 
@@ -421,7 +421,7 @@ def test_a_server_that_sends_slowly(server: Server, path: str, monkeypatch: pyte
 
 
 def test_the_body_of_a_redirect_is_not_read(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has 64 MiB."""
+    """The redirect has a body of 64 MiB."""
     monkeypatch.setenv("no_proxy", "*")
     assert np.array_equal(pixels_of(server.at + "/much", allow_urls=True), example())
     assert not server.exhausted

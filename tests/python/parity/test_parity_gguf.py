@@ -40,7 +40,7 @@ def test_divergence_is_no_larger_than_llama_cpps(case) -> None:
           f"top-1 {top1:.4f} (llama.cpp {golden['llama_top1']:.4f})")
     assert len(golden["tokens"]) >= 500
     assert kl.mean() <= golden["llama_kl"]
-    # With 700 positions, the share of flipped ones is random within about a percentage point.
+    # Over 700 positions, chance alone moves the share of equal top tokens by about one percentage point.
     assert top1 >= golden["llama_top1"] - 0.01
 
 

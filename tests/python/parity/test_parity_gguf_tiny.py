@@ -1,7 +1,7 @@
 """GGUF files of seeded models compared with the transformers models that they were written from, in float32.
 
-Folders contain queries and keys in their trained order, GGUF files in the order of their family's converter. Only files
-can therefore show that the core rotates the right pairs.
+Folders contain queries and keys in their trained order, GGUF files in the order of their family's converter. Only GGUF
+files can therefore show that the core rotates the right pairs of these.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pipelineparity import PROMPT, STEPS, TOKENS, compare, latents_of, near, our
 #: Name -> family, arguments of the pipeline, options of the request.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sd3, guided": ("sd3", {}, {"negative_prompt": "blue dog", "guidance_scale": 4.0}),
-    "sd3, guided from nothing": ("sd3", {"shift": 1.0}, {"guidance_scale": 2.5}),
+    "sd3, guided, no negative prompt": ("sd3", {"shift": 1.0}, {"guidance_scale": 2.5}),
     "sd3, turbo": ("sd3", {"layers": 2, "dual": ()}, {"guidance_scale": 0.0}),
     "sd3, one layer": ("sd3", {"layers": 1, "dual": ()}, {"guidance_scale": 0.0}),
     "sd3, one dual layer": ("sd3", {"layers": 1, "dual": (0,)}, {"guidance_scale": 0.0}),

@@ -322,7 +322,7 @@ def test_worker_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch,
 def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
                        errors: tuple[type[mpool.MpoolError], ...]) -> None:
     with pool_of() as pool:
-        pool.embed("a", bert)  # opens the descriptors that stay open
+        pool.embed("a", bert)  # the first request opens descriptors that the process keeps
     files, began = len(os.listdir("/proc/self/fd")), time.monotonic()
     with pool_of(**options) as pool:
         for number in range(8):
@@ -338,7 +338,7 @@ def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
             # the worker starts in the meantime and serves requests
             assert pool.embed("a", bert, timeout=60).shape == (32,)
     assert time.monotonic() - began < 120  # nothing hangs
-    until(lambda: not children() and len(os.listdir("/proc/self/fd")) <= files)  # an abandoned worker returns by itself
+    until(lambda: not children() and len(os.listdir("/proc/self/fd")) <= files)  # abandoned workers end too
 
 
 def test_worker_of_another_build(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +378,7 @@ def test_an_application_is_not_started_again(bert: Path, tmp_path: Path, monkeyp
         pool.embed("a", bert)
     assert "set_executable" in str(caught.value) and str(application) in str(caught.value)
     assert not started.exists()
-    multiprocessing.set_executable(python)  # undone with what runs_as set
+    multiprocessing.set_executable(python)  # runs_as restores the earlier value after the test
     assert pool.embed("a", bert).shape == (32,)
     assert Path(f"/proc/{processes(pool)[0]}/exe").resolve() == Path(python).resolve()
 

@@ -100,7 +100,8 @@ def test_request_is_retried_if_its_worker_is_killed_in_an_image(pool: mpool.Pool
     pool.load(large)
     steps = pool.metrics()["steps"]
     job = pool.submit("vision", images=photo, prompt=text(1, 9), model=pool.get(large), **GREEDY)
-    until(lambda: pool.metrics()["steps"] > steps)  # the tokens before the image; the next step computes the image
+    # The first step prefills the tokens before the image, the next one computes the image.
+    until(lambda: pool.metrics()["steps"] > steps)
     before = signal_all(pool, signal.SIGKILL)
     assert job.result().token_ids == expected
     assert set(processes(pool)).isdisjoint(before) and pool.metrics()["retries"] == 1
@@ -129,7 +130,7 @@ def test_generation_continues_if_its_worker_is_killed(pool: mpool.Pool, model: P
     with mpool.Pool() as here:
         expected = here.vision(PHOTO, **call)
     job = pool.submit("vision", images=PHOTO, **call)
-    until(lambda: pool.metrics()["steps"] > 20)  # two of them compute the image
+    until(lambda: pool.metrics()["steps"] > 20)  # the first two steps compute the image
     before = signal_all(pool, signal.SIGKILL)
     found = job.result()
     assert [choice.token_ids for choice in found.choices] == [choice.token_ids for choice in expected.choices]

@@ -84,7 +84,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("isolation", [HERE, THERE])
 def test_continued_completions_are_the_same(llama: Path, isolation: str, name: str) -> None:
-    """Also log probabilities, stop strings that a fault splits, token counts and times."""
+    """Log probabilities, stop strings that a fault splits, token counts and times are the same, too."""
     request = dict(max_tokens=24, ignore_eos=name != "stops", **OPTIONS[name])
     continued = 0
     with mpool.Pool() as calm:

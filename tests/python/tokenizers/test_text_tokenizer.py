@@ -117,7 +117,7 @@ def test_special_tokens() -> None:
     assert tokenizer.encode("<s>he<|end|>", add_special=False, parse_special=True).tolist() == [0, 258, 1]
     plain = tokenizer.encode("<s>he<|end|>", add_special=False).tolist()
     assert not {0, 1} & set(plain) and tokenizer.decode(plain) == "<s>he<|end|>"
-    for parse in (False, True):  # user-defined tokens are always found
+    for parse in (False, True):  # text becomes user-defined tokens with and without parse_special
         assert tokenizer.encode("a<user>b", add_special=False, parse_special=parse).tolist()[1] == 264
 
 
