@@ -38,9 +38,19 @@ def test_errors_load_nothing_heavy() -> None:
     assert not _modules("import mpool; mpool.ContextOverflow; mpool.PoolConfig(); mpool.models").intersection(HEAVY)
 
 
-def test_reading_metadata_loads_no_torch() -> None:
-    loaded = _modules("import mpool; mpool.Pool; mpool.embed; mpool.generate; mpool.aio; mpool.show_config")
-    assert not loaded.intersection(("torch", "transformers", "jinja2", "huggingface_hub", "PIL"))
+def test_reading_metadata_loads_no_torch(llama: Path, tmp_path: Path) -> None:
+    """The description of a folder and the header of a GGUF file need neither torch nor libraries of other features."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    writer.add_uint32("llama.block_count", 2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    loaded = _modules(f"import mpool; pool = mpool.Pool(); assert pool.get({str(llama)!r}).description.spec; "
+                      f"found = mpool._core.read_gguf({str(tmp_path / 'm.gguf')!r}); assert found; pool.close()")
+    assert not loaded.intersection(("torch", "transformers", "jinja2", "huggingface_hub", "PIL", "llguidance", "starlette"))
+    assert "mpool.models.formats.hf_folder" in loaded
 
 
 @pytest.mark.parametrize("name", mpool.__all__)

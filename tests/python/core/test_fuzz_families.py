@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from mpool.models import architectures
 from mpool.models.formats import hf_config
 from mpool.models.fields import Fields
-from mpool.errors import MpoolError
+from mpool.errors import FormatError, MpoolError
 
 from paritymodels import DECODERS, LAYER_TYPES, find_class
 
@@ -28,12 +29,21 @@ OTHERS: dict[str, dict[str, Any]] = {
             "position_embedding_type": "rope", "rope_theta": 1e4, "rope_scaling": {"type": "ntk", "factor": 2.0},
             "layer_norm_type": "layer_norm", "hidden_act": "gelu", "type_vocab_size": 2, "pack_qkv": True,
             "layer_norm_eps": 1e-12, "logn_attention_scale": False}}
-#: (Family, changes) that malicious files could have.
-HOSTILE = [("phi3_long", {"original_max_position_embeddings": 1, "max_position_embeddings": 2**20}),
-           ("phi3_partial", {"partial_rotary_factor": 1e308}), ("llama", {"partial_rotary_factor": 1e308}),
-           ("gte", {"num_attention_heads": 1000}), ("deepseek2", {"q_lora_rank": -1}),
-           ("deepseek2", {"n_group": 5}), ("deepseek2", {"topk_group": 99}), ("deepseek2", {"kv_lora_rank": None}),
-           ("gpt_oss", {"intermediate_size": 0}), ("smollm3", {"no_rope_layer_interval": 0})]
+#: Family, changes that malicious files could have, and the key and value that the error names; None if the change is
+#: legal: null stands for a default, and ``no_rope_layers`` overrides the interval.
+HOSTILE: list[tuple[str, dict[str, Any], str | None]] = [
+    ("phi3_long", {"original_max_position_embeddings": 1, "max_position_embeddings": 2**20},
+     "original_max_position_embeddings is 1, "),
+    ("phi3_partial", {"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e+308, "),
+    ("llama", {"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e+308, "),
+    ("gte", {"num_attention_heads": 1000}, "num_attention_heads is 1000, "),
+    ("qwen3moe", {"num_experts_per_tok": 99}, "num_experts_per_tok is 99, "),
+    ("gpt_oss", {"num_experts_per_tok": 6}, "num_experts_per_tok is 6, allowed: an integer from 1 to 5"),
+    ("deepseek2", {"num_experts_per_tok": 99}, "num_experts_per_tok is 99, "),
+    ("deepseek2", {"q_lora_rank": -1}, "q_lora_rank is -1, "), ("deepseek2", {"n_group": 5}, "n_group is 5, "),
+    ("deepseek2", {"topk_group": 99}, "topk_group is 99, "), ("deepseek2", {"kv_lora_rank": None}, None),
+    ("gpt_oss", {"intermediate_size": 0}, "intermediate_size is 0, "),
+    ("smollm3", {"no_rope_layer_interval": 0}, None)]
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -70,19 +80,20 @@ def test_wrong_values(name: str) -> None:
             inside[key] = rng.choice(VALUES)
         try:
             read(values)
-        except MpoolError:
-            continue
+        except MpoolError as error:
+            assert "config.json" in str(error) and "allowed" in str(error) or not isinstance(error, FormatError), error
         except Exception as error:
             changed = {key: value for key, value in values.items() if value != whole.get(key)}
             raise AssertionError(f"{name} {trial}: {changed}: {error!r}") from error
 
 
-@pytest.mark.parametrize("name, change", HOSTILE)
-def test_malicious_values(name: str, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name, change, words", HOSTILE)
+def test_malicious_values(name: str, change: dict[str, Any], words: str | None) -> None:
     values = {**config_of(name), **change}
     for inside in (value for value in values.values() if isinstance(value, dict)):
         inside.update((key, value) for key, value in change.items() if key in inside)
-    try:
+    if words is None:
         read(values)
-    except MpoolError as error:
-        assert "config.json" in str(error)
+        return
+    with pytest.raises(FormatError, match=re.escape(f"config.json: {words}")):
+        read(values)
