@@ -74,7 +74,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.parametrize("case", ROUNDS)
 def test_memory_stays_flat(folders: tuple[Path, Path], case: str) -> None:
-    rounds = 120
+    rounds = 500
     program = PROGRAM.replace("{round}", ROUNDS[case].strip())
     run = subprocess.run([sys.executable, "-c", program.replace("__file__", repr(__file__)), *map(str, folders),
                           str(rounds)], capture_output=True, text=True, timeout=120, cwd=HERE)
@@ -83,7 +83,8 @@ def test_memory_stays_flat(folders: tuple[Path, Path], case: str) -> None:
     blocks, resident = figures.pop("blocks"), figures.pop("resident")
     for tag, (before, after) in figures.items():
         # The cache keeps the largest number of blocks that were in use together, which varies for abandoned streams.
-        most = before + (1 << 20) if tag == "kv" else before + 8 * rounds
+        most = before + (1 << 20) if tag == "kv" else before + 64
         assert after <= most, f"{tag}: {before} bytes before, {after} after {rounds} rounds"
-    assert blocks[1] - blocks[0] < rounds * 2, f"Python blocks: {blocks[0]} before, {blocks[1]} after {rounds} rounds"
+    # One leaked object per round fails. Without a leak, caches of Python vary by up to 350 objects in any number of rounds.
+    assert blocks[1] - blocks[0] < rounds, f"Python blocks: {blocks[0]} before, {blocks[1]} after {rounds} rounds"
     assert resident[1] - resident[0] < 6 << 20, f"resident: {resident[0]} before, {resident[1]} after {rounds} rounds"

@@ -300,7 +300,7 @@ def test_choose_folder_selects_the_files_of_a_model() -> None:
 def test_exports_are_lazy_and_complete() -> None:
     for name in mpool.models.__all__:
         found = getattr(mpool.models, name)
-        assert found.__module__.startswith("mpool.models."), name
+        assert found.__module__.startswith("mpool."), name
         assert getattr(sys.modules[found.__module__], found.__name__) is found
     with pytest.raises(AttributeError):
         mpool.models.no_such_name
