@@ -107,6 +107,22 @@ def dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return imagemodels.save(imagemodels.randomised("dinov2", 2), "dinov2", tmp_path_factory.mktemp("dino"))
 
 
+@pytest.fixture(scope="session")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small BERT cross-encoder."""
+    import rerankers
+
+    return rerankers.make_reranker(tmp_path_factory.mktemp("ranker") / "model", "bert")
+
+
+@pytest.fixture(scope="session")
+def llava() -> Path:
+    """Folder of the demo model for vision."""
+    import mpool
+
+    return Path(mpool.__file__).parent / "demo_models" / "digits-llava"
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[mpool.Pool]:
     """A pool for one module of tests."""

@@ -16,6 +16,7 @@ import pytest
 import mpool
 from mpool import _core, aio
 from mpool.tasks import options as _options
+from mpool.tasks.verbs import VERBS
 from poolcalls import TEXT, USER, WAYS, awaited
 
 GIVEN: dict[str, Any] = dict(timeout=50, priority="high", tenant="alice", keep_alive="2m", policy="p2c", fail_fast=True)
@@ -64,12 +65,19 @@ def test_call_options_reach_the_core_from_every_function(way: str, request: pyte
             assert 0 < one["timeout"] <= 50
             waits = at > 0 and not way.startswith("aio")  # later slices of a request whose first slice was accepted
             assert one["fail_fast"] is not waits
-            if kind not in ("llama", "flux"):
+            if kind not in ("llama", "llava", "flux"):
                 single = way in ("embed", "submit embed", "Model.embed", "aio.embed", "Model.batch_embed",
-                                 "embed_image", "submit images", "Model.embed_image", "aio.embed_image")
+                                 "embed_image", "submit images", "Model.embed_image", "aio.embed_image", "Model.rerank")
                 assert one["service_class"] == (0 if single else 1)
         row = next(row for row in pool.registry.entries())
         assert row["keep_alive"] == pytest.approx(120)
+
+
+def test_every_verb_has_its_ways() -> None:
+    """Functions of a pool, methods of a model, and aio. describe_image and describe_url call vision."""
+    for verb in set(VERBS) - {"describe_image", "describe_url"}:
+        missing = {verb, f"Model.{verb}", f"aio.{verb}"} - set(WAYS)
+        assert not missing, missing
 
 
 WRONG = [("timeout", 0), ("timeout", "soon"), ("priority", "urgent"), ("priority", 5), ("priority", True),

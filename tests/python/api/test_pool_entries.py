@@ -53,18 +53,12 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool.embed_image": ("dino", _default(lambda model, o: mpool.embed_image(IMAGE, model, **o))),
     "check of an image model": ("dino", _default(lambda model, o: mpool.check(model))),
     "mpool embed-image": ("dino", lambda pool, model, o: _command("embed-image", "--model", model, _image_file())),
-    "Pool: rerank": ("ranker", lambda pool, model, o: pool.rerank("a", ["b"], model, **o)),
     "mpool.rerank": ("ranker", _default(lambda model, o: mpool.rerank("a", ["b"], model, **o))),
-    "Model.rerank": ("ranker", lambda pool, model, o: pool.get(model).rerank("a", ["b"], **o)),
-    "aio.rerank": ("ranker", lambda pool, model, o: asyncio.run(aio.rerank("a", ["b"], model, pool=pool, **o))),
     "mpool generate": ("llama", lambda pool, model, o: _command("generate", "--model", model, "--max-tokens", "2",
                                                                 "a")),
     "mpool generate --json": ("llama", lambda pool, model, o: _command("generate", "--json", "--model", model,
                                                                        "--max-tokens", "2", "a")),
     "mpool.vision": ("llava", _default(lambda model, o: mpool.vision(DIGIT, "Which digit?", model, **TEXT, **o))),
-    "Model.vision": ("llava", lambda pool, model, o: pool.get(model).vision(DIGIT, "Which digit?", **TEXT, **o)),
-    "aio.vision": ("llava", lambda pool, model, o: asyncio.run(aio.vision(DIGIT, "Which digit?", model, pool=pool,
-                                                                          **TEXT, **o))),
     "mpool.describe_image": ("llava", _default(lambda model, o: mpool.describe_image(DIGIT, model=model, **TEXT))),
     "aio.describe_image": ("llava", lambda pool, model, o: asyncio.run(aio.describe_image(DIGIT, model=model, pool=pool,
                                                                                           **TEXT))),
@@ -185,20 +179,6 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
         for module in (capturing, embedding, talking):
             monkeypatch.setattr(module, "make_pool", lambda arguments: Kept())
         yield made
-
-
-@pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a small cross-encoder."""
-    from rerankers import make_reranker
-
-    return make_reranker(tmp_path_factory.mktemp("ranker") / "model", "bert")
-
-
-@pytest.fixture(scope="module")
-def llava() -> Path:
-    """Folder of a small vision language model."""
-    return DEMO / "digits-llava"
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from mpool import aio
 TEXT: dict[str, Any] = dict(temperature=0, max_tokens=2, ignore_eos=True)
 USER = [{"role": "user", "content": "Hello"}]
 IMAGE = np.zeros((60, 58, 3), np.uint8)
+ASK = "Which digit?"
+SEEN = [{"role": "user", "content": ASK, "images": [IMAGE]}]
 async def _listed(items: Any) -> list[Any]:
     return [item async for item in items]
 async def _streamed(stream: Any) -> list[Any]:
@@ -67,6 +69,21 @@ WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = 
         aio.generate_image("a", model, pool=pool, **SMALL, **o)))),
     "aio.generate_image, stream": ("flux", lambda pool, model, o: asyncio.run(_streamed(
         aio.generate_image("a", model, pool=pool, stream=True, **SMALL, **o)))),
+    "rerank": ("ranker", lambda pool, model, o: pool.rerank("a", ["b", "c"], model, **o)),
+    "Model.rerank": ("ranker", lambda pool, model, o: pool.get(model).rerank("a", ["b"], **o)),
+    "aio.rerank": ("ranker", lambda pool, model, o: asyncio.run(awaited(aio.rerank("a", ["b", "c"], model, pool=pool,
+                                                                                     **o)))),
+    "vision": ("llava", lambda pool, model, o: pool.vision(IMAGE, ASK, model, **TEXT, **o)),
+    "vision, stream": ("llava", lambda pool, model, o: list(pool.vision([IMAGE] * 2, ASK, model, stream=True, **TEXT,
+                                                                        **o))),
+    "submit vision": ("llava", lambda pool, model, o: pool.submit("vision", images=IMAGE, prompt=ASK, model=model,
+                                                                  **TEXT, **o).result()),
+    "Model.vision": ("llava", lambda pool, model, o: pool.get(model).vision(IMAGE, ASK, **TEXT, **o)),
+    "aio.vision": ("llava", lambda pool, model, o: asyncio.run(awaited(aio.vision(IMAGE, ASK, model, pool=pool,
+                                                                                  **TEXT, **o)))),
+    "chat, images": ("llava", lambda pool, model, o: pool.chat(SEEN, model, **TEXT, **o)),
+    "aio.chat, images": ("llava", lambda pool, model, o: asyncio.run(awaited(aio.chat(SEEN, model, pool=pool, **TEXT,
+                                                                                      **o)))),
 }
 async def awaited(result: Any) -> Any:
     return await result
