@@ -126,7 +126,8 @@ def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> No
             ids = torch.cat([ids, torch.tensor([[int(token)]])], dim=1)
 
 
-@pytest.mark.parametrize("family", [*ARCHITECTURES, "llama_mistral", "phi3_long"])
+@pytest.mark.parametrize("family", [*ARCHITECTURES, "llama_mistral", "phi3_long", "llama_biased", "llama_heads2",
+                                    "llama_heads12", "llama_heads100", "qwen3_biased", "qwen3moe_dense"])
 def test_bfloat16_is_near_float32(tmp_path: Path, family: str) -> None:
     model = paritymodels.decoder(family, 2, vocab=157)
     randomise(model, 8)
