@@ -172,14 +172,17 @@ def find_class(name: str) -> Any:
     return OWN.get(name) or getattr(transformers, name)
 
 
-def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False) -> Any:
-    """Create a causal language model of one of DECODERS with the initial weights of transformers."""
+def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False, positions: int = 400,
+            **more: Any) -> Any:
+    """Create a causal language model of one of DECODERS with the initial weights of transformers. ``more`` overrides
+    settings of DECODERS."""
     config_class, model_class, extra = DECODERS[family]
     if family in LAYER_TYPES:
         extra = {**extra, "layer_types": LAYER_TYPES[family][:layers]}
+    extra = {**extra, **more}
     config = find_class(config_class)(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=160 if family == "gpt_oss" else 144,
-        num_hidden_layers=layers, max_position_embeddings=400, tie_word_embeddings=tie,
+        num_hidden_layers=layers, max_position_embeddings=positions, tie_word_embeddings=tie,
         bos_token_id=0, eos_token_id=1, pad_token_id=0, rms_norm_eps=1e-5,
         **{"num_attention_heads": 6, "num_key_value_heads": 2, **extra})
     return find_class(model_class)(config).eval()
