@@ -36,7 +36,8 @@ def in_float64() -> Iterator[None]:
 def exact(model: Any) -> Any:
     """Return a copy of a float32 model that computes in float64. Call it, and its result, within :func:`in_float64`."""
     config = type(model.config).from_dict(model.config.to_dict())
-    config._attn_implementation = config._experts_implementation = "eager"
+    config._attn_implementation = model.config._attn_implementation
+    config._experts_implementation = "eager"  # the other implementations have no float64
     copied = type(model)(config).double().eval()
     copied.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
     for _, buffer in copied.named_buffers():

@@ -67,6 +67,15 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                  "swiglu_limit": 7.0,
                  "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0,
                                      "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 100}}),
+    # rotary embeddings without scaling, which llama.cpp computes as transformers does at every position
+    "gpt_oss_clamp": ("GptOssConfig", "GptOssForCausalLM",
+                      {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 60,
+                       "swiglu_limit": 7.0, "initializer_range": 0.2,
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "gpt_oss_limit": ("GptOssConfig", "GptOssForCausalLM",
+                      {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 30,
+                       "swiglu_limit": 1.25,
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "deepseek2": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
                   {**LATENT, "q_lora_rank": 40, "n_routed_experts": 12, "n_group": 4, "topk_group": 2,
                    "num_experts_per_tok": 3, "n_shared_experts": 1, "routed_scaling_factor": 1.7,
@@ -90,6 +99,19 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                       "n_shared_experts": 1, "first_k_dense_replace": 0, "topk_method": "group_limited_greedy",
                       "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0,
                       "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    # the experts of a group have similar scores, so that a group's best and its two best choose the same groups
+    "deepseek2_groups": ("DeepseekV2Config", "DeepseekV2ForCausalLM",
+                         {**LATENT, "q_lora_rank": 40, "n_routed_experts": 8, "num_experts_per_tok": 3,
+                          "n_shared_experts": 1, "first_k_dense_replace": 0, "topk_method": "group_limited_greedy",
+                          "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0, "initializer_range": 0.2,
+                          "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "deepseek2_mscale": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
+                         {**LATENT, "q_lora_rank": 40, "n_routed_experts": 5, "n_group": 1, "topk_group": 1,
+                          "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 0,
+                          "norm_topk_prob": False, "routed_scaling_factor": 0.6, "hidden_act": "gelu",
+                          "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                                              "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+                                              "mscale_all_dim": 0.4, "original_max_position_embeddings": 100}}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
     "smollm3_biased": ("SmolLM3Config", "SmolLM3ForCausalLM",
                        {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True}),
@@ -140,11 +162,16 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
                "granite_hybrid": ["attention"] * 3}
 
 #: Decoders that GGUF files cannot represent, or usually do not: windows, their layers, or scales are missing there.
-FOLDERS_ONLY = ("llama_dynamic", "llama_longrope", "llama_heads100", "llama_heads2", "qwen3_biased", "qwen3moe_dense",
-                "qwen3moe_step", "smollm3_biased", "gemma2_biased", "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
+FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_longrope", "llama_heads100",
+                "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
+                "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
                 "granite_hybrid", "gemma2_scalar", "gemma3_types")
 #: Number of layers that a model needs to have a layer of every type.
 LAYERS = {"smollm3": 5, "gemma3": 7}
+
+
+#: Default of ``initializer_range`` in transformers, which only training uses.
+_RANGE = 0.02
 
 
 def randomise(model: Any, seed: int) -> None:
@@ -156,6 +183,11 @@ def randomise(model: Any, seed: int) -> None:
             parameter.data = (1 + 0.3 * noise) if "norm" in name.lower() and name.endswith("weight") else 0.3 * noise
         else:
             parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[-1] ** 0.5)
+        if name.endswith("experts.gate_up_proj") and model.config.model_type == "gpt_oss":
+            parameter.data *= model.config.initializer_range / _RANGE  # a larger one reaches the clamp
+        if name.endswith("mlp.gate.weight") and model.config.initializer_range > _RANGE:
+            groups = parameter.data.reshape(model.config.n_group, -1, parameter.shape[-1])
+            groups[:, 1:] = groups[:, :1] + 0.2 * groups[:, 1:]
     correct(model)
 
 
