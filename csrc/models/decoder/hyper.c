@@ -114,7 +114,7 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
  * to true if there are divisors. */
 static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, const char *tensor_name, const char *key,
                         bool *found, mp_error *error) {
-    float divisors[MP_HEAD_MOST / 2];
+    double divisors[MP_HEAD_MOST / 2];
     int64_t shape[1] = {rope->dim / 2};
     const mp_value *list = mp_spec_find(spec, key);
     *found = list || mp_weights_has(model->weights, tensor_name);
@@ -125,7 +125,7 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
             return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "one number per rotary pair",
                                 "something else");
         for (int i = 0; i < shape[0]; i++)
-            divisors[i] = (float)list->as.reals[i];
+            divisors[i] = list->as.reals[i];
         return mp_rope_divide(rope, divisors, spec, key, error);
     }
     mp_tensor tensor;
@@ -133,7 +133,11 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
     if (tensor.dtype != MP_F32)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, tensor_name, "F32", "%s",
                             mp_dtype_get(tensor.dtype)->name);
-    memcpy(divisors, tensor.data, (size_t)shape[0] * sizeof *divisors);
+    for (int i = 0; i < shape[0]; i++) {
+        float divisor;
+        memcpy(&divisor, tensor.data + (size_t)i * sizeof divisor, sizeof divisor);
+        divisors[i] = (double)divisor;
+    }
     return mp_rope_divide(rope, divisors, spec, tensor_name, error);
 }
 

@@ -187,7 +187,7 @@ def randomise(model: Any, seed: int) -> None:
             parameter.data *= model.config.initializer_range / _RANGE  # a larger one reaches the clamp
         if name.endswith("mlp.gate.weight") and model.config.initializer_range > _RANGE:
             groups = parameter.data.reshape(model.config.n_group, -1, parameter.shape[-1])
-            groups[:, 1:] = groups[:, :1] + 0.2 * groups[:, 1:]
+            groups[:, 1:] = groups[:, :1] + 0.03 * groups[:, 1:]
     correct(model)
 
 

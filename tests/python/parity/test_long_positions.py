@@ -73,6 +73,13 @@ def long_rope(original: int) -> dict[str, Any]:
     return {**DECODERS["llama_longrope"][2]["rope_parameters"], "original_max_position_embeddings": original}
 
 
+def test_longrope_factors_are_not_rounded(tmp_path: Path) -> None:
+    """Factors rounded to float32 would turn the angle of position 30,000 by 1e-3 (seen in the slow test below)."""
+    parameters = long_rope(39000)
+    parameters["short_factor"] = [1.1, 1.3, 1.7, 1.9, 2.3, 2.7, 3.1, 3.3]
+    check(made("llama_longrope", tmp_path, rope_parameters=parameters), tmp_path, 2500)
+
+
 @pytest.mark.parametrize("count", [1498, 1501])
 def test_longrope_on_both_sides_of_its_switch(tmp_path: Path, count: int) -> None:
     """A sequence that stays within the original length uses the short factors, a longer one the long factors."""
