@@ -214,7 +214,7 @@ class Pool(PoolVerbs):
                 part.isolation = before
             raise
         for part, key in zip(parts, keys):
-            if part.describe().tokenizes:
+            if part.describe().tokenizes and part.describe().tokenizer is not None:  # None: built, or no file
                 part.tokenizer()
             if kept is not None:
                 self.registry.keep_alive(key, kept)

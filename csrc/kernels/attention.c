@@ -14,7 +14,7 @@ size_t mp_attn_full_scratch(int T, int D) {
 }
 
 mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D) {
-    const bool wanted = compute == MP_COMPUTE_BF16 && T >= BF16_MIN_KEYS && D <= MP_ATTN_BF16_DEPTH;
+    const bool wanted = compute == MP_COMPUTE_BF16 && T >= BF16_MIN_KEYS && D <= MP_ATTN_BF16_DEPTH && D % 8 == 0;
     const mp_kernels *k = mp_kernels_get();
     return wanted && mp_cpu_features() & MP_CPU_AMX ? k->attn_full_bf16 : k->attn_full;
 }

@@ -222,7 +222,7 @@ typedef struct mp_attn_full {
     int64_t ld;
     float *out;             /* [T, ld_out] at the first column of this head */
     int64_t ld_out;
-    int T, D;               /* D a multiple of 8 */
+    int T, D;
     float scale;
     bool causal;            /* row r sees key t if t <= r */
     int window;             /* 0: none; else row r sees |r - t| <= window / 2 (bidirectional) or r - t < window (causal)
@@ -234,7 +234,7 @@ size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory; c
 
 /* attn_full_bf16 is the slot for the bfloat16 compute type. It rounds q * scale, k, v and p = exp(score - max) to bf16.
  * Its products round as those of gemm_bf16, so variants differ in bits. out = (p * v) * (1 / sum of the unrounded p). A
- * row depends only on itself and on the keys that it sees. D is at most MP_ATTN_BF16_DEPTH.
+ * row depends only on itself and on the keys that it sees. D is a multiple of 8, at most MP_ATTN_BF16_DEPTH.
  *
  * mp_attn_full_for returns the slot to use for a compute type and a shape: attn_full_bf16 only for MP_COMPUTE_BF16 on
  * CPUs with AMX, and only if T is large enough to repay packing K and V. */
@@ -280,7 +280,9 @@ enum { MP_ATTN_BF16_DEPTH = 512 };
 enum { MP_I16_KEY = 4095, MP_I16_VALUE = 2047, MP_I16_WEIGHT = 16383, MP_I16_DEPTH = 128 };
 #define MP_I16_LEAST 0x1p-100f /* limit that keeps scales, their inverses and products with integers normal floats */
 
-/* Bytes of one K or V block, F32 or I16, of `dim` components (a multiple of 16). The result is a multiple of 64. */
+/* Returns the v_dim for values of `dim` components: rows of V are padded with zeros to whole vectors. */
+static inline int mp_kv_width(int dim) { return (dim + 15) / 16 * 16; }
+/* Bytes of one K or V block, F32 or I16, of `dim` components. The result is a multiple of 64. */
 static inline size_t mp_kv_bytes(mp_dtype dtype, int dim) {
     const size_t most = MP_KV_BLOCK * (size_t)dim;
     return dtype == MP_F32 ? most * sizeof(float) : most * sizeof(int16_t) + MP_KV_BLOCK * sizeof(float);
@@ -290,7 +292,7 @@ typedef struct mp_attn_kv {
     const float *q;            /* [rows, group, k_dim] with the strides below; I16: as attn_query_i16 wrote it */
     int64_t ldq, ldq_group;    /* elements between rows, and between the query heads that share this KV head */
     int group;                 /* query heads per KV head; rows * group <= MP_ATTN_ROWS */
-    int k_dim, v_dim;          /* multiples of 16 */
+    int k_dim, v_dim;          /* k_dim even, v_dim a multiple of 16 */
     float scale;
     int64_t pos0;              /* position of row 0; row r is at pos0 + r and sees positions <= its own */
     int window;                /* 0: all positions; else the last `window` positions, including the row's own */

@@ -27,14 +27,12 @@ typedef enum mp_encoder_flag { /* without MP_ENCODER_BIAS, a linear layer or nor
                                            * added again, and the sum is normed */
 } mp_encoder_flag;
 
-typedef enum mp_decoder_flag {
-    MP_DECODER_BIAS = 1 << 0, /* every linear layer except the query, key and value projections has a bias */
-    MP_DECODER_QKV_BIAS = 1 << 1,         /* the query, key and value projections have a bias */
-    MP_DECODER_ROPE_NEOX = 1 << 2, /* rotary pairs are (i, i + d/2), not (2i, 2i + 1); `mpool.rope_neox` overrides it */
-    MP_DECODER_SINKS = 1 << 3, /* attention sinks: a learned score per head joins the softmax without a value */
-    MP_DECODER_LATENT_ATTENTION = 1 << 4, /* multi-head latent attention: decoder/mla.h */
-    MP_DECODER_HEAD_NORMS = 1 << 5,       /* queries and keys are normed per head, before rotation */
-    MP_DECODER_OUTPUT_NORMS = 1 << 6,     /* each sublayer's output is normed before it is added to the residual sum */
+typedef enum mp_decoder_flag { /* linear layers have biases if the file has them, whatever the flags */
+    MP_DECODER_ROPE_NEOX = 1 << 0, /* rotary pairs are (i, i + d/2), not (2i, 2i + 1); `mpool.rope_neox` overrides it */
+    MP_DECODER_SINKS = 1 << 1, /* attention sinks: a learned score per head joins the softmax without a value */
+    MP_DECODER_LATENT_ATTENTION = 1 << 2, /* multi-head latent attention: decoder/mla.h */
+    MP_DECODER_HEAD_NORMS = 1 << 3,       /* queries and keys are normed per head, before rotation */
+    MP_DECODER_OUTPUT_NORMS = 1 << 4,     /* each sublayer's output is normed before it is added to the residual sum */
 } mp_decoder_flag;
 
 typedef enum mp_vit_flag {          /* vision transformers */

@@ -180,7 +180,7 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
         layers = range(size["layers"]) if "{}" in tensor.gguf or "{}" in tensor.hf else range(1)
         experts = range(size.get("X", 0)) if "{x}" in tensor.hf else range(1)
         for layer, expert in itertools.product(layers, experts):
-            sparse = kind and (layer % size["every"] == 1 if "every" in size else layer >= size["dense"])
+            sparse = kind and size["sparse"] >> layer & 1 == 1
             if (above and layer == 0) or (kind and sparse != (kind == "sparse")):
                 continue
             name, hf, stored = (name.replace("{}", str(layer)).replace("{x}", str(expert)) for name in names)

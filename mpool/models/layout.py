@@ -9,8 +9,20 @@ import posixpath
 import re
 from collections.abc import Iterable
 
+from ..errors import FormatError
 from .fields import Fields
 from .json_strict import shorten
+
+# ---- tokenizer -----------------------------------------------------------------------------------------------------
+
+TOKENIZER_NAME = "tokenizer.json"
+
+
+def missing_tokenizer(folder: str) -> FormatError:
+    """Return the error for a folder without a tokenizer."""
+    return FormatError(file=folder, field=TOKENIZER_NAME, got="missing", allowed="the tokenizer in one file",
+                       hint="Write it with AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers")
+
 
 # ---- safetensors ---------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ entry in the core, loaded when a request first asks for it.
 
 from __future__ import annotations
 
+import posixpath
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import one_of, shown
 from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
+from ..models.layout import missing_tokenizer
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
 
@@ -142,6 +144,8 @@ class Entry:
         description = self.describe()
         if description.image is not None and (texts := self.serving("text_embedding")) is not None:
             return texts.tokenizer()
+        if description.tokenizer is None and description.embedding is not None:  # CLIP or SigLIP without the file
+            raise missing_tokenizer(posixpath.dirname(description.spec.files[0]))
         if description.tokenizer is None:
             raise InvalidArgument("the model has no tokenizer", param="model", key=self.key)
         tokenizer = open_tokenizer(description.tokenizer, self._vocab)

@@ -126,11 +126,13 @@ static void partial_same(const kt_set *set, const mp_attn_partial *want, const m
 
 /* Make a case of random shape, including shapes that no model has. */
 static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
-    static const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}, dims[] = {16, 32, 48, 64, 80, 128, 144, 192, 256};
+    static const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
+    static const int dims[] = {16, 32, 48, 64, 80, 128, 144, 192, 256, 2, 12, 26, 100, 120};
     const int group = groups[kt_pick(random, 0, 9)], tokens = kt_pick(random, 1, 300);
     int rows = kt_pick(random, 0, 2) ? kt_pick(random, 1, MP_ATTN_ROWS / group) : 1;
     rows = rows < tokens ? rows : tokens;
-    const int k_dim = dims[kt_pick(random, 0, 8)], v_dim = kt_pick(random, 0, 3) ? k_dim : dims[kt_pick(random, 0, 8)];
+    const int k_dim = dims[kt_pick(random, 0, 13)], other = dims[kt_pick(random, 0, 13)];
+    const int v_dim = mp_kv_width(kt_pick(random, 0, 3) ? k_dim : other);
     const int window = kt_pick(random, 0, 2) ? 0 : kt_pick(random, 1, 200);
     kv_case c =
         kv_make(ref, random, tokens, rows, group, k_dim, v_dim, kt_pick(random, 0, 2) ? MP_I16 : MP_F32, window, size);

@@ -45,7 +45,7 @@ static float rounded(float x, bool bf16) { return bf16 ? mp_bf16_to_f32(mp_bf16_
  * the query before it is rounded (bf16). */
 static void full_rows(const mp_attn_full *a, int row0, int row1, bool bf16, float *s) {
     const float before = bf16 ? a->scale : 1.0f, after = bf16 ? 1.0f : a->scale;
-    assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D % 8 == 0);
+    assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D > 0);
     for (int r = row0; r < row1; r++) {
         const float *q = a->q + r * a->ld;
         int from, to;

@@ -114,8 +114,11 @@ static VEC_INLINE int i16_tile_rows(int rows) {
 /* Returns the factor that converts a row to integers (0: the integers are 0), and sets the row's *scale. */
 static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale) {
     vec top = vec_zero();
-    for (int i = 0; i < n; i += VEC_N)
+    int i = 0;
+    for (; i + VEC_N <= n; i += VEC_N)
         top = vec_max_bits(vec_abs(vec_load(x + i)), top);
+    if (i < n)
+        top = vec_max_bits(vec_abs(vec_load_n(x + i, n - i)), top);
     const float max = vec_top_bits(top);
     *scale = max < INFINITY ? max < MP_I16_LEAST ? 0.0f : max / (float)most : NAN;
     return max < INFINITY && max >= MP_I16_LEAST ? (float)most / max : 0.0f;
@@ -128,12 +131,18 @@ static VEC_INLINE vec i16_round(vec x, float factor) {
 }
 
 static void attn_attn_query_i16(float *q, int k_dim) {
-    assert(k_dim % VEC_N == 0);
+    assert(k_dim % 2 == 0);
     float scale;
     const float factor = i16_factor(q, k_dim, MP_I16_KEY, &scale);
     int16_t *to = (int16_t *)(void *)q;
-    for (int d = 0; d < k_dim; d += VEC_N) /* in place: a write never reaches unread input */
+    int d = 0;
+    for (; d + VEC_N <= k_dim; d += VEC_N) /* in place: a write never reaches unread input */
         vec_store_low16(to + d, i16_round(vec_load(q + d), factor));
+    if (d < k_dim) {
+        int16_t part[VEC_N];
+        vec_store_low16(part, i16_round(vec_load_n(q + d, k_dim - d), factor));
+        memcpy(to + d, part, sizeof *part * (size_t)(k_dim - d));
+    }
     memcpy(to + k_dim, &scale, sizeof scale);
 }
 
@@ -141,19 +150,24 @@ static VEC_INLINE float *i16_scales(void *block, int dim) { return (float *)((in
 
 static void attn_kv_store_i16(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
                               void *v_block) {
-    assert(0 <= slot && slot < MP_KV_BLOCK && k_dim % VEC_N == 0 && v_dim % VEC_N == 0);
+    assert(0 <= slot && slot < MP_KV_BLOCK && k_dim % 2 == 0 && v_dim % VEC_N == 0);
     float factor = i16_factor(k, k_dim, MP_I16_KEY, i16_scales(k_block, k_dim) + slot);
     int16_t *column = (int16_t *)k_block + 2 * slot;
-    for (int d = 0; d < k_dim; d += VEC_N, column += VEC_N * MP_KV_BLOCK) {
-        int16_t part[VEC_N];
+    int16_t part[VEC_N];
+    int d = 0;
+    for (; d + VEC_N <= k_dim; d += VEC_N, column += VEC_N * MP_KV_BLOCK) {
         vec_store_low16(part, i16_round(vec_load(k + d), factor));
         VEC_UNROLL
         for (int i = 0; i < VEC_N / 2; i++)
             memcpy(column + 2 * i * MP_KV_BLOCK, part + 2 * i, 2 * sizeof *part);
     }
+    if (d < k_dim)
+        vec_store_low16(part, i16_round(vec_load_n(k + d, k_dim - d), factor));
+    for (int i = 0; i < (k_dim - d) / 2; i++)
+        memcpy(column + 2 * i * MP_KV_BLOCK, part + 2 * i, 2 * sizeof *part);
     factor = i16_factor(v, v_dim, MP_I16_VALUE, i16_scales(v_block, v_dim) + slot);
     int16_t *row = (int16_t *)v_block + slot / 2 * 2 * v_dim + slot % 2;
-    for (int d = 0; d < v_dim; d += VEC_N)
+    for (d = 0; d < v_dim; d += VEC_N)
         vec_store_low16_strided(row + 2 * d, i16_round(vec_load(v + d), factor));
 }
 

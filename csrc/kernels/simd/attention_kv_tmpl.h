@@ -10,7 +10,7 @@
 
 static void kv_check(const mp_attn_kv *a, int rows) {
     assert(rows > 0 && a->group > 0 && rows * a->group <= MP_ATTN_ROWS);
-    assert(a->k_dim % VEC_N == 0 && a->v_dim % VEC_N == 0);
+    assert(a->k_dim % 2 == 0 && a->v_dim % VEC_N == 0);
     (void)a;
     (void)rows;
 }

@@ -319,8 +319,13 @@ static void full_copy(const mp_attn_full *a, int key0, int keys, const mp_attn_f
     for (int t = 0; t < keys; t += 8) {
         const int rows = keys - t < 8 ? keys - t : 8;
         float *panel = k + (int64_t)(t / MP_ATTN_PANEL) * a->D * MP_ATTN_PANEL + t % MP_ATTN_PANEL;
-        for (int d = 0; d < a->D; d += 8)
+        int d = 0;
+        for (; d + 8 <= a->D; d += 8)
             vec_transpose8(a->k + (key0 + t) * a->ld + d, a->ld, rows, panel + d * MP_ATTN_PANEL, MP_ATTN_PANEL);
+        for (; d < a->D; d++) { /* reads nothing beyond the head */
+            for (int i = 0; i < 8; i++)
+                panel[d * MP_ATTN_PANEL + i] = i < rows ? a->k[(key0 + t + i) * a->ld + d] : 0;
+        }
     }
     for (int t = 0; t < keys; t++) {
         const float *from = a->v + (key0 + t) * a->ld;
@@ -339,7 +344,7 @@ static void full_copy(const mp_attn_full *a, int key0, int keys, const mp_attn_f
 }
 
 static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scratch) {
-    assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D > 0 && a->D % 8 == 0);
+    assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D > 0);
     if (row0 == row1)
         return;
     const mp_attn_full_layout plan = mp_attn_full_plan(a->T, a->D);
@@ -397,7 +402,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
 
 static void attn_kv_store(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
                           void *v_block) {
-    assert(0 <= slot && slot < MP_KV_BLOCK && k_dim % VEC_N == 0 && v_dim % VEC_N == 0);
+    assert(0 <= slot && slot < MP_KV_BLOCK && v_dim % VEC_N == 0);
     float *column = (float *)k_block + slot;
     for (int d = 0; d < k_dim; d++)
         column[d * MP_KV_BLOCK] = k[d];

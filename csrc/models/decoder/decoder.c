@@ -63,6 +63,11 @@ static void store_row(const mp_decoder_pass *pass, const thread_view *view, cons
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
     place(pass, layer, &layer->k_norm, seq->row0 + row, k);
+    float padded[MP_HEAD_MOST];
+    if (model->kv.v_dim > model->value_dim) { /* rows of V are padded with zeros: mp_kv_width */
+        memset(padded, 0, (size_t)model->kv.v_dim * sizeof *padded);
+        v = memcpy(padded, v, (size_t)model->value_dim * sizeof *padded);
+    }
     mp_kv_put(pass->cache, block, layer->kv, head, position % MP_KV_BLOCK, k, v);
 }
 
@@ -125,7 +130,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
         .ldq_group = model->head_dim,
         .group = group,
         .k_dim = model->head_dim,
-        .v_dim = model->value_dim,
+        .v_dim = model->kv.v_dim,
         .scale = model->attention_scale,
         .pos0 = (int64_t)seq->past + unit->row0,
         .window = layer->window,
@@ -135,7 +140,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
     };
 }
 
-/* Returns the thread's running softmax state: m, l [MP_ATTN_ROWS], o [MP_ATTN_ROWS, value_dim]. */
+/* Returns the thread's running softmax state: m, l [MP_ATTN_ROWS], o [MP_ATTN_ROWS, kv.v_dim]. */
 static mp_attn_partial running_state(const thread_view *view) {
     float *at = (float *)(view->base + view->at.state);
     return (mp_attn_partial){.m = at, .l = at + MP_ATTN_ROWS, .o = at + 2 * MP_ATTN_ROWS};
@@ -158,7 +163,7 @@ static void finish_unit(const mp_decoder_pass *pass, const thread_view *view, co
     int group = mp_decoder_group(model), d = model->value_dim;
     for (int r = 0; r < unit->rows; r++)
         for (int g = 0; g < group; g++) {
-            const float *o = state->o + (size_t)(r * group + g) * (size_t)d;
+            const float *o = state->o + (size_t)(r * group + g) * (size_t)model->kv.v_dim;
             int at = r * group + g;
             float inverse = model->residual_scale * share(layer, unit->head * group + g, state->m[at], state->l[at]);
             float *out = pass->mixed + (size_t)(row0 + r) * (size_t)(model->heads * d) +
@@ -188,7 +193,7 @@ static void attend_units(const mp_decoder_pass *pass, const mp_team_thread *thre
         }
         mp_attn_kv attention = describe(pass, unit, layer, view);
         mp_attn_partial state = running_state(view);
-        mp_attn_begin(unit->rows * attention.group, model->value_dim, &state);
+        mp_attn_begin(unit->rows * attention.group, model->kv.v_dim, &state);
         (in_integers(pass) ? call->attn_kv_i16 : call->attn_kv)(&attention, unit->rows, first_block(pass, unit, layer),
                                                                 unit->block1, &state, view->base + view->at.attention);
         finish_unit(pass, view, unit, layer, &state);
@@ -197,7 +202,7 @@ static void attend_units(const mp_decoder_pass *pass, const mp_team_thread *thre
 
 static mp_attn_partial block_partial(const mp_decoder_pass *pass, int index) {
     float *at = pass->partials + (size_t)index * mp_decoder_partial_floats(pass->model);
-    int group = mp_decoder_group(pass->model), d = pass->model->value_dim;
+    int group = mp_decoder_group(pass->model), d = pass->model->kv.v_dim;
     return (mp_attn_partial){.o = at, .m = at + group * d, .l = at + group * (d + 1)};
 }
 
@@ -207,10 +212,10 @@ static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *uni
     const mp_kernels *call = mp_kernels_get();
     int group = mp_decoder_group(model);
     mp_attn_partial state = running_state(view);
-    mp_attn_begin(group, model->value_dim, &state);
+    mp_attn_begin(group, model->kv.v_dim, &state);
     for (int b = first_block(pass, unit, layer); b < unit->block1; b++) {
         mp_attn_partial partial = block_partial(pass, unit->partial + b);
-        call->attn_merge(group, model->value_dim, &partial, &state);
+        call->attn_merge(group, model->kv.v_dim, &partial, &state);
     }
     finish_unit(pass, view, unit, layer, &state);
 }

@@ -9,7 +9,7 @@
 #include "models/nn/mlp.h"
 #include "models/generation/kv_cache.h"
 
-enum { MP_ROPES = 2 };
+enum { MP_ROPES = 2, MP_HEAD_MOST = 1024 /* components of a head; latent attention may have more */ };
 
 typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h); rank 0: the model has none */
     int32_t rank, q_rank;   /* components of a token's latent vector; of the latent vector of its queries (0: queries
@@ -27,6 +27,7 @@ typedef struct mp_decoder_layer {
     mp_linear q_b, k_b, v_b;      /* latent attention: `qkv` then holds the projections to the latents */
     mp_norm q_a_norm, kv_a_norm;  /* [q_rank], [rank] */
     int32_t ffn;                  /* width of gate and up; 0: no dense feed-forward sublayer */
+    bool dense;                   /* the layer has no experts, even if the model has some */
     mp_experts experts; /* MoE experts, instead of gate_up and down or in addition; count 0: none */
     int rope;   /* index of the rotary table for queries and keys; -1: no rotation */
     int window; /* positions that a row sees, its own included; 0 = all */
@@ -41,7 +42,8 @@ typedef struct mp_decoder {
     uint8_t *slab;
     mp_stored *stored; /* parts of the slab that are not packed yet, or NULL */
     int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
-    int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key) */
+    int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key); in the KV cache and in
+                           * attention, the rows of values are padded to kv.v_dim */
     int32_t rotated_from; /* the first component of a head that is rotated */
     int32_t groups;       /* attention groups; the heads of a group share one KV head */
     int32_t ffn;          /* largest `ffn` of all layers */

@@ -5,28 +5,28 @@
 #include "models/decoder/mla.h"
 #include "models/decoder/load.h"
 
-enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_HEAD = 1024, MAX_EXPERTS = 4096 };
+enum { MAX_WIDTH = 65536, MAX_CONTEXT = 1 << 24, MAX_EXPERTS = 4096 };
 
 static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t heads, kv_heads, key, value, absent = 0, hidden = model->hidden;
     MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count", 1, hidden, NULL, &heads, error));
     MP_TRY(mp_spec_int(spec, "{arch}.attention.head_count_kv", 1, heads, &heads, &kv_heads, error));
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length", 1, MAX_HEAD, &absent, &key, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.key_length", 1, MP_HEAD_MOST, &absent, &key, error));
     if (key == absent) {
-        if (hidden % heads || hidden / heads > MAX_HEAD)
+        if (hidden % heads || hidden / heads > MP_HEAD_MOST)
             return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
                                 "a divisor of the width that leaves a head size of at most 1,024", "%lld of width %lld",
                                 (long long)heads, (long long)hidden);
         key = hidden / heads;
     }
-    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length", 1, MAX_HEAD, &key, &value, error));
+    MP_TRY(mp_spec_int_capped(spec, "{arch}.attention.value_length", 1, MP_HEAD_MOST, &key, &value, error));
     if (heads % kv_heads)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",
                             "a divisor of the number of heads", "%lld of %lld heads", (long long)kv_heads,
                             (long long)heads);
-    if (key != value || key % 16)
+    if (key != value || key % 2)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.key_length",
-                            "equal to value_length and a multiple of 16", "%lld and %lld", (long long)key,
+                            "equal to value_length and an even number", "%lld and %lld", (long long)key,
                             (long long)value);
     if (heads / kv_heads > MP_ATTN_ROWS)
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, "attention.head_count_kv",
@@ -57,19 +57,6 @@ static mp_status read_scales(mp_decoder *model, const mp_spec *spec, mp_error *e
         MP_TRY(mp_spec_float(spec, scales[i].key, scales[i].low, 1e9, &scales[i].otherwise, &value, error));
         *scales[i].scale = (float)value;
     }
-    return MP_OK;
-}
-
-static mp_status read_activation(mp_decoder *model, const mp_spec *spec, mp_error *error) {
-    const char *name;
-    MP_TRY(mp_spec_string(spec, "mpool.activation", "silu", &name, error));
-    if (strcmp(name, "silu") == 0)
-        model->act = MP_ACT_SILU;
-    else if (strcmp(name, "gelu_tanh") == 0)
-        model->act = MP_ACT_GELU_TANH;
-    else
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.activation", "silu, gelu_tanh", "%s",
-                            name);
     return MP_OK;
 }
 
@@ -118,14 +105,16 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
     MP_TRY(read_scales(model, spec, error));
     MP_TRY(read_experts(model, spec, error));
     model->ffn = model->dense_ffn > model->shared_ffn ? model->dense_ffn : model->shared_ffn;
-    return read_activation(model, spec, error);
+    model->act = MP_ACT_SILU;
+    return mp_spec_find(spec, "mpool.activation") ? mp_model_activation(spec, "mpool.activation", &model->act, error)
+                                                 : MP_OK;
 }
 
 /* Divides the angles of a rotary table by divisors: the list `key` of the spec, or a tensor of a GGUF file. Sets *found
  * to true if there are divisors. */
 static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, const char *tensor_name, const char *key,
                         bool *found, mp_error *error) {
-    float divisors[MAX_HEAD / 2];
+    double divisors[MP_HEAD_MOST / 2];
     int64_t shape[1] = {rope->dim / 2};
     const mp_value *list = mp_spec_find(spec, key);
     *found = list || mp_weights_has(model->weights, tensor_name);
@@ -136,7 +125,7 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
             return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "one number per rotary pair",
                                 "something else");
         for (int i = 0; i < shape[0]; i++)
-            divisors[i] = (float)list->as.reals[i];
+            divisors[i] = list->as.reals[i];
         return mp_rope_divide(rope, divisors, spec, key, error);
     }
     mp_tensor tensor;
@@ -144,7 +133,11 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
     if (tensor.dtype != MP_F32)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, tensor_name, "F32", "%s",
                             mp_dtype_get(tensor.dtype)->name);
-    memcpy(divisors, tensor.data, (size_t)shape[0] * sizeof *divisors);
+    for (int i = 0; i < shape[0]; i++) {
+        float divisor;
+        memcpy(&divisor, tensor.data + (size_t)i * sizeof divisor, sizeof divisor);
+        divisors[i] = (double)divisor;
+    }
     return mp_rope_divide(rope, divisors, spec, tensor_name, error);
 }
 
@@ -187,6 +180,9 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     MP_TRY(read_long_rope(model, args->spec, error));
     MP_TRY(mp_spec_float(args->spec, "mpool.rope_local_base", 1, 1e12, &none, &local, error));
     model->ropes = local > 0 ? 2 : 1;
+    if (local > 0 && model->rope[1].inverse)
+        return mp_fail(error, MP_UNSUPPORTED, "the model has LongRoPE factors and a RoPE base for windows, which mpool "
+                       "does not support together");
     if (local > 0)
         MP_TRY(mp_rope_init_plain(&model->rope[1], rope, local, error));
     MP_TRY(mp_spec_ints(args->spec, "mpool.rope_layers", model->layer_count, -1, model->ropes - 1, &first, tables,
@@ -194,7 +190,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     for (int i = 0; i < model->layer_count; i++)
         model->layers[i].rope = (int)tables[i];
     int64_t sections[3], none_of = 0;
-    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MAX_HEAD, &none_of, sections, error));
+    MP_TRY(mp_spec_ints(args->spec, "mpool.rope_sections", 3, 0, MP_HEAD_MOST, &none_of, sections, error));
     if (sections[0] == 0)
         return MP_OK;
     if (sections[0] + sections[1] + sections[2] != rope->dim / 2 || model->ropes > 1 || model->long_from > 0)
@@ -225,7 +221,7 @@ static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *
         .window = passing > 0 ? (int)window : 0,
         .heads = model->kv_heads,
         .k_dim = model->head_dim,
-        .v_dim = model->value_dim,
+        .v_dim = mp_kv_width(model->value_dim),
     };
     return MP_OK;
 }

@@ -91,12 +91,20 @@ static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, u
     return MP_OK;
 }
 
+/* Reads the list of layers that have a dense feed-forward sublayer in a model with experts. */
+static mp_status read_dense_layers(mp_decoder *model, const mp_spec *spec, mp_error *error) {
+    int64_t dense[MP_DECODER_LAYERS], none = 0;
+    MP_TRY(mp_spec_ints(spec, "mpool.dense_layers", model->layer_count, 0, 1, &none, dense, error));
+    for (int i = 0; i < model->layer_count; i++)
+        model->layers[i].dense = dense[i] != 0;
+    return MP_OK;
+}
+
 static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
                             mp_error *error) {
     mp_decoder_layer *layer = &model->layers[index];
-    bool bias = (flags & MP_DECODER_BIAS) != 0, qkv_bias = (flags & MP_DECODER_QKV_BIAS) != 0;
     bool latents = (flags & MP_DECODER_LATENT_ATTENTION) != 0;
-    bool experts = model->experts.count > 0 && index >= model->experts.from;
+    bool experts = model->experts.count > 0 && index >= model->experts.from && !layer->dense;
     int32_t hidden = model->hidden, ffn = experts ? model->shared_ffn : model->dense_ffn;
     int32_t mixed = model->heads * (latents ? model->latent.value : model->value_dim);
     int32_t q = model->heads * model->head_dim, kv = model->kv_heads * model->head_dim;
@@ -104,36 +112,40 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         const char *name;
         mp_linear *linear;
         int32_t N, K;
-        bool bias;
     } linears[] = {
-        {"attn_q", &layer->qkv, q, hidden, qkv_bias},      {"attn_k", &layer->qkv, kv, hidden, qkv_bias},
-        {"attn_v", &layer->qkv, kv, hidden, qkv_bias},     {"attn_output", &layer->out, hidden, mixed, bias},
-        {"ffn_gate", &layer->gate_up, ffn, hidden, bias},  {"ffn_up", &layer->gate_up, ffn, hidden, bias},
-        {"ffn_down", &layer->down, hidden, ffn, bias},
+        {"attn_q", &layer->qkv, q, hidden},         {"attn_k", &layer->qkv, kv, hidden},
+        {"attn_v", &layer->qkv, kv, hidden},        {"attn_output", &layer->out, hidden, mixed},
+        {"ffn_gate", &layer->gate_up, ffn, hidden}, {"ffn_up", &layer->gate_up, ffn, hidden},
+        {"ffn_down", &layer->down, hidden, ffn},
     };
-    char name[64], bias_name[64];
+    char name[64], bias[64];
+    bool biased = false;
     layer->ffn = ffn;
     if (latents)
-        MP_TRY(mp_mla_read_layer(model, builder, index, qkv_bias, error));
+        MP_TRY(mp_mla_read_layer(model, builder, index, error));
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
         bool of_ffn = linears[i].linear == &layer->gate_up || linears[i].linear == &layer->down;
         if ((of_ffn && ffn == 0) || (latents && linears[i].linear == &layer->qkv))
             continue;
         const char *shared = of_ffn && experts ? "_shexp" : "";
         snprintf(name, sizeof name, "blk.%d.%s%s.weight", index, linears[i].name, shared);
-        snprintf(bias_name, sizeof bias_name, "blk.%d.%s%s.bias", index, linears[i].name, shared);
-        /* refuse a bias that the architecture does not have: never drop it silently */
-        if (!linears[i].bias && mp_weights_has(model->weights, bias_name))
-            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias_name);
+        snprintf(bias, sizeof bias, "blk.%d.%s%s.bias", index, linears[i].name, shared);
+        /* the first part of a layer decides whether the layer has biases: never drop one silently */
+        if (linears[i].linear->parts == 0)
+            biased = mp_weights_has(model->weights, bias);
+        else if (!biased && mp_weights_has(model->weights, bias))
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1, bias,
+                                "biases for all parts of a layer, or for none", "a bias for some parts");
         /* The residual scale is applied to the input of a sublayer's last linear layer, so scale that layer's bias as
          * well. */
         bool last = linears[i].linear == &layer->out || linears[i].linear == &layer->down;
         builder->bias_scale = last ? model->residual_scale : 1;
-        MP_TRY(mp_builder_linear(builder, linears[i].linear, name, linears[i].bias ? bias_name : NULL, linears[i].N,
+        MP_TRY(mp_builder_linear(builder, linears[i].linear, name, biased ? bias : NULL, linears[i].N,
                                  linears[i].K, error));
     }
     builder->bias_scale = 1;
     if (experts) {
+        snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", index);
         mp_experts_shape shape = {
             .layer = index,
             .count = model->experts.count,
@@ -141,7 +153,7 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
             .hidden = hidden,
             .ffn = model->experts.ffn,
             .routing = model->experts.routing,
-            .biased = bias,
+            .biased = mp_weights_has(model->weights, bias),
             .act = model->act,
             .clamp = model->experts.clamp,
         };
@@ -222,6 +234,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
         goto cleanup;
     }
+    MP_TRY_GOTO(read_dense_layers(model, args->spec, error));
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, (float)norm_offset, error));
     builder.floats_on_use = false;

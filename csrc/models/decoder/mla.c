@@ -107,33 +107,33 @@ static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, 
 }
 
 /* Reads a projection of the layer's input, a part of layer->qkv. */
-static mp_status read_input(mp_decoder *model, mp_builder *builder, int index, const char *part, int32_t N, bool biased,
+static mp_status read_input(mp_decoder *model, mp_builder *builder, int index, const char *part, int32_t N,
                             mp_error *error) {
     char name[64], bias[64];
     snprintf(name, sizeof name, "blk.%d.%s.weight", index, part);
     snprintf(bias, sizeof bias, "blk.%d.%s.bias", index, part);
-    if (!biased && mp_weights_has(builder->weights, bias))
+    if (mp_weights_has(builder->weights, bias))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias);
-    return mp_builder_linear(builder, &model->layers[index].qkv, name, biased ? bias : NULL, N, model->hidden, error);
+    return mp_builder_linear(builder, &model->layers[index].qkv, name, NULL, N, model->hidden, error);
 }
 
-mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, bool biased, mp_error *error) {
+mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, mp_error *error) {
     const mp_mla *latent = &model->latent;
     mp_decoder_layer *layer = &model->layers[index];
     const int32_t q = model->heads * (latent->plain + latent->rotated);
     mp_norm norm = {.eps = model->latent_eps, .root = true};
     char name[64];
     if (latent->q_rank > 0) {
-        MP_TRY(read_input(model, builder, index, "attn_q_a", latent->q_rank, biased, error));
+        MP_TRY(read_input(model, builder, index, "attn_q_a", latent->q_rank, error));
         snprintf(name, sizeof name, "blk.%d.attn_q_a_norm", index);
         norm.n = latent->q_rank;
         MP_TRY(mp_norm_read(&layer->q_a_norm, builder, name, norm, MP_NORM_NO_BIAS, 0, error));
         snprintf(name, sizeof name, "blk.%d.attn_q_b.weight", index);
         MP_TRY(mp_builder_linear(builder, &layer->q_b, name, NULL, q, latent->q_rank, error));
     } else {
-        MP_TRY(read_input(model, builder, index, "attn_q", q, biased, error));
+        MP_TRY(read_input(model, builder, index, "attn_q", q, error));
     }
-    MP_TRY(read_input(model, builder, index, "attn_kv_a_mqa", model->head_dim, biased, error));
+    MP_TRY(read_input(model, builder, index, "attn_kv_a_mqa", model->head_dim, error));
     snprintf(name, sizeof name, "blk.%d.attn_kv_a_norm", index);
     norm.n = latent->rank;
     MP_TRY(mp_norm_read(&layer->kv_a_norm, builder, name, norm, MP_NORM_NO_BIAS, 0, error));

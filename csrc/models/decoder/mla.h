@@ -17,10 +17,8 @@
 /* Reads the sizes {arch}.attention.{kv_lora_rank, q_lora_rank, key_length_mla, value_length_mla} and derives the sizes
  * of heads from them. */
 mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *error);
-/* Reads the projections of a layer, except attn_output. If `biased`, the projections of the layer's input have
- * biases. */
-mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, bool biased,
-                               mp_error *error);
+/* Reads the projections of a layer, except attn_output. UNSUPPORTED if one of them has a bias. */
+mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, mp_error *error);
 /* Returns the packed bytes of a tensor that is stored as floats (k_b, v_b, kv_b); 0 for other tensors. */
 uint64_t mp_mla_footprint(const mp_tensor_entry *entry, mp_compute compute);
 

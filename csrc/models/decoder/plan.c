@@ -4,7 +4,7 @@
 #include "models/decoder/pass.h"
 
 size_t mp_decoder_partial_floats(const mp_decoder *model) {
-    return ((size_t)mp_decoder_group(model) * (size_t)(model->value_dim + 2) + 15) & ~(size_t)15;
+    return ((size_t)mp_decoder_group(model) * (size_t)(model->kv.v_dim + 2) + 15) & ~(size_t)15;
 }
 
 static int tile_rows(const mp_decoder *model) { return MP_ATTN_ROWS / mp_decoder_group(model); }
@@ -36,8 +36,8 @@ mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_bloc
     size_t width = most((size_t)model->hidden, (size_t)model->ffn);
     at.acts = mp_arena_cost(MP_PRIVATE_ROWS * width * sizeof(float));
     at.attention = at.acts + acts_scratch(model, MP_PRIVATE_ROWS);
-    at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->value_dim));
-    at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->value_dim + 2) * sizeof(float));
+    at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->kv.v_dim));
+    at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->kv.v_dim + 2) * sizeof(float));
     at.by_head = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
     at.expert = at.by_head + mp_mla_thread_scratch(model);
     at.panel = at.expert;

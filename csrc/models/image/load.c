@@ -97,9 +97,9 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     MP_TRY(mp_spec_float(spec, "{arch}.vision.attention.layer_norm_epsilon", 1e-30, 1, NULL, &eps, error));
     MP_TRY(mp_spec_int_capped(spec, "mpool.image.registers", 0, MAX_REGISTERS, &none, &registers, error));
     MP_TRY(mp_spec_bool(spec, "mpool.image.gated", &no, &model->gated, error));
-    if (hidden % heads || hidden / heads % 8)
+    if (hidden % heads)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
-                            "a divisor of the width with a head size divisible by 8", "%lld of width %lld",
+                            "a divisor of the width", "%lld of width %lld",
                             (long long)heads, (long long)hidden);
     model->layer_count = (int32_t)layers;
     model->hidden = (int32_t)hidden;

@@ -19,12 +19,12 @@ mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp
     return make_table(rope, base, error);
 }
 
-mp_status mp_rope_divide(mp_rope *rope, const float *divisors, const mp_spec *spec, const char *name, mp_error *error) {
+mp_status mp_rope_divide(mp_rope *rope, const double *divisors, const mp_spec *spec, const char *name, mp_error *error) {
     for (int i = 0; i < rope->dim / 2; i++) {
-        if (!(divisors[i] > 0 && divisors[i] < 1e9f))
+        if (!(divisors[i] > 0 && divisors[i] < 1e9))
             return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name, "numbers above 0 and below 1e9",
-                                "%g at %d", (double)divisors[i], i);
-        rope->inverse[i] /= (double)divisors[i];
+                                "%g at %d", divisors[i], i);
+        rope->inverse[i] /= divisors[i];
     }
     return MP_OK;
 }

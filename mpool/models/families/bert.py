@@ -30,8 +30,7 @@ def read_bert(config: Fields, row: Architecture) -> Config:
     kv["bert.attention.head_count_kv"] = kv["bert.attention.head_count"]
     kv["bert.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-12, above=0.0)
     kv["bert.attention.causal"] = False
-    kv["mpool.activation"] = activation(config, "hidden_act", "gelu", ("gelu", "gelu_tanh", "quick_gelu", "relu",
-                                                                                "silu"))
+    kv["mpool.activation"] = activation(config, "hidden_act", "gelu")
     types = config.int("type_vocab_size", 2, low=1, high=1 << 16)
     used |= {"layer_norm_eps", "hidden_act", "type_vocab_size", "tie_word_embeddings"}
     check_neutral(config, used)

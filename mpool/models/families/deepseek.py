@@ -74,7 +74,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     kv[f"{a}.rope.dimension_count"] = rotated
     _rope(config, kv, a, plain + rotated)
     kv["mpool.rope_neox"] = not config.bool("rope_interleave", True) if is_v3 else False
-    kv["mpool.activation"] = activation(config, "hidden_act", row.activation, (row.activation,))
+    kv["mpool.activation"] = activation(config, "hidden_act", row.activation)
     experts = config.int("n_routed_experts", 256 if is_v3 else 64, low=1, high=4096)
     width = config.int("moe_intermediate_size", 2048 if is_v3 else 1407, low=1, high=MAX_WIDTH)
     kv[f"{a}.expert_count"] = experts
@@ -171,7 +171,8 @@ def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, 
     rank, q_rank, rotated = kv[f"{a}.attention.kv_lora_rank"], kv[f"{a}.attention.q_lora_rank"], 2 * size["R"]
     return {"L": rank, "A": rank + rotated, "J": q_rank, "direct": int(not q_rank), "W": heads * key,
             "n": key - rotated, "v": value, "Y": heads * (key - rotated + value), "Z": heads * value,
-            "S": kv[f"{a}.expert_shared_feed_forward_length"], "dense": kv[f"{a}.leading_dense_block_count"],
+            "S": kv[f"{a}.expert_shared_feed_forward_length"],
+            "sparse": (1 << size["layers"]) - (1 << kv[f"{a}.leading_dense_block_count"]),
             "corrected": int(kv["mpool.expert_corrected"])}
 
 

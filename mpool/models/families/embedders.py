@@ -43,7 +43,7 @@ def read_embedder(config: Fields, row: Architecture) -> Config:
     kv[f"{a}.attention.causal"] = config.bool("is_causal", "auto_map" not in config)
     read_window(config, kv, row)
     _windows(config, kv, a)
-    kv["mpool.activation"] = activation(config, "hidden_act", "silu", ("silu", "gelu", "gelu_tanh"))
+    kv["mpool.activation"] = activation(config, "hidden_act", "silu")
     check_neutral(config, used | {
         "num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling", "rope_parameters",
         "original_max_position_embeddings", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",

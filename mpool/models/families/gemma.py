@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import IGNORED, decoder, decoder_row, finish, read_common, set_window, window_pattern
+from .llama import ATTENTION_BIAS, IGNORED, decoder, decoder_row, finish, read_common, set_window, window_pattern
 from .rows import Architecture, Config, Tensor, layer
 
 log = logging.getLogger("mpool.models")
@@ -68,7 +68,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     _common(kv, row.name)
     return finish(config, kv, used | {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
                                       "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq",
-                                      "hidden_act"}, tied=True)
+                                      "hidden_act"}, tied=True, biases=ATTENTION_BIAS)
 
 
 def _text_config(config: Fields) -> Fields:

@@ -60,7 +60,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     if values.get("rope_parameters") is None and values.get("rope_scaling") is None:
         values["rope_scaling"] = _YARN
     config = Fields(values, file=config.file, at=config.at)
-    kv, used = read_common(config, row, theta=150000.0, period=2)
+    kv, used = read_common(config, row, theta=150000.0, period=2, acts=("silu",))
     experts = config.int("num_local_experts" if "num_local_experts" in config else "num_experts", 128, low=1, high=4096)
     width = config.int("intermediate_size", low=1, high=MAX_WIDTH)
     hidden = config.int("hidden_size", low=1, high=MAX_WIDTH)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, decoder_row, finish, read_common
+from .llama import ATTENTION_BIAS, BIASES, decoder, decoder_row, finish, read_common
 from .reading import unsupported
 from .rows import Architecture, Config, layer
 
@@ -20,14 +20,14 @@ _FUSED = (*(tensor for tensor in decoder() if ".ffn_" not in tensor.gguf or "ffn
 _DENSE = {"num_local_experts": 0, "position_embedding_type": "rope"}
 
 
-def _read(config: Fields, row: Architecture) -> Config:
+def _read(config: Fields, row: Architecture, biases: tuple[str, ...] = BIASES) -> Config:
     kv, used = read_common(config, row)
     kv["mpool.embedding_scale"] = config.number("embedding_multiplier", 1.0, above=0.0)
     kv["mpool.residual_scale"] = config.number("residual_multiplier", 1.0, above=0.0)
     kv["mpool.attention_scale"] = config.number("attention_multiplier", 1.0, above=0.0)
     kv["mpool.output_scale"] = 1.0 / config.number("logits_scaling", 1.0, above=0.0)
     return finish(config, kv, used | {"embedding_multiplier", "residual_multiplier", "attention_multiplier",
-                                      "logits_scaling"})
+                                      "logits_scaling"}, biases=biases)
 
 
 def _read_hybrid(config: Fields, row: Architecture) -> Config:
@@ -39,7 +39,7 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
             unsupported(config, key, value)
     values = {name: value for name, value in config.values.items() if name not in ("layer_types", *_DENSE)}
     values["intermediate_size"] = config.int("shared_intermediate_size", 1024, low=1)
-    return _read(Fields(values, file=config.file, at=config.at), row)
+    return _read(Fields(values, file=config.file, at=config.at), row, ATTENTION_BIAS)
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:

@@ -73,7 +73,7 @@ def read_gte(config: Fields, row: Architecture) -> Config:
     kv[f"{a}.attention.head_count_kv"] = kv[f"{a}.attention.head_count"]
     kv[f"{a}.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-12, above=0.0)
     kv[f"{a}.attention.causal"] = False
-    kv["mpool.activation"] = activation(config, "hidden_act", "gelu", ("gelu", "gelu_tanh", "relu", "silu"))
+    kv["mpool.activation"] = activation(config, "hidden_act", "gelu")
     if config.str("model_type", "new") == "new":
         require_values(config, _SUPPORTED)
         _old_rope(config, kv, a)

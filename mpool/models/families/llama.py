@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
-from .reading import MAX_LAYERS, MAX_WIDTH, activation, check_neutral, sizes, unsupported
+from .reading import ALL_ACTIVATIONS, MAX_LAYERS, MAX_WIDTH, activation, check_neutral, sizes, unsupported
 from .rows import Architecture, Config, Tensor, layer
 
 
@@ -15,27 +15,32 @@ def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool =
     """Return the tensors of a decoder like Llama.
 
     Args:
-        qkv_bias: True if the query, key and value projections have biases.
+        qkv_bias: True if the query, key and value projections have biases in every model, and no other layer has them.
+            Otherwise ``attention_bias`` and ``mlp_bias`` of config.json select them (:func:`finish`).
         head_norms: True if the queries and keys of each head are normalised.
-        experts: True if every layer has experts in place of a dense MLP.
+        experts: True if layers have experts in place of a dense MLP, except those of ``mpool.dense_layers``.
     """
     block = "layers.{}"
+    qkv, other = ("", "") if qkv_bias else ("if attention_bias", "if attention_bias")
     norms = (*layer(f"{block}.self_attn.q_norm", "attn_q_norm", "E"),
              *layer(f"{block}.self_attn.k_norm", "attn_k_norm", "E"))
-    dense = (*layer(f"{block}.mlp.gate_proj", "ffn_gate", "FD"), *layer(f"{block}.mlp.up_proj", "ffn_up", "FD"),
-             *layer(f"{block}.mlp.down_proj", "ffn_down", "DF"))
+    when, biased = ("in dense", "if mlp_bias in dense") if experts else ("", "if mlp_bias")
+    dense = tuple(row for name, gguf, shape in (("gate", "ffn_gate", "FD"), ("up", "ffn_up", "FD"),
+                                                ("down", "ffn_down", "DF"))
+                  for row in layer(f"{block}.mlp.{name}_proj", gguf, shape, bias=shape[0], when=when, biased=biased))
     return (
         Tensor("embed_tokens.weight", "token_embd.weight", "VD"),
         Tensor("norm.weight", "output_norm.weight", "D"),
         Tensor("lm_head.weight", "output.weight", "VD", "tied"),
         Tensor("", "rope_freqs.weight", "R", "gguf"),
         *layer(f"{block}.input_layernorm", "attn_norm", "D"),
-        *layer(f"{block}.self_attn.q_proj", "attn_q", "QD", bias="Q" if qkv_bias else None),
-        *layer(f"{block}.self_attn.k_proj", "attn_k", "KD", bias="K" if qkv_bias else None),
-        *layer(f"{block}.self_attn.v_proj", "attn_v", "UD", bias="U" if qkv_bias else None),
-        *layer(f"{block}.self_attn.o_proj", "attn_output", "DO"),
+        *layer(f"{block}.self_attn.q_proj", "attn_q", "QD", bias="Q", biased=qkv),
+        *layer(f"{block}.self_attn.k_proj", "attn_k", "KD", bias="K", biased=qkv),
+        *layer(f"{block}.self_attn.v_proj", "attn_v", "UD", bias="U", biased=qkv),
+        *layer(f"{block}.self_attn.o_proj", "attn_output", "DO", bias=None if qkv_bias else "D", biased=other),
         *layer(f"{block}.post_attention_layernorm", "ffn_norm", "D"),
-        *(expert_tensors(f"{block}.mlp") if experts else dense),
+        *dense,
+        *(expert_tensors(f"{block}.mlp") if experts else ()),
         *(norms if head_norms else ()),
     )
 
@@ -48,15 +53,20 @@ def expert_tensors(block: str, router: str = "gate") -> tuple[Tensor, ...]:
         router: name of the router in that MLP.
     """
     return (
-        *layer(f"{block}.{router}", "ffn_gate_inp", "XD"),
-        *layer(f"{block}.experts.{{x}}.gate_proj", "ffn_gate.{x}", "ND", when="folder"),
-        *layer(f"{block}.experts.{{x}}.up_proj", "ffn_up.{x}", "ND", when="folder"),
-        *layer(f"{block}.experts.{{x}}.down_proj", "ffn_down.{x}", "DN", when="folder"),
-        Tensor("", "blk.{}.ffn_gate_exps.weight", "XND"),
-        Tensor("", "blk.{}.ffn_up_exps.weight", "XND"),
-        Tensor("", "blk.{}.ffn_down_exps.weight", "XDN"),
+        *layer(f"{block}.{router}", "ffn_gate_inp", "XD", when="in sparse"),
+        *layer(f"{block}.experts.{{x}}.gate_proj", "ffn_gate.{x}", "ND", when="folder in sparse"),
+        *layer(f"{block}.experts.{{x}}.up_proj", "ffn_up.{x}", "ND", when="folder in sparse"),
+        *layer(f"{block}.experts.{{x}}.down_proj", "ffn_down.{x}", "DN", when="folder in sparse"),
+        Tensor("", "blk.{}.ffn_gate_exps.weight", "XND", "in sparse"),
+        Tensor("", "blk.{}.ffn_up_exps.weight", "XND", "in sparse"),
+        Tensor("", "blk.{}.ffn_down_exps.weight", "XDN", "in sparse"),
     )
 
+
+#: Keys of config.json that select the biases of linear layers.
+ATTENTION_BIAS, BIASES = ("attention_bias",), ("attention_bias", "mlp_bias")
+#: Values of ``model_type`` -> keys that the class reads. Mistral, Qwen2 and Phi-3 read none.
+_BIASES = {"llama": BIASES, "qwen3": ATTENTION_BIAS}
 
 IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
@@ -78,19 +88,20 @@ def decoder_row(name: str, classes: tuple[str, ...], tensors: tuple[Tensor, ...]
 def read_decoder(config: Fields, row: Architecture) -> Config:
     """Read the hyper-parameters of a decoder."""
     kv, used = read_common(config, row)
-    return finish(config, kv, used)
+    return finish(config, kv, used, biases=_BIASES.get(str(config.get("model_type")), ()))
 
 
 def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
-                period: int = 0) -> tuple[dict[str, Value], set[str]]:
+                period: int = 0, acts: tuple[str, ...] = ALL_ACTIVATIONS) -> tuple[dict[str, Value], set[str]]:
     """Read the keys of config.json that decoders share.
 
     Args:
         config: contents of config.json.
         row: architecture of the model.
-        act: key of the activation; its value must be the activation of ``row``.
+        act: key of the activation.
         theta: RoPE base if the configuration states none.
         period: period of the layers with full attention, see :func:`read_window`.
+        acts: supported activations, under their names in mpool.
 
     Returns:
         hyper-parameters under GGUF's names, and the keys that were read.
@@ -115,13 +126,14 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     read_rope(config, kv, a, theta)
     read_window(config, kv, row, period)
     kv["mpool.rope_neox"] = True
-    kv["mpool.activation"] = activation(config, act, row.activation, (row.activation,))
+    kv["mpool.activation"] = activation(config, act, row.activation, acts)
     return kv, used | {"num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling",
                        "rope_parameters", "original_max_position_embeddings", "sliding_window", "use_sliding_window",
                        "max_window_layers", "layer_types", "partial_rotary_factor", act}
 
 
-def finish(config: Fields, kv: dict[str, Value], used: set[str], *, tied: bool = False) -> Config:
+def finish(config: Fields, kv: dict[str, Value], used: set[str], *, tied: bool = False,
+           biases: tuple[str, ...] = ()) -> Config:
     """Check the keys that were not read, and return the result of reading a config.json.
 
     Args:
@@ -129,9 +141,11 @@ def finish(config: Fields, kv: dict[str, Value], used: set[str], *, tied: bool =
         kv: hyper-parameters under GGUF's names.
         used: keys that were read.
         tied: the family's default of ``tie_word_embeddings``.
+        biases: keys of config.json that select biases, of those that the family's class in transformers reads.
     """
-    found = Config(kv, tied=config.bool("tie_word_embeddings", tied))
-    check_neutral(config, used | {"tie_word_embeddings"})
+    found = Config(kv, tied=config.bool("tie_word_embeddings", tied),
+                   sizes={key: int(config.bool(key, False)) for key in biases})
+    check_neutral(config, used | {"tie_word_embeddings", *biases})
     return found
 
 
@@ -177,16 +191,21 @@ def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, def
     theta = rope.number("rope_theta", None, above=0.0)
     kv[f"{a}.rope.freq_base"] = theta or config.number("rope_theta", default, above=0.0)
     kind = rope.str("rope_type", None) or rope.str("type", "default")
-    if kind in ("su", "longrope") and a == "phi3":
+    if kind in ("su", "longrope"):
         _long_rope(config, rope, kv, a)
         return
-    if kind not in ("default", "linear", "llama3", "yarn"):
-        unsupported(rope, "rope_type" if "rope_type" in rope else "type", "default, linear, llama3 and yarn")
+    if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
+        unsupported(rope, "rope_type" if "rope_type" in rope else "type",
+                    "default, linear, dynamic, llama3, longrope and yarn")
     known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
     if kind == "default":
         kv_factor = rope.number("factor", 1.0, above=0.0)
         if kv_factor != 1.0:
             unsupported(rope, "factor", "1 if rope_type is default")
+        rope.only(known | {"factor", "original_max_position_embeddings"})
+        return
+    if kind == "dynamic":  # changes only sequences longer than max_position_embeddings, where the context ends
+        rope.number("factor", above=0.0)
         rope.only(known | {"factor", "original_max_position_embeddings"})
         return
     kv[f"{a}.rope.scaling.type"] = kind

@@ -84,7 +84,7 @@ def read_modernbert(config: Fields, row: Architecture) -> Config:
     window = config.int("local_attention", 128, low=2)
     layers: Any = kv[f"{a}.block_count"]
     kv["mpool.layer_windows"] = list(windows(_layer_types(config, layers), window // 2 * 2))
-    kv["mpool.activation"] = activation(config, "hidden_activation", "gelu", ("gelu", "gelu_tanh", "relu", "silu"))
+    kv["mpool.activation"] = activation(config, "hidden_activation", "gelu")
     biases = {key: int(config.bool(key, False)) for key in ("norm_bias", "attention_bias", "mlp_bias")}
     check_neutral(config, used | {
         "norm_eps", "layer_norm_eps", "global_rope_theta", "local_rope_theta", "rope_parameters", "rope_scaling",

@@ -38,7 +38,7 @@ def read_mpnet(config: Fields, row: Architecture) -> Config:
     kv[f"{a}.attention.head_count_kv"] = heads = config.int("num_attention_heads", low=1)
     kv[f"{a}.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-12, above=0.0)
     kv[f"{a}.attention.causal"] = False
-    kv["mpool.activation"] = activation(config, "hidden_act", "gelu", ("gelu", "gelu_tanh", "relu", "silu"))
+    kv["mpool.activation"] = activation(config, "hidden_act", "gelu")
     buckets = config.int("relative_attention_num_buckets", 32, low=32, high=32)
     check_neutral(config, used | {"layer_norm_eps", "hidden_act", "relative_attention_num_buckets",
                                   "tie_word_embeddings"})

@@ -115,7 +115,7 @@ def read_nomic(config: Fields, row: Architecture) -> Config:
         kv, used = sizes(config, row)
         kv[f"{a}.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-12, above=0.0)
         kv[f"{a}.rope.freq_base"] = plain_rope(config, 1000.0)
-        kv["mpool.activation"] = activation(config, "hidden_act", "silu", ("silu", "gelu", "gelu_tanh"))
+        kv["mpool.activation"] = activation(config, "hidden_act", "silu")
         head_dim = config.int("head_dim", None, low=1)
         if head_dim is not None:
             kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
@@ -161,6 +161,7 @@ ROWS = (
     replace(_ROW, name="nomic_bert_moe", model_types=("nomic_bert",), gguf=("nomic-bert-moe",), read=read_moe,
             tensors=_MOE_TENSORS, activation="gelu", complete=complete_moe,
             handled=frozenset({"expert_count", "expert_used_count"}),
-            extra_sizes=lambda kv, size, a: {"every": kv[f"{a}.moe_every_n_layers"]},
+            extra_sizes=lambda kv, size, a: {"sparse": sum(1 << i for i in range(size["layers"])
+                                                           if i % kv[f"{a}.moe_every_n_layers"] == 1)},
             marker=("encoder.layers.0.mlp.fc1.bias", "")),
 )

@@ -32,6 +32,8 @@ ACTIVATIONS: dict[str, str] = {
     "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
     "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu",
 }
+#: Every activation of mpool, once.
+ALL_ACTIVATIONS = tuple(dict.fromkeys(ACTIVATIONS.values()))
 
 #: Keys that never change a forward pass.
 _SKIPPED = frozenset("""
@@ -108,7 +110,7 @@ def _refuse_quantised(config: Fields, key: str) -> NoReturn:
                       "safetensors files", hint="Use the unquantised safetensors model, or a quantised .gguf of it")
 
 
-def activation(config: Fields, key: str, default: str, allowed: tuple[str, ...]) -> str:
+def activation(config: Fields, key: str, default: str, allowed: tuple[str, ...] = ALL_ACTIVATIONS) -> str:
     """Read the activation function of a model.
 
     Args:

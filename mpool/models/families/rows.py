@@ -34,8 +34,7 @@ class Tensor:
             - ``"if x"``: folders contain it if the size ``x`` of the model is not 0; GGUF files may contain it.
             - ``"if x above 0"``, ``"folder if x"``: both conditions apply.
             - ``"in dense"``, ``"in sparse"``, alone or after another condition: layers without experts have it, or
-              layers with experts. The first ``dense`` layers have no experts. If the model has a size ``every``, layers
-              1, 1 + every, 1 + 2 * every and so on have experts instead.
+              layers with experts. Bit i of the size ``sparse`` is set if layer i has experts.
         stored: name in GGUF files if it differs from ``gguf``.
     """
 

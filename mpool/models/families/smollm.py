@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, decoder_row, finish, read_common
+from .llama import BIASES, decoder, decoder_row, finish, read_common
 from .reading import MAX_LAYERS
 from .rows import Architecture, Config
 
@@ -37,7 +37,7 @@ def _read(config: Fields, row: Architecture) -> Config:
         config.fail("no_rope_layers", given, f"{layers} values, one per layer: 1 (with RoPE) or 0 (without)")
     else:
         kv["mpool.rope_layers"] = [rotated - 1 for rotated in given]
-    return finish(config, kv, used | {"no_rope_layers", "no_rope_layer_interval"}, tied=True)
+    return finish(config, kv, used | {"no_rope_layers", "no_rope_layer_interval"}, tied=True, biases=BIASES)
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:

@@ -26,7 +26,6 @@ log = logging.getLogger("mpool.models")
 CONFIG_NAME = "config.json"
 #: File that lists the parts of a diffusers pipeline.
 PIPELINE_NAME = "model_index.json"
-TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 #: Sampling parameters of generation_config.json that become the model's defaults.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -96,6 +95,12 @@ def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:
         os.close(first)
 
 
+def tokenizer_file(folder: Folder, config: Fields) -> str | None:
+    """Return the name of a folder's tokenizer file, or None. ``config`` is its ``tokenizer_config.json``."""
+    names = (layout.TOKENIZER_NAME, *_legacy_vocabulary(folder, config))
+    return next((name for name in names if folder.has(name)), None)
+
+
 def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, end_ids: tuple[int, ...],
                  append_eos: bool = False) -> TokenizerSource:
     """Find a folder's tokenizer.
@@ -111,10 +116,9 @@ def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, end_ids: tupl
         FormatError: the folder has no tokenizer file.
         Unsupported: ``lower_case`` is True and the tokenizer keeps the case.
     """
-    file = next((name for name in (TOKENIZER_NAME, *_legacy_vocabulary(folder, config)) if folder.has(name)), None)
+    file = tokenizer_file(folder, config)
     if file is None:
-        raise FormatError(file=folder.path, field=TOKENIZER_NAME, got="missing", allowed="the tokenizer in one file",
-                          hint="Write it with AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers")
+        raise layout.missing_tokenizer(folder.path)
     path = folder.path_of(file)
     fd, _ = open_regular(path)
     os.close(fd)
@@ -131,7 +135,7 @@ def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, end_ids: tupl
         settings["eos_token_id"] = list(end_ids)
     if append_eos:
         settings["always_add_eos"] = True
-    if lower_case and not (_lowercases(folder.fields(file).get("normalizer")) if file == TOKENIZER_NAME
+    if lower_case and not (_lowercases(folder.fields(file).get("normalizer")) if file == layout.TOKENIZER_NAME
                            else config.bool("do_lower_case", True)):
         raise Unsupported(f"{path}: the tokenizer keeps the case of texts, but do_lower_case of sentence-transformers "
                           "is true",

@@ -22,8 +22,6 @@ from .image_networks import NetworkSpec
 
 #: Values of ``model_type`` that this module reads.
 MODEL_TYPES = tuple(image_networks.READERS)
-#: Architectures of image encoders that share an embedding space with a text encoder.
-WITH_TEXT = ("clip", "siglip")
 
 #: Modality -> (method of the transformers class, name of its output) that sentence-transformers uses for embeddings.
 _METHODS = {"text": ("get_text_features", "pooler_output"), "image": ("get_image_features", "pooler_output")}
@@ -133,7 +131,8 @@ def describe_images(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     if found is None:
         hf_parts.refuse_weights(folder)
     paths, entries = found
-    text = image_networks.read_text(config, encoder.architecture) if encoder.architecture in WITH_TEXT else None
+    text = image_networks.read_text(config, encoder.architecture) \
+        if config.get("model_type") in image_networks.WITH_TEXT else None
     check_surplus([encoder] if text is None else [encoder, text], entries, paths[0])
     others = () if text is None else (_describe_text(folder, text, entries, paths, key=key, ref=ref),)
     settings = ImageSettings(hidden_size=encoder.hidden_size, output_size=encoder.output_size, resize=processor.resize,
@@ -160,9 +159,11 @@ def _describe_text(folder: Folder, network: NetworkSpec, entries: Mapping[str, T
         padding = side or ("left" if left else "right")
     settings = EmbeddingSettings(max_tokens=positions, hidden_size=network.hidden_size, output_size=network.output_size,
                                  pooling=("lasttoken",), normalize=False, padding=padding)
+    # a folder without a tokenizer still embeds images; a text raises the error of the missing file
+    tokenizer = hf_parts.tokenizer_of(folder, config, config.get("tokenizer_class") == "Siglip2Tokenizer", ()) \
+        if hf_parts.tokenizer_file(folder, config) else None
     return ModelDescription(
-        key=key, ref=ref, capability="text_embedding", embedding=settings,
-        tokenizer=hf_parts.tokenizer_of(folder, config, config.get("tokenizer_class") == "Siglip2Tokenizer", ()),
+        key=key, ref=ref, capability="text_embedding", embedding=settings, tokenizer=tokenizer,
         spec=ModelSpec(network.architecture, tuple(paths), network.kv, tuple(select_tensors(network, entries, paths))))
 
 

@@ -209,6 +209,8 @@ def read_dinov2(config: Fields) -> NetworkSpec:
 
 # ---- CLIP and SigLIP -------------------------------------------------------------------------------------------------
 
+#: Values of ``model_type`` of models with an image and a text encoder, whose vectors share a space.
+WITH_TEXT = ("clip", "siglip")
 #: Top-level keys of ``config.json`` of CLIP and SigLIP, next to the sections of the two encoders.
 _JOINT_KEYS = {"text_config", "vision_config", "text_config_dict", "vision_config_dict", "projection_dim",
                "logit_scale_init_value", "initializer_factor", "model_type"}
@@ -220,6 +222,24 @@ def section_of(config: Fields, name: str) -> Fields:
     section = config.section(name, None) or Fields({}, file=config.file, at=config.name(name))
     older = config.section(f"{name}_dict", None)
     return section if older is None else Fields({**section.values, **older.values}, file=config.file, at=section.at)
+
+
+def _vision_section(config: Fields) -> Fields:
+    """Return the settings of the image encoder: a section of a joint configuration, or all of a configuration of the
+    image encoder alone."""
+    if config.get("model_type") not in WITH_TEXT:
+        return config
+    check_neutral(config, _JOINT_KEYS)
+    return section_of(config, "vision_config")
+
+
+def _without_prefix(network: NetworkSpec) -> NetworkSpec:
+    """Return an image encoder that is stored alone. Folders of older versions of transformers have the prefix
+    ``vision_model.``, those of newer versions have none."""
+    network.tensors = [replace(tensor, source=tensor.source.removeprefix("vision_model."))
+                       for tensor in network.tensors]
+    network.prefixes = ("", "vision_model.")
+    return network
 
 
 def _add_layers(network: NetworkSpec, config: Fields, known: set[str], ffn: int) -> None:
@@ -264,8 +284,7 @@ def _add_layer(network: NetworkSpec, source: str, target: str, ffn: int, names: 
 
 def read_clip(config: Fields) -> NetworkSpec:
     """Read the image encoder of CLIP (https://arxiv.org/abs/2103.00020), with its projection."""
-    vision = section_of(config, "vision_config")
-    check_neutral(config, _JOINT_KEYS)
+    vision = _vision_section(config)
     network, known = _read_common(vision, "clip", {
         "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 32, "image_size": 224,
         "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"})
@@ -273,18 +292,19 @@ def read_clip(config: Fields) -> NetworkSpec:
     network.add("vision_model.embeddings.class_embedding", "v.class_embd", network.hidden_size)
     network.norm("vision_model.pre_layrnorm", "v.pre_ln")
     _add_layers(network, vision, known, vision.int("intermediate_size", 3072, low=1, high=MAX_WIDTH))
+    network.ignored = (r"logit_scale", r"((text|vision)_model\.)?embeddings\.position_ids")
+    if "CLIPVisionModel" in config.list("architectures", [], of=str, limit=16):
+        return _without_prefix(network)
     network.output_size = config.int("projection_dim", 512, low=1, high=MAX_WIDTH)
     network.kv |= {"mpool.dense_count": 1, "mpool.dense.0.activation": "identity"}
     network.add("visual_projection.weight", "dense.0.weight", network.output_size, network.hidden_size)
-    network.ignored = (r"logit_scale", r"(text|vision)_model\.embeddings\.position_ids")
     return network
 
 
 def read_siglip(config: Fields) -> NetworkSpec:
     """Read the image encoder of SigLIP (https://arxiv.org/abs/2303.15343) or of a SigLIP 2 with a fixed image size
     (https://arxiv.org/abs/2502.14786), with its attention pooling."""
-    vision = section_of(config, "vision_config")
-    check_neutral(config, _JOINT_KEYS)
+    vision = _vision_section(config)
     network, known = _read_common(vision, "siglip", {
         "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "patch_size": 16, "image_size": 224,
         "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"})
@@ -302,8 +322,8 @@ def read_siglip(config: Fields) -> NetworkSpec:
     network.norm(f"{head}.layernorm", "v.head.ln")
     network.linear(f"{head}.mlp.fc1", "v.head.ffn_up", ffn, d)
     network.linear(f"{head}.mlp.fc2", "v.head.ffn_down", d, ffn)
-    network.ignored = (r"logit_scale", r"logit_bias", r"(text|vision)_model\.embeddings\.position_ids")
-    return network
+    network.ignored = (r"logit_scale", r"logit_bias", r"((text|vision)_model\.)?embeddings\.position_ids")
+    return network if vision is not config else _without_prefix(network)
 
 
 def read_vision_encoder(vision: Fields, arch: str, layers: int, norm: bool,
@@ -445,10 +465,12 @@ def read_text(config: Fields, kind: str) -> NetworkSpec:
     return network
 
 
-READERS = {"clip": read_clip, "siglip": read_siglip, "dinov2": read_dinov2, "dinov2_with_registers": read_dinov2}
+READERS = {"clip": read_clip, "clip_vision_model": read_clip, "siglip": read_siglip, "siglip_vision_model": read_siglip,
+           "dinov2": read_dinov2, "dinov2_with_registers": read_dinov2}
 #: Accepted values of ``architectures`` in config.json, by ``model_type``: classes whose weights hold the image encoder.
 CLASSES = {
-    "clip": ("CLIPModel",), "siglip": ("SiglipModel",),
+    "clip": ("CLIPModel",), "clip_vision_model": ("CLIPVisionModelWithProjection", "CLIPVisionModel"),
+    "siglip": ("SiglipModel",), "siglip_vision_model": ("SiglipVisionModel",),
     "dinov2": ("Dinov2Model", "Dinov2Backbone", "Dinov2ForImageClassification"),
     "dinov2_with_registers": ("Dinov2WithRegistersModel", "Dinov2WithRegistersBackbone",
                               "Dinov2WithRegistersForImageClassification"),

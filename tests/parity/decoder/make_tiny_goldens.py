@@ -3,7 +3,7 @@
     python tests/python/helpers/tinygguf.py FOLDER    # torch, transformers, gguf; the models are seeded
     python tests/parity/decoder/make_tiny_goldens.py FOLDER    # llama-cpp-python; writes tiny.npz beside this file
 
-For every file that llama.cpp loads: its SHA-256, by which a test recognises the file; the logits at the positions SHOWN
+With names after FOLDER, only these files are computed, and the other results stay. For every file that llama.cpp loads: its SHA-256, by which a test recognises the file; the logits at the positions SHOWN
 of TOKENS; and GREEDY tokens after the first of them, with the end-of-text token barred. All weights are float32.
 Families that this llama.cpp refuses are printed and skipped (BERT, and DeepSeek-V2 without q_lora unless it has the
 layers of DeepSeek-V2-Lite).
@@ -27,12 +27,13 @@ def file_hash(path: Path) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
 
 
-def main(folder: Path) -> None:
-    """Write the goldens of the files of a folder."""
+def main(folder: Path, names: list[str]) -> None:
+    """Write the goldens of the files of a folder: of all, or of those in ``names``."""
     import llama_cpp
 
-    found: dict[str, np.ndarray] = {}
-    for path in sorted(folder.glob("*.gguf")):
+    target = Path(__file__).with_name("tiny.npz")
+    found: dict[str, np.ndarray] = dict(np.load(target)) if names else {}
+    for path in sorted(path for path in folder.glob("*.gguf") if not names or path.stem in names):
         try:
             model = llama_cpp.Llama(str(path), n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1, logits_all=True,
                                     flash_attn=False, type_k=0, type_v=0, verbose=False)
@@ -52,8 +53,8 @@ def main(folder: Path) -> None:
         found |= {f"{path.stem}.hash": file_hash(path), f"{path.stem}.logits": logits,
                   f"{path.stem}.greedy": np.array(greedy, np.int32)}
         print(f"{path.stem}: largest logit {np.abs(logits).max():.3f}, greedy {greedy}")
-    np.savez_compressed(Path(__file__).with_name("tiny.npz"), **found)
+    np.savez_compressed(target, **found)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -109,8 +109,8 @@ def _fuse(state: dict[str, Any], parts: tuple[str, ...], whole: str) -> dict[str
 
 # ---- RoBERTa, MPNet, ModernBERT ------------------------------------------------------------------------------------
 
-def roberta(layers: int) -> Any:
-    config = transformers.RobertaConfig(**SIZES, num_hidden_layers=layers, max_position_embeddings=75, pad_token_id=4,
+def roberta(layers: int, **more: Any) -> Any:
+    config = transformers.RobertaConfig(**{**SIZES, **more}, num_hidden_layers=layers, max_position_embeddings=75, pad_token_id=4,
                                         type_vocab_size=1, layer_norm_eps=1e-6)
     return transformers.RobertaModel(config, add_pooling_layer=False).eval()
 
@@ -437,9 +437,9 @@ _GROUPED: dict[str, Any] = dict(vocab_size=VOCAB, hidden_size=48, num_attention_
                                 intermediate_size=100, max_position_embeddings=96, rms_norm_eps=1e-5)
 
 
-def qwen3(layers: int) -> Any:
-    """Create a Qwen3 whose head size, 16, is not 48 / 6."""
-    config = transformers.Qwen3Config(**_GROUPED, num_hidden_layers=layers, head_dim=16)
+def qwen3(layers: int, head_dim: int = 16) -> Any:
+    """Create a Qwen3 whose head size, 16 unless stated, is not 48 / 6."""
+    config = transformers.Qwen3Config(**_GROUPED, num_hidden_layers=layers, head_dim=head_dim)
     return transformers.Qwen3Model(config).eval()
 
 
@@ -541,6 +541,7 @@ def save_nv_embed(model: NVEmbed, folder: Path) -> None:
 #: Encoders by name. A name begins with that of its row in archs.def.
 ENCODERS: dict[str, Encoder] = {
     "bert_roberta": Encoder(roberta, 70),
+    "bert_heads": Encoder(lambda layers: roberta(layers, hidden_size=78, hidden_act="quick_gelu"), 70),  # heads of 26
     "bert_xlm_roberta": Encoder(xlm_roberta, 70),
     "nomic_bert": Encoder(nomic_bert, 96),
     "nomic_bert_published": Encoder(nomic_bert, 96, published_nomic, save_nomic),
@@ -554,8 +555,10 @@ ENCODERS: dict[str, Encoder] = {
     "modern_bert_biases": Encoder(lambda layers: modern_bert(
         layers, norm_bias=True, attention_bias=True, mlp_bias=True, hidden_activation="gelu_pytorch_tanh"), 120),
     "gte": Encoder(gte, 96),
+    "gte_heads": Encoder(lambda layers: gte(layers, num_attention_heads=4, hidden_act="quick_gelu"), 96),
     "gte_published": Encoder(ntk_gte, 96, save=save_gte),
     "qwen3_embedding": Encoder(qwen3, 96, pooling="lasttoken"),
+    "qwen3_embedding_heads": Encoder(lambda layers: qwen3(layers, 10), 96, pooling="lasttoken"),
     "llama_embedding_qwen2": Encoder(qwen2, 96, pooling="lasttoken"),
     "llama_embedding_published": Encoder(qwen2, 96, save=save_qwen2, pooling="mean"),
     "llama_embedding_mistral": Encoder(mistral, 96, pooling="lasttoken"),

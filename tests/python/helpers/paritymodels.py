@@ -31,22 +31,51 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama_yarn": ("LlamaConfig", "LlamaForCausalLM",
                    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
                                         "original_max_position_embeddings": 100}}),
+    "llama_dynamic": ("LlamaConfig", "LlamaForCausalLM",
+                      {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
+    "llama_longrope": ("LlamaConfig", "LlamaForCausalLM",
+                       {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0,
+                                            "original_max_position_embeddings": 100,
+                                            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.7, 1.9],
+                                            "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 9.0, 12.0, 15.0]}}),
+    "llama_biased": ("LlamaConfig", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama_heads12": ("LlamaConfig", "LlamaForCausalLM", {"head_dim": 12}),
+    "llama_heads100": ("LlamaConfig", "LlamaForCausalLM", {"head_dim": 100, "hidden_act": "relu"}),
+    "llama_heads2": ("LlamaConfig", "LlamaForCausalLM", {"head_dim": 2, "hidden_act": "gelu"}),
     "llama_mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": 50}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
     "qwen2_window": ("Qwen2Config", "Qwen2ForCausalLM",
                      {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 32}),
+    "qwen3_biased": ("Qwen3Config", "Qwen3ForCausalLM",
+                     {"head_dim": 26, "attention_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
     "qwen3moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                  {"head_dim": 32, "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
                   "norm_topk_prob": True}),
     "qwen3moe_shares": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
                         {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80,
                          "norm_topk_prob": False}),
+    "qwen3moe_dense": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                       {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80,
+                        "norm_topk_prob": True, "mlp_only_layers": [1], "attention_bias": True,
+                        "hidden_act": "gelu"}),
+    "qwen3moe_step": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                      {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 80,
+                       "norm_topk_prob": True, "decoder_sparse_step": 2}),
     "gpt_oss": ("GptOssConfig", "GptOssForCausalLM",
                 {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 60,
                  "swiglu_limit": 7.0,
                  "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0,
                                      "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 100}}),
+    # rotary embeddings without scaling, which llama.cpp computes as transformers does at every position
+    "gpt_oss_clamp": ("GptOssConfig", "GptOssForCausalLM",
+                      {"head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 60,
+                       "swiglu_limit": 7.0, "initializer_range": 0.2,
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "gpt_oss_limit": ("GptOssConfig", "GptOssForCausalLM",
+                      {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 30,
+                       "swiglu_limit": 1.25,
+                       "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "deepseek2": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
                   {**LATENT, "q_lora_rank": 40, "n_routed_experts": 12, "n_group": 4, "topk_group": 2,
                    "num_experts_per_tok": 3, "n_shared_experts": 1, "routed_scaling_factor": 1.7,
@@ -70,13 +99,31 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                       "n_shared_experts": 1, "first_k_dense_replace": 0, "topk_method": "group_limited_greedy",
                       "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0,
                       "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    # the experts of a group have similar scores, so that a group's best and its two best choose the same groups
+    "deepseek2_groups": ("DeepseekV2Config", "DeepseekV2ForCausalLM",
+                         {**LATENT, "q_lora_rank": 40, "n_routed_experts": 8, "num_experts_per_tok": 3,
+                          "n_shared_experts": 1, "first_k_dense_replace": 0, "topk_method": "group_limited_greedy",
+                          "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0, "initializer_range": 0.2,
+                          "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "deepseek2_mscale": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
+                         {**LATENT, "q_lora_rank": 40, "n_routed_experts": 5, "n_group": 1, "topk_group": 1,
+                          "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 0,
+                          "norm_topk_prob": False, "routed_scaling_factor": 0.6, "hidden_act": "gelu",
+                          "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                                              "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0,
+                                              "mscale_all_dim": 0.4, "original_max_position_embeddings": 100}}),
     "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM", {}),
+    "smollm3_biased": ("SmolLM3Config", "SmolLM3ForCausalLM",
+                       {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True}),
     "smollm3_window": ("SmolLM3Config", "SmolLM3ForCausalLM",
                        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 40}),
     "smollm3_interval": ("SmolLM3Config", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}),
     "granite": ("GraniteConfig", "GraniteForCausalLM",
                 {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
                  "logits_scaling": 4.0}),
+    "granite_biased": ("GraniteConfig", "GraniteForCausalLM",
+                       {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
+                        "logits_scaling": 4.0, "attention_bias": True, "mlp_bias": True}),
     "granite_hybrid": ("GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM",
                        {"embedding_multiplier": 6.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1,
                         "logits_scaling": 4.0, "num_local_experts": 0, "num_experts_per_tok": 0,
@@ -97,6 +144,9 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2_scalar": ("Gemma2Config", "Gemma2ForCausalLM",
                       {"head_dim": 16, "query_pre_attn_scalar": 40, "sliding_window": 20,
                        "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma2_biased": ("Gemma2Config", "Gemma2ForCausalLM",
+                      {"head_dim": 20, "query_pre_attn_scalar": 20, "sliding_window": 90, "attention_bias": True,
+                       "hidden_activation": "gelu", "attn_implementation": "eager"}),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM",
                {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 60,
                 "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
@@ -112,10 +162,16 @@ LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_att
                "granite_hybrid": ["attention"] * 3}
 
 #: Decoders that GGUF files cannot represent, or usually do not: windows, their layers, or scales are missing there.
-FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
+FOLDERS_ONLY = ("gpt_oss_limit", "deepseek2_mscale", "llama_dynamic", "llama_longrope", "llama_heads100",
+                "llama_heads2", "qwen3_biased", "qwen3moe_dense", "qwen3moe_step", "smollm3_biased", "gemma2_biased",
+                "llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
                 "granite_hybrid", "gemma2_scalar", "gemma3_types")
 #: Number of layers that a model needs to have a layer of every type.
 LAYERS = {"smollm3": 5, "gemma3": 7}
+
+
+#: Default of ``initializer_range`` in transformers, which only training uses.
+_RANGE = 0.02
 
 
 def randomise(model: Any, seed: int) -> None:
@@ -127,6 +183,11 @@ def randomise(model: Any, seed: int) -> None:
             parameter.data = (1 + 0.3 * noise) if "norm" in name.lower() and name.endswith("weight") else 0.3 * noise
         else:
             parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[-1] ** 0.5)
+        if name.endswith("experts.gate_up_proj") and model.config.model_type == "gpt_oss":
+            parameter.data *= model.config.initializer_range / _RANGE  # a larger one reaches the clamp
+        if name.endswith("mlp.gate.weight") and model.config.initializer_range > _RANGE:
+            groups = parameter.data.reshape(model.config.n_group, -1, parameter.shape[-1])
+            groups[:, 1:] = groups[:, :1] + 0.03 * groups[:, 1:]
     correct(model)
 
 
@@ -143,14 +204,17 @@ def find_class(name: str) -> Any:
     return OWN.get(name) or getattr(transformers, name)
 
 
-def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False) -> Any:
-    """Create a causal language model of one of DECODERS with the initial weights of transformers."""
+def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False, positions: int = 400,
+            **more: Any) -> Any:
+    """Create a causal language model of one of DECODERS with the initial weights of transformers. ``more`` overrides
+    settings of DECODERS."""
     config_class, model_class, extra = DECODERS[family]
     if family in LAYER_TYPES:
         extra = {**extra, "layer_types": LAYER_TYPES[family][:layers]}
+    extra = {**extra, **more}
     config = find_class(config_class)(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=160 if family == "gpt_oss" else 144,
-        num_hidden_layers=layers, max_position_embeddings=400, tie_word_embeddings=tie,
+        num_hidden_layers=layers, max_position_embeddings=positions, tie_word_embeddings=tie,
         bos_token_id=0, eos_token_id=1, pad_token_id=0, rms_norm_eps=1e-5,
         **{"num_attention_heads": 6, "num_key_value_heads": 2, **extra})
     return find_class(model_class)(config).eval()

@@ -31,7 +31,7 @@ REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.p
                                        ("qwen2_5_vl", "AXIAL"): "v.patch_embd.weight is of shape"}
 #: Decoders: flag -> part of the error when the flag is set, because its tensors or keys are missing. Without a flag
 #: that was set, tensors are left over. ROPE_NEOX has no tensors.
-DECODERS_REFUSE = {"QKV_BIAS": "attn_q.bias", "BIAS": ".bias", "SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
+DECODERS_REFUSE = {"SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
                    "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank"}
 #: Encoders: flag -> part of the error when the flag is set, because its tensors or keys are missing.
 REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",
@@ -78,9 +78,6 @@ REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(
 REFUSED |= {(name, flag): "not part of this architecture" if flag in _flags(family, flags) else refusal
             for name, _, family, flags in ROW.findall(TABLE) if family == "decoder"
             for flag, refusal in DECODERS_REFUSE.items() if (name, flag) in CASES}
-
-
-REFUSED["deepseek2", "QKV_BIAS"] = ".bias"  # the bias of attn_q_a, or of attn_q in models without attn_q_a
 
 
 def _flip(table: str, name: str, flag: str) -> str:

@@ -189,3 +189,57 @@ def test_every_family_has_a_processor() -> None:
     assert {row for row, capability in mpool._core.architectures() if capability == "image_embedding"} \
         == {name for name in PROCESSORS if name != "dinov2_gated"}
     assert transformers.__version__
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_images_need_no_tokenizer(tmp_path: Path, name: str) -> None:
+    """A folder without a tokenizer loads and embeds images. A text raises the error that names the missing file."""
+    folder, image = save(randomised(name, 2), name, tmp_path / "whole"), imagemodels.image(3, 40, 40)
+    with mpool.Pool() as pool:
+        expected = pool.embed_image([image], model=str(folder))
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with mpool.Pool() as pool:
+        pool.load(str(folder))
+        assert np.array_equal(pool.embed_image([image], model=str(folder)), expected)
+        with pytest.raises(mpool.FormatError, match=r"tokenizer\.json"):
+            pool.embed(["w3 w4"], model=str(folder))
+
+
+@pytest.mark.parametrize("prefix", ["", "vision_model."])
+@pytest.mark.parametrize("name, projected", [("clip", True), ("clip", False), ("siglip", False)])
+def test_image_encoders_that_are_stored_alone(tmp_path: Path, name: str, projected: bool, prefix: str) -> None:
+    """Folders of CLIPVisionModel, CLIPVisionModelWithProjection and SiglipVisionModel, which have no text encoder."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    whole = randomised(name, 2)
+    made = getattr(transformers, {"clip": "CLIP", "siglip": "Siglip"}[name] + "VisionModel"
+                   + ("WithProjection" if projected else ""))
+    config = whole.config.vision_config
+    config.projection_dim = whole.config.projection_dim if name == "clip" else None
+    model = made(config).eval()
+    known = whole.state_dict()
+    model.load_state_dict({key: known.get(key, known.get(f"vision_model.{key}")) for key in model.state_dict()})
+    model.save_pretrained(tmp_path)
+    if not projected:
+        safetensors.save_file({prefix + key: value.contiguous() for key, value in model.state_dict().items()},
+                              str(tmp_path / "model.safetensors"), {"format": "pt"})
+    (tmp_path / "preprocessor_config.json").write_text(imagemodels.json.dumps(PROCESSORS[name]))
+    image = imagemodels.image(3, 40, 40)
+    with torch.no_grad():
+        out = model(imagemodels.pixels(name, image))
+    expected = (out.image_embeds if projected else out.pooler_output)[0].numpy()
+    with mpool.Pool() as pool:
+        got = pool.embed_image([image], model=str(tmp_path), normalize=False, compute="float32")[0]
+    assert relative(got, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip", "dinov2"])
+def test_heads_of_any_size(tmp_path: Path, name: str) -> None:
+    """Heads of 12 components, which is no multiple of a vector."""
+    model = randomised(name, 2, num_attention_heads=4)
+    folder = save(model, name, tmp_path)
+    given = images_for(name)
+    with mpool.Pool() as pool:
+        got = rows(pool, folder, given)
+    for image, found in zip(given, got):
+        assert relative(found, vision(model, name, plain(name, image))[0][2]) <= TOLERANCE

@@ -127,7 +127,8 @@ def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> No
             ids = torch.cat([ids, torch.tensor([[int(token)]])], dim=1)
 
 
-@pytest.mark.parametrize("family", [*ARCHITECTURES, "llama_mistral", "phi3_long"])
+@pytest.mark.parametrize("family", [*ARCHITECTURES, "llama_mistral", "phi3_long", "llama_biased", "llama_heads2",
+                                    "llama_heads12", "llama_heads100", "qwen3_biased", "qwen3moe_dense"])
 def test_bfloat16_is_near_float32(tmp_path: Path, family: str) -> None:
     model = paritymodels.decoder(family, 2, vocab=157)
     randomise(model, 8)
@@ -186,6 +187,29 @@ def test_gpt_oss_in_published_formats(tmp_path: Path, stored: str) -> None:
     rows[:, 1] = -np.inf
     assert rows.argmax(axis=1).tolist() == generated.tolist()
     assert deviations(near, expected).max() <= 1e-3  # three times the largest that was measured
+
+
+@pytest.mark.parametrize("family", ["gpt_oss_clamp", "gpt_oss_limit"])
+def test_gpt_oss_fixtures_reach_the_clamp(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates exceed the limit upwards (downwards they are not clamped), and up projections in both directions. Each part
+    of the clamp changes logits by far more than the tolerance."""
+    model = paritymodels.decoder(family, LAYERS)
+    randomise(model, 3)
+    ids, limit = torch.tensor(np.random.default_rng(6).integers(0, 96, 203)[None]), model.config.swiglu_limit
+    experts = type(model.model.layers[0].mlp.experts)
+
+    def run(gate_limit: float, low: float, high: float) -> np.ndarray:
+        def gated(self, gate_up):
+            gate, up = gate_up[..., ::2].clamp(max=gate_limit), gate_up[..., 1::2].clamp(low, high)
+            return (up + 1) * gate * torch.sigmoid(1.702 * gate)
+
+        monkeypatch.setattr(experts, "_apply_gate", gated)
+        with torch.no_grad():
+            return model(ids).logits[0].numpy()
+
+    exact = run(limit, -limit, limit)
+    for parts in ((np.inf, -limit, limit), (limit, -np.inf, limit), (limit, -limit, np.inf)):
+        assert np.abs(run(*parts) - exact).max() > 100 * TOLERANCE
 
 
 def test_inconsistent_gpt_oss_folders_are_refused(tmp_path: Path) -> None:
