@@ -163,7 +163,7 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     }
     mp_mutex_unlock(&entry->lock);
     mp_events_post(status == MP_OK ? MP_EVENT_REQUEST_COMPLETE : MP_EVENT_REQUEST_FAIL, services->number, entry->key, 0,
-                   ticket, status);
+                   ticket->number, status);
     mp_ticket_conclude(ticket, status, error);
 }
 

@@ -32,6 +32,12 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
         free_loader(&taken);
         return mp_fail_memory(error, sizeof(*entry), "a registry entry");
     }
+    mp_status status = mp_queue_create(&entry->queue, services->queue_capacity[taken.capability], error);
+    if (status != MP_OK) {
+        mp_free(entry);
+        free_loader(&taken);
+        return status;
+    }
     static _Atomic uint64_t number;
     entry->number = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     entry->services = mp_services_pin(services);
@@ -46,7 +52,6 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
     mp_mutex_init(&entry->lock);
     mp_cond_init(&entry->changed);
     mp_cond_init(&entry->room);
-    mp_queue_init(&entry->queue, services->queue_capacity[taken.capability]);
     *entry_out = entry;
     return MP_OK;
 }
@@ -62,6 +67,7 @@ void mp_entry_unpin(mp_entry *entry) {
     assert(!mp_entry_works(entry) && entry->queue.count == 0 && entry->abandoned == 0);
     mp_resident_unpin(entry->resident);
     free_loader(&entry->loader);
+    mp_queue_destroy(&entry->queue);
     mp_cond_deinit(&entry->room);
     mp_cond_deinit(&entry->changed);
     mp_mutex_deinit(&entry->lock);

@@ -144,7 +144,7 @@ void mp_worker_leave(mp_worker *worker) {
     if (served) {
         mp_log(MP_LOG_INFO, "Evicted worker %u (%s)", worker->id, idle ? "idle" : worker->fault.message);
         mp_count(services, MP_METRIC_workers_evicted, 1);
-        mp_events_post(idle ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL,
+        mp_events_post(idle ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
                        worker->fault.code);
     }
     mp_entry_finalize(entry, worker);

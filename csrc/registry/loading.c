@@ -129,7 +129,7 @@ static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
     /* from now on the sweep must check whether the worker is idle */
     mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
     mp_log(MP_LOG_INFO, "Spawned worker %u for %s", worker->id, entry->key);
-    mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, NULL, MP_OK);
+    mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, 0, MP_OK);
     if (!loading)
         return;
     if (mp_log_enabled(MP_LOG_INFO)) {
@@ -150,7 +150,7 @@ bool mp_worker_start(mp_worker *worker) {
 
     mp_mutex_lock(&entry->lock);
     mp_worker_set_state(worker, MP_WORKER_LOADING);
-    mp_events_post(MP_EVENT_SPAWN, services->number, entry->key, worker->id, NULL, MP_OK);
+    mp_events_post(MP_EVENT_SPAWN, services->number, entry->key, worker->id, 0, MP_OK);
     bool loading = !entry->resident;
     worker->moving = loading;
     if (loading)
@@ -208,7 +208,7 @@ bool mp_worker_start(mp_worker *worker) {
     if (dead)
         return false;
     mp_count(services, MP_METRIC_load_failures, 1);
-    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL, status);
+    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, status);
     if (!off)
         mp_log(MP_LOG_ERROR, "Loading %s failed (stage: %s): %s", entry->key, stage, error.message);
     mp_entry_finish_list(entry, list, off ? NULL : &error);

@@ -676,7 +676,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
         mp_count(services, MP_METRIC_total_requests, (uint64_t)-1);
     } else {
         mp_count_end(services, status);
-        mp_events_post(MP_EVENT_REQUEST_FAIL, services->number, key, 0, ticket, status);
+        mp_events_post(MP_EVENT_REQUEST_FAIL, services->number, key, 0, ticket ? ticket->number : 0, status);
     }
     if (ticket)
         mp_ticket_discard(ticket);

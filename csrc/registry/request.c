@@ -89,6 +89,8 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit
         return mp_fail_memory(error, sizeof(*ticket), "a ticket");
     }
     ticket->entry = mp_entry_pin(entry);
+    static _Atomic uint64_t number;
+    ticket->number = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     ticket->generation = mp_fork_generation();
     ticket->item.ticket = ticket;
     ticket->item.request = request;
@@ -103,6 +105,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit
     ticket->policy = options->policy;
     uint64_t now = mp_sys_now_ns();
     mp_queue_node_init(&ticket->node, options->priority, options->service_class, options->tenant, now);
+    ticket->flow = -1;
     atomic_init(&ticket->references, 2);
     atomic_init(&ticket->callers, 1);
     atomic_init(&ticket->submitted_ns, now);

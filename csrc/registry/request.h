@@ -72,6 +72,7 @@ enum { MP_LOSSES_MOST = 2 };
 struct mp_ticket {
     mp_item item;        /* the engine's view; item.ticket points back here */
     mp_entry *entry;     /* owns a reference */
+    uint64_t number;     /* from 1 on, unique among all requests of the process */
     uint32_t generation; /* fork generation in which the ticket was created */
     _Atomic int references, callers;
     /* used by the thread that holds the ticket (see above) */
@@ -84,6 +85,7 @@ struct mp_ticket {
     mp_policy policy;       /* never MP_POLICY_DEFAULT */
     uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
     mp_ticket_retry retry;
+    int flow;               /* slot in mp_worker.flows while admitted; -1: none */
     uint8_t losses;         /* workers lost between steps while they had this request; below MP_LOSSES_MOST */
     bool quarantined;       /* a worker was lost in a step with a request of this fingerprint (quarantine.h) */
     struct mp_ticket *next; /* links tickets that are about to end */

@@ -358,10 +358,15 @@ MUTATIONS = [
     Mutation(294, "registry/pool/thread.c", "mp_pool_thread_give", "an idle thread is not woken for its job",
              "mp_event_count_notify(&thread->wake);", "if (!BUG) mp_event_count_notify(&thread->wake);", "calls", FEW),
     # --- the queue
-    Mutation(301, _Q, "mp_queue_remove", "an empty flow counts as waiting", "if (node->next == node->prev &&",
-             "if (!BUG && node->next == node->prev &&", "calls", FEW),
+    Mutation(301, _Q, "mp_queue_remove", "a flow without nodes counts as waiting",
+             "if (!flow->first) {", "if (!BUG && !flow->first) {", "calls", FEW),
     Mutation(302, _Q, "mp_queue_remove", "a place in the queue is lost", "queue->counts[node->kind]--;",
              "queue->counts[node->kind] -= !BUG;", "calls", FEW),
+    Mutation(303, _Q, "insert", "tenants share flows by the low bits of their numbers", "<< 32 | node->tenant,",
+             "<< 32 | (BUG ? node->tenant % 16 : node->tenant),", "tenants", FEW),
+    Mutation(304, _S, "join", "a worker gives flows shares by the low bits of tenants' numbers",
+             "<< 32 | ticket->node.tenant, 0,", "<< 32 | (BUG ? ticket->node.tenant % 16 : ticket->node.tenant), 0,",
+             "tenants", FEW),
     # --- periodic checks
     Mutation(311, _W, "expire", "no sweep runs at a deadline",
              "if (due > now_ns) { sooner(next, due); continue; }",

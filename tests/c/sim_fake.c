@@ -303,6 +303,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         SIM_CHECK(call->done <= call->units && (!call->masked || call->done == call->masks));
         if (call->done == call->units) {
             call->finished++;
+            if (fakes.ended)
+                fakes.ended(call);
             outcomes[i] = MP_OUTCOME_DONE;
         }
     }

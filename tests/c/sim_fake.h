@@ -57,6 +57,7 @@ typedef struct sim_call {
     uint32_t masks;          /* ... and this many masks were provided */
     bool waits;              /* set by the engine: the next unit waits for a mask */
     const bool *parked;      /* *parked: the last plan of its engine was empty */
+    int tenant;              /* number from 1 on, in worlds that compare tenants */
 } sim_call;
 
 typedef struct sim_fakes {
@@ -70,6 +71,7 @@ typedef struct sim_fakes {
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* not 0: a model must not fail 9 times within 50 s */
     bool processes;      /* engines are processes: they may be lost, and a fault ends them */
+    void (*ended)(const sim_call *call); /* called when a request is completed, or NULL */
     int again, given_way; /* again: admissions after an engine loss or fault; given_way: preemptions without one */
 } sim_fakes;
 extern sim_fakes fakes;

@@ -27,7 +27,8 @@ typedef struct sim_special {
     void (*finish)(void);                                /* after the callers ended, before the registry closes */
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
-    sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost;
+    sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost,
+    sim_tenants;
 
 typedef struct caller {
     int number, fibre;
