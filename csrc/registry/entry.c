@@ -136,9 +136,25 @@ void mp_entry_request_unload(mp_entry *entry) {
         mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
 }
 
-void mp_entry_note_death(mp_entry *entry, const mp_error *error) {
+/* A program that kills worker processes, such as the system's OOM killer, is no fault of the model: the model stays up,
+ * and its workers return after a backoff, which leaves the machine time to recover. */
+static void note_kill(mp_entry *entry) {
+    uint64_t now = mp_sys_now_ns();
+    bool again = entry->kill_backoff_ns && now - entry->killed_ns < DEATHS_WITHIN_MS * MS;
+    entry->kill_backoff_ns = again ? entry->kill_backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
+    if (entry->kill_backoff_ns > BACKOFF_MOST_MS * MS)
+        entry->kill_backoff_ns = BACKOFF_MOST_MS * MS;
+    entry->killed_ns = now;
+    entry->spawn_ns = now + entry->kill_backoff_ns;
+}
+
+void mp_entry_note_death(mp_entry *entry, bool outside, const mp_error *error) {
     uint64_t now = mp_sys_now_ns(), backoff_ns = BACKOFF_FIRST_MS * MS;
     int lately = 0;
+    if (outside) {
+        note_kill(entry);
+        return;
+    }
     entry->death_ns[entry->deaths++ % DEATHS_MOST] = now;
     for (int i = 0; i < DEATHS_MOST && i < entry->deaths; i++)
         lately += now - entry->death_ns[i] < DEATHS_WITHIN_MS * MS;
@@ -237,7 +253,7 @@ bool mp_entry_in_use(mp_entry *entry) {
 static void forget_failures(mp_entry *entry) {
     if (entry->health == MP_HEALTH_BROKEN)
         mp_entry_set_health(entry, entry->retry_ns ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
-    entry->spawn_ns = 0;
+    entry->spawn_ns = entry->kill_backoff_ns = 0;
     entry->deaths = 0;
 }
 static bool begin_anyway(mp_entry *entry) {

@@ -49,12 +49,12 @@ static mp_ticket *note_fault(mp_worker *worker) {
     if (worker->fault.code != MP_INTEGRITY) {
         /* Count a fault between steps here: no request failed. The breaker counts only faults of requests. */
         mp_count(entry->services, MP_METRIC_worker_faults, !worker->end_noted);
-        mp_entry_note_death(entry, &worker->fault);
+        mp_entry_note_death(entry, worker->engine->outside, &worker->fault);
         return NULL;
     }
     mp_entry_request_unload(entry); /* the other workers use the same files */
     mp_entry_wake_workers(entry);
-    mp_entry_note_fault(entry);
+    mp_entry_note_fault(entry, false);
     mp_entry_set_failed(entry, &worker->fault);
     return mp_entry_take_queue(entry);
 }

@@ -112,7 +112,8 @@ static bool lost_with(mp_worker *w, mp_ticket *ticket) {
         return false;
     }
     mp_error error = w->fault;
-    mp_entry_note_kill(w->entry, ticket, w->active_count == 1 && !w->engine->outside);
+    if (!w->engine->outside)
+        mp_entry_note_kill(w->entry, ticket, w->active_count == 1);
     end_item(w, ticket, error.code, &error);
     return true;
 }
@@ -677,7 +678,7 @@ static bool step(mp_worker *w) {
             mp_ticket *ticket = w->plan.items[i]->ticket;
             if (!atomic_load_explicit(&ticket->started_ns, memory_order_relaxed)) {
                 atomic_store_explicit(&ticket->started_ns, began_ns, memory_order_relaxed);
-                mp_events_post(MP_EVENT_REQUEST_START, entry->services->number, entry->key, w->id, ticket->number, MP_OK);
+                mp_events_post(MP_EVENT_REQUEST_START, services->number, entry->key, w->id, ticket->number, MP_OK);
             }
             w->outcomes[i] = MP_OUTCOME_MORE;
         }

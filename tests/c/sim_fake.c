@@ -55,8 +55,11 @@ static void lose(fake_engine *engine, bool outside) {
 
 /* Returns true if the engine is lost, before or during this call. */
 static bool is_gone(fake_engine *engine) {
-    if (!engine->gone && engine->model->loses && sim_below(100) < (uint64_t)engine->model->loses)
+    sim_model *model = engine->model;
+    if (!engine->gone && model->kills > 0 && sim_below(100) < (uint64_t)model->loses) {
+        model->kills--;
         lose(engine, true);
+    }
     return engine->gone;
 }
 

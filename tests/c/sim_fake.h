@@ -23,6 +23,7 @@ typedef struct sim_model { /* the model of one loader */
     uint64_t stuck_ns;
     bool uneven; /* each step takes no time with probability 1/2 */
     int loses;   /* if engines are processes: percentage of calls of an engine that kill its process */
+    int kills;   /* number of further kills: the backoff after each makes a run longer */
     /* counts: objects that exist; then events */
     int loading, models, engines, loaders;
     int loads, steps, preempted;

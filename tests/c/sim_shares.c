@@ -45,7 +45,7 @@ static void tenants_tune(mp_registry_config *config) {
 }
 
 static void tenants_script(sim_model *model) {
-    model->load_ns = crowd.count > 1000 ? 500 * SECOND : 5 * SECOND; /* all requests are queued when the first step begins */
+    model->load_ns = crowd.count > 1000 ? 500 * SECOND : 5 * SECOND; /* every request is queued before the first step */
     model->step_ns = MS;
     model->step_units = 1;
     model->plan_items = 1;

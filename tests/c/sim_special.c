@@ -8,7 +8,7 @@
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
 /* Sends one request from the thread that runs the world, and waits for its end. */
-static mp_status call_once(const char *key, mp_error *error) {
+mp_status sim_call_once(const char *key, mp_error *error) {
     mp_ticket *ticket;
     sim_call *call = sim_fakes_call(1);
     SIM_CHECK(call != NULL);
@@ -247,7 +247,7 @@ static void flapping_finish(void) {
     for (int tries = 0; tries < 20; tries++) {
         bool closed = true;
         mp_sys_sleep_ns(30 * MS);
-        mp_status status = call_once(sim_keys[0], &error);
+        mp_status status = sim_call_once(sim_keys[0], &error);
         if (status != MP_OK && status != MP_CIRCUIT_OPEN)
             sim_fail("a request without fault ended in %s: %s", mp_status_find(status)->name, error.message);
         mp_registry_visit(w.registry, must_be_closed, &closed);
@@ -290,7 +290,7 @@ static void crashes_finish(void) {
     mp_status status;
     for (int i = 0; i < w.key_count; i++) {
         SIM_CHECK(mp_registry_load(w.registry, sim_keys[i], false, 0, &error) == MP_OK);
-        for (int tries = 0; (status = call_once(sim_keys[i], &error)) != MP_OK; tries++) {
+        for (int tries = 0; (status = sim_call_once(sim_keys[i], &error)) != MP_OK; tries++) {
             if (tries > 20 || (status != MP_CIRCUIT_OPEN && status != MP_NO_WORKERS))
                 sim_fail("a request without fault ended in %s: %s", mp_status_find(status)->name, error.message);
             mp_sys_sleep_ns(60 * MS);

@@ -28,7 +28,7 @@ typedef struct sim_special {
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
     sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost,
-    sim_tenants;
+    sim_tenants, sim_kills;
 
 typedef struct caller {
     int number, fibre;
@@ -55,6 +55,7 @@ typedef struct sim_scene {
     /* events in this run that explain the status of requests */
     bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change;
     int jumps_before_close; /* sim_late_jumps() when the first close began */
+    bool killed; /* another program kills worker processes */
     bool numeric, crashes, plain, jumped; /* plain: callers only send requests and wait */
     int safe;                             /* callers never evict the first `safe` keys */
     uint64_t steps;
@@ -75,5 +76,7 @@ void sim_take_notices(caller *self);
 void sim_add(const char *key, bool replace, record *r); /* adds a model with a random script */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
 void sim_check_end(const record *r); /* `r` must have ended */
+/* sim_special.c: sends one request from the thread that runs the world, and waits for its end */
+mp_status sim_call_once(const char *key, mp_error *error);
 
 #endif

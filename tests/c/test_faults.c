@@ -271,6 +271,42 @@ MP_TEST_SECONDS(registry_fault_crash_loop_does_not_spin, 60) {
     fake_end(registry);
 }
 
+/* --- row 44: another program kills the worker process again and again --- */
+
+MP_TEST_SECONDS(registry_fault_external_kills_take_no_model_down, 60) {
+    enum { KILLS = 10 };
+    fake fake;
+    mp_entry_info info;
+    mp_status status;
+    fake_init(&fake);
+    fake.outside = true;
+    mp_registry *registry =
+        fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .breaker_threshold = 2});
+    fake_add(registry, "a", &fake, false);
+    uint64_t began = mp_sys_now_ns(), last_ns = 0;
+    for (int i = 0; i < KILLS / 2; i++) { /* each request survives one kill and ends with the next */
+        fake_call *call = fake_call_create(1);
+        call->fault = MP_RECV;
+        call->faults = 2;
+        call->fingerprint = 17;
+        call->loses_at_plan = false;
+        mp_ticket *ticket = fake_submit(registry, "a", call, &status);
+        MP_CHECK(ticket);
+        mp_error error;
+        MP_CHECK_STATUS(fake_wait(ticket, &error), MP_RECV, &error);
+        mp_ticket_release(ticket);
+        fake_info(registry, "a", &info);
+        MP_CHECK_STR(info.breaker, "closed");
+    }
+    last_ns = mp_sys_now_ns();
+    fake_call *call = fake_call_create(1);
+    call->fingerprint = 17; /* the kills put no request into quarantine */
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_OK);
+    MP_CHECK(mp_sys_now_ns() - last_ns < FAKE_MS(15000)); /* the backoff has a limit */
+    (void)began;
+    fake_end(registry);
+}
+
 /* --- row 26: faults and successes in any order --- */
 
 MP_TEST(registry_fault_breaker_flaps_within_its_rule) {

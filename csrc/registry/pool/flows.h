@@ -4,7 +4,7 @@
  * A flow that is in use has a slot of its own. A flow without users keeps its slot, and with it its owner's record of
  * past service, until another flow needs the slot; the slot that has been idle for longest is reused first. If every
  * slot is in use, the further flows of a group share MP_FLOWS_SHARED slots. A random number of the table decides which
- * flows share one, so nobody can choose a key that shares a slot with a given other key.
+ * flows share one, so no caller can choose a key that shares a slot with a given other key.
  *
  * All operations are O(1). Only mp_flows_create allocates. Must hold the owner's lock in every function. */
 #ifndef MP_REGISTRY_POOL_FLOWS_H

@@ -44,7 +44,7 @@ typedef struct mp_queue_node {
 } mp_queue_node;
 
 typedef struct mp_queue_flow { /* the flow of one slot */
-    mp_heap_node by_start; /* in mp_queue_level.by_start while a node waits; key: virtual time of its next node's start */
+    mp_heap_node by_start; /* in mp_queue_level.by_start while a node waits; key: `start` */
     uint64_t start;        /* virtual time at which the next node starts, also while no node waits */
     mp_queue_node *first, *last;
 } mp_queue_flow;
