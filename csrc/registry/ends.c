@@ -140,6 +140,8 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     const mp_request *request = ticket->item.request;
     uint64_t in = 0, out = 0, began = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
     mp_count_end(services, status);
+    if (ticket->timed)
+        mp_maintenance_end_timed(&services->maintenance);
     if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
         atomic_fetch_add_explicit(&entry->errors, 1, memory_order_relaxed);
     if (status == MP_OK)

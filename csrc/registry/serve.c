@@ -71,12 +71,10 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
 }
 
 static void end_cancelled(mp_worker *w) {
-    uint64_t now = mp_sys_now_ns();
     for (int i = w->active_count - 1; i >= 0; i--) {
         mp_ticket *ticket = w->active[i];
-        uint64_t deadline = ticket->item.deadline_ns;
         /* The sweep checks deadlines too, but may run late, or never if its thread could not start. */
-        if (deadline && now >= deadline)
+        if (mp_ticket_is_late(ticket))
             mp_entry_cancel(w->entry, ticket, MP_TIMEOUT);
         if (!atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue;
@@ -330,7 +328,7 @@ static void admit_fresh(mp_worker *w) {
         mp_ticket *ticket = w->fresh[i];
         mp_error error;
         mp_error_clear(&error);
-        if (ticket->item.deadline_ns && mp_sys_now_ns() >= ticket->item.deadline_ns)
+        if (mp_ticket_is_late(ticket))
             mp_entry_cancel(entry, ticket, MP_TIMEOUT); /* the request expired in the queue, and the sweep is late */
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue; /* end_cancelled ends it */
@@ -578,7 +576,8 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     mp_entry_finish(entry, ticket, status, &error);
 }
 
-static void deliver_outcomes(mp_worker *w, uint64_t now_ns) {
+static void deliver_outcomes(mp_worker *w) {
+    uint64_t now_ns = mp_maintenance_clock(&w->entry->services->maintenance);
     mp_ticket *waiting = NULL;
     bool some_ended = false, noted = false;
     for (int i = 0; i < w->plan.count; i++) {
@@ -697,7 +696,7 @@ static bool step(mp_worker *w) {
     count_work(w);
     charge(w, n, took_ns);
     if (w->resident->model->ops->healthy(w->resident->model))
-        deliver_outcomes(w, now_ns);
+        deliver_outcomes(w);
     else
         end_changed(w);
     return true;

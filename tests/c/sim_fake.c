@@ -101,7 +101,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     SIM_CHECK(call->base.goes_on ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
-        sim_now() > fakes.jumped_ns + LATE_NS)
+        sim_now() > fakes.jumped_ns + LATE_NS && sim_now() > item->deadline_ns + fakes.paused_ns + LATE_NS)
         sim_fail("a request starts %.3f ms after its deadline", (double)(sim_now() - item->deadline_ns) * 1e-6);
     if (is_gone(engine)) {
         *error = engine->lost;

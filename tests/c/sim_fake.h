@@ -68,6 +68,7 @@ typedef struct sim_fakes {
     bool on_time;        /* the clock never moves past a deadline while a fibre can run */
     bool no_late;        /* as on_time, except for jumps (jumped_ns) */
     uint64_t jumped_ns;  /* time of the last jump */
+    uint64_t paused_ns;  /* sum of all jumps: the limits of requests move by as much */
     uint64_t backoff_ns; /* minimum time between a failed load and its retry; 0 = none */
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* not 0: a model must not fail 9 times within 50 s */

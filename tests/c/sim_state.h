@@ -13,6 +13,7 @@ typedef struct record { /* an operation of a caller, usually a request, and the 
     sim_call *call;
     uint64_t began_ns, deadline_ns, patience_ns;
     bool cancelled, endless; /* endless: too long for any caller to wait for its end */
+    bool ample;              /* only a pause of the process could exceed its limits */
     bool past;               /* its deadline passes before it is submitted */
 } record;
 
@@ -77,6 +78,7 @@ void sim_add(const char *key, bool replace, record *r); /* adds a model with a r
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
 void sim_check_end(const record *r); /* `r` must have ended */
 /* sim_special.c: sends one request from the thread that runs the world, and waits for its end */
+void sim_pause(uint64_t ns); /* the process does not run for this time */
 mp_status sim_call_once(const char *key, mp_error *error);
 
 #endif

@@ -1,7 +1,12 @@
 /* Many requests at once, changes of the memory limit and other faults, on a registry with fake models.
  * Row numbers refer to the table in tests/FAULTS.md. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -305,6 +310,59 @@ MP_TEST_SECONDS(registry_fault_external_kills_take_no_model_down, 60) {
     MP_CHECK(mp_sys_now_ns() - last_ns < FAKE_MS(15000)); /* the backoff has a limit */
     (void)began;
     fake_end(registry);
+}
+
+/* --- row 46: the process is stopped for longer than the limits of its requests --- */
+
+/* Runs in a child. Returns 0 if the running and the queued requests succeed although the process was stopped. */
+static int serve_through_a_stop(int started) {
+    enum { UNITS = 8 };
+    fake fake;
+    fake_init(&fake);
+    fake.step_ns = FAKE_MS(50);
+    fake.step_units = 1;
+    fake.plan_items = 1;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1});
+    mp_error error;
+    fake_add(registry, "a", &fake, false);
+    mp_ticket *tickets[4];
+    for (int i = 0; i < 4; i++) { /* with a deadline and with patience; two of them run, two are queued */
+        mp_submit_options options = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL};
+        *(i % 2 ? &options.patience_ns : &options.deadline_ns) = i % 2 ? FAKE_MS(2500) : fake_in_ms(3500);
+        if (mp_registry_submit(registry, "a", &fake_call_create(i ? 1 : UNITS)->base, &options, &tickets[i], &error))
+            return 10 + i;
+    }
+    fake_until(&fake.steps, 1);
+    char byte = 1;
+    if (write(started, &byte, 1) != 1)
+        return 20;
+    int failed = 0;
+    for (int i = 0; i < 4; i++) {
+        failed |= (fake_wait(tickets[i], &error) != MP_OK) << i;
+        mp_ticket_release(tickets[i]);
+    }
+    fake_end(registry);
+    return failed;
+}
+
+MP_TEST_SECONDS(registry_fault_time_of_a_stopped_process_is_not_charged, 60) {
+#if defined(__SANITIZE_THREAD__)
+    MP_SKIP("ThreadSanitizer does not follow a fork of a process with threads");
+#endif
+    int ends[2], how;
+    char byte;
+    MP_CHECK_INT(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(serve_through_a_stop(ends[1]));
+    MP_CHECK(child > 0 && read(ends[0], &byte, 1) == 1);
+    MP_CHECK_INT(kill(child, SIGSTOP), 0);
+    mp_sys_sleep_ns(FAKE_MS(4000));
+    MP_CHECK_INT(kill(child, SIGCONT), 0);
+    MP_CHECK(waitpid(child, &how, 0) == child);
+    MP_CHECK_INT(how, 0);
+    close(ends[0]);
+    close(ends[1]);
 }
 
 /* --- row 26: faults and successes in any order --- */
