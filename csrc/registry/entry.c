@@ -228,6 +228,7 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard) {
 
 void mp_entry_start(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
+    entry->asked = true;
     bool start = entry->shutdown == MP_SHUTDOWN_OPEN && entry->removal == MP_REMOVAL_NONE && mp_entry_begin(entry);
     mp_mutex_unlock(&entry->lock);
     if (start)
@@ -282,6 +283,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     if (entry->health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
         forget_failures(entry);
     bool pinned = entry->pinned;
+    entry->asked = true;
     entry->pinned |= pin; /* pin now: after the load, a short keep-alive may end before this thread wakes */
     for (;;) {
         if (entry->shutdown != MP_SHUTDOWN_OPEN) {
@@ -358,7 +360,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
  * workers, none of which has an active request, are idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
     if (!entry->resident || entry->queue.count || entry->pinned || entry->removal != MP_REMOVAL_NONE ||
-        !entry->answered || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
+        (!entry->answered && entry->asked) || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
@@ -366,6 +368,14 @@ static bool is_evictable(const mp_entry *entry, bool now) {
             return false;
     }
     return true;
+}
+
+/* Must hold the lock. */
+static bool is_loading(const mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        if (entry->workers[i]->state == MP_WORKER_LOADING)
+            return true;
+    return false;
 }
 
 void mp_entry_value(mp_entry *entry, mp_eviction *value) {
@@ -383,6 +393,9 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
             newest_ns = worker->idle_since_ns;
     }
     bool going = entry->unload == MP_UNLOAD_REQUESTED;
+    bool used = !soon && !entry->pinned && entry->removal == MP_REMOVAL_NONE &&
+                (entry->queue.count || mp_entry_running(entry)) &&
+                (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
     value->coming = entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0;
     mp_mutex_unlock(&entry->lock);
     if (resident)
@@ -391,6 +404,8 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
         value->coming = bytes + 1;
     else if (idle)
         value->bytes = bytes + 1;
+    else if (resident && used)
+        value->busy = bytes;
     if (resident && !value->coming) {
         value->idle_ns = mp_sys_now_ns() - newest_ns;
         value->load_ns = resident->load_ns;

@@ -139,6 +139,7 @@ struct mp_entry {
     int abandoned;         /* abandoned workers whose threads have not returned */
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
     bool pinned;           /* the registry itself must not evict the model */
+    bool asked;            /* a caller asked for the model to be loaded: it is not evicted before its first request */
     uint64_t attempts, attempts_over; /* loads of the model that started, and that ended with any result */
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* how often the model was freed */
@@ -208,6 +209,7 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
 typedef struct mp_eviction {
     uint64_t bytes;   /* bytes to be freed; 0 = must not be evicted */
     uint64_t coming;  /* bytes that a running eviction will free */
+    uint64_t busy;    /* bytes of a model in use, which may be evicted once its requests have ended */
     uint64_t caches, trimming; /* held by idle workers: not yet told to trim; told to trim */
     uint64_t idle_ns, load_ns;
 } mp_eviction;

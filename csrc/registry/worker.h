@@ -124,6 +124,7 @@ typedef struct mp_worker {
     uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
     bool trimmed;        /* the engine was trimmed, and no request has left since */
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
+    bool unwanted;       /* no request needs its load any more */
     bool end_noted;      /* the fault made requests fail, so it is counted already */
 } mp_worker;
 

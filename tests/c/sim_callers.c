@@ -114,6 +114,8 @@ void sim_check_end(const record *r) {
         sim_fail("a request ended %.3f ms after its deadline", (double)(finished - r->deadline_ns) * 1e-6);
     if (fakes.on_time && r->call->unwanted_ns && finished > r->call->unwanted_ns + SIM_PROMPT_NS)
         sim_fail("a request ended %.3f ms after it was cancelled", (double)(finished - r->call->unwanted_ns) * 1e-6);
+    if (w.kind->special && w.kind->special->ended)
+        w.kind->special->ended(r);
 }
 
 /* --- actions of callers --- */

@@ -24,12 +24,13 @@ typedef struct sim_special {
     void (*begin)(void);                                 /* after the models were added, before callers start */
     void (*call)(record *r, mp_submit_options *options); /* before a request is submitted */
     void (*submitted)(record *r);                        /* after it was accepted */
+    void (*ended)(const record *r);                      /* after the end of a request was checked */
     void (*rest)(void);                                  /* while all threads wait */
     void (*finish)(void);                                /* after the callers ended, before the registry closes */
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
     sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost,
-    sim_tenants, sim_kills;
+    sim_tenants, sim_kills, sim_thrash;
 
 typedef struct caller {
     int number, fibre;

@@ -248,6 +248,7 @@ static const sim_world worlds[] = {
     {.name = "cut", .body = registry_world, .callers = 4, .keys = 2, .shutdown = true, .special = &sim_cut},
     {.name = "masks", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_masks},
     {.name = "lost", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_lost},
+    {.name = "thrash", .body = registry_world, .callers = 5, .keys = 3, .memory = true, .special = &sim_thrash},
     {.name = "kills", .body = registry_world, .callers = 4, .keys = 2, .operations = 5, .special = &sim_kills},
     {.name = "tenants", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_tenants},
     {.name = "crowd", .body = registry_world, .callers = 1, .keys = 1, .crowd = true, .special = &sim_tenants},
