@@ -65,7 +65,7 @@ static void thrash_tune(mp_registry_config *config) {
     config->memory_limit = 60000;
     config->keep_alive_ns = MP_FOREVER;
     config->max_workers = 1 + of(2);
-    fakes.processes = percent(50);
+    fakes.processes = w.killed = percent(50);
     fakes.on_time = false;
 }
 
@@ -75,6 +75,8 @@ static void thrash_script(sim_model *model) {
     model->engine_bytes = 2000;
     model->memory = 0;
     model->step_ns = 5 * MS;
+    model->loses = 3;
+    model->kills = of(3);
 }
 
 static void thrash_begin(void) { w.tight = false; }
@@ -85,9 +87,10 @@ static void thrash_call(record *r, mp_submit_options *options) {
     r->deadline_ns = r->patience_ns = 0;
     call->numeric = call->refused = call->bad_argument = call->alone = false;
     call->memory = call->memory_a_step = 0;
-    if (r->endless)
+    if (r->endless || percent(15))
         call->units = 100 + (uint32_t)of(300);
     r->endless = false;
+    call->innocent = true;
     if (percent(50))
         r->patience_ns = options->patience_ns = THRASH_PATIENCE_MS * MS;
     else if (percent(50))

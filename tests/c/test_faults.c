@@ -10,10 +10,13 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/cpu.h"
 #include "base/sys.h"
 #include "mp_test.h"
 #include "registry/breaker.h"
 #include "registry/governor.h"
+#include "registry/histogram.h"
+#include "registry/maintenance.h"
 #include "test_registry_fake.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -343,6 +346,20 @@ static int serve_through_a_stop(int started) {
     }
     fake_end(registry);
     return failed;
+}
+
+/* Whichever thread reads the clock of requests first after a pause: the pause is not in it. */
+MP_TEST(registry_fault_clock_of_requests_stops_during_a_pause) {
+    mp_maintenance maintenance = {0};
+    uint64_t now = mp_sys_now_ns(), clock;
+    MP_CHECK(mp_maintenance_clock(&maintenance) >= now); /* without ticks it runs on */
+    atomic_store(&maintenance.tick_ns, now - FAKE_MS(600000));
+    clock = mp_maintenance_clock(&maintenance);
+    MP_CHECK_INT(clock, now - FAKE_MS(600000) + MP_PAUSE_NS);
+    atomic_store(&maintenance.paused_ns, FAKE_MS(1000));
+    MP_CHECK_INT(mp_maintenance_clock(&maintenance), clock - FAKE_MS(1000));
+    atomic_store(&maintenance.tick_ns, mp_sys_now_ns());
+    MP_CHECK(mp_maintenance_clock(&maintenance) >= now - FAKE_MS(1000));
 }
 
 MP_TEST_SECONDS(registry_fault_time_of_a_stopped_process_is_not_charged, 60) {
@@ -683,4 +700,56 @@ MP_TEST_SECONDS(registry_fault_two_registries_leave_process_settings_alone, 60) 
     for (int i = 0; i < 2; i++)
         mp_thread_join(&threads[i]);
     MP_CHECK_INT(twins[0].completed + twins[1].completed, 400);
+}
+
+/* --- the figures of the governor, of huge pages' sizes and of percentiles, written out here again --- */
+
+MP_TEST(registry_fault_governor_limit_and_pressure) {
+    mp_governor *governor;
+    mp_error error;
+    if (getenv("MPOOL_MEMORY_MB"))
+        MP_SKIP("MPOOL_MEMORY_MB sets the limit");
+    MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
+    mp_budget *budget = mp_governor_budget(governor);
+    uint64_t offered = mp_cpu_memory_bytes(), reserve = 2048ull << 20;
+    if (reserve > offered / 4)
+        reserve = offered / 4;
+    uint64_t limit = atomic_load(&budget->limit), expected = (offered - reserve) / 5 * 4;
+    MP_CHECK_INT(limit, expected);
+    mp_governor_close(governor);
+    MP_CHECK_OK(mp_governor_open(1000, &governor, &error), &error);
+    budget = mp_governor_budget(governor);
+    static const struct {
+        uint64_t used;
+        mp_pressure pressure;
+    } rows[] = {{0, MP_PRESSURE_LOW},      {499, MP_PRESSURE_LOW},  {500, MP_PRESSURE_NORMAL},
+                {699, MP_PRESSURE_NORMAL}, {700, MP_PRESSURE_HIGH}, {849, MP_PRESSURE_HIGH},
+                {850, MP_PRESSURE_CRITICAL}, {1000, MP_PRESSURE_CRITICAL}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        MP_CHECK(mp_budget_take(budget, rows[i].used));
+        MP_CHECK_INT(mp_governor_pressure(governor), rows[i].pressure);
+        mp_budget_give(budget, rows[i].used);
+    }
+    mp_governor_close(governor);
+}
+
+MP_TEST(registry_fault_percentiles) {
+    mp_histogram times = {0};
+    MP_CHECK_INT(mp_histogram_quantile(&times, 0.5), 0);
+    for (int i = 0; i < 98; i++)
+        mp_histogram_add(&times, 1500 * 1000); /* in [1.024 ms, 2.048 ms) */
+    for (int i = 0; i < 2; i++)
+        mp_histogram_add(&times, 70ull * 1000 * 1000); /* in [65.536 ms, 131.072 ms) */
+    MP_CHECK_INT(mp_histogram_quantile(&times, 0.5), 2048 * 1000);
+    MP_CHECK_INT(mp_histogram_quantile(&times, 0.97), 2048 * 1000);
+    MP_CHECK_INT(mp_histogram_quantile(&times, 0.99), 70 * 1000 * 1000); /* at most the maximum */
+    MP_CHECK_INT(times.min_ns, 1500 * 1000);
+    mp_histogram_add(&times, 1000ull * 1000 * 1000 * 1000); /* beyond the last bound */
+    MP_CHECK_INT(times.bucket[MP_HISTOGRAM_BUCKETS - 1], 1);
+    MP_CHECK_INT(mp_histogram_quantile(&times, 1), times.max_ns);
+    mp_histogram few = {0};
+    mp_histogram_add(&few, 999); /* the bounds themselves: below 1 us, from 1 us, from 2 us */
+    mp_histogram_add(&few, 1000);
+    mp_histogram_add(&few, 2000);
+    MP_CHECK(few.bucket[0] == 1 && few.bucket[1] == 1 && few.bucket[2] == 1);
 }
