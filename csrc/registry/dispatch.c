@@ -113,8 +113,8 @@ void mp_dispatch_memory_free(mp_entry *entry) {
         mp_dispatch_wake_all(entry);
 }
 
-/* Returns the next request for this worker: the best in the queue if its policy allows this worker, else the first
- * request in the queue whose policy does. */
+/* Returns the next request for this worker: the best in the queue if its policy allows this worker, else among the
+ * requests whose policy does the one that comes first by priority and by the shares of the flows. */
 static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     uint64_t now = mp_sys_now_ns();
     mp_queue_node *node = mp_queue_best(&entry->queue, now);
@@ -125,10 +125,13 @@ static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     if (mp_ticket_of_node(node)->policy == MP_POLICY_SEQUENTIAL && worker->active_count &&
         now > node->since_ns + MP_QUEUE_AGEING_NS)
         return NULL;
-    for (node = mp_queue_first(&entry->queue); node; node = mp_queue_next(&entry->queue, node))
-        if (mp_dispatch_may_take(entry, worker, mp_ticket_of_node(node)))
-            return mp_ticket_of_node(node);
-    return NULL;
+    mp_queue_node *best = NULL;
+    for (node = mp_queue_first(&entry->queue); node && (!best || node->priority == best->priority);
+         node = mp_queue_next(&entry->queue, node))
+        if ((!best || mp_queue_precedes(&entry->queue, node, best)) &&
+            mp_dispatch_may_take(entry, worker, mp_ticket_of_node(node)))
+            best = node;
+    return best ? mp_ticket_of_node(best) : NULL;
 }
 
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker) {

@@ -98,10 +98,10 @@ static void clear_of_suspicion(mp_entry *entry, const mp_request *request) {
         mp_quarantine_clear(quarantine, fingerprint_of(entry, request), mp_sys_now_ns());
 }
 
-void mp_entry_note_fault(mp_entry *entry) {
+void mp_entry_note_fault(mp_entry *entry, bool outside) {
     mp_services *services = entry->services;
     mp_count(services, MP_METRIC_worker_faults, 1);
-    if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
+    if (!outside && mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
         mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after %d worker faults", entry->key,
                (double)services->breaker.backoff_ns * 1e-9, services->breaker.threshold);
 }
@@ -117,10 +117,11 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     if (!is_fault(status) || (status == MP_NUMERIC && request->tolerant))
         return false;
     /* With these statuses the worker is lost. (For a worker that stalled, mp_worker_abandon notes the loss.) */
-    bool refused = (status == MP_INTERNAL || status == MP_RECV) && mp_entry_note_kill(entry, ticket, alone && !outside);
+    bool lost = (status == MP_INTERNAL || status == MP_RECV) && !outside;
+    bool refused = lost && mp_entry_note_kill(entry, ticket, alone);
     mp_mutex_lock(&entry->lock);
     if (!*noted)
-        mp_entry_note_fault(entry);
+        mp_entry_note_fault(entry, outside);
     *noted = true;
     mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && request->goes_on);
     /* A retry after NaN is useless: by the numeric contract a retry computes the same bits. */
@@ -139,6 +140,8 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     const mp_request *request = ticket->item.request;
     uint64_t in = 0, out = 0, began = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
     mp_count_end(services, status);
+    if (ticket->timed)
+        mp_maintenance_end_timed(&services->maintenance);
     if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
         atomic_fetch_add_explicit(&entry->errors, 1, memory_order_relaxed);
     if (status == MP_OK)
@@ -163,7 +166,7 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     }
     mp_mutex_unlock(&entry->lock);
     mp_events_post(status == MP_OK ? MP_EVENT_REQUEST_COMPLETE : MP_EVENT_REQUEST_FAIL, services->number, entry->key, 0,
-                   ticket, status);
+                   ticket->number, status);
     mp_ticket_conclude(ticket, status, error);
 }
 

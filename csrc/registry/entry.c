@@ -32,6 +32,12 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
         free_loader(&taken);
         return mp_fail_memory(error, sizeof(*entry), "a registry entry");
     }
+    mp_status status = mp_queue_create(&entry->queue, services->queue_capacity[taken.capability], error);
+    if (status != MP_OK) {
+        mp_free(entry);
+        free_loader(&taken);
+        return status;
+    }
     static _Atomic uint64_t number;
     entry->number = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     entry->services = mp_services_pin(services);
@@ -46,7 +52,6 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
     mp_mutex_init(&entry->lock);
     mp_cond_init(&entry->changed);
     mp_cond_init(&entry->room);
-    mp_queue_init(&entry->queue, services->queue_capacity[taken.capability]);
     *entry_out = entry;
     return MP_OK;
 }
@@ -62,6 +67,7 @@ void mp_entry_unpin(mp_entry *entry) {
     assert(!mp_entry_works(entry) && entry->queue.count == 0 && entry->abandoned == 0);
     mp_resident_unpin(entry->resident);
     free_loader(&entry->loader);
+    mp_queue_destroy(&entry->queue);
     mp_cond_deinit(&entry->room);
     mp_cond_deinit(&entry->changed);
     mp_mutex_deinit(&entry->lock);
@@ -130,9 +136,25 @@ void mp_entry_request_unload(mp_entry *entry) {
         mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
 }
 
-void mp_entry_note_death(mp_entry *entry, const mp_error *error) {
+/* A program that kills worker processes, such as the system's OOM killer, is no fault of the model: the model stays up,
+ * and its workers return after a backoff, which leaves the machine time to recover. */
+static void note_kill(mp_entry *entry) {
+    uint64_t now = mp_sys_now_ns();
+    bool again = entry->kill_backoff_ns && now - entry->killed_ns < DEATHS_WITHIN_MS * MS;
+    entry->kill_backoff_ns = again ? entry->kill_backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
+    if (entry->kill_backoff_ns > BACKOFF_MOST_MS * MS)
+        entry->kill_backoff_ns = BACKOFF_MOST_MS * MS;
+    entry->killed_ns = now;
+    entry->spawn_ns = now + entry->kill_backoff_ns;
+}
+
+void mp_entry_note_death(mp_entry *entry, bool outside, const mp_error *error) {
     uint64_t now = mp_sys_now_ns(), backoff_ns = BACKOFF_FIRST_MS * MS;
     int lately = 0;
+    if (outside) {
+        note_kill(entry);
+        return;
+    }
     entry->death_ns[entry->deaths++ % DEATHS_MOST] = now;
     for (int i = 0; i < DEATHS_MOST && i < entry->deaths; i++)
         lately += now - entry->death_ns[i] < DEATHS_WITHIN_MS * MS;
@@ -206,6 +228,7 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard) {
 
 void mp_entry_start(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
+    entry->asked = true;
     bool start = entry->shutdown == MP_SHUTDOWN_OPEN && entry->removal == MP_REMOVAL_NONE && mp_entry_begin(entry);
     mp_mutex_unlock(&entry->lock);
     if (start)
@@ -231,7 +254,7 @@ bool mp_entry_in_use(mp_entry *entry) {
 static void forget_failures(mp_entry *entry) {
     if (entry->health == MP_HEALTH_BROKEN)
         mp_entry_set_health(entry, entry->retry_ns ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
-    entry->spawn_ns = 0;
+    entry->spawn_ns = entry->kill_backoff_ns = 0;
     entry->deaths = 0;
 }
 static bool begin_anyway(mp_entry *entry) {
@@ -260,6 +283,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     if (entry->health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
         forget_failures(entry);
     bool pinned = entry->pinned;
+    entry->asked = true;
     entry->pinned |= pin; /* pin now: after the load, a short keep-alive may end before this thread wakes */
     for (;;) {
         if (entry->shutdown != MP_SHUTDOWN_OPEN) {
@@ -336,7 +360,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
  * workers, none of which has an active request, are idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
     if (!entry->resident || entry->queue.count || entry->pinned || entry->removal != MP_REMOVAL_NONE ||
-        !entry->answered || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
+        (!entry->answered && entry->asked) || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
@@ -344,6 +368,14 @@ static bool is_evictable(const mp_entry *entry, bool now) {
             return false;
     }
     return true;
+}
+
+/* Must hold the lock. */
+static bool is_loading(const mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        if (entry->workers[i]->state == MP_WORKER_LOADING)
+            return true;
+    return false;
 }
 
 void mp_entry_value(mp_entry *entry, mp_eviction *value) {
@@ -361,6 +393,9 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
             newest_ns = worker->idle_since_ns;
     }
     bool going = entry->unload == MP_UNLOAD_REQUESTED;
+    bool used = !soon && !entry->pinned && entry->removal == MP_REMOVAL_NONE &&
+                (entry->queue.count || mp_entry_running(entry)) &&
+                (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
     value->coming = entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0;
     mp_mutex_unlock(&entry->lock);
     if (resident)
@@ -369,6 +404,8 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
         value->coming = bytes + 1;
     else if (idle)
         value->bytes = bytes + 1;
+    else if (resident && used)
+        value->busy = bytes;
     if (resident && !value->coming) {
         value->idle_ns = mp_sys_now_ns() - newest_ns;
         value->load_ns = resident->load_ns;

@@ -139,6 +139,7 @@ struct mp_entry {
     int abandoned;         /* abandoned workers whose threads have not returned */
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
     bool pinned;           /* the registry itself must not evict the model */
+    bool asked;            /* a caller asked for the model to be loaded: it is not evicted before its first request */
     uint64_t attempts, attempts_over; /* loads of the model that started, and that ended with any result */
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* how often the model was freed */
@@ -146,8 +147,9 @@ struct mp_entry {
     uint64_t retry_ns;                /* requests are refused until this time; 0 = the last load did not fail */
     uint64_t backoff_ns;              /* doubles with every load that fails; 0 = the last load succeeded */
     uint64_t spawn_ns;                /* no worker starts before this time: the backoff after worker deaths */
-    uint64_t death_ns[5];             /* ring buffer: when the last workers died */
+    uint64_t death_ns[5];             /* ring buffer: when the last workers died, except by external kills */
     int deaths;
+    uint64_t killed_ns, kill_backoff_ns; /* the last death by an external kill, and the backoff after it */
     uint64_t scale_ns;                /* no additional worker starts before this time */
     mp_breaker breaker;
     mp_forecast forecast; /* used with predictive_scaling only */
@@ -207,6 +209,7 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
 typedef struct mp_eviction {
     uint64_t bytes;   /* bytes to be freed; 0 = must not be evicted */
     uint64_t coming;  /* bytes that a running eviction will free */
+    uint64_t busy;    /* bytes of a model in use, which may be evicted once its requests have ended */
     uint64_t caches, trimming; /* held by idle workers: not yet told to trim; told to trim */
     uint64_t idle_ns, load_ns;
 } mp_eviction;
@@ -257,8 +260,10 @@ void mp_entry_clear_failed(mp_entry *entry);
 /* Must not hold the lock. Unlists `leaving` (NULL: already unlisted). If no worker is left, frees the model or, if
  * requests are queued, keeps the model and starts another worker. */
 void mp_entry_finalize(mp_entry *entry, mp_worker *leaving);
-/* Records the death of a worker. Each further death doubles the backoff; too many make the entry BROKEN. */
-void mp_entry_note_death(mp_entry *entry, const mp_error *error);
+/* Records the death of a worker: no worker starts before the end of a backoff, which doubles with each further death,
+ * up to a limit. `outside`: another program killed the worker's process, as the system does when it runs out of memory.
+ * Such deaths have a backoff of their own and never make the entry BROKEN; too many others do. */
+void mp_entry_note_death(mp_entry *entry, bool outside, const mp_error *error);
 
 /* --- dispatch.c; must hold the lock --- */
 
@@ -315,14 +320,15 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 /* Must not hold the lock. Finishes the tickets of a list from mp_entry_take_queue with `error` (NULL: each ticket with
  * its own cause). */
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
-/* Must hold the lock. Counts a fault of a worker, also for the breaker. */
-void mp_entry_note_fault(mp_entry *entry);
+/* Must hold the lock. Counts a fault of a worker, also for the breaker unless another program killed the worker. */
+void mp_entry_note_fault(mp_entry *entry, bool outside);
 /* Must not hold the lock. A worker had a fault in a step with this request. `alone`: no other request was in the step.
  * `outside`: another process killed the worker. Returns true if the request is to be retried, and changes its retry
  * state. *noted must be false before the first failed request of a step: a step that fails for several requests counts
  * as one fault. */
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted);
-/* Must not hold the lock. A worker was lost in a step with this request (quarantine.h). Returns true if requests with
+/* Must not hold the lock. A worker was lost in a step with this request, and not by an external kill (quarantine.h).
+ * Returns true if requests with
  * the same fingerprint are refused from now on. */
 bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone);
 /* Must not hold the lock; for the thread that holds the ticket. Returns MODEL for a quarantined request. Otherwise

@@ -19,7 +19,7 @@ const char *mp_event_name(mp_event_kind kind) {
 
 void mp_events_want(uint32_t kinds) { atomic_store_explicit(&mp_events_wanted, kinds, memory_order_relaxed); }
 
-void mp_events_record(mp_event_kind kind, uint64_t registry, const char *key, uint32_t worker, const void *request,
+void mp_events_record(mp_event_kind kind, uint64_t registry, const char *key, uint32_t worker, uint64_t request,
                       mp_status status) {
     uint64_t position;
     mp_event *event = mp_mpsc_claim(&ring, &position);
@@ -27,7 +27,7 @@ void mp_events_record(mp_event_kind kind, uint64_t registry, const char *key, ui
         return;
     *event = (mp_event){.time_ns = mp_sys_now_ns(),
                         .registry = registry,
-                        .request = (uint64_t)(uintptr_t)request,
+                        .request = request,
                         .worker = worker,
                         .kind = kind,
                         .status = status};

@@ -25,7 +25,8 @@ const char *mp_event_name(mp_event_kind kind); /* "spawn", "request_start", ... 
 typedef struct mp_event {
     uint64_t time_ns;  /* mp_sys_now_ns */
     uint64_t registry; /* mp_registry_number */
-    uint64_t request;  /* equal in all events of a request; 0 = none, or refused before it had a ticket */
+    /* mp_ticket.number, which no other request of the process ever has; 0 = none, or refused before it had a ticket */
+    uint64_t request;
     uint32_t worker;   /* id, 0 = none */
     mp_event_kind kind;
     mp_status status;
@@ -36,10 +37,10 @@ extern _Atomic uint32_t mp_events_wanted; /* one bit per kind */
 
 /* Enable these kinds (one bit each) and disable the others; none is enabled at start-up. */
 void mp_events_want(uint32_t kinds);
-void mp_events_record(mp_event_kind kind, uint64_t registry, const char *key, uint32_t worker, const void *request,
+void mp_events_record(mp_event_kind kind, uint64_t registry, const char *key, uint32_t worker, uint64_t request,
                       mp_status status);
 static inline void mp_events_post(mp_event_kind kind, uint64_t registry, const char *key, uint32_t worker,
-                                  const void *request, mp_status status) {
+                                  uint64_t request, mp_status status) {
     if (atomic_load_explicit(&mp_events_wanted, memory_order_relaxed) >> kind & 1)
         mp_events_record(kind, registry, key, worker, request, status);
 }

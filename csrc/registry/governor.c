@@ -11,6 +11,10 @@
 enum { POLL_NS = 20 * 1000 * 1000 };
 static const uint64_t RESERVE_MOST = 2048ull << 20;
 
+typedef struct turn {
+    struct turn *next;
+} turn;
+
 struct mp_governor {
     mp_budget budget;
     bool process_wide;
@@ -22,6 +26,7 @@ struct mp_governor {
     /* guarded by: lock */
     uint64_t reserved;
     int loads; /* guards that hold bytes */
+    struct turn *turns, **turns_end; /* callers that wait for memory, the first to be served first */
     mp_reclaimer *reclaimers;
     bool forking;
 };
@@ -50,6 +55,7 @@ mp_status mp_governor_open(uint64_t limit, mp_governor **governor_out, mp_error 
     governor->fixed = asked != 0;
     governor->most = offered - reserve;
     atomic_init(&governor->budget.limit, asked ? asked : governor->most / 5 * 4);
+    governor->turns_end = &governor->turns;
     mp_mutex_init(&governor->lock);
     mp_cond_init(&governor->changed);
     mp_cond_init(&governor->asked);
@@ -100,41 +106,124 @@ static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) 
     return true;
 }
 
-mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted,
+typedef enum question { ASK_RECLAIM, ASK_POSSIBLE, ASK_LATER } question;
+
+static uint64_t ask(mp_reclaimer *reclaimer, uint64_t bytes, bool whole, question what) {
+    switch (what) {
+    case ASK_POSSIBLE:
+        return reclaimer->possible(reclaimer->arg);
+    case ASK_LATER:
+        return reclaimer->later(reclaimer->arg);
+    default:
+        return reclaimer->reclaim(reclaimer->arg, bytes, whole);
+    }
+}
+
+/* Asks reclaimers until the sum of their results is at least `bytes`, and returns the sum. */
+static uint64_t ask_all(mp_governor *governor, uint64_t bytes, bool whole, question what) {
+    uint64_t sum = 0;
+    mp_mutex_lock(&governor->lock);
+    for (mp_reclaimer *at = governor->reclaimers; at && sum < bytes;) {
+        at->asked++; /* keeps the reclaimer on the list, so that at->next stays valid */
+        mp_mutex_unlock(&governor->lock);
+        sum += ask(at, bytes - sum, whole, what);
+        mp_mutex_lock(&governor->lock);
+        mp_reclaimer *next = at->next;
+        if (--at->asked == 0)
+            mp_cond_broadcast(&governor->asked);
+        at = next;
+        /* `next` is not removed before the loop increments its `asked`: the lock is held until then. */
+    }
+    mp_mutex_unlock(&governor->lock);
+    return sum;
+}
+
+/* Must hold the lock; releases it temporarily. Returns true if `needed` bytes may become free without a further call:
+ * loads end, evictions end, and models that are in use become idle. */
+static bool may_become_free(mp_governor *governor, uint64_t needed) {
+    if (needed > atomic_load(&governor->budget.limit))
+        return false;
+    if (governor->loads)
+        return true;
+    mp_mutex_unlock(&governor->lock);
+    uint64_t later = ask_all(governor, needed, false, ASK_LATER);
+    mp_mutex_lock(&governor->lock);
+    return governor->loads || later >= needed || left_of(governor) >= needed - later;
+}
+
+static void begin_turn(mp_governor *governor, turn *self) {
+    self->next = NULL;
+    *governor->turns_end = self;
+    governor->turns_end = &self->next;
+}
+
+static void end_turn(mp_governor *governor, turn *self) {
+    turn **link = &governor->turns;
+    while (*link != self)
+        link = &(*link)->next;
+    *link = self->next;
+    if (!self->next)
+        governor->turns_end = link;
+    mp_cond_broadcast(&governor->changed); /* it may be the next caller's turn */
+}
+
+/* Must hold the lock; releases it temporarily. The caller's turn has come and less than `needed` is free. Asks other
+ * models for memory. Returns MEMORY_EXHAUSTED if waiting is useless. *again: check again at once. */
+static mp_status demand(mp_governor *governor, const char *key, uint64_t needed, bool *again, mp_error *error) {
+    uint64_t free = free_of(governor);
+    *again = needed > left_of(governor) && raise_limit(governor, key, needed);
+    if (*again)
+        return MP_OK;
+    mp_mutex_unlock(&governor->lock);
+    uint64_t coming = mp_governor_reclaim(governor, needed - free, true);
+    mp_mutex_lock(&governor->lock);
+    *again = free_of(governor) > free; /* enough memory is free, or more than before */
+    if (*again || coming || (governor->loads && needed <= left_of(governor)) || may_become_free(governor, needed))
+        return MP_OK;
+    uint64_t left = left_of(governor), limit = atomic_load(&governor->budget.limit);
+    return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s needs %.1f MB, but %.1f MB of %.1f MB are free", key,
+                   (double)needed / 1e6, (double)left / 1e6, (double)limit / 1e6);
+}
+
+mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted, bool urgent,
                               bool (*give_up)(void *arg), void *arg, mp_guard *guard, mp_error *error) {
     assert(needed <= wanted);
     *guard = (mp_guard){0};
+    turn self;
+    bool queued = false;
+    mp_status status = MP_OK;
     mp_mutex_lock(&governor->lock);
-    for (uint64_t free; (free = free_of(governor)) < needed;) {
-        if (needed > left_of(governor) && raise_limit(governor, key, needed))
+    for (;;) {
+        bool first = urgent || !governor->turns || governor->turns == &self, again = false;
+        if (first && free_of(governor) >= needed)
+            break;
+        if (!queued && !urgent)
+            begin_turn(governor, &self);
+        queued = !urgent;
+        if (first && (status = demand(governor, key, needed, &again, error)) != MP_OK)
+            break;
+        if (again)
             continue;
-        mp_mutex_unlock(&governor->lock);
-        uint64_t coming = mp_governor_reclaim(governor, needed - free, true);
-        mp_mutex_lock(&governor->lock);
-        if (free_of(governor) > free)
-            continue; /* enough memory is free, or more than before: check again */
-        uint64_t left = left_of(governor);
-        /* Wait only while memory may become free. The wait ends, because every load and every eviction ends. */
-        if (!coming && (needed > left || governor->loads == 0)) {
-            uint64_t limit = atomic_load(&governor->budget.limit);
-            mp_mutex_unlock(&governor->lock);
-            return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s needs %.1f MB, but %.1f MB of %.1f MB are free",
-                           key, (double)needed / 1e6, (double)left / 1e6, (double)limit / 1e6);
-        }
         mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + POLL_NS);
         mp_mutex_unlock(&governor->lock);
-        if (give_up && give_up(arg))
-            return mp_fail(error, MP_CANCELLED, "%s: the load was cancelled while it waited for memory", key);
+        bool over = give_up && give_up(arg);
         mp_mutex_lock(&governor->lock);
+        if (over) {
+            status = mp_fail(error, MP_CANCELLED, "%s: the load was cancelled while it waited for memory", key);
+            break;
+        }
     }
-    take(governor, wanted <= free_of(governor) ? wanted : needed, guard);
+    if (status == MP_OK)
+        take(governor, wanted <= free_of(governor) ? wanted : needed, guard);
+    if (queued)
+        end_turn(governor, &self);
     mp_mutex_unlock(&governor->lock);
-    return MP_OK;
+    return status;
 }
 
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     mp_mutex_lock(&governor->lock);
-    bool granted = bytes <= free_of(governor);
+    bool granted = !governor->turns && bytes <= free_of(governor);
     if (granted)
         take(governor, bytes, guard);
     else
@@ -153,6 +242,17 @@ mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes) {
     governor->loads++;
     mp_mutex_unlock(&governor->lock);
     return part;
+}
+
+void mp_guard_give(mp_guard *guard) {
+    mp_governor *governor = guard->governor;
+    if (!governor)
+        return;
+    mp_mutex_lock(&governor->lock);
+    governor->reserved -= guard->bytes;
+    guard->bytes = 0;
+    mp_cond_broadcast(&governor->changed);
+    mp_mutex_unlock(&governor->lock);
 }
 
 void mp_guard_release(mp_guard *guard) {
@@ -209,30 +309,10 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
     mp_mutex_unlock(&governor->lock);
 }
 
-/* Asks reclaimers until the sum of their results is at least `bytes`, and returns the sum. `possible`: calls their
- * `possible`, else their `reclaim`. */
-static uint64_t ask_all(mp_governor *governor, uint64_t bytes, bool whole, bool possible) {
-    uint64_t coming = 0;
-    mp_mutex_lock(&governor->lock);
-    for (mp_reclaimer *at = governor->reclaimers; at && coming < bytes;) {
-        at->asked++; /* keeps the reclaimer on the list, so that at->next stays valid */
-        mp_mutex_unlock(&governor->lock);
-        coming += possible ? at->possible(at->arg) : at->reclaim(at->arg, bytes - coming, whole);
-        mp_mutex_lock(&governor->lock);
-        mp_reclaimer *next = at->next;
-        if (--at->asked == 0)
-            mp_cond_broadcast(&governor->asked);
-        at = next;
-        /* `next` is not removed before the loop increments its `asked`: the lock is held until then. */
-    }
-    mp_mutex_unlock(&governor->lock);
-    return coming;
-}
-
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) {
-    uint64_t coming = ask_all(governor, bytes, whole, false);
-    if (whole && coming < bytes && ask_all(governor, bytes, whole, true) >= bytes)
-        coming = ask_all(governor, bytes, false, false);
+    uint64_t coming = ask_all(governor, bytes, whole, ASK_RECLAIM);
+    if (whole && coming < bytes && ask_all(governor, bytes, whole, ASK_POSSIBLE) >= bytes)
+        coming = ask_all(governor, bytes, false, ASK_RECLAIM);
     return coming;
 }
 
@@ -271,6 +351,8 @@ void mp_governor_fork_child(mp_governor *governor) {
      * allocations */
     governor->reserved = 0;
     governor->loads = 0;
+    governor->turns = NULL;
+    governor->turns_end = &governor->turns;
     for (mp_reclaimer *at = governor->reclaimers; at; at = at->next)
         at->asked = 0;
 }

@@ -33,16 +33,21 @@ typedef struct mp_guard {
     uint64_t bytes;
 } mp_guard;
 
-/* Reserves `wanted` bytes if they are free, else `needed` (<= wanted). Waits while other loads hold reservations or
- * reclaimers free memory, until give_up(arg) returns true (called every 20 ms without a lock; NULL: never).
- * MEMORY_EXHAUSTED names the model and the bytes needed and free. CANCELLED if given up. Release the guard once the
- * load has charged the budget itself, or has failed. */
-mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted,
+/* Reserves `wanted` bytes if they are free, else `needed` (<= wanted). Waits while other loads hold reservations,
+ * reclaimers free memory, or models in use could free enough once their requests have ended; until give_up(arg) returns
+ * true (called every 20 ms without a lock; NULL: never). Callers get memory in the order of their calls. `urgent`: the
+ * caller holds memory already, so others may wait for it, and it does not wait for its turn. MEMORY_EXHAUSTED names the
+ * model and the bytes needed and free. CANCELLED if given up. Release the guard once the load has charged the budget
+ * itself, or has failed. */
+mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted, bool urgent,
                               bool (*give_up)(void *arg), void *arg, mp_guard *guard, mp_error *error);
-/* Reserves `bytes` if they are free now. Never waits, never reclaims. */
+/* Reserves `bytes` if they are free now and no other caller waits for memory. Never waits, never reclaims. */
 bool mp_governor_try_reserve(mp_governor *governor, uint64_t bytes, mp_guard *guard);
 /* Moves `bytes` of the reservation, or all of it if it is smaller, to a new guard. */
 mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes);
+/* Gives the reserved bytes back, because the load has charged them, but the load still counts as running: callers that
+ * wait for memory wait for its end. */
+void mp_guard_give(mp_guard *guard);
 void mp_guard_release(mp_guard *guard); /* legal for an empty guard */
 
 /* --- pressure --- */
@@ -61,6 +66,9 @@ typedef struct mp_reclaimer {
     /* Returns how many bytes the reclaimer could free, including bytes being freed. Called without a lock of the
      * governor. */
     uint64_t (*possible)(void *arg);
+    /* As `possible`, including what could be freed once the requests of models in use have ended. Called without a lock
+     * of the governor. */
+    uint64_t (*later)(void *arg);
     void *arg;
     struct mp_reclaimer *next; /* guarded by: the governor's lock */
     int asked;                 /* threads inside reclaim; guarded by: the governor's lock */

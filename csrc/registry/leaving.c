@@ -49,12 +49,12 @@ static mp_ticket *note_fault(mp_worker *worker) {
     if (worker->fault.code != MP_INTEGRITY) {
         /* Count a fault between steps here: no request failed. The breaker counts only faults of requests. */
         mp_count(entry->services, MP_METRIC_worker_faults, !worker->end_noted);
-        mp_entry_note_death(entry, &worker->fault);
+        mp_entry_note_death(entry, worker->engine->outside, &worker->fault);
         return NULL;
     }
     mp_entry_request_unload(entry); /* the other workers use the same files */
     mp_entry_wake_workers(entry);
-    mp_entry_note_fault(entry);
+    mp_entry_note_fault(entry, false);
     mp_entry_set_failed(entry, &worker->fault);
     return mp_entry_take_queue(entry);
 }
@@ -74,6 +74,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
         mp_resident *resident = keep ? NULL : entry->resident;
         if (resident) {
             entry->resident = NULL;
+            entry->asked = false;
             mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* no load may start before the memory is free */
             entry->unload_bytes = resident->model->ops->bytes(resident->model) + 1;
             mp_mutex_unlock(&entry->lock);
@@ -144,7 +145,7 @@ void mp_worker_leave(mp_worker *worker) {
     if (served) {
         mp_log(MP_LOG_INFO, "Evicted worker %u (%s)", worker->id, idle ? "idle" : worker->fault.message);
         mp_count(services, MP_METRIC_workers_evicted, 1);
-        mp_events_post(idle ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL,
+        mp_events_post(idle ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, 0,
                        worker->fault.code);
     }
     mp_entry_finalize(entry, worker);

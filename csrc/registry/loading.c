@@ -11,9 +11,14 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
+/* The registry shuts down, or the requests for which the model was to be loaded have ended. */
 static bool is_called_off(void *arg) {
     mp_worker *worker = arg;
-    return atomic_load_explicit(&worker->step_cancelled, memory_order_acquire) != 0;
+    mp_entry *entry = worker->entry;
+    mp_mutex_lock(&entry->lock);
+    worker->unwanted = !entry->queue.count && !entry->asked;
+    mp_mutex_unlock(&entry->lock);
+    return worker->unwanted || atomic_load_explicit(&worker->step_cancelled, memory_order_acquire) != 0;
 }
 
 /* Sets a stage in which the load waits for other threads. The sweep does not time such a stage (`beat_ns` 0). */
@@ -32,7 +37,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     uint64_t one = model_bytes + worker->engine_bytes, two = one + worker->engine_bytes;
 
     stage_untimed(worker, "waiting for memory");
-    MP_TRY(mp_governor_reserve(services->governor, entry->key, one, services->max_workers > 1 ? two : one,
+    MP_TRY(mp_governor_reserve(services->governor, entry->key, one, services->max_workers > 1 ? two : one, false,
                                is_called_off, worker, &guard, error));
     if (guard.bytes == two && services->max_workers > 1)
         *second = mp_guard_split(&guard, worker->engine_bytes);
@@ -82,7 +87,14 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
     worker->engine_bytes = engine_bytes;
     mp_mutex_unlock(&worker->entry->lock);
     bool loading = !worker->resident;
-    mp_status status = loading ? load_model(worker, loader, model_bytes, second, error) : MP_OK;
+    mp_status status = MP_OK;
+    if (loading) {
+        status = load_model(worker, loader, model_bytes, second, error);
+    } else if (!worker->guard.governor) { /* the first worker of a model that stayed loaded when its workers died */
+        stage_untimed(worker, "waiting for memory");
+        status = mp_governor_reserve(worker->entry->services->governor, worker->entry->key, engine_bytes, engine_bytes,
+                                     true, is_called_off, worker, &worker->guard, error);
+    }
     if (status == MP_OK && loading && !worker->resident->model->ops->healthy(worker->resident->model))
         status = mp_fail(error, MP_INTEGRITY, "%s: a model file was changed while the model was being loaded",
                          worker->entry->key);
@@ -94,7 +106,7 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
     }
     if (status == MP_OK)
         status = mp_chaos_wrap(worker->entry->services, worker->entry->key, worker->number, &worker->engine, error);
-    mp_guard_release(&worker->guard);
+    mp_guard_give(&worker->guard);
     if (status != MP_OK && error->code != status) /* the loader filled in no error */
         mp_fail(error, status, "%s: %s", worker->entry->key, mp_status_find(status)->text);
     return status;
@@ -112,7 +124,7 @@ static mp_ticket *fail_load(mp_worker *worker, bool loading, const mp_error *err
     mp_entry_scale_later(entry);
     if (loading)
         entry->attempts_over++;
-    if (!loading && !is_last(worker)) /* the other workers serve */
+    if (worker->unwanted || (!loading && !is_last(worker))) /* nothing failed; or the other workers serve */
         return NULL;
     bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
     if (!quit)
@@ -129,7 +141,7 @@ static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
     /* from now on the sweep must check whether the worker is idle */
     mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
     mp_log(MP_LOG_INFO, "Spawned worker %u for %s", worker->id, entry->key);
-    mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, NULL, MP_OK);
+    mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, 0, MP_OK);
     if (!loading)
         return;
     if (mp_log_enabled(MP_LOG_INFO)) {
@@ -150,7 +162,7 @@ bool mp_worker_start(mp_worker *worker) {
 
     mp_mutex_lock(&entry->lock);
     mp_worker_set_state(worker, MP_WORKER_LOADING);
-    mp_events_post(MP_EVENT_SPAWN, services->number, entry->key, worker->id, NULL, MP_OK);
+    mp_events_post(MP_EVENT_SPAWN, services->number, entry->key, worker->id, 0, MP_OK);
     bool loading = !entry->resident;
     worker->moving = loading;
     if (loading)
@@ -197,6 +209,7 @@ bool mp_worker_start(mp_worker *worker) {
         mp_worker_set_state(worker, MP_WORKER_FAILED);
     }
     mp_mutex_unlock(&entry->lock);
+    mp_guard_release(&worker->guard); /* not earlier: from now on the entry tells that its model is in use */
 
     if (status == MP_OK) {
         report(worker, began_ns, loading);
@@ -207,8 +220,10 @@ bool mp_worker_start(mp_worker *worker) {
     mp_guard_release(&second);
     if (dead)
         return false;
+    if (worker->unwanted)
+        return false;
     mp_count(services, MP_METRIC_load_failures, 1);
-    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL, status);
+    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, status);
     if (!off)
         mp_log(MP_LOG_ERROR, "Loading %s failed (stage: %s): %s", entry->key, stage, error.message);
     mp_entry_finish_list(entry, list, off ? NULL : &error);

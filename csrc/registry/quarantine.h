@@ -4,8 +4,8 @@
  * A request that was not alone in the step may be innocent. All such losses together count as one and make the request
  * a suspect. A suspect takes its steps alone, so that the next loss identifies the culprit; if the suspect succeeds,
  * the suspicion is withdrawn. Each loss in which the request was alone counts as one; a success cancels one of these. A
- * process that was killed by another program counts like a loss in which the request was not alone. Such a kill is not
- * ignored: a system that runs out of memory kills the process that uses the most.
+ * process that was killed by another program does not count: a system that runs out of memory chooses the process by
+ * its size, not by its request.
  *
  * Thread-safe. */
 #ifndef MP_REGISTRY_QUARANTINE_H

@@ -230,6 +230,15 @@ static uint64_t possible(void *arg) {
     return bytes;
 }
 
+static uint64_t later(void *arg) {
+    snapshot copy;
+    if (!take_open_snapshot(arg, &copy))
+        return 0;
+    uint64_t bytes = mp_upkeep_later(copy.entries, copy.count);
+    drop_snapshot(&copy);
+    return bytes;
+}
+
 static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
     snapshot copy;
     if (!take_open_snapshot(arg, &copy))
@@ -296,7 +305,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
     mp_cond_init(&registry->changed);
     registry->grace_ns = mp_or_default(config->shutdown_grace_ns, 5000 * MS);
     mp_upkeep_init(&registry->upkeep, mp_or_default(config->maintenance_every_ns, 60000 * MS));
-    registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .possible = possible, .arg = registry};
+    registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .possible = possible, .later = later, .arg = registry};
     mp_status status = mp_fork_install(error);
     if (status == MP_OK)
         status = create_services(registry, config, error);
@@ -676,7 +685,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
         mp_count(services, MP_METRIC_total_requests, (uint64_t)-1);
     } else {
         mp_count_end(services, status);
-        mp_events_post(MP_EVENT_REQUEST_FAIL, services->number, key, 0, ticket, status);
+        mp_events_post(MP_EVENT_REQUEST_FAIL, services->number, key, 0, ticket ? ticket->number : 0, status);
     }
     if (ticket)
         mp_ticket_discard(ticket);

@@ -89,6 +89,8 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit
         return mp_fail_memory(error, sizeof(*ticket), "a ticket");
     }
     ticket->entry = mp_entry_pin(entry);
+    static _Atomic uint64_t number;
+    ticket->number = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     ticket->generation = mp_fork_generation();
     ticket->item.ticket = ticket;
     ticket->item.request = request;
@@ -101,12 +103,15 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit
         ticket->patience_ns = 0;
     ticket->stretches = !options->patience_ns && ticket->patience_ns && entry->services->scale_timeout;
     ticket->policy = options->policy;
-    uint64_t now = mp_sys_now_ns();
+    uint64_t now = mp_sys_now_ns(), clock = mp_maintenance_clock(&entry->services->maintenance);
+    if (options->deadline_ns) /* a deadline that has passed stays in the past */
+        ticket->due_ns = options->deadline_ns > now ? clock + (options->deadline_ns - now) : 1;
     mp_queue_node_init(&ticket->node, options->priority, options->service_class, options->tenant, now);
+    ticket->flow = -1;
     atomic_init(&ticket->references, 2);
     atomic_init(&ticket->callers, 1);
     atomic_init(&ticket->submitted_ns, now);
-    atomic_init(&ticket->moved_ns, now);
+    atomic_init(&ticket->moved_ns, clock);
     atomic_init(&ticket->wake_at, DONE);
     ticket->wait_at = DONE;
     mp_mutex_init(&ticket->lock);
@@ -173,6 +178,19 @@ void mp_ticket_wake(mp_ticket *ticket) {
         mp_entry_wake(ticket->entry, ticket);
 }
 
+uint64_t mp_ticket_due(const mp_ticket *ticket) {
+    uint64_t due = ticket->due_ns ? ticket->due_ns : MP_FOREVER;
+    if (!ticket->patience_ns)
+        return due;
+    uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed);
+    uint64_t end = mp_sys_after(moved, ticket->patience_ns);
+    return end < due ? end : due;
+}
+
+bool mp_ticket_is_late(const mp_ticket *ticket) {
+    return ticket->due_ns && mp_maintenance_clock(&ticket->entry->services->maintenance) >= ticket->due_ns;
+}
+
 mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
     const char *key = mp_entry_key(ticket->entry);
     switch (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
@@ -181,7 +199,7 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
         uint64_t deadline = ticket->item.deadline_ns, allowed = deadline > submitted ? deadline - submitted : 0;
         bool started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed) != 0;
         const char *where = started ? "the request was running" : "the request was still queued";
-        if (!deadline || mp_sys_now_ns() < deadline)
+        if (!mp_ticket_is_late(ticket))
             return mp_fail(error, MP_TIMEOUT, "%s: no result and no progress for %.3f s (%s)", key,
                            (double)ticket->patience_ns * 1e-9, where);
         return mp_fail(error, MP_TIMEOUT, "%s: no result within %.3f s (%s)", key, (double)allowed * 1e-9, where);

@@ -72,6 +72,7 @@ enum { MP_LOSSES_MOST = 2 };
 struct mp_ticket {
     mp_item item;        /* the engine's view; item.ticket points back here */
     mp_entry *entry;     /* owns a reference */
+    uint64_t number;     /* from 1 on, unique among all requests of the process */
     uint32_t generation; /* fork generation in which the ticket was created */
     _Atomic int references, callers;
     /* used by the thread that holds the ticket (see above) */
@@ -79,11 +80,14 @@ struct mp_ticket {
     uint64_t charged;       /* bytes charged to the governor's budget */
     uint64_t virtual_ns;    /* service charged to this request within its flow */
     uint64_t had_ns;        /* its shares of the durations of its steps */
+    uint64_t due_ns;        /* its deadline, by the clock of requests (maintenance.h); 0 = none */
     uint64_t patience_ns;   /* 0 = no limit */
+    bool timed;             /* counted in mp_maintenance.timed */
     bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
     mp_policy policy;       /* never MP_POLICY_DEFAULT */
     uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
     mp_ticket_retry retry;
+    int flow;               /* slot in mp_worker.flows while admitted; -1: none */
     uint8_t losses;         /* workers lost between steps while they had this request; below MP_LOSSES_MOST */
     bool quarantined;       /* a worker was lost in a step with a request of this fingerprint (quarantine.h) */
     struct mp_ticket *next; /* links tickets that are about to end */
@@ -92,11 +96,12 @@ struct mp_ticket {
     mp_ticket_state state;
     mp_queue_node node;
     mp_worker *worker; /* the worker whose active list has it, or NULL */
+    uint64_t attempt;  /* number of the first load that it waited for; 0 = none */
     mp_worker *home;   /* the worker that MP_POLICY_P2C chose, while the request is queued, or NULL */
 
     _Atomic int cause; /* first cause of cancellation: MP_CANCELLED, MP_TIMEOUT, ...; 0 = not cancelled */
     _Atomic uint64_t submitted_ns, started_ns, finished_ns;
-    _Atomic uint64_t moved_ns; /* last step or stream chunk: patience counts from here */
+    _Atomic uint64_t moved_ns; /* last step or stream chunk, by the clock of requests: patience counts from here */
     _Atomic uint64_t progress; /* rises with every stream chunk; UINT64_MAX = done, stored after status and error */
     _Atomic uint64_t wake_at;  /* progress that a parked thread waits for; written under lock, read without */
     mp_status status;          /* valid once done */
@@ -133,6 +138,11 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit
 void mp_ticket_move(mp_ticket *ticket, mp_entry *entry);
 /* For the worker: a stream chunk is available. */
 void mp_ticket_publish(mp_ticket *ticket);
+/* Returns when the request expires, by the clock of requests: its deadline or the end of its patience. MP_FOREVER: it
+ * has no limit. */
+uint64_t mp_ticket_due(const mp_ticket *ticket);
+/* True if the deadline has passed, by the clock of requests. */
+bool mp_ticket_is_late(const mp_ticket *ticket);
 /* Publishes the terminal status. Copies `error`, which is unused with MP_OK. The pool's reference stays. */
 void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *error);
 /* Drops the pool's reference of a ticket that is done. */

@@ -41,6 +41,9 @@ static void deactivate(mp_worker *w, mp_ticket *ticket) {
         memmove(&w->active[i], &w->active[i + 1], (size_t)(w->active_count - i - 1) * sizeof(ticket));
         w->active_count--;
         ticket->worker = NULL;
+        if (ticket->flow >= 0)
+            mp_flows_leave(&w->flows, ticket->flow);
+        ticket->flow = -1;
         if (w->active_count == 0)
             w->exclusive = false;
         return;
@@ -68,12 +71,10 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
 }
 
 static void end_cancelled(mp_worker *w) {
-    uint64_t now = mp_sys_now_ns();
     for (int i = w->active_count - 1; i >= 0; i--) {
         mp_ticket *ticket = w->active[i];
-        uint64_t deadline = ticket->item.deadline_ns;
         /* The sweep checks deadlines too, but may run late, or never if its thread could not start. */
-        if (deadline && now >= deadline)
+        if (mp_ticket_is_late(ticket))
             mp_entry_cancel(w->entry, ticket, MP_TIMEOUT);
         if (!atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue;
@@ -109,7 +110,8 @@ static bool lost_with(mp_worker *w, mp_ticket *ticket) {
         return false;
     }
     mp_error error = w->fault;
-    mp_entry_note_kill(w->entry, ticket, w->active_count == 1 && !w->engine->outside);
+    if (!w->engine->outside)
+        mp_entry_note_kill(w->entry, ticket, w->active_count == 1);
     end_item(w, ticket, error.code, &error);
     return true;
 }
@@ -258,13 +260,12 @@ static bool take_work(mp_worker *w) {
 /* A request was admitted. Raises the flow, if it was idle, to virtual time, and starts the request at the flow's clock:
  * a flow or request has no claim on steps before it arrived. */
 static void join(mp_worker *w, mp_ticket *ticket) {
-    int flow = ticket->node.flow;
-    bool away = true;
-    for (int i = 0; i < w->active_count; i++)
-        away = away && (w->active[i] == ticket || w->active[i]->state != MP_TICKET_ADMITTED ||
-                        w->active[i]->node.flow != flow);
-    if (away && w->flow_ns[flow] < w->virtual_ns)
+    bool fresh;
+    int flow = mp_flows_enter(&w->flows, (uint64_t)ticket->node.kind << 32 | ticket->node.tenant, 0, &fresh);
+    bool away = w->flows.slots[flow].users == 1;
+    if (fresh || (away && w->flow_ns[flow] < w->virtual_ns))
         w->flow_ns[flow] = w->virtual_ns;
+    ticket->flow = flow;
     ticket->virtual_ns = w->clock_ns[flow];
 }
 
@@ -272,11 +273,11 @@ static void join(mp_worker *w, mp_ticket *ticket) {
  * clock of each flow by an equal share for each of its requests. Charges every planned request its share of the step's
  * time. */
 static void charge(mp_worker *w, int n, uint64_t took_ns) {
-    int calls[MP_QUEUE_FLOWS] = {0};
+    int calls[MP_WORKER_FLOWS] = {0};
     uint64_t weights = 0;
     for (int i = 0; i < n; i++) {
         const mp_ticket *ticket = w->offered[i]->ticket;
-        if (calls[ticket->node.flow]++ == 0)
+        if (calls[ticket->flow]++ == 0)
             weights += ticket->item.service_class == MP_SERVICE_BULK ? 1 : BULK_WEIGHT;
     }
     w->virtual_ns += took_ns * BULK_WEIGHT / weights;
@@ -285,7 +286,7 @@ static void charge(mp_worker *w, int n, uint64_t took_ns) {
         amount += w->plan.amount[i];
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
-        int flow = ticket->node.flow;
+        int flow = ticket->flow;
         double share = amount > 0 ? w->plan.amount[i] / amount : 1.0 / w->plan.count;
         uint64_t had = (uint64_t)((double)took_ns * share);
         w->clock_ns[flow] += had / (uint64_t)(calls[flow] ? calls[flow] : 1);
@@ -327,7 +328,7 @@ static void admit_fresh(mp_worker *w) {
         mp_ticket *ticket = w->fresh[i];
         mp_error error;
         mp_error_clear(&error);
-        if (ticket->item.deadline_ns && mp_sys_now_ns() >= ticket->item.deadline_ns)
+        if (mp_ticket_is_late(ticket))
             mp_entry_cancel(entry, ticket, MP_TIMEOUT); /* the request expired in the queue, and the sweep is late */
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
             continue; /* end_cancelled ends it */
@@ -388,7 +389,7 @@ static bool comes_before(const mp_worker *w, const mp_item *a, const mp_item *b)
     if (a->priority != b->priority)
         return a->priority < b->priority;
     const mp_ticket *x = a->ticket, *y = b->ticket;
-    uint64_t a_had = w->flow_ns[x->node.flow], b_had = w->flow_ns[y->node.flow];
+    uint64_t a_had = w->flow_ns[x->flow], b_had = w->flow_ns[y->flow];
     if (a_had != b_had)
         return a_had < b_had;
     a_had = x->virtual_ns;
@@ -575,7 +576,8 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     mp_entry_finish(entry, ticket, status, &error);
 }
 
-static void deliver_outcomes(mp_worker *w, uint64_t now_ns) {
+static void deliver_outcomes(mp_worker *w) {
+    uint64_t now_ns = mp_maintenance_clock(&w->entry->services->maintenance);
     mp_ticket *waiting = NULL;
     bool some_ended = false, noted = false;
     for (int i = 0; i < w->plan.count; i++) {
@@ -675,7 +677,7 @@ static bool step(mp_worker *w) {
             mp_ticket *ticket = w->plan.items[i]->ticket;
             if (!atomic_load_explicit(&ticket->started_ns, memory_order_relaxed)) {
                 atomic_store_explicit(&ticket->started_ns, began_ns, memory_order_relaxed);
-                mp_events_post(MP_EVENT_REQUEST_START, entry->services->number, entry->key, w->id, ticket, MP_OK);
+                mp_events_post(MP_EVENT_REQUEST_START, services->number, entry->key, w->id, ticket->number, MP_OK);
             }
             w->outcomes[i] = MP_OUTCOME_MORE;
         }
@@ -694,7 +696,7 @@ static bool step(mp_worker *w) {
     count_work(w);
     charge(w, n, took_ns);
     if (w->resident->model->ops->healthy(w->resident->model))
-        deliver_outcomes(w, now_ns);
+        deliver_outcomes(w);
     else
         end_changed(w);
     return true;

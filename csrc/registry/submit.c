@@ -55,15 +55,13 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
         return mp_fail(error, MP_OVERLOADED, "%s: the queue is full with %d requests; try again in %.1f s", entry->key,
                        waiting, eta > 0.1 ? eta : 0.1);
     }
-    uint64_t now = mp_sys_now_ns(), slice = now + ROOM_SLICE_MS * MS;
-    uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed), due = options->deadline_ns;
-    if (ticket->patience_ns && (!due || moved + ticket->patience_ns < due))
-        due = moved + ticket->patience_ns;
-    if (due && now >= due)
+    uint64_t now = mp_sys_now_ns(), clock = mp_maintenance_clock(&entry->services->maintenance);
+    uint64_t due = mp_ticket_due(ticket), slice = now + ROOM_SLICE_MS * MS;
+    if (clock >= due)
         return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline; %d requests are queued",
                        entry->key, waiting);
-    if (due && due < slice)
-        slice = due;
+    if (due - clock < slice - now)
+        slice = now + (due - clock);
     entry->room_waiters++;
     mp_cond_wait(&entry->room, &entry->lock, slice);
     entry->room_waiters--;
@@ -77,8 +75,8 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
 }
 
 /* Must hold the lock. Refuses a request that is certain to miss its deadline. */
-static mp_status check_deadline(mp_entry *entry, const mp_submit_options *options, mp_error *error) {
-    uint64_t now = mp_sys_now_ns(), deadline = options->deadline_ns;
+static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
+    uint64_t now = mp_maintenance_clock(&entry->services->maintenance), deadline = ticket->due_ns;
     if (!deadline)
         return MP_OK;
     if (now >= deadline)
@@ -117,13 +115,16 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
             continue;
         }
         if (!mp_queue_full(&entry->queue, ticket->node.kind) &&
-            (status = check_deadline(entry, options, error)) != MP_OK)
+            (status = check_deadline(entry, ticket, error)) != MP_OK)
             break;
         ticket->node.cost = ticket->item.cost_ns;
         stretch_patience(entry, ticket);
         if (mp_queue_push(&entry->queue, &ticket->node) == MP_QUEUE_TAKEN) {
             mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
             ticket->item.sequence = ++entry->calls;
+            ticket->timed = mp_ticket_due(ticket) != MP_FOREVER;
+            if (ticket->timed)
+                mp_maintenance_begin_timed(&services->maintenance);
             if (services->predictive_scaling)
                 mp_forecast_arrive(&entry->forecast, mp_sys_now_ns());
             ticket->home = ticket->policy == MP_POLICY_P2C ? mp_dispatch_home(entry) : NULL;
@@ -140,12 +141,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         ticket->probe = 0;
     }
     /* From here on the ticket may end at any moment. The caller's reference keeps the ticket allocated. */
-    uint64_t due = ticket->item.deadline_ns;
-    if (ticket->patience_ns) {
-        uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed);
-        uint64_t patience = mp_sys_after(moved, ticket->patience_ns);
-        due = due && due < patience ? due : patience;
-    }
+    uint64_t due = mp_ticket_due(ticket), clock = mp_maintenance_clock(&services->maintenance);
     uint64_t spawn_ns = entry->spawn_ns; /* if no worker may start before this time, the sweep must run then */
     bool waits = !mp_entry_works(entry);
     mp_mutex_unlock(&entry->lock);
@@ -156,8 +152,9 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     }
     if (start)
         mp_entry_launch(entry, guard);
-    if (due)
-        mp_maintenance_at(&services->maintenance, services->pool, due);
+    if (due != MP_FOREVER)
+        mp_maintenance_at(&services->maintenance, services->pool,
+                          mp_sys_after(mp_sys_now_ns(), due > clock ? due - clock : 0));
     if (waits)
         mp_maintenance_at(&services->maintenance, services->pool, spawn_ns);
     return MP_OK;

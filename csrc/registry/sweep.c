@@ -15,26 +15,24 @@ static void sooner(uint64_t *next, uint64_t due) {
         *next = due;
 }
 
-/* Returns the time at which the request expires; NEVER = no limit. */
-static uint64_t due_of(const mp_ticket *ticket) {
-    uint64_t due = ticket->item.deadline_ns ? ticket->item.deadline_ns : NEVER;
-    if (ticket->patience_ns)
-        sooner(&due, mp_sys_after(atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed), ticket->patience_ns));
-    return due;
+/* Returns true if the request has expired. Otherwise the next sweep runs when it may expire. */
+static bool is_expired(const mp_ticket *ticket, uint64_t clock_ns, uint64_t now_ns, uint64_t *next) {
+    uint64_t due = mp_ticket_due(ticket);
+    if (due > clock_ns && due != MP_FOREVER)
+        sooner(next, mp_sys_after(now_ns, due - clock_ns));
+    return due <= clock_ns;
 }
 
 /* Must hold the lock. Cancels expired requests. Returns the expired requests that were queued; workers end the active
  * ones. */
 static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     mp_ticket *expired = NULL;
+    uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance);
     for (mp_queue_node *node = mp_queue_first(&entry->queue), *behind; node; node = behind) {
         behind = mp_queue_next(&entry->queue, node);
         mp_ticket *ticket = mp_ticket_of_node(node);
-        uint64_t due = due_of(ticket);
-        if (due > now_ns) {
-            sooner(next, due);
+        if (!is_expired(ticket, clock_ns, now_ns, next))
             continue;
-        }
         mp_entry_cancel_locked(entry, ticket, MP_TIMEOUT);
         ticket->next = expired;
         expired = ticket;
@@ -42,20 +40,23 @@ static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     for (int i = 0; i < entry->worker_count; i++)
         for (int j = 0; j < entry->workers[i]->active_count; j++) {
             mp_ticket *ticket = entry->workers[i]->active[j];
-            uint64_t due = due_of(ticket);
-            if (due > now_ns)
-                sooner(next, due);
-            else
+            if (is_expired(ticket, clock_ns, now_ns, next))
                 mp_entry_cancel_locked(entry, ticket, MP_TIMEOUT);
         }
     return expired;
 }
 
-/* Must hold the lock. A load that makes progress counts as progress of the requests that wait for it. */
-static void credit_load(mp_entry *entry, uint64_t beat_ns) {
+/* Must hold the lock. A load that makes progress counts as progress of the requests that wait for it, but only the first
+ * load that a request waits for: models that evict each other may be loaded again and again. The time in which a load
+ * waits for memory or CPUs is no progress. */
+static void credit_load(mp_entry *entry, uint64_t age_ns) {
+    uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance);
+    uint64_t beat_ns = clock_ns > age_ns ? clock_ns - age_ns : 0;
     for (mp_queue_node *node = mp_queue_first(&entry->queue); node; node = mp_queue_next(&entry->queue, node)) {
         mp_ticket *ticket = mp_ticket_of_node(node);
-        if (beat_ns > atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed))
+        if (!ticket->attempt)
+            ticket->attempt = entry->attempts;
+        if (ticket->attempt == entry->attempts && beat_ns > atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed))
             atomic_store_explicit(&ticket->moved_ns, beat_ns, memory_order_relaxed);
     }
 }
@@ -71,9 +72,8 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
             const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
             if (beat == 0) { /* the load waits for other threads: do not count this time */
                 worker->watch.checked_ns = now_ns;
-                credit_load(entry, now_ns);
             } else {
-                credit_load(entry, beat);
+                credit_load(entry, now_ns > beat ? now_ns - beat : 0);
                 bool silent = mp_watch_check(&worker->watch, beat, now_ns, limit);
                 if (!worker->moving && (silent || worker->watch.total_ns >= services->load_ceiling_ns)) {
                     mp_fail(error, MP_SPAWN_TIMEOUT, "%s: the load %s %.3g s (stage: %s)", entry->key,
@@ -107,8 +107,8 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
         mp_entry_set_failed(entry, error);
     }
     if (worker->in_step)
-        mp_entry_note_fault(entry);
-    mp_entry_note_death(entry, error);
+        mp_entry_note_fault(entry, false);
+    mp_entry_note_death(entry, false, error);
     mp_error failure = loading ? *error : entry->failure;
     /* take the queue before another thread can see requests that no worker will serve */
     if (loading || (entry->health == MP_HEALTH_BROKEN && last))

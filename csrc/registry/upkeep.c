@@ -24,6 +24,7 @@ typedef struct survey {
     mp_entry *best; /* the model to evict, or NULL */
     mp_eviction best_value;
     uint64_t coming, possible; /* bytes that evictions are freeing, and could free */
+    uint64_t busy;             /* bytes that could be freed once the active requests have ended */
     uint64_t caches, loose;    /* bytes of idle workers; the part whose models must not be evicted */
 } survey;
 
@@ -34,6 +35,7 @@ static survey survey_entries(mp_entry **entries, int count, uint64_t bytes) {
         mp_entry_value(entries[i], &value);
         all.coming += value.coming;
         all.possible += value.bytes;
+        all.busy += value.busy;
         all.caches += value.caches + value.trimming;
         all.loose += value.bytes ? 0 : value.caches + value.trimming;
         if (!value.bytes || (all.best && !goes_before(&value, &all.best_value, bytes)))
@@ -95,6 +97,11 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool w
 uint64_t mp_upkeep_possible(mp_entry **entries, int count) {
     survey all = survey_entries(entries, count, 0);
     return all.coming + all.possible + all.loose;
+}
+
+uint64_t mp_upkeep_later(mp_entry **entries, int count) {
+    survey all = survey_entries(entries, count, 0);
+    return all.coming + all.possible + all.loose + all.busy;
 }
 
 /* --- maintenance --- */

@@ -10,6 +10,7 @@
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole);
 /* Returns how many bytes mp_upkeep_reclaim could free. */
 uint64_t mp_upkeep_possible(mp_entry **entries, int count);
+uint64_t mp_upkeep_later(mp_entry **entries, int count);
 
 typedef struct mp_upkeep { /* for the maintenance thread only */
     uint64_t every_ns;           /* interval between memory checks */

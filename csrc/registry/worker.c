@@ -91,6 +91,11 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
     mp_worker *worker = mp_alloc_zeroed(sizeof(*worker), MP_TAG_POOL);
     if (!worker)
         return mp_fail_memory(error, sizeof(*worker), "a worker");
+    mp_status status = mp_flows_create(&worker->flows, MP_FLOWS_MAX, 1, error);
+    if (status != MP_OK) {
+        mp_free(worker);
+        return status;
+    }
     worker->entry = mp_entry_pin(entry);
     worker->home = mp_cpu_allocator_assign_home(entry->services->allocator_pinned);
     worker->id = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
@@ -106,6 +111,7 @@ void mp_worker_destroy(mp_worker *worker) {
     assert(!worker->engine && !worker->resident && !worker->guard.governor && !worker->threads);
     mp_cpu_allocator_release_home(worker->entry->services->allocator_pinned, worker->home);
     mp_entry_unpin(worker->entry);
+    mp_flows_destroy(&worker->flows);
     mp_free(worker);
 }
 
@@ -210,7 +216,7 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
 
     mp_log(MP_LOG_ERROR, "Worker %u for %s is abandoned: %s", worker->id, entry->key, error->message);
     mp_count(services, MP_METRIC_workers_dead, 1);
-    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL, error->code);
+    mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, error->code);
     if (threads)
         mp_cpu_allocator_write_off(services->allocator_pinned, &at);
     if (runnable)

@@ -51,7 +51,12 @@ typedef struct mp_resident {
 mp_resident *mp_resident_pin(mp_resident *resident);
 void mp_resident_unpin(mp_resident *resident); /* NULL is legal */
 
-enum { MP_ACTIVE_MAX = MP_PLAN_MAX };
+enum {
+    MP_ACTIVE_MAX = MP_PLAN_MAX,
+    /* Flows whose service a worker records: those of its active requests, and as many that are idle. */
+    MP_FLOWS_MAX = 2 * MP_ACTIVE_MAX,
+    MP_WORKER_FLOWS = MP_FLOWS_MAX + MP_FLOWS_SHARED
+};
 
 /* Detects missing progress. Elapsed time counts only between two checks, and one check counts for at most half the
  * limit, so that a clock that jumps abandons no worker. */
@@ -112,12 +117,14 @@ typedef struct mp_worker {
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* taken from the queue in this round, not admitted yet */
     int fresh_count;
     uint64_t virtual_ns;                /* advances by an equal weighted share of every step */
-    uint64_t flow_ns[MP_QUEUE_FLOWS];   /* weighted service of each flow */
-    uint64_t clock_ns[MP_QUEUE_FLOWS];  /* advances by an equal share of the service of each flow */
+    mp_flows flows;                     /* keys: service class and tenant; one user per admitted request */
+    uint64_t flow_ns[MP_WORKER_FLOWS];  /* by slot: weighted service of the flow */
+    uint64_t clock_ns[MP_WORKER_FLOWS]; /* by slot: advances by an equal share of the flow's service */
     bool suspects_next;                 /* the last step left a suspect out */
     uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
     bool trimmed;        /* the engine was trimmed, and no request has left since */
     mp_error fault;      /* why the worker stops; code MP_OK: no fault */
+    bool unwanted;       /* no request needs its load any more */
     bool end_noted;      /* the fault made requests fail, so it is counted already */
 } mp_worker;
 

@@ -30,8 +30,8 @@ class PoolEvent:
             request), ``"request_complete"``, ``"request_fail"`` (the request ended in an error, or was refused).
         model: key of the model.
         worker_id: number of the worker; None: the event concerns no single worker.
-        request: number of the request, equal in its start and end; None for worker events, and for requests that were
-            refused before they had a number.
+        request: 64-bit number of the request, equal in its start and end, and never used again in this process; None
+            for worker events, and for requests that were refused before they had a number.
         status: ``"OK"``, or the name of the error.
         timestamp: seconds of ``time.monotonic()``.
     """

@@ -105,6 +105,8 @@ void sim_check_end(const record *r) {
     if (status == MP_OK)
         SIM_CHECK(r->call->finished == 1 && r->call->done == r->call->units && !r->call->bad_argument &&
                   !r->call->refused && !r->call->numeric);
+    if (status == MP_TIMEOUT && r->ample)
+        sim_fail("a request expired although the process was paused for %.0f s", (double)fakes.paused_ns * 1e-9);
     if (status == MP_TIMEOUT)
         SIM_CHECK((r->deadline_ns && finished >= r->deadline_ns) ||
                   (r->patience_ns && finished >= submitted + r->patience_ns));
@@ -112,6 +114,8 @@ void sim_check_end(const record *r) {
         sim_fail("a request ended %.3f ms after its deadline", (double)(finished - r->deadline_ns) * 1e-6);
     if (fakes.on_time && r->call->unwanted_ns && finished > r->call->unwanted_ns + SIM_PROMPT_NS)
         sim_fail("a request ended %.3f ms after it was cancelled", (double)(finished - r->call->unwanted_ns) * 1e-6);
+    if (w.kind->special && w.kind->special->ended)
+        w.kind->special->ended(r);
 }
 
 /* --- actions of callers --- */
@@ -429,8 +433,7 @@ static void operate(caller *self, record *r) {
         mp_sys_sleep_ns(1 + sim_below(10 * MS));
         if (w.kind->faults && percent(20)) {
             w.stalls = true;
-            sim_clock_jump(600 * SECOND);
-            fakes.jumped_ns = sim_now();
+            sim_pause(600 * SECOND);
         } else if (w.kind->faults && percent(20)) {
             w.files_change = true;
             fakes.models[of(fakes.count)].unhealthy = percent(50);

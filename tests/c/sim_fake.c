@@ -55,8 +55,11 @@ static void lose(fake_engine *engine, bool outside) {
 
 /* Returns true if the engine is lost, before or during this call. */
 static bool is_gone(fake_engine *engine) {
-    if (!engine->gone && engine->model->loses && sim_below(100) < (uint64_t)engine->model->loses)
+    sim_model *model = engine->model;
+    if (!engine->gone && model->kills > 0 && sim_below(100) < (uint64_t)model->loses) {
+        model->kills--;
         lose(engine, true);
+    }
     return engine->gone;
 }
 
@@ -98,7 +101,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     SIM_CHECK(call->base.goes_on ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
-        sim_now() > fakes.jumped_ns + LATE_NS)
+        sim_now() > fakes.jumped_ns + LATE_NS && sim_now() > item->deadline_ns + fakes.paused_ns + LATE_NS)
         sim_fail("a request starts %.3f ms after its deadline", (double)(sim_now() - item->deadline_ns) * 1e-6);
     if (is_gone(engine)) {
         *error = engine->lost;
@@ -303,6 +306,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         SIM_CHECK(call->done <= call->units && (!call->masked || call->done == call->masks));
         if (call->done == call->units) {
             call->finished++;
+            if (fakes.ended)
+                fakes.ended(call);
             outcomes[i] = MP_OUTCOME_DONE;
         }
     }

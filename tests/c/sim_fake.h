@@ -23,6 +23,7 @@ typedef struct sim_model { /* the model of one loader */
     uint64_t stuck_ns;
     bool uneven; /* each step takes no time with probability 1/2 */
     int loses;   /* if engines are processes: percentage of calls of an engine that kill its process */
+    int kills;   /* number of further kills: the backoff after each makes a run longer */
     int loading, models, engines, loaders; /* numbers of objects that exist now */
     int loads, steps, preempted;           /* numbers of events so far */
     uint64_t failed_ns; /* time of the last failed load */
@@ -56,6 +57,7 @@ typedef struct sim_call {
     uint32_t masks;          /* ... and this many masks were provided */
     bool waits;              /* set by the engine: the next unit waits for a mask */
     const bool *parked;      /* *parked: the last plan of its engine was empty */
+    int tenant;              /* number from 1 on, in worlds that compare tenants */
 } sim_call;
 
 typedef struct sim_fakes {
@@ -65,10 +67,12 @@ typedef struct sim_fakes {
     bool on_time;        /* the clock never moves past a deadline while a fibre can run */
     bool no_late;        /* as on_time, except for jumps (jumped_ns) */
     uint64_t jumped_ns;  /* time of the last jump */
+    uint64_t paused_ns;  /* sum of all jumps: the limits of requests move by as much */
     uint64_t backoff_ns; /* minimum time between a failed load and its retry; 0 = none */
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* not 0: a model must not fail 9 times within 50 s */
     bool processes;      /* engines are processes: they may be lost, and a fault ends them */
+    void (*ended)(const sim_call *call); /* called when a request is completed, or NULL */
     int again, given_way; /* again: admissions after an engine loss or fault; given_way: preemptions without one */
 } sim_fakes;
 extern sim_fakes fakes;

@@ -124,6 +124,7 @@ static void lost_tune(mp_registry_config *config) {
 static void lost_script(sim_model *model) {
     masks_script(model);
     model->loses = percent(70) ? of(12) : 0;
+    model->kills = 4;
     model->step_units = 1;
 }
 

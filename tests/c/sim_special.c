@@ -7,8 +7,14 @@
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
+void sim_pause(uint64_t ns) {
+    sim_clock_jump(ns);
+    fakes.jumped_ns = sim_now();
+    fakes.paused_ns += ns;
+}
+
 /* Sends one request from the thread that runs the world, and waits for its end. */
-static mp_status call_once(const char *key, mp_error *error) {
+mp_status sim_call_once(const char *key, mp_error *error) {
     mp_ticket *ticket;
     sim_call *call = sim_fakes_call(1);
     SIM_CHECK(call != NULL);
@@ -247,7 +253,7 @@ static void flapping_finish(void) {
     for (int tries = 0; tries < 20; tries++) {
         bool closed = true;
         mp_sys_sleep_ns(30 * MS);
-        mp_status status = call_once(sim_keys[0], &error);
+        mp_status status = sim_call_once(sim_keys[0], &error);
         if (status != MP_OK && status != MP_CIRCUIT_OPEN)
             sim_fail("a request without fault ended in %s: %s", mp_status_find(status)->name, error.message);
         mp_registry_visit(w.registry, must_be_closed, &closed);
@@ -290,7 +296,7 @@ static void crashes_finish(void) {
     mp_status status;
     for (int i = 0; i < w.key_count; i++) {
         SIM_CHECK(mp_registry_load(w.registry, sim_keys[i], false, 0, &error) == MP_OK);
-        for (int tries = 0; (status = call_once(sim_keys[i], &error)) != MP_OK; tries++) {
+        for (int tries = 0; (status = sim_call_once(sim_keys[i], &error)) != MP_OK; tries++) {
             if (tries > 20 || (status != MP_CIRCUIT_OPEN && status != MP_NO_WORKERS))
                 sim_fail("a request without fault ended in %s: %s", mp_status_find(status)->name, error.message);
             mp_sys_sleep_ns(60 * MS);
@@ -445,7 +451,8 @@ static void balance_call(record *r, mp_submit_options *options) {
 const sim_special sim_balance = {
     .tune = balance_tune, .script = balance_script, .begin = balance_begin, .call = balance_call};
 
-/* --- jumps: the clock jumps by ten minutes once; steps and loads exceed their timeouts, but make progress --- */
+/* --- jumps: the process is paused for ten minutes once: no request expires because of that, and no worker is
+ * abandoned; steps and loads exceed their timeouts, but make progress --- */
 
 static void jumps_tune(mp_registry_config *config) {
     config->stall_timeout_ns = config->load_timeout_ns = 100 * MS;
@@ -458,19 +465,39 @@ static void jumps_script(sim_model *model) {
     model->step_ns = 150 * MS * (uint64_t)of(2);
 }
 
-static void jumps_call(record *r, mp_submit_options *options) {
-    (void)options;
-    if (r->endless)
-        r->call->units = 8;
-    if (w.jumped || percent(70))
-        return;
-    w.jumped = true;
-    mp_sys_sleep_ns(sim_below(200 * MS));
-    sim_clock_jump(600 * SECOND);
-    fakes.jumped_ns = sim_now();
+/* A pauser thread stops the clock for all others while requests run. */
+static void jumps_main(void *arg) {
+    (void)arg;
+    mp_sys_sleep_ns(1 + sim_below(800 * MS));
+    sim_pause(600 * SECOND);
 }
 
-const sim_special sim_jumps = {.tune = jumps_tune, .script = jumps_script, .call = jumps_call};
+static mp_thread jumps_thread;
+
+static void jumps_begin(void) {
+    mp_error error;
+    SIM_CHECK(mp_thread_start(&jumps_thread, "pauser", jumps_main, NULL, &error) == MP_OK);
+}
+
+static void jumps_finish(void) { mp_thread_join(&jumps_thread); }
+
+/* Half of the requests have limits that are longer than all their work, so that only the pause could exceed them. */
+static void jumps_call(record *r, mp_submit_options *options) {
+    if (r->endless)
+        r->call->units = 8;
+    if (r->endless || percent(50))
+        return;
+    r->ample = true;
+    options->deadline_ns = options->patience_ns = r->deadline_ns = r->patience_ns = 0;
+    options->fail_fast = true;
+    if (percent(50))
+        r->deadline_ns = options->deadline_ns = sim_now() + 100 * SECOND;
+    else
+        r->patience_ns = options->patience_ns = 100 * SECOND;
+}
+
+const sim_special sim_jumps = {
+    .tune = jumps_tune, .script = jumps_script, .begin = jumps_begin, .call = jumps_call, .finish = jumps_finish};
 
 /* --- cut: the registry closes without a grace period while loads and steps wait for CPUs or return them --- */
 
@@ -494,8 +521,7 @@ static void cut_call(record *r, mp_submit_options *options) {
         r->call->units = 8;
     if (w.shutting_down || percent(20)) {
         mp_sys_sleep_ns(1 + sim_below(2 * MS));
-        sim_clock_jump(3 * SECOND);
-        fakes.jumped_ns = sim_now();
+        sim_pause(3 * SECOND);
     }
 }
 

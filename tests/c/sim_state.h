@@ -13,6 +13,7 @@ typedef struct record { /* an operation of a caller, usually a request, and the 
     sim_call *call;
     uint64_t began_ns, deadline_ns, patience_ns;
     bool cancelled, endless; /* endless: too long for any caller to wait for its end */
+    bool ample;              /* only a pause of the process could exceed its limits */
     bool past;               /* its deadline passes before it is submitted */
 } record;
 
@@ -23,11 +24,13 @@ typedef struct sim_special {
     void (*begin)(void);                                 /* after the models were added, before callers start */
     void (*call)(record *r, mp_submit_options *options); /* before a request is submitted */
     void (*submitted)(record *r);                        /* after it was accepted */
+    void (*ended)(const record *r);                      /* after the end of a request was checked */
     void (*rest)(void);                                  /* while all threads wait */
     void (*finish)(void);                                /* after the callers ended, before the registry closes */
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
-    sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost;
+    sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost,
+    sim_tenants, sim_kills, sim_thrash;
 
 typedef struct caller {
     int number, fibre;
@@ -54,6 +57,7 @@ typedef struct sim_scene {
     /* events in this run that explain the status of requests */
     bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change;
     int jumps_before_close; /* sim_late_jumps() when the first close began */
+    bool killed; /* another program kills worker processes */
     bool numeric, crashes, plain, jumped; /* plain: callers only send requests and wait */
     int safe;                             /* callers never evict the first `safe` keys */
     uint64_t steps;
@@ -74,5 +78,8 @@ void sim_take_notices(caller *self);
 void sim_add(const char *key, bool replace, record *r); /* adds a model with a random script */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
 void sim_check_end(const record *r); /* `r` must have ended */
+/* sim_special.c: sends one request from the thread that runs the world, and waits for its end */
+void sim_pause(uint64_t ns); /* the process does not run for this time */
+mp_status sim_call_once(const char *key, mp_error *error);
 
 #endif

@@ -16,7 +16,7 @@
 enum { SLOTS = 1024, MOST_HELD = 8, EVERYTHING = (1 << MP_EVENT_COUNT) - 1 };
 
 static void post(mp_event_kind kind, uint64_t request) {
-    mp_events_post(kind, 7, "a", 3, (void *)(uintptr_t)request, MP_OK);
+    mp_events_post(kind, 7, "a", 3, request, MP_OK);
 }
 
 MP_TEST(events_arrive_in_order_and_only_if_enabled) {
@@ -27,14 +27,14 @@ MP_TEST(events_arrive_in_order_and_only_if_enabled) {
     uint64_t before = mp_sys_now_ns();
     post(MP_EVENT_SPAWN, 2);
     post(MP_EVENT_READY, 3);
-    mp_events_post(MP_EVENT_REQUEST_FAIL, 8, "b", 0, &event, MP_TIMEOUT);
+    mp_events_post(MP_EVENT_REQUEST_FAIL, 8, "b", 0, 1ull << 63, MP_TIMEOUT);
     MP_CHECK(mp_events_take(&event));
     MP_CHECK(event.kind == MP_EVENT_READY && event.request == 3 && event.worker == 3 && event.registry == 7);
     MP_CHECK(event.status == MP_OK && event.time_ns >= before && event.time_ns <= mp_sys_now_ns());
     MP_CHECK_STR(event.key, "a");
     MP_CHECK(mp_events_take(&event));
     MP_CHECK(event.kind == MP_EVENT_REQUEST_FAIL && event.registry == 8 && event.worker == 0);
-    MP_CHECK(event.status == MP_TIMEOUT && event.request == (uint64_t)(uintptr_t)&event);
+    MP_CHECK(event.status == MP_TIMEOUT && event.request == 1ull << 63);
     MP_CHECK_STR(event.key, "b");
     MP_CHECK(!mp_events_take(&event));
     mp_events_want(0);
@@ -51,14 +51,14 @@ MP_TEST(events_truncate_long_keys) {
     memset(key, 'k', sizeof(key) - 1);
     key[sizeof(key) - 1] = 0;
     mp_events_want(EVERYTHING);
-    mp_events_post(MP_EVENT_READY, 1, key, 0, NULL, MP_OK);
+    mp_events_post(MP_EVENT_READY, 1, key, 0, 0, MP_OK);
     MP_CHECK(mp_events_take(&event));
     MP_CHECK_INT(strlen(event.key), sizeof(event.key) - 1);
-    mp_events_post(MP_EVENT_READY, 1, "short", 0, NULL, MP_OK); /* in other slots, then in that of the long key */
+    mp_events_post(MP_EVENT_READY, 1, "short", 0, 0, MP_OK); /* in other slots, then in that of the long key */
     for (int i = 0; i <= SLOTS; i++) {
         MP_CHECK(mp_events_take(&event));
         MP_CHECK_STR(event.key, "short");
-        mp_events_post(MP_EVENT_READY, 1, "short", 0, NULL, MP_OK);
+        mp_events_post(MP_EVENT_READY, 1, "short", 0, 0, MP_OK);
     }
 }
 
@@ -258,5 +258,25 @@ MP_TEST(events_report_refused_requests) {
     MP_CHECK_INT(received.counts[MP_EVENT_REQUEST_COMPLETE], stats.completed);
     MP_CHECK_INT(received.counts[MP_EVENT_REQUEST_COMPLETE] + received.counts[MP_EVENT_REQUEST_FAIL],
                  stats.total_requests);
+    fake_end(registry);
+}
+
+/* The numbers of requests are never used again, although a freed ticket's memory is. */
+MP_TEST(events_number_each_request_once) {
+    enum { CALLS = 50 };
+    fake fake;
+    mp_event event;
+    uint64_t last = 0;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1});
+    fake_init(&fake);
+    fake_add(registry, "a", &fake, false);
+    mp_events_want(1 << MP_EVENT_REQUEST_START | 1 << MP_EVENT_REQUEST_COMPLETE);
+    for (int i = 0; i < CALLS; i++) {
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+        MP_CHECK(mp_events_take(&event) && event.kind == MP_EVENT_REQUEST_START && event.request > last);
+        last = event.request;
+        MP_CHECK(mp_events_take(&event) && event.kind == MP_EVENT_REQUEST_COMPLETE && event.request == last);
+    }
+    MP_CHECK(last < 1000000); /* a counter, not an address */
     fake_end(registry);
 }

@@ -1,14 +1,22 @@
 /* Many requests at once, changes of the memory limit and other faults, on a registry with fake models.
  * Row numbers refer to the table in tests/FAULTS.md. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/cpu.h"
 #include "base/sys.h"
 #include "mp_test.h"
 #include "registry/breaker.h"
 #include "registry/governor.h"
+#include "registry/histogram.h"
+#include "registry/maintenance.h"
 #include "test_registry_fake.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -269,6 +277,109 @@ MP_TEST_SECONDS(registry_fault_crash_loop_does_not_spin, 60) {
     MP_CHECK_INT(after.loads, before.loads);
     MP_CHECK_INT(after.threads_created, before.threads_created);
     fake_end(registry);
+}
+
+/* --- row 44: another program kills the worker process again and again --- */
+
+MP_TEST_SECONDS(registry_fault_external_kills_take_no_model_down, 60) {
+    enum { KILLS = 10 };
+    fake fake;
+    mp_entry_info info;
+    mp_status status;
+    fake_init(&fake);
+    fake.outside = true;
+    mp_registry *registry =
+        fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .breaker_threshold = 2});
+    fake_add(registry, "a", &fake, false);
+    uint64_t began = mp_sys_now_ns(), last_ns = 0;
+    for (int i = 0; i < KILLS / 2; i++) { /* each request survives one kill and ends with the next */
+        fake_call *call = fake_call_create(1);
+        call->fault = MP_RECV;
+        call->faults = 2;
+        call->fingerprint = 17;
+        call->loses_at_plan = false;
+        mp_ticket *ticket = fake_submit(registry, "a", call, &status);
+        MP_CHECK(ticket);
+        mp_error error;
+        MP_CHECK_STATUS(fake_wait(ticket, &error), MP_RECV, &error);
+        mp_ticket_release(ticket);
+        fake_info(registry, "a", &info);
+        MP_CHECK_STR(info.breaker, "closed");
+    }
+    last_ns = mp_sys_now_ns();
+    fake_call *call = fake_call_create(1);
+    call->fingerprint = 17; /* the kills put no request into quarantine */
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_OK);
+    MP_CHECK(mp_sys_now_ns() - last_ns < FAKE_MS(15000)); /* the backoff has a limit */
+    (void)began;
+    fake_end(registry);
+}
+
+/* --- row 46: the process is stopped for longer than the limits of its requests --- */
+
+/* Runs in a child. Returns 0 if the running and the queued requests succeed although the process was stopped. */
+static int serve_through_a_stop(int started) {
+    enum { UNITS = 8 };
+    fake fake;
+    fake_init(&fake);
+    fake.step_ns = FAKE_MS(50);
+    fake.step_units = 1;
+    fake.plan_items = 1;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1});
+    mp_error error;
+    fake_add(registry, "a", &fake, false);
+    mp_ticket *tickets[4];
+    for (int i = 0; i < 4; i++) { /* with a deadline and with patience; two of them run, two are queued */
+        mp_submit_options options = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL};
+        *(i % 2 ? &options.patience_ns : &options.deadline_ns) = i % 2 ? FAKE_MS(2500) : fake_in_ms(3500);
+        if (mp_registry_submit(registry, "a", &fake_call_create(i ? 1 : UNITS)->base, &options, &tickets[i], &error))
+            return 10 + i;
+    }
+    fake_until(&fake.steps, 1);
+    char byte = 1;
+    if (write(started, &byte, 1) != 1)
+        return 20;
+    int failed = 0;
+    for (int i = 0; i < 4; i++) {
+        failed |= (fake_wait(tickets[i], &error) != MP_OK) << i;
+        mp_ticket_release(tickets[i]);
+    }
+    fake_end(registry);
+    return failed;
+}
+
+/* Whichever thread reads the clock of requests first after a pause: the pause is not in it. */
+MP_TEST(registry_fault_clock_of_requests_stops_during_a_pause) {
+    mp_maintenance maintenance = {0};
+    uint64_t now = mp_sys_now_ns(), clock;
+    MP_CHECK(mp_maintenance_clock(&maintenance) >= now); /* without ticks it runs on */
+    atomic_store(&maintenance.tick_ns, now - FAKE_MS(600000));
+    clock = mp_maintenance_clock(&maintenance);
+    MP_CHECK_INT(clock, now - FAKE_MS(600000) + MP_PAUSE_NS);
+    atomic_store(&maintenance.paused_ns, FAKE_MS(1000));
+    MP_CHECK_INT(mp_maintenance_clock(&maintenance), clock - FAKE_MS(1000));
+    atomic_store(&maintenance.tick_ns, mp_sys_now_ns());
+    MP_CHECK(mp_maintenance_clock(&maintenance) >= now - FAKE_MS(1000));
+}
+
+MP_TEST_SECONDS(registry_fault_time_of_a_stopped_process_is_not_charged, 60) {
+#if defined(__SANITIZE_THREAD__)
+    MP_SKIP("ThreadSanitizer does not follow a fork of a process with threads");
+#endif
+    int ends[2], how;
+    char byte;
+    MP_CHECK_INT(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(serve_through_a_stop(ends[1]));
+    MP_CHECK(child > 0 && read(ends[0], &byte, 1) == 1);
+    MP_CHECK_INT(kill(child, SIGSTOP), 0);
+    mp_sys_sleep_ns(FAKE_MS(4000));
+    MP_CHECK_INT(kill(child, SIGCONT), 0);
+    MP_CHECK(waitpid(child, &how, 0) == child);
+    MP_CHECK_INT(how, 0);
+    close(ends[0]);
+    close(ends[1]);
 }
 
 /* --- row 26: faults and successes in any order --- */
@@ -589,4 +700,56 @@ MP_TEST_SECONDS(registry_fault_two_registries_leave_process_settings_alone, 60) 
     for (int i = 0; i < 2; i++)
         mp_thread_join(&threads[i]);
     MP_CHECK_INT(twins[0].completed + twins[1].completed, 400);
+}
+
+/* --- the figures of the governor, of huge pages' sizes and of percentiles, written out here again --- */
+
+MP_TEST(registry_fault_governor_limit_and_pressure) {
+    mp_governor *governor;
+    mp_error error;
+    if (getenv("MPOOL_MEMORY_MB"))
+        MP_SKIP("MPOOL_MEMORY_MB sets the limit");
+    MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
+    mp_budget *budget = mp_governor_budget(governor);
+    uint64_t offered = mp_cpu_memory_bytes(), reserve = 2048ull << 20;
+    if (reserve > offered / 4)
+        reserve = offered / 4;
+    uint64_t limit = atomic_load(&budget->limit), expected = (offered - reserve) / 5 * 4;
+    MP_CHECK_INT(limit, expected);
+    mp_governor_close(governor);
+    MP_CHECK_OK(mp_governor_open(1000, &governor, &error), &error);
+    budget = mp_governor_budget(governor);
+    static const struct {
+        uint64_t used;
+        mp_pressure pressure;
+    } rows[] = {{0, MP_PRESSURE_LOW},      {499, MP_PRESSURE_LOW},  {500, MP_PRESSURE_NORMAL},
+                {699, MP_PRESSURE_NORMAL}, {700, MP_PRESSURE_HIGH}, {849, MP_PRESSURE_HIGH},
+                {850, MP_PRESSURE_CRITICAL}, {1000, MP_PRESSURE_CRITICAL}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        MP_CHECK(mp_budget_take(budget, rows[i].used));
+        MP_CHECK_INT(mp_governor_pressure(governor), rows[i].pressure);
+        mp_budget_give(budget, rows[i].used);
+    }
+    mp_governor_close(governor);
+}
+
+MP_TEST(registry_fault_percentiles) {
+    mp_histogram times = {0};
+    MP_CHECK_INT(mp_histogram_quantile(&times, 0.5), 0);
+    for (int i = 0; i < 98; i++)
+        mp_histogram_add(&times, 1500 * 1000); /* in [1.024 ms, 2.048 ms) */
+    for (int i = 0; i < 2; i++)
+        mp_histogram_add(&times, 70ull * 1000 * 1000); /* in [65.536 ms, 131.072 ms) */
+    MP_CHECK_INT(mp_histogram_quantile(&times, 0.5), 2048 * 1000);
+    MP_CHECK_INT(mp_histogram_quantile(&times, 0.97), 2048 * 1000);
+    MP_CHECK_INT(mp_histogram_quantile(&times, 0.99), 70 * 1000 * 1000); /* at most the maximum */
+    MP_CHECK_INT(times.min_ns, 1500 * 1000);
+    mp_histogram_add(&times, 1000ull * 1000 * 1000 * 1000); /* beyond the last bound */
+    MP_CHECK_INT(times.bucket[MP_HISTOGRAM_BUCKETS - 1], 1);
+    MP_CHECK_INT(mp_histogram_quantile(&times, 1), times.max_ns);
+    mp_histogram few = {0};
+    mp_histogram_add(&few, 999); /* the bounds themselves: below 1 us, from 1 us, from 2 us */
+    mp_histogram_add(&few, 1000);
+    mp_histogram_add(&few, 2000);
+    MP_CHECK(few.bucket[0] == 1 && few.bucket[1] == 1 && few.bucket[2] == 1);
 }

@@ -1,5 +1,6 @@
 /* test_pool.c: registry/pool/: the queue, and threads that run jobs. */
 #include <stdatomic.h>
+#include <stdlib.h>
 
 #include "base/alloc.h"
 #include "base/sys.h"
@@ -14,6 +15,11 @@ typedef struct numbered_node {
 
 static int number_of(const mp_queue_node *node) {
     return node ? ((const numbered_node *)(const void *)node)->number : -1;
+}
+
+static void make(mp_queue *queue, int one, int two) {
+    mp_error error;
+    MP_CHECK_OK(mp_queue_create(queue, (int[]){one, two}, &error), &error);
 }
 
 static const uint64_t SECOND = 1000ull * 1000 * 1000;
@@ -36,7 +42,7 @@ MP_TEST(pool_queue_orders_by_priority_then_arrival) {
     mp_queue queue;
     numbered_node things[6];
     static const int priorities[] = {2, 0, 4, 2, 0, 9};
-    mp_queue_init(&queue, (int[]){6, 1});
+    make(&queue, 6, 1);
     for (int i = 0; i < 6; i++) {
         things[i].number = i;
         MP_CHECK_INT(push(&queue, &things[i], priorities[i], 0, 0, 5, (uint64_t)i), MP_QUEUE_TAKEN);
@@ -56,12 +62,13 @@ MP_TEST(pool_queue_orders_by_priority_then_arrival) {
         MP_CHECK_INT(number_of(taken(&queue, 10)), order[i]);
     MP_CHECK(mp_queue_best(&queue, 10) == NULL);
     MP_CHECK_INT(queue.count + queue.counts[0] + (int)queue.cost, 0);
+    mp_queue_destroy(&queue);
 }
 
 MP_TEST(pool_queue_refuses_when_full_or_closed) {
     mp_queue queue;
     numbered_node a = {.number = 1}, b = {.number = 2}, c = {.number = 3}, d = {.number = 4};
-    mp_queue_init(&queue, (int[]){1, 1});
+    make(&queue, 1, 1);
     MP_CHECK_INT(push(&queue, &a, 1, 0, 0, 0, 0), MP_QUEUE_TAKEN);
     MP_CHECK_INT(push(&queue, &b, 0, 0, 0, 0, 0), MP_QUEUE_FULL);
     MP_CHECK(!mp_queue_holds(&b.node));
@@ -75,13 +82,14 @@ MP_TEST(pool_queue_refuses_when_full_or_closed) {
     MP_CHECK_INT(number_of(taken(&queue, 0)), 1);
     MP_CHECK_INT(number_of(taken(&queue, 0)), 4);
     MP_CHECK(!mp_queue_holds(&a.node) && !mp_queue_holds(&b.node) && !mp_queue_holds(&d.node));
+    mp_queue_destroy(&queue);
 }
 
 MP_TEST(pool_queue_removes_from_the_middle) {
     mp_queue queue;
     numbered_node things[50];
     mp_test_random random = {7};
-    mp_queue_init(&queue, (int[]){50, 50});
+    make(&queue, 50, 50);
     memset(things, 0, sizeof(things));
     bool waits[50] = {false};
     int count = 0;
@@ -106,13 +114,14 @@ MP_TEST(pool_queue_removes_from_the_middle) {
         last = node->priority;
     }
     MP_CHECK_INT(seen, count);
+    mp_queue_destroy(&queue);
 }
 
 /* Tenant 1 pushes 30 nodes of cost 10, then tenant 2 pushes 10 of cost 30: both get the same share of served cost. */
 MP_TEST(pool_queue_gives_tenants_equal_shares) {
     mp_queue queue;
     numbered_node things[40];
-    mp_queue_init(&queue, (int[]){40, 1});
+    make(&queue, 40, 1);
     for (int i = 0; i < 40; i++) {
         things[i].number = i;
         MP_CHECK_INT(push(&queue, &things[i], 2, 0, i < 30 ? 1 : 2, i < 30 ? 10 : 30, (uint64_t)i), MP_QUEUE_TAKEN);
@@ -125,13 +134,14 @@ MP_TEST(pool_queue_gives_tenants_equal_shares) {
         MP_CHECK(apart >= -40 && apart <= 40); /* 10 + 30: the cost of one node of each tenant */
     }
     MP_CHECK_INT(had[0], had[1]);
+    mp_queue_destroy(&queue);
 }
 
 /* A flow gains no credit for the time in which it was empty. */
 MP_TEST(pool_queue_does_not_accumulate_unused_shares) {
     mp_queue queue;
     numbered_node things[30];
-    mp_queue_init(&queue, (int[]){40, 1});
+    make(&queue, 40, 1);
     for (int i = 0; i < 20; i++) {
         things[i].number = i;
         push(&queue, &things[i], 2, 0, 1, 10, 0);
@@ -146,12 +156,13 @@ MP_TEST(pool_queue_does_not_accumulate_unused_shares) {
     for (int i = 0; i < 10; i++)
         newcomer += number_of(taken(&queue, 0)) >= 20;
     MP_CHECK(newcomer >= 4 && newcomer <= 6);
+    mp_queue_destroy(&queue);
 }
 
 MP_TEST(pool_queue_starves_no_flow) {
     mp_queue queue;
     numbered_node old = {.number = -2}, urgent[2] = {{.number = 0}, {.number = 1}};
-    mp_queue_init(&queue, (int[]){10, 1});
+    make(&queue, 10, 1);
     push(&queue, &old, 4, 0, 0, 1, 0);
     /* Whenever an urgent node was served, another one arrives. The old node gains one level per MP_QUEUE_AGEING_NS. */
     uint64_t now = 0;
@@ -164,7 +175,148 @@ MP_TEST(pool_queue_starves_no_flow) {
         now += SECOND / 4;
     }
     MP_CHECK(now > 4 * MP_QUEUE_AGEING_NS && now <= 5 * MP_QUEUE_AGEING_NS + SECOND);
+    mp_queue_destroy(&queue);
 }
+
+/* --- shares of tenants with chosen numbers --- */
+
+typedef struct crowd {
+    mp_queue queue;
+    numbered_node *nodes; /* `each` per tenant; number: index of the tenant */
+    int *served, tenants, each;
+} crowd;
+
+static void gather(crowd *all, int tenants, int each, uint32_t stride) {
+    *all = (crowd){.tenants = tenants, .each = each};
+    make(&all->queue, tenants * each, 1);
+    all->nodes = calloc((size_t)(tenants * each), sizeof(numbered_node));
+    all->served = calloc((size_t)tenants, sizeof(int));
+    for (int i = 0; i < tenants * each; i++) { /* all of the first tenant's nodes, then all of the second's, ... */
+        all->nodes[i].number = i / each;
+        push(&all->queue, &all->nodes[i], 2, 0, (uint32_t)(i / each) * stride, 7, (uint64_t)i);
+    }
+}
+
+static void disperse(crowd *all) {
+    mp_queue_destroy(&all->queue);
+    free(all->nodes);
+    free(all->served);
+}
+
+/* Equal shares within one node, at each moment, for tenants whose numbers share their low bits. */
+MP_TEST(pool_queue_gives_tenants_with_chosen_numbers_equal_shares) {
+    static const int sizes[] = {17, 20, 333, 10000};
+    static const uint32_t strides[] = {1, 16, 4096, 65536};
+    for (int i = 0; i < 4; i++) {
+        crowd all;
+        gather(&all, sizes[i], 3, strides[i]);
+        for (int k = 0; k < sizes[i] * 3; k++) {
+            mp_queue_node *node = taken(&all.queue, 0);
+            MP_CHECK_INT(all.served[number_of(node)]++, k / sizes[i]); /* no tenant's second before every first */
+        }
+        MP_CHECK_INT(all.queue.count, 0);
+        disperse(&all);
+    }
+}
+
+/* A tenant that names itself anew with each request, and tenants that send one request at a time, get no more than
+ * their shares: a tenant with many requests waits for at most one node of each other flow between two of its own. */
+MP_TEST(pool_queue_gives_newcomers_no_more_than_their_share) {
+    enum { MINE = 20, OTHERS = 4, TURNS = 400 };
+    for (int renamed = 0; renamed < 2; renamed++) {
+        mp_queue queue;
+        numbered_node mine[MINE], others[OTHERS];
+        int waited = 0, got = 0;
+        make(&queue, 100, 1);
+        for (int i = 0; i < MINE; i++) {
+            mine[i].number = -2;
+            push(&queue, &mine[i], 2, 0, 1, 1000, 0);
+        }
+        for (int i = 0; i < OTHERS; i++) {
+            others[i].number = i;
+            push(&queue, &others[i], 2, 0, 16 + (uint32_t)i * 16, 1000, 0);
+        }
+        for (int turn = 0; turn < TURNS && got < MINE; turn++) {
+            int number = number_of(taken(&queue, 0));
+            got += number == -2;
+            waited = number == -2 ? 0 : waited + 1;
+            MP_CHECK(waited <= 2 * OTHERS);
+            if (number < 0)
+                continue;
+            uint32_t tenant = renamed ? 1000 + (uint32_t)turn * 16 : 16 + (uint32_t)number * 16;
+            push(&queue, &others[number], 2, 0, tenant, 1000, (uint64_t)turn);
+        }
+        MP_CHECK_INT(got, MINE);
+        mp_queue_destroy(&queue);
+    }
+}
+
+/* Old nodes of a level that its age brings forward are served by shares too. */
+MP_TEST(pool_queue_shares_a_level_that_is_served_for_its_age) {
+    mp_queue queue;
+    numbered_node many[40], one = {.number = -2}, urgent = {.number = -3};
+    make(&queue, 100, 1);
+    for (int i = 0; i < 40; i++) {
+        many[i].number = i;
+        push(&queue, &many[i], 4, 0, 16, 1000, 0);
+    }
+    push(&queue, &one, 4, 0, 32, 1000, SECOND);
+    uint64_t now = 20 * SECOND;
+    for (int turn = 0, got = 0; !got; turn++) {
+        push(&queue, &urgent, 0, 0, 0, 1000, now);
+        int number = number_of(taken(&queue, now));
+        MP_CHECK(number != -3 && turn < 2);
+        got = number == -2;
+        mp_queue_remove(&queue, &urgent.node);
+    }
+    while (taken(&queue, now)) {
+    }
+    mp_queue_destroy(&queue);
+}
+
+/* When every slot is in use, further flows share slots that a random number of the table chooses. */
+MP_TEST(pool_flows_are_bounded) {
+    enum { OWN = 8, MORE = 2000 };
+    mp_flows flows;
+    mp_error error;
+    int users[OWN + 2 * MP_FLOWS_SHARED] = {0}, slot[OWN + MORE];
+    bool fresh;
+    MP_CHECK_OK(mp_flows_create(&flows, OWN, 2, &error), &error);
+    MP_CHECK_INT(mp_flows_slots(&flows), OWN + 2 * MP_FLOWS_SHARED);
+    for (int i = 0; i < OWN + MORE; i++)
+        users[slot[i] = mp_flows_enter(&flows, (uint64_t)i * 16, 1, &fresh)]++;
+    for (int i = 0; i < OWN; i++)
+        MP_CHECK_INT(users[i], 1);
+    for (int i = 0; i < MP_FLOWS_SHARED; i++) {
+        MP_CHECK_INT(users[OWN + i], 0); /* the shared slots of the other group */
+        MP_CHECK(users[OWN + MP_FLOWS_SHARED + i] > MORE / MP_FLOWS_SHARED / 2);
+    }
+    mp_flows other;
+    int same = 0;
+    MP_CHECK_OK(mp_flows_create(&other, OWN, 2, &error), &error);
+    for (int i = 0; i < OWN + MORE; i++)
+        same += mp_flows_enter(&other, (uint64_t)i * 16, 1, &fresh) == slot[i];
+    MP_CHECK(same < MORE / 4); /* another table, another choice */
+    mp_flows_destroy(&other);
+    /* The slot that has been idle for longest is reused; the others remember their flow. */
+    mp_flows_leave(&flows, slot[3]);
+    mp_flows_leave(&flows, slot[5]);
+    MP_CHECK_INT(mp_flows_enter(&flows, 999983, 1, &fresh), slot[3]);
+    MP_CHECK(fresh);
+    MP_CHECK_INT(mp_flows_enter(&flows, 5 * 16, 1, &fresh), slot[5]);
+    MP_CHECK(!fresh);
+    mp_flows_destroy(&flows);
+}
+
+static mp_status make_queue(void *arg, mp_error *error) {
+    (void)arg;
+    mp_queue queue;
+    MP_TRY(mp_queue_create(&queue, (int[]){10, 10}, error));
+    mp_queue_destroy(&queue);
+    return MP_OK;
+}
+
+MP_TEST(pool_queue_survives_refused_memory) { mp_test_alloc_sweep(make_queue, NULL); }
 
 /* --- jobs --- */
 

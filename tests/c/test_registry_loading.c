@@ -163,18 +163,21 @@ MP_TEST(registry_reports_needed_and_free_memory) {
     MP_CHECK_INT(small.loads, 0);
     MP_CHECK_OK(mp_registry_evict(registry, "big", 0, &error), &error);
     MP_CHECK_OK(mp_registry_load(registry, "small", false, 0, &error), &error);
-    /* two loads that do not fit together: the second one waits for the first, then fails */
+    /* two loads that do not fit together: the second one waits for the first, then until that model is idle */
     MP_CHECK_OK(mp_registry_evict(registry, "small", 0, &error), &error);
     big.load_ns = FAKE_MS(20);
     big.hold = true; /* `big` stays in use */
     mp_ticket *first = fake_submit(registry, "big", fake_call_create(1), NULL);
     fake_until(&big.loads, 2);
-    MP_CHECK_STATUS(mp_registry_load(registry, "small", false, 0, &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_STATUS(mp_registry_load(registry, "small", false, fake_in_ms(100), &error), MP_TIMEOUT, &error);
+    MP_CHECK_HAS(error.message, "waiting for memory");
     atomic_store(&big.hold, false);
     MP_CHECK_INT(fake_finish(first), MP_OK);
+    MP_CHECK_OK(mp_registry_load(registry, "small", false, fake_in_ms(10000), &error), &error);
+    MP_CHECK_INT(big.models, 0);
     /* a request too large for the free memory */
     fake_call *call = fake_call_create(1);
-    call->base.bytes = 50 * 1000 * 1000;
+    call->base.bytes = 90 * 1000 * 1000;
     mp_status status;
     MP_CHECK(!fake_submit(registry, "big", call, &status));
     MP_CHECK_INT(status, MP_MEMORY_EXHAUSTED);

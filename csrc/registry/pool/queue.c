@@ -2,18 +2,30 @@
 #include "registry/pool/queue.h"
 
 #include <assert.h>
+#include <stddef.h>
 
-_Static_assert(MP_QUEUE_FLOWS <= 32, "one bit per flow");
+#include "base/alloc.h"
 
-void mp_queue_init(mp_queue *queue, const int capacity[MP_QUEUE_KINDS]) {
+mp_status mp_queue_create(mp_queue *queue, const int capacity[MP_QUEUE_KINDS], mp_error *error) {
     *queue = (mp_queue){.count = 0};
-    for (int i = 0; i < MP_QUEUE_KINDS; i++)
+    int flows = MP_QUEUE_SPARE_FLOWS;
+    for (int i = 0; i < MP_QUEUE_KINDS; i++) {
         queue->capacity[i] = capacity[i];
-    for (int i = 0; i < MP_QUEUE_PRIORITIES; i++)
-        for (int j = 0; j < MP_QUEUE_FLOWS; j++) {
-            mp_queue_node *end = &queue->levels[i].ends[j];
-            *end = (mp_queue_node){.prev = end, .next = end, .priority = (uint8_t)i, .flow = (uint8_t)j};
-        }
+        flows = capacity[i] < MP_QUEUE_FLOWS_MOST - flows ? flows + capacity[i] : MP_QUEUE_FLOWS_MOST;
+    }
+    MP_TRY(mp_flows_create(&queue->flows, flows, MP_QUEUE_PRIORITIES * MP_QUEUE_KINDS, error));
+    size_t slots = (size_t)mp_flows_slots(&queue->flows);
+    queue->flow = mp_alloc_array(slots, sizeof(mp_queue_flow), MP_TAG_POOL);
+    if (queue->flow)
+        return MP_OK;
+    mp_queue_destroy(queue);
+    return mp_fail_memory(error, slots * sizeof(mp_queue_flow), "a queue");
+}
+
+void mp_queue_destroy(mp_queue *queue) {
+    mp_flows_destroy(&queue->flows);
+    mp_free(queue->flow);
+    queue->flow = NULL;
 }
 
 void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t tenant, uint64_t since_ns) {
@@ -21,24 +33,45 @@ void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t te
     *node = (mp_queue_node){
         .priority = (uint8_t)(priority < 0 ? 0 : priority > last ? last : priority),
         .kind = kind > 0,
+        .tenant = tenant,
         .since_ns = since_ns,
     };
-    node->flow = (uint8_t)(node->kind * MP_QUEUE_TENANTS + tenant % MP_QUEUE_TENANTS);
 }
 
-/* Insert `node` after `before`. */
-static void insert(mp_queue *queue, mp_queue_node *node, mp_queue_node *before) {
+/* --- lists --- */
+
+static void insert_in_flow(mp_queue_flow *flow, mp_queue_node *node, bool front) {
+    node->prev = front ? NULL : flow->last;
+    node->next = front ? flow->first : NULL;
+    *(node->prev ? &node->prev->next : &flow->first) = node;
+    *(node->next ? &node->next->prev : &flow->last) = node;
+}
+
+static void insert_in_level(mp_queue_level *level, mp_queue_node *node, bool front) {
+    node->before = front ? NULL : level->last;
+    node->after = front ? level->first : NULL;
+    *(node->before ? &node->before->after : &level->first) = node;
+    *(node->after ? &node->after->before : &level->last) = node;
+}
+
+static void insert(mp_queue *queue, mp_queue_node *node, bool front) {
     assert(!mp_queue_holds(node) && "already queued");
     mp_queue_level *level = &queue->levels[node->priority];
-    uint32_t bit = 1u << node->flow;
-    /* A flow that was empty has no claim on service from that time. */
-    if (!(level->waiting & bit) && level->start[node->flow] < level->now)
-        level->start[node->flow] = level->now;
-    level->waiting |= bit;
-    node->prev = before;
-    node->next = before->next;
-    before->next->prev = node;
-    before->next = node;
+    int group = node->priority * MP_QUEUE_KINDS + node->kind;
+    bool fresh;
+    node->flow = mp_flows_enter(&queue->flows, (uint64_t)group << 32 | node->tenant, group, &fresh);
+    mp_queue_flow *flow = &queue->flow[node->flow];
+    if (fresh)
+        *flow = (mp_queue_flow){.start = level->now};
+    if (!flow->first) { /* the flow has no claim on service from the time in which it was empty */
+        if (flow->start < level->now)
+            flow->start = level->now;
+        mp_heap_insert(&level->by_start, &flow->by_start, flow->start);
+        level->waiting++;
+    }
+    insert_in_flow(flow, node, front);
+    insert_in_level(level, node, front);
+    mp_heap_insert(&level->by_age, &node->by_age, node->since_ns);
     queue->count++;
     queue->counts[node->kind]++;
     queue->cost += node->cost;
@@ -49,21 +82,27 @@ mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node) {
         return MP_QUEUE_CLOSED;
     if (mp_queue_full(queue, node->kind))
         return MP_QUEUE_FULL;
-    insert(queue, node, queue->levels[node->priority].ends[node->flow].prev);
+    insert(queue, node, false);
     return MP_QUEUE_TAKEN;
 }
 
-void mp_queue_push_front(mp_queue *queue, mp_queue_node *node) {
-    insert(queue, node, &queue->levels[node->priority].ends[node->flow]);
-}
+void mp_queue_push_front(mp_queue *queue, mp_queue_node *node) { insert(queue, node, true); }
 
 void mp_queue_remove(mp_queue *queue, mp_queue_node *node) {
     assert(mp_queue_holds(node) && queue->count > 0);
-    node->prev->next = node->next;
-    node->next->prev = node->prev;
-    if (node->next == node->prev && node->next == &queue->levels[node->priority].ends[node->flow])
-        queue->levels[node->priority].waiting &= ~(1u << node->flow);
-    node->prev = node->next = NULL;
+    mp_queue_level *level = &queue->levels[node->priority];
+    mp_queue_flow *flow = &queue->flow[node->flow];
+    *(node->prev ? &node->prev->next : &flow->first) = node->next;
+    *(node->next ? &node->next->prev : &flow->last) = node->prev;
+    *(node->before ? &node->before->after : &level->first) = node->after;
+    *(node->after ? &node->after->before : &level->last) = node->before;
+    node->prev = node->next = node->before = node->after = NULL;
+    mp_heap_remove(&level->by_age, &node->by_age);
+    if (!flow->first) {
+        mp_heap_remove(&level->by_start, &flow->by_start);
+        level->waiting--;
+    }
+    mp_flows_leave(&queue->flows, node->flow);
     queue->count--;
     queue->counts[node->kind]--;
     queue->cost -= node->cost;
@@ -71,64 +110,65 @@ void mp_queue_remove(mp_queue *queue, mp_queue_node *node) {
 
 void mp_queue_take(mp_queue *queue, mp_queue_node *node) {
     mp_queue_level *level = &queue->levels[node->priority];
+    mp_queue_flow *flow = &queue->flow[node->flow];
+    uint64_t cost = node->cost + 1; /* + 1: flows whose nodes have cost 0 (unknown) take turns too */
+    level->rest += cost;
+    level->now += level->rest / (uint64_t)level->waiting;
+    level->rest %= (uint64_t)level->waiting;
     mp_queue_remove(queue, node);
-    if (level->start[node->flow] > level->now) /* virtual time never runs backwards */
-        level->now = level->start[node->flow];
-    level->start[node->flow] += node->cost + 1; /* + 1: flows whose nodes have cost 0 (unknown) take turns too */
+    flow->start += cost;
+    if (flow->first) {
+        mp_heap_remove(&level->by_start, &flow->by_start);
+        mp_heap_insert(&level->by_start, &flow->by_start, flow->start);
+    }
+    /* Flows that have waited have received less than virtual time says only by the cost of nodes that cannot be
+     * divided. Without this limit, a flow that takes much at once and stops would leave virtual time behind. */
+    if (level->by_start.top && level->now < level->by_start.top->key)
+        level->now = level->by_start.top->key;
 }
 
-/* Returns the first node of the flow whose turn it is in a level that is not empty. *oldest receives the oldest
- * node. */
-static mp_queue_node *of_level(const mp_queue_level *level, mp_queue_node **oldest) {
-    mp_queue_node *fair = NULL;
-    *oldest = NULL;
-    for (uint32_t left = level->waiting; left; left &= left - 1) {
-        int flow = __builtin_ctz(left);
-        mp_queue_node *node = level->ends[flow].next;
-        if (!fair || level->start[flow] < level->start[fair->flow])
-            fair = node;
-        if (!*oldest || node->since_ns < (*oldest)->since_ns)
-            *oldest = node;
-    }
-    return fair;
+/* --- order --- */
+
+static mp_queue_flow *flow_of(mp_heap_node *by_start) {
+    return (mp_queue_flow *)(void *)((char *)by_start - offsetof(mp_queue_flow, by_start));
 }
 
 mp_queue_node *mp_queue_best(const mp_queue *queue, uint64_t now_ns) {
     mp_queue_node *best = NULL;
     uint64_t best_age = 0; /* levels of priority gained */
     for (int i = 0; i < MP_QUEUE_PRIORITIES; i++) {
-        mp_queue_node *oldest;
-        if (!queue->levels[i].waiting)
+        const mp_queue_level *level = &queue->levels[i];
+        if (!level->waiting)
             continue;
-        mp_queue_node *fair = of_level(&queue->levels[i], &oldest);
-        uint64_t age = now_ns > oldest->since_ns ? (now_ns - oldest->since_ns) / MP_QUEUE_AGEING_NS : 0;
-        if (!best) {
-            best = fair;
-            best_age = age;
-        } else if (age > best_age + (uint64_t)(i - best->priority)) {
-            best = oldest;
-            best_age = age;
-        }
+        uint64_t oldest_ns = level->by_age.top->key;
+        uint64_t age = now_ns > oldest_ns ? (now_ns - oldest_ns) / MP_QUEUE_AGEING_NS : 0;
+        if (best && age <= best_age + (uint64_t)(i - best->priority))
+            continue;
+        /* Serve the level's flows in turn here too: if it served its oldest nodes, a tenant with many old nodes would
+         * get more than its share. The level keeps its age until the oldest node had its turn. */
+        best = flow_of(level->by_start.top)->first;
+        best_age = age;
     }
     return best;
 }
 
-/* Returns the first node from flow `flow` of `level` on, continuing in the later levels; NULL if there is none. */
-static mp_queue_node *first_from(const mp_queue *queue, int level, int flow) {
-    for (; level < MP_QUEUE_PRIORITIES; level++, flow = 0) {
-        uint32_t left = flow < 32 ? queue->levels[level].waiting >> flow << flow : 0;
-        if (left)
-            return queue->levels[level].ends[__builtin_ctz(left)].next;
-    }
-    return NULL;
+bool mp_queue_precedes(const mp_queue *queue, const mp_queue_node *a, const mp_queue_node *b) {
+    if (a->priority != b->priority)
+        return a->priority < b->priority;
+    return mp_heap_before(&queue->flow[a->flow].by_start, &queue->flow[b->flow].by_start);
 }
 
-mp_queue_node *mp_queue_first(const mp_queue *queue) { return first_from(queue, 0, 0); }
+/* Returns the first node of `level`, or of the first later level that has one; NULL if there is none. */
+static mp_queue_node *first_from(const mp_queue *queue, int level) {
+    while (level < MP_QUEUE_PRIORITIES && !queue->levels[level].first)
+        level++;
+    return level < MP_QUEUE_PRIORITIES ? queue->levels[level].first : NULL;
+}
+
+mp_queue_node *mp_queue_first(const mp_queue *queue) { return first_from(queue, 0); }
 
 mp_queue_node *mp_queue_next(const mp_queue *queue, const mp_queue_node *node) {
-    if (node->next != &queue->levels[node->priority].ends[node->flow])
-        return node->next;
-    return first_from(queue, node->priority, node->flow + 1);
+    return node->after ? node->after : first_from(queue, node->priority + 1);
 }
 
 int mp_queue_position(const mp_queue *queue, const mp_queue_node *node, uint64_t *cost) {

@@ -1,0 +1,80 @@
+/* sim_shares.c: worlds of tenants that share one model. See sim_state.h. */
+#include "sim_state.h"
+
+#ifdef MP_SIM
+
+static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
+
+/* --- tenants: tenants with chosen numbers queue the same number of requests each --- */
+
+enum { TENANTS_MOST = 10000, EACH_MOST = 6 };
+
+static struct {
+    int count, each, ended;
+    uint32_t stride;
+    int16_t had[TENANTS_MOST];
+    mp_ticket *tickets[TENANTS_MOST * 2];
+} crowd;
+
+/* Every tenant has the same number of requests. Shares are equal in measured time, so a tenant whose steps were not
+ * delayed by other threads may be one request ahead. */
+static void check_share(const sim_call *call) {
+    if (!call->tenant)
+        return;
+    int round = crowd.ended++ / crowd.count, apart = crowd.had[call->tenant - 1]++ - round;
+    if (apart > 1 || apart < -1)
+        sim_fail("a tenant of %d got its request %d in round %d", crowd.count, crowd.had[call->tenant - 1], round + 1);
+}
+
+static void tenants_tune(mp_registry_config *config) {
+    static const int counts[] = {17, 20, 33, 64};
+    static const uint32_t strides[] = {1, 16, 64, 4096, 65536};
+    crowd.count = w.kind->crowd ? TENANTS_MOST : counts[of(4)];
+    crowd.each = crowd.count > 1000 ? 2 : EACH_MOST - of(2);
+    crowd.stride = strides[of(5)];
+    crowd.ended = 0;
+    for (int i = 0; i < crowd.count; i++)
+        crowd.had[i] = 0;
+    config->max_workers = 1; /* several workers may complete requests in another order than that of their start */
+    config->keep_alive_ns = MP_FOREVER;
+    config->load_timeout_ns = config->load_ceiling_ns = 1000 * SECOND;
+    for (int i = 0; i < MP_SERVICE_COUNT; i++)
+        config->queue_capacity[MP_TEXT_EMBEDDING][i] = crowd.count * crowd.each;
+    w.plain = true;
+    fakes.ended = check_share;
+}
+
+static void tenants_script(sim_model *model) {
+    model->load_ns = crowd.count > 1000 ? 500 * SECOND : 5 * SECOND; /* every request is queued before the first step */
+    model->step_ns = MS;
+    model->step_units = 1;
+    model->plan_items = 1;
+    model->threads = 1;
+    model->uneven = false;
+}
+
+/* Submits all requests of the first tenant, then all of the second, and so on. */
+static void tenants_begin(void) {
+    mp_error error;
+    int all = crowd.count * crowd.each;
+    mp_submit_options options = {.priority = (uint8_t)of(5), .service_class = (uint8_t)of(MP_SERVICE_COUNT),
+                                 .policy = (mp_policy)of(MP_POLICY_COUNT)};
+    for (int i = 0; i < all; i++) {
+        sim_call *call = sim_fakes_call(1);
+        SIM_CHECK(call != NULL);
+        call->tenant = i / crowd.each + 1;
+        options.tenant = (uint32_t)(i / crowd.each) * crowd.stride;
+        SIM_CHECK(mp_registry_submit(w.registry, sim_keys[0], &call->base, &options, &crowd.tickets[i], &error) ==
+                  MP_OK);
+    }
+    for (int i = 0; i < all; i++) {
+        SIM_CHECK(mp_ticket_wait(crowd.tickets[i], UINT64_MAX, 0, NULL));
+        SIM_CHECK(mp_ticket_status(crowd.tickets[i], &error) == MP_OK);
+        mp_ticket_release(crowd.tickets[i]);
+    }
+    SIM_CHECK(crowd.ended == all);
+}
+
+const sim_special sim_tenants = {.tune = tenants_tune, .script = tenants_script, .begin = tenants_begin};
+
+#endif
