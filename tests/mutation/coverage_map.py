@@ -1,0 +1,176 @@
+"""Which tests run which lines: the map, and how C tests fill it (gcov)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import cbuild, process, tree
+
+
+@dataclass
+class CoverageMap:
+    """For every line that has code, the tests that ran it."""
+
+    tests: list[str] = field(default_factory=list)
+    """``c:name``, ``sim:name``, ``py:file::name``, or ``py:file`` for everything in a file."""
+    costs: list[float] = field(default_factory=list)
+    """Seconds of each test."""
+    lines: dict[str, dict[int, set[int]]] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)
+
+    def test(self, name: str, cost: float) -> int:
+        """Return the number of a test, which is added if it is new."""
+        if name not in self.known:
+            self.known[name] = len(self.tests)
+            self.tests.append(name)
+            self.costs.append(cost)
+        self.costs[self.known[name]] = max(cost, 0.001)
+        return self.known[name]
+
+    def add(self, test: int, file: str, line: int, ran: bool) -> None:
+        """Note that a line has code, and that a test ran it."""
+        tests = self.lines.setdefault(file, {}).setdefault(line, set())
+        if ran:
+            tests.add(test)
+
+    def covering(self, file: str, line: int, in_function: bool, users: Iterable[str] = ()) -> list[str]:
+        """Return the tests of a line, cheapest first.
+
+        Args:
+            file: below the project.
+            line: counted from 1.
+            in_function: the line belongs to a function. If it has no code of its own, it continues the nearest line
+                before it that has.
+            users: for a line at file scope, the files that include it. Its tests are all of the file and of these.
+        """
+        lines = self.lines.get(file, {})
+        if in_function and lines:
+            nearest = line if line in lines else max((n for n in lines if n < line), default=min(lines))
+            chosen = lines[nearest]
+        else:
+            every = [lines, *(self.lines.get(user, {}) for user in users)]
+            chosen = set().union(*(tests for one in every for tests in one.values()))
+        return [self.tests[n] for n in sorted(chosen, key=lambda n: (self.costs[n], n))]
+
+    def cost(self, test: str) -> float:
+        """Return the seconds of a test."""
+        return self.costs[self.known[test]]
+
+    def save(self, path: Path) -> None:
+        """Write the map. Lines with the same tests share one list."""
+        sets: dict[tuple[int, ...], int] = {}
+        lines = {file: {str(line): sets.setdefault(tuple(sorted(tests)), len(sets)) for line, tests in rows.items()}
+                 for file, rows in self.lines.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps({"tests": self.tests, "costs": [round(cost, 4) for cost in self.costs],
+                                         "sets": list(sets), "lines": lines}))
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> CoverageMap:
+        """Read a map."""
+        data = json.loads(path.read_text())
+        sets = [set(one) for one in data["sets"]]
+        lines = {file: {int(line): sets[n] for line, n in rows.items()} for file, rows in data["lines"].items()}
+        return cls(data["tests"], data["costs"], lines, {name: n for n, name in enumerate(data["tests"])})
+
+    def merge(self, other: CoverageMap) -> None:
+        """Add everything that another map knows."""
+        numbers = [self.test(name, cost) for name, cost in zip(other.tests, other.costs)]
+        for file, rows in other.lines.items():
+            mine = self.lines.setdefault(file, {})
+            for line, tests in rows.items():
+                mine[line] = mine.get(line, set()) | {numbers[n] for n in tests}
+
+
+def gcov_lines(folder: Path, fresh: dict[str, bytes]) -> dict[str, dict[int, int]]:
+    """Return how often lines ran, from the .gcda files below a folder, which also holds the .gcno files.
+
+    Args:
+        folder: written by a program with GCOV_PREFIX.
+        fresh: contents of the files after a run without a test; files that are equal are left out.
+    """
+    counters = []
+    for path in sorted(folder.rglob("*.gcda")):
+        if fresh.get(path.relative_to(folder).as_posix()) != path.read_bytes():
+            counters.append(str(path))
+    counts: dict[str, dict[int, int]] = {}
+    for first in range(0, len(counters), 100):
+        run = subprocess.run(["gcov", "--json-format", "--stdout", *counters[first:first + 100]], cwd=folder,
+                             capture_output=True, text=True, check=True)
+        for report in run.stdout.splitlines():
+            if not report.startswith("{"):
+                continue
+            for file in json.loads(report)["files"]:
+                if file["file"].startswith(("csrc/", ".planted/")):
+                    rows = counts.setdefault(file["file"], {})
+                    for line in file["lines"]:
+                        rows[line["line_number"]] = rows.get(line["line_number"], 0) + line["count"]
+    return counts
+
+
+def link_notes(variant: cbuild.Variant, folder: Path) -> None:
+    """Put links to the .gcno files where a program with GCOV_PREFIX=folder writes its counters."""
+    for note in variant.objects.rglob("*.gcno"):
+        target = folder / note.relative_to("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            target.symlink_to(note)
+
+
+def clear_counters(folder: Path) -> None:
+    """Remove the counters of the last run."""
+    for path in folder.rglob("*.gcda"):
+        path.unlink()
+
+
+def map_c_tests(variant: cbuild.Variant, kind: str, place: Path, out: Path, say: Callable[[str], None],
+                wanted: Callable[[str], bool] = lambda name: True) -> CoverageMap:
+    """Run every C test alone, and note the lines that it runs.
+
+    Args:
+        variant: built with coverage.
+        kind: prefix of the tests' names: ``c`` or ``sim``.
+        place: a copy of the project.
+        out: folder for the runner and the counters.
+        say: takes lines of progress.
+        wanted: chooses tests by name.
+    """
+    runner, counters = out / f"{kind}-runner", out / f"{kind}-gcov"
+    cbuild.link_runner(variant, {}, runner)
+    shutil.rmtree(counters, ignore_errors=True)
+    link_notes(variant, counters)
+    env = tree.environment(place, out / "tmp", GCOV_PREFIX=str(counters))
+    listed = subprocess.run([runner, "--list"], cwd=place, env=env, capture_output=True, text=True,
+                            check=True).stdout.split()
+    fresh = {path.relative_to(counters).as_posix(): path.read_bytes() for path in counters.rglob("*.gcda")}
+    result = CoverageMap()
+    for report in gcov_lines(counters, {}).items():  # every line that has code
+        for line in report[1]:
+            result.add(0, report[0], line, False)
+    names = [name for name in listed if re.fullmatch(r"\w+", name) and wanted(name)]
+    for n, name in enumerate(names):
+        clear_counters(counters)
+        begun = time.monotonic()
+        ended = process.run([runner, "--only", name, "--slow", "10"], place, env, 600, 600)
+        cost = time.monotonic() - begun
+        if ended.code != 0 or "c tests: 0 passed" in ended.output:
+            say(f"{kind}:{name}: {'skipped' if ended.code == 0 else 'fails without a mutant'}, not used")
+            continue
+        test = result.test(f"{kind}:{name}", cost)
+        for file, rows in gcov_lines(counters, fresh).items():
+            for line, count in rows.items():
+                if count:
+                    result.add(test, file, line, True)
+        if n % 50 == 49:
+            say(f"coverage: {n + 1} of {len(names)} {kind} tests")
+    clear_counters(counters)
+    return result
