@@ -38,6 +38,9 @@ planted = _load("mutations")
 _STRICT = ["-w", "-Werror=incompatible-pointer-types", "-Werror=int-conversion", "-Werror=implicit-function-declaration"]
 
 
+_TRACE = "tests/mutation/trace.c"
+
+
 class CompileError(Exception):
     """The compiler refused a file."""
 
@@ -78,8 +81,9 @@ def variants(out: Path, tree: Path, coverage: bool = False) -> dict[str, Variant
         tree: a copy of the project.
         coverage: count how often lines run.
     """
-    more = ["--coverage"] if coverage else []
-    tests_only = ("-fno-profile-arcs", "-fno-test-coverage") if coverage else ()
+    more = ["-g1", "-fsanitize-coverage=trace-pc"] if coverage else []
+    trace = [Source(_TRACE, ("-fno-sanitize-coverage=trace-pc",))] if coverage else []
+    tests_only = ("-fno-sanitize-coverage=trace-pc",) if coverage else ()
     tail = "-cov" if coverage else ""
     base = [flag for flag in build.BASE_FLAGS if flag not in ("-Wall", "-Wextra", "-Werror")]
     includes = ["-Icsrc", "-Itests/c", *_STRICT]
@@ -97,10 +101,10 @@ def variants(out: Path, tree: Path, coverage: bool = False) -> dict[str, Variant
                  or any(Path(path).name.startswith(f"test_{name}") for name in sim_variant.tests)]
     return {
         "core": Variant("core", [*base, *includes, *seam, "-fPIC", *more], out / f"core{tail}",
-                        own + [Source(path, tests_only) for path in tests], binding, link_flags=more),
+                        own + [Source(path, tests_only) for path in tests] + trace, binding),
         "sim": Variant("sim", [*base, "-I.planted", *includes, *sim_flags, *more], out / f"sim{tail}",
-                       sim + [Source(path, tests_only) for path in sim_tests], is_simulator=True,
-                       link_flags=[*sim_variant.link_flags, *more]),
+                       sim + [Source(path, tests_only) for path in sim_tests] + trace, is_simulator=True,
+                       link_flags=list(sim_variant.link_flags)),
     }
 
 
@@ -219,9 +223,14 @@ def link_runner(variant: Variant, changed: dict[str, Path], target: Path) -> Non
 
 def link_extension(variant: Variant, changed: dict[str, Path], target: Path) -> None:
     """Link ``mpool._core`` from the same objects."""
-    sources = [source for source in variant.sources if source.path.startswith("csrc/")]
-    objects = [changed.get(source.path, variant.object_of(source)) for source in (*sources, *variant.binding)]
+    objects = [changed.get(source.path, variant.object_of(source)) for source in extension_sources(variant)]
     _link(["-shared", *map(str, objects), *variant.link_flags, "-pthread", "-lm", "-ldl"], target)
+
+
+def extension_sources(variant: Variant) -> list[Source]:
+    """Return what the extension is linked from."""
+    core = [source for source in variant.sources if source.path.startswith("csrc/") or source.path == _TRACE]
+    return [*core, *variant.binding]
 
 
 def extension_name() -> str:

@@ -1,17 +1,15 @@
-"""Which tests run which lines: the map, and how C tests fill it (gcov)."""
+"""Which tests run which lines: the map, and how C tests fill it."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import cbuild, process, tree
+from . import blocks, cbuild, process, tree
 
 
 @dataclass
@@ -91,47 +89,6 @@ class CoverageMap:
                 mine[line] = mine.get(line, set()) | {numbers[n] for n in tests}
 
 
-def gcov_lines(folder: Path, fresh: dict[str, bytes]) -> dict[str, dict[int, int]]:
-    """Return how often lines ran, from the .gcda files below a folder, which also holds the .gcno files.
-
-    Args:
-        folder: written by a program with GCOV_PREFIX.
-        fresh: contents of the files after a run without a test; files that are equal are left out.
-    """
-    counters = []
-    for path in sorted(folder.rglob("*.gcda")):
-        if fresh.get(path.relative_to(folder).as_posix()) != path.read_bytes():
-            counters.append(str(path))
-    counts: dict[str, dict[int, int]] = {}
-    for first in range(0, len(counters), 100):
-        run = subprocess.run(["gcov", "--json-format", "--stdout", *counters[first:first + 100]], cwd=folder,
-                             capture_output=True, text=True, check=True)
-        for report in run.stdout.splitlines():
-            if not report.startswith("{"):
-                continue
-            for file in json.loads(report)["files"]:
-                if file["file"].startswith(("csrc/", ".planted/")):
-                    rows = counts.setdefault(file["file"], {})
-                    for line in file["lines"]:
-                        rows[line["line_number"]] = rows.get(line["line_number"], 0) + line["count"]
-    return counts
-
-
-def link_notes(variant: cbuild.Variant, folder: Path) -> None:
-    """Put links to the .gcno files where a program with GCOV_PREFIX=folder writes its counters."""
-    for note in variant.objects.rglob("*.gcno"):
-        target = folder / note.relative_to("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            target.symlink_to(note)
-
-
-def clear_counters(folder: Path) -> None:
-    """Remove the counters of the last run."""
-    for path in folder.rglob("*.gcda"):
-        path.unlink()
-
-
 def map_c_tests(variant: cbuild.Variant, kind: str, place: Path, out: Path, say: Callable[[str], None],
                 wanted: Callable[[str], bool] = lambda name: True) -> CoverageMap:
     """Run every C test alone, and note the lines that it runs.
@@ -140,25 +97,23 @@ def map_c_tests(variant: cbuild.Variant, kind: str, place: Path, out: Path, say:
         variant: built with coverage.
         kind: prefix of the tests' names: ``c`` or ``sim``.
         place: a copy of the project.
-        out: folder for the runner and the counters.
+        out: folder for the runner and its trace.
         say: takes lines of progress.
         wanted: chooses tests by name.
     """
-    runner, counters = out / f"{kind}-runner", out / f"{kind}-gcov"
+    runner, trace = out / f"{kind}-runner", out / f"{kind}-trace"
     cbuild.link_runner(variant, {}, runner)
-    shutil.rmtree(counters, ignore_errors=True)
-    link_notes(variant, counters)
-    env = tree.environment(place, out / "tmp", GCOV_PREFIX=str(counters))
+    lines = blocks.Lines(runner, variant.sources)
+    blocks.new_trace(trace)
+    env = tree.environment(place, out / "tmp", MPOOL_MUTATION_TRACE=str(trace))
     listed = subprocess.run([runner, "--list"], cwd=place, env=env, capture_output=True, text=True,
                             check=True).stdout.split()
-    fresh = {path.relative_to(counters).as_posix(): path.read_bytes() for path in counters.rglob("*.gcda")}
     result = CoverageMap()
-    for report in gcov_lines(counters, {}).items():  # every line that has code
-        for line in report[1]:
-            result.add(0, report[0], line, False)
-    names = [name for name in listed if re.fullmatch(r"\w+", name) and wanted(name)]
+    for file, line in lines.places:
+        result.add(0, file, line, False)
+    names = [name for name in listed if wanted(name)]
     for n, name in enumerate(names):
-        clear_counters(counters)
+        blocks.new_trace(trace)
         begun = time.monotonic()
         ended = process.run([runner, "--only", name, "--slow", "10"], place, env, 600, 600)
         cost = time.monotonic() - begun
@@ -166,11 +121,8 @@ def map_c_tests(variant: cbuild.Variant, kind: str, place: Path, out: Path, say:
             say(f"{kind}:{name}: {'skipped' if ended.code == 0 else 'fails without a mutant'}, not used")
             continue
         test = result.test(f"{kind}:{name}", cost)
-        for file, rows in gcov_lines(counters, fresh).items():
-            for line, count in rows.items():
-                if count:
-                    result.add(test, file, line, True)
+        for file, line in lines.ran(blocks.read_trace(trace)):
+            result.add(test, file, line, True)
         if n % 50 == 49:
             say(f"coverage: {n + 1} of {len(names)} {kind} tests")
-    clear_counters(counters)
     return result

@@ -1,7 +1,5 @@
-"""Runs the Python tests under coverage.py, with an extension built for gcov, and notes which lines each test runs.
-
-Lines of Python are noted for each test, lines of C for each file of tests: counters of the whole core for every one of
-thousands of tests would take hours.
+"""Runs the Python tests under coverage.py, with an extension that traces its blocks, and notes which lines of Python and C
+each test runs.
 """
 
 from __future__ import annotations
@@ -15,7 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import cbuild, coverage_map, process, tree
+import numpy as np
+
+from . import blocks, cbuild, coverage_map, process, tree
 
 LEFT_OUT = {
     "tests/python/core/test_c.py": "builds and runs the C tests",
@@ -58,14 +58,16 @@ def command(arguments: list[str]) -> list[str]:
             *arguments]
 
 
-def map_file(name: str, place: Path, out: Path, say: Callable[[str], None]) -> coverage_map.CoverageMap:
+def map_file(name: str, place: Path, out: Path, say: Callable[[str], None],
+             lines: blocks.Lines | None = None) -> coverage_map.CoverageMap:
     """Run one file of tests and return what it covers.
 
     Args:
         name: the file, below the project.
-        place: a copy of the project whose extension counts lines.
-        out: scratch folder; it holds ``gcov``, made by :func:`prepare`.
+        place: a copy of the project.
+        out: scratch folder.
         say: takes lines of progress.
+        lines: those of the copy's extension, from :func:`prepare`; None: only Python is mapped.
     """
     import coverage
 
@@ -73,9 +75,11 @@ def map_file(name: str, place: Path, out: Path, say: Callable[[str], None]) -> c
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     (data / "rc").write_text(_CONFIG.format(tree=place, out=data))
-    counters, report = out / "gcov", data / "report.json"
-    coverage_map.clear_counters(counters)
-    env = tree.environment(place, out / "tmp", GCOV_PREFIX=str(counters), MPOOL_MUTATION_REPORT=str(report))
+    report, trace = data / "report.json", data / "trace"
+    env = tree.environment(place, out / "tmp", MPOOL_MUTATION_REPORT=str(report))
+    if lines is not None:
+        blocks.new_trace(trace)
+        env["MPOOL_MUTATION_TRACE"] = str(trace)
     begun = time.monotonic()
     ended = process.run([sys.executable, "-m", "coverage", "run", f"--rcfile={data / 'rc'}", *command([name])], place,
                         env, SECONDS, SECONDS, 64 * process.GIB)
@@ -111,16 +115,21 @@ def map_file(name: str, place: Path, out: Path, say: Callable[[str], None]) -> c
                         result.add(result.known[f"py:{test}"], file, line, True)
                     elif not test:
                         result.add(whole, file, line, True)
-    for file, rows in coverage_map.gcov_lines(counters, {}).items():
-        for line, count in rows.items():
-            result.add(whole, file, line, count > 0)
+    if lines is not None:
+        for file, line in lines.places:
+            result.add(whole, file, line, False)
+        with np.load(f"{report}.npz") as traces:
+            for n, test in enumerate(said["seconds"]):
+                if test in passed:
+                    for file, line in lines.ran(traces[str(n)]):
+                        result.add(result.known[f"py:{test}"], file, line, True)
     shutil.rmtree(data, ignore_errors=True)
     say(f"coverage: {name}, {len(passed)} tests in {seconds:.0f} s")
     return result
 
 
-def prepare(variant: cbuild.Variant, place: Path, out: Path) -> None:
-    """Link the counting extension into a copy of the project."""
-    cbuild.link_extension(variant, {}, place / cbuild.extension_name())
-    shutil.rmtree(out / "gcov", ignore_errors=True)
-    coverage_map.link_notes(variant, out / "gcov")
+def prepare(variant: cbuild.Variant, place: Path) -> blocks.Lines:
+    """Link the tracing extension into a copy of the project, and return its lines."""
+    extension = place / cbuild.extension_name()
+    cbuild.link_extension(variant, {}, extension)
+    return blocks.Lines(extension, cbuild.extension_sources(variant))

@@ -151,16 +151,17 @@ class Session:
             self.coverage.merge(CoverageMap.load(path))
         if "python" not in self.kinds:
             return
-        paths = {name: maps / f"{Path(name).stem}-{self._python_stamp(name)}.json" for name in self.python_files}
+        paths = {name: maps / f"{Path(name).stem}-{self._python_stamp(name)}{'-c' if has_c else ''}.json"
+                 for name in self.python_files}
         missing = [name for name, path in paths.items() if not path.exists()]
         if missing:
             place = self.out / "trees" / "coverage"
             tree.copy_to(place, self.files)
             tree.build_extension(place)
-            pycover.prepare(counting_build("core"), place, scratch)
+            lines = pycover.prepare(counting_build("core"), place) if has_c else None
             for n, name in enumerate(missing):
                 self.say(f"coverage: file {n + 1} of {len(missing)}")
-                pycover.map_file(name, place, scratch, self.say).save(paths[name])
+                pycover.map_file(name, place, scratch, self.say, lines).save(paths[name])
         for path in paths.values():
             self.coverage.merge(CoverageMap.load(path))
 

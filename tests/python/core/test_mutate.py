@@ -223,22 +223,25 @@ MP_TEST_SECONDS(tiny_skip, 1) { MP_CHECK_INT(skip(3), 10); }
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> judge.Workplace:
     """A C program of three functions with its tests, built and mapped."""
-    if cbuild.build.compiler_of(cbuild.build.VARIANTS["seam"]) is None or shutil.which("gcov") is None:
-        pytest.skip("gcc or gcov is not installed")
+    if cbuild.build.compiler_of(cbuild.build.VARIANTS["seam"]) is None or shutil.which("objdump") is None:
+        pytest.skip("gcc or objdump is not installed")
     place = tmp_path_factory.mktemp("tiny")
     for name, text in {"csrc/tiny.c": TINY_C, "csrc/tiny.h": "int clamp(int), skip(int), shift(int), unused(int), never(int);\n",
                        "tests/c/test_tiny.c": TINY_TEST}.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
-    for path in ("csrc/base/error.c", "csrc/base/error.h", "csrc/base/status.def", "tests/c/runner.c", "tests/c/mp_test.h"):
+    for path in ("csrc/base/error.c", "csrc/base/error.h", "csrc/base/status.def", "tests/c/runner.c", "tests/c/mp_test.h",
+                 "tests/mutation/trace.c"):
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, place / path)
     built = {}
-    for tail, more in (("", []), ("-cov", ["--coverage"])):
+    for tail, more in (("", []), ("-cov", ["-g1", "-fsanitize-coverage=trace-pc"])):
         sources = [cbuild.Source(path) for path in ("csrc/tiny.c", "csrc/base/error.c", "tests/c/runner.c",
                                                     "tests/c/test_tiny.c")]
+        if tail:
+            sources.append(cbuild.Source("tests/mutation/trace.c", ("-fno-sanitize-coverage=trace-pc",)))
         built[tail] = cbuild.Variant("core", ["-std=c11", "-D_GNU_SOURCE", "-O1", "-Icsrc", "-Itests/c", "-w", *more],
-                                     place / f"objects{tail}", sources, link_flags=more)
+                                     place / f"objects{tail}", sources)
         cbuild.compile_all(built[tail], place, 2)
     covered = coverage_map.map_c_tests(built["-cov"], "c", place, place / "cov", print)
     cbuild.link_runner(built[""], {}, place / "runner")
@@ -307,7 +310,6 @@ def test_verdicts_for_python(tmp_path: Path) -> None:
     for name, text in {"mpool/__init__.py": "", "mpool/tiny.py": TINY_PY, "tests/python/test_tiny.py": TINY_PY_TEST}.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
-    (tmp_path / "out" / "gcov").mkdir(parents=True)
     covered = pycover.map_file("tests/python/test_tiny.py", place, tmp_path / "out", print)
     one, both = "py:tests/python/test_tiny.py::test_clamp", "py:tests/python/test_tiny.py::test_low"
     assert covered.covering("mpool/tiny.py", 6, True) == [one]
