@@ -1,7 +1,7 @@
 """Tokens of C sources, and the statements and functions that they form.
 
-A full parser is not needed: mutants change tokens, and the compiler rejects what does not fit. The sources are formatted
-by one style, which tells a binary ``a * b`` from a declaration ``type *b``.
+A full parser is not needed: mutants change tokens, and the compiler rejects what does not fit. The sources have
+one style, which tells a binary ``a * b`` from a declaration ``type *b``.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Unbalanced(Exception):
 _HEADS = {"if", "for", "while", "switch"}
 _NOT_CHANGED = re.compile(r"^(assert|static_assert|_Static_assert|mp_log\w*|mp_trace\w*|sizeof|_Alignof|_Alignas|"
                           r"__attribute__|offsetof|__builtin_expect|MP_TRACE\w*)$")
-_TYPES = re.compile(r"^(static|const|struct|enum|union|void|bool|char|short|int|long|unsigned|signed|float|double|size_t|"
-                    r"ssize_t|typedef|register|volatile|extern|u?int\d+_t|_Alignas|_Thread_local|goto|case|default|"
-                    r"return|__m\d+\w*|\w+_t)$")
+_TYPES = re.compile(r"^(static|const|struct|enum|union|void|bool|char|short|int|long|unsigned|signed|float|double|"
+                    r"typedef|register|volatile|extern|_Alignas|_Thread_local|goto|case|default|return|__m\d+\w*|"
+                    r"\w+_t)$")
 
 
 def _split(text: str) -> list[Token]:
@@ -116,7 +116,8 @@ def parse(text: str) -> Unit:
     tokens = unit.tokens
     _match(tokens)
     for i, token in enumerate(tokens):
-        if token.kind == "name" and _NOT_CHANGED.match(token.text) and i + 1 < len(tokens) and tokens[i + 1].text == "(":
+        calls = token.kind == "name" and i + 1 < len(tokens) and tokens[i + 1].text == "("
+        if calls and _NOT_CHANGED.match(token.text):
             _skip(tokens, i, tokens[i + 1].mate)
     i = 0
     while i < len(tokens):

@@ -60,7 +60,7 @@ TARGETS = {"kernels and models": 93, "files": 93, "registry and pool": 88, "Pyth
 
 
 def folder_of(file: str) -> str:
-    """Return the top folder that a file is counted in: ``csrc/kernels``, ``mpool/server``, ``mpool`` for its own files."""
+    """Return the top folder that a file is counted in: ``csrc/kernels``, ``mpool/server``; ``mpool`` for the rest."""
     parts = file.split("/")
     return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
 

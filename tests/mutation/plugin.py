@@ -1,7 +1,7 @@
 """pytest plugin: notes each test's outcome and seconds, and tells coverage.py which test runs.
 
-``MPOOL_MUTATION_REPORT`` names the file for the outcomes. If ``MPOOL_MUTATION_TRACE`` is set (trace.c), the blocks of the
-core that each test runs are written beside it. Child processes find the running test's name in
+``MPOOL_MUTATION_REPORT`` names the file for the outcomes. If ``MPOOL_MUTATION_TRACE`` is set (trace.c), the blocks of
+the core that each test runs are written beside it. Child processes find the running test's name in
 ``MPOOL_MUTATION_TEST``; their lines are counted for it.
 """
 

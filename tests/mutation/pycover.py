@@ -1,6 +1,4 @@
-"""Runs the Python tests under coverage.py, with an extension that traces its blocks, and notes which lines of Python and C
-each test runs.
-"""
+"""Runs the Python tests under coverage.py, with an extension that traces its blocks, and notes the lines of each."""
 
 from __future__ import annotations
 

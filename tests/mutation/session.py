@@ -6,10 +6,15 @@ import concurrent.futures
 import json
 import queue
 import shutil
-import tomllib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from . import cbuild, coperators, coverage_map, ctokens, pycover, pyoperators, tree
 from .coverage_map import CoverageMap
@@ -166,7 +171,8 @@ class Session:
             self.coverage.merge(CoverageMap.load(path))
 
     def _python_stamp(self, name: str) -> str:
-        return tree.tree_hash(self.files, ("csrc/", "mpool/", "tests/python/helpers/", "tests/python/conftest.py", name))
+        return tree.tree_hash(self.files, ("csrc/", "mpool/", "tests/python/helpers/", "tests/python/conftest.py",
+                                           name))
 
     # --- mutants
 
@@ -177,7 +183,8 @@ class Session:
         rows = (json.loads(line) for line in self.results.read_text().splitlines() if line.endswith("}"))
         return {row["id"]: row for row in rows if row["tree"] == self.key}
 
-    def run(self, files: list[str], count: int | None, seed: int, again: set[str] | None = None) -> list[dict[str, Any]]:
+    def run(self, files: list[str], count: int | None, seed: int,
+            again: set[str] | None = None) -> list[dict[str, Any]]:
         """Judge mutants, and return a row for each.
 
         Args:
@@ -210,7 +217,8 @@ class Session:
                    "seconds": fate.seconds, "tests": fate.tests, "note": fate.note}
             with open(self.results, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-            self.say(f"{fate.status:10} {fate.seconds:6.1f} s  {mutant.file}:{mutant.line} {mutant.operator} {fate.test}")
+            self.say(f"{fate.status:10} {fate.seconds:6.1f} s  {mutant.file}:{mutant.line} {mutant.operator} "
+                     f"{fate.test}")
             return row
 
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:

@@ -1,6 +1,6 @@
 /* trace.c: notes which basic blocks run, in a file that all processes of a test share. The compiler calls
- * __sanitizer_cov_trace_pc at the begin of every block (-fsanitize-coverage=trace-pc). Byte n of the file is set once the
- * call that returns to offset 4n or shortly above it of the program was made. A file, unlike the counters of gcov, also
+ * __sanitizer_cov_trace_pc at the begin of every block (-fsanitize-coverage=trace-pc). Byte n of the file is set once
+ * the call that returns to an offset of 4n to 4n + 3 in the program was made. A file, unlike the counters of gcov, also
  * keeps what processes ran that were killed. */
 #include <fcntl.h>
 #include <stdint.h>

@@ -47,8 +47,9 @@ def copy_to(folder: Path, files: list[str]) -> None:
 def environment(tree: Path, scratch: Path, **more: str) -> dict[str, str]:
     """Return the environment of tests that run in a copy."""
     scratch.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *_paths()]), "MPOOL_TEST_ROOT": str(tree / "tests"),
-           "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *_paths()]), "TMPDIR": str(scratch),
+           "MPOOL_TEST_ROOT": str(tree / "tests"), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0",
+           "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
     for name in ("MPOOL_SLOW", "MPOOL_BUILDS", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST"):
         env.pop(name, None)
     return env

@@ -111,7 +111,7 @@ def test_python_operators() -> None:
 
 
 def test_mutants_of_python_are_programs() -> None:
-    """Of 300 mutants of the package at most 1 % do not compile."""
+    """At most 1 % of 300 mutants of the package do not compile."""
     files = [path for path in sorted((ROOT / "mpool").rglob("*.py")) if path.stat().st_size < 30000][::4]
     mutants = [mutant for path in files
                for mutant in pyoperators.mutants(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))]
@@ -157,7 +157,8 @@ def test_wilson(hits: int, total: int, low: float, high: float) -> None:
 
 def test_table_counts() -> None:
     """Timeouts are detected, uncovered mutants survive, and the others do not count."""
-    statuses = ["killed"] * 5 + ["timeout"] * 2 + ["survived", "uncovered", "uncovered", "same", "stillborn", "equivalent"]
+    statuses = [*["killed"] * 5, *["timeout"] * 2, "survived", "uncovered", "uncovered", "same", "stillborn",
+                "equivalent"]
     rows = [{"file": "csrc/files/a.c", "status": status} for status in statuses]
     line = next(line for line in report.table(rows).splitlines() if "`csrc/files`" in line)
     assert [cell.strip() for cell in line.split("|")[2:10]] == ["10", "5", "2", "1", "2", "1", "1", "1"]
@@ -186,7 +187,8 @@ def test_listed_equivalents_exist() -> None:
     """Every row of equivalent.toml names a mutant that the tool makes today, and gives a reason."""
     said: list[str] = []
     rows = session.read_equivalent()
-    made = {session.key_of(mutant) for file in {key[0] for key in rows} for mutant in session.mutants_of(file, said.append)}
+    files = {key[0] for key in rows}
+    made = {session.key_of(mutant) for file in files for mutant in session.mutants_of(file, said.append)}
     assert not set(rows) - made
     assert all(len(reason) > 20 for reason in rows.values())
 
@@ -226,12 +228,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> judge.Workplace:
     if cbuild.build.compiler_of(cbuild.build.VARIANTS["seam"]) is None or shutil.which("objdump") is None:
         pytest.skip("gcc or objdump is not installed")
     place = tmp_path_factory.mktemp("tiny")
-    for name, text in {"csrc/tiny.c": TINY_C, "csrc/tiny.h": "int clamp(int), skip(int), shift(int), unused(int), never(int);\n",
-                       "tests/c/test_tiny.c": TINY_TEST}.items():
+    header = "int clamp(int), skip(int), shift(int), unused(int), never(int);\n"
+    for name, text in {"csrc/tiny.c": TINY_C, "csrc/tiny.h": header, "tests/c/test_tiny.c": TINY_TEST}.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
-    for path in ("csrc/base/error.c", "csrc/base/error.h", "csrc/base/status.def", "tests/c/runner.c", "tests/c/mp_test.h",
-                 "tests/mutation/trace.c"):
+    for path in ("csrc/base/error.c", "csrc/base/error.h", "csrc/base/status.def", "tests/c/runner.c",
+                 "tests/c/mp_test.h", "tests/mutation/trace.c"):
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, place / path)
     built = {}
@@ -307,7 +309,8 @@ def test_verdicts_for_python(tmp_path: Path) -> None:
     """Lines are mapped to tests, a test that fails anyway judges nothing, and each mutant gets its fate."""
     pytest.importorskip("coverage")
     place = tmp_path / "place"
-    for name, text in {"mpool/__init__.py": "", "mpool/tiny.py": TINY_PY, "tests/python/test_tiny.py": TINY_PY_TEST}.items():
+    for name, text in {"mpool/__init__.py": "", "mpool/tiny.py": TINY_PY,
+                       "tests/python/test_tiny.py": TINY_PY_TEST}.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
     covered = pycover.map_file("tests/python/test_tiny.py", place, tmp_path / "out", print)
