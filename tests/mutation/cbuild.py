@@ -1,8 +1,8 @@
 """Builds of the C core for mutants: one build of everything, then the files that a mutant changes, then a link.
 
 The flags are those of the variant ``seam`` of tests/c/build.py (failure injection, assertions) and -fPIC, so that the
-same objects make the runner of the C tests and the extension. Compilers run in the root of a copy of the project and see
-relative paths: an object does not depend on the place of the copy, and a mutant whose objects are equal to those of the
+same objects make the runner of the C tests and the extension. Compilers run in the root of a copy of the project and
+see relative paths: an object does not depend on the place of the copy. A mutant whose objects are equal to those of the
 original is the same program.
 """
 
@@ -34,7 +34,7 @@ def _load(name: str) -> ModuleType:
 build = _load("build")
 planted = _load("mutations")
 
-# Swapped arguments of different types are no mutants: nobody commits what the compiler refuses.
+# The compiler refuses swapped arguments of different types, as it does in every other build: such a mutant is stillborn.
 _STRICT = ["-w", "-Werror=incompatible-pointer-types", "-Werror=int-conversion",
            "-Werror=implicit-function-declaration"]
 

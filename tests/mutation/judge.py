@@ -24,7 +24,7 @@ PYTHON_MEMORY = 64 * process.GIB
 
 @dataclass
 class Fate:
-    """What became of a mutant."""
+    """The verdict on a mutant."""
 
     status: str
     test: str = ""

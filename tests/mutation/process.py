@@ -102,7 +102,7 @@ def run(command: Sequence[str | Path], cwd: Path, env: Mapping[str, str], wall: 
     finally:
         with _lock:
             _running.discard(child.pid)
-        for pid in descendants(child.pid):  # what outlived it in its session
+        for pid in descendants(child.pid):  # processes of its session that outlived it
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

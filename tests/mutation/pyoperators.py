@@ -51,7 +51,7 @@ class _Finder(ast.NodeVisitor):
     def add(self, start: int, end: int, new: str, operator: str) -> None:
         self.found.append((start, end, new, operator, self.function))
 
-    # --- what is not changed: annotations, decorators, type checking, abstract bodies, texts of errors
+    # --- left as they are: annotations, decorators, type checking, abstract bodies, texts of errors
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         outer, self.function = self.function, node.name

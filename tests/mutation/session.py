@@ -121,9 +121,8 @@ class Session:
             file, found, _ = test.removeprefix("py:").partition("::")
             if found and test.startswith("py:"):
                 passing.setdefault(file, []).append(test.removeprefix("py:"))
-        variants = {name: variant for name, variant in self.variants.items()}
-        baseline = {name: self.out / f"runner-{name}" for name in variants}
-        return [Workplace(place, self.out / "scratch" / place.name, variants, self.coverage, passing, self.budget,
+        baseline = {name: self.out / f"runner-{name}" for name in self.variants}
+        return [Workplace(place, self.out / "scratch" / place.name, self.variants, self.coverage, passing, self.budget,
                           baseline) for place in self.places]
 
     def _extensions(self) -> None:
@@ -131,39 +130,42 @@ class Session:
         for place in self.places[1:]:
             shutil.copytree(self.places[0] / "mpool", place / "mpool", dirs_exist_ok=True)
 
+    def _tracing(self, name: str) -> cbuild.Variant:
+        """Build a variant that traces its blocks."""
+        variant = cbuild.variants(self.out, self.places[0], coverage=True)[name]
+        self.say(f"building {name} for coverage")
+        cbuild.compile_all(variant, self.places[0], self.jobs)
+        return variant
+
     def _map(self, has_c: bool) -> None:
-        maps = self.out / "maps"
+        """Read the coverage maps, and make those that are missing."""
+        maps, scratch = self.out / "maps", self.out / "coverage"
         maps.mkdir(exist_ok=True)
-        c_stamp = tree.tree_hash(self.files, ("csrc/", "tests/c/", "tests/corpus/"))
-        scratch = self.out / "coverage"
-        counting: dict[str, cbuild.Variant] | None = None
-
-        def counting_build(name: str) -> cbuild.Variant:
-            nonlocal counting
-            counting = counting or cbuild.variants(self.out, self.places[0], coverage=True)
-            self.say(f"building {name} for coverage")
-            cbuild.compile_all(counting[name], self.places[0], self.jobs)
-            return counting[name]
-
+        stamp = tree.tree_hash(self.files, ("csrc/", "tests/c/", "tests/corpus/"))
         for kind, name in (("c", "core"), ("sim", "sim")):
-            path = maps / f"{kind}-{c_stamp}.json"
             if kind not in self.kinds or not has_c:
                 continue
+            path = maps / f"{kind}-{stamp}.json"
             if not path.exists():
-                variant = counting_build(name)
-                coverage_map.map_c_tests(variant, kind, self.places[0], scratch, self.say,
+                coverage_map.map_c_tests(self._tracing(name), kind, self.places[0], scratch, self.say,
                                          lambda test: test not in NOT_RUN).save(path)
             self.coverage.merge(CoverageMap.load(path))
-        if "python" not in self.kinds:
-            return
-        paths = {name: maps / f"{Path(name).stem}-{self._python_stamp(name)}{'-c' if has_c else ''}.json"
-                 for name in self.python_files}
+        if "python" in self.kinds:
+            self._map_python(maps, scratch, has_c)
+
+    def _map_python(self, maps: Path, scratch: Path, has_c: bool) -> None:
+        """Map files of Python tests: lines of Python, and of C if C is mutated."""
+        paths = {}
+        for name in self.python_files:
+            stamp = f"{Path(name).stem}-{self._python_stamp(name)}"
+            both = maps / f"{stamp}-c.json"
+            paths[name] = both if has_c or both.exists() else maps / f"{stamp}.json"
         missing = [name for name, path in paths.items() if not path.exists()]
         if missing:
             place = self.out / "trees" / "coverage"
             tree.copy_to(place, self.files)
             tree.build_extension(place)
-            lines = pycover.prepare(counting_build("core"), place) if has_c else None
+            lines = pycover.prepare(self._tracing("core"), place) if has_c else None
             for n, name in enumerate(missing):
                 self.say(f"coverage: file {n + 1} of {len(missing)}")
                 pycover.map_file(name, place, scratch, self.say, lines).save(paths[name])
