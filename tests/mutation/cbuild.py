@@ -34,7 +34,7 @@ def _load(name: str) -> ModuleType:
 build = _load("build")
 planted = _load("mutations")
 
-# The compiler refuses swapped arguments of different types, as it does in every other build: such a mutant is stillborn.
+# The compiler refuses swapped arguments of different types, as every other build does: such a mutant is stillborn.
 _STRICT = ["-w", "-Werror=incompatible-pointer-types", "-Werror=int-conversion",
            "-Werror=implicit-function-declaration"]
 

@@ -149,7 +149,9 @@ def _of_call(unit: Unit, i: int) -> Iterator[tuple[int, int, str, str, str]]:
                 one = text[tokens[a].start:tokens[b - 1].end]
                 between = text[tokens[b - 1].end:tokens[c].start]
                 two = text[tokens[c].start:tokens[d - 1].end]
-                if one != two and not tokens[a].skipped and not _is_type(tokens, a, b) and not _is_type(tokens, c, d):
+                no_swap = (one == two or '"' in (one[:1], two[:1]) or tokens[a].skipped or _is_type(tokens, a, b)
+                           or _is_type(tokens, c, d))
+                if not no_swap:
                     yield tokens[a].start, tokens[d - 1].end, two + between + one, "swap", function
 
 

@@ -33,7 +33,7 @@ class Token:
     """Space before and after it."""
     function: str = ""
     skipped: bool = False
-    """Within an assertion, a log record, an attribute, a type or a size: it is not changed."""
+    """Within an assertion, a log record, an error's text, an attribute, a type or a size: it is not changed."""
     mate: int = -1
     """Index of the bracket that belongs to this one."""
 
@@ -58,8 +58,9 @@ class Unbalanced(Exception):
 
 
 _HEADS = {"if", "for", "while", "switch"}
-_NOT_CHANGED = re.compile(r"^(assert|static_assert|_Static_assert|mp_log\w*|mp_trace\w*|sizeof|_Alignof|_Alignas|"
-                          r"__attribute__|offsetof|__builtin_expect|MP_TRACE\w*)$")
+_NOT_CHANGED = re.compile(r"^(assert|static_assert|_Static_assert|mp_log\w*|mp_trace\w*|MP_TRACE\w*|mp_fail\w*|"
+                          r"REFUSE\w*|PyErr_\w+|sizeof|_Alignof|_Alignas|__attribute__|offsetof|"
+                          r"__builtin_expect)$")
 _TYPES = re.compile(r"^(static|const|struct|enum|union|void|bool|char|short|int|long|unsigned|signed|float|double|"
                     r"typedef|register|volatile|extern|_Alignas|_Thread_local|goto|case|default|return|__m\d+\w*|"
                     r"\w+_t)$")
