@@ -62,8 +62,8 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    run = session.Session(args.out.resolve(), args.jobs, args.tests, args.python_tests, args.budget, say)
     try:
+        run = session.Session(args.out.resolve(), args.jobs, args.tests, args.python_tests, args.budget, say)
         files = session.files_of(run.files, args.only)
     except ValueError as error:
         print(error, file=sys.stderr)

@@ -134,7 +134,7 @@ class Workplace:
             return Fate("stillborn", note=str(error)[:300])
         if not changed:
             return Fate("same")
-        users = [source.path for source in cbuild.affected(core, mutant.file)]
+        users = self._users(mutant.file)
         tests = self.coverage.covering(mutant.file, mutant.line, bool(mutant.function), users)
         if not tests:
             return Fate("uncovered")
@@ -175,6 +175,14 @@ class Workplace:
             extension.with_suffix(".old").replace(extension)
         fate.tests = ran + fate.tests
         return fate
+
+    def _users(self, file: str) -> list[str]:
+        """Return the files that use what a file defines at file scope: those that include it. A file of tables alone is
+        used by those that include its header."""
+        core = self.variants["core"]
+        header = file.removesuffix(".c") + ".h"
+        source = header if file.endswith(".c") and not self.coverage.lines.get(file) else file
+        return [user.path for user in cbuild.affected(core, source)]
 
     def _restore_plants(self, mutant: Mutant) -> None:
         path = self.tree / mutant.file

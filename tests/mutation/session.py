@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
 import json
 import queue
 import shutil
@@ -86,6 +87,11 @@ class Session:
                  say: Callable[[str], None]) -> None:
         self.out, self.jobs, self.kinds, self.budget, self.say = out, jobs, kinds, budget, say
         out.mkdir(parents=True, exist_ok=True)
+        self._lock = open(out / ".lock", "w")  # held until the process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"`--out` must not be in use: another run works in {out}") from None
         self.files = tree.project_files()
         self.stamp = tree.tree_hash(self.files)
         self.python_files = [name for name in pycover.test_files(self.files)

@@ -363,6 +363,10 @@ def test_results_are_kept_and_continued(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         run()
     rows = run()
+    running = session.Session(tmp_path, 1, ["c"], [], 60, print)
+    with pytest.raises(ValueError, match="must not be in use"):
+        session.Session(tmp_path, 1, ["c"], [], 60, print)
+    del running
     assert sum(row["status"] in judge.COUNTED for row in rows) == 8
     assert len(judged) == len(rows) + 1 and len(set(judged)) == len(rows)
     assert rows == run() and len(judged) == len(rows) + 1
