@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -89,40 +90,50 @@ class CoverageMap:
                 mine[line] = mine.get(line, set()) | {numbers[n] for n in tests}
 
 
-def map_c_tests(variant: cbuild.Variant, kind: str, place: Path, out: Path, say: Callable[[str], None],
-                wanted: Callable[[str], bool] = lambda name: True) -> CoverageMap:
-    """Run every C test alone, and note the lines that it runs.
+class CTests:
+    """The runner of a variant that traces its blocks."""
 
-    Args:
-        variant: built with coverage.
-        kind: prefix of the tests' names: ``c`` or ``sim``.
-        place: a copy of the project.
-        out: folder for the runner and its trace.
-        say: takes lines of progress.
-        wanted: chooses tests by name.
-    """
-    runner, trace = out / f"{kind}-runner", out / f"{kind}-trace"
-    cbuild.link_runner(variant, {}, runner)
-    lines = blocks.Lines(runner, variant.sources)
-    blocks.new_trace(trace)
-    env = tree.environment(place, out / "tmp", MPOOL_MUTATION_TRACE=str(trace))
-    listed = subprocess.run([runner, "--list"], cwd=place, env=env, capture_output=True, text=True,
-                            check=True).stdout.split()
-    result = CoverageMap()
-    for file, line in lines.places:
-        result.add(0, file, line, False)
-    names = [name for name in listed if wanted(name)]
-    for n, name in enumerate(names):
-        blocks.new_trace(trace)
-        begun = time.monotonic()
-        ended = process.run([runner, "--only", name, "--slow", "10"], place, env, 600, 600)
-        cost = time.monotonic() - begun
-        if ended.code != 0 or "c tests: 0 passed" in ended.output:
-            say(f"{kind}:{name}: {'skipped' if ended.code == 0 else 'fails without a mutant'}, not used")
-            continue
-        test = result.test(f"{kind}:{name}", cost)
-        for file, line in lines.ran(blocks.read_trace(trace)):
-            result.add(test, file, line, True)
-        if n % 50 == 49:
-            say(f"coverage: {n + 1} of {len(names)} {kind} tests")
-    return result
+    def __init__(self, variant: cbuild.Variant, kind: str, place: Path, out: Path, say: Callable[[str], None]) -> None:
+        """Link the runner.
+
+        Args:
+            variant: built with coverage.
+            kind: prefix of the tests' names: ``c`` or ``sim``.
+            place: a copy of the project.
+            out: folder for the runner and its trace.
+            say: takes lines of progress.
+        """
+        self.kind, self.place, self.say = kind, place, say
+        self.runner, self.trace = out / f"{kind}-runner", out / f"{kind}-trace"
+        cbuild.link_runner(variant, {}, self.runner)
+        self.lines = blocks.Lines(self.runner, variant.sources)
+        self.env = tree.environment(place, out / "tmp", MPOOL_MUTATION_TRACE=str(self.trace))
+
+    def map(self, names: list[str]) -> CoverageMap:
+        """Run tests, each alone, and note the lines that they run."""
+        result = CoverageMap()
+        for file, line in self.lines.places:
+            result.add(0, file, line, False)
+        for name in names:
+            blocks.new_trace(self.trace)
+            begun = time.monotonic()
+            ended = process.run([self.runner, "--only", name, "--slow", "10"], self.place, self.env, 600, 600)
+            cost = time.monotonic() - begun
+            if ended.code != 0 or "c tests: 0 passed" in ended.output:
+                self.say(f"{self.kind}:{name}: {'skipped' if ended.code == 0 else 'fails without a mutant'}, not used")
+                continue
+            test = result.test(f"{self.kind}:{name}", cost)
+            for file, line in self.lines.ran(blocks.read_trace(self.trace)):
+                result.add(test, file, line, True)
+        return result
+
+
+def tests_by_file(place: Path, runner: Path) -> dict[str, list[str]]:
+    """Return the runner's tests by their file below the copy; those that a macro names are under ``tests/c/``."""
+    listed = subprocess.run([runner, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    files = {name: path.relative_to(place).as_posix() for path in sorted((place / "tests/c").glob("*.c"))
+             for name in re.findall(r"^MP_TEST(?:_SECONDS)?\((\w+)", path.read_text(), re.MULTILINE)}
+    groups: dict[str, list[str]] = {}
+    for name in listed:
+        groups.setdefault(files.get(name, "tests/c/"), []).append(name)
+    return groups

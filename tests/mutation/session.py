@@ -147,17 +147,27 @@ class Session:
         """Read the coverage maps, and make those that are missing."""
         maps, scratch = self.out / "maps", self.out / "coverage"
         maps.mkdir(exist_ok=True)
-        stamp = tree.tree_hash(self.files, ("csrc/", "tests/c/", "tests/corpus/"))
         for kind, name in (("c", "core"), ("sim", "sim")):
-            if kind not in self.kinds or not has_c:
-                continue
-            path = maps / f"{kind}-{stamp}.json"
-            if not path.exists():
-                coverage_map.map_c_tests(self._tracing(name), kind, self.places[0], scratch, self.say,
-                                         lambda test: test not in NOT_RUN).save(path)
-            self.coverage.merge(CoverageMap.load(path))
+            if kind in self.kinds and has_c:
+                self._map_c(maps, scratch, kind, name)
         if "python" in self.kinds:
             self._map_python(maps, scratch, has_c)
+
+    def _map_c(self, maps: Path, scratch: Path, kind: str, name: str) -> None:
+        """Map the C tests. The map of a file of tests is kept while it, its helpers and the core are as they were."""
+        shared = [file for file in self.files if file.startswith(("csrc/", "tests/corpus/")) or (
+            file.startswith("tests/c/") and not (Path(file).name.startswith("test_") and file.endswith(".c")))]
+        groups = coverage_map.tests_by_file(self.places[0], self.out / f"runner-{name}")
+        tests: coverage_map.CTests | None = None
+        for n, (file, names) in enumerate(groups.items()):
+            own = [test for test in self.files if test.startswith(file)]
+            stamp = tree.tree_hash(sorted({*shared, *own}), ("csrc/", "tests/"))
+            path = maps / f"{kind}-{Path(file).stem}-{stamp}.json"
+            if not path.exists():
+                tests = tests or coverage_map.CTests(self._tracing(name), kind, self.places[0], scratch, self.say)
+                self.say(f"coverage: {file}, {n + 1} of {len(groups)}")
+                tests.map([test for test in names if test not in NOT_RUN]).save(path)
+            self.coverage.merge(CoverageMap.load(path))
 
     def _map_python(self, maps: Path, scratch: Path, has_c: bool) -> None:
         """Map files of Python tests: lines of Python, and of C if C is mutated."""

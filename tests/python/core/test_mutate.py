@@ -245,8 +245,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> judge.Workplace:
         built[tail] = cbuild.Variant("core", ["-std=c11", "-D_GNU_SOURCE", "-O1", "-Icsrc", "-Itests/c", "-w", *more],
                                      place / f"objects{tail}", sources)
         cbuild.compile_all(built[tail], place, 2)
-    covered = coverage_map.map_c_tests(built["-cov"], "c", place, place / "cov", print)
     cbuild.link_runner(built[""], {}, place / "runner")
+    groups = coverage_map.tests_by_file(place, place / "runner")
+    assert groups == {"tests/c/test_tiny.c": ["tiny_clamp", "tiny_never", "tiny_shift", "tiny_skip"]}
+    (place / "cov").mkdir()
+    covered = coverage_map.CTests(built["-cov"], "c", place, place / "cov", print).map(groups["tests/c/test_tiny.c"])
     return judge.Workplace(place, place / "scratch", {"core": built[""]}, covered, {}, 60, {"core": place / "runner"})
 
 
