@@ -20,6 +20,8 @@ _SYMMETRIC = re.compile(r"^(most|least|mp_max\w*|mp_min\w*|max\w*|min\w*|MAX|MIN
                         r"_mm\d*_(mask\w*_)?(add|adds|mul|mullo|max|min|and|or|xor|fn?madd|fn?msub|madd|dpbusd)_\w+|"
                         r"v(add|mul|max|min)q?_\w+|VADD|VMUL|VMAX|VMIN|VFMA|v_(add|mul|max|min|fma))$")
 """Functions whose first two arguments may be swapped without effect."""
+_EXTREME = re.compile(r"([\w.>-]+) [<>]=? ([\w.>-]+) \? (?:\1 : \2|\2 : \1)(?![\w.>([-])")
+"""The smaller or larger of two values: both are right if they are equal."""
 _TABLE_LINES = 12
 """Lines of a table at file scope that get mutants: a table of a thousand rows counts no more than a function."""
 
@@ -59,11 +61,14 @@ def _thin_tables(found: list[Mutant]) -> list[Mutant]:
 
 def _all(unit: Unit) -> Iterator[tuple[int, int, str, str, str]]:
     tokens = unit.tokens
+    extremes = [match.span() for match in _EXTREME.finditer(unit.text)]
     for i, token in enumerate(tokens):
         if token.skipped:
             continue
         before, after = tokens[i - 1] if i else None, tokens[i + 1] if i + 1 < len(tokens) else None
         for new, operator in _of_token(token, before, after):
+            if operator == "comparison" and any(start <= token.start < end for start, end in extremes):
+                continue
             yield token.start, token.end, new, operator, token.function
         if token.text == "[" and token.function and before is not None and (
                 before.kind == "name" or before.text in ("]", ")")) and token.mate > i + 1:

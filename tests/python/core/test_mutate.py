@@ -42,6 +42,7 @@ int twice_below(int a, int limit) {
         a = add(a, limit) + 7;
     for (int i = 0; i < 4; i++)
         p[i] = -a;
+    a = a < limit ? a : limit;
     return (int)sizeof(sizes[1 + 1]) == a;
 }
 '''
@@ -97,7 +98,7 @@ def test_c_operators() -> None:
     """Exactly these mutants: no assertion, log record, comment, string, directive, type, size or declaration."""
     mutants = coperators.mutants("csrc/tiny.c", C_SOURCE)
     assert _shown(mutants) == C_MUTANTS
-    assert {mutant.line for mutant in mutants if mutant.operator == "delete"} == {11, 13}
+    assert {mutant.line for mutant in mutants if mutant.operator == "delete"} == {11, 13, 14}
     assert {mutant.function for mutant in mutants if mutant.line > 5} == {"twice_below"}
     for mutant in mutants:
         assert mutant.apply(C_SOURCE).count("\n") == C_SOURCE.count("\n")
