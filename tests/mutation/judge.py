@@ -209,8 +209,8 @@ class Workplace:
             spent += cost
             name = test.removeprefix(prefix)
             late, failed = self._c_test(name, runner, cost, 1)
-            if late:  # a busy machine, or a hang: only a hang takes four times as long
-                late, failed = self._c_test(name, runner, cost, 4)
+            if late:  # a busy machine, or a hang: only a hang takes three times as long
+                late, failed = self._c_test(name, runner, cost, 3)
             if (late or failed) and not any(self._c_test(name, baseline, cost, 4)):
                 return Fate("timeout" if late else "killed", test)
             ran.append(test)
