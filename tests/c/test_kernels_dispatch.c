@@ -7,9 +7,9 @@
 /* One instruction set: slots not named have the variant `rest`. */
 typedef struct expected {
     const char *mask, *rest;
-    const char *integers; /* of products with integer weights */
-    const char *bf16;     /* of gemm_bf16 */
-    const char *i16;      /* of attention over 16-bit integers */
+    const char *integers; /* products with integer weights */
+    const char *bf16;     /* gemm_bf16 */
+    const char *i16;      /* attention over 16-bit integers */
 } expected;
 
 static bool is_one_of(int slot, const int *slots, int count) {

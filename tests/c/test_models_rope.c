@@ -1,4 +1,4 @@
-/* test_models_rope.c: the frequencies of every rope scaling against their formulas, and the settings that are refused. */
+/* test_models_rope.c: frequencies of every rope scaling against their formulas, and settings that are refused. */
 #include "mp_test.h"
 #include "models/nn/rope.h"
 
