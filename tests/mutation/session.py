@@ -155,8 +155,9 @@ class Session:
 
     def _map_c(self, maps: Path, scratch: Path, kind: str, name: str) -> None:
         """Map the C tests. The map of a file of tests is kept while it, its helpers and the core are as they were."""
-        shared = [file for file in self.files if file.startswith(("csrc/", "tests/corpus/")) or (
-            file.startswith("tests/c/") and not (Path(file).name.startswith("test_") and file.endswith(".c")))]
+        shared = [file for file in self.files if file.startswith("tests/corpus/") or (
+            file.startswith(("csrc/", "tests/c/")) and file.endswith((".c", ".h", ".def", "mutations.py"))
+            and not (Path(file).name.startswith("test_") and file.endswith(".c")))]
         groups = coverage_map.tests_by_file(self.places[0], self.out / f"runner-{name}")
         tests: coverage_map.CTests | None = None
         for n, (file, names) in enumerate(groups.items()):
