@@ -371,6 +371,64 @@ MP_TEST(files_gguf_case15_header_over_cap) {
     free(b.data);
 }
 
+/* A header of exactly MP_GGUF_MAX_HEADER bytes is accepted, one byte more is refused. */
+MP_TEST(files_gguf_case15_header_at_cap) {
+    for (int more = 0; more <= 1; more++) {
+        char path[400], key[16];
+        mp_error error;
+        mp_spec *spec;
+        mp_file_map_init();
+        FILE *file = fopen(test_path(path, sizeof path, "large.gguf"), "wb");
+        MP_CHECK(file != NULL);
+        test_bytes b = {0};
+        put_header(&b, 0, 5);
+        for (int i = 0; i < 5; i++) { /* the last string takes the header to its end */
+            snprintf(key, sizeof key, "x%d", i);
+            put_key(&b, key, G_STRING);
+            const long at = ftell(file) + (long)b.size + 8;
+            const long bytes = i < 4 ? (16 << 20) - 64 : MP_GGUF_MAX_HEADER + more - at;
+            put_u64(&b, (uint64_t)bytes);
+            MP_CHECK_INT(fwrite(b.data, 1, b.size, file), b.size);
+            MP_CHECK_INT(fseek(file, bytes - 1, SEEK_CUR), 0);
+            MP_CHECK_INT(fputc(0, file), 0);
+            b.size = 0;
+        }
+        MP_CHECK_INT(ftell(file), MP_GGUF_MAX_HEADER + more);
+        fclose(file);
+        MP_CHECK_STATUS(mp_gguf_read(path, &spec, &error), more ? MP_LIMIT : MP_OK, &error);
+        if (more)
+            MP_CHECK_STR(error.field, "x4");
+        else
+            mp_spec_unpin(spec);
+        free(b.data);
+    }
+}
+
+MP_TEST(files_gguf_alignment_at_its_cap) {
+    static const struct { uint32_t alignment; mp_status status; } cases[] = {
+        {1, MP_OK}, {65536, MP_OK}, {131072, MP_LIMIT}, {0, MP_FORMAT}, {48, MP_FORMAT}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_error error;
+        mp_spec *spec;
+        test_bytes b = {0};
+        static const uint64_t one[] = {8};
+        put_header(&b, 1, 2);
+        put_architecture(&b);
+        put_key(&b, "general.alignment", G_U32);
+        put_u32(&b, cases[i].alignment);
+        put_tensor(&b, "t", 1, one, 0, 0);
+        const size_t unit = cases[i].alignment ? cases[i].alignment : 1, data = (b.size + unit - 1) / unit * unit;
+        MP_CHECK_STATUS(read_bytes(&b, data + 32, &spec, &error), cases[i].status, &error);
+        if (cases[i].status == MP_OK) {
+            MP_CHECK_INT(mp_spec_find_tensor(spec, "t")->offset, data);
+            mp_spec_unpin(spec);
+        } else {
+            MP_CHECK_STR(error.field, "general.alignment");
+        }
+        free(b.data);
+    }
+}
+
 /* --- case 32 and faults --- */
 
 MP_TEST(files_gguf_case32_not_a_file) {

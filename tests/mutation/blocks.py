@@ -1,0 +1,104 @@
+"""Which lines of C the basic blocks of a program belong to, and reading which of its blocks ran (trace.c)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from bisect import bisect_right
+from pathlib import Path
+
+import numpy as np
+
+from . import cbuild
+
+BYTES = 1 << 23
+"""Size of the file that trace.c maps."""
+
+
+def new_trace(path: Path) -> None:
+    """Create or clear a file for MPOOL_MUTATION_TRACE."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "r+b" if path.exists() else "wb") as file:
+        file.truncate(0)
+        file.truncate(BYTES)
+
+
+def read_trace(path: Path) -> np.ndarray:
+    """Return the numbers of the bytes that are set."""
+    return np.flatnonzero(np.fromfile(path, np.uint8)).astype(np.int32)
+
+
+class Lines:
+    """The lines of a program's basic blocks."""
+
+    def __init__(self, program: Path, sources: list[cbuild.Source]) -> None:
+        """Read the program's line table and code.
+
+        Args:
+            program: built with ``-g1`` and trace.c.
+            sources: what it was linked from, in this order: the table names the files of a unit by their last part.
+        """
+        sites, starts = _sites(program)
+        places: dict[tuple[str, int], int] = {}
+        row_place, row_site = [], []
+        for file, line, address in _line_table(program, [source.path for source in sources]):
+            place = places.setdefault((file, line), len(places))
+            at = bisect_right(sites, address) - 1
+            start = starts[bisect_right(starts, address) - 1] if starts and address >= starts[0] else 0
+            if at < 0 or sites[at] < start:  # before the first call of its function: the function's begin
+                at += 1
+            if at < len(sites):
+                row_place.append(place)
+                row_site.append(sites[at] // 4)
+        self.places = list(places)
+        self._row_place, self._row_site = np.array(row_place, np.int64), np.array(row_site, np.int64)
+
+    def ran(self, trace: np.ndarray) -> list[tuple[str, int]]:
+        """Return the lines whose blocks ran, as file and number."""
+        hit = np.zeros(BYTES, bool)
+        hit[trace] = True
+        return [self.places[n] for n in np.unique(self._row_place[hit[self._row_site]])]
+
+
+def _sites(program: Path) -> tuple[list[int], list[int]]:
+    """Return the addresses after the calls of the trace function, and those of functions."""
+    sites, starts, after = [], [], False
+    with subprocess.Popen(["objdump", "-d", "--no-show-raw-insn", str(program)], stdout=subprocess.PIPE,
+                          text=True) as run:
+        for line in run.stdout:
+            if line.startswith("0"):
+                starts.append(int(line.split()[0], 16))
+                continue
+            if after and ":" in line:
+                sites.append(int(line.partition(":")[0], 16))
+                after = False
+            if "__sanitizer_cov_trace_pc" in line and "call" in line:
+                after = True
+    return sites, starts
+
+
+def _line_table(program: Path, sources: list[str]) -> list[tuple[str, int, int]]:
+    """Return file, line and address of the rows of csrc."""
+    rows = []
+    unit, file, at = "", "", -1
+    before = ""
+    with subprocess.Popen(["objdump", "--dwarf=decodedline", str(program)], stdout=subprocess.PIPE, text=True) as run:
+        for line in run.stdout:
+            heading = re.match(r"^(?:CU: )?(\S+):(?:\[\+\+\])?$", line)
+            if heading:
+                before = file = heading[1]
+                if "/" not in file:
+                    file = unit
+                continue
+            if line.startswith("File name"):  # a new unit, named by the line before
+                name = before.rpartition("/")[2]
+                following = [n for n in range(at + 1, len(sources)) if sources[n].rpartition("/")[2] == name]
+                if following:
+                    at = following[0]
+                    unit = sources[at]
+                file = unit
+                continue
+            words = line.split()
+            if len(words) >= 3 and file.startswith("csrc/") and words[1].isdigit() and words[2].startswith("0x"):
+                rows.append((file, int(words[1]), int(words[2], 16)))
+    return rows
