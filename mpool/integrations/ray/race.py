@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
@@ -35,7 +36,7 @@ log = logging.getLogger("mpool.server")
 #: Seconds between two signs of life of a replica that works on a request.
 BEAT = 0.5
 _LOST = (RayActorError, ActorUnavailableError, NodeDiedError, ObjectLostError, RpcError, WorkerCrashedError,
-         ReplicaUnavailableError, DeploymentUnavailableError)
+         ReplicaUnavailableError, DeploymentUnavailableError, grpc.RpcError)
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,19 @@ class Race:
         self._attempts: list[_Attempt] = []  # in the order of their start
         self._count = 0
         self._begun: HeldResponse | None = None
-        # one item: a client that reads slowly slows its replica down
-        self._news: asyncio.Queue[tuple[_Attempt, list[dict[str, Any]] | None, Exception | None]] = asyncio.Queue(1)
+        # (attempt, batch, error), or None after silence; one item: a client that reads slowly slows its replica down
+        self._news: asyncio.Queue[tuple[_Attempt, list[dict[str, Any]] | None, Exception | None] | None] = \
+            asyncio.Queue(1)
+        self._waiting_since: float | None = None
 
     async def run(self) -> None:
         """Send the request, and the response or an error."""
+        self._loop = asyncio.get_running_loop()
+        self._watch()
         try:
             refusal = await self._response_or_refusal()
         finally:
+            self._timer.cancel()
             self._stop(self._attempts)
         if refusal is not None:
             await (self._begun or self._respond()).fail(refusal)
@@ -96,15 +102,17 @@ class Race:
     async def _response_or_refusal(self) -> Refusal | None:
         self._start()
         while True:
-            try:
-                attempt, batch, error = await asyncio.wait_for(self._news.get(), self._timeout())
-            except asyncio.TimeoutError:
+            self._waiting_since = self._loop.time()
+            news = await self._news.get()
+            self._waiting_since = None
+            if news is None:
                 if self._begun is not None:
                     log.warning("A replica was silent for %g s within a response", self._limits.lost_after)
                     return Refusal("worker_lost")
                 if not self._start():
                     return Refusal("overloaded")
                 continue
+            attempt, batch, error = news
             if attempt.stopped:
                 continue
             if batch is not None:
@@ -122,6 +130,17 @@ class Race:
                     return Refusal("overloaded")
                 log.error("A replica failed", exc_info=error)
                 return Refusal("internal")
+
+    def _watch(self) -> None:
+        """Report silence. A timer for each wait would cost more than the rest of a batch."""
+        delay, since = self._limits.patience, self._waiting_since
+        if since is not None and self._news.empty():
+            left = since + self._timeout() - self._loop.time()
+            if left <= 0:
+                self._news.put_nowait(None)
+            else:
+                delay = min(left, delay)
+        self._timer = self._loop.call_later(delay, self._watch)
 
     def _timeout(self) -> float:
         if self._begun is not None:

@@ -165,6 +165,7 @@ class Clients:
         self.served, self.outcomes = served, list[Outcome]()
         self._stop, self._lock = threading.Event(), threading.Lock()
         head, other = served.ports
+        self._lost_port = other  # streams from this address may break, because the connection ends with its node
         self._threads = [threading.Thread(target=self._run, args=(number, ports)) for number, ports in
                          enumerate([(head,), (head,), (other, head), (other, head)])]
 
@@ -201,9 +202,13 @@ class Clients:
             if response.status_code != 200:
                 return f"{response.status_code}: {response.read()!r}"
             try:
-                lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
-            except httpx.TransportError as error:
-                return f"broken stream: {error!r}"
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        lines.append(line.removeprefix("data: "))
+            except httpx.TransportError:
+                if not lines or port != self._lost_port:
+                    raise
+                return "begun and lost"
         if lines and lines[-1] == "[DONE]":
             return "done"
         last = json.loads(lines[-1]) if lines else {}
