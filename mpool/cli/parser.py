@@ -178,6 +178,8 @@ def _ray(command: argparse.ArgumentParser) -> None:
                        help="number of pools under load (default: --replicas)")
     serve.add_argument("--calls", type=float, default=8.0, metavar="N",
                        help="queued and running requests in a pool above which another pool helps (default: 8)")
+    serve.add_argument("--fronts", type=int, default=0, metavar="N", help="processes that receive requests (default: "
+                                                                          "one per node, and at least two)")
     _listening(serve, [row for row in SERVER_LIMITS if row[0].startswith("max_") or row[0] == "grace"])
     embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
                                 "of a folder, and add a column with the embeddings of the texts of a column. Files "

@@ -2,14 +2,17 @@
 
 - ``serving``: :func:`application` for ``serve run``, and the command ``mpool ray serve``.
 - ``pools``: a replica, which is a pool with the server's routes.
-- ``front``: the deployment that receives the requests and forwards each to a replica that has the model loaded.
+- ``front``: the deployment that checks the requests and forwards each to a replica that has the model loaded.
+- ``race``: one request, sent to one replica after the other until one responds; ``responses``: a response that has not
+  begun.
+- ``proxy``: middleware in Ray's proxies, which repeats a request whose front died.
 - ``routing``: selection of replicas, and the number of replicas.
 - ``parquet``: :func:`embed_parquet` and the command ``mpool ray embed``; :class:`EmbedBatches` for pipelines of Ray
   Data.
 
-All of it is tested on one machine. For a cluster, run ``ray start --head`` on one machine and ``ray start
---address=HEAD:6379`` on the others, each with mpool and the models' files, then the same command with ``--address
-auto``.
+All of it is tested on one machine, with one or two nodes. For a cluster, set the variables of ``proxy.ENVIRONMENT`` on
+all machines, run ``ray start --head`` on one and ``ray start --address=HEAD:6379`` on the others, each with mpool and
+the models' files, then the same command with ``--address auto``.
 """
 
 from __future__ import annotations

@@ -1,37 +1,28 @@
 """The front: it checks requests with the server's guards and forwards each to a replica.
 
-A replica can die at any time. If no part of the response was sent yet, the front forwards the request to another
-replica; otherwise the stream ends with the error ``worker_lost``. Every request thus gets one response or one error,
-and a client can retry after ``worker_lost``, ``overloaded`` or the status 503.
+A replica can die or fall silent at any time. If no part of the response was sent yet, the front forwards the request
+to another replica (:mod:`mpool.integrations.ray.race`); otherwise the stream ends with the error ``worker_lost``. Every
+request thus gets one response or one error, and a client can retry after ``worker_lost``, ``overloaded`` or the status
+503.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from ray.exceptions import ActorUnavailableError, RayActorError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
 from ...server import bodies
 from ...server.application import Application, guarded
-from ...server.errors import Refusal, openai_error, plain_error
-from ...server.guard import App, Scope, header, refusal_response
+from ...server.errors import Refusal
+from ...server.guard import App, Scope, refusal_response
 from ...server.settings import Settings
-from ...server.streaming import EVENTS, LINES, event, line
+from .race import Limits, Race
+from .responses import HeldResponse
+from .routing import ATTEMPT, SILENT
 
-log = logging.getLogger("mpool.server")
-
-#: Maximum number of replicas that a request is forwarded to, one after the other.
-MAX_ATTEMPTS = 3
-#: Seconds that a replica has to accept a request.
-ACCEPT_TIMEOUT = 60.0
-_LOST = (RayActorError, ActorUnavailableError, ReplicaUnavailableError, DeploymentUnavailableError)
 _PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
 
 
@@ -70,14 +61,11 @@ class Relay:
     Args:
         handle: handle of the replicas' deployment.
         settings: limits of requests.
-        max_attempts: maximum number of replicas that a request is forwarded to, one after the other.
-        accept_timeout: seconds that a replica has to accept the request.
+        limits: limits of the attempts of a request.
     """
 
-    def __init__(self, handle: Any, settings: Settings, max_attempts: int = MAX_ATTEMPTS,
-                 accept_timeout: float = ACCEPT_TIMEOUT) -> None:
-        self.handle, self.settings = handle, settings
-        self.max_attempts, self.accept_timeout = max_attempts, accept_timeout
+    def __init__(self, handle: Any, settings: Settings, limits: Limits) -> None:
+        self.handle, self.settings, self.limits = handle, settings, limits
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         try:
@@ -88,7 +76,7 @@ class Relay:
             await refusal_response(refusal, scope["path"])(scope, receive, send)
             return
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
-        forwarding = asyncio.ensure_future(self._forward(scope, body, _Response(scope, receive, send)))
+        forwarding = asyncio.ensure_future(self._forward(scope, body, receive, send))
         try:
             await asyncio.wait({disconnect, forwarding}, return_when=asyncio.FIRST_COMPLETED)
             if forwarding.done():
@@ -98,77 +86,15 @@ class Relay:
                 task.cancel()
             await asyncio.gather(disconnect, forwarding, return_exceptions=True)
 
-    async def _forward(self, scope: Scope, body: bytes, response: _Response) -> None:
+    async def _forward(self, scope: Scope, body: bytes, receive: Any, send: Any) -> None:
         plain = {name: scope[name] for name in _PLAIN if name in scope}
         plain["headers"] = [(bytes(name), bytes(value)) for name, value in plain["headers"]]
-        refusal = Refusal("worker_lost")
-        for _ in range(self.max_attempts):
-            try:
-                async with aclosing(self._messages(plain, body)) as messages:
-                    async for message in messages:
-                        await response.handle_message(message)
-                return
-            except _LOST as error:
-                log.warning("A replica was lost: %s", type(error).__name__)
-            except (BackPressureError, TimeoutError):
-                refusal = Refusal("overloaded")
-                break
-            except Exception:
-                log.exception("A replica failed")
-                refusal = Refusal("internal")
-                break
-            if response.started:
-                break
-            response.discard()
-        await response.fail(refusal)
-
-    async def _messages(self, plain: dict[str, Any], body: bytes) -> AsyncGenerator[dict[str, Any], None]:
         handle = self.handle.options(stream=True, multiplexed_model_id=model_of(body))
-        batches = handle.respond.remote(plain, body)
-        try:
-            await asyncio.wait_for(anext(batches), self.accept_timeout)
-            async for batch in batches:
-                for message in batch:
-                    yield message
-        finally:
-            batches.cancel()
 
+        def ask(attempt: str, silent: list[str]) -> Any:
+            return handle.respond.remote({**plain, ATTEMPT: attempt, SILENT: silent}, body)
 
-class _Response:
-    """Passes the messages of a response on to the client. A response that is not streamed is held back until it is
-    complete."""
-
-    def __init__(self, scope: Scope, receive: Any, send: Any) -> None:
-        self._scope, self._receive, self._send = scope, receive, send
-        self._held: list[dict[str, Any]] = []
-        self._media_type = ""
-        self.started = False
-
-    async def handle_message(self, message: dict[str, Any]) -> None:
-        """Hold a message back, or send it and all messages held back before."""
-        if message["type"] == "http.response.start":
-            content_type = header(message, b"content-type") or b""
-            self._media_type = content_type.decode("latin-1").partition(";")[0]
-        self._held.append(message)
-        last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        if last or self._media_type in (EVENTS, LINES):
-            self.started = True
-            held, self._held = self._held, []
-            for held_message in held:
-                await self._send(held_message)
-
-    def discard(self) -> None:
-        """Discard the messages of a replica that died."""
-        self._held.clear()
-        self._media_type = ""
-
-    async def fail(self, refusal: Refusal) -> None:
-        """Send an error: as the whole response, or as the last message of a stream."""
-        if not self.started:
-            await refusal_response(refusal, self._scope["path"])(self._scope, self._receive, self._send)
-            return
-        last = event(openai_error(refusal)) if self._media_type == EVENTS else line(plain_error(refusal))
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        await Race(ask, lambda: HeldResponse(scope, receive, send, whole=True), self.limits).run()
 
 
 async def _wait_for_disconnect(receive: Any) -> None:
@@ -191,10 +117,9 @@ class Front:
         return make_front(self._pools, self._settings)
 
 
-def make_front(handle: Any, settings: Settings, max_attempts: int = MAX_ATTEMPTS,
-               accept_timeout: float = ACCEPT_TIMEOUT) -> App:
+def make_front(handle: Any, settings: Settings, limits: Limits = Limits()) -> App:  # noqa: B008 - immutable
     """Return the ASGI application of a front. For the arguments see :class:`Relay`."""
-    return Application(guarded(Relay(handle, settings, max_attempts, accept_timeout), FrontGate(settings)))
+    return Application(guarded(Relay(handle, settings, limits), FrontGate(settings)))
 
 
 __all__ = ["Front", "FrontGate", "Relay", "make_front", "model_of"]

@@ -12,6 +12,7 @@ from ...pool import Pool
 from ...server.application import OPERATIONS, Routes
 from ...server.settings import Settings
 from ...server.state import State
+from .race import BEAT
 from .routing import DEPTH
 
 #: Prefixes of the paths for which every replica gives the same response.
@@ -56,11 +57,14 @@ class Pools:
             body: the complete body.
 
         Yields:
-            an empty list when the replica has accepted the request, then lists of ASGI messages.
+            lists of ASGI messages, and empty lists as signs of life: one when the replica has accepted the request,
+            and one every :data:`mpool.integrations.ray.race.BEAT` seconds.
         """
         yield []
+        loop = asyncio.get_running_loop()
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         connection, received = SimpleNamespace(on_disconnect=None), False
+        timer: asyncio.TimerHandle
 
         async def receive() -> dict[str, Any]:
             nonlocal received
@@ -69,6 +73,12 @@ class Pools:
             received = True
             return {"type": "http.request", "body": body, "more_body": False}
 
+        def beat() -> None:
+            nonlocal timer
+            messages.put_nowait({})
+            timer = loop.call_later(BEAT, beat)
+
+        timer = loop.call_later(BEAT, beat)
         task = asyncio.ensure_future(self._app({**scope, "mpool.connection": connection}, receive, messages.put))
         task.add_done_callback(lambda _: messages.put_nowait(None))
         try:
@@ -78,10 +88,12 @@ class Pools:
                 while not messages.empty():
                     ready.append(messages.get_nowait())
                 more = ready[-1] is not None
-                if batch := [message for message in ready if message is not None]:
+                batch = [message for message in ready if message]
+                if more or batch:
                     yield batch
             await task  # raises the application's exception
         finally:
+            timer.cancel()
             if not task.done():
                 (connection.on_disconnect or task.cancel)()
                 await asyncio.wait([task])

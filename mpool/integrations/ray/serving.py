@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ from ...server.settings import Settings, token_of
 from . import routing
 from .front import Front
 from .pools import Pools
+from .proxy import ENVIRONMENT
 
 #: Name of the application.
 NAME = "mpool"
@@ -48,6 +51,7 @@ class Plan:
         cpus: number of compute threads of a replica, and of CPUs that Ray reserves for it.
         memory_mb: memory of a replica in megabytes; 0: the machine's memory for pools, divided in proportion to
             ``cpus`` and Ray's CPUs.
+        fronts: number of processes that receive requests; 0: one per node of the cluster, and at least two.
         settings: address, clients and limits.
 
     Raises:
@@ -64,21 +68,26 @@ class Plan:
     calls: float = routing.CALLS
     cpus: int = 1
     memory_mb: int = 0
+    fronts: int = 0
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
         for name, low, high in (("replicas", 1, 10_000), ("max_replicas", 0, 10_000), ("cpus", 1, 256),
-                                ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6)):
+                                ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6), ("fronts", 0, 10_000)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
                 refuse(name, value, f"{'a number' if name == 'calls' else 'an integer'} from {low:,} to {high:,}")
 
 
-def make(plan: Plan) -> serve.Application:
+def make(plan: Plan, nodes: int = 1) -> serve.Application:
     """Return the application of a plan, for ``serve.run``.
 
-    The front receives the requests from Ray Serve's proxy and checks Host, Origin and token as ``mpool serve`` does.
-    The proxy limits the size of headers, and the number and duration of connections.
+    A front receives the requests from Ray Serve's proxy on its node, and checks Host, Origin and token as ``mpool
+    serve`` does. The proxy limits the size of headers, and the number and duration of connections.
+
+    Args:
+        plan: the plan.
+        nodes: number of nodes of the cluster. The fronts are spread evenly over them.
     """
     settings = plan.settings
     scaled: dict[str, Any] = {"num_replicas": plan.replicas}
@@ -96,9 +105,11 @@ def make(plan: Plan) -> serve.Application:
     # only the front has the token: replicas trust the front
     replica = pools.bind(plan.models, not plan.only, plan.compute, replace(settings, token=None, host="127.0.0.1"),
                          plan.load, plan.cpus, plan.memory_mb, plan.offline)
+    fronts = plan.fronts or max(2, nodes)
     front = serve.deployment(serve.ingress()(Front)).options(
-        name="Front", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=settings.max_connections,
-        graceful_shutdown_timeout_s=settings.grace + 5.0)
+        name="Front", num_replicas=fronts, max_replicas_per_node=math.ceil(fronts / nodes),
+        ray_actor_options={"num_cpus": 0}, max_ongoing_requests=settings.max_connections,
+        graceful_shutdown_timeout_s=settings.grace + 5.0, health_check_period_s=5.0)
     return front.bind(replica, settings)
 
 
@@ -119,7 +130,12 @@ def application(arguments: Mapping[str, str]) -> serve.Application:
     settings = _read(Settings, {name: given.pop(name) for name in list(given) if name in _names(Settings)})
     if token_file is not None:
         settings["token"] = token_of(token_file)
-    return make(Plan(**_read(Plan, given), settings=Settings(**settings)))
+    return make(Plan(**_read(Plan, given), settings=Settings(**settings)), _nodes())
+
+
+def _nodes() -> int:
+    """Return the number of live nodes of the cluster; 1 if this process is not connected to Ray."""
+    return max(1, sum(node["Alive"] for node in ray.nodes())) if ray.is_initialized() else 1
 
 
 def _names(kind: type) -> set[str]:
@@ -163,6 +179,8 @@ def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] |
     if address is None:
         with Pool(PoolConfig(offline=plan.offline)) as pool:  # an error raised in a replica would lose its class
             Models(pool, plan.models, not plan.only, plan.compute)
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
     connect(address)
     try:
         available = int(ray.cluster_resources().get("CPU", 0))
@@ -172,9 +190,9 @@ def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] |
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        serve.start(http_options={"host": settings.host, "port": settings.port})
+        serve.start(proxy_location="EveryNode", http_options={"host": settings.host, "port": settings.port})
         try:
-            serve.run(make(plan), name=NAME, route_prefix="/")
+            serve.run(make(plan, _nodes()), name=NAME, route_prefix="/")
         except RuntimeError as error:
             raise SpawnFailed(f"Ray Serve cannot start the application: {error}") from None
         if ready is not None:

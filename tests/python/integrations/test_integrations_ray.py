@@ -6,7 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +23,23 @@ httpx = pytest.importorskip("httpx")
 
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
-from ray.exceptions import ActorDiedError  # noqa: E402
+from ray import serve  # noqa: E402
+from ray.exceptions import (  # noqa: E402
+    ActorDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    WorkerCrashedError,
+)
 from ray.serve.exceptions import BackPressureError  # noqa: E402
 
 import mpool  # noqa: E402
 from mpool.cli.parser import make_parser  # noqa: E402
-from mpool.integrations.ray import _share, routing  # noqa: E402
+from mpool.integrations.ray import _share, proxy, routing, serving  # noqa: E402
+from mpool.integrations.ray import pools as replicas  # noqa: E402
 from mpool.integrations.ray.front import make_front, model_of  # noqa: E402
 from mpool.integrations.ray.parquet import EmbedBatches, embed_parquet  # noqa: E402
 from mpool.integrations.ray.pools import Pools, operations  # noqa: E402
+from mpool.integrations.ray.race import Limits
 from mpool.integrations.ray.serving import Plan, application, make  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
 
@@ -44,11 +56,11 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- routing and autoscaling ------------------------------------------------------------------------------------
 
 def replica(*models: str, calls: int = 0) -> SimpleNamespace:
-    return SimpleNamespace(routing_stats={"models": list(models), "calls": calls})
+    return SimpleNamespace(replica_id=object(), routing_stats={"models": list(models), "calls": calls})
 
 
 def test_requests_go_to_replicas_with_their_model() -> None:
-    warm, other, busy, new = replica("a"), replica("b"), replica("a", calls=8), SimpleNamespace(routing_stats={})
+    warm, other, busy, new = replica("a"), replica("b"), replica("a", calls=8), replica()
     for _ in range(20):
         first, rest = routing.ranks([warm, other, busy, new], "a")
         assert first == [warm] and len(rest) == 2
@@ -58,6 +70,68 @@ def test_requests_go_to_replicas_with_their_model() -> None:
     assert model_of(b'{"messages": [], "model": "small:latest"}') == "small"
     for body in (b"", b"{", b"[1]", b'{"model": 3}', b'{"x": "model"}', b"[" * 100_000, b"\xff"):
         assert model_of(body) == ""
+
+
+def test_suspects_are_avoided() -> None:
+    """A replica is a suspect from its first failure until it accepts a request or ``SUSPICION`` seconds are over."""
+    now = 100.0
+    answers = routing.Answers(lambda: now)
+    answers.sent("1", "a")
+    answers.sent("2", "b")
+    answers.accepted("2", "b", "second")
+    assert answers.suspects() == set() and answers.loads() == {"b": 1}
+    now += routing.PATIENCE + 0.01
+    assert answers.suspects() == {"a"}
+    answers.accepted("1", "a", "first")
+    assert answers.suspects() == set() and answers.loads() == {"a": 1, "b": 1}
+    answers.silent(["first", "unknown"])
+    assert answers.suspects() == {"a"}
+    now += routing.SUSPICION + 0.01
+    assert answers.suspects() == set()
+    answers.failed("b")
+    assert answers.suspects() == {"b"}
+    answers.sent("3", "b")
+    answers.accepted("3", "b", "third")
+    assert answers.suspects() == set()
+    for request in ("1", "2", "3"):
+        answers.completed(request)
+    answers.sent("4", "a")
+    answers.completed("4")  # Ray may report the end first
+    answers.accepted("4", "a", "fourth")
+    assert answers.loads() == {}
+    answers.sent("5", "a")
+    now += routing.SUSPICION + 0.01
+    assert answers.suspects() == set()  # the request was given up long ago: try the replica again
+
+
+def test_the_router_skips_a_replica_at_its_first_failure() -> None:
+    now = 0.0
+    router = routing.WarmRouter.__new__(routing.WarmRouter)
+    router.initialize_state(4.0)
+    router.answers = routing.Answers(lambda: now)
+    one, two = replica("a"), replica("a")
+
+    def choose(request: str, silent: tuple[str, ...] = ()) -> list[Any]:
+        pending = pending_request(request, silent)
+        found = asyncio.run(router.choose_replicas([one, two], pending))
+        assert all(len(group) == 1 for group in found) and len(found) == 2
+        return [group[0] for group in found]
+
+    def pending_request(request: str, silent: tuple[str, ...] = ()) -> Any:
+        return SimpleNamespace(metadata=SimpleNamespace(internal_request_id=request, multiplexed_model_id="a"),
+                               args=[{routing.ATTEMPT: f"attempt {request}", routing.SILENT: silent}, b""])
+
+    first, other = choose("1")
+    router.on_request_routed(pending_request("1"), first.replica_id, None)
+    assert [choose(f"2{number}")[0] for number in range(20)] == [other] * 20  # it has fewer requests
+    router.on_request_routed(pending_request("219"), other.replica_id, None)
+    for number in range(20):
+        router.on_request_completed(other.replica_id, f"2{number}")
+    assert choose("3", ("attempt 1",)) == [other, first]
+    router.on_request_completed(first.replica_id, "1")
+    assert [choose(f"4{number}") for number in range(20)] == [[other, first]] * 20
+    now += routing.SUSPICION + 1.0
+    assert {choose(f"5{number}")[0].replica_id for number in range(50)} == {one.replica_id, two.replica_id}
 
 
 def test_number_of_replicas_follows_the_requests() -> None:
@@ -102,6 +176,7 @@ class Handle:
 
     def __init__(self, *replicas: Callable[..., AsyncIterator[Any]]) -> None:
         self.replicas, self.models, self.ended = list(replicas), [], []  # type: ignore[var-annotated]
+        self.scopes: list[dict[str, Any]] = []
         self.respond = SimpleNamespace(remote=self._respond)
 
     def options(self, *, stream: bool, multiplexed_model_id: str) -> Handle:
@@ -110,6 +185,7 @@ class Handle:
         return self
 
     def _respond(self, scope: Any, body: bytes) -> Responses:
+        self.scopes.append(scope)
         made = self.replicas.pop(0) if len(self.replicas) > 1 else self.replicas[0]
         return Responses(made(scope, body), self.ended)
 
@@ -131,11 +207,11 @@ def pools(llama: Path, bert: Path) -> Pools:
     return Pools((f"small={llama}", f"vectors={bert}"), False, "auto", SETTINGS, False, 1, 200, True)
 
 
-def ask(handle: Any, path: str, body: Any = None, settings: Settings = SETTINGS, accept_timeout: float = 20.0,
+def ask(handle: Any, path: str, body: Any = None, settings: Settings = SETTINGS, limits: Limits = Limits(),
         **headers: str) -> Any:
     """Send a request to a front with this handle and return the response."""
     async def send() -> Any:
-        app = make_front(handle, settings, accept_timeout=accept_timeout)
+        app = make_front(handle, settings, limits)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as client:
             return await client.request("GET" if body is None else "POST", path, json=body, headers=headers)
     return asyncio.run(send())
@@ -211,20 +287,136 @@ def test_a_death_before_the_response_is_hidden(pools: Pools, llama: Path) -> Non
         handle = Handle(first, pools.respond)
         response = ask(handle, "/v1/chat/completions", CHAT)
         assert response.status_code == 200 and response.json()["choices"][0]["message"]["content"] == expected
-        assert len(handle.models) == 2 and len(handle.ended) == 2
+        assert len(handle.scopes) == 2 and len(handle.ended) == 2
 
 
 def test_a_death_within_a_stream_ends_it_with_one_error(pools: Pools) -> None:
     for path, body, kind in (("/v1/chat/completions", {**CHAT, "stream": True}, "text/event-stream"),
                              ("/api/chat", {"model": "small", "messages": CHAT["messages"]}, "application/x-ndjson")):
-        handle = Handle(dies(2, pools.respond))
+        async def dies_after_the_first_token(scope: Any, body: bytes) -> AsyncIterator[Any]:
+            async for batch in pools.respond(scope, body):
+                for message in batch:
+                    yield [message]
+                    if message.get("body"):
+                        raise ActorDiedError
+
+        handle = Handle(dies_after_the_first_token, pools.respond)
         response = ask(handle, path, body)
         assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
-        assert len(handle.models) == 1
+        assert len(handle.scopes) == 1
         last = json.loads([line for line in response.text.splitlines() if line][-1].removeprefix("data: "))
         message = last["error"] if kind == "application/x-ndjson" else last["error"]["message"]
         assert message == "The worker ended before it completed the request."
         assert response.text.count("The worker ended") == 1
+
+
+STREAM_HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+
+
+def part(text: str, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
+
+
+async def forever(*batches: Any) -> AsyncIterator[Any]:
+    """A replica whose machine loses power after these batches."""
+    for batch in batches:
+        yield batch
+    await asyncio.Event().wait()
+
+
+def test_a_stream_without_its_first_token_has_not_begun(pools: Pools) -> None:
+    """Another replica gives the stream if the first one dies or falls silent between the head and the first token."""
+    expected = ask(Handle(pools.respond), "/v1/chat/completions", {**CHAT, "stream": True}).text
+
+    async def dies_after_the_head(scope: Any, body: bytes) -> AsyncIterator[Any]:
+        yield []
+        yield [STREAM_HEAD]
+        raise ActorDiedError
+
+    for first in (dies_after_the_head, lambda scope, body: forever([], [STREAM_HEAD])):
+        handle = Handle(first, pools.respond)
+        response = ask(handle, "/v1/chat/completions", {**CHAT, "stream": True}, limits=Limits(patience=0.1))
+        assert response.text.count("data: ") == expected.count("data: ") and "[DONE]" in response.text
+        assert "error" not in response.text and len(handle.scopes) == 2
+
+
+def test_errors_of_a_lost_node_are_those_of_a_dead_replica(pools: Pools) -> None:
+    """If a node is lost, its replica's messages are lost too, and Ray raises other errors than for a process."""
+    for error in (ObjectLostError("00", None, ""), NodeDiedError("the node died"), WorkerCrashedError()):
+        async def lost(scope: Any, body: bytes, error: Exception = error) -> AsyncIterator[Any]:
+            yield []
+            raise error
+
+        handle = Handle(lost, pools.respond)
+        assert ask(handle, "/v1/chat/completions", CHAT).status_code == 200 and len(handle.scopes) == 2
+
+
+def test_a_silent_replica_loses_its_request(pools: Pools) -> None:
+    """A replica whose machine lost power raises no error. Another one gets the request after ``patience``, and the
+    router is told which attempt is silent."""
+    for batches in ((), ([],), ([], [], [])):
+        handle = Handle(lambda scope, body, batches=batches: forever(*batches), pools.respond)
+        assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.1)).status_code == 200
+        first, second = handle.scopes
+        assert first[routing.SILENT] == [] and second[routing.SILENT] == [first[routing.ATTEMPT]]
+        assert len(handle.ended) == 2 and first[routing.ATTEMPT] != second[routing.ATTEMPT]
+
+
+def test_a_slow_replica_keeps_its_request(pools: Pools) -> None:
+    """Signs of life prevent a second attempt. One that comes too late ends the second attempt."""
+    async def busy(scope: Any, body: bytes) -> AsyncIterator[Any]:
+        for _ in range(10):
+            yield []
+            await asyncio.sleep(0.05)
+        async for batch in pools.respond(scope, body):
+            yield batch
+
+    handle = Handle(busy)
+    assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.3)).status_code == 200
+    assert len(handle.scopes) == 1
+
+    async def late(scope: Any, body: bytes) -> AsyncIterator[Any]:
+        yield []
+        await asyncio.sleep(0.3)
+        async for batch in pools.respond(scope, body):
+            yield batch
+
+    handle = Handle(late, lambda scope, body: forever([]))
+    assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.2)).status_code == 200
+    assert len(handle.scopes) == 2 == len(handle.ended)
+
+
+def test_a_stream_that_falls_silent_ends_with_an_error() -> None:
+    handle = Handle(lambda scope, body: forever([], [STREAM_HEAD, part("data: {}\n\n")]))
+    response = ask(handle, "/v1/chat/completions", {**CHAT, "stream": True}, limits=Limits(lost_after=0.1))
+    begun, last = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert begun == "{}" and json.loads(last)["error"]["code"] == "worker_lost"
+    assert len(handle.scopes) == 1 == len(handle.ended)
+
+
+def test_replicas_give_signs_of_life(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica sends an empty batch when it accepts a request, and then regularly until the response is complete."""
+    monkeypatch.setattr(replicas, "BEAT", 0.02)
+    release = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await release.wait()
+        await send({**STREAM_HEAD, "status": 204})
+        await send(part("", more=False))
+
+    async def batches() -> list[list[Any]]:
+        found = []
+        async for batch in pools.respond({}, b""):
+            found.append(batch)
+            if len(found) == 5:
+                release.set()
+        return found
+
+    monkeypatch.setattr(pools, "_app", slow)
+    found = asyncio.run(batches())
+    assert found[:5] == [[]] * 5
+    messages = [message["type"] for batch in found[5:] for message in batch]
+    assert messages == ["http.response.start", "http.response.body"]
 
 
 def test_errors_without_an_available_replica(pools: Pools) -> None:
@@ -241,12 +433,12 @@ def test_errors_without_an_available_replica(pools: Pools) -> None:
         raise RuntimeError("a fault of this replica")
 
     for respond, status, code, attempts in ((dies(0, pools.respond), 503, "worker_lost", 3),
-                                            (full, 503, "overloaded", 1), (silent, 503, "overloaded", 1),
+                                            (full, 503, "overloaded", 1), (silent, 503, "overloaded", 3),
                                             (broken, 500, "internal", 1)):
         handle = Handle(respond)
-        response = ask(handle, "/v1/chat/completions", CHAT, accept_timeout=0.05)
+        response = ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.05, accept_timeout=0.05))
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)
-        assert len(handle.models) == attempts and ("retry-after" in response.headers) is (status == 503)
+        assert len(handle.scopes) == attempts and ("retry-after" in response.headers) is (status == 503)
         assert "fault of this" not in response.text
 
 
@@ -264,6 +456,76 @@ def test_guards_run_before_replicas(pools: Pools) -> None:
     assert handle.models == []
     assert ask(handle, "/v1/models", settings=locked, authorization=f"Bearer {TOKEN}").status_code == 200
     assert ask(handle, "/health", settings=locked).status_code == 200
+
+
+class Fronts:
+    """The application of Ray's proxy: each request goes to the next front. A front that dies ends it early."""
+
+    def __init__(self, *fronts: list[dict[str, Any]]) -> None:
+        self.fronts, self.bodies = list(fronts), []  # type: ignore[var-annotated]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        parts = [await receive()]
+        while parts[-1].get("more_body"):
+            parts.append(await receive())
+        self.bodies.append(b"".join(part.get("body", b"") for part in parts))
+        for message in self.fronts.pop(0):
+            await send(message)
+
+
+def through_proxy(fronts: Fronts, *parts: bytes, max_body: int = 1000) -> list[dict[str, Any]]:
+    """Send a request in parts, and return the messages of the response."""
+    sent: list[dict[str, Any]] = []
+    received = [{"type": "http.request", "body": body, "more_body": True} for body in parts]
+    received[-1]["more_body"] = False
+
+    async def receive() -> dict[str, Any]:
+        return received.pop(0) if received else {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/v1/chat/completions", "headers": []}
+    asyncio.run(proxy.Repeat(fronts, max_body=max_body)(scope, receive, send))
+    return sent
+
+
+HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+
+
+def test_the_proxy_repeats_a_request_whose_front_died() -> None:
+    whole = [HEAD, part("{}", more=False)]
+    for dead in ([], [HEAD], [STREAM_HEAD]):
+        fronts = Fronts(dead, whole)
+        assert through_proxy(fronts, b"one ", b"two") == whole
+        assert fronts.bodies == [b"one two"] * 2
+    fronts = Fronts([], [], [])
+    assert through_proxy(fronts, b"{}")[0]["status"] == 503 and len(fronts.bodies) == 3
+    fronts = Fronts([], whole)
+    assert through_proxy(fronts, b"x" * 600, b"y" * 600)[0]["status"] == 503  # too large to be kept
+    assert len(fronts.bodies) == 1
+
+
+def test_the_proxy_ends_a_stream_whose_front_died() -> None:
+    """A stream that has begun ends with an error event. Another response stays incomplete, as its length is known."""
+    begun = [STREAM_HEAD, part("data: {}\n\n")]
+    sent = through_proxy(Fronts(begun), b"{}")
+    assert sent[:2] == begun and json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]["code"] == "worker_lost"
+    assert not sent[2]["more_body"] and len(sent) == 3
+    assert through_proxy(Fronts([HEAD, part("{")]), b"{}") == [HEAD, part("{")]
+
+
+def test_the_proxy_does_not_repeat_what_nobody_waits_for() -> None:
+    """If the client has disconnected, a response without an end is no failure."""
+    class Gone(Fronts):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await super().__call__(scope, receive, send)
+            assert (await receive())["type"] == "http.disconnect"
+
+    fronts = Gone([], [])
+    assert through_proxy(fronts, b"{}") == [] and len(fronts.bodies) == 1
+    (middleware,) = proxy.middlewares()
+    assert middleware.cls is proxy.Repeat and not middleware.args and not middleware.kwargs
 
 
 def test_lifespan_and_websockets() -> None:
@@ -285,23 +547,134 @@ def test_lifespan_and_websockets() -> None:
     assert asyncio.run(talk("websocket", {"type": "websocket.connect"})) == ["websocket.close"]
 
 
-def test_plans(tmp_path: Path) -> None:
-    """Plans from Python, from ``serve run`` and from the command line."""
-    assert make(Plan(replicas=2)) is not None and make(Plan(max_replicas=4, calls=2.0)) is not None
-    token = tmp_path / "token"
-    assert application({"models": "all-MiniLM-L6-v2,small=./x", "replicas": "2", "only": "true", "max_body": "4096",
-                        "token_file": str(token), "host": "0.0.0.0"}) is not None
-    assert token.exists()
+class Deployments:
+    """Stands in for ``serve.deployment``, and records the options and arguments of each deployment."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, dict[str, Any]] = {}
+        self.arguments: dict[str, tuple[Any, ...]] = {}
+        self.targets: dict[str, Any] = {}
+
+    def deployment(self, target: Any) -> Any:
+        def options(name: str, **given: Any) -> Any:
+            self.options[name], self.targets[name] = given, target
+
+            def bind(*arguments: Any) -> str:
+                self.arguments[name] = arguments
+                return name
+
+            return SimpleNamespace(bind=bind)
+
+        return SimpleNamespace(options=options)
+
+
+def deployed(plan: Plan, nodes: int, monkeypatch: pytest.MonkeyPatch) -> Deployments:
+    """Return what the application of a plan consists of. Ray must accept the same plan."""
+    assert isinstance(make(plan, nodes), serve.Application)
+    found = Deployments()
+    with monkeypatch.context() as patched:
+        patched.setattr(serving.serve, "deployment", found.deployment)
+        assert make(plan, nodes) == "Front"  # the deployment that gets the requests
+    return found
+
+
+def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Number of processes, their resources and limits."""
+    settings = Settings(port=8000, token=TOKEN, host="0.0.0.0", max_connections=99, grace=7.0, max_tokens=5)
+    found = deployed(Plan(("small=x", "y"), True, True, "int8", True, 3, calls=2.0, cpus=2, memory_mb=300,
+                          settings=settings), 1, monkeypatch)
+    pools, front = found.options["Pools"], found.options["Front"]
+    assert found.targets["Pools"] is Pools
+    assert (pools["num_replicas"], pools["ray_actor_options"], pools["max_ongoing_requests"]) == (3, {"num_cpus": 2}, 99)
+    assert (pools["graceful_shutdown_timeout_s"], pools["health_check_period_s"]) == (12.0, 5.0)
+    assert pools["max_constructor_retry_count"] == 3 and "autoscaling_config" not in pools
+    router = pools["request_router_config"]
+    assert router.get_request_router_class().__name__ == "WarmRouter"
+    assert (router.request_router_kwargs, router.request_routing_stats_period_s) == ({"calls": 2.0}, 1.0)
+    replica_settings = replace(settings, token=None, host="127.0.0.1")  # the front has checked the token
+    assert found.arguments["Pools"] == (("small=x", "y"), False, "int8", replica_settings, True, 2, 300, True)
+    assert found.arguments["Front"] == ("Pools", settings)
+    assert front == {"num_replicas": 2, "max_replicas_per_node": 2, "ray_actor_options": {"num_cpus": 0},
+                     "max_ongoing_requests": 99, "graceful_shutdown_timeout_s": 12.0, "health_check_period_s": 5.0}
+    for nodes, fronts, expected in ((1, 0, (2, 2)), (2, 0, (2, 1)), (5, 0, (5, 1)), (2, 3, (3, 2)), (4, 1, (1, 1))):
+        front = deployed(Plan(fronts=fronts), nodes, monkeypatch).options["Front"]
+        assert (front["num_replicas"], front["max_replicas_per_node"]) == expected
+
+
+def test_plans_that_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = deployed(Plan(replicas=2, max_replicas=4, calls=3.0), 1, monkeypatch).options["Pools"]
+    scaling = pools["autoscaling_config"]
+    assert "num_replicas" not in pools
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.initial_replicas) == (2, 4, None)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s, scaling.look_back_period_s) == (10.0, 300.0, 15.0)
+    assert scaling.policy.policy_kwargs == {"calls": 3.0}
+    assert scaling.policy.policy_function.endswith("CallsPolicy")
+    for fixed in (Plan(replicas=3), Plan(replicas=3, max_replicas=3), Plan(replicas=3, max_replicas=2)):
+        pools = deployed(fixed, 1, monkeypatch).options["Pools"]
+        assert pools["num_replicas"] == 3 and "autoscaling_config" not in pools
+
+
+def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``serve run`` and the command line give the plan that they describe."""
+    token, made = tmp_path / "token", list[tuple[Plan, int]]()
+    monkeypatch.setattr(serving, "make", lambda plan, nodes: made.append((plan, nodes)))
+    application({"models": "all-MiniLM-L6-v2,small=./x", "replicas": "2", "max_replicas": "3", "only": "true",
+                 "calls": "2.5", "cpus": "2", "fronts": "4", "load": "0", "max_body": "4096", "grace": "7.5",
+                 "token_file": str(token), "host": "0.0.0.0"})
+    application({})
+    assert made == [(Plan(("all-MiniLM-L6-v2", "small=./x"), True, replicas=2, max_replicas=3, calls=2.5, cpus=2,
+                          fronts=4, settings=Settings("0.0.0.0", 8000, token.read_text().strip(), max_body=4096,
+                                                      grace=7.5)), 1), (Plan(settings=SETTINGS), 1)]
     for wrong, words in (({"modles": "x"}, "`modles` is not an option of application; did you mean `models`"),
                          ({"replicas": "two"}, "`replicas` must be of type int, got 'two'"),
                          ({"only": "perhaps"}, "`only` must be of type bool, got 'perhaps'"),
                          ({"replicas": "0"}, "`replicas` must be an integer from 1 to .*, got 0"),
+                         ({"fronts": "-1"}, "`fronts` must be an integer from 0 to .*, got -1"),
                          ({"host": "0.0.0.0"}, "`host` must be a loopback address unless there is a token"),
                          ({"token": "x" * 20}, "`token` is not an option of application")):
         with pytest.raises(mpool.InvalidArgument, match=words):
             application(wrong)
-    found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--cpus", "2"])
-    assert (found.model, found.replicas, found.cpus, found.port) == (["small=x"], 2, 2, 11435)
+    ran = list[tuple[Any, ...]]()
+    monkeypatch.setattr(serving, "run", lambda *given: ran.append(given[:2]))
+    found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--max-replicas", "5", "--cpus",
+                                      "3", "--calls", "4", "--fronts", "6", "--memory-mb", "7", "--only", "--load",
+                                      "--offline", "--max-body", "4096", "--address", "auto"])
+    assert found.run(found) == 0
+    assert ran == [(Plan(("small=x",), True, True, "auto", True, 2, 5, 4.0, 3, 7, 6,
+                         Settings(port=11435, max_body=4096)), "auto")]
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+def test_proxies_are_on_every_node(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``run`` starts proxies on all nodes with the plan's address, and one front per live node."""
+    events = list[Any]()
+    for name in proxy.ENVIRONMENT:
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(serving, "connect", lambda given: events.append(("connect", given, dict(os.environ))))
+    monkeypatch.setattr(serving, "make", lambda plan, nodes: ("application", nodes))
+    monkeypatch.setattr(serving, "ray", SimpleNamespace(
+        cluster_resources=lambda: {"CPU": 2.0}, is_initialized=lambda: True, shutdown=lambda: events.append("ended"),
+        nodes=lambda: [{"Alive": True}, {"Alive": False}, {"Alive": True}]))
+    for called in ("start", "run", "shutdown", "delete"):
+        monkeypatch.setattr(serving.serve, called, partial(lambda called, *given, **options: events.append(
+            (called, given, options)), called))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        serving.run(Plan(only=True, replicas=2, settings=Settings(host="::1", port=8123)), address,
+                    lambda url: (events.append(url), signal.raise_signal(signal.SIGTERM)))
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    connected, *rest = events
+    assert connected[:2] == ("connect", address)
+    # the variables are those of Ray's processes: on a cluster, they belong to `ray start`
+    given = {name: connected[2].get(name) for name in proxy.ENVIRONMENT}
+    assert given == (proxy.ENVIRONMENT if address is None else dict.fromkeys(proxy.ENVIRONMENT))
+    assert rest == [
+        ("start", (), {"proxy_location": "EveryNode", "http_options": {"host": "::1", "port": 8123}}),
+        ("run", (("application", 2),), {"name": "mpool", "route_prefix": "/"}), "http://[::1]:8123",
+        ("shutdown", (), {}) if address is None else ("delete", ("mpool",), {}), "ended"]
 
 
 # ---- Parquet --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""Middleware in Ray Serve's proxies: it repeats a request whose front died.
+
+Ray's proxy holds the client's connection, and forwards each request to a front. If the front dies, the proxy gives up
+without a response (HTTP 500). With this middleware, it forwards the request to another front.
+
+Ray loads the middleware where :data:`ENVIRONMENT` was set when Ray was started. ``mpool ray serve`` sets it when it
+starts Ray; on a cluster, set it for ``ray start`` on every machine. It applies to all applications of that cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from starlette.middleware import Middleware
+
+from ...server.errors import Refusal
+from .responses import HeldResponse
+
+log = logging.getLogger("mpool.server")
+
+#: Environment variables of Ray's processes: the middleware; seconds between two checks whether a proxy is alive; gRPC
+#: between proxies, fronts and replicas. Without gRPC, a replica that answers a front on a lost node stands still until
+#: Ray knows that the node is lost, which takes more than 10 s.
+ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "mpool.integrations.ray.proxy.middlewares",
+               "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+               "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1"}
+#: Maximum number of fronts that get a request, one after the other.
+MAX_ATTEMPTS = 3
+#: Maximum size in bytes of a body that can be sent again.
+MAX_BODY = 32 << 20
+
+
+class _Replay:
+    """``receive`` of ASGI, from the start of the body on for each attempt."""
+
+    def __init__(self, receive: Any, max_body: int) -> None:
+        self._receive, self._room = receive, max_body
+        self._kept: list[dict[str, Any]] = []
+        self._at = 0
+        self.disconnected = False
+
+    async def receive(self) -> dict[str, Any]:
+        if self._at < len(self._kept):
+            self._at += 1
+            return self._kept[self._at - 1]
+        message: dict[str, Any] = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.disconnected = True
+            return message
+        self._room -= len(message.get("body", b""))
+        if self._room >= 0:
+            self._kept.append(message)
+            self._at += 1
+        else:
+            self._kept.clear()
+        return message
+
+    def rewind(self) -> bool:
+        """Start again at the first message; return False if the body was too large to be kept."""
+        self._at = 0
+        return self._room >= 0
+
+
+class Repeat:
+    """An ASGI application that repeats a request if the application inside ends without a response.
+
+    Args:
+        app: the application inside.
+        max_attempts: maximum number of calls of it.
+        max_body: maximum size in bytes of a body that can be sent again.
+    """
+
+    def __init__(self, app: Any, max_attempts: int = MAX_ATTEMPTS, max_body: int = MAX_BODY) -> None:
+        self._app, self._max_attempts, self._max_body = app, max_attempts, max_body
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        replay = _Replay(receive, self._max_body)
+        for _ in range(self._max_attempts):
+            response = HeldResponse(scope, receive, send, whole=False)
+            await self._app(dict(scope), replay.receive, response.handle_message)
+            if response.ended or replay.disconnected:
+                return
+            log.warning("A front was lost")
+            if response.started or not replay.rewind():
+                break
+        await response.fail(Refusal("worker_lost"))
+
+
+def middlewares() -> list[Middleware]:
+    """Return the middleware. Called by Ray Serve, see :data:`ENVIRONMENT`."""
+    return [Middleware(Repeat)]
+
+
+__all__ = ["ENVIRONMENT", "Repeat", "middlewares"]

@@ -1,0 +1,65 @@
+"""A response that is held back until it has begun, so that another process can still give it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...server.errors import Refusal, openai_error, plain_error
+from ...server.guard import Scope, header, refusal_response
+from ...server.streaming import EVENTS, LINES, event, line
+
+
+class HeldResponse:
+    """Passes the messages of a response on to the client, as soon as the response has begun.
+
+    A response has begun when the first byte of its body is there: a stream that waits for its first token has not
+    begun. Until then, nothing is sent, and another process can still give the response.
+
+    Args:
+        scope, receive, send: those of ASGI.
+        whole: True: hold back a response that is not streamed until it is complete.
+
+    Attributes:
+        started: a part of the response was sent.
+        ended: the whole response was sent.
+    """
+
+    def __init__(self, scope: Scope, receive: Any, send: Any, whole: bool) -> None:
+        self._scope, self._receive, self._send, self._whole = scope, receive, send, whole
+        self._held: list[dict[str, Any]] = []
+        self._media_type = ""
+        self.started = self.ended = False
+
+    def begins_with(self, message: dict[str, Any]) -> bool:
+        """Return True if this message, the next one, is the first that is not held back."""
+        return not self.started and message["type"] == "http.response.body" and (
+            not message.get("more_body", False) or bool(message.get("body")) and (self._streamed or not self._whole))
+
+    async def handle_message(self, message: dict[str, Any]) -> None:
+        """Hold a message back, or send it and all messages held back before."""
+        if message["type"] == "http.response.start":
+            content_type = header(message, b"content-type") or b""
+            self._media_type = content_type.decode("latin-1").partition(";")[0]
+        self.started |= self.begins_with(message)
+        self._held.append(message)
+        if self.started:
+            held, self._held = self._held, []
+            for held_message in held:
+                await self._send(held_message)
+            self.ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    async def fail(self, refusal: Refusal) -> None:
+        """Send an error: as the whole response, or as the last message of a stream. A response that has begun and is
+        not a stream stays incomplete, so the server closes the connection."""
+        if not self.started:
+            await refusal_response(refusal, self._scope["path"])(self._scope, self._receive, self._send)
+        elif self._streamed:
+            last = event(openai_error(refusal)) if self._media_type == EVENTS else line(plain_error(refusal))
+            await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    @property
+    def _streamed(self) -> bool:
+        return self._media_type in (EVENTS, LINES)
+
+
+__all__ = ["HeldResponse"]
