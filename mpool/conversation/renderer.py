@@ -13,6 +13,7 @@ import encodings.ascii  # noqa: F401 - no file can be opened after the start; th
 import encodings.latin_1  # noqa: F401
 import encodings.unicode_escape  # noqa: F401
 import encodings.utf_8  # noqa: F401
+import html  # noqa: F401
 import json
 import marshal
 import os
@@ -28,7 +29,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-sys.path += sys.argv[1:]  # the folders that hold jinja2 and markupsafe
+if __name__ == "__main__":
+    sys.path += sys.argv[1:]  # the folders that hold jinja2 and markupsafe
 
 import jinja2  # noqa: E402
 import jinja2.debug  # noqa: E402

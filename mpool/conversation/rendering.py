@@ -420,8 +420,8 @@ class Renderers:
                     break
                 self._wait(deadline)
             else:
-                at = next((at for at in reversed(range(len(self._idle))) if source.digest in self._idle[at].compiled), -1)
-                return self._idle.pop(at)
+                known = [at for at, renderer in enumerate(self._idle) if source.digest in renderer.compiled]
+                return self._idle.pop(known[-1] if known else -1)
         return self._new()
 
     def _new(self) -> _Renderer:

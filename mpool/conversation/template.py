@@ -1,8 +1,8 @@
 """Chat templates: render a conversation to the text format that a model was trained on, and encode it to token ids.
 
 A template is part of a model and written in Jinja. It is rendered as transformers does it, in a process that can be
-killed (:mod:`mpool.conversation.rendering`). Only the template itself can write control tokens: their texts in messages, such as
-``<|im_end|>``, are encoded as plain text.
+killed (:mod:`mpool.conversation.rendering`). Only the template itself can write control tokens: their texts in
+messages, such as ``<|im_end|>``, are encoded as plain text.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ max_tokenizer_json_bytes: int = 64 << 20
 max_template_chars: int = 1 << 20
 
 #: Tokens of a chat template's source, and nodes of its syntax tree.
-max_template_nodes: int = 50_000
+max_template_nodes: int = 20_000
 
 #: Characters that one rendering may return. Raised by 32 for every byte of the caller's messages and tools.
 max_template_text: int = 16 << 20
