@@ -18,21 +18,23 @@ because its socket is closed.
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import hashlib
 import marshal
 import os
+import signal
+import socket
+import subprocess
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 from .. import interpreter
 from ..errors import SpawnFailed, Timeout
 from ..tokenizers import limits
-
-if TYPE_CHECKING:
-    import socket
-    import subprocess
 
 #: Renderers of this process.
 MOST = 4
@@ -107,9 +109,6 @@ class _Renderer:
     """
 
     def __init__(self) -> None:
-        import socket
-        import subprocess
-
         self.compiled: OrderedDict[bytes, None] = OrderedDict()
         self.since = time.monotonic()
         self.ready = False
@@ -184,11 +183,9 @@ class _Renderer:
             _check(deadline)
             raise
         except _Died:
-            from signal import SIGPROF
-
             # an application that ignores SIGCHLD loses the exit status: Popen then reports 0
             code = self.process.returncode
-            if code == -SIGPROF or code == 0 and time.monotonic() - began >= seconds:
+            if code == -signal.SIGPROF or code == 0 and time.monotonic() - began >= seconds:
                 return "time", f"{seconds:.3g}", True
             raise
         if kind == "render" and status not in _NOT_COMPILED:
@@ -222,23 +219,19 @@ class _Renderer:
 
     def fate(self) -> str:
         """Wait for the process, which has closed its socket, and describe its end."""
-        from subprocess import TimeoutExpired
-
         try:
             code = self.process.wait(1.0)
-        except TimeoutExpired:
+        except subprocess.TimeoutExpired:
             return "it closed its connection"
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
     def end(self, seconds: float = 0.5) -> bool:
         """Kill the process. Returns True if it ended within ``seconds``; if not, it becomes a zombie soon."""
-        from subprocess import TimeoutExpired
-
         self.socket.close()
         self.process.kill()
         try:
             self.process.wait(seconds)
-        except TimeoutExpired:
+        except subprocess.TimeoutExpired:
             return False
         return True
 
@@ -247,9 +240,6 @@ def _above_stdio(end: socket.socket) -> socket.socket:
     """Return a socket whose descriptor is none of the standard streams, which may be closed in this process."""
     if end.fileno() > 2:
         return end
-    import fcntl
-    import socket
-
     with end:
         return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
@@ -260,8 +250,6 @@ def _command() -> list[str]:
     Raises:
         SpawnFailed: the Python executable is unknown or another program, or jinja2 is not installed.
     """
-    from importlib.util import find_spec
-
     path, what = interpreter.find()
     if what:
         raise SpawnFailed(f"no process can be started to render the chat template: {what}",
@@ -459,8 +447,6 @@ class Renderers:
         global _at_exit_registered
         with self._changed:
             if not _at_exit_registered:
-                import atexit
-
                 atexit.register(_at_exit)
                 _at_exit_registered = True
             if self._tidying is None:

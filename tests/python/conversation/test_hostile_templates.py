@@ -71,7 +71,8 @@ def outcome(source: str, others: list[int]) -> str | MpoolError:
 
 #: The arguments of the second and third column take minutes or all memory with some of the builtins.
 CALLS = {"value": "{0}ns.v {1} {2}{3}", "same": "{0}ns.v {1} {2}(ns.w){3}", "text": "{0}t {1} {2}(u){3}",
-         "two": "{0}t {1} {2}(9 ** 9, u){3}", "list": "{0}[t] * 99999 {1} {2}(t){3}", "number": "{0}ns.v {1} {2}(9 ** 9){3}"}
+         "two": "{0}t {1} {2}(9 ** 9, u){3}", "list": "{0}[t] * 99999 {1} {2}(t){3}",
+         "number": "{0}ns.v {1} {2}(9 ** 9){3}"}
 BY_DEFAULT = ("same",)
 
 
@@ -139,8 +140,8 @@ def test_variables_of_a_hostile_template(source: str, others: list[int]) -> None
 def test_an_exceeded_limit_is_named() -> None:
     template = ChatTemplate("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
                             file="/models/x/chat_template.jinja", key="small")
-    with pytest.raises(TemplateError, match=r"^small: /models/x/chat_template.jinja: the chat template exceeded its limit "
-                                            r"of 0.0\d+ s of CPU time. .* raise mpool.tokenizers.limits.max_template_"
+    with pytest.raises(TemplateError, match=r"^small: /models/x/chat_template.jinja: the chat template exceeded its "
+                                            r"limit of 0.0\d+ s of CPU time. .* raise mpool.tokenizers.limits.max_template_"
                                             r"seconds$"):
         template.render(USER)
 
@@ -186,8 +187,10 @@ def compare(source: str) -> None:
 
 @pytest.mark.parametrize("source, error", [
     ("{{ '\\ud800' }}", "half of a surrogate pair"), ("{{ messages[0]['x'].y }}", "not defined: 'dict object' has no"),
-    ("{{ 1 + 'a' }}", "unsupported operand"), ("{{ [1][7].x }}", "not defined"), ("{{ 1 // 0 }}", r"\(ZeroDivisionError\)"),
-    ("{{ raise_exception('no\\ud800') }}", r"rejected this conversation: no\?"), ("{{ raise_exception() }}", "argument"),
+    ("{{ 1 + 'a' }}", "unsupported operand"), ("{{ [1][7].x }}", "not defined"),
+    ("{{ 1 // 0 }}", r"\(ZeroDivisionError\)"),
+    ("{{ raise_exception('no\\ud800') }}", r"rejected this conversation: no\?"),
+    ("{{ raise_exception() }}", "argument"),
     ("{{ raise_exception('x' * 100000) }}", "x{2000}$"),
 ])
 def test_other_failures(source: str, error: str) -> None:

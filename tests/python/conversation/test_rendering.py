@@ -207,7 +207,7 @@ def test_endless_templates_leave_renderers_to_others(renderers: rendering.Render
     time.sleep(0.2)
     for _ in range(50):
         assert plain.render(USER) == "[user]hi"
-    assert all(thread.is_alive() for thread in hostile)  # nobody waited for them
+    assert all(thread.is_alive() for thread in hostile)  # the others did not wait for them
     assert len(renderers._all) <= rendering.MOST
     for renderer in [*renderers._all]:
         renderer.process.send_signal(signal.SIGPROF)  # as if their limit had been reached
@@ -251,7 +251,7 @@ def test_the_limit_of_time_survives_the_signals_of_the_parent(renderers: renderi
     assert "0.4 s of CPU time" in lines[0] and lines[1] == "[user]hi"
 
 
-# ---- what a renderer gets --------------------------------------------------------------------------------------------
+# ---- inherited by a renderer ----------------------------------------------------------------------------------------
 
 def test_a_renderer_inherits_nothing(renderers: rendering.Renderers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPOOL_SECRET", "secret")
@@ -398,7 +398,7 @@ def test_a_script_on_standard_input() -> None:
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (0, 1, 2), (2,)], ids=str)
 def test_closed_standard_streams(closed: tuple[int, ...], tmp_path: Path) -> None:
-    """What is printed does not reach a renderer."""
+    """Text that the program prints does not reach a renderer."""
     code = START + (f"for fd in {closed}: os.close(fd)\n"
                     "assert render() == '[user]hi'\n"
                     "assert min(one.socket.fileno() for one in rendering.renderers()._all) > 2\n"

@@ -39,8 +39,8 @@ def test_endless_templates_of_a_server(models: list[str]) -> None:
     with Process("serve", *(part for model in models for part in ("--model", model)), "--grace", "2") as server:
         assert chat(server, "good")[0] == 200
         answers: list[tuple[int, Any]] = []
-        threads = [threading.Thread(target=lambda name=f"hostile{at % len(HOSTILE)}": answers.append(chat(server, name)))
-                   for at in range(2 * len(HOSTILE))]
+        names = [f"hostile{at}" for at in range(len(HOSTILE))] * 2
+        threads = [threading.Thread(target=lambda name=name: answers.append(chat(server, name))) for name in names]
         for thread in threads:
             thread.start()
         slowest = 0.0
