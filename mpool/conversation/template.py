@@ -1,28 +1,25 @@
 """Chat templates: render a conversation to the text format that a model was trained on, and encode it to token ids.
 
-A template is part of a model and written in Jinja. It is rendered as transformers does it, in a sandbox
-(:mod:`mpool.conversation.sandbox`). Only the template itself can write control tokens: their texts in messages, such as
-``<|im_end|>``, are encoded as plain text.
+A template is part of a model and written in Jinja. It is rendered as transformers does it, in a process that can be
+killed (:mod:`mpool.conversation.rendering`). Only the template itself can write control tokens: their texts in
+messages, such as ``<|im_end|>``, are encoded as plain text.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..checks import shown
-from ..errors import FormatError, InvalidArgument, LimitError, TemplateError, Unsupported
+from ..errors import FormatError, InvalidArgument, LimitError, MpoolError, TemplateError, Unsupported
 from ..tokenizers import limits
 from ..tokenizers.specials import compile_trie
 from ..tokenizers.tokenizer import MARKS, Tokenizer
-
-if TYPE_CHECKING:
-    from .sandbox import Environment
+from . import rendering
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -36,9 +33,11 @@ _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"
 
 _NON_WORD = re.compile(r"\W")
 
-_lock = threading.Lock()
-_environment: Environment | None = None
-
+#: Status of a rendering that exceeded a limit -> the unit of the limit, and its setting in ``limits``.
+_LIMITS = {"time": ("s of CPU time", "max_template_seconds"), "memory": ("of memory", "max_template_memory"),
+           "size": ("characters of text", "max_template_text")}
+_FAULTY = "The template of this model is faulty or malicious"
+_READS = "Give every message the keys that this model's template reads"
 
 class ChatPrompt(NamedTuple):
     """A rendered and encoded conversation.
@@ -53,20 +52,22 @@ class ChatPrompt(NamedTuple):
 
 
 class ChatTemplate:
-    """A model's chat template. Thread-safe. Compiled on first use.
+    """A model's chat template. Thread-safe. Compiled on first use, never in this process.
 
     Args:
         source: the template, in Jinja.
         special: texts of special tokens by the names that templates use (``bos_token``, ...), as returned by
             :meth:`mpool.tokenizers.tokenizer.Tokenizer.special_texts`.
         file: path of the template's file, for error messages.
+        key: the model's key, for error messages.
 
     Raises:
         InvalidArgument: ``source`` is not a string.
         LimitError: ``source`` is longer than :data:`mpool.tokenizers.limits.max_template_chars`.
     """
 
-    def __init__(self, source: str, *, special: Mapping[str, str] | None = None, file: str | None = None) -> None:
+    def __init__(self, source: str, *, special: Mapping[str, str] | None = None, file: str | None = None,
+                 key: str | None = None) -> None:
         if not isinstance(source, str):
             raise InvalidArgument(param="chat_template", got=type(source).__name__, allowed="str")
         if len(source) > limits.max_template_chars:
@@ -74,9 +75,9 @@ class ChatTemplate:
                              f"{limits.max_template_chars:,}",
                              hint="Raise mpool.tokenizers.limits.max_template_chars")
         self.source = source
+        self._text = rendering.Source(source)
         self._special = dict(special or {})
-        self._file = file
-        self._compiled: Any = None
+        self._file, self._key = file, key
         self._accepts_images: bool | None = None
 
     @classmethod
@@ -97,11 +98,13 @@ class ChatTemplate:
             raise Unsupported("this model has no chat template", key=key,
                               hint="Use generate() with a raw prompt, or register the model with chat_template=, the "
                                    "template that its authors publish")
-        return cls(source, special=tokenizer.special_texts(), file=file)
+        template = cls(source, special=tokenizer.special_texts(), file=file, key=key)
+        rendering.renderers().start()
+        return template
 
     def render(self, /, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = False,
-               continue_final_message: bool = False, **variables: Any) -> str:
+               continue_final_message: bool = False, deadline: float | None = None, **variables: Any) -> str:
         """Render a conversation to text, as transformers' ``apply_chat_template(tokenize=False)`` does.
 
         Args:
@@ -110,6 +113,7 @@ class ChatTemplate:
             documents: dicts that templates for retrieval read.
             add_generation_prompt: end the prompt with the start of the assistant's message.
             continue_final_message: leave the last message open, so that the model continues it.
+            deadline: ``time.monotonic()`` at which the request ends; None: only the limits of templates apply.
             variables: other variables that the template reads (``enable_thinking=False``), plain data.
 
         Returns:
@@ -120,15 +124,17 @@ class ChatTemplate:
             TemplateError: the template rejects the conversation, fails, or exceeds a limit.
             LimitError: an argument is nested too deeply, or the template is too large.
             FormatError: ``source`` is not a valid template, or uses a feature that is not allowed in chat templates.
+            SpawnFailed: the process that renders templates could not be started.
+            Timeout: the deadline has passed.
         """
         data = self._data(messages, tools, documents, variables)
-        return self._render(data, add_generation_prompt, continue_final_message)
+        return self._render(data, add_generation_prompt, continue_final_message, deadline)
 
     def prompt(self, /, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *,
                tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool | None = None,
                continue_final_message: bool = False, placeholder: tuple[str, str | None] | None = None,
-               **variables: Any) -> ChatPrompt:
+               deadline: float | None = None, **variables: Any) -> ChatPrompt:
         """Render a conversation and encode it.
 
         Texts of control tokens in ``messages``, ``tools``, ``documents`` or ``variables`` become plain text; only the
@@ -146,7 +152,7 @@ class ChatTemplate:
             add_generation_prompt = not continue_final_message
         data = self._data(messages, tools, documents, variables)
         mark = _ControlTokenGuard.of(tokenizer).apply(data)
-        text = self._render(data, add_generation_prompt, continue_final_message)
+        text = self._render(data, add_generation_prompt, continue_final_message, deadline)
         char = None
         if placeholder is not None and placeholder[1] is not None:
             text = text.replace(placeholder[0], placeholder[1])
@@ -164,6 +170,8 @@ class ChatTemplate:
             try:
                 text = self.render(probe, add_generation_prompt=True)
             except TemplateError:
+                if self.exceeded:
+                    raise
                 text = ""
             self._accepts_images = \
                 token in text and "probe" in text and "'type'" not in text and '"type"' not in text
@@ -195,13 +203,15 @@ class ChatTemplate:
             **{name: _to_plain(value, name) for name, value in variables.items()},
         }
 
-    def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> str:
+    def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool,
+                deadline: float | None) -> str:
         if continue_final_message:
             if add_generation_prompt:
                 raise InvalidArgument("`add_generation_prompt` and `continue_final_message` cannot both be set",
                                       param="continue_final_message")
             final = _open_last(data["messages"][-1])
-        text = self._run({**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)})
+        variables = {**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)}
+        text = self._ask("render", variables, deadline)
         if not continue_final_message:
             return text
         at = text.rfind(_CONTINUE.strip())
@@ -210,89 +220,72 @@ class ChatTemplate:
         # If the template trims messages, it dropped the space at the tag's end: trim the prompt, too.
         return text[:at] if text.startswith(_CONTINUE, at) else text[:at].rstrip()
 
-    def _run(self, variables: dict[str, Any]) -> str:
-        import jinja2
-        from jinja2.exceptions import SecurityError
-
-        from .sandbox import Budget, Exhausted
-
-        environment = _shared_environment()
-        template = self._compile(environment)
-        entries, characters = _size(variables)
-        budget = Budget(limits.max_template_steps + 200 * entries, limits.max_template_text + 32 * characters,
-                        limits.max_template_seconds)
-        try:
-            return environment.render(template, variables, budget)
-        except Exhausted as error:
-            raise TemplateError(f"the chat template exceeded its limit of {error}",
-                                hint="The template of this model is faulty or malicious") from None
-        except RecursionError:
-            raise TemplateError("the chat template exceeded its limit of nested calls",
-                                hint="The template of this model is faulty or malicious") from None
-        except SecurityError as error:
-            raise TemplateError("the chat template used an operation that is not allowed in chat templates",
-                                hint="The template of this model is faulty or malicious") from error
-        except jinja2.UndefinedError as error:
-            raise TemplateError(f"the chat template read a value that is not defined: {error.message}",
-                                hint="Give every message the keys that this model's template reads") from error
-        except jinja2.TemplateError as error:
-            raise TemplateError(f"the chat template rejected this conversation: {error.message or 'no reason given'}"
-                                ) from error
-        except TypeError as error:  # its message names types, never values
-            raise TemplateError(f"the chat template failed on this conversation: {error}",
-                                hint="Give every message the keys that this model's template reads") from error
-        except (MemoryError, ArithmeticError, LookupError, ValueError, AttributeError, RuntimeError,
-                AssertionError) as error:
-            raise TemplateError(f"the chat template failed on this conversation ({type(error).__name__})",
-                                hint="Give every message the keys that this model's template reads") from error
-
     def variables(self) -> frozenset[str]:
         """Return the names of the variables that a caller can pass: those that the template reads and may not set.
 
         Raises:
-            FormatError, LimitError: as :meth:`render`.
+            FormatError, LimitError, TemplateError, SpawnFailed: as :meth:`render`.
         """
-        from jinja2 import meta
+        return frozenset(self._ask("variables").split("\n")) - {""}
 
-        environment = _shared_environment()
-        self._compile(environment)  # raises if the template is too large to traverse
-        return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
+    @property
+    def exceeded(self) -> bool:
+        """True if the last rendering exceeded a limit: code that probes the template must stop."""
+        return rendering.renderers().exceeded(self._text)
 
-    def _compile(self, environment: Environment) -> Any:
-        if self._compiled is None:
-            import jinja2
+    def _ask(self, kind: str, variables: dict[str, Any] | None = None, deadline: float | None = None) -> str:
+        """Return the text of a renderer's answer, or raise its error."""
+        answer = rendering.renderers().ask(self._text, kind, variables, deadline)
+        if answer.status == "text":
+            return answer.text
+        error = self._error(answer)
+        error.key = error.key or self._key
+        raise error
 
-            from .sandbox import ForbiddenNode, TemplateTooLarge
-
-            try:
-                self._compiled = environment.prepare(self.source)
-            except TemplateTooLarge as error:
-                raise LimitError(f"{self._file or 'the model'}: the chat template has more than {error}") from None
-            except ForbiddenNode as error:
-                raise self._bad(str(error), "statements and expressions of one template") from None
-            except jinja2.TemplateSyntaxError as error:
-                reason = (error.message or "no reason given").rstrip(".")
-                got = f"a template with an error in line {error.lineno}: {reason}"
-                raise self._bad(got, "a Jinja template") from None
-            except (RecursionError, MemoryError):
-                raise LimitError(f"{self._file or 'the model'}: the chat template is nested too deeply") from None
-            except (SyntaxError, ValueError, TypeError, AssertionError) as error:
-                raise self._bad(f"a template that does not compile ({type(error).__name__})", "a Jinja template"
-                                ) from error
-        return self._compiled
+    def _error(self, answer: rendering.Answer) -> MpoolError:
+        """Return the error for the status of an answer."""
+        status, text = answer.status, answer.text
+        name = f"{self._file}: the chat template" if self._file else "the chat template"
+        if status in _LIMITS:
+            if answer.refused:
+                name = f"{name} is refused for {answer.refused:.1f} s, because in its last {rendering.STRIKES} " \
+                       "renderings or more it"
+            limit, setting = _LIMITS[status]
+            value = getattr(limits, setting)
+            value = text if status == "time" else f"{value >> 20} MiB" if status == "memory" else f"{value:,}"
+            return TemplateError(f"{name} exceeded its limit of {value} {limit}",
+                                 hint=f"{_FAULTY}, or raise mpool.tokenizers.limits.{setting}")
+        if status in ("died", "silent"):
+            what = f"ended twice ({text})" if status == "died" else "did not answer"
+            return TemplateError(f"{name} failed: the process that renders it {what}", hint=_FAULTY)
+        if status == "depth":
+            return TemplateError(f"{name} exceeded its limit of nested calls", hint=_FAULTY)
+        if status == "security":
+            return TemplateError(f"{name} used an operation that is not allowed in chat templates", hint=_FAULTY)
+        if status == "surrogate":
+            return TemplateError(f"{name} wrote half of a surrogate pair, which is not Unicode text", hint=_FAULTY)
+        if status == "undefined":
+            return TemplateError(f"{name} read a value that is not defined: {text}", hint=_READS)
+        if status == "rejected":
+            return TemplateError(f"{name} rejected this conversation: {text}")
+        if status == "type":
+            return TemplateError(f"{name} failed on this conversation: {text}", hint=_READS)
+        if status == "nodes":
+            return LimitError(f"{self._file or 'the model'}: the chat template has more than "
+                              f"{limits.max_template_nodes:,} nodes (mpool.tokenizers.limits.max_template_nodes)")
+        if status == "nested":
+            return LimitError(f"{self._file or 'the model'}: the chat template is nested too deeply")
+        if status == "forbidden":
+            return self._bad(text, "statements and expressions of one template")
+        if status == "syntax":
+            line, _, reason = text.partition(": ")
+            return self._bad(f"a template with an error in line {line}: {reason}", "a Jinja template")
+        if status == "uncompilable":
+            return self._bad(f"a template that does not compile ({text})", "a Jinja template")
+        return TemplateError(f"{name} failed on this conversation ({text})", hint=_READS)
 
     def _bad(self, got: str, allowed: str) -> FormatError:
         return FormatError(file=self._file or "the model", field="chat_template", got=got, allowed=allowed)
-
-
-def _shared_environment() -> Environment:
-    global _environment
-    if _environment is None:
-        with _lock:
-            if _environment is None:
-                from .sandbox import Environment
-                _environment = Environment()
-    return _environment
 
 
 def _to_plain(value: Any, where: str, depth: int = 0) -> Any:
@@ -359,23 +352,6 @@ def _open_last(message: dict[str, Any]) -> str:
                 part["text"] = text + _CONTINUE
                 return text
     raise InvalidArgument("the last message has no text to continue", param="messages")
-
-
-def _size(value: Any) -> tuple[int, int]:
-    """Return the number of values and of characters in plain data."""
-    entries = characters = 0
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        entries += 1
-        if isinstance(item, str):
-            characters += len(item)
-        elif isinstance(item, dict):
-            pending.extend(item.keys())
-            pending.extend(item.values())
-        elif isinstance(item, (list, tuple)):
-            pending.extend(item)
-    return entries, characters
 
 
 class _ControlTokenGuard:

@@ -155,4 +155,6 @@ def _try_render(template: ChatTemplate, messages: list[dict[str, Any]], tools: l
     try:
         return template.render(messages, tools=tools, add_generation_prompt=True)
     except (TemplateError, LimitError):
+        if template.exceeded:  # each further probe would take as long
+            raise
         return ""

@@ -73,6 +73,12 @@ class Entry:
             and not (chat and self._template is None)
 
     @property
+    def renders(self) -> bool:
+        """True for rerankers that render each pair with the chat template; False while the files are unread."""
+        settings = None if self._description is None else self._description.embedding
+        return settings is not None and settings.answering is not None
+
+    @property
     def capability(self) -> str:
         """Capability of the model; reads its files if the capability is not known yet."""
         if self._capability is None:

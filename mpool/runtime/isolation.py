@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-import sys
-
+from .. import interpreter
 from ..checks import one_of
 from ..errors import SpawnFailed
 from ..names import ISOLATION
 
 # Imports only ctypes and loads the core: a worker process needs neither numpy, nor this package, nor site.
 _START = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).mp_isolation_main())"
-_PYTHON = re.compile("py(thon|py)|graalpy", re.IGNORECASE)
 
 
 def check(isolation: object, what: str) -> None:
@@ -24,14 +20,6 @@ def check(isolation: object, what: str) -> None:
     one_of(what, isolation, ISOLATION)
 
 
-def _executable() -> tuple[str, bool]:
-    """Return the Python that multiprocessing would start, and True if ``multiprocessing.set_executable`` set it."""
-    spawn = sys.modules.get("multiprocessing.spawn")  # not imported: set_executable was not called
-    chosen = spawn.get_executable() if spawn is not None else None
-    path = os.fsdecode(chosen) if chosen else ""
-    return (path, True) if path and path != sys.executable else (sys.executable or "", False)
-
-
 def command() -> tuple[str, ...]:
     """Return the command of a worker process, with the Python that multiprocessing would start.
 
@@ -41,14 +29,7 @@ def command() -> tuple[str, ...]:
     """
     from .. import _core
 
-    path, chosen = _executable()
-    what = ""
-    if not path:
-        what = "sys.executable is empty"
-    elif getattr(sys, "frozen", False) and not chosen:
-        what = f"this application is frozen, and {path} would start the application instead of Python"
-    elif not chosen and not _PYTHON.search(os.path.basename(path)):
-        what = f"sys.executable is {path}, which does not look like a Python interpreter"
+    path, what = interpreter.find()
     if what:
         raise SpawnFailed(f"no worker process can be started: {what}",
                           hint='Use isolation="thread", or set the path of a Python of this version with '

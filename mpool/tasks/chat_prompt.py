@@ -61,9 +61,9 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
         checked, template_tools = _with_tools(entry, checked, tools)
         if images is not None:
             return *_with_images(entry, checked, images, variables, allow_urls, call, template_tools), tools
-        # with placeholder=None given here, a template option of the same name raises TypeError
+        # With placeholder and deadline given here, template options of the same names raise TypeError.
         prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, placeholder=None,
-                                         **variables)
+                                         deadline=None if call is None else call.deadline, **variables)
         return prompt, None, tools
     except TypeError as error:
         # a variable that has the name of an argument of ChatTemplate.prompt
@@ -107,8 +107,9 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
         placeholder = placeholder_char(messages), token
         messages = [{**message, "content": _join_parts(message["content"], placeholder[0] + "\n")}
                     for message in messages]
-    cuts = vision.read_images(entry, images, allow_urls, None if call is None else call.deadline)
-    prompt = template.prompt(messages, tokenizer, tools=tools, placeholder=placeholder, **variables)
+    deadline = None if call is None else call.deadline
+    cuts = vision.read_images(entry, images, allow_urls, deadline)
+    prompt = template.prompt(messages, tokenizer, tools=tools, placeholder=placeholder, deadline=deadline, **variables)
     ids, prefix = prompt.ids, tokenizer.prefix_ids
     # templates may leave out the BOS token; the processors of transformers add it too
     if prefix and ids[:len(prefix)].tolist() != list(prefix):

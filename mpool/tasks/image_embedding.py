@@ -160,7 +160,7 @@ def _start(plan: ImagePlan, pack: ImagePack, **keywords: Any) -> _core.Ticket:
     return plan.registry.submit_images(plan.core_key, pack.pixels, pack.sizes, **keywords)
 
 
-def _heavy(images: list[Any]) -> bool:
+def _heavy(plan: ImagePlan, images: list[Any]) -> bool:
     return True  # reading and decoding files always takes long
 
 

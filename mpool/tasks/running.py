@@ -115,7 +115,11 @@ async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterat
 
 
 async def _prepared(pool: Host, validated: Validated) -> Any:
-    """The request: made here if the model's files were read before and nothing takes long, else on a thread."""
+    """The request: made here if the model's files were read before and nothing takes long, else on a thread.
+
+    A chat template is rendered by another process, and this thread must not wait for it: a template of a hostile model
+    takes as long as its limit allows.
+    """
     import asyncio
 
     if validated.capability == "text_to_image":
@@ -123,7 +127,7 @@ async def _prepared(pool: Host, validated: Validated) -> Any:
     entry = pool._known(validated.model, validated.capability)
     if entry is None or not entry.ready(validated.compute, validated.chat):
         return await asyncio.to_thread(validated.prepare)
-    if validated.long:
+    if validated.long or validated.chat or entry.renders:
         return await asyncio.get_running_loop().run_in_executor(_threads.executor(), validated.prepare)
     return validated.prepare()
 

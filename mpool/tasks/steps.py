@@ -66,7 +66,7 @@ class Pack:
         return self.kind.pack(self.plan, self.inputs, self.start, self.single, self.call)
 
     async def later(self) -> Any:
-        if self.kind.heavy(self.inputs):
+        if self.kind.heavy(self.plan, self.inputs):
             import asyncio
 
             return await asyncio.get_running_loop().run_in_executor(_threads.executor(), self.now)

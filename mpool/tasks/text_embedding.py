@@ -272,7 +272,7 @@ class Pack:
     second: NDArray[np.int32] | None = None
 
 
-def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> Pack:
+def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, deadline: float | None = None) -> Pack:
     """Validate and tokenise the texts of a slice.
 
     Args:
@@ -280,6 +280,7 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
         texts: texts of the slice, or documents if the plan has a query.
         start: index of the first text in the request.
         single: True if the text is the whole request and not in a list.
+        deadline: ``time.monotonic()`` at which rendering of pairs ends; None: no deadline.
 
     Raises:
         InvalidArgument: a text is not a str, empty, too long or not Unicode, and ``plan.null`` is False.
@@ -287,7 +288,7 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
             False.
     """
     if plan.query is not None:
-        return _pack_pairs(plan, texts, start)
+        return _pack_pairs(plan, texts, start, deadline)
     faults = [(at, fault) for at, text in enumerate(texts)
               if (fault := fault_of(text, _name(start + at, single))) is not None]
     if faults and not plan.null:
@@ -349,7 +350,7 @@ def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
     return Pack(np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64), None, len(sequences))
 
 
-def _pack_pairs(plan: Plan, documents: list[Any], start: int) -> Pack:
+def _pack_pairs(plan: Plan, documents: list[Any], start: int, deadline: float | None) -> Pack:
     """Validate and tokenise pairs of ``plan.query`` and each document; ``start``: index of the first document."""
     assert plan.query is not None
     for at, text in enumerate(documents, start):
@@ -359,7 +360,7 @@ def _pack_pairs(plan: Plan, documents: list[Any], start: int) -> Pack:
             raise _keyed(fault, plan)
     try:
         if plan.template is not None:
-            return _pack_rendered(plan, plan.template, documents, start)
+            return _pack_rendered(plan, plan.template, documents, start, deadline)
         found = plan.tokenizer.encode_pairs(plan.query, documents, max_tokens=plan.max_tokens, truncate=plan.truncate)
     except (InvalidArgument, ContextOverflow) as error:
         for at, text in enumerate(documents, start):
@@ -370,7 +371,8 @@ def _pack_pairs(plan: Plan, documents: list[Any], start: int) -> Pack:
     return Pack(found.ids, found.offsets, None, len(documents), (), found.second)
 
 
-def _pack_rendered(plan: Plan, template: ChatTemplate, documents: list[Any], start: int) -> Pack:
+def _pack_rendered(plan: Plan, template: ChatTemplate, documents: list[Any], start: int,
+                   deadline: float | None) -> Pack:
     """Tokenise pairs that the chat template renders.
 
     A pair that is too long loses the end of its document; the template's text after the document is kept.
@@ -378,7 +380,7 @@ def _pack_rendered(plan: Plan, template: ChatTemplate, documents: list[Any], sta
     def rendered(document: str) -> list[int]:
         assert plan.query is not None
         return template.prompt(_pair(plan.prompt, plan.query, document), plan.tokenizer,
-                               add_generation_prompt=plan.generation_prompt).ids.tolist()
+                               add_generation_prompt=plan.generation_prompt, deadline=deadline).ids.tolist()
 
     ids: list[int] = []
     offsets = [0]
@@ -462,7 +464,7 @@ def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -
     if _are_ids(texts):
         return pack_ids(plan, texts, start)
     chars = sum(len(text) for text in texts if isinstance(text, str))
-    return _threads.interruptible(pack, plan, texts, start, single, chars=chars)
+    return _threads.interruptible(pack, plan, texts, start, single, call.deadline, chars=chars)
 
 
 def _valid(pack: Pack) -> int:
@@ -477,9 +479,10 @@ def _start(plan: Plan, pack: Pack, **keywords: Any) -> _core.Ticket:
     return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, second=pack.second, **keywords)
 
 
-def _heavy(inputs: list[Any]) -> bool:
-    """Return True if tokenising these inputs would block an event loop for too long."""
-    return not _are_ids(inputs) and sum(len(text) for text in inputs if isinstance(text, str)) >= _threads.LONG // 4
+def _heavy(plan: Plan, inputs: list[Any]) -> bool:
+    """Return True if tokenising these inputs, or rendering them, would block an event loop for too long."""
+    return plan.template is not None or not _are_ids(inputs) and sum(
+        len(text) for text in inputs if isinstance(text, str)) >= _threads.LONG // 4
 
 
 def _tokens(pack: Pack) -> int:

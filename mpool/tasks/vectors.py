@@ -159,7 +159,7 @@ class Kind:
             and releases the GIL once.
         start: same as ``embed``, but returns the ticket of the submitted item without waiting.
         halves: splits the valid inputs of a pack into two packs; empty if there is only one input.
-        heavy: True if packing these inputs would block an event loop for too long.
+        heavy: True if packing these inputs for a plan would block an event loop for too long.
         tokens: returns the number of tokens of a pack.
     """
 
@@ -169,7 +169,7 @@ class Kind:
     embed: Callable[..., NDArray[np.float32]]
     start: Callable[..., _core.Ticket]
     halves: Callable[[Any], tuple[Any, ...]]
-    heavy: Callable[[list[Any]], bool]
+    heavy: Callable[[Any, list[Any]], bool]
     tokens: Callable[[Any], int]
 
 

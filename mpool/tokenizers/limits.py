@@ -22,21 +22,17 @@ max_tokenizer_json_bytes: int = 64 << 20
 max_template_chars: int = 1 << 20
 
 #: Tokens of a chat template's source, and nodes of its syntax tree.
-max_template_nodes: int = 50_000
+max_template_nodes: int = 20_000
 
-#: Steps of one rendering: loop iterations, calls, filters, operations, values inspected. Raised by 200 for every value
-#: in the caller's messages and tools.
-max_template_steps: int = 300_000
-
-#: Characters that one rendering may produce, including intermediate strings. Raised by 32 for every character in the
-#: caller's messages and tools.
+#: Characters that one rendering may return. Raised by 32 for every byte of the caller's messages and tools.
 max_template_text: int = 16 << 20
 
-#: Duration of one rendering, in seconds. Normally, the limit of steps ends a runaway template first.
-max_template_seconds: float = 10.0
+#: CPU time of one rendering, and of compiling the template before the first one, in seconds. Raised by 1 for every
+#: 1,000,000 bytes of the caller's messages and tools. A rendering that takes longer is killed.
+max_template_seconds: float = 0.4
 
-#: Depth of nested calls (macros, recursive loops) in one rendering.
-max_template_depth: int = 64
+#: Memory that one rendering may use, in bytes. Raised by 64 for every byte of the caller's messages and tools.
+max_template_memory: int = 256 << 20
 
 #: Nesting depth of lists and dicts that a caller passes to a template.
 max_data_depth: int = 64

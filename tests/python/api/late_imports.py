@@ -63,9 +63,6 @@ mpool.cli.talking  readline  1  start-up
 mpool.conversation.grammar  llguidance  3  optional
 mpool.conversation.grammar  mpool._core  2  core
 mpool.conversation.messages  mpool.conversation.tools  1  start-up
-mpool.conversation.template  jinja2  3  start-up
-mpool.conversation.template  jinja2.exceptions  1  start-up
-mpool.conversation.template  mpool.conversation.sandbox  3  start-up
 mpool.debug.show  importlib.metadata  1  start-up
 mpool.debug.show  mpool._core  1  core
 mpool.debug.show  platform  1  start-up
