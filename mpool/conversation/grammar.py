@@ -406,6 +406,8 @@ def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, 
         InvalidArgument: llguidance cannot compile the format.
         Timeout, Overloaded: see :meth:`mpool.native_calls.ThreadGroup.run`.
     """
+    import llguidance  # noqa: F401
+
     with _lock:
         compiler = _compilers.get(tokenizer)
     found = None if compiler is None else compiler.cached(kind, source)
