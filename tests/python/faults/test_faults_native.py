@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -218,7 +217,7 @@ def test_memory_of_decoded_images_is_bounded(pool: mpool.Pool, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_many_images_at_the_pixel_limit() -> None:
+def test_many_images_at_the_pixel_limit(models: tuple[Path, Path]) -> None:
     """24 images of 64 million pixels at once: the memory is that of one or two, and embeddings of texts go on."""
     script = """
 import json, sys, threading, time
@@ -240,8 +239,7 @@ while any(thread.is_alive() for thread in threads):
     time.sleep(0.01)
 print(json.dumps([peak() - before, slowest, len(results)]))
 """
-    folder = tinymodels.bert(Path(os.environ.get("TMPDIR", "/tmp")) / f"mpool-bert-{os.getpid()}")
-    done = subprocess.run([sys.executable, "-c", script, str(folder), str(Path(hostileimages.__file__).parent)],
+    done = subprocess.run([sys.executable, "-c", script, str(models[0]), str(Path(hostileimages.__file__).parent)],
                           capture_output=True, text=True, timeout=600, check=True)
     megabytes, slowest, count = json.loads(done.stdout)
     assert count == 24 and megabytes < 1500 and slowest < 5, done.stdout
