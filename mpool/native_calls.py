@@ -373,7 +373,7 @@ def _earlier(deadline: float | None, outer: _Call | None) -> float | None:
 
 
 def _nothing() -> None:
-    """Wake nobody."""
+    """Wake no caller."""
 
 
 def _wake_soon(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:

@@ -1,5 +1,5 @@
-"""Fault 47: a native call that never returns. Its request ends at its deadline, other requests are served, /health names
-the starved threads, and the process exits within its grace."""
+"""A native call that never returns: its request ends at its deadline, other requests are served, /health names the
+starved threads, and the process exits within its grace."""
 
 from __future__ import annotations
 
@@ -235,7 +235,9 @@ threads = [threading.Thread(target=ask) for _ in range(24)]
 for thread in threads: thread.start()
 slowest = 0
 while any(thread.is_alive() for thread in threads):
-    began = time.monotonic(); mpool.embed(f"text {began}", sys.argv[1]); slowest = max(slowest, time.monotonic() - began)
+    began = time.monotonic()
+    mpool.embed(f"text {began}", sys.argv[1])
+    slowest = max(slowest, time.monotonic() - began)
     time.sleep(0.01)
 print(json.dumps([peak() - before, slowest, len(results)]))
 """
@@ -299,8 +301,8 @@ PLANTS = {
 @pytest.mark.parametrize("kind", PLANTS)
 def test_sigterm_ends_a_server_within_its_grace(kind: str, models: tuple[Path, Path]) -> None:
     plant, path, body = PLANTS[kind]
-    process = subprocess.Popen([sys.executable, "-c", MAIN.format(plant=plant), "-m", f"bert={models[0]}", "-m", LLAVA],
-                               text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", MAIN.format(plant=plant), "-m", f"bert={models[0]}",
+                                "-m", LLAVA], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout is not None and process.stderr is not None
         port = int(process.stdout.readline().rsplit(":", 1)[1])

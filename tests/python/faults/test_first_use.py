@@ -57,7 +57,7 @@ USES = {
                     "                          response_format={'type': 'regex', 'regex': 'aa'}).text"),
     "chat": ("", "return mpool.chat([{'role': 'user', 'content': 'a'}], llama, seed=1, max_tokens=2).finish_reason"),
     "tokenizer": ("", "return len(mpool.tokenize('a b c', llama))"),
-    "hub": ("", "try:\n        mpool.embed('a', 'nobody/nothing-of-this-name')\n"
+    "hub": ("", "try:\n        mpool.embed('a', 'absent/nothing-of-this-name')\n"
                 "    except mpool.MpoolError as error:\n        return type(error).__name__"),
     "server": ("", "from mpool.server import create_app\n    return type(create_app([], catalogue=False)).__name__"),
     "metrics": ("", "return 'mpool_memory_limit' in mpool.metrics('prometheus')"),
@@ -74,7 +74,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("name", USES)
 def test_first_use_by_eight_threads(name: str, models: tuple[Path, Path]) -> None:
-    """Fault 41: the import system lets a thread see a module that another thread is still importing, if it looks in
+    """The import system lets a thread see a module that another thread is still importing, if it looks in
     ``sys.modules`` or reads an attribute of a package."""
     before, use = USES[name]
     script = SCRIPT.format(before=before, use=use)

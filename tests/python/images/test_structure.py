@@ -58,8 +58,8 @@ def test_restart_markers_and_fill_bytes_are_no_segments() -> None:
         assert np.array_equal(np.asarray(read_image(given)), np.asarray(Image.open(io.BytesIO(data))))
 
 
-@pytest.mark.parametrize("head", [b"\xff\xfe\0\2" * 20_000, b"\xff\xe1\0\2" * 20_000, b"\xff\xe2\xff\xff" + bytes(65533),
-                                  b"x" * 100_000])
+@pytest.mark.parametrize("head", [b"\xff\xfe\0\2" * 20_000, b"\xff\xe1\0\2" * 20_000,
+                                  b"\xff\xe2\xff\xff" + bytes(65533), b"x" * 100_000])
 def test_segments_before_the_first_scan(head: bytes) -> None:
     """Pillow reads segments, and bytes that belong to none, in Python loops."""
     data = hostileimages.saved(hostileimages.noise(32, 32), "JPEG")

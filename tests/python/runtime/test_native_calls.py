@@ -123,7 +123,7 @@ def test_progress_renews_the_limit(group: Any) -> None:
     assert threads.run(parts, 6) == "done"
     with pytest.raises(Timeout):
         threads.run(parts, 10**6, deadline=time.monotonic() + 0.15)
-    until(lambda: threads.status().running == 0)  # the call ends at its next part: nobody waits for it
+    until(lambda: threads.status().running == 0)  # the call ends at its next part, because its caller left
     assert ended == [6]
 
 
