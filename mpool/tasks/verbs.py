@@ -285,8 +285,8 @@ EMBED_IMAGE = Verb(
               'an image or a list of images. An image is a path; the bytes of a file; base64 text or a ``data:`` '
               'URL; a URL (see ``allow_urls``); a Pillow image; or an array of shape ``(height, width)`` or '
               '``(height, width, channels)`` with 1, 3 or 4 channels, uint8 or floats from 0 to 1. Files are PNG, '
-              'JPEG, WebP (one frame), GIF (the first frame) or BMP, at most 64 MiB and 67,108,864 pixels; each side has '
-              '2 to 32,768 pixels and is at most 200 times as long as the other.'),
+              'JPEG, WebP (one frame), GIF (the first frame) or BMP, at most 64 MiB and 67,108,864 pixels; each side '
+              'has 2 to 32,768 pixels and is at most 200 times as long as the other.'),
         _model('model with the capability ``image_embedding``, specified as for :func:`embed`. There is no default, '
              'because the suitable model depends on the task: DINOv2 compares images with images, CLIP and SigLIP '
              'compare images with texts.'),
