@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Minimum number of characters of a text that is tokenized on another thread: about 5 ms of work.
-LONG = 1 << 14
+#: Minimum number of characters that are tokenized on another thread: about 10 ms of work. On an event loop, which must
+#: serve other requests meanwhile, the minimum is smaller.
+LONG, LONG_ON_LOOP = 1 << 15, 1 << 14
 #: Seconds that a call may run without progress if its request has no earlier deadline; the default of
 #: ``PoolConfig.request_timeout``.
 SECONDS = 30.0
@@ -530,6 +531,6 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["BODIES", "CLOSING", "GRAMMARS", "IMAGES", "IMAGE_REQUESTS", "LONG", "REQUESTS", "TEXTS", "NativeCalls",
-           "ThreadGroup", "check_caller", "end_process_if_busy", "limited", "progress", "reasons", "refuse_callers",
-           "report", "running", "statuses", "tokenized"]
+__all__ = ["BODIES", "CLOSING", "GRAMMARS", "IMAGES", "IMAGE_REQUESTS", "LONG", "LONG_ON_LOOP", "REQUESTS", "TEXTS",
+           "NativeCalls", "ThreadGroup", "check_caller", "end_process_if_busy", "limited", "progress", "reasons",
+           "refuse_callers", "report", "running", "statuses", "tokenized"]

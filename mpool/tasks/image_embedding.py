@@ -5,6 +5,7 @@ vectors.py contains the part that is shared with text embedding.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from .. import native_calls
 from ..checks import integer, refuse
-from ..errors import MpoolError
+from ..errors import MemoryExhausted, MpoolError, Overloaded, Timeout
 from ..images import convert_image, prepare
 from ..runtime import threads as _threads
 from .options import ImageOptions as Options
@@ -113,7 +114,7 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
                                    allow_urls=plan.allow_urls, timeout=limit)
         except MpoolError as error:
             error.key = error.key or plan.entry.key
-            if not plan.null:
+            if not plan.null or _of_request(error, call):
                 raise
             faults.append((at, error))
             continue
@@ -121,6 +122,13 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
         sizes += pixels.shape[:2]
     flat = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else np.empty(0, dtype=np.uint8)
     return ImagePack(np.ascontiguousarray(flat), np.array(sizes, dtype=np.int32), len(images), tuple(faults))
+
+
+def _of_request(error: MpoolError, call: Call | None) -> bool:
+    """Return True if an error concerns the request and not one image: the deadline, or a lack of threads or memory."""
+    if isinstance(error, Timeout):
+        return call is not None and call.deadline is not None and time.monotonic() >= call.deadline
+    return isinstance(error, (Overloaded, MemoryExhausted))
 
 
 def packed(plan: ImagePlan, images: list[Any], start: int, single: bool, call: Call) -> ImagePack:

@@ -201,7 +201,8 @@ def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: di
 def _text(given: dict[str, Any], model: Any, chars: int, chat: bool, capability: str,
           prepare: Callable[[dict[str, Any]], TextRequest], images: bool = False) -> Validated:
     # these two options compile a grammar, which takes milliseconds
-    long = chars >= native_calls.LONG or any(given.get(name) is not None for name in ("response_format", "tools"))
+    grammar = any(given.get(name) is not None for name in ("response_format", "tools"))
+    long = grammar or chars >= native_calls.LONG_ON_LOOP
     compute = _chosen(model, given.get("compute", "auto"))
     return Validated(lambda: prepare(dict(given)), model, capability, compute, long, chat, images)
 
@@ -223,7 +224,7 @@ def chat(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 def vision(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.vision`."""
     images, prompt, model = given.pop("images"), given.pop("prompt"), given.pop("model", None)
-    return _text(given, model, native_calls.LONG, True, "vision",
+    return _text(given, model, native_calls.LONG_ON_LOOP, True, "vision",
                  lambda options: vision_request(pool, images, prompt, model, options, call), True)
 
 
@@ -254,7 +255,7 @@ def characters(messages: Any) -> int:
     """Count the characters of a conversation. An image counts as a long text; invalid messages count as 0."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         return 0
-    return sum(_length(message.get("content")) + (native_calls.LONG if message.get("images") is not None else 0)
+    return sum(_length(message.get("content")) + (native_calls.LONG_ON_LOOP if message.get("images") is not None else 0)
                for message in messages if isinstance(message, Mapping))
 
 
@@ -275,7 +276,7 @@ def _length(content: Any) -> int:
     found = 0
     for part in _parts(content):
         text = part.get("text") if isinstance(part, Mapping) else part
-        found += len(text) if isinstance(text, str) else native_calls.LONG if isinstance(part, Mapping) else 0
+        found += len(text) if isinstance(text, str) else native_calls.LONG_ON_LOOP if isinstance(part, Mapping) else 0
     return found
 
 

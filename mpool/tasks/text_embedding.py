@@ -479,7 +479,9 @@ def _start(plan: Plan, pack: Pack, **keywords: Any) -> _core.Ticket:
 
 def _heavy(inputs: list[Any]) -> bool:
     """Return True if tokenising these inputs would block an event loop for too long."""
-    return not _are_ids(inputs) and sum(len(text) for text in inputs if isinstance(text, str)) >= native_calls.LONG
+    if _are_ids(inputs):
+        return False
+    return sum(len(text) for text in inputs if isinstance(text, str)) >= native_calls.LONG_ON_LOOP
 
 
 def _tokens(pack: Pack) -> int:

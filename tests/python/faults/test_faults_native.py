@@ -130,6 +130,8 @@ def test_a_decoder_stuck_in_one_slice_of_many_threads(pool: mpool.Pool, planted:
         thread.start()
     for thread in threads:
         thread.join(30)
+    assert np.isnan(pool.embed_image([PNG, hostile], CLIP, on_error="null")).all(axis=1).tolist() == [False, True]
+    ends(lambda: pool.embed_image([PNG, hostile, PNG], CLIP, on_error="null", timeout=0.3), mpool.Timeout)
     assert results[3] is mpool.Timeout and [found for found in results if found != (2, 64)] == [mpool.Timeout]
 
 
