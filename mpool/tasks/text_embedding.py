@@ -461,7 +461,7 @@ def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -
     """Pack texts, or sequences of token ids; long texts are tokenised on threads for native calls."""
     if _are_ids(texts):
         return pack_ids(plan, texts, start)
-    chars = sum(len(text) for text in texts if isinstance(text, str))
+    chars = sum(len(text) for text in texts if isinstance(text, str)) + len(plan.query or "")
     return native_calls.tokenized(chars, pack, plan, texts, start, single, deadline=call.deadline)
 
 

@@ -3,6 +3,7 @@ starved threads, and the process exits within its grace."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ctypes
 import json
@@ -145,6 +146,22 @@ def test_a_tokenizer_that_never_returns(pool: mpool.Pool, models: tuple[Path, Pa
     ends(lambda: pool.embed(["short", long], models[0]), mpool.Timeout)
     assert pool.embed("short", models[0]).shape and pool.embed(["much " * 5000, "b"], models[0]).shape
     assert pool.health().native_calls["texts"].stuck == 2
+
+
+def test_a_tokenizer_that_never_returns_from_a_prompt(pool: mpool.Pool, models: tuple[Path, Path], planted: Planted,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, conversations and pairs, on this thread and on an event loop."""
+    long, short = "word " * 20_000, [{"role": "user", "content": "a"}]
+    messages = [{"role": "user", "content": long}]
+    for name in ("_encode_one", "_encode_marked"):
+        encode = getattr(Tokenizer, name)
+        monkeypatch.setattr(Tokenizer, name, lambda self, text, *rest, encode=encode: planted() if long in text
+                            else encode(self, text, *rest))
+    ends(lambda: pool.generate(long, models[1], timeout=0.3), mpool.Timeout)
+    ends(lambda: pool.chat(messages, LLAVA), mpool.Timeout)
+    ends(lambda: asyncio.run(mpool.aio.chat(messages, LLAVA, pool=pool)), mpool.Timeout)
+    ends(lambda: asyncio.run(mpool.aio.generate(long, models[1], pool=pool, timeout=0.3)), mpool.Timeout)
+    assert pool.chat(short, LLAVA, max_tokens=1).usage.completion_tokens == 1
 
 
 def test_a_grammar_that_is_never_compiled(pool: mpool.Pool, models: tuple[Path, Path], planted: Planted,
