@@ -18,10 +18,11 @@ functions of the same name in :mod:`mpool`. If a queue is full, the coroutine wa
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from . import native_calls
 from ._functions import default_pool
 from ._methods import _named
 from .pool import Pool
@@ -41,12 +42,12 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
 
 async def load(ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """As :func:`mpool.load`, run in a thread."""
-    return await asyncio.to_thread((pool or default_pool()).load, ref, **options)
+    return await native_calls.REQUESTS.arun(partial((pool or default_pool()).load, ref, **options))
 
 
 async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
     """As :func:`mpool.unload`, run in a thread."""
-    await asyncio.to_thread((pool or default_pool()).unload, alias, timeout=timeout)
+    await native_calls.REQUESTS.arun(partial((pool or default_pool()).unload, alias, timeout=timeout))
 
 
 for _verb in VERBS.values():

@@ -125,8 +125,8 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
 
 
 def _embed_image(command: argparse.ArgumentParser) -> None:
-    command.add_argument("image", nargs="*", help="files (PNG, JPEG, WebP), or URLs with --allow-urls (default: "
-                                                  "paths from standard input)")
+    command.add_argument("image", nargs="*", help="files (PNG, JPEG, WebP, GIF, BMP), or URLs with --allow-urls "
+                                                  "(default: paths from standard input)")
     command.add_argument("-m", "--model", metavar="REF", required=True, help="image embedding model, such as CLIP")
     _pool(command)
     _vectors(command, "image")
@@ -313,7 +313,7 @@ def _chat(command: argparse.ArgumentParser) -> None:
 def _vision(command: argparse.ArgumentParser) -> None:
     command.add_argument("question", help="question; -: standard input")
     command.add_argument("-i", "--image", action="append", required=True, metavar="FILE",
-                         help="PNG, JPEG or WebP file, or URL with --allow-urls; may be repeated")
+                         help="PNG, JPEG, WebP, GIF or BMP file, or URL with --allow-urls; may be repeated")
     command.add_argument("-m", "--model", metavar="REF", required=True, help="vision model, such as LLaVA")
     _pool(command)
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from .. import native_calls
 from .common import note, say
 from .parser import SERVER_LIMITS
 
@@ -68,6 +69,7 @@ def serve(arguments: argparse.Namespace) -> int:
                 note(f"mpool: clients must send the token in {path} with each request: Authorization: Bearer TOKEN")
 
         server.run(ready)
+    native_calls.end_process_if_busy(0)
     return 0
 
 
@@ -97,4 +99,5 @@ def worker(arguments: argparse.Namespace) -> int:
         raise
     with made.pool:
         made.run(lambda: say(f"mpool works with {made.name} on {made.serving.url}"))
+    native_calls.end_process_if_busy(0)
     return 0

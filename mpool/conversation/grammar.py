@@ -15,6 +15,7 @@ import json
 import os
 import select
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -22,8 +23,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .. import native_calls
 from ..checks import refuse, shown
-from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Unsupported
+from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from .running_text import MaskReuse
 from .tool_grammar import BLANKS, ResponseFormat
@@ -41,6 +43,8 @@ _ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"s
             '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
 #: Number of compiled formats cached per tokenizer; maximum number of threads that compute masks.
 _CACHED_FORMATS, _MAX_THREADS = 32, 4
+#: Seconds that the masks after one token may take before their thread is replaced. Usual are 1 to 50 ms.
+_STUCK_SECONDS = 5.0
 #: Token sets that llguidance checks as a whole: if the format allows an entire set, its tokens need no separate check.
 #: These sets for words come after llguidance's own sets for JSON strings; a token belongs to the first set that matches
 #: it.
@@ -135,11 +139,10 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
         return None
     _check_ends("a response_format", sampling)
     try:
-        compiler = _compiler(tokenizer)
+        _, first, matcher = _compiled(tokenizer, kind, source)
     except ImportError:
         raise Unsupported("`response_format` needs the package llguidance", param="response_format",
                           hint='pip install "mpool[grammar]" installs it') from None
-    first, matcher = compiler.compiled(kind, source)
     return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer)
 
 
@@ -183,8 +186,7 @@ def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOption
         InvalidArgument: a schema cannot be used, or ``sampling`` keeps completions from ending.
     """
     _check_ends("tools", sampling)
-    compiler = _compiler(tokenizer)
-    first, matcher = compiler.compiled("tools", grammar.lark)
+    compiler, first, matcher = _compiled(tokenizer, "tools", grammar.lark)
     reuse = None
     if grammar.markers is not None:
         reuse = partial(MaskReuse, tuple(marker.encode() for marker in grammar.markers), grammar.prefixes,
@@ -345,17 +347,23 @@ class _Compiler:
             eos_token=list(tokenizer.eog_ids), slices=[blanks, *_WORDS, *others])
         self._formats: OrderedDict[tuple[str, str], tuple[bytes, llguidance.LLMatcher]] = OrderedDict()
 
+    def cached(self, kind: str, source: str) -> tuple[bytes, llguidance.LLMatcher] | None:
+        """Return what :meth:`compiled` returned for this format recently, or None."""
+        with _lock:
+            found = self._formats.get((kind, source))
+            if found is not None:
+                self._formats.move_to_end((kind, source))
+            return found
+
     def compiled(self, kind: str, source: str) -> tuple[bytes, llguidance.LLMatcher]:
         """Return the mask of the first token, and a matcher at the start of a completion. Copy the matcher to use it.
 
         Raises:
             InvalidArgument: llguidance cannot compile the format.
         """
-        with _lock:
-            found = self._formats.get((kind, source))
-            if found is not None:
-                self._formats.move_to_end((kind, source))
-                return found
+        found = self.cached(kind, source)
+        if found is not None:
+            return found
         found = self._compile(kind, source)
         with _lock:
             self._formats[kind, source] = found
@@ -385,23 +393,43 @@ class _Compiler:
         return first, matcher
 
 
-_lock, _compilers_lock = threading.Lock(), threading.Lock()
+_lock = threading.Lock()
 _compilers: weakref.WeakKeyDictionary[Tokenizer, _Compiler] = weakref.WeakKeyDictionary()
 
 
-def _compiler(tokenizer: Tokenizer) -> _Compiler:
-    """Return the compiler of a tokenizer, created on first use.
+def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, bytes, llguidance.LLMatcher]:
+    """Return the compiler of a tokenizer, and its result for a format. Both are created on a thread for native calls
+    if they are not cached.
 
     Raises:
         ImportError: llguidance is not installed.
+        InvalidArgument: llguidance cannot compile the format.
+        Timeout, Overloaded: see :meth:`mpool.native_calls.ThreadGroup.run`.
     """
     import llguidance  # noqa: F401
 
-    with _compilers_lock:
+    with _lock:
+        compiler = _compilers.get(tokenizer)
+    found = None if compiler is None else compiler.cached(kind, source)
+    if compiler is None or found is None:
+        compiler, found = native_calls.GRAMMARS.run(_compile, tokenizer, kind, source)
+    return compiler, *found
+
+
+def _compile(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, tuple[bytes, llguidance.LLMatcher]]:
+    compiler = _compiler(tokenizer)
+    return compiler, compiler.compiled(kind, source)
+
+
+def _compiler(tokenizer: Tokenizer) -> _Compiler:
+    """Return the compiler of a tokenizer, created on first use."""
+    with _lock:
         found = _compilers.get(tokenizer)
-        if found is None:
-            found = _compilers[tokenizer] = _Compiler(tokenizer)
-        return found
+    if found is None:
+        made = _Compiler(tokenizer)  # without the lock, so that a slow tokenizer delays only its own requests
+        with _lock:
+            found = _compilers.setdefault(tokenizer, made)
+    return found
 
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
@@ -460,6 +488,7 @@ class _MaskThread:
         self._notifier = _core.Notifier()
         self._numbers = itertools.count(1)
         self.requests: dict[int, _MaskedRequest] = {}
+        self._current: tuple[int, float] | None = None  # number of the request whose masks are computed, and since when
         threading.Thread(target=self._run, name="mpool-masks", daemon=True).start()
 
     def serve(self, request: _MaskedRequest) -> None:
@@ -472,6 +501,17 @@ class _MaskThread:
         """Return the number of unfinished requests."""
         return sum(not request.ticket.done() for request in list(self.requests.values()))
 
+    def stuck(self) -> bool:
+        """Return True if one call of llguidance has run for longer than :data:`_STUCK_SECONDS`."""
+        current = self._current
+        return current is not None and time.monotonic() - current[1] > _STUCK_SECONDS
+
+    def take_others(self) -> list[_MaskedRequest]:
+        """Remove and return the requests of a stuck thread, except the one in which it is stuck."""
+        current = self._current
+        return [self.requests.pop(number) for number in list(self.requests)
+                if current is None or number != current[0]]
+
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._notifier.fileno(), select.POLLIN)
@@ -479,8 +519,11 @@ class _MaskThread:
             poll.poll()
             for number in self._notifier.take():
                 request = self.requests.get(number)
-                if request is not None and not request.advance():
-                    self.requests.pop(number, None)
+                if request is not None:
+                    self._current = number, time.monotonic()
+                    if not request.advance():
+                        self.requests.pop(number, None)
+                    self._current = None
                 del request  # else the finished request stays alive until the next notification
 
 
@@ -489,20 +532,44 @@ _mask_threads: list[_MaskThread] = []
 
 def _assign(request: _MaskedRequest) -> None:
     """Assigns a request to the mask thread with the fewest requests, so that a slow format delays few others. If all
-    are busy, starts another thread, up to the number of compute threads and at most four."""
+    are busy, starts another thread, up to the number of compute threads and at most four. Stuck threads are replaced,
+    and their other requests move to the replacement; at most :data:`native_calls.SPARE` are.
+
+    Raises:
+        Overloaded: all threads are stuck.
+    """
     from .. import _core
 
     with _lock:
-        found = min(_mask_threads, key=_MaskThread.busy, default=None)
-        if found is None or found.busy() and len(_mask_threads) < min(_MAX_THREADS, _core.config()["compute_threads"]):
+        able = [thread for thread in _mask_threads if not thread.stuck()]
+        stuck = len(_mask_threads) - len(able)
+        found = min(able, key=_MaskThread.busy, default=None)
+        most = min(_MAX_THREADS, _core.config()["compute_threads"]) + min(stuck, native_calls.SPARE)
+        if (found is None or found.busy()) and len(_mask_threads) < most:
             found = _MaskThread()
             _mask_threads.append(found)
+        if found is None:
+            raise Overloaded(f"completions with a format are refused: all {stuck} threads for token masks are stuck",
+                             param="response_format", hint="Retry later; mpool.health() shows native_calls")
+        for waiting in [request for thread in _mask_threads if thread.stuck() for request in thread.take_others()]:
+            found.serve(waiting)
         found.serve(request)
 
 
+def _status() -> native_calls.NativeCalls:
+    """Return the state of the mask threads for :func:`mpool.health`."""
+    threads = list(_mask_threads)
+    stuck = sum(thread.stuck() for thread in threads)
+    running = sum(thread._current is not None for thread in threads)
+    return native_calls.NativeCalls(len(threads), running, 0, stuck, stuck > 0)
+
+
+native_calls.report("masks", "computations of token masks", _status)
+
+
 def _after_fork_in_child() -> None:
-    global _lock, _compilers_lock
-    _lock, _compilers_lock = threading.Lock(), threading.Lock()
+    global _lock
+    _lock = threading.Lock()
     _mask_threads.clear()
 
 

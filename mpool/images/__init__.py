@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .loading import ImageInput, images_of, read_image
+from .loading import ImageInput, convert_image, images_of, read_image
 from .preparing import prepare
 
-__all__ = ["ImageInput", "images_of", "prepare", "read_image"]
+__all__ = ["ImageInput", "convert_image", "images_of", "prepare", "read_image"]

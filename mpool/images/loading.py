@@ -1,8 +1,9 @@
 """Reads images from paths, URLs, bytes, base64, Pillow images and arrays.
 
-PNG, JPEG and WebP are decoded, by Pillow. Before the pixels are decoded, the number of bytes, the format, the number of
-pixels, the sides, the aspect ratio and the number of frames are checked. Errors have fixed texts; a decoder's message
-about a corrupted file is never passed on.
+PNG, JPEG, WebP, GIF and BMP are decoded, by Pillow, on the threads of :data:`mpool.native_calls.IMAGES`. Before the
+pixels are decoded, the number of bytes, the format, the number of pixels, the sides, the aspect ratio, the number of
+frames and the structure (:mod:`mpool.images.structure`) are checked. Errors have fixed texts; a decoder's message about
+a corrupted file is never passed on.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Set
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from .. import native_calls
 from ..errors import FileError, InvalidArgument, LimitError, MpoolError
 from ..models.files import open_regular
+from . import structure
+from .memory import reserved
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,19 +33,32 @@ if TYPE_CHECKING:
 else:
     ImageInput = Any
 
+T = TypeVar("T")
+
 #: Formats that are decoded, by Pillow's names.
-FORMATS = ("PNG", "JPEG", "WEBP")
-FORMAT_WORDS = "PNG, JPEG or WebP"
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+FORMAT_WORDS = "PNG, JPEG, WebP, GIF or BMP"
+#: First bytes of formats that are refused -> their names, for the error message. Their decoders are large, and images
+#: from strangers rarely use them.
+_REFUSED = {b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF", b"MM\0+": "TIFF", b"8BPS": "PSD", b"%!PS": "EPS",
+            b"\xc5\xd0\xd3\xc6": "EPS", b"\0\0\1\0": "ICO", b"\0\0\0\x0cjP": "JPEG 2000",
+            b"\xff\x4f\xff\x51": "JPEG 2000", b"%PDF": "PDF", b"\xff\x0a": "JPEG XL",
+            b"\0\0\0\x0cJXL ": "JPEG XL", b"qoif": "QOI", b"DDS ": "DDS", b"<svg": "SVG", b"<?xml": "SVG"}
+#: Brands of ISO media files, at byte 8 -> their names.
+_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC", b"msf1": "HEIC"}
 _INPUTS = "a path, a URL, bytes, base64 text, a Pillow image or an array [height, width, 3]"
 MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
 MIN_SIDE, MAX_SIDE = 2, 1 << 15
+#: Number of bytes of an array that is resized in 1 to 2 ms: less work than this stays on the calling thread.
+_SMALL = 1 << 20
 #: Number of array elements that are converted to uint8 at a time.
 _AT_ONCE = 1 << 18
 #: Maximum ratio of the longer side to the shorter.
 MAX_RATIO = 200
-#: First characters of the base64 text of a PNG, JPEG or WebP file.
-_BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR")
+#: First characters of the base64 text of a PNG, JPEG, WebP or GIF file. A BMP file has no such distinctive beginning:
+#: its base64 needs a ``data:`` URL.
+_BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGODdh", "R0lGODlh")
 #: Background for images with transparency.
 _WHITE = (255, 255, 255, 255)
 
@@ -77,8 +94,8 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
                timeout: float | None = None) -> Image:
     """Read an image as a Pillow image: decoded, RGB, rotated as its EXIF data says.
 
-    Transparent pixels are composited on white, as in transformers; CMYK, palette, greyscale and 16-bit images are
-    converted to RGB.
+    As in transformers, transparent pixels are composited on white, values above 255 of greyscale images with 16 bits
+    become 255, and the first frame of a GIF is read. CMYK, palette and 1-bit images are converted to RGB.
 
     Args:
         image: a path; a URL; the bytes of a file; their base64 text or a ``data:`` URL; a Pillow image; an array
@@ -91,23 +108,55 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
         InvalidArgument: ``image`` is none of these, is corrupted, or is beyond a limit.
         FileError: the path cannot be read.
         DownloadError: the URL cannot be fetched.
+        Timeout: the decoder took too long; see :mod:`mpool.native_calls`.
+        Overloaded: all threads for images are stuck in a decoder.
     """
-    if isinstance(image, np.ndarray):
-        return _from_array(image, name)
-    if _is_pillow(image):
-        return _decoded(image, name, from_caller=True)
+    return convert_image(image, name, _unchanged, allow_urls=allow_urls, timeout=timeout)
+
+
+def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow_urls: bool = False,
+                  timeout: float | None = None) -> T:
+    """Return ``convert(read_image(image, ...))``. Reads the file on this thread; decodes and converts the image on a
+    thread of :data:`mpool.native_calls.IMAGES`.
+
+    The memory of the decoded image counts towards :data:`mpool.images.memory.MOST` until ``convert`` returns.
+    """
     if isinstance(image, str):
         image = _from_text(image, name, allow_urls, timeout)
     elif isinstance(image, os.PathLike):
         image = _from_file(os.fspath(image), name)
-    if not isinstance(image, (bytes, bytearray, memoryview)):
+    if isinstance(image, np.ndarray):
+        if image.nbytes <= _SMALL:
+            return _converted(image, name, convert)
+    elif isinstance(image, (bytes, bytearray, memoryview)):
+        image = bytes(image)
+    elif not _is_pillow(image):
         raise InvalidArgument(param=name, got=_kind(image), allowed=_INPUTS)
-    return _from_bytes(bytes(image), name)
+    return native_calls.IMAGES.run(_converted, image, name, convert)
+
+
+def _unchanged(image: Image) -> Image:
+    return image
+
+
+def _converted(image: Any, name: str, convert: Callable[[Image], T]) -> T:
+    """Decode an array, a Pillow image or the bytes of a file, and convert the result."""
+    if isinstance(image, np.ndarray):
+        _check_array(image, name)
+        with reserved(image.shape[0] * image.shape[1]):
+            return convert(_from_array(image, name))
+    if _is_pillow(image):
+        _check_size(image.width, image.height, name)
+        with reserved(image.width * image.height):
+            return convert(_decoded(image, name, from_caller=True))
+    with _opened(image, name) as opened, reserved(opened.width * opened.height):
+        return convert(_decoded(opened, name))
 
 
 def _is_pillow(value: Any) -> bool:
-    module = sys.modules.get("PIL.Image")  # a caller with a Pillow image has imported Pillow
-    return module is not None and isinstance(value, module.Image)
+    # A caller with a Pillow image has imported Pillow. If another thread is importing it, the module is incomplete.
+    kind = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    return kind is not None and isinstance(value, kind)
 
 
 def _kind(value: Any) -> str:
@@ -171,22 +220,40 @@ def _from_file(path: str | bytes, name: str) -> bytes:
 
 # ---- decoding --------------------------------------------------------------------------------------------------------
 
-def _from_bytes(data: bytes, name: str) -> Image:
+def _opened(data: bytes, name: str) -> Image:
+    """Open a file without decoding its pixels, and check everything that bounds the decoder's time and memory."""
     from PIL import Image, UnidentifiedImageError
 
     if not data or len(data) > MAX_BYTES:
         raise InvalidArgument(param=name, got=f"{len(data):,} bytes", allowed=f"1 to {MAX_BYTES:,} bytes")
+    structure.check_head(data, name)
     try:
         opened = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
         raise InvalidArgument(param=name, got="too many pixels", allowed=f"at most {MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
-        raise InvalidArgument(param=name, got="another format", allowed=f"a {FORMAT_WORDS} image",
+        raise InvalidArgument(param=name, got=_format_of(data), allowed=f"a {FORMAT_WORDS} image",
                               hint="For other formats, open the file with Pillow and pass the Pillow image") from None
     except Exception:  # a decoder may raise anything for a corrupted file; its message is not passed on
         raise _corrupted(name) from None
-    with opened:
-        return _decoded(opened, name)
+    pixels = opened.width * opened.height
+    _check_size(*opened.size, name)
+    frames = getattr(opened, "n_frames", 1) if opened.format in ("PNG", "WEBP") else 1
+    if frames > 1:
+        raise InvalidArgument(param=name, got=f"{frames} frames", allowed="an image of one frame",
+                              hint="Pass one of the frames")
+    if data.startswith(b"\xff\xd8"):
+        structure.check_scans(data, pixels, name)
+    elif opened.format == "BMP":
+        structure.check_run_lengths(opened.info.get("compression"), pixels, name)
+    return opened
+
+
+def _format_of(data: bytes) -> str:
+    """Return the format of a file that is refused, as a phrase."""
+    name = _BRANDS.get(data[8:12]) if data[4:8] == b"ftyp" else \
+        next((name for head, name in _REFUSED.items() if data.startswith(head)), None)
+    return "another format" if name is None else f"the format {name}"
 
 
 def _corrupted(name: str) -> InvalidArgument:
@@ -206,8 +273,9 @@ def _check_size(width: int, height: int, name: str) -> None:
     raise InvalidArgument(param=name, got=f"{width:,} x {height:,} pixels", allowed=allowed)
 
 
-#: Serialises loading of the caller's images: Pillow decodes them lazily, which is not thread-safe.
-_LOADING = threading.Lock()
+#: Serialise loading of the caller's images: Pillow decodes them lazily, which is not thread-safe. An image's address
+#: selects its lock, so a decoder that never returns blocks few other images.
+_LOADING = [threading.Lock() for _ in range(64)]
 
 
 def _decoded(image: Image, name: str, from_caller: bool = False) -> Image:
@@ -215,14 +283,9 @@ def _decoded(image: Image, name: str, from_caller: bool = False) -> Image:
     image, which stays unchanged."""
     from PIL import ImageOps
 
-    _check_size(*image.size, name)
-    frames = getattr(image, "n_frames", 1) if not from_caller and image.format in ("PNG", "WEBP") else 1
-    if frames > 1:
-        raise InvalidArgument(param=name, got=f"{frames} frames", allowed="an image of one frame",
-                              hint="Pass one of the frames")
     try:
         if from_caller:
-            with _LOADING:
+            with _LOADING[id(image) // 16 % len(_LOADING)]:
                 image.load()
         else:
             image.load()
@@ -244,11 +307,8 @@ def _rgb(image: Image, name: str) -> Image:
     if image.mode == "RGB":
         return image if image.info.get("transparency") is None else _on_white(image)
     if image.mode.startswith("I"):
-        # 16 bits per channel: keep the upper eight
-        values = np.asarray(image)
-        shift = 8 if image.mode != "I" or values.max(initial=0) > 255 else 0
-        grey = np.clip(values >> shift, 0, 255).astype(np.uint8)
-        return Image.fromarray(grey).convert("RGB")
+        # 16 or 32 bits: Pillow's conversion to RGB, which transformers uses, clips to 255
+        return Image.fromarray(np.clip(np.asarray(image), 0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise InvalidArgument(param=name, got="a Pillow image of floats",
                               allowed="an image with 8 or 16 bits per channel",
@@ -278,15 +338,19 @@ def _from_floats(array: NDArray[Any]) -> NDArray[np.uint8]:
     return found
 
 
-def _from_array(array: NDArray[Any], name: str) -> Image:
-    from PIL import Image
-
+def _check_array(array: NDArray[Any], name: str) -> None:
+    """Check the shape and the size of an array, not its values."""
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
         raise InvalidArgument(param=name, got=f"an array of shape {array.shape}",
                               allowed="an array [height, width] or [height, width, 1, 3 or 4]",
                               hint='Channels come last: array.transpose(1, 2, 0)' if first else None)
     _check_size(array.shape[1], array.shape[0], name)
+
+
+def _from_array(array: NDArray[Any], name: str) -> Image:
+    from PIL import Image
+
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())
         if not (low >= 0 and high <= 1):  # NaN is in no range

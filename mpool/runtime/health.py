@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from .. import native_calls
 from ..errors import InvalidArgument
+from ..native_calls import NativeCalls
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -113,6 +115,8 @@ class Health:
         reasons: problems that were found, as texts.
         workers, memory: totals of all models.
         models: health of each model by key.
+        native_calls: state of the threads of the process that decode images (``"images"``), tokenize long texts
+            (``"texts"``), compile grammars (``"grammars"``), and so on, as far as they were used.
     """
 
     status: Literal["healthy", "degraded", "unhealthy"]
@@ -120,6 +124,7 @@ class Health:
     workers: Workers
     memory: Memory
     models: Mapping[str, ModelHealth]
+    native_calls: Mapping[str, NativeCalls]
 
 
 def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
@@ -156,6 +161,8 @@ def health(pool: Host) -> Health:
     memory = Memory(used, limit, max(limit - used, 0), stats["pressure"], used / limit if limit else 0.0)
     if memory.pressure == "critical":
         reasons.append(f"memory is critical: {used / 1e6:,.0f} MB of {limit / 1e6:,.0f} MB are in use")
+    native = native_calls.statuses()
+    reasons += native_calls.reasons(native)
     total = Workers(*(sum(getattr(model.workers, name) for model in models.values())
                       for name in ("total", "busy", "idle", "dead")))
     status: Literal["healthy", "degraded", "unhealthy"] = "degraded" if reasons else "healthy"
@@ -164,7 +171,7 @@ def health(pool: Host) -> Health:
         status, reasons = "unhealthy", ["the pool is closed or shutting down", *reasons]
     elif failed and failed == used_models:
         status = "unhealthy"
-    return Health(status, tuple(reasons), total, memory, models)
+    return Health(status, tuple(reasons), total, memory, models, native)
 
 
 def _model(row: Mapping[str, Any]) -> ModelHealth:

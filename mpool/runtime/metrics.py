@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from .. import native_calls
 from .events import dropped
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def collect(pool: Host) -> dict[str, Any]:
     found["events_dropped"] = dropped()
     found.update({former: found[name] for former, name in FORMER.items()})
     found["models"] = {row["key"]: _model(row) for row in (pool._registry.entries() if pool._registry else ())}
+    found["native_calls"] = {name: {"threads": calls.threads, "running": calls.running, "waiting": calls.waiting,
+                                    "stuck": calls.stuck} for name, calls in native_calls.statuses().items()}
     found["queue_depths"] = {name: one.queue_depth for name, one in pool.pools.items()}
     return found
 

@@ -52,6 +52,12 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
     for kind, count in found["bytes_by_kind"].items():
         kinds.add_metric([kind], count)
     yield kinds
+    native = GaugeMetricFamily("mpool_native_calls", "native calls of the process and their threads, by kind and state",
+                               labels=["kind", "state"])
+    for kind, counts in found["native_calls"].items():
+        for state, count in counts.items():
+            native.add_metric([kind, state], count)
+    yield native
     depths = GaugeMetricFamily("mpool_queue_depth", "waiting requests by capability", labels=["capability"])
     for capability, count in found["queue_depths"].items():
         depths.add_metric([capability], count)

@@ -1,4 +1,4 @@
-"""Deadlines of requests, and the thread pool for long operations (:mod:`mpool.tokenizers.threads`)."""
+"""Deadlines of requests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from typing import Any
 
 from ..checks import real, refuse
 from ..errors import Timeout
-from ..tokenizers.threads import LONG as LONG
-from ..tokenizers.threads import executor as executor
-from ..tokenizers.threads import interruptible as interruptible
-from ..tokenizers.threads import later as later
 
 
 def deadline_of(timeout: float | None) -> float | None:

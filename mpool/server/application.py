@@ -6,11 +6,11 @@ Any ASGI server can run the application; it is tested with uvicorn, hypercorn an
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from .. import native_calls
 from . import dashboard, ollama, operational
 from .errors import Refusal
 from .guard import App, GuardState, HostGuard, Scope, TokenGuard, refusal_response
@@ -135,7 +135,7 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
     async def shutdown() -> None:
         state.stopping = True
         if own:
-            await asyncio.to_thread(used.close)
+            await native_calls.CLOSING.arun(used.close)
 
     return make_app(state, shutdown=shutdown)
 

@@ -7,7 +7,6 @@ equivalent to an absent field.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 from collections.abc import Awaitable, Callable
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from ..runtime import threads as _threads
+from .. import native_calls
 from .errors import Refusal
 from .guard import header
 from .invalid import Fault, find_fault
@@ -24,7 +23,7 @@ from .invalid import Fault, find_fault
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
 
-#: Minimum size in bytes of a body that is parsed on a tokenizer thread, so that the loop keeps serving other requests.
+#: Minimum size in bytes of a body that is parsed on another thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
 
 
@@ -174,10 +173,10 @@ def _refused(fault: Fault) -> Refusal:
 
 
 async def parse_body(data: bytes, kind: type[T]) -> T:
-    """Parse a body as :func:`parse` does, on a tokenizer thread if it is long."""
+    """Parse a body as :func:`parse` does, on another thread if it is long."""
     if len(data) < _LONG:
         return parse(data, kind)
-    return await asyncio.get_running_loop().run_in_executor(_threads.executor(), parse, data, kind)
+    return await native_calls.BODIES.arun(parse, data, kind)
 
 
 __all__ = ["ClientDisconnected", "declared_length", "parse", "parse_body", "read"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import time
@@ -10,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import native_calls
 from ..errors import InvalidArgument, MpoolError
 from .errors import Refusal
 
@@ -112,7 +112,7 @@ class Models:
                 except Refusal:
                     continue
         found = self.all()
-        await asyncio.to_thread(lambda: [served.capabilities for served in found])
+        await native_calls.REQUESTS.arun(lambda: [served.capabilities for served in found])
         return found
 
     async def find(self, name: str) -> ServedModel:
@@ -129,7 +129,7 @@ class Models:
             return found
         if not self.is_in_catalogue(name):
             raise Refusal("model_not_found", param="model")
-        if not await asyncio.to_thread(is_cached, name):
+        if not await native_calls.REQUESTS.arun(is_cached, name):
             raise Refusal("model_not_found", "It is in the catalogue: POST /api/pull downloads it.", "model")
         return self._served.setdefault(name, self._served_model(name, self.pool.get(name)))
 

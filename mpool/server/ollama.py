@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
-from .. import __version__, aio
+from .. import __version__, aio, native_calls
 from ..conversation.tool_calls import parse_arguments
 from ..durations import seconds_of
 from ..errors import ContextOverflow
@@ -321,7 +320,9 @@ async def _load_or_unload(context: Context, served: ServedModel, body: TextReque
 
 async def _load_seconds(context: Context, served: ServedModel) -> float:
     """Load an embedding model. Returns the load time in seconds; 0 if the model was in memory."""
-    if _resident(context, served) or "text_embedding" not in await asyncio.to_thread(lambda: served.capabilities):
+    if _resident(context, served):
+        return 0.0
+    if "text_embedding" not in await native_calls.REQUESTS.arun(lambda: served.capabilities):
         return 0.0
     began = time.monotonic()
     await aio.load(served.model, pool=context.state.pool, progress=False)
@@ -360,7 +361,7 @@ async def embeddings(context: Context, body: OllamaEmbeddingsRequest) -> Respons
 async def tags(context: Context, body: None) -> Response:
     """List the models that clients can use."""
     listed = await context.state.models.listed()
-    return json_response(ModelRows(await asyncio.to_thread(lambda: [_model_row(served) for served in listed])))
+    return json_response(ModelRows(await native_calls.REQUESTS.arun(lambda: [_model_row(served) for served in listed])))
 
 
 def _model_row(served: ServedModel) -> ModelRow:
@@ -377,7 +378,7 @@ async def ps(context: Context, body: None) -> Response:
         if found is None or found.state not in ("ready", "busy", "loading"):
             continue
         left = min(max(0.0, found.keep_alive - found.idle_seconds), 100 * 365 * 86400.0)
-        known = await asyncio.to_thread(ollama_models.describe, served)
+        known = await native_calls.REQUESTS.arun(ollama_models.describe, served)
         rows.append(ModelRow(
             served.name, served.name, found.model_bytes + found.engine_bytes, known.digest, Details(**known.details),
             expires_at=(datetime.now(timezone.utc) + timedelta(seconds=left)).isoformat().replace("+00:00", "Z"),
@@ -395,7 +396,7 @@ def _name_in(body: NameRequest | PullRequest) -> str:
 async def show(context: Context, body: NameRequest) -> Response:
     """Describe a model."""
     served = await context.model(_name_in(body))
-    found, more = await asyncio.to_thread(
+    found, more = await native_calls.REQUESTS.arun(
         lambda: (ollama_models.describe(served), ollama_models.template_capabilities(served)))
     return json_response(ShowResponse(Details(**found.details), found.info, found.capabilities + more,
                                   found.modified_at, found.license, found.parameters))

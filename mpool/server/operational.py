@@ -18,18 +18,22 @@ class HealthResponse(msgspec.Struct):
         status: Status as in :func:`mpool.health`.
         uptime: Seconds since the server started.
         streams: Number of responses that are being streamed.
+        starved: Kinds of native calls whose threads are starved, such as ``images``; see :func:`mpool.health`.
     """
 
     status: str
     uptime: float
     streams: int
+    starved: list[str]
 
 
 async def health(context: Context, body: None) -> Response:
     """Report the health. Never waits for other requests. Requires no token, so the response contains few facts."""
     state = context.state
-    found = "unhealthy" if state.stopping else state.pool.health().status
-    return json_response(HealthResponse(found, round(time.monotonic() - state.started, 3), state.streams),
+    seen = state.pool.health()
+    found = "unhealthy" if state.stopping else seen.status
+    starved = [name for name, calls in seen.native_calls.items() if calls.starved]
+    return json_response(HealthResponse(found, round(time.monotonic() - state.started, 3), state.streams, starved),
                        503 if found == "unhealthy" else 200)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
-from ..runtime import threads as _threads
+from .. import native_calls
 from . import bodies
 from .disconnects import DisconnectListener
 from .errors import Refusal, refusal_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
-#: Responses with at least this many numbers are encoded on a tokenizer thread: encoding them takes milliseconds.
+#: Responses with at least this many numbers are encoded on another thread: encoding them takes milliseconds.
 _LARGE = 1 << 15
 
 
@@ -134,7 +134,7 @@ def json_response(value: Any, status: int = 200) -> Response:
 async def large_response(make: Callable[[], Any], numbers: int) -> Response:
     """Encode the struct that ``make`` returns as a JSON response.
 
-    A large response is built and encoded on a tokenizer thread, so that the event loop keeps serving other requests.
+    A large response is built and encoded on another thread, so that the event loop keeps serving other requests.
 
     Args:
         make: Builds the struct.
@@ -142,7 +142,7 @@ async def large_response(make: Callable[[], Any], numbers: int) -> Response:
     """
     if numbers < _LARGE:
         return json_response(make())
-    data = await asyncio.get_running_loop().run_in_executor(_threads.executor(), lambda: _encode(make()))
+    data = await native_calls.BODIES.arun(lambda: _encode(make()))
     return Response(data, media_type="application/json")
 
 

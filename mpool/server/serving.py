@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from ..errors import FileError
+from .. import native_calls
+from ..errors import FileError, ShuttingDown
 from .application import OPERATIONS, make_app
 from .protocol import hardened
 from .state import State
@@ -58,9 +59,19 @@ class _Uvicorn(uvicorn.Server):
         self.state.stopping = True
         closing = threading.Thread(target=self.state.pool.close, name="mpool-server-close")
         closing.start()
+        refusing = asyncio.create_task(self._refuse_after(closing))
         await super().shutdown(sockets)
         while closing.is_alive():
             await asyncio.sleep(0.01)
+        refusing.cancel()
+
+    async def _refuse_after(self, closing: threading.Thread) -> None:
+        """Once the pool is closed, fail the requests that still wait for a native call: they cannot be submitted."""
+        while closing.is_alive():
+            await asyncio.sleep(0.01)
+        while True:
+            native_calls.refuse_callers(asyncio.get_running_loop(), ShuttingDown("the server is shutting down"))
+            await asyncio.sleep(0.1)
 
 
 class Serving:

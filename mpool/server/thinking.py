@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .. import native_calls
 from ..checks import shown
 from ..conversation import reasoning
 from ..conversation.template import ChatTemplate
@@ -69,7 +69,7 @@ async def openai_options(served: ServedModel, effort: str | None) -> dict[str, A
     """
     if effort is None:
         return {}
-    found = await asyncio.to_thread(model_options, served)
+    found = await native_calls.REQUESTS.arun(model_options, served)
     if effort == "none":
         if found.thinks and not found.switches:
             raise Refusal("unsupported_parameter", "`reasoning_effort` must not be none: this model always thinks.",
@@ -89,7 +89,7 @@ async def ollama_options(served: ServedModel, think: bool | str | None) -> dict[
     if isinstance(think, str) and think not in ("low", "medium", "high"):
         raise Refusal("invalid_value", f"`think` must be one of true, false, low, medium, high, got {shown(think)}.",
                       "think")
-    found = await asyncio.to_thread(model_options, served)
+    found = await native_calls.REQUESTS.arun(model_options, served)
     if think is not False and not found.thinks:
         raise Refusal("unsupported_parameter", f'"{served.name}" does not support thinking.', "think")
     if isinstance(think, str):

@@ -5,15 +5,17 @@ vectors.py contains the part that is shared with text embedding.
 
 from __future__ import annotations
 
-import threading
+import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import native_calls
 from ..checks import integer, refuse
-from ..errors import MpoolError
-from ..images import prepare, read_image
+from ..errors import MemoryExhausted, MpoolError, Overloaded, Timeout
+from ..images import convert_image, prepare
 from ..runtime import threads as _threads
 from .options import ImageOptions as Options
 from .vectors import CHOICES, Kind, VectorPlan, check, plan_of
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 #: Number of images in a slice. Decoding a slice of photographs takes about 100 ms.
 SLICE = 16
-#: Number of bytes that are preprocessed in 1 to 2 ms; less work than this stays on the calling thread.
-_SMALL = 1 << 20
 _CHOICES = {**CHOICES, "allow_urls": (True, False)}
 
 
@@ -91,14 +91,14 @@ class ImagePack:
 
 def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = False,
          call: Call | None = None) -> ImagePack:
-    """Read and preprocess the images of a slice.
+    """Read the images of a slice on this thread; decode and preprocess them on threads for native calls.
 
     Args:
         plan: plan of the request.
         images: images of the slice.
         start: index of the first image in the request.
         single: True if the image is the whole request and not in a list.
-        call: options of the request; its deadline limits the download of URLs.
+        call: options of the request; its deadline limits the download of URLs and the decoders.
 
     Raises:
         MpoolError: an image cannot be read, and ``plan.null`` is False.
@@ -110,11 +110,11 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
         name = "image" if single else f"images[{start + at}]"
         try:
             limit = None if call is None else _threads.remaining(call.deadline, plan.entry.key)
-            read = read_image(image, name, allow_urls=plan.allow_urls, timeout=limit)
-            pixels = prepare(read, plan.settings, name)
+            pixels = convert_image(image, name, partial(prepare, settings=plan.settings, name=name),
+                                   allow_urls=plan.allow_urls, timeout=limit)
         except MpoolError as error:
             error.key = error.key or plan.entry.key
-            if not plan.null:
+            if not plan.null or _of_request(error, call):
                 raise
             faults.append((at, error))
             continue
@@ -124,16 +124,17 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
     return ImagePack(np.ascontiguousarray(flat), np.array(sizes, dtype=np.int32), len(images), tuple(faults))
 
 
-def _work(image: Any) -> int:
-    """Return the estimated number of bytes to preprocess for an image; files are assumed to be compressed 8:1."""
-    return int(image.size) if isinstance(image, np.ndarray) else 8 * len(image) if isinstance(image, bytes) else _SMALL
+def _of_request(error: MpoolError, call: Call | None) -> bool:
+    """Return True if an error concerns the request and not one image: the deadline, or a lack of threads or memory."""
+    if isinstance(error, Timeout):
+        return call is not None and call.deadline is not None and time.monotonic() >= call.deadline
+    return isinstance(error, (Overloaded, MemoryExhausted))
 
 
 def packed(plan: ImagePlan, images: list[Any], start: int, single: bool, call: Call) -> ImagePack:
-    """Pack images; on another thread if that takes long and this is the main thread, so that Ctrl-C works."""
-    if threading.current_thread() is not threading.main_thread() or sum(map(_work, images)) < _SMALL:
+    """Pack images within the deadline of the request."""
+    with native_calls.limited(call.deadline):
         return pack(plan, images, start, single, call)
-    return _threads.interruptible(pack, plan, images, start, single, call, chars=_threads.LONG)
 
 
 def halves(pack: ImagePack) -> tuple[ImagePack, ...]:
@@ -168,7 +169,7 @@ def _tokens(pack: ImagePack) -> int:
     return 0  # images have no tokens
 
 
-IMAGES = Kind("image", packed, _valid, _embed, _start, halves, _heavy, _tokens)
+IMAGES = Kind("image", packed, _valid, _embed, _start, halves, _heavy, _tokens, native_calls.IMAGE_REQUESTS)
 
 
 def slices(images: list[Any]) -> list[tuple[int, list[Any]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any
 
+from .. import native_calls
 from ..errors import MpoolError, NumericError, Timeout
 from ..runtime import threads as _threads
 from ..runtime.awaiting import Waiter
@@ -106,14 +107,12 @@ class Job:
         return self._wait_async().__await__()
 
     async def _wait_async(self) -> Any:
-        import asyncio
-
         from ..runtime.watching import watcher
 
         if self._ticket is not None:
             await watcher().done(self._ticket)
             if self._needs_recomputation():
-                return await asyncio.to_thread(self._finish)
+                return await native_calls.REQUESTS.arun(self._finish)
         return self._finish()
 
     def __repr__(self) -> str:

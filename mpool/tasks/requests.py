@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import native_calls
 from ..checks import integer, refuse
 from ..errors import InvalidArgument
-from ..runtime import threads as _threads
 from . import options as _options
 from . import text_embedding as embedding
 from . import vectors
@@ -39,6 +39,7 @@ class Validated:
         model, capability, compute: the model that ``prepare`` opens.
         long: True if ``prepare`` is slow even when the model's files have been read.
         chat: True if ``prepare`` renders the model's chat template.
+        images: True if ``prepare`` reads images.
     """
 
     prepare: Callable[[], Any]
@@ -47,6 +48,7 @@ class Validated:
     compute: Any
     long: bool = False
     chat: bool = False
+    images: bool = False
 
 
 def _chosen(model: Any, compute: Any) -> Any:
@@ -197,11 +199,12 @@ def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: di
 
 
 def _text(given: dict[str, Any], model: Any, chars: int, chat: bool, capability: str,
-          prepare: Callable[[dict[str, Any]], TextRequest]) -> Validated:
+          prepare: Callable[[dict[str, Any]], TextRequest], images: bool = False) -> Validated:
     # these two options compile a grammar, which takes milliseconds
-    long = chars >= _threads.LONG // 4 or any(given.get(name) is not None for name in ("response_format", "tools"))
+    grammar = any(given.get(name) is not None for name in ("response_format", "tools"))
+    long = grammar or chars >= native_calls.LONG_ON_LOOP
     compute = _chosen(model, given.get("compute", "auto"))
-    return Validated(lambda: prepare(dict(given)), model, capability, compute, long, chat)
+    return Validated(lambda: prepare(dict(given)), model, capability, compute, long, chat, images)
 
 
 def generate(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -215,14 +218,14 @@ def chat(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.chat`."""
     messages, model = given.pop("messages"), given.pop("model", None)
     return _text(given, model, characters(messages), True, "text_to_text",
-                 lambda options: chat_request(pool, messages, model, options, call))
+                 lambda options: chat_request(pool, messages, model, options, call), has_images(messages))
 
 
 def vision(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.vision`."""
     images, prompt, model = given.pop("images"), given.pop("prompt"), given.pop("model", None)
-    return _text(given, model, _threads.LONG, True, "vision",
-                 lambda options: vision_request(pool, images, prompt, model, options, call))
+    return _text(given, model, native_calls.LONG_ON_LOOP, True, "vision",
+                 lambda options: vision_request(pool, images, prompt, model, options, call), True)
 
 
 def described_image(given: dict[str, Any]) -> dict[str, Any]:
@@ -252,16 +255,28 @@ def characters(messages: Any) -> int:
     """Count the characters of a conversation. An image counts as a long text; invalid messages count as 0."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         return 0
-    return sum(_length(message.get("content")) + (_threads.LONG if message.get("images") is not None else 0)
+    return sum(_length(message.get("content")) + (native_calls.LONG_ON_LOOP if message.get("images") is not None else 0)
                for message in messages if isinstance(message, Mapping))
 
 
+def has_images(messages: Any) -> bool:
+    """Return True if a conversation may contain images; False also for invalid messages."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        return False
+    return any(message.get("images") is not None or any(
+        isinstance(part, Mapping) and part.get("type") != "text" for part in _parts(message.get("content")))
+        for message in messages if isinstance(message, Mapping))
+
+
+def _parts(content: Any) -> Iterable[Any]:
+    return content if isinstance(content, (list, tuple)) else (content,)
+
+
 def _length(content: Any) -> int:
-    parts: Iterable[Any] = content if isinstance(content, (list, tuple)) else (content,)
     found = 0
-    for part in parts:
+    for part in _parts(content):
         text = part.get("text") if isinstance(part, Mapping) else part
-        found += len(text) if isinstance(text, str) else _threads.LONG if isinstance(part, Mapping) else 0
+        found += len(text) if isinstance(text, str) else native_calls.LONG_ON_LOOP if isinstance(part, Mapping) else 0
     return found
 
 

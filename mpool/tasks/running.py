@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .. import native_calls
 from ..checks import refuse
 from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded
-from ..runtime import threads as _threads
 from . import options as _options
 from . import requests
 from .options import Call
@@ -47,14 +47,19 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     if verb.name in _DESCRIBE:
         return run(VISION, pool, _DESCRIBE[verb.name](given)).text
     validated, call, stream = _begin(verb, pool, given)
+    if call.deadline is None:
+        request = validated.prepare()
+    else:
+        with native_calls.limited(call.deadline):
+            request = validated.prepare()
     if verb.stream is not None:
-        started = _stream(verb, validated.prepare(), call)
+        started = _stream(verb, request, call)
         return started if stream else started.result()
     if verb.name == "embed_iter":
         from .iterating import EmbedIterator
 
-        return EmbedIterator(validated.prepare())
-    return drive(validated.prepare().steps())[0]
+        return EmbedIterator(request)
+    return drive(request.steps())[0]
 
 
 def _stream(verb: Verb, request: Any, call: Call, fail_fast: bool | None = None) -> Any:
@@ -82,7 +87,7 @@ def run_async(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     validated, call, stream = _begin(verb, pool, given)
 
     async def request() -> Any:
-        return await _prepared(pool, validated)
+        return await _prepared(pool, validated, call)
 
     made = (AsyncImageStream if verb is GENERATE_IMAGE else AsyncStream)(request, call)
     return made if stream else _collect(made)
@@ -99,14 +104,14 @@ async def _vectors(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 
 async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, int]:
     """Run a request for vectors or scores. Returns its result and the number of prompt tokens."""
-    validated, _, _ = _begin(verb, pool, given)
-    found: tuple[Any, int] = await adrive((await _prepared(pool, validated)).steps())
+    validated, call, _ = _begin(verb, pool, given)
+    found: tuple[Any, int] = await adrive((await _prepared(pool, validated, call)).steps())
     return found
 
 
 async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterator[Any]:
-    validated, _, _ = _begin(verb, pool, given)
-    flow: Any = adrive_each((await _prepared(pool, validated)).steps())
+    validated, call, _ = _begin(verb, pool, given)
+    flow: Any = adrive_each((await _prepared(pool, validated, call)).steps())
     try:
         async for value in flow:
             yield value
@@ -114,22 +119,20 @@ async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterat
         await flow.aclose()
 
 
-async def _prepared(pool: Host, validated: Validated) -> Any:
+async def _prepared(pool: Host, validated: Validated, call: Call) -> Any:
     """The request: made here if the model's files were read before and nothing takes long, else on a thread.
 
     A chat template is rendered by another process, and this thread must not wait for it: a template of a hostile model
     takes as long as its limit allows.
     """
-    import asyncio
-
-    if validated.capability == "text_to_image":
-        return await asyncio.to_thread(validated.prepare)
-    entry = pool._known(validated.model, validated.capability)
-    if entry is None or not entry.ready(validated.compute, validated.chat):
-        return await asyncio.to_thread(validated.prepare)
-    if validated.long or validated.chat or entry.renders:
-        return await asyncio.get_running_loop().run_in_executor(_threads.executor(), validated.prepare)
-    return validated.prepare()
+    entry = None
+    if validated.capability != "text_to_image":
+        entry = pool._known(validated.model, validated.capability)
+    if entry is not None and entry.ready(validated.compute, validated.chat):
+        if not (validated.long or validated.chat or entry.renders):
+            return validated.prepare()
+    threads = native_calls.IMAGE_REQUESTS if validated.images else native_calls.REQUESTS
+    return await threads.arun(validated.prepare, deadline=call.deadline)
 
 
 async def _collect(stream: Any) -> Any:
@@ -194,11 +197,12 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
     if verb is RERANK:
         given.setdefault("model", None)
     call = _options.begin(pool.config, given)
-    if verb is CHAT:
-        messages, model = given.pop("messages"), given.pop("model", None)
-        made: Any = requests.chat_request(pool, messages, model, given, call, capability)
-    else:
-        made = _VALIDATE[verb.name](pool, given, call).prepare()
+    with native_calls.limited(call.deadline):
+        if verb is CHAT:
+            messages, model = given.pop("messages"), given.pop("model", None)
+            made: Any = requests.chat_request(pool, messages, model, given, call, capability)
+        else:
+            made = _VALIDATE[verb.name](pool, given, call).prepare()
     if verb.stream is None:
         job: Job = made.job(capability)
         return job

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..runtime import threads as _threads
+from .. import native_calls
 from . import options as _options
 from . import vectors
 from .vectors import BULK, DEPTH, INTERACTIVE, Bar, Faults, Kind, VectorPlan
@@ -67,9 +67,7 @@ class Pack:
 
     async def later(self) -> Any:
         if self.kind.heavy(self.plan, self.inputs):
-            import asyncio
-
-            return await asyncio.get_running_loop().run_in_executor(_threads.executor(), self.now)
+            return await self.kind.threads.arun(self.now, deadline=self.call.deadline)
         return self.now()
 
 
@@ -117,9 +115,8 @@ class Land:
 
         await watcher().done(self.ticket)
         if self.plan.null:  # after a numeric error, `rows_of` computes halves of the pack: seconds, off the event loop
-            import asyncio
-
-            return await asyncio.to_thread(vectors.rows_of, self.kind, self.plan, self.pack, self.ticket, self.call)
+            return await native_calls.REQUESTS.arun(vectors.rows_of, self.kind, self.plan, self.pack, self.ticket,
+                                                    self.call)
         return vectors.rows_of(self.kind, self.plan, self.pack, self.ticket, self.call)
 
 

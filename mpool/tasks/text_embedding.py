@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import native_calls
 from ..checks import integer, nearest, refuse, shown
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
-from ..runtime import threads as _threads
 from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
 from .options import PRECISIONS
 from .sampling import check_id
@@ -460,11 +460,11 @@ def halves(pack: Pack) -> tuple[Pack, ...]:
 
 
 def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -> Pack:
-    """Pack texts, or sequences of token ids; long texts are tokenised on another thread so that Ctrl-C works."""
+    """Pack texts, or sequences of token ids; long texts are tokenised on threads for native calls."""
     if _are_ids(texts):
         return pack_ids(plan, texts, start)
-    chars = sum(len(text) for text in texts if isinstance(text, str))
-    return _threads.interruptible(pack, plan, texts, start, single, call.deadline, chars=chars)
+    chars = sum(len(text) for text in texts if isinstance(text, str)) + len(plan.query or "")
+    return native_calls.tokenized(chars, pack, plan, texts, start, single, deadline=call.deadline)
 
 
 def _valid(pack: Pack) -> int:
@@ -481,15 +481,18 @@ def _start(plan: Plan, pack: Pack, **keywords: Any) -> _core.Ticket:
 
 def _heavy(plan: Plan, inputs: list[Any]) -> bool:
     """Return True if tokenising these inputs, or rendering them, would block an event loop for too long."""
-    return plan.template is not None or not _are_ids(inputs) and sum(
-        len(text) for text in inputs if isinstance(text, str)) >= _threads.LONG // 4
+    if plan.template is not None:
+        return True
+    if _are_ids(inputs):
+        return False
+    return sum(len(text) for text in inputs if isinstance(text, str)) >= native_calls.LONG_ON_LOOP
 
 
 def _tokens(pack: Pack) -> int:
     return int(pack.offsets[-1])
 
 
-TEXTS = Kind("text", packed, _valid, _embed, _start, halves, _heavy, _tokens)
+TEXTS = Kind("text", packed, _valid, _embed, _start, halves, _heavy, _tokens, native_calls.TEXTS)
 
 
 # ---- many texts ----------------------------------------------------------------------------------------------------

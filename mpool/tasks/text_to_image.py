@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import native_calls
 from ..checks import integer, real, refuse, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
-from ..runtime import threads as _threads
 from ..runtime.awaiting import Waiter
 from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
 from .options import PLAIN, GenerateImageOptions
@@ -280,8 +280,8 @@ def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, previews: 
     with errors_with_key(entry):
         times, sigmas = schedule(settings, steps, shape[1] * shape[2] // 4)
         truncations: list[str] = []
-        ids = [_threads.interruptible(_tokens, settings.inputs, text, counts,
-                                      "negative_prompt" if i else "prompt", truncations, chars=len(text))
+        ids = [native_calls.tokenized(len(text), _tokens, settings.inputs, text, counts,
+                                      "negative_prompt" if i else "prompt", truncations)
                for i, text in enumerate(texts)]
     for message in truncations:
         warnings.warn(message, stacklevel=_caller_stacklevel())

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import native_calls
 from ..checks import refuse
 from ..conversation import reasoning
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from ..results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, ToolCallDelta, TopLogprob, Usage
-from ..runtime import threads as _threads
 from . import sampling
 from .options import PLAIN
 from .sampling import Sampling
@@ -95,7 +95,11 @@ class Request:
             self.entry.pool._name_idle(error, self.core_key)
             raise
         if self.format is not None:
-            self.format.compute_masks(ticket, s.n, self.entry.key)
+            try:
+                self.format.compute_masks(ticket, s.n, self.entry.key)
+            except BaseException:
+                ticket.cancel()
+                raise
         if capture is not None:
             capture.follow(ticket)
         return ticket
@@ -202,7 +206,7 @@ def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int
             fault.key = entry.key
             raise fault
         tokenizer = entry.tokenizer()
-        ids = _threads.interruptible(_encode, tokenizer, prompt, parse_special, chars=len(prompt))
+        ids = native_calls.tokenized(len(prompt), _encode, tokenizer, prompt, parse_special)
         return np.array([*tokenizer.prefix_ids, *ids.tolist()], dtype=np.int32) if tokenizer.prefix_ids else ids
     if isinstance(prompt, np.ndarray) and prompt.ndim == 0:
         raise InvalidArgument(param="prompt", got=f"a 0-d array of dtype {prompt.dtype}",
@@ -385,9 +389,9 @@ def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) ->
     _check_bool("parse_special", parse_special, entry.key)
     tokenizer = entry.tokenizer()
     with errors_with_key(entry):
-        return _threads.interruptible(
-            lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special),
-            chars=len(text)).tolist()
+        return native_calls.tokenized(
+            len(text), lambda: tokenizer.encode(text, add_special=add_special,
+                                                parse_special=parse_special)).tolist()
 
 
 def detokenize(entry: Entry, ids: Any, skip_special: bool) -> str:

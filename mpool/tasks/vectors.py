@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .. import _core
+    from ..native_calls import ThreadGroup
     from ..runtime.entry import Entry
     from .options import Call
 
@@ -161,6 +162,7 @@ class Kind:
         halves: splits the valid inputs of a pack into two packs; empty if there is only one input.
         heavy: True if packing these inputs for a plan would block an event loop for too long.
         tokens: returns the number of tokens of a pack.
+        threads: threads that pack heavy inputs for an event loop.
     """
 
     unit: str
@@ -171,6 +173,7 @@ class Kind:
     halves: Callable[[Any], tuple[Any, ...]]
     heavy: Callable[[Any, list[Any]], bool]
     tokens: Callable[[Any], int]
+    threads: ThreadGroup
 
 
 def empty(plan: VectorPlan, count: int = 0) -> NDArray[np.float32]:

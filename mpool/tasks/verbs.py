@@ -284,9 +284,9 @@ EMBED_IMAGE = Verb(
         Parameter('images', 'ImageInput | Sequence[ImageInput]',
               'an image or a list of images. An image is a path; the bytes of a file; base64 text or a ``data:`` '
               'URL; a URL (see ``allow_urls``); a Pillow image; or an array of shape ``(height, width)`` or '
-              '``(height, width, channels)`` with 1, 3 or 4 channels, uint8 or floats from 0 to 1. Files are PNG, JPEG '
-              'or WebP with one frame, at most 64 MiB and 67,108,864 pixels; each side has 2 to 32,768 pixels and is '
-              'at most 200 times as long as the other.'),
+              '``(height, width, channels)`` with 1, 3 or 4 channels, uint8 or floats from 0 to 1. Files are PNG, '
+              'JPEG, WebP (one frame), GIF (the first frame) or BMP, at most 64 MiB and 67,108,864 pixels; each side '
+              'has 2 to 32,768 pixels and is at most 200 times as long as the other.'),
         _model('model with the capability ``image_embedding``, specified as for :func:`embed`. There is no default, '
              'because the suitable model depends on the task: DINOv2 compares images with images, CLIP and SigLIP '
              'compare images with texts.'),
@@ -438,9 +438,9 @@ Source:
 VISION = Verb(
     'vision', 'vision', (
         Parameter('images', 'ImageInput | Sequence[ImageInput]',
-              'an image or a list of images; each a path, a URL (see ``allow_urls``), the bytes of a PNG, JPEG or WebP '
-              'file, base64 text, a Pillow image, or an array of shape ``(height, width, 3)``, uint8 or floats from 0 '
-              'to 1.'),
+              'an image or a list of images; each a path, a URL (see ``allow_urls``), the bytes of a PNG, JPEG, WebP, '
+              'GIF or BMP file, base64 text, a Pillow image, or an array of shape ``(height, width, 3)``, uint8 or '
+              'floats from 0 to 1.'),
         Parameter('prompt', 'str',
               'question about the images.'),
         _model('a vision model, specified as for :func:`embed`.'),
@@ -477,7 +477,7 @@ Source:
 DESCRIBE_IMAGE = Verb(
     'describe_image', 'vision', (
         Parameter('path', 'str | os.PathLike[str]',
-              'path of a PNG, JPEG or WebP file; not a URL.'),
+              'path of a PNG, JPEG, WebP, GIF or BMP file; not a URL.'),
         Parameter('query', 'str',
               'question about the image.', DESCRIBE),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
@@ -498,7 +498,7 @@ Raises:
 DESCRIBE_URL = Verb(
     'describe_url', 'vision', (
         Parameter('url', 'str',
-              'http or https URL of a PNG, JPEG or WebP file.'),
+              'http or https URL of a PNG, JPEG, WebP, GIF or BMP file.'),
         Parameter('query', 'str',
               'question about the image.', DESCRIBE),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '

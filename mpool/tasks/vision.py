@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import native_calls
 from ..checks import refuse
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
-from ..images import read_image
+from ..images import convert_image
 from ..images.tiling import PlaceholderRun, tile_image
 from ..runtime import threads as _threads
 
@@ -62,8 +63,8 @@ def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float
     for at, image in enumerate(images):
         name = f"images[{at}]" if len(images) > 1 else "image"
         limit = _threads.remaining(deadline, entry.key)
-        read = read_image(image, name, allow_urls=allow_urls, timeout=limit)
-        found.append(tile_image(read, settings, name))
+        found.append(convert_image(image, name, partial(tile_image, settings=settings, name=name),
+                                   allow_urls=allow_urls, timeout=limit))
     return found
 
 
@@ -74,14 +75,13 @@ def _settings(entry: Entry) -> VisionSettings:
 
 
 def read_images(entry: Entry, images: Sequence[Any], allow_urls: Any, deadline: float | None) -> list[TiledImage]:
-    """Read images and prepare them for the model. The main thread stays interruptible by Ctrl-C: another thread does
-    the work.
+    """Read images and prepare them for the model. Threads for native calls decode them.
 
     Args:
         entry: the model.
         images: paths, URLs, bytes, arrays or Pillow images, as for :func:`mpool.vision`.
         allow_urls: True: download images from URLs.
-        deadline: ``time.monotonic()`` at which downloads end; None: no deadline.
+        deadline: ``time.monotonic()`` at which downloads and decoders end; None: no deadline.
 
     Raises:
         InvalidArgument: a value is not an image, an image is corrupted or exceeds a limit, or there are too many.
@@ -93,9 +93,8 @@ def read_images(entry: Entry, images: Sequence[Any], allow_urls: Any, deadline: 
         raise InvalidArgument(param="images", got=f"{len(images):,} images", allowed=f"at most {MAX_IMAGES} images",
                               key=entry.key)
     try:
-        if threading.current_thread() is not threading.main_thread():
+        with native_calls.limited(deadline):
             return _read(entry, images, allow_urls, deadline)
-        return _threads.interruptible(_read, entry, images, allow_urls, deadline, chars=_threads.LONG)
     except MpoolError as error:
         error.key = error.key or entry.key
         raise

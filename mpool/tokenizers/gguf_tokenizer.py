@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from .. import native_calls
 from ..models.spec import TokenTable
-from . import threads as _threads
 from .gguf_build import build
 from .gguf_part import PartialTokenizers
 from .gguf_vocab import GGUFVocab
@@ -74,7 +74,7 @@ class GGUFTokenizer(Tokenizer):
     def finish_later(self) -> None:
         if self._whole is None and self._partial_uses > 1 and not self._finish_queued:
             self._finish_queued = True
-            _threads.later(self.finish)
+            native_calls.TEXTS.later(self.finish)
 
     def finish(self) -> None:
         if self._whole is None:

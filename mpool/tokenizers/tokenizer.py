@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
+from .. import native_calls
 from ..errors import ContextOverflow, FormatError, InternalError, InvalidArgument, MpoolError
 from ..models.spec import TokenizerSource, TokenTable
 
@@ -274,6 +275,8 @@ class Tokenizer:
     def encode_marked(self, text: str, mark: str | None, placeholder: str | None = None) -> np.ndarray:
         """Encode a rendered chat prompt to ids, int32 ``[tokens]``, without special tokens around it.
 
+        A long prompt is encoded on a thread for native calls.
+
         Args:
             text: the prompt. Control tokens are parsed, except where ``mark`` interrupts their text.
             mark: one of :data:`MARKS`, which is removed from the text; None: the text contains no marks.
@@ -281,7 +284,11 @@ class Tokenizer:
 
         Raises:
             InvalidArgument: ``text`` contains a lone surrogate.
+            Timeout, Overloaded: see :meth:`mpool.native_calls.ThreadGroup.run`.
         """
+        return native_calls.tokenized(len(text), self._encode_marked, text, mark, placeholder)
+
+    def _encode_marked(self, text: str, mark: str | None, placeholder: str | None) -> np.ndarray:
         try:
             parts = [_checked(text, None)] if placeholder is None else _checked(text, None).split(placeholder)
             ids = list(self._encode_parsed(parts[0], mark))

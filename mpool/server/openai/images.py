@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import time
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from ... import aio
+from ... import aio, native_calls
 from ...errors import InvalidArgument, sentence
-from ...runtime import threads as _threads
 from ..errors import Refusal, openai_error
 from ..operations import Context, Operation, json_response
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
@@ -71,7 +69,7 @@ def _size(image: Image) -> str:
 
 
 async def _encoded_file(image: Image, body: ImagesRequest) -> str:
-    """Encode an image as a file in base64, on a tokenizer thread."""
+    """Encode an image as a file in base64, on a thread for images."""
     kind = body.output_format or "png"
     quality: dict[str, Any] = {} if kind == "png" or body.output_compression is None \
         else {"quality": body.output_compression}
@@ -81,7 +79,7 @@ async def _encoded_file(image: Image, body: ImagesRequest) -> str:
         image.save(out, format=kind.upper(), **quality)
         return base64.b64encode(out.getvalue()).decode()
 
-    return await asyncio.get_running_loop().run_in_executor(_threads.executor(), write)
+    return await native_calls.IMAGES.arun(write)
 
 
 async def _streamed(context: Context, served: ServedModel, body: ImagesRequest, options: dict[str, Any]) -> Response:

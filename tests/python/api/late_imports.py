@@ -83,6 +83,7 @@ mpool.models.sources.hub  huggingface_hub.utils  1  start-up
 mpool.models.sources.pip  importlib.metadata  1  start-up
 mpool.models.sources.progress  tqdm  1  start-up
 mpool.models.store  filelock  1  start-up
+mpool.native_calls  asyncio  1  start-up
 mpool.pool  mpool._core  1  core
 mpool.pool  mpool._functions  1  start-up
 mpool.pool  mpool.models  4  start-up
@@ -125,7 +126,6 @@ mpool.tasks.chat_prompt  mpool.conversation.tools  2  start-up
 mpool.tasks.images_result  PIL  1  start-up
 mpool.tasks.images_result  PIL.PngImagePlugin  1  start-up
 mpool.tasks.images_result  numpy  1  core
-mpool.tasks.jobs  asyncio  1  start-up
 mpool.tasks.jobs  mpool.runtime.watching  1  start-up
 mpool.tasks.jobs  mpool.tasks.async_streams  1  start-up
 mpool.tasks.jobs  mpool.tasks.vectors  2  start-up
@@ -139,13 +139,12 @@ mpool.tasks.requests  mpool.tasks.text_to_image  1  start-up
 mpool.tasks.requests  mpool.tasks.text_to_text  2  start-up
 mpool.tasks.requests  mpool.tasks.verbs  1  start-up
 mpool.tasks.requests  mpool.tasks.vision  2  start-up
-mpool.tasks.running  asyncio  1  start-up
 mpool.tasks.running  mpool.tasks.async_streams  1  start-up
 mpool.tasks.running  mpool.tasks.iterating  1  start-up
 mpool.tasks.running  mpool.tasks.jobs  1  start-up
 mpool.tasks.running  mpool.tasks.streams  1  start-up
 mpool.tasks.running  mpool.tasks.text_to_image  1  start-up
-mpool.tasks.steps  asyncio  3  start-up
+mpool.tasks.steps  asyncio  1  start-up
 mpool.tasks.steps  mpool.runtime.watching  2  start-up
 mpool.tasks.steps  mpool.tasks.jobs  1  start-up
 mpool.tasks.text_to_image  mpool._renamed  1  start-up
@@ -165,5 +164,4 @@ mpool.tokenizers.json_tokenizer  tokenizers  4  start-up
 mpool.tokenizers.older_files  tokenizers  3  start-up
 mpool.tokenizers.opening  mpool.tokenizers.gguf_tokenizer  1  start-up
 mpool.tokenizers.opening  mpool.tokenizers.json_tokenizer  1  start-up
-mpool.tokenizers.threads  concurrent.futures  1  start-up
 """

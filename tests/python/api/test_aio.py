@@ -482,7 +482,7 @@ def test_long_messages_are_processed_outside_the_loop(pool: mpool.Pool, llama: P
                 assert text != "short"
 
     run(work())
-    assert threads[0] == "MainThread" and threads[1].startswith("mpool-text")
+    assert threads[0] == "MainThread" and threads[1].startswith("mpool-requests")
 
 
 def test_a_stream_is_bound_once(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

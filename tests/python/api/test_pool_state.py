@@ -120,7 +120,7 @@ def test_names_and_defaults_are_pinned() -> None:
     with mpool.Pool() as pool:
         found = pool.metrics()
         assert set(found) == {*NAMES, *_metrics.GAUGES, "pressure", "bytes_by_kind", "queue_depths", "models",
-                              "compute_threads", "compute_threads_leased"}
+                              "native_calls", "compute_threads", "compute_threads_leased"}
         assert list(found["bytes_by_kind"]) == KINDS and list(found["queue_depths"]) == CAPABILITIES
     assert list(_events.KINDS) == _core.event_names()
 

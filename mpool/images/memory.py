@@ -1,0 +1,59 @@
+"""Limit of the memory that all decoded images of the process take together."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .. import native_calls
+
+#: Maximum bytes of the decoded images that exist at a time, unless a single image needs more.
+MOST = 1 << 30
+#: Bytes per pixel while an image is decoded: Pillow stores RGB in four bytes, and conversions and rotations need a
+#: source and a destination beside the decoded image.
+BYTES_PER_PIXEL = 12
+#: Seconds between two checks of a waiting thread for a caller that left.
+_TICK = 0.1
+
+
+class _Budget:
+    """Bytes in use, and the threads that wait for some."""
+
+    def __init__(self) -> None:
+        self.changed, self.used = threading.Condition(), 0
+
+
+_budget = _Budget()
+
+
+@contextmanager
+def reserved(pixels: int) -> Iterator[None]:
+    """Reserve the memory for decoding an image of this many pixels; wait until enough is free.
+
+    Raises:
+        Timeout: the caller of the native call that this thread runs has left.
+    """
+    budget, size = _budget, pixels * BYTES_PER_PIXEL
+    with budget.changed:
+        while budget.used and budget.used + size > MOST:
+            if budget.changed.wait(_TICK):
+                native_calls.progress()  # another image was completed: this one waits in turn
+            else:
+                native_calls.check_caller()
+        budget.used += size
+    try:
+        yield
+    finally:
+        with budget.changed:
+            budget.used -= size
+            budget.changed.notify_all()
+
+
+def _after_fork_in_child() -> None:
+    global _budget
+    _budget = _Budget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

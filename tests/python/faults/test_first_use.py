@@ -1,0 +1,86 @@
+"""First use of each lazily imported dependency by eight threads at once, in fresh processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import tinymodels
+
+#: Releases eight threads at once and prints the results or errors of all. The switch interval is short, so that threads
+#: see each other's half-imported modules.
+SCRIPT = """
+import faulthandler, json, sys, threading
+faulthandler.dump_traceback_later(60, exit=True)
+sys.setswitchinterval(1e-5)
+import mpool
+bert, llama = sys.argv[1:3]
+{before}
+
+def use(at):
+    {use}
+
+gate, found = threading.Barrier(8), [None] * 8
+
+def run(at):
+    gate.wait()
+    try:
+        found[at] = "returned " + str(use(at))
+    except BaseException as error:
+        found[at] = f"{{type(error).__name__}}: {{error}}"
+
+threads = [threading.Thread(target=run, args=(at,)) for at in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps(found))
+"""
+_IMAGE = ("import struct, zlib\n"
+          "def chunk(kind, data):\n"
+          "    return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))\n"
+          "png = (b'\\x89PNG\\r\\n\\x1a\\n' + chunk(b'IHDR', struct.pack('>IIBBBBB', 8, 8, 8, 2, 0, 0, 0))\n"
+          "       + chunk(b'IDAT', zlib.compress((b'\\0' + bytes(24)) * 8)) + chunk(b'IEND', b''))\n")
+#: Dependency -> code that runs before the threads start, and the function that each thread runs.
+USES = {
+    "image": (_IMAGE, "return mpool.embed_image([png, png], 'digits-clip').shape"),
+    "image array": ("import numpy as np\nimage = np.zeros((8, 8, 3), np.uint8)",
+                    "return mpool.embed_image(image, 'digits-clip').shape"),
+    "text": ("", "return mpool.embed(f'text {at}', bert).shape"),
+    "stream": ("", "return len(list(mpool.generate('a', llama, max_tokens=2, seed=1, stream=True))) > 0"),
+    "grammar": ("", "return mpool.generate('a', llama, seed=1, max_tokens=40, temperature=0,\n"
+                    "                          response_format={'type': 'regex', 'regex': 'aa'}).text"),
+    "chat": ("", "return mpool.chat([{'role': 'user', 'content': 'a'}], llama, seed=1, max_tokens=2).finish_reason"),
+    "tokenizer": ("", "return len(mpool.tokenize('a b c', llama))"),
+    "hub": ("", "try:\n        mpool.embed('a', 'absent/nothing-of-this-name')\n"
+                "    except mpool.MpoolError as error:\n        return type(error).__name__"),
+    "server": ("", "from mpool.server import create_app\n    return type(create_app([], catalogue=False)).__name__"),
+    "metrics": ("", "return 'mpool_memory_limit' in mpool.metrics('prometheus')"),
+    "aio": ("", "import asyncio\n    return asyncio.run(mpool.aio.embed('a', bert)).shape"),
+    "jobs": ("", "return mpool.submit('text_embedding', inputs='a', model=bert).result().shape"),
+    "health": ("", "return mpool.health().status"),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return tinymodels.cached(tmp_path_factory, "bert"), tinymodels.cached(tmp_path_factory, "llama")
+
+
+@pytest.mark.parametrize("name", USES)
+def test_first_use_by_eight_threads(name: str, models: tuple[Path, Path]) -> None:
+    """The import system lets a thread see a module that another thread is still importing, if it looks in
+    ``sys.modules`` or reads an attribute of a package."""
+    before, use = USES[name]
+    script = SCRIPT.format(before=before, use=use)
+    for _ in range(3 if name == "image" else 1):
+        done = subprocess.run([sys.executable, "-c", script, *map(str, models)], capture_output=True, text=True,
+                              timeout=120, cwd=tempfile.gettempdir())
+        assert done.returncode == 0 and not done.stderr.strip(), done.stderr[-3000:]
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert len(set(found)) == 1 and found[0].startswith("returned "), found

@@ -1,0 +1,273 @@
+"""Threads for native calls: limits of time, replacement of stuck threads, refusals, and their state."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mpool import native_calls
+from mpool.errors import MemoryExhausted, Overloaded, ShuttingDown, Timeout
+from mpool.native_calls import ThreadGroup
+
+from processes import script_result
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ThreadGroup]]:
+    """Makes groups with short limits, which are forgotten at the end."""
+    monkeypatch.setattr(native_calls, "SECONDS", 0.3)
+    monkeypatch.setattr(native_calls, "LEFT_SECONDS", 0.05)
+    monkeypatch.setattr(native_calls, "SPARE", 2)
+    monkeypatch.setattr(native_calls, "_TICK", 0.02)
+    monkeypatch.setattr(native_calls, "_groups", {})
+    monkeypatch.setattr(native_calls, "_reports", {})
+    yield lambda threads=1, limited=True: ThreadGroup("test", "test calls", threads, limited)
+
+
+class Gate:
+    """A call that blocks until it is opened, like a decoder that does not return."""
+
+    def __init__(self) -> None:
+        self.event, self.entered = threading.Event(), threading.Semaphore(0)
+
+    def __call__(self, *values: Any) -> Any:
+        self.entered.release()
+        assert self.event.wait(30)
+        return values
+
+
+def until(met: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_results_and_errors(group: Any) -> None:
+    threads = group(2)
+    assert [threads.run(divmod, at, 3) for at in range(20)] == [divmod(at, 3) for at in range(20)]
+    error = ValueError("of the call")
+    with pytest.raises(ValueError) as caught:
+        threads.run(_fail, error)
+    assert caught.value is error
+
+    async def work() -> list[Any]:
+        with pytest.raises(ValueError):
+            await threads.arun(_fail, error)
+        return await asyncio.gather(*(threads.arun(divmod, at, 3) for at in range(20)))
+
+    assert asyncio.run(work()) == [divmod(at, 3) for at in range(20)]
+    found = threads.status()
+    assert 1 <= found.threads <= 2 and (found.running, found.waiting, found.stuck) == (0, 0, 0) and not found.starved
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def test_a_call_of_the_same_group_runs_on_its_thread(group: Any) -> None:
+    """Else a group of one thread would wait for itself."""
+    threads = group(1)
+    names = threads.run(lambda: (threading.current_thread().name, threads.run(lambda: threading.current_thread().name)))
+    assert names[0] == names[1] and names[0].startswith("mpool-test-")
+
+
+def test_the_deadline_ends_the_wait(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, gate = group(1), Gate()
+    monkeypatch.setattr(native_calls, "SECONDS", 60)
+    for limit in ("argument", "block"):
+        began = time.monotonic()
+        with pytest.raises(Timeout, match="within its timeout"), \
+                native_calls.limited(began + 0.1 if limit == "block" else None):
+            threads.run(gate, deadline=began + 0.1 if limit == "argument" else None)
+        assert 0.1 <= time.monotonic() - began < 5
+
+    async def work() -> None:
+        with pytest.raises(Timeout):
+            await threads.arun(gate, deadline=time.monotonic() + 0.1)
+
+    asyncio.run(work())
+    gate.event.set()
+
+
+def test_a_call_without_progress_is_abandoned(group: Any) -> None:
+    threads, gate = group(1), Gate()
+    with pytest.raises(Timeout, match="no progress for 0.3 s"):
+        threads.run(gate)
+    found = threads.status()
+    assert found.stuck == 1 and found.starved and "beyond" in native_calls.reasons({"test": found})[0]
+    assert threads.run(divmod, 7, 2) == (3, 1), "another thread replaces the stuck one"
+    assert threads.status().threads == 2
+    gate.event.set()
+    until(lambda: threads.status().threads == 1)
+    assert threads.status().stuck == 0 and threads.run(divmod, 7, 2) == (3, 1)
+
+
+def test_progress_renews_the_limit(group: Any) -> None:
+    threads, ended = group(1), []
+
+    def parts(count: int) -> str:
+        for _ in range(count):
+            time.sleep(0.1)
+            native_calls.progress()
+        ended.append(count)
+        return "done"
+
+    assert threads.run(parts, 6) == "done"
+    with pytest.raises(Timeout):
+        threads.run(parts, 10**6, deadline=time.monotonic() + 0.15)
+    until(lambda: threads.status().running == 0)  # the call ends at its next part, because its caller left
+    assert ended == [6]
+
+
+def test_refused_when_all_threads_are_stuck(group: Any) -> None:
+    threads, gate = group(1), Gate()
+    for _ in range(3):  # one thread and two replacements
+        with pytest.raises(Timeout):
+            threads.run(gate)
+    began = time.monotonic()
+    with pytest.raises(Overloaded, match="all 3 threads"):
+        threads.run(divmod, 7, 2)
+    assert time.monotonic() - began < 5 and threads.status().threads == 3
+    gate.event.set()
+    until(lambda: threads.status().stuck == 0)
+    assert threads.run(divmod, 7, 2) == (3, 1)
+
+
+def test_waiting_callers_are_refused_too(group: Any) -> None:
+    """Calls that wait when the last thread gets stuck do not wait for ever."""
+    threads, gate, errors = group(1), Gate(), []
+
+    def ask(at: int) -> None:
+        try:
+            threads.run(gate, at)
+        except Exception as error:
+            errors.append(type(error))
+
+    callers = [threading.Thread(target=ask, args=(at,)) for at in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(20)
+    assert sorted(errors, key=str) == [Overloaded] * 5 + [Timeout] * 3
+    gate.event.set()
+
+
+def test_cancelled_callers_leave_their_call(group: Any) -> None:
+    threads, gate = group(1), Gate()
+
+    async def work() -> None:
+        first = asyncio.ensure_future(threads.arun(gate))
+        second = asyncio.ensure_future(threads.arun(gate))
+        await asyncio.sleep(0.05)
+        assert gate.entered.acquire(timeout=10) and threads.status().waiting == 1
+        first.cancel()
+        second.cancel()
+        found = await asyncio.gather(first, second, return_exceptions=True)
+        assert all(isinstance(one, asyncio.CancelledError) for one in found)
+        assert await threads.arun(divmod, 7, 2) == (3, 1), "the call that was left is replaced at once"
+
+    asyncio.run(work())
+    assert threads.status().stuck == 1
+    gate.event.set()
+    until(lambda: threads.status().running == 0)
+    assert not gate.entered.acquire(blocking=False), "the waiting call never ran"
+
+
+def test_coordinating_groups_have_no_limit(group: Any) -> None:
+    threads, gate = group(1, limited=False), Gate()
+    caller = threading.Thread(target=threads.run, args=(gate,))
+    caller.start()
+    assert gate.entered.acquire(timeout=10)
+    time.sleep(0.5)
+    assert caller.is_alive() and threads.status().stuck == 0
+    gate.event.set()
+    caller.join(20)
+
+
+def test_a_server_refuses_callers_of_its_loop(group: Any) -> None:
+    threads, gate = group(1), Gate()
+
+    async def work() -> None:
+        tasks = [asyncio.ensure_future(threads.arun(gate)) for _ in range(2)]
+        await asyncio.sleep(0.02)
+        threads.refuse_callers(asyncio.get_running_loop(), ShuttingDown("the server is shutting down"))
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(found, ShuttingDown)
+
+    asyncio.run(work())
+    gate.event.set()
+
+
+def test_no_thread_can_be_started(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, start = group(2), threading.Thread.start
+
+    def fail(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(MemoryExhausted, match="no thread could be started"):
+        threads.run(divmod, 7, 2)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert threads.run(divmod, 7, 2) == (3, 1)
+
+
+def test_results_are_not_kept(group: Any) -> None:
+    class Result:
+        alive = 0
+
+        def __init__(self) -> None:
+            Result.alive += 1
+
+        def __del__(self) -> None:
+            Result.alive -= 1
+
+    threads = group(1)
+    threads.run(Result)
+    until(lambda: Result.alive == 0)
+
+
+def test_a_forked_child_has_its_own_threads(group: Any) -> None:
+    threads = group(1)
+    assert threads.run(os.getpid) == os.getpid()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(0 if threads.run(os.getpid) == os.getpid() and threads.status().threads == 1 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_ctrl_c_and_the_exit_wait_for_no_call() -> None:
+    """A call that never returns, on the main thread of a process that is interrupted and then exits."""
+    found = script_result("""
+import ctypes
+from mpool import native_calls
+usleep = ctypes.CDLL(None).usleep
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+began = time.monotonic()
+try:
+    native_calls.TEXTS.run(usleep, 100_000_000)
+except KeyboardInterrupt:
+    print(json.dumps([time.monotonic() - began, time.time()]), flush=True)
+""", *["none"] * 2)
+    waited, ended = found
+    assert 0.3 <= waited < 10 and time.time() - ended < 10
+
+
+def test_nothing_uses_threads_that_the_exit_joins() -> None:
+    """concurrent.futures and asyncio's default executor join their threads at exit, whatever they run."""
+    from pathlib import Path
+
+    import mpool
+
+    for path in Path(mpool.__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for word in ("to_thread(", "run_in_executor(", "ThreadPoolExecutor", "run_in_threadpool"):
+            assert word not in text, f"{path}: {word}"
