@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 _MAX_JSON_DEPTH = 127
 
 
+#: Tokenizer classes whose inputs include token types by default, without the suffix "Fast". In transformers 5 these are
+#: BERT's tokenizer and its other names.
+_BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in (
+    "Bert", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "DPRReader", "Deberta", "DebertaV2", "Electra",
+    "Funnel", "LayoutLM", "Lxmert", "MobileBert", "RetriBert", "SqueezeBert"))
+
+
 class JSONTokenizer(Tokenizer):
     """A tokenizer read from a ``tokenizer.json`` or from older files of transformers. Truncation and padding stated in
     the file are disabled."""
@@ -54,6 +61,7 @@ class JSONTokenizer(Tokenizer):
         self._marked_hf: dict[str, tokenizers.Tokenizer] = {}
         self._table: TokenTable | None = None
         self._pair: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
+        self._pair_types: bool | None = _lists_token_types(config)
         self._truncate_left = config.get("truncation_side") == "left"
         self._words_independent = (type(self._hf.model).__name__ == "WordPiece" and
                                    type(self._hf.pre_tokenizer).__name__ == "BertPreTokenizer" and
@@ -115,6 +123,26 @@ class JSONTokenizer(Tokenizer):
         if self._pair is None:
             self._pair = self._read_pair()
         return self._pair
+
+    @property
+    def pair_types(self) -> bool:
+        if self._pair_types is None:
+            self._pair_types = self._read_pair_types()
+        return self._pair_types
+
+    def _read_pair_types(self) -> bool:
+        """Return whether the file's post-processor gives the second text of a pair and all that follows it type 1."""
+        before, between, _ = self.pair_ids
+        found = self._hf.encode("a", "a", add_special_tokens=True)
+        body = len(self._hf.encode("a", add_special_tokens=False).ids)
+        first = len(before) + body + len(between)
+        types = found.type_ids
+        if not any(types):
+            return False
+        if types != [0] * first + [1] * (len(types) - first):
+            raise FormatError(file=self._path, field="post_processor", got=f"token types {types[:40]} for a pair",
+                              allowed="0 for the first text, 1 for the second text and what follows it")
+        return True
 
     def _read_pair(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return the ids that the file's post-processor puts before, between and after two texts."""
@@ -233,6 +261,22 @@ class JSONTokenizer(Tokenizer):
 
     def token_id(self, text: str) -> int | None:
         return self._hf.token_to_id(text)
+
+
+def _lists_token_types(config: Mapping[str, Any]) -> bool | None:
+    """Return whether transformers gives token types to the model; None: those of the file's post-processor.
+
+    ``model_input_names`` in tokenizer_config.json decides, else the tokenizer's class. BERT's classes replace the
+    file's post-processor by their own, which gives type 1 to the second text.
+    """
+    name = config.get("tokenizer_class")
+    name = name.removesuffix("Fast") if isinstance(name, str) else "BertTokenizer"
+    listed = config.get("model_input_names")
+    if isinstance(listed, (list, tuple)):
+        if "token_type_ids" not in listed:
+            return False
+        return True if name in _BERT_CLASSES else None
+    return name in _BERT_CLASSES
 
 
 def _load_older(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:

@@ -53,12 +53,13 @@ class Pairs(NamedTuple):
     Attributes:
         ids: token ids, int32 ``[total]``.
         offsets: int64 ``[pairs + 1]``.
-        second: int32 ``[pairs]``; index within pair ``i`` at which its second text begins.
+        second: int32 ``[pairs]``; index within pair ``i`` from which its tokens have the type of the second text, and
+            1 or more; None: all tokens have the type of the first text.
     """
 
     ids: np.ndarray
     offsets: np.ndarray
-    second: np.ndarray
+    second: np.ndarray | None
 
 
 class Tokenizer:
@@ -223,6 +224,11 @@ class Tokenizer:
         """
         raise NotImplementedError
 
+    @property
+    def pair_types(self) -> bool:
+        """True if the second text of a pair and the tokens after it have their own token type, as in BERT."""
+        return True
+
     def encode_pairs(self, first: str, others: Sequence[str], *, max_tokens: int, truncate: bool = True) -> Pairs:
         """Encode pairs of one text with each of several others, packed for the C core.
 
@@ -259,7 +265,8 @@ class Tokenizer:
             second.append(len(ids) - offsets[-1])
             ids += [*self._cut(body, b), *behind]
             offsets.append(len(ids))
-        return Pairs(np.array(ids, np.int32), np.array(offsets, np.int64), np.array(second, np.int32))
+        return Pairs(np.array(ids, np.int32), np.array(offsets, np.int64),
+                     np.array(second, np.int32) if self.pair_types else None)
 
     def _cut(self, ids: Sequence[int], room: int) -> Sequence[int]:
         if len(ids) <= room:
