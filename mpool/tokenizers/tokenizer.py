@@ -229,7 +229,8 @@ class Tokenizer:
         """True if the second text of a pair and the tokens after it have their own token type, as in BERT."""
         return True
 
-    def encode_pairs(self, first: str, others: Sequence[str], *, max_tokens: int, truncate: bool = True) -> Pairs:
+    def encode_pairs(self, first: str, others: Sequence[str], *, max_tokens: int, truncate: bool = True,
+                     parse_special: bool = False) -> Pairs:
         """Encode pairs of one text with each of several others, packed for the C core.
 
         Args:
@@ -238,6 +239,7 @@ class Tokenizer:
             max_tokens: maximum number of ids of a pair, including special tokens.
             truncate: truncate longer pairs: remove ids from the longer text until both have the same length, then from
                 both (strategy ``longest_first`` of HF tokenizers). False: raise an error.
+            parse_special: as in :meth:`encode`.
 
         Raises:
             InvalidArgument: a text is not a string or contains a lone surrogate, or ``max_tokens`` leaves less than one
@@ -250,10 +252,12 @@ class Tokenizer:
         if room < 2:
             raise InvalidArgument(param="max_tokens", got=str(max_tokens),
                                   allowed=f"{around + 2} or more: {around} special tokens and one token of each text")
-        head = self._encode_many([first], None)[0]
+        encoded = ([self._encode_one(text, True) for text in (first, *others)] if parse_special else
+                   self._encode_many([first], None) + self._encode_many(list(others), None))
+        head = encoded[0]
         ids: list[int] = []
         offsets, second = [0], []
-        for at, body in enumerate(self._encode_many(list(others), None)):
+        for at, body in enumerate(encoded[1:]):
             a, b = len(head), len(body)
             if a + b > room:
                 if not truncate:

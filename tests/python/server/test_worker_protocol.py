@@ -618,7 +618,7 @@ def test_token_is_required_if_set(llama: Path, tmp_path: Path) -> None:
 _AS_USER = """
 import os, socket, sys
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20)
-connection.close()  # imports and name resolution are done before the change of user, who may not read Python's files
+connection.close()  # imports and name resolution are done before the change to a user without access to Python's files
 os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
 connection = socket.socket()
 connection.settimeout(20)
