@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import ContextOverflow, FormatError, InternalError, InvalidArgument, MpoolError
+from ..errors import ContextOverflow, FormatError, InvalidArgument, MpoolError
 from ..models.spec import TokenizerSource, TokenTable
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from .gguf_vocab import GGUFVocab
-
-#: Minimum number of characters of a single text that is encoded without the GIL.
-_LONG_TEXT = 2048
 
 #: Characters per token to encode when only the first tokens of a long text are needed.
 _HEAD_CHARS_PER_TOKEN = 12
@@ -365,18 +360,6 @@ class Tokenizer:
         for at, body in zip(short, self._encode_plain([texts[at] for at in short])):
             bodies[at] = body
         return bodies
-
-    def _encode_hf(self, hf: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Sequence[int]]:
-        try:
-            if len(texts) == 1 and len(texts[0]) < _LONG_TEXT:
-                return [hf.encode(texts[0], add_special_tokens=False).ids]
-            # the batch functions release the GIL
-            run = getattr(hf, "encode_batch_fast", hf.encode_batch)
-            return [encoding.ids for encoding in run(list(texts), add_special_tokens=False)]
-        except BaseException as error:
-            if type(error).__name__ == "PanicException":  # a Rust panic; it is not a subclass of Exception
-                raise InternalError(f"the tokenizer failed: {error}") from None
-            raise
 
 
 def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
