@@ -27,7 +27,7 @@ LONG_TEXT = 2048
 #: Characters that any expression can process in negligible time.
 _MAX_PROBE = 12
 #: Longest text that is encoded in this process if an expression may need the square of its length in steps.
-_MAX_SQUARED = 20_000
+_MAX_SQUARED = 3000
 #: Bounds of a tokenizer that neither adds text nor has an expression with backtracking.
 _HARMLESS = Growth()
 #: Characters of a normalised piece when the length of a normalised text is measured.

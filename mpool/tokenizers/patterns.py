@@ -48,6 +48,11 @@ _PUBLISHED = frozenset(_canonical(pattern) for row in PRE_TOKENIZERS.values() fo
                r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")}
 
 
+#: Ends of published expressions. An alternative here reads a run of white space to its end and the last one then takes
+#: the run, so they are linear over a text, whatever precedes them.
+_ENDS = (r"|\s*[\r\n]+|\s+(?!\S)|\s+", r"|\s*[\r\n]|\s+(?!\S)|\s+", r"|\s+(?!\S)|\s+")
+
+
 class _Unknown(Exception):
     """The parser does not derive the cost of this expression."""
 
@@ -59,6 +64,7 @@ def cost(pattern: str) -> Cost:
         return Cost.CONSTANT
     if len(pattern) > _MAX_CHARS:
         return Cost.UNKNOWN
+    pattern = pattern.removesuffix(next((end for end in _ENDS if pattern.endswith(end)), ""))
     try:
         parser = _Parser(pattern)
         node = parser.alternation(0)

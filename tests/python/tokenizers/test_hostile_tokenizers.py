@@ -65,7 +65,7 @@ GROWING: dict[str, tuple[dict[str, Any], str]] = {
                                                              replace({"Regex": "(?=a)"}, "a" * 100))}, "Replace"),
     "NFKD of what a step made": ({"normalizer": chain({"type": "NFKD"}, replace({"String": " "}, FDFA * 50),
                                                       {"type": "NFKD"}, replace({"String": " "}, FDFA * 50))},
-                                 r"normalizers\[3\]"),
+                                 r"normalizers\[2\]"),
     "many NFKD": ({"normalizer": chain(*[{"type": "NFKD"}, replace({"String": "\u0644"}, FDFA)] * 6)}, "NFKD"),
     "bytes of bytes": ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{
         "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}] * 20}}, "ByteLevel"),
@@ -133,12 +133,12 @@ def test_text_times_growth_is_bounded(tmp_path: Path) -> None:
 
 
 def test_compatibility_characters(tmp_path: Path) -> None:
-    steps = chain(*[{"type": "NFKD"}, {"type": "Lowercase"}, {"type": "NFKC"}, {"type": "StripAccents"}] * 5)
+    steps = chain(*[{"type": "NFKD"}, {"type": "Lowercase"}, {"type": "NFKC"}, {"type": "StripAccents"}] * 2)
     tokenizer = opened(tmp_path, tokenizer_json(normalizer=steps))
-    assert len(tokenizer.encode(FDFA * 100_000)) == 1
+    assert len(tokenizer.encode(FDFA * 20_000)) == 1
     with pytest.raises(mpool.LimitError, match="after the normalizer"):
         tokenizer.encode(FDFA * 1_000_000)
-    assert len(tokenizer.encode("\u4e00" * 1_000_000)) == 1
+    assert len(tokenizer.encode("\u4e00" * 200_000)) == 1
 
 
 @pytest.mark.parametrize(("sections", "field"), [
@@ -167,14 +167,16 @@ def test_costs_that_are_not_bounded(pattern: str) -> None:
     (r"\s+", Cost.CONSTANT), (r" {2,}", Cost.CONSTANT), (r"a++b", Cost.CONSTANT), (r"(?>a+)b", Cost.CONSTANT),
     (r"[^\s]+|\s+", Cost.CONSTANT), (r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", Cost.CONSTANT), (r"[]a]+", Cost.CONSTANT),
     (r"[[:alpha:]&&[^a]]+", Cost.CONSTANT), (r"\d{1,3}", Cost.CONSTANT), (r"a{,3}", Cost.CONSTANT),
-    (r"\s+$", Cost.LINEAR), (r"a*b", Cost.LINEAR), (r"a+?b", Cost.LINEAR), (r"\s+(?!\S)", Cost.LINEAR)])
+    (r"a|\s*[\r\n]+|\s+(?!\S)|\s+", Cost.CONSTANT), (r"a*b|\s+(?!\S)|\s+", Cost.LINEAR),
+    (r"[|\s+(?!\S)|\s+]*b", Cost.LINEAR), (r"(?:a|\s+(?!\S)|\s+)*b", Cost.UNKNOWN), (r"\s+$", Cost.LINEAR), (r"a*b", Cost.LINEAR), (r"a+?b", Cost.LINEAR), (r"\s+(?!\S)", Cost.LINEAR)])
 def test_costs(pattern: str, found: Cost) -> None:
     assert cost(pattern) is found
 
 
 def test_published_expressions_run_in_process() -> None:
-    slow = {pattern for row in PRE_TOKENIZERS.values() for pattern in row.patterns if cost(pattern) is not Cost.CONSTANT}
-    assert slow == {r"\s+$", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z"}
+    slow = {pattern for row in PRE_TOKENIZERS.values() for pattern in row.patterns
+            if cost(pattern) is not Cost.CONSTANT}
+    assert slow == {r"\s+$"}  # 20,000 spaces before a digit take seconds
 
 
 _PANIC = """
@@ -226,13 +228,13 @@ def test_isolated_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
 
 def test_slow_expression_has_a_limit_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "max_tokenizing_seconds", 1.0)
-    tokenizer = opened(tmp_path, tokenizer_json(pre_tokenizer=split(r"a*a*c")))
+    tokenizer = opened(tmp_path, tokenizer_json(pre_tokenizer=split(r"a*a*[cd]")))
     began = time.monotonic()
     with pytest.raises(mpool.LimitError, match="needs more than 1 seconds"):
-        tokenizer.encode("a" * 3000)  # 4,500,000 steps at each of 3,000 positions: below the limit of a match
+        tokenizer.encode("a" * 3000 + "bd")  # 4,500,000 steps at each of 3,000 positions: below the limit of a match
     assert time.monotonic() - began < 60
     monkeypatch.setattr(limits, "max_tokenizing_seconds", 60.0)
-    assert len(tokenizer.encode("aac")) == 1  # the process starts again
+    assert len(tokenizer.encode("aad")) == 1  # the process starts again
 
 
 def test_square_of_a_long_text_leaves_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +246,7 @@ def test_square_of_a_long_text_leaves_the_process(tmp_path: Path, monkeypatch: p
         return [[0] for _ in texts]
 
     monkeypatch.setattr(IsolatedTokenizer, "encode", encode)
-    tokenizer.encode_batch(["a" * 10, "b" * 15_000, "b" * 9000])
+    tokenizer.encode_batch(["a" * 10, "b" * 3000, "b" * 2000])
     assert called == []
     tokenizer.encode("a" * 30_000)
     assert called == [30_000]
