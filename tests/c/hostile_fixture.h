@@ -28,7 +28,7 @@ static inline const hostile_base *hostile_base_of(int kind) {
                                                      {MP_Q8_0, MP_Q8_0, MP_Q4_K}, {MP_F32, MP_F32, MP_F32}};
     static const tiny_kind kinds[] = {
         {.arch = "llama"}, {.arch = "llama"}, {.arch = "llama", .window = 12}, {.arch = "llama"},
-        {.arch = "gpt-oss", .experts = 4, .biased = true}, {.arch = "gemma3", .window = 9, .head_norms = true,
+        {.arch = "gpt_oss", .experts = 4, .biased = true}, {.arch = "gemma3", .window = 9, .head_norms = true,
         .output_norms = true, .scaled = true}, {.arch = "deepseek2", .experts = 4, .latents = true}};
     hostile_base *base = &bases[kind];
     if (base->spec)
@@ -238,7 +238,7 @@ cleanup:
 /* Make the model that the bytes describe, load it, and run a request. Returns the status of the first failure. */
 static inline mp_status hostile_run(const uint8_t *data, size_t size, mp_error *error) {
     static const mp_compute computes[] = {MP_COMPUTE_AUTO, MP_COMPUTE_F32};
-    hostile_change changes[HOSTILE_CHANGES];
+    hostile_change changes[HOSTILE_CHANGES] = {0};
     if (size < 1)
         return MP_OK;
     const int kind = data[0] % HOSTILE_KINDS;
