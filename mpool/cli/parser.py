@@ -19,6 +19,8 @@ SERVER_LIMITS = (
     ("max_streams", int, "maximum concurrent streamed responses (default: 512)"),
     ("max_n", int, "maximum completions or images per request (default: 16)"),
     ("max_tokens", int, "maximum tokens per completion (default: 16384)"),
+    ("allow_token_ids", bool, "accept token ids as embedding input, which clients must take from the model's own "
+     "tokenizer; without this option, each request must allow them"),
     ("header_timeout", float, "maximum time to receive the headers of a request (default: 10)"),
     ("body_timeout", float, "maximum time to receive the body of a request (default: 60)"),
     ("write_timeout", float, "maximum time that a client may stop reading a response (default: 30)"),
@@ -162,8 +164,12 @@ def _listening(command: argparse.ArgumentParser, rows: Iterable[tuple[str, type,
                               "may be repeated")
     limits = command.add_argument_group("limits")
     for name, kind, meaning in rows:
-        limits.add_argument("--" + name.replace("_", "-"), type=kind, default=argparse.SUPPRESS,
-                            metavar="N" if kind is int else "SECONDS", help=meaning)
+        flag = "--" + name.replace("_", "-")
+        if kind is bool:
+            limits.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
+        else:
+            limits.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="N" if kind is int else "SECONDS",
+                                help=meaning)
 
 
 def _ray(command: argparse.ArgumentParser) -> None:
@@ -180,7 +186,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
                        help="queued and running requests in a pool above which another pool helps (default: 8)")
     serve.add_argument("--fronts", type=int, default=0, metavar="N", help="processes that receive requests (default: "
                                                                           "one per node, and at least two)")
-    _listening(serve, [row for row in SERVER_LIMITS if row[0].startswith("max_") or row[0] == "grace"])
+    _listening(serve, [row for row in SERVER_LIMITS if not row[0].endswith("_timeout")])
     embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
                                 "of a folder, and add a column with the embeddings of the texts of a column. Files "
                                 "that exist in the target folder are skipped.")

@@ -27,6 +27,7 @@ from .. import native_calls
 from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
+from . import schema_references
 from .running_text import MaskReuse
 from .tool_grammar import BLANKS, ResponseFormat
 
@@ -214,6 +215,9 @@ def _unusable(kind: str, why: str) -> InvalidArgument:
     subject = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar",
                "tools": "a schema"}[kind]
     param = "tools" if kind == "tools" else "response_format"
+    if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
+        why = ("a rule refers to itself without an end" if kind == "grammar" else
+               "a reference ($ref, $anchor, $id) refers to itself without an end")
     return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param)
 
 
@@ -261,6 +265,8 @@ def _schema(schema: Any) -> str:
         raise InvalidArgument(param="response_format", got=f"a schema that is not JSON: {error}",
                               allowed="a JSON schema") from None
     _check_limits("the JSON schema", len(text), 0)
+    if '"$ref"' in text:
+        schema_references.check(json.loads(text), "response_format")
     return text
 
 

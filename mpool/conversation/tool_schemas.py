@@ -18,6 +18,7 @@ from typing import Any
 
 from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
+from . import schema_references
 from .grammar import MAX_DEPTH, _depth
 
 #: Maximum number of tools, and of characters of all tools as JSON.
@@ -50,7 +51,10 @@ def read(tools: Any) -> list[dict[str, Any]]:
             raise InvalidArgument(param=f"{where}.function.name", got=f"{name!r}, which is the name of another tool",
                                   allowed="unique among the tools")
         names.add(name)
-        chars += len(_json(where, openai_tool))
+        text = _json(where, openai_tool)
+        if '"$ref"' in text:
+            schema_references.check(json.loads(text)["function"]["parameters"], f"{where}.function.parameters")
+        chars += len(text)
         if chars > MAX_CHARS:
             raise LimitError(param="tools", got="more", allowed=f"at most {MAX_CHARS:,} characters as JSON in total")
         found.append(openai_tool)

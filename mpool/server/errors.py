@@ -49,6 +49,8 @@ TABLE: dict[str, Row] = {
     "invalid_api_key": Row(401, "authentication_error", "The token is missing or wrong: Authorization: Bearer TOKEN."),
     "token_required": Row(403, "permission_error", "An address that other machines can reach requires a token: set "
                                                    "MPOOL_SERVER_TOKEN_FILE."),
+    "foreign_user": Row(403, "permission_error", "Only the user who runs the server may do this, or a client with the "
+                                                 "token (--token-file)."),
     "forbidden_origin": Row(403, "permission_error", "This origin may not call the server."),
     "model_not_found": Row(404, _REQUEST, "Model not found. GET /v1/models lists the models."),
     "not_found": Row(404, _REQUEST, "Path not found. GET /openapi.json lists the paths."),

@@ -1,4 +1,5 @@
-"""ASGI middleware that refuses requests with a foreign Host or Origin, or without the token."""
+"""ASGI middleware that refuses requests with a foreign Host or Origin, with a repeated header that decides about
+access, or without the token."""
 
 from __future__ import annotations
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
+#: Headers that a request may contain once. Programs that read different lines of a repeated header, such as a proxy and
+#: this server, would decide differently about the same request.
+_SINGLE = frozenset((b"host", b"origin", b"authorization", b"content-type", b"content-encoding"))
+
 
 def refusal_response(refusal: Refusal, path: str) -> Response:
     """Return the HTTP response for an error, in the format of the protocol to which the path belongs."""
@@ -36,6 +41,12 @@ def header(scope: Scope, name: bytes) -> bytes | None:
             found: bytes = value
             return found
     return None
+
+
+def _repeated(scope: Scope) -> bytes | None:
+    """Return the name of a header of :data:`_SINGLE` that a request contains more than once; None: there is none."""
+    names = [key for key, _ in scope["headers"] if key in _SINGLE]
+    return None if len(names) == len(set(names)) else next(name for name in names if names.count(name) > 1)
 
 
 def _token_in(value: bytes) -> bytes:
@@ -108,9 +119,13 @@ class _Guard:
 
 
 class HostGuard(_Guard):
-    """Check the headers Host (protection against DNS rebinding) and Origin. Runs before the CORS middleware."""
+    """Check the headers Host (protection against DNS rebinding) and Origin, and refuse requests that repeat a header
+    that decides about access or decoding. Runs before the CORS middleware."""
 
     def _refusal(self, scope: Scope) -> Refusal | None:
+        repeated = _repeated(scope)
+        if repeated is not None:
+            return Refusal("bad_request", f"The header {repeated.decode().title()} must occur once.")
         hosts = self.gate.hosts
         if hosts is None:
             hosts = _hosts_at(self.gate.settings, scope)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from . import bodies
 from .disconnects import DisconnectListener
 from .errors import Refusal, refusal_of
 from .guard import header, refusal_response
+from .peers import user_of
 from .state import RunningRequest
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Operation:
         name: ``operationId`` in the OpenAPI document.
         on_loop: Parse the body on the event loop's thread even if it is long.
         media_type: Media type of a text response.
+        owner_only: Without a token, only clients of the server's own user (or of root) may call the operation.
     """
 
     method: str
@@ -62,6 +65,7 @@ class Operation:
     name: str = ""
     on_loop: bool = False
     media_type: str = "text/plain"
+    owner_only: bool = False
 
 
 class Context:
@@ -179,6 +183,8 @@ class Endpoint:
             try:
                 if connection is not None:
                     connection.on_disconnect = on_disconnect
+                if self.operation.owner_only and self.state.settings.token is None:
+                    _check_owner(scope)
                 body = await self._body(scope, receive)
                 if listener is not None:
                     listener.on_disconnect = on_disconnect
@@ -228,6 +234,14 @@ class Endpoint:
         _check_type(scope)
         data = await bodies.read(receive, bodies.declared_length(scope), self.state.settings.max_body)
         return bodies.parse(data, kind) if self.operation.on_loop else await bodies.parse_body(data, kind)
+
+
+def _check_owner(scope: Any) -> None:
+    """Refuse clients of other users. Loopback is open to every user of the machine."""
+    client, server = scope.get("client"), scope.get("server")
+    user = user_of(client, server) if client and server else None
+    if user is None or user not in (0, os.geteuid()):
+        raise Refusal("foreign_user")
 
 
 def _uncancel(task: asyncio.Task[Any] | None) -> None:

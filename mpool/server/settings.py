@@ -47,6 +47,8 @@ class Settings:
         max_streams: Maximum number of concurrent streamed responses; further ones receive HTTP 503.
         max_n: Maximum number of completions or images per request.
         max_tokens: Maximum number of tokens per completion; a request for more is reduced to this.
+        allow_token_ids: Accept token ids as embedding input for every model; False: only if the request sets
+            ``allow_token_ids``, or the model's vocabulary is OpenAI's cl100k_base.
         header_timeout: Seconds within which the head of a request must arrive.
         body_timeout: Seconds within which the body of a request must arrive.
         write_timeout: Seconds after which the connection of a client that does not read its response is closed.
@@ -71,6 +73,7 @@ class Settings:
     max_streams: int = 512
     max_n: int = 16
     max_tokens: int = 16384
+    allow_token_ids: bool = False
     header_timeout: float = 10.0
     body_timeout: float = 60.0
     write_timeout: float = 30.0
@@ -84,6 +87,8 @@ class Settings:
             kinds = (int,) if name in _WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
                 refuse(name, value, f"{'an integer' if name in _WHOLE else 'a number of seconds'} from {low} to {high}")
+        if not isinstance(self.allow_token_ids, bool):
+            refuse("allow_token_ids", self.allow_token_ids, "True or False")
         if not isinstance(self.host, str) or not self.host:
             refuse("host", self.host, "an IP address or host name")
         if self.token is not None:

@@ -305,7 +305,8 @@ class Worker:
             Operation("POST", "/execute", self.execute, ExecuteRequest, None, "Run a job", EVENTS, "execute", True),
             Operation("POST", "/cancel", self.cancel, CancelRequest, CancelResponse, "Cancel a job", None, "cancel",
                       True),
-            Operation("POST", "/shutdown", self.shutdown, None, ShutdownResponse, "Stop the worker", None, "shutdown"),
+            Operation("POST", "/shutdown", self.shutdown, None, ShutdownResponse, "Stop the worker", None, "shutdown",
+                      owner_only=True),
             Operation("GET", "/health", self.health, None, HealthResponse, "State of the worker", None, "health"),
             Operation("GET", "/metrics", metrics, None, None, "Metrics in Prometheus' text format", None, "metrics"),
         )
@@ -370,7 +371,7 @@ class Worker:
         return json_response(CancelResponse(body.job_id, job is not None))
 
     async def shutdown(self, context: Context, body: None) -> Response:
-        """Shut down in the same way as after SIGTERM."""
+        """Shut down in the same way as after SIGTERM. Requires the token, or a client of the worker's own user."""
         self.serving.stop()
         return json_response(ShutdownResponse(), 202)
 

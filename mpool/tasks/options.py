@@ -295,6 +295,12 @@ class VectorOptions:
         "more than 1,024 inputs if the logger ``mpool`` is at level INFO.", plan=False)
 
 
+def _parse_special(where: str) -> Any:
+    """Return the field of the option ``parse_special``; ``where`` names the text that it applies to."""
+    return option(False, f"True: parse the text of control tokens in the {where} (such as ``<|im_end|>`` or ``[SEP]``) "
+                  "into those tokens; False: treat it as plain text.", choices=(True, False))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextVectorOptions(VectorOptions):
     """Options that :func:`mpool.embed` and :func:`mpool.embed_iter` share."""
@@ -307,6 +313,7 @@ class TextVectorOptions(VectorOptions):
                                      "``prompt_name``, the model's default prompt is used, if there is one.")
     truncate: bool = option(True, "True: truncate each text to the model's maximum length; False: raise "
                             "ContextOverflow for longer texts.", choices=(True, False))
+    parse_special: bool = _parse_special("texts and the prompt")
 
     @property
     def scores(self) -> bool:
@@ -320,6 +327,10 @@ class EmbedOptions(TextVectorOptions):
 
     max_inputs: int | None = option(None, "maximum number of texts in the request; None: "
                                     "``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
+    allow_token_ids: bool = option(
+        True, "False: refuse lists of token ids, because ids of another vocabulary would silently give wrong vectors; "
+        "a model whose vocabulary is OpenAI's cl100k_base accepts them all the same. The server passes False by "
+        "default.", choices=(True, False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +367,7 @@ class RerankOptions:
     prompt_name: str | None = option(None, "only for language models: name of the model's prompt to use. Without "
                                      "``prompt`` and ``prompt_name``, the model's default prompt is used, if there is "
                                      "one.")
+    parse_special: bool = _parse_special("query and the documents")
 
     # A score is computed as a vector of one component. The plan reads these attributes like those of EmbedOptions.
     dimensions: ClassVar[None] = None
@@ -440,9 +452,7 @@ class SamplingOptions:
 class GenerateOptions(SamplingOptions):
     """Options of :func:`mpool.generate`."""
 
-    parse_special: bool = option(False, "True: parse the text of control tokens in the prompt (such as "
-                                 "``<|im_end|>``) into those tokens; False: treat it as plain text.",
-                                 choices=(True, False))
+    parse_special: bool = _parse_special("prompt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

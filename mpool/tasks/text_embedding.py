@@ -27,14 +27,18 @@ if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
     from ..models.spec import EmbeddingSettings
     from ..runtime.entry import Entry
-    from ..tokenizers import Tokenizer
+    from ..tokenizers import Packed, Tokenizer
     from .options import Call
 
 #: Maximum size of a slice, in characters and in texts. Tokenising a slice takes about 20 ms.
 SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
 #: Task -> names that models use for its prompt; the first one that a model has is used.
 TASKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
-_CHOICES = {"task": (None, *TASKS), **CHOICES, "truncate": (True, False)}
+_CHOICES = {"task": (None, *TASKS), **CHOICES, "truncate": (True, False), "parse_special": (True, False)}
+#: Ids of some texts in OpenAI's vocabulary cl100k_base, which its embedding models have: the vocabulary of a model that
+#: has all of them is cl100k_base.
+_CL100K = {0: b"!", 11: b",", 83: b"t", 374: b" is", 1609: b"ik", 1917: b" world", 2294: b" great", 5963: b"token",
+           9906: b"Hello", 15339: b"hello"}
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
@@ -50,6 +54,8 @@ class Plan(VectorPlan):
         cut: number of components to keep of the vectors that the core returns.
         max_tokens: longest sequence that the model accepts.
         truncate: True if longer texts are truncated, False if they raise ContextOverflow.
+        parse_special: True if the texts of control tokens become those tokens, False if they are plain text.
+        allow_ids: True if inputs may be token ids whatever the vocabulary is.
         query: for a reranker, the query that each document is scored against; else None.
         padding: side on which every sequence is padded to ``max_tokens`` (``"left"`` or ``"right"``); ``""``: no
             padding.
@@ -63,6 +69,8 @@ class Plan(VectorPlan):
     cut: int
     max_tokens: int
     truncate: bool
+    parse_special: bool
+    allow_ids: bool = True
     query: str | None = None
     padding: str = ""
     template: ChatTemplate | None = None
@@ -78,12 +86,15 @@ def plan(entry: Entry, options: Any) -> Plan:
         InvalidArgument: an option is invalid for this model.
         WrongCapability: the model is a reranker and the request is for vectors, or the reverse.
     """
-    return plan_of(entry, options, (options.dimensions, options.normalize, options.truncate), _make_plan)
+    return plan_of(entry, options, (options.dimensions, options.normalize, options.truncate, options.parse_special,
+                                     getattr(options, "allow_token_ids", True)), _make_plan)
 
 
 def _make_plan(entry: Entry, options: Any) -> Plan:
     """Validate the options and build a plan; :func:`plan_of` caches it."""
     check(entry, options, _CHOICES)
+    allow_ids = getattr(options, "allow_token_ids", True)
+    check_choice("allow_token_ids", allow_ids, (True, False))
     description = entry.describe()
     settings = description.embedding
     assert settings is not None, "the caller has checked the capability"
@@ -97,6 +108,9 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
             if getattr(options, name) is not None:
                 refuse(name, getattr(options, name), "None for this model, which reads only the query and the document",
                        key=entry.key, hint="Only rerankers that are language models have prompts")
+    if settings.answering is not None and options.parse_special:
+        refuse("parse_special", True, "False for this model, whose chat template writes the control tokens",
+               key=entry.key)
     width = settings.output_size
     dimensions, cut = 0, settings.truncate_dim or width
     if options.dimensions is not None:
@@ -106,12 +120,13 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
     tokenizer = entry.tokenizer()
     skip = 0
     if prompt and not settings.include_prompt:
-        skip = tokenizer.count(prompt) - len(tokenizer.suffix_ids)
+        skip = tokenizer.count(prompt, parse_special=options.parse_special) - len(tokenizer.suffix_ids)
     return Plan(entry=entry, registry=entry.pool.registry, core_key=core_key, tokenizer=tokenizer, prompt=prompt,
                 skip=skip, dimensions=0 if dimensions == width else dimensions, cut=cut,
                 width=cut if cut in settings.sizes else min(cut, width),
                 normalize=-1 if options.normalize is None else int(options.normalize), max_tokens=settings.max_tokens,
-                truncate=options.truncate, null=options.on_error == "null", precision=options.precision,
+                truncate=options.truncate, parse_special=options.parse_special, allow_ids=allow_ids,
+                null=options.on_error == "null", precision=options.precision,
                 padding=settings.padding, template=None if settings.answering is None else _pairs_of(entry),
                 generation_prompt=bool(settings.answering))
 
@@ -297,7 +312,7 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, dea
     valid = [text for at, text in enumerate(texts) if at not in bad] if bad else texts
     prompted = [plan.prompt + text for text in valid] if plan.prompt else valid
     try:
-        ids, offsets = plan.tokenizer.encode_batch(prompted, max_tokens=plan.max_tokens, truncate=plan.truncate)
+        ids, offsets = _encoded(plan, prompted)
     except (InvalidArgument, ContextOverflow):
         late = [(at, fault) for at, text in enumerate(texts) if at not in bad
                 and (fault := _tokenizing_fault(plan, plan.prompt + text, _name(start + at, single))) is not None]
@@ -308,7 +323,7 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, dea
         faults = sorted([*faults, *late], key=lambda fault: fault[0])
         bad = {at for at, _ in faults}
         prompted = [plan.prompt + text for at, text in enumerate(texts) if at not in bad]
-        ids, offsets = plan.tokenizer.encode_batch(prompted, max_tokens=plan.max_tokens, truncate=plan.truncate)
+        ids, offsets = _encoded(plan, prompted)
     if plan.padding:
         ids, offsets = _padded(plan, ids, offsets)
     skip = None
@@ -318,10 +333,15 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, dea
     return Pack(ids, offsets, skip, len(texts), tuple(faults))
 
 
+def _encoded(plan: Plan, texts: list[str]) -> Packed:
+    return plan.tokenizer.encode_batch(texts, parse_special=plan.parse_special, max_tokens=plan.max_tokens,
+                                       truncate=plan.truncate)
+
+
 def _are_ids(inputs: list[Any]) -> bool:
     """Return True if the inputs are lists of token ids and not texts."""
     first = inputs[0] if inputs else None
-    return isinstance(first, list) and bool(first) and integer(first[0]) is not None
+    return isinstance(first, list) and bool(first) and not isinstance(first[0], str)
 
 
 def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
@@ -333,21 +353,38 @@ def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
         start: index of the first text in the request.
 
     Raises:
-        InvalidArgument: a token id is not in the vocabulary.
+        InvalidArgument: the plan allows no token ids, or a token id is not an integer in the vocabulary.
         ContextOverflow: a sequence is empty or longer than the model accepts.
     """
+    if not plan.allow_ids and not _has_openai_ids(plan.tokenizer):
+        raise InvalidArgument("`input` must be texts, got token ids, which are valid only in the vocabulary that they "
+                              "are from. In LangChain's OpenAIEmbeddings, set check_embedding_ctx_length=False. If the "
+                              "ids are this model's, allow them with `allow_token_ids` or --allow-token-ids",
+                              param="input", key=plan.entry.key)
     ids: list[int] = []
     offsets = [0]
     for at, sequence in enumerate(sequences, start):
+        if not isinstance(sequence, (list, tuple)):
+            refuse(f"inputs[{at}]", sequence, "a list of token ids, as the first input", key=plan.entry.key)
         if not sequence or len(sequence) > plan.max_tokens:
             raise _keyed(ContextOverflow(f"text {at} has {len(sequence)} tokens, the model accepts 1 to "
                                          f"{plan.max_tokens}", tokens=len(sequence), limit=plan.max_tokens), plan)
         try:
-            ids += [check_id(f"a token of text {at}", token, plan.tokenizer.vocab_size) for token in sequence]
+            ids += [check_id(f"inputs[{at}][{index}]", token, plan.tokenizer.vocab_size)
+                    for index, token in enumerate(sequence)]
         except InvalidArgument as error:
             raise _keyed(error, plan) from None
         offsets.append(len(ids))
     return Pack(np.array(ids, dtype=np.int32), np.array(offsets, dtype=np.int64), None, len(sequences))
+
+
+def _has_openai_ids(tokenizer: Tokenizer) -> bool:
+    """Return True if the vocabulary is cl100k_base, whose ids OpenAI's clients send."""
+    if tokenizer.vocab_size <= max(_CL100K):
+        return False
+    table = tokenizer.token_table()
+    return all(bytes(table.data[table.offsets[token]:table.offsets[token + 1]]) == text
+               for token, text in _CL100K.items())
 
 
 def _pack_pairs(plan: Plan, documents: list[Any], start: int, deadline: float | None) -> Pack:
@@ -361,7 +398,8 @@ def _pack_pairs(plan: Plan, documents: list[Any], start: int, deadline: float | 
     try:
         if plan.template is not None:
             return _pack_rendered(plan, plan.template, documents, start, deadline)
-        found = plan.tokenizer.encode_pairs(plan.query, documents, max_tokens=plan.max_tokens, truncate=plan.truncate)
+        found = plan.tokenizer.encode_pairs(plan.query, documents, max_tokens=plan.max_tokens, truncate=plan.truncate,
+                                            parse_special=plan.parse_special)
     except (InvalidArgument, ContextOverflow) as error:
         for at, text in enumerate(documents, start):
             fault = surrogate_of(text, f"documents[{at}]")
@@ -439,7 +477,7 @@ def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
     """Return the error for a text that is not Unicode or has too many tokens; None if it is neither."""
     fault = surrogate_of(text, name)
     if fault is None and not plan.truncate:
-        tokens = plan.tokenizer.count(text)
+        tokens = plan.tokenizer.count(text, parse_special=plan.parse_special)
         if tokens > plan.max_tokens:
             fault = ContextOverflow(f"{name} has {tokens} tokens, the model accepts at most {plan.max_tokens}",
                                     tokens=tokens, limit=plan.max_tokens, hint="Shorten it, or set truncate=True")

@@ -213,7 +213,9 @@ EMBED = Verb(
     'embed', 'text_embedding', (
         Parameter('inputs', 'str | Sequence[str] | Sequence[Sequence[int]]',
               'a text of 1 to 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
-              'lists of token ids, which are used unchanged: without prompt, special tokens and truncation.'),
+              'lists of token ids of this model, which are used unchanged: without prompt, special tokens and '
+              'truncation. The texts of control tokens (``"[SEP]"``, ``"<|im_end|>"``) are plain text, unless '
+              '``parse_special`` is True.'),
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedOptions, 'NDArray[Any]',

@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import FormatError
+from ..errors import FormatError, LimitError
+from . import limits
 from .charsmap import CharsMap
 from .gguf_vocab import GGUFVocab, TokenType, unmatchable
+from .growth import Growth, longest_string
+from .patterns import Cost, cost
 from .pretokenizers import PreTokenizer
 
 if TYPE_CHECKING:
@@ -55,6 +58,12 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def growth_of(vocab: GGUFVocab) -> Growth:
+    """Return the bounds of the tokenizer of a vocabulary."""
+    patterns = vocab.pre.patterns if vocab.kind == "bpe" and vocab.pre is not None else ()
+    return Growth(cost=max(map(cost, patterns), default=Cost.CONSTANT))
 
 
 def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] | None]:
@@ -198,19 +207,22 @@ def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, 
                  for token, (name, kind) in enumerate(zip(names, vocab.types))]
     model = models.Unigram(list(zip(names, scores)), vocab.special["unk"], False)
     blob = vocab.charsmap()
-    return Tokenizer(model), _UnigramText(vocab, CharsMap(blob, file=vocab.file) if blob is not None else None)
+    return Tokenizer(model), _UnigramText(vocab, None if blob is None else CharsMap(blob, file=vocab.file),
+                                          1 if blob is None else longest_string(blob))
 
 
 class _UnigramText:
     """SentencePiece's normalisation of text before tokenisation."""
 
-    def __init__(self, vocab: GGUFVocab, charsmap: CharsMap | None) -> None:
-        self._map = charsmap
+    def __init__(self, vocab: GGUFVocab, charsmap: CharsMap | None, factor: int) -> None:
+        self._map, self._factor = charsmap, factor
         self._merge_spaces = vocab.remove_extra_whitespaces
         self._prefix = vocab.add_space_prefix
 
     def __call__(self, text: str) -> str:
         if self._map is not None:
+            if len(text) * self._factor > limits.max_normalized_chars:
+                self._measure(text)
             text = self._map(text)
         if self._merge_spaces:
             return "".join(["▁" + word for word in text.split(" ") if word])
@@ -218,6 +230,19 @@ class _UnigramText:
         if self._prefix and words:
             text = " " * (len(text) - len(words) + 1) + words
         return text.replace(" ", "▁")
+
+
+    def _measure(self, text: str) -> None:
+        """Check the length of a text after the character map, piece by piece: the map can replace a character by a text
+        of any length."""
+        assert self._map is not None
+        step, total = max(1, limits.max_normalized_chars // self._factor), 0
+        for at in range(0, len(text), step):
+            total += len(self._map(text[at:at + step]))
+            if total > limits.max_normalized_chars:
+                raise LimitError(f"a text of {len(text):,} characters has more than {limits.max_normalized_chars:,} "
+                                 "characters after the character map of the tokenizer", param="text",
+                                 hint="Shorten the text, or raise mpool.tokenizers.limits.max_normalized_chars")
 
 
 def _wordpiece(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:

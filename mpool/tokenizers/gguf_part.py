@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .gguf_vocab import GGUFVocab
+from .native import call
 
 if TYPE_CHECKING:
     import tokenizers
@@ -57,7 +58,7 @@ class PartialTokenizers:
         # HF finds user-defined tokens before it splits words, so the words below would be wrong
         if any(token in text for token in self._user_defined for text in texts):
             return None
-        words = {word for text in texts for word, _ in self._splitter.pre_tokenize_str(text)}
+        words = {word for text in texts for word, _ in call(self._splitter.pre_tokenize_str, text)}
         part = self._bpe.part(words, MAX_LOOKUPS)
         if part is None:
             return None

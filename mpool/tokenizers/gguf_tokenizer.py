@@ -6,18 +6,15 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from .. import native_calls
 from ..models.spec import TokenTable
-from .gguf_build import build
+from .gguf_build import build, growth_of
 from .gguf_part import PartialTokenizers
 from .gguf_vocab import GGUFVocab
+from .native import Native
 from .specials import compile_trie
 from .tokenizer import Tokenizer, check_ids
-
-if TYPE_CHECKING:
-    import tokenizers
 
 _ASCII_SPACES = " \t\n\v\f\r"
 
@@ -36,8 +33,9 @@ class GGUFTokenizer(Tokenizer):
 
     def __init__(self, vocab: GGUFVocab) -> None:
         self._vocab = vocab
-        self._whole: tokenizers.Tokenizer | None = None
+        self._whole: Native | None = None
         self._prepare: Callable[[str], str] | None = None
+        self._growth = growth_of(vocab)
         self._partial = PartialTokenizers.for_vocab(vocab)
         self._partial_uses = 0
         self._finish_queued = False  # another thread will call finish()
@@ -80,23 +78,23 @@ class GGUFTokenizer(Tokenizer):
         if self._whole is None:
             with _building:
                 if self._whole is None:
-                    self._whole, self._prepare = build(self._vocab)
+                    whole, self._prepare = build(self._vocab)
+                    self._whole = Native(whole, self._growth)
                     self._vocab.release()
                     self._partial = None
 
     def _ids(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """Encode prepared texts."""
         partial = self._partial
-        found = partial.tokenizer(texts) if partial is not None else None
-        if found is None:
+        part = partial.tokenizer(texts) if partial is not None else None
+        if part is None:
             self.finish()
-            found = self._whole
-            assert found is not None
-        else:
-            self._partial_uses += 1
-            if self._partial_uses > MAX_PARTIAL_USES:
-                self.finish_later()
-        return self._encode_hf(found, texts)
+            assert self._whole is not None
+            return self._whole.encode(texts)
+        self._partial_uses += 1
+        if self._partial_uses > MAX_PARTIAL_USES:
+            self.finish_later()
+        return Native(part, self._growth).encode(texts)
 
     def _encode_plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         if self._split_always is not None:

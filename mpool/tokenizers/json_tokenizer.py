@@ -13,16 +13,27 @@ import numpy as np
 
 from ..errors import FileError, FormatError, LimitError
 from ..models.spec import TokenTable
-from . import limits, older_files
+from . import growth, limits, older_files
 from .gguf_vocab import byte_alphabet
+from .native import Native, call
 from .specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
 from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
 
 if TYPE_CHECKING:
     import tokenizers
 
+#: Bounds of the tokenizers of older files: NFC and lower case, or BERT's normalizer, and bytes.
+OLDER = growth.Growth(normalizer=6, pre_tokenizer=5, ascii_pre_tokenizer=2)
+
 #: Nesting limit of the JSON parser of HF tokenizers (serde_json).
 _MAX_JSON_DEPTH = 127
+
+
+#: Tokenizer classes whose inputs include token types by default, without the suffix "Fast". In transformers 5 these are
+#: BERT's tokenizer and its other names.
+_BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in (
+    "Bert", "ConvBert", "DPRContextEncoder", "DPRQuestionEncoder", "DPRReader", "Deberta", "DebertaV2", "Electra",
+    "Funnel", "LayoutLM", "Lxmert", "MobileBert", "RetriBert", "SqueezeBert"))
 
 
 class JSONTokenizer(Tokenizer):
@@ -31,12 +42,12 @@ class JSONTokenizer(Tokenizer):
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
         self._path = path
-        self._hf = _load(path) if os.path.basename(path) not in (older_files.CLIP, older_files.WORDPIECE) else \
+        self._native = load(path) if os.path.basename(path) not in (older_files.CLIP, older_files.WORDPIECE) else \
             _load_older(path, config)
-        self._hf.no_truncation()
-        self._hf.no_padding()
+        self._hf = self._native.hf
         added = self._hf.get_added_tokens_decoder()
         vocab = self._hf.get_vocab(with_added_tokens=True)
+        _check_model(path, self._hf.model, vocab)
         self.vocab_size = max(max(vocab.values(), default=-1), max(added, default=-1)) + 1
         if self.vocab_size == 0:
             raise FormatError(file=path, field="model.vocab", got="nothing", allowed="at least one token")
@@ -50,10 +61,11 @@ class JSONTokenizer(Tokenizer):
         self._find_control = compile_trie(self.control_texts) if self._control else None
         # HF finds these control tokens in normalised text, so the original text need not contain their exact texts
         self._normalized_control = any(added[token].normalized for token in self._control)
-        self._plain_hf: tokenizers.Tokenizer | None = None
-        self._marked_hf: dict[str, tokenizers.Tokenizer] = {}
+        self._plain: Native | None = None
+        self._marked: dict[str, Native] = {}
         self._table: TokenTable | None = None
         self._pair: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
+        self._pair_types: bool | None = _lists_token_types(config)
         self._truncate_left = config.get("truncation_side") == "left"
         self._words_independent = (type(self._hf.model).__name__ == "WordPiece" and
                                    type(self._hf.pre_tokenizer).__name__ == "BertPreTokenizer" and
@@ -98,8 +110,7 @@ class JSONTokenizer(Tokenizer):
         if around == 0:
             return (), ()
         for probe in ("a", "1", "."):
-            body = self._hf.encode(probe, add_special_tokens=False).ids
-            full = self._hf.encode(probe, add_special_tokens=True).ids
+            body, full = (list(self._native.encode([probe], special)[0]) for special in (False, True))
             for start in range(around + 1):
                 if body and full[start:start + len(body)] == body and len(full) == len(body) + around:
                     return tuple(full[:start]), tuple(full[start + len(body):])
@@ -116,12 +127,31 @@ class JSONTokenizer(Tokenizer):
             self._pair = self._read_pair()
         return self._pair
 
+    @property
+    def pair_types(self) -> bool:
+        if self._pair_types is None:
+            self._pair_types = self._read_pair_types()
+        return self._pair_types
+
+    def _read_pair_types(self) -> bool:
+        """Return whether the file's post-processor gives the second text of a pair and all that follows it type 1."""
+        before, between, _ = self.pair_ids
+        body = len(self._native.encode(["a"])[0])
+        first = len(before) + body + len(between)
+        types = self._native.encode_pair("a", "a").type_ids
+        if not any(types):
+            return False
+        if types != [0] * first + [1] * (len(types) - first):
+            raise FormatError(file=self._path, field="post_processor", got=f"token types {types[:40]} for a pair",
+                              allowed="0 for the first text, 1 for the second text and what follows it")
+        return True
+
     def _read_pair(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return the ids that the file's post-processor puts before, between and after two texts."""
         around = self._hf.num_special_tokens_to_add(True)
         for probe in ("a", "1", "."):
-            body = self._hf.encode(probe, add_special_tokens=False).ids
-            full = self._hf.encode(probe, probe, add_special_tokens=True).ids
+            body = list(self._native.encode([probe])[0])
+            full = self._native.encode_pair(probe, probe).ids
             n = len(body)
             if not body or len(full) != 2 * n + around:
                 continue
@@ -136,10 +166,10 @@ class JSONTokenizer(Tokenizer):
     def _encode_plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         find = self._find_control
         if find is None:
-            return self._encode_hf(self._hf, texts)
+            return self._native.encode(texts)
         marked = [at for at, text in enumerate(texts) if find.search(text)]
         if not marked:
-            bodies = self._encode_hf(self._hf, texts)
+            bodies = self._native.encode(texts)
             if self._normalized_control:
                 marked = [at for at, body in enumerate(bodies) if not self._control.isdisjoint(body)]
                 for at in marked:
@@ -147,19 +177,16 @@ class JSONTokenizer(Tokenizer):
             return bodies
         if len(marked) == len(texts):
             return [self._without_control(text) for text in texts]
-        bodies = self._encode_hf(self._hf, ["" if find.search(text) else text for text in texts])
+        bodies = self._native.encode(["" if find.search(text) else text for text in texts])
         for at in marked:
             bodies[at] = self._without_control(texts[at])
         return bodies
 
     def _without_control(self, text: str) -> Sequence[int]:
         """Encode a text that contains texts of control tokens, as plain text."""
-        if self._plain_hf is None:
-            from tokenizers import Tokenizer as HFTokenizer
-            plain = HFTokenizer.from_str(self._hf.to_str())
-            plain.encode_special_tokens = True
-            self._plain_hf = plain
-        ids = self._encode_hf(self._plain_hf, [text])[0]
+        if self._plain is None:
+            self._plain = self._native.variant(lambda copy: setattr(copy, "encode_special_tokens", True))
+        ids = self._plain.encode([text])[0]
         if self._has_no_control(ids) or self._find_control is None:
             return ids
         # The model itself produces control tokens (a unigram model that lists "</s>"): split the text inside them.
@@ -168,7 +195,7 @@ class JSONTokenizer(Tokenizer):
             parts.append(text[start:match.start() + 1])
             start = match.start() + 1
         parts.append(text[start:])
-        ids = [token for body in self._encode_hf(self._plain_hf, parts) for token in body]
+        ids = [token for body in self._plain.encode(parts) for token in body]
         return ids if self._has_no_control(ids) else [token for token in ids if self._has_no_control((token,))]
 
     def _has_no_control(self, ids: Sequence[int]) -> bool:
@@ -176,16 +203,14 @@ class JSONTokenizer(Tokenizer):
 
     def _encode_parsed(self, text: str, mark: str | None) -> list[int]:
         if mark is None:
-            return list(self._encode_hf(self._hf, [text])[0])
-        marked = self._marked_hf.get(mark)
+            return list(self._native.encode([text])[0])
+        marked = self._marked.get(mark)
         if marked is None:
             from tokenizers import AddedToken
-            from tokenizers import Tokenizer as HFTokenizer
-            marked = HFTokenizer.from_str(self._hf.to_str())
-            marked.add_special_tokens([AddedToken(mark, normalized=False, special=True)])
-            self._marked_hf[mark] = marked
-        drop = marked.token_to_id(mark)
-        return [token for token in self._encode_hf(marked, [text])[0] if token != drop]
+            token = AddedToken(mark, normalized=False, special=True)
+            marked = self._marked[mark] = self._native.variant(lambda copy: copy.add_special_tokens([token]))
+        drop = marked.hf.token_to_id(mark)
+        return [token for token in marked.encode([text])[0] if token != drop]
 
     def token_table(self) -> TokenTable:
         if self._table is None:
@@ -225,7 +250,7 @@ class JSONTokenizer(Tokenizer):
         return (*marks, *SHOWN) if ends in self.eog_ids else (*marks, *SHOWN, "<|end|>")
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        return self._hf.decode(check_ids(ids, self.vocab_size), skip_special_tokens=skip_special)
+        return self._native.decode(check_ids(ids, self.vocab_size), skip_special)
 
     def token_text(self, token: int) -> str:
         check_ids((token,), self.vocab_size)
@@ -235,13 +260,47 @@ class JSONTokenizer(Tokenizer):
         return self._hf.token_to_id(text)
 
 
-def _load_older(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    if os.path.basename(path) == older_files.WORDPIECE:
-        return older_files.wordpiece(path, config)
-    return older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END)
+def _lists_token_types(config: Mapping[str, Any]) -> bool | None:
+    """Return whether transformers gives token types to the model; None: those of the file's post-processor.
+
+    ``model_input_names`` in tokenizer_config.json decides, else the tokenizer's class. BERT's classes replace the
+    file's post-processor by their own, which gives type 1 to the second text.
+    """
+    name = config.get("tokenizer_class")
+    name = name.removesuffix("Fast") if isinstance(name, str) else "BertTokenizer"
+    listed = config.get("model_input_names")
+    if isinstance(listed, (list, tuple)):
+        if "token_type_ids" not in listed:
+            return False
+        return True if name in _BERT_CLASSES else None
+    return name in _BERT_CLASSES
 
 
-def _load(path: str) -> tokenizers.Tokenizer:
+def _load_older(path: str, config: Mapping[str, Any]) -> Native:
+    made = older_files.wordpiece(path, config) if os.path.basename(path) == older_files.WORDPIECE else \
+        older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END)
+    return wrap_older(made)
+
+
+def wrap_older(hf: tokenizers.Tokenizer) -> Native:
+    """Return a tokenizer that :mod:`mpool.tokenizers.older_files` made, with its bounds."""
+    return Native(_without_padding(hf), OLDER)
+
+
+def _without_padding(hf: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    hf.no_truncation()
+    hf.no_padding()
+    return hf
+
+
+def load(path: str) -> Native:
+    """Read a ``tokenizer.json``. Truncation and padding stated in the file are disabled.
+
+    Raises:
+        FormatError: the file is malformed.
+        LimitError: the file is too large, or a step makes texts longer than the limits allow.
+        FileError: the file cannot be read.
+    """
     from tokenizers import Tokenizer as HFTokenizer
 
     try:
@@ -257,17 +316,37 @@ def _load(path: str) -> tokenizers.Tokenizer:
             data = stream.read(limits.max_tokenizer_json_bytes + 1)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
+    bounds = growth.read(data, path)
     try:
-        return HFTokenizer.from_buffer(data)
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+        return Native(_without_padding(call(HFTokenizer.from_buffer, data)), bounds)
+    except Exception as error:  # tokenizers raises plain Exception
         reason = str(error)
     if _depth(data) > _MAX_JSON_DEPTH:
         raise LimitError(f"{path}: nested deeper than {_MAX_JSON_DEPTH} levels",
                          hint="The file is damaged: download it again")
     raise FormatError(file=path, field="tokenizer.json", got=reason, allowed="a tokenizer of HF tokenizers",
                       hint="The file is damaged, or needs a newer version of tokenizers")
+
+
+#: Maximum length in characters of a word of a WordPiece model, which tries every part of it. BERT's is 100.
+_MAX_WORD_CHARS = 500
+
+
+def _check_model(path: str, model: Any, vocab: Mapping[str, int]) -> None:
+    """Check the settings of a model that multiply its work on a text.
+
+    Raises:
+        LimitError: one is larger than any published tokenizer's.
+    """
+    longest = max(map(len, vocab), default=0)
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        longest = max(longest, len(getattr(model, name, None) or ""))
+    if longest > limits.max_token_bytes:
+        raise LimitError(f"{path}: a token has {longest:,} characters, the limit is {limits.max_token_bytes:,}",
+                         hint="Raise mpool.tokenizers.limits.max_token_bytes")
+    most = getattr(model, "max_input_chars_per_word", 0)
+    if most > _MAX_WORD_CHARS:
+        raise LimitError(f"{path}: model.max_input_chars_per_word is {most:,}, the limit is {_MAX_WORD_CHARS}")
 
 
 def _depth(data: bytes) -> int:

@@ -36,3 +36,15 @@ max_template_memory: int = 256 << 20
 
 #: Nesting depth of lists and dicts that a caller passes to a template.
 max_data_depth: int = 64
+
+#: How many times as long the normalizer, pre-tokenizer or post-processor of a ``tokenizer.json`` may make a text, in
+#: the worst case. Published ones stay below 1,300.
+max_growth: int = 4096
+
+#: Characters of the texts of one call after the normalizer and the pre-tokenizer. Where the pre-tokenizer splits a text
+#: into bytes, each byte counts. A text of MAX_CHARS characters has at most this many with every published tokenizer,
+#: unless it consists of characters with long decompositions.
+max_normalized_chars: int = 5_000_000
+
+#: Duration of tokenizing in a process of its own, in seconds; see :mod:`mpool.tokenizers.isolated`.
+max_tokenizing_seconds: float = 10.0

@@ -25,7 +25,7 @@ NAMES = ("vocab.json", CLIP, WORDPIECE, _CONFIG, _SPECIAL, _ADDED)
 
 _START, END = "<|startoftext|>", "<|endoftext|>"
 #: Words of CLIP: special tokens, English contractions, runs of letters, single digits, runs of other characters.
-_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 #: Default special tokens of BERT, by their keys in tokenizer_config.json.
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]",
          "mask_token": "[MASK]"}
@@ -147,7 +147,7 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "),
                                             normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True),
+        pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False)])
     _add_tokens(tokenizer, folder, (_START, END, pad))
     tokenizer.add_special_tokens(list(dict.fromkeys([_START, END, pad])))

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING
 
 from ..errors import FormatError
 from ..models.files import Stamp, stamp
 from . import json_tokenizer, older_files
-
-if TYPE_CHECKING:
-    import tokenizers
+from .native import Native
 
 
-def load(folder: str, pad: str, clip: bool) -> tokenizers.Tokenizer:
+def load(folder: str, pad: str, clip: bool) -> Native:
     """Return the tokenizer of a folder, cached. Truncation and padding stated in the file are disabled.
 
     Args:
@@ -35,12 +32,10 @@ def load(folder: str, pad: str, clip: bool) -> tokenizers.Tokenizer:
 
 
 @functools.lru_cache(maxsize=16)
-def _load(folder: str, pad: str, clip: bool, stamps: tuple[Stamp, ...]) -> tokenizers.Tokenizer:
+def _load(folder: str, pad: str, clip: bool, stamps: tuple[Stamp, ...]) -> Native:
     path = os.path.join(folder, "tokenizer.json")
-    found = json_tokenizer._load(path) if not clip or os.path.lexists(path) else older_files.clip(folder, pad)
-    found.no_truncation()
-    found.no_padding()
-    return found
+    return json_tokenizer.load(path) if not clip or os.path.lexists(path) else \
+        json_tokenizer.wrap_older(older_files.clip(folder, pad))
 
 
 def id_of(folder: str, token: str, clip: bool) -> int:
@@ -49,7 +44,7 @@ def id_of(folder: str, token: str, clip: bool) -> int:
     Raises:
         FormatError: the tokenizer does not have the token.
     """
-    found = load(folder, token, clip).token_to_id(token)
+    found = load(folder, token, clip).hf.token_to_id(token)
     if found is None:
         raise FormatError(file=folder, field="pad_token", got=token, allowed="a token of the tokenizer")
     return int(found)
@@ -64,7 +59,7 @@ def encode(folder: str, text: str, length: int, pad: str, clip: bool) -> tuple[l
         The ids, and the text that was cut off (empty: nothing was).
     """
     tokenizer = load(folder, pad, clip)
-    ids = tokenizer.encode(text).ids
+    ids = list(tokenizer.encode([text], True)[0])
     if len(ids) <= length:
         return ids + [id_of(folder, pad, clip)] * (length - len(ids)), ""
     removed = tokenizer.decode(ids[length - 1:-1]).replace("</w>", " ").strip()

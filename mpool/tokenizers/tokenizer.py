@@ -14,16 +14,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from .. import native_calls
-from ..errors import ContextOverflow, FormatError, InternalError, InvalidArgument, MpoolError
+from ..errors import ContextOverflow, FormatError, InvalidArgument, MpoolError
 from ..models.spec import TokenizerSource, TokenTable
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from .gguf_vocab import GGUFVocab
-
-#: Minimum number of characters of a single text that is encoded without the GIL.
-_LONG_TEXT = 2048
 
 #: Characters per token to encode when only the first tokens of a long text are needed.
 _HEAD_CHARS_PER_TOKEN = 12
@@ -54,12 +49,13 @@ class Pairs(NamedTuple):
     Attributes:
         ids: token ids, int32 ``[total]``.
         offsets: int64 ``[pairs + 1]``.
-        second: int32 ``[pairs]``; index within pair ``i`` at which its second text begins.
+        second: int32 ``[pairs]``; index within pair ``i`` from which its tokens have the type of the second text, and
+            1 or more; None: all tokens have the type of the first text.
     """
 
     ids: np.ndarray
     offsets: np.ndarray
-    second: np.ndarray
+    second: np.ndarray | None
 
 
 class Tokenizer:
@@ -224,7 +220,13 @@ class Tokenizer:
         """
         raise NotImplementedError
 
-    def encode_pairs(self, first: str, others: Sequence[str], *, max_tokens: int, truncate: bool = True) -> Pairs:
+    @property
+    def pair_types(self) -> bool:
+        """True if the second text of a pair and the tokens after it have their own token type, as in BERT."""
+        return True
+
+    def encode_pairs(self, first: str, others: Sequence[str], *, max_tokens: int, truncate: bool = True,
+                     parse_special: bool = False) -> Pairs:
         """Encode pairs of one text with each of several others, packed for the C core.
 
         Args:
@@ -233,6 +235,7 @@ class Tokenizer:
             max_tokens: maximum number of ids of a pair, including special tokens.
             truncate: truncate longer pairs: remove ids from the longer text until both have the same length, then from
                 both (strategy ``longest_first`` of HF tokenizers). False: raise an error.
+            parse_special: as in :meth:`encode`.
 
         Raises:
             InvalidArgument: a text is not a string or contains a lone surrogate, or ``max_tokens`` leaves less than one
@@ -245,10 +248,12 @@ class Tokenizer:
         if room < 2:
             raise InvalidArgument(param="max_tokens", got=str(max_tokens),
                                   allowed=f"{around + 2} or more: {around} special tokens and one token of each text")
-        head = self._encode_many([first], None)[0]
+        encoded = ([self._encode_one(text, True) for text in (first, *others)] if parse_special else
+                   self._encode_many([first], None) + self._encode_many(list(others), None))
+        head = encoded[0]
         ids: list[int] = []
         offsets, second = [0], []
-        for at, body in enumerate(self._encode_many(list(others), None)):
+        for at, body in enumerate(encoded[1:]):
             a, b = len(head), len(body)
             if a + b > room:
                 if not truncate:
@@ -260,7 +265,8 @@ class Tokenizer:
             second.append(len(ids) - offsets[-1])
             ids += [*self._cut(body, b), *behind]
             offsets.append(len(ids))
-        return Pairs(np.array(ids, np.int32), np.array(offsets, np.int64), np.array(second, np.int32))
+        return Pairs(np.array(ids, np.int32), np.array(offsets, np.int64),
+                     np.array(second, np.int32) if self.pair_types else None)
 
     def _cut(self, ids: Sequence[int], room: int) -> Sequence[int]:
         if len(ids) <= room:
@@ -361,18 +367,6 @@ class Tokenizer:
         for at, body in zip(short, self._encode_plain([texts[at] for at in short])):
             bodies[at] = body
         return bodies
-
-    def _encode_hf(self, hf: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Sequence[int]]:
-        try:
-            if len(texts) == 1 and len(texts[0]) < _LONG_TEXT:
-                return [hf.encode(texts[0], add_special_tokens=False).ids]
-            # the batch functions release the GIL
-            run = getattr(hf, "encode_batch_fast", hf.encode_batch)
-            return [encoding.ids for encoding in run(list(texts), add_special_tokens=False)]
-        except BaseException as error:
-            if type(error).__name__ == "PanicException":  # a Rust panic; it is not a subclass of Exception
-                raise InternalError(f"the tokenizer failed: {error}") from None
-            raise
 
 
 def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:

@@ -45,13 +45,16 @@ class ModelList(Struct):
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
 class EmbeddingsRequest(Request):
-    """Texts to embed. ``user`` is ignored."""
+    """Texts to embed. ``user`` is ignored. Token ids in ``input`` are refused unless ``allow_token_ids`` is true, the
+    server allows them, or the model's vocabulary is OpenAI's cl100k_base: ids of another vocabulary would silently give
+    wrong vectors. In LangChain's OpenAIEmbeddings, set ``check_embedding_ctx_length=False``."""
 
     model: Name
     input: Inputs
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     task: Literal["query", "document"] | None = None
+    allow_token_ids: bool | None = None
     user: str | None = None
 
 

@@ -40,7 +40,8 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     served = await context.model(body.model)
     inputs = texts_or_ids(context, body.input)
     vectors, tokens = await counted(EMBED, context.state.pool, {
-        "inputs": inputs, "model": served.model, "task": body.task, "dimensions": body.dimensions})
+        "inputs": inputs, "model": served.model, "task": body.task, "dimensions": body.dimensions,
+        "allow_token_ids": bool(body.allow_token_ids or context.state.settings.allow_token_ids)})
     rows = vectors if vectors.ndim == 2 else vectors[None]
 
     def made() -> EmbeddingsResponse:

@@ -82,6 +82,37 @@ def test_old_key_of_the_activation(pool: mpool.Pool, folders: dict[str, Path], t
         other.rerank(QUERY, DOCUMENTS, str(folder))
 
 
+LISTED = ["input_ids", "token_type_ids", "attention_mask"]
+
+
+@pytest.mark.parametrize(("config", "types"), [
+    ({"model_input_names": ["input_ids", "attention_mask"]}, False),
+    ({"model_input_names": LISTED}, True),
+    ({"tokenizer_class": "BertTokenizerFast"}, True), ({"tokenizer_class": "ElectraTokenizer"}, True),
+    ({"tokenizer_class": "PreTrainedTokenizerFast"}, False), ({"tokenizer_class": "TokenizersBackend"}, False),
+    ({"tokenizer_class": "DistilBertTokenizer"}, False),
+    ({"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": LISTED}, True),
+    ({"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": LISTED,
+      "file's type": 0}, False),
+    ({"tokenizer_class": "BertTokenizer", "model_input_names": LISTED, "file's type": 0},
+     True),
+], ids=str)
+def test_token_types_are_those_of_transformers(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path,
+                                               config: dict[str, Any], types: bool) -> None:
+    """`model_input_names` decides if the model gets token types, else the class of the tokenizer."""
+    folder = shutil.copytree(folders["bert"], tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    for part in tokenizer["post_processor"]["pair"][3:]:
+        next(iter(part.values()))["type_id"] = config.get("file's type", 1)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    old = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**old, **config}))
+    expected = _expected(folder)
+    assert (np.abs(expected - _expected(folders["bert"])).max() < 1e-6) == types  # the fixture tells the two apart
+    found = pool.rerank(QUERY, DOCUMENTS, str(folder), compute="float32")
+    assert np.abs(np.array(found.scores) - expected).max() <= 1e-5
+
+
 def test_the_second_text_has_its_own_type(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     """Equal ids with different starts of the second text give different scores."""
     folder = str(folders["bert"])

@@ -174,7 +174,8 @@ def test_calls_or_a_regex(pool: mpool.Pool, llama: Path, name: str) -> None:
     ({"type": "object", "properties": {"a": {}, "name": {}}, "required": ["a"]}, False),
     ({"anyOf": [{"type": "array"}, {"type": "object"}]}, True),
     ({"oneOf": [{"type": "null"}, {"type": "array"}]}, False),
-    ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "array"}}}, False), ({"$ref": "#"}, True),
+    ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "array"}}}, False),
+    ({"anyOf": [{"$ref": "#"}, {"type": "object"}]}, True),
     ({"type": "object", "properties": {"a": {}}, "required": ["a"], "allOf": [{"properties": {"b": {}}}]}, True),
     ({"properties": {"name": {}}, "required": ["name"], "anyOf": [
         {"type": "object", "properties": {"a": {}}, "required": ["a"]}]}, True),

@@ -55,15 +55,39 @@ def test_embeddings_of_token_ids(server: Any, client: Any) -> None:
     pool = server.state.pool
     ids = [pool.tokenize(text, "bert") for text in TEXTS]
     wanted = pool.embed(TEXTS, "bert")
-    found = client.embeddings.create(model="bert", input=ids)
+    allowed = {"allow_token_ids": True}
+    found = client.embeddings.create(model="bert", input=ids, extra_body=allowed)
     assert np.array_equal(np.array([row.embedding for row in found.data], dtype=np.float32), wanted)
-    one = client.embeddings.create(model="bert", input=ids[1])
+    one = client.embeddings.create(model="bert", input=ids[1], extra_body=allowed)
     assert np.array_equal(np.array(one.data[0].embedding, dtype=np.float32), wanted[1])
     assert one.usage.prompt_tokens == len(ids[1])
     with pytest.raises(openai.BadRequestError) as raised:
-        client.embeddings.create(model="bert", input=[[5] * 100_000])
+        client.embeddings.create(model="bert", input=[[5] * 100_000], extra_body=allowed)
     assert raised.value.code == "context_length_exceeded"
 
+
+@pytest.mark.parametrize("ids", [[15339, 1917], [[15339, 1917], [9906]], [5]], ids=str)
+def test_token_ids_of_another_vocabulary_are_refused(client: Any, ids: Any) -> None:
+    """LangChain's OpenAIEmbeddings sends ids of OpenAI's vocabulary by default; [5] is an id of every vocabulary."""
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.embeddings.create(model="bert", input=ids)
+    assert "check_embedding_ctx_length=False" in raised.value.message and "--allow-token-ids" in raised.value.message
+
+
+@pytest.mark.parametrize(("ids", "where"), [
+    ([5, -1], ""), ([[5], [6, -1]], ""), ([5, 6.5], ""), ([[5, 6.5]], ""), ([[5], [6, 10**12]], ""),
+    ([[5], [6, True]], ""), ([5, 1 << 30], "inputs[0][1]"), ([[5], [6, 1 << 30]], "inputs[1][1]"),
+    ([[5], 6], ""), ([[5], "text"], "")], ids=str)
+def test_invalid_token_ids_are_named(server: Any, ids: Any, where: str) -> None:
+    status, found = ask(server, "/v1/embeddings", {"model": "bert", "input": ids, "allow_token_ids": True})
+    assert status == 400 and found["error"]["code"] == "invalid_value", found
+    assert where in found["error"]["message"] and "input" in found["error"]["message"]
+
+
+def test_the_server_can_allow_token_ids(bert: Path) -> None:
+    with serving([f"bert={bert}"], allow_token_ids=True) as made:
+        assert ask(made, "/v1/embeddings", {"model": "bert", "input": [[5, 6]]})[0] == 200
+        assert ask(made, "/v1/embeddings", {"model": "bert", "input": [[5, 1 << 30]]})[0] == 400
 
 def test_task_selects_the_prompt(server: Any, client: Any) -> None:
     found = client.embeddings.create(model="prompted", input="cats", extra_body={"task": "query"})

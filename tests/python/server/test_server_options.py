@@ -26,10 +26,12 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
         "inputs": "`input`", "compute": "a setting of the server", "max_inputs": "a limit of the server",
         "normalize": "as the model's files say", "on_error": "a request fails as a whole",
         "precision": "encoding_format", "progress": "for terminals", "prompt": "task selects it",
-        "prompt_name": "task selects it", "truncate": "as the model's files say"}),
+        "prompt_name": "task selects it", "truncate": "as the model's files say",
+        "parse_special": "texts of clients are plain text"}),
     "rerank": (openai.RerankRequest, {
         "top_k": "`top_n`", "compute": "a setting of the server", "truncate": "as the model's files say",
-        "prompt": "as the model's files say", "prompt_name": "as the model's files say"}),
+        "prompt": "as the model's files say", "prompt_name": "as the model's files say",
+        "parse_special": "texts of clients are plain text"}),
     "generate_image": (openai.ImagesRequest, {
         "width": "`size`", "height": "`size`", "compute": "a setting of the server", "latents": "an array",
         "max_sequence_length": "the model's default", "preview_every": "`partial_images`"}),

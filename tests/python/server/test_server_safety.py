@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +71,42 @@ def test_exactly_one_host_header_is_required(server: Any) -> None:
         with Raw(server) as raw:
             assert raw.send(b"GET /health HTTP/1.1\r\n" + lines + b"\r\n").answer()[0] == 400
             assert raw.closed()
+
+
+@pytest.mark.parametrize("header", ["Origin: http://127.0.0.1:{port}", "Origin: http://evil.example",
+                                    "Authorization: Bearer x", "Content-Type: application/json",
+                                    "Content-Encoding: identity"])
+def test_repeated_headers_are_refused(server: Any, header: str) -> None:
+    """The first of two lines is harmless here. A proxy in front of the server may have checked only the other one."""
+    lines = f"{header}\r\n".replace("{port}", str(server.port))
+    harmless = lines.replace("evil.example", f"127.0.0.1:{server.port}")
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: {len(BODY)}\r\n"
+    for again in (lines, lines.upper().replace("ORIGIN", "oRIGIN")):
+        with Raw(server) as raw:
+            kind = "" if header.startswith("Content-Type") else "Content-Type: application/json\r\n"
+            status, _, body = raw.send((head + kind + harmless + again + "\r\n").encode() + BODY).answer()
+        assert status == 400
+        assert header.split(":")[0] in json.loads(body)["error"]["message"]
+    with Raw(server) as raw:
+        kind = "" if header.startswith("Content-Type") else "Content-Type: application/json\r\n"
+        assert raw.send((head + kind + harmless + "\r\n").encode() + BODY).answer()[0] == 200
+
+
+def test_repeated_host_is_refused_behind_any_asgi_server() -> None:
+    from mpool.server.guard import HostGuard
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def app(*_: Any) -> None:
+        raise AssertionError("the guard must not call the application")
+
+    gate = SimpleNamespace(hosts=frozenset({"good"}), settings=None, stopping=False)
+    scope = {"path": "/health", "method": "GET", "type": "http", "headers": [(b"host", b"good"), (b"host", b"evil")]}
+    asyncio.run(HostGuard(app, gate)(scope, None, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 400 and b"Host" in sent[1]["body"]
 
 
 def test_allowed_hosts(bert: Path) -> None:

@@ -6,6 +6,9 @@ import json
 import os
 import resource
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -25,6 +28,7 @@ from servers import Process, Raw, ask
 from workers import TERMINAL, Events, free, refused, run, text_of, until, working
 
 from mpool.server.errors import TABLE, Refusal, refusal_of, worker_code, worker_error
+from mpool.server.peers import user_of
 from mpool.server.worker import GRACE, TokenSplitter, Worker
 
 GREEDY: dict[str, Any] = {"temperature": 0}
@@ -608,3 +612,55 @@ def test_token_is_required_if_set(llama: Path, tmp_path: Path) -> None:
         with Raw(process) as raw:
             assert raw.request("/health").answer()[0] == 200
         assert ask(process, "/cancel", {"job_id": "x"}, f"Authorization: Bearer {token}")[0] == 200
+
+
+#: Sends a POST without a body from another user, and prints the status and the code of the error.
+_AS_USER = """
+import os, socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20)
+connection.close()  # imports and name resolution are done before the change to a user without access to Python's files
+os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+connection = socket.socket()
+connection.settimeout(20)
+connection.connect(("127.0.0.1", int(sys.argv[1])))
+connection.sendall(b"POST /shutdown HTTP/1.1\\r\\nHost: 127.0.0.1:%d\\r\\n\\r\\n" % int(sys.argv[1]))
+print(connection.recv(4096).decode())
+"""
+
+
+def _shut_down_as(user: int, port: int) -> str:
+    return subprocess.run([sys.executable, "-c", _AS_USER, str(port), str(user)], capture_output=True, text=True,
+                          check=True, timeout=60).stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a client of another user")
+def test_another_user_cannot_shut_a_worker_down(worker: Worker) -> None:
+    assert "403" in _shut_down_as(65534, worker.serving.port)
+    assert ask(worker.serving, "/health")[1]["status"] == "ready"
+
+
+def test_shutdown_needs_the_same_user_or_the_token(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user of the client is looked up in the system's table of connections; here the worker has another user."""
+    stopped: list[bool] = []
+    monkeypatch.setattr(worker.serving, "stop", lambda: stopped.append(True))
+    assert ask(worker.serving, "/shutdown", b"")[0] == 202 and stopped == [True]
+    monkeypatch.setattr("mpool.server.operations.user_of", lambda client, server: os.geteuid() + 1)
+    status, found = ask(worker.serving, "/shutdown", b"")
+    assert status == 403 and found["code"] == "INVALID_REQUEST" and "token" in found["message"]
+    monkeypatch.setattr("mpool.server.operations.user_of", lambda client, server: None)
+    assert ask(worker.serving, "/shutdown", b"")[0] == 403
+    assert stopped == [True]
+
+
+def test_user_of_a_connection() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        with socket.create_connection(listening.getsockname()) as client:
+            server, address = listening.accept()
+            with server:
+                assert user_of(address, server.getsockname()) == os.geteuid()
+                assert user_of((address[0], 1), server.getsockname()) is None  # no such connection
+                client.close()  # the kernel reports user 0 for a socket without an owner
+                assert user_of(address, server.getsockname()) is None
+    assert user_of(("testclient", 50000), ("testserver", 80)) is None

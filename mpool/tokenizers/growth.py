@@ -1,0 +1,275 @@
+"""How much longer the steps of a ``tokenizer.json`` can make a text, and what its regular expressions cost.
+
+The file is not trusted: a chain of replacements multiplies a text by any number, and Rust aborts the process when no
+memory is left. A factor f of a step means that it makes at most f * n characters out of n; what a step adds to a text,
+or to every part of it, counts as added to every character. The factors of a chain are multiplied.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import FormatError, LimitError
+from . import limits
+from .patterns import Cost, cost
+
+#: Factors of normalisations, in characters: U+FDFA has 18 in NFKD, U+0390 has 3 in NFD, "İ" has 2 in lower case.
+_COMPOSE, _DECOMPOSE, _COMPATIBLE, _LOWER = 3, 4, 18, 2
+_NORMALIZERS = {"NFC": _COMPOSE, "NFD": _DECOMPOSE, "NFKC": _COMPATIBLE, "NFKD": _COMPATIBLE, "Lowercase": _LOWER,
+                "BertNormalizer": _DECOMPOSE, "ByteLevel": 4, "Nmt": 1, "Strip": 1, "StripAccents": 1}
+_UNICODE = ("NFC", "NFD", "NFKC", "NFKD", "StripAccents")
+#: A character has up to four bytes, and each becomes a character; a space can be put before every word.
+_PRE_TOKENIZERS = {"ByteLevel": 5, "Metaspace": 2}
+_LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors",
+          "decoder": "decoders"}
+#: Keys of the file that are read before HF tokenizers reads it.
+_KEYS = (*_LISTS, "added_tokens")
+_SPACE = re.compile(r"[ \t\r\n]*")
+#: ASCII letters and underscores that are written as escapes: they could hide one of the keys above.
+_HIDDEN = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bounds of one tokenizer.
+
+    Attributes:
+        normalizer: factor of the normalizer for any text.
+        ascii: factor of the normalizer for ASCII text.
+        pre_tokenizer, ascii_pre_tokenizer: the same factors of the pre-tokenizer.
+        cost: the highest cost of a regular expression that text passes.
+    """
+
+    normalizer: int = 1
+    ascii: int = 1
+    pre_tokenizer: int = 1
+    ascii_pre_tokenizer: int = 1
+    cost: Cost = Cost.CONSTANT
+
+    def of(self, text: str) -> int:
+        """Return the maximum number of characters that a text has after all steps."""
+        return len(text) * (self.ascii * self.ascii_pre_tokenizer if text.isascii() else
+                            self.normalizer * self.pre_tokenizer)
+
+
+def read(data: bytes, path: str) -> Growth:
+    """Derive the bounds of a ``tokenizer.json`` before it is loaded.
+
+    Args:
+        data: content of the file. If it is not valid, the result does not matter: HF tokenizers refuses it.
+        path: path for error messages.
+
+    Raises:
+        LimitError: a step makes texts longer than :mod:`mpool.tokenizers.limits` allows.
+        FormatError: a step that decodes has a regular expression whose cost is not known.
+    """
+    try:
+        found = _sections(data)
+    except (ValueError, RecursionError):
+        return Growth()
+    walk = _Walk(path)
+    factor, plain, pure = walk.normalizer(found.get("normalizer"), "normalizer")
+    before, plain_before = walk.pre_tokenizer(found.get("pre_tokenizer"), "pre_tokenizer", pure)
+    walk.post_processor(found.get("post_processor"), "post_processor")
+    cost_of_texts = walk.cost
+    walk.decoder(found.get("decoder"), "decoder")
+    added = sum(len(token["content"]) for token in _items(found.get("added_tokens"))
+                if token.get("normalized") and isinstance(token.get("content"), str))
+    if added * factor > limits.max_normalized_chars:  # HF tokenizers normalises them while it reads the file
+        raise LimitError(f"{path}: the added tokens have up to {added * factor:,} characters after the normalizer, the "
+                         f"limit is {limits.max_normalized_chars:,}",
+                         hint="Raise mpool.tokenizers.limits.max_normalized_chars if you trust the file")
+    return Growth(factor, plain, before, plain_before, cost_of_texts)
+
+
+def _sections(data: bytes) -> dict[str, Any]:
+    """Return the values of :data:`_KEYS`. The model, most of the file, is parsed only if a key can follow it."""
+    text = data.decode()
+    decoder = json.JSONDecoder()
+    found: dict[str, Any] = {}
+    at = _SPACE.match(text, 0).end()  # type: ignore[union-attr]
+    if text[at:at + 1] != "{":
+        return {}
+    at += 1
+    while True:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if text[at:at + 1] == "}":
+            return found
+        key, at = decoder.raw_decode(text, at)
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if text[at:at + 1] != ":" or not isinstance(key, str):
+            raise ValueError(key)
+        at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
+        if key == "model" and not _has_keys(data, len(text[:at].encode())):
+            return found
+        value, at = decoder.raw_decode(text, at)
+        if key in _KEYS:
+            found[key] = value
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        at += text[at:at + 1] == ","
+
+
+def _has_keys(data: bytes, start: int) -> bool:
+    """Return True if one of the keys may follow position ``start``."""
+    return any(data.find(b'"%b"' % key.encode(), start) >= 0 for key in _KEYS) \
+        or _HIDDEN.search(data, start) is not None
+
+
+def _items(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+class _Walk:
+    """Walks over the steps of a file. ``cost`` is the highest cost of a regular expression so far."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.cost = Cost.CONSTANT
+
+    def _steps(self, step: Any, name: str, depth: int = 0) -> list[tuple[str, Mapping[str, Any]]]:
+        """Return the steps of a section in order, each with its place in the file."""
+        if not isinstance(step, Mapping) or depth > 64:
+            return []
+        if step.get("type") != "Sequence":
+            return [(name, step)]
+        inner = _LISTS[name.partition(".")[0]]
+        return [found for at, item in enumerate(_items(step.get(inner)))
+                for found in self._steps(item, f"{name}.{inner}[{at}]", depth + 1)]
+
+    def _check(self, factor: int, name: str, step: Mapping[str, Any]) -> None:
+        if factor > limits.max_growth:
+            raise LimitError(f"{self._path}: {name} ({str(step.get('type'))[:40]}) can make a text {factor:,} times as "
+                             f"long, together with the steps before it; the limit is {limits.max_growth:,}",
+                             hint="Raise mpool.tokenizers.limits.max_growth if you trust the file")
+
+    def normalizer(self, section: Any, name: str) -> tuple[int, int, bool]:
+        """Return the factor for any text and for ASCII text, and whether ASCII text stays ASCII."""
+        factor = plain = 1
+        unicode, pure = 1, True  # factor of the current run of Unicode normalisations; text is still ASCII
+        for place, step in self._steps(section, name):
+            kind = step.get("type")
+            if kind in _UNICODE:  # a normalised text does not grow again
+                largest = max(unicode, _NORMALIZERS[str(kind)])
+                factor, unicode = factor // unicode * largest, largest
+                plain *= 1 if pure else largest
+            else:
+                if kind != "Lowercase":
+                    unicode = 1
+                grown = self._normalizer_step(place, step)
+                factor *= grown
+                plain *= 1 if pure and kind in _NORMALIZERS and kind != "ByteLevel" else grown
+                pure = pure and (kind in _NORMALIZERS or _is_ascii(step))
+            self._check(factor, place, step)
+        return factor, plain, pure
+
+    def _normalizer_step(self, place: str, step: Mapping[str, Any]) -> int:
+        kind = step.get("type")
+        if kind == "Prepend":
+            return 1 + _length(step.get("prepend"))
+        if kind == "Replace":
+            return self._replace(step)
+        if kind == "Precompiled":
+            return _longest_replacement(step.get("precompiled_charsmap"))
+        return _NORMALIZERS.get(str(kind), 1)
+
+    def _replace(self, step: Mapping[str, Any]) -> int:
+        """Return the factor of a replacement."""
+        pattern, content = step.get("pattern"), _length(step.get("content"))
+        pattern = pattern if isinstance(pattern, Mapping) else {}
+        if isinstance(pattern.get("String"), str) and pattern["String"]:
+            return max(1, -(-content // len(pattern["String"])))
+        self._note(pattern)
+        # an expression that matches the empty string is replaced at every position
+        return max(1, 1 + content if _may_be_empty(pattern.get("Regex")) else content)
+
+    def _note(self, pattern: Any) -> None:
+        if isinstance(pattern, Mapping) and isinstance(pattern.get("Regex"), str):
+            self.cost = max(self.cost, cost(pattern["Regex"]))
+
+    def pre_tokenizer(self, section: Any, name: str, pure: bool) -> tuple[int, int]:
+        """Return the factor for any text and for ASCII text. ``pure``: the normalizer leaves ASCII text ASCII."""
+        factor = plain = 1
+        for place, step in self._steps(section, name):
+            self._note(step.get("pattern"))
+            grown = _PRE_TOKENIZERS.get(str(step.get("type")), 1)
+            factor *= grown
+            if pure and step.get("type") == "ByteLevel":
+                grown = 1 if step.get("add_prefix_space") is False else 2
+            plain *= grown
+            pure = pure and grown == 1 and step.get("type") != "ByteLevel"
+            self._check(factor, place, step)
+        return factor, plain
+
+    def post_processor(self, section: Any, name: str) -> None:
+        """Check the number of tokens that the post-processor makes of a token, or adds to a text."""
+        factor = 1
+        for place, step in self._steps(section, name):
+            if step.get("type") == "TemplateProcessing":
+                special = step.get("special_tokens")
+                most = 1 + max([len(_list(entry.get("ids"))) for entry in special.values()
+                                if isinstance(entry, Mapping)] if isinstance(special, Mapping) else [], default=0)
+                pieces = [_list(step.get(part)) for part in ("single", "pair")]
+                factor *= max(1, *(sum(1 if "Sequence" in piece else most for piece in _items(part))
+                                   for part in pieces))
+            self._check(factor, place, step)
+
+    def decoder(self, section: Any, name: str) -> None:
+        """Check the decoder, which runs on the tokens of a completion and once on the whole vocabulary."""
+        factor = 1
+        for place, step in self._steps(section, name):
+            before, self.cost = self.cost, Cost.CONSTANT
+            if step.get("type") == "Replace":
+                factor *= self._replace(step)
+            if self.cost > Cost.CONSTANT:
+                raise FormatError(file=self._path, field=place, got="a regular expression that can take long",
+                                  allowed="a string, or an expression without backtracking")
+            self.cost = before
+            if factor > _MAX_DECODED:
+                raise LimitError(f"{self._path}: {place} can make a text {factor:,} times as long, together with the "
+                                 f"steps before it; the limit is {_MAX_DECODED}")
+
+
+#: Maximum factor of a decoder. Published decoders have 1.
+_MAX_DECODED = 8
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str) else 0
+
+
+def _is_ascii(step: Mapping[str, Any]) -> bool:
+    return all(not isinstance(step.get(key), str) or step[key].isascii() for key in ("prepend", "content")) \
+        and step.get("type") in ("Prepend", "Replace")
+
+
+def _may_be_empty(pattern: Any) -> bool:
+    """Return True unless an expression certainly consumes a character: a class or escape, perhaps repeated."""
+    return not isinstance(pattern, str) or re.fullmatch(r"(?:\[[^\[\]\\^][^\[\]\\]*\]|\\[sdw]|[^\W_]| )"
+                                                        r"(?:\+|\{[1-9][0-9]*(?:,[0-9]*)?\})?", pattern) is None
+
+
+def _longest_replacement(charsmap: Any) -> int:
+    """Return the length of the longest replacement in a precompiled character map, in bytes."""
+    try:
+        blob = base64.b64decode(charsmap) if isinstance(charsmap, str) else b""
+    except ValueError:
+        return 1
+    return longest_string(blob)
+
+
+def longest_string(blob: bytes) -> int:
+    """Return the length in bytes of the longest NUL-terminated string after the trie of a character map."""
+    start = 4 + int.from_bytes(blob[:4], "little")
+    return max(map(len, blob[start:].split(b"\0")), default=1) or 1
+
+
+__all__ = ["Growth", "longest_string", "read"]

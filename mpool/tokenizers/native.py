@@ -1,0 +1,169 @@
+"""The one place that calls the tokenizers library to encode and decode.
+
+Its calls have no limit of their own: a text can grow in the normalizer, a regular expression can take hours, and a
+panic of its Rust code is no ``Exception`` and has printed a backtrace when Python sees it. :class:`Native` bounds the
+text of a call before the call, and moves tokenizers whose expressions may panic into a process of their own
+(:mod:`mpool.tokenizers.isolated`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import InvalidArgument, LimitError, Unsupported
+from . import limits
+from .growth import Growth
+from .isolated import IsolatedTokenizer
+from .patterns import Cost
+
+if TYPE_CHECKING:
+    import tokenizers
+
+T = TypeVar("T")
+
+#: Minimum number of characters of a single text that is encoded without the GIL; releasing it costs more for less.
+LONG_TEXT = 2048
+#: Characters that any expression can process in negligible time.
+_MAX_PROBE = 12
+#: Longest text that is encoded in this process if an expression may need the square of its length in steps.
+_MAX_SQUARED = 3000
+#: Bounds of a tokenizer that neither adds text nor has an expression with backtracking.
+_HARMLESS = Growth()
+#: Characters of a normalised piece when the length of a normalised text is measured.
+_PIECE = 1 << 19
+
+
+def call(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
+    """Call a function of the tokenizers library.
+
+    Raises:
+        InvalidArgument: the function panicked: the tokenizer cannot process its input.
+    """
+    try:
+        return function(*args, **keywords)
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # it is not a subclass of Exception
+            raise _failed(str(error)) from None
+        raise
+
+
+def _failed(reason: str) -> InvalidArgument:
+    return InvalidArgument(f"the tokenizer of the model cannot process this text: {' '.join(reason.split())[:200]}",
+                           param="text", hint="A regular expression of the tokenizer takes too many steps")
+
+
+class Native:
+    """A tokenizer of the library with bounds. Thread-safe.
+
+    Args:
+        hf: the tokenizer.
+        growth: its bounds.
+    """
+
+    def __init__(self, hf: tokenizers.Tokenizer, growth: Growth = _HARMLESS) -> None:
+        self.hf, self._growth = hf, growth
+        self._isolated: IsolatedTokenizer | None = None
+        # texts up to this number of characters in one call need no further check
+        self._free = limits.max_normalized_chars // (growth.normalizer * growth.pre_tokenizer)
+        if growth.cost is Cost.LINEAR:
+            self._free = min(self._free, _MAX_SQUARED)
+        elif growth.cost is Cost.UNKNOWN:
+            self._free = 0
+
+    def variant(self, change: Callable[[tokenizers.Tokenizer], object]) -> Native:
+        """Return a changed copy of the tokenizer with the same bounds."""
+        from tokenizers import Tokenizer
+
+        copy = Tokenizer.from_str(self.hf.to_str())
+        change(copy)
+        return Native(copy, self._growth)
+
+    def encode(self, texts: Sequence[str], add_special: bool = False) -> list[Sequence[int]]:
+        """Encode texts.
+
+        Args:
+            texts: the texts.
+            add_special: True if the tokenizer's post-processor adds special tokens.
+
+        Raises:
+            InvalidArgument: an expression of the tokenizer gives up on a text.
+            LimitError: a text is too long after the normalizer, or takes too long.
+            UnicodeEncodeError, TypeError: a text contains a lone surrogate, or is not a string.
+        """
+        if len(texts) == 1 and len(texts[0]) < LONG_TEXT and len(texts[0]) <= self._free:
+            return [call(self.hf.encode, texts[0], add_special_tokens=add_special).ids]
+        if sum(map(len, texts)) <= self._free:
+            return self._batch(texts, add_special)
+        return [ids for part in self._parts(texts) for ids in self._bounded(part, add_special)]
+
+    def encode_pair(self, first: str, second: str) -> tokenizers.Encoding:
+        """Encode a pair of short texts with special tokens, to find out what the post-processor does.
+
+        Raises:
+            Unsupported: the texts can grow, and an expression may need exponential time for the result.
+        """
+        if self._growth.cost is Cost.UNKNOWN and self._growth.of(first + second) > _MAX_PROBE:
+            raise Unsupported("the normalizer and the regular expressions of the tokenizer are too complex for pairs")
+        return call(self.hf.encode, first, second, add_special_tokens=True)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Decode token ids.
+
+        Raises:
+            InvalidArgument: the tokenizer fails on these ids.
+        """
+        return call(self.hf.decode, ids, skip_special_tokens=skip_special)
+
+    def _batch(self, texts: Sequence[str], add_special: bool) -> list[Sequence[int]]:
+        # the batch functions release the GIL
+        run = getattr(self.hf, "encode_batch_fast", self.hf.encode_batch)
+        return [encoding.ids for encoding in call(run, list(texts), add_special_tokens=add_special)]
+
+    def _bounded(self, texts: Sequence[str], add_special: bool) -> list[Sequence[int]]:
+        cost = self._growth.cost
+        if cost is Cost.CONSTANT or cost is Cost.LINEAR and max(map(len, texts)) <= _MAX_SQUARED:
+            return self._batch(texts, add_special)
+        if self._isolated is None:
+            self._isolated = IsolatedTokenizer(self.hf.to_str(), self.hf.encode_special_tokens)
+        try:
+            return self._isolated.encode(texts, add_special)
+        except IsolatedTokenizer.Failed as error:
+            raise _failed(str(error)) from None
+
+    def _parts(self, texts: Sequence[str]) -> Iterator[list[str]]:
+        """Split the texts of a call so that each part stays within the limit after normalisation."""
+        part: list[str] = []
+        total = 0
+        for text in texts:
+            size = self._growth.of(text)
+            if size > limits.max_normalized_chars and self._growth.cost is not Cost.UNKNOWN:
+                size = self._measured(text)
+            if part and total + size > limits.max_normalized_chars:
+                yield part
+                part, total = [], 0
+            part.append(text)
+            total += size
+        if part:
+            yield part
+
+    def _measured(self, text: str) -> int:
+        """Return the length of a text after normalisation, measured piece by piece, times the other factors.
+
+        Raises:
+            LimitError: it exceeds the limit.
+        """
+        growth, normalizer, total = self._growth, self.hf.normalizer, 0
+        after = growth.ascii_pre_tokenizer if text.isascii() else growth.pre_tokenizer
+        step = max(1, min(_PIECE, limits.max_normalized_chars // growth.normalizer // 4))
+        for at in range(0, len(text), step):
+            piece = text[at:at + step]
+            total += after * (len(piece) if normalizer is None else len(call(normalizer.normalize_str, piece)))
+            if total > limits.max_normalized_chars:
+                raise LimitError(f"a text of {len(text):,} characters has more than {limits.max_normalized_chars:,} "
+                                 "characters after the normalizer of the tokenizer", param="text",
+                                 hint="Shorten the text, or raise mpool.tokenizers.limits.max_normalized_chars")
+        return total
+
+
+__all__ = ["LONG_TEXT", "Native", "call"]

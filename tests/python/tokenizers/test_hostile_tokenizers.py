@@ -1,0 +1,303 @@
+"""Tokenizer files of an adversary: steps that multiply text, expressions that take exponential time, panics."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpool
+from mpool.tokenizers import growth, limits, native, open_tokenizer
+from mpool.tokenizers.isolated import IsolatedTokenizer
+from mpool.tokenizers.patterns import Cost, cost
+from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS
+from mpool.models.spec import TokenizerSource
+
+CATASTROPHE = r"(a|aa)+$"
+FDFA = "\ufdfa"
+
+
+def tokenizer_json(**sections: Any) -> dict[str, Any]:
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+            "pre_tokenizer": None, "post_processor": None, "decoder": None,
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "[UNK]": 2}, "unk_token": "[UNK]"}} | sections
+
+
+def opened(folder: Path, content: dict[str, Any] | str, **config: Any) -> Any:
+    path = folder / "tokenizer.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return open_tokenizer(TokenizerSource(json_path=str(path), config=config))
+
+
+def chain(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": list(steps)}
+
+
+def replace(pattern: Any, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def split(regex: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+def template(count: int) -> dict[str, Any]:
+    return {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * count, "pair": [
+        {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}], "special_tokens": {}}
+
+
+TIMES_1000 = replace({"String": "a"}, "a" * 1000)
+#: Sections of a file -> the step that the message names.
+GROWING: dict[str, tuple[dict[str, Any], str]] = {
+    "six steps of 1,000 times": ({"normalizer": chain(*[TIMES_1000] * 6)}, r"normalizer\.normalizers\[1\] \(Replace\)"),
+    "nested": ({"normalizer": chain(chain(TIMES_1000), chain(TIMES_1000))}, r"normalizers\[1\]\.normalizers\[0\]"),
+    "Prepend": ({"normalizer": {"type": "Prepend", "prepend": "a" * 5_000_000}}, r"normalizer \(Prepend\)"),
+    "an expression that matches nothing": ({"normalizer": replace({"Regex": "x*"}, "a" * 5000)}, "Replace"),
+    "alternatives, one of them empty": ({"normalizer": chain(replace({"Regex": "x|"}, "a" * 100),
+                                                             replace({"Regex": "(?=a)"}, "a" * 100))}, "Replace"),
+    "NFKD of what a step made": ({"normalizer": chain({"type": "NFKD"}, replace({"String": " "}, FDFA * 50),
+                                                      {"type": "NFKD"}, replace({"String": " "}, FDFA * 50))},
+                                 r"normalizers\[2\]"),
+    "many NFKD": ({"normalizer": chain(*[{"type": "NFKD"}, replace({"String": "\u0644"}, FDFA)] * 6)}, "NFKD"),
+    "bytes of bytes": ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}] * 20}}, "ByteLevel"),
+    "spaces before spaces": ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{
+        "type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": False}] * 40}}, "Metaspace"),
+    "a template that repeats": ({"post_processor": {"type": "Sequence", "processors": [template(1000)] * 6}},
+                                r"processors\[1\]"),
+    "special tokens of many ids": ({"post_processor": {
+        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "s", "type_id": 0}},
+                                                 {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [], "special_tokens": {"s": {"id": "s", "ids": [0] * 10_000, "tokens": ["a"] * 10_000}}}},
+        "TemplateProcessing"),
+    "decoder": ({"decoder": {"type": "Sequence", "decoders": [replace({"String": "a"}, "a" * 1000)] * 3}},
+                r"decoder\.decoders\[0\]"),
+    "decoder, empty pattern": ({"decoder": replace({"String": ""}, "a" * 1000)}, "decoder"),
+    "added tokens": ({"normalizer": TIMES_1000, "added_tokens": [
+        {"id": 3 + i, "content": "a" * 100 + str(i), "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": True, "special": False} for i in range(100)]}, "added tokens"),
+}
+
+
+@pytest.fixture(autouse=True)
+def memory_stays_flat() -> Any:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2 << 20  # 2 GB
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_step_that_multiplies_is_named_at_load(tmp_path: Path, name: str) -> None:
+    sections, step = GROWING[name]
+    with pytest.raises(mpool.LimitError, match=step):
+        opened(tmp_path, tokenizer_json(**sections))
+
+
+def test_keys_after_the_model_or_in_disguise_are_read(tmp_path: Path) -> None:
+    bomb = json.dumps(chain(*[TIMES_1000] * 6))
+    head = json.dumps(tokenizer_json())[:-1]
+    for text in (f'{head}, "normalizer": {bomb}}}', head.replace('"normalizer": null', f'"normalizer": {bomb}') + "}",
+                 f'{head}, "\\u006eormalizer": {bomb}}}', f'{head}, "normalize\\u0072": {bomb}}}'):
+        with pytest.raises(mpool.LimitError, match="Replace"):
+            opened(tmp_path, text)
+
+
+def test_hostile_precompiled_map(tmp_path: Path) -> None:
+    import base64
+
+    blob = (4).to_bytes(4, "little") + b"\0" * 4 + b"x" * 10_000 + b"\0"
+    with pytest.raises(mpool.LimitError, match="Precompiled"):
+        opened(tmp_path, tokenizer_json(normalizer={"type": "Precompiled",
+                                                    "precompiled_charsmap": base64.b64encode(blob).decode()}))
+
+
+def test_text_times_growth_is_bounded(tmp_path: Path) -> None:
+    tokenizer = opened(tmp_path, tokenizer_json(normalizer=TIMES_1000))
+    assert len(tokenizer.encode("ab")) == 1
+    for text in ("a" * 1_000_000, "b" * 100 + "a" * 10_000):
+        with pytest.raises(mpool.LimitError, match="after the normalizer"):
+            tokenizer.encode(text)
+    with pytest.raises(mpool.LimitError, match="after the normalizer"):
+        tokenizer.encode_batch(["b", "a" * 1_000_000])
+    assert len(tokenizer.encode("b" * 1_000_000)) == 1  # grows by nothing: the length is measured, not estimated
+    many = tokenizer.encode_batch(["a" * 1000] * 40)  # 40,000,000 characters, but never at the same time
+    assert many.offsets[-1] == 40
+
+
+def test_compatibility_characters(tmp_path: Path) -> None:
+    steps = chain(*[{"type": "NFKD"}, {"type": "Lowercase"}, {"type": "NFKC"}, {"type": "StripAccents"}] * 2)
+    tokenizer = opened(tmp_path, tokenizer_json(normalizer=steps))
+    assert len(tokenizer.encode(FDFA * 20_000)) == 1
+    with pytest.raises(mpool.LimitError, match="after the normalizer"):
+        tokenizer.encode(FDFA * 1_000_000)
+    assert len(tokenizer.encode("\u4e00" * 200_000)) == 1
+
+
+@pytest.mark.parametrize(("sections", "field"), [
+    ({"model": {"type": "WordPiece", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]",
+                "continuing_subword_prefix": "#" * 10_000_000, "max_input_chars_per_word": 100}}, "a token has"),
+    ({"model": {"type": "WordPiece", "vocab": {"a": 0, "[UNK]": 1}, "unk_token": "[UNK]",
+                "continuing_subword_prefix": "##", "max_input_chars_per_word": 10**9}}, "max_input_chars_per_word"),
+    ({"model": {"type": "WordLevel", "vocab": {"a": 0, "b" * 100_000: 1}, "unk_token": "a"}}, "a token has"),
+])
+def test_models_that_multiply_work_are_refused(tmp_path: Path, sections: dict[str, Any], field: str) -> None:
+    with pytest.raises(mpool.LimitError, match=field):
+        opened(tmp_path, tokenizer_json(**sections))
+
+
+# ---- regular expressions ---------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("pattern", [
+    r"(a+)+$", r"(a|aa)+$", r"(a|a)*b", r"a*a*b", r"(.*)(.*)x", r"(x+x+)+y", r"(?:a{0,1000}){0,1000}x", r"(a?){30}a{30}",
+    r"(?=(a+)+b)", r"^(([a-z])+.)+[A-Z]([a-z])+$", r"(?<n>a+)\k<n>", r"(a)\1*b", r"(?:\s?a)*b", r"(.|\n)*?x", "(" * 100,
+    "a" * 30_000, r"(?x) a*", r"[", r"(a", r"a)", r"*a"])
+def test_costs_that_are_not_bounded(pattern: str) -> None:
+    assert cost(pattern) is Cost.UNKNOWN
+
+
+@pytest.mark.parametrize(("pattern", "found"), [
+    (r"\s+", Cost.CONSTANT), (r" {2,}", Cost.CONSTANT), (r"a++b", Cost.CONSTANT), (r"(?>a+)b", Cost.CONSTANT),
+    (r"[^\s]+|\s+", Cost.CONSTANT), (r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", Cost.CONSTANT), (r"[]a]+", Cost.CONSTANT),
+    (r"[[:alpha:]&&[^a]]+", Cost.CONSTANT), (r"\d{1,3}", Cost.CONSTANT), (r"a{,3}", Cost.CONSTANT),
+    (r"a|\s*[\r\n]+|\s+(?!\S)|\s+", Cost.CONSTANT), (r"a*b|\s+(?!\S)|\s+", Cost.LINEAR),
+    (r"[|\s+(?!\S)|\s+]*b", Cost.LINEAR), (r"(?:a|\s+(?!\S)|\s+)*b", Cost.UNKNOWN), (r"\s+$", Cost.LINEAR), (r"a*b", Cost.LINEAR), (r"a+?b", Cost.LINEAR), (r"\s+(?!\S)", Cost.LINEAR)])
+def test_costs(pattern: str, found: Cost) -> None:
+    assert cost(pattern) is found
+
+
+def test_published_expressions_run_in_process() -> None:
+    slow = {pattern for row in PRE_TOKENIZERS.values() for pattern in row.patterns
+            if cost(pattern) is not Cost.CONSTANT}
+    assert slow == {r"\s+$"}  # 20,000 spaces before a digit take seconds
+
+
+_PANIC = """
+import json, sys
+from pathlib import Path
+from mpool.tokenizers import open_tokenizer
+from mpool.models.spec import TokenizerSource
+import mpool
+tokenizer = open_tokenizer(TokenizerSource(json_path=sys.argv[1], config={}))
+for call in (lambda: tokenizer.encode("a" * 200 + "b"), lambda: tokenizer.encode_batch(["b", "a" * 200 + "b"]),
+             lambda: tokenizer.encode("a" * 5000 + "b"), lambda: tokenizer.count("a" * 200 + "b", parse_special=True)):
+    try:
+        call()
+        print("no error")
+    except mpool.InvalidArgument as error:
+        print("InvalidArgument", error)
+print(tokenizer.encode("aaa").tolist())
+"""
+
+
+@pytest.mark.parametrize("where", ["pre_tokenizer", "normalizer"])
+def test_panic_is_an_error_with_nothing_on_stderr(tmp_path: Path, where: str) -> None:
+    section = split(CATASTROPHE) if where == "pre_tokenizer" else replace({"Regex": CATASTROPHE}, "b")
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tokenizer_json(**{where: section})))
+    done = subprocess.run([sys.executable, "-c", _PANIC, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5 and all(line.startswith("InvalidArgument") for line in lines[:4]), done.stdout
+    assert lines[4] in ("[2]", "[1]")
+
+
+def test_isolated_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
+    import tokenizers
+
+    plain = split(r"(?:a|b)+?c|.")
+    tokenizer = opened(tmp_path, tokenizer_json(pre_tokenizer=plain, added_tokens=[
+        {"id": 3, "content": "[X]", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}]))
+    direct = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("", "a", "abc ab", "a[X]b", "\u00e9" * 3000, "ab " * 2000):
+        assert tokenizer.encode(text, parse_special=True).tolist() == direct.encode(text).ids
+    assert 3 not in tokenizer.encode("a[X]b")
+    assert 3 in tokenizer.encode("a[X]b", parse_special=True)
+    with pytest.raises(mpool.InvalidArgument, match="surrogate"):
+        tokenizer.encode("a\ud800")
+    assert tokenizer.decode([0, 1]) == direct.decode([0, 1])
+
+
+def test_slow_expression_has_a_limit_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "max_tokenizing_seconds", 1.0)
+    tokenizer = opened(tmp_path, tokenizer_json(pre_tokenizer=split(r"a*a*[cd]")))
+    began = time.monotonic()
+    with pytest.raises(mpool.LimitError, match="needs more than 1 seconds"):
+        tokenizer.encode("a" * 3000 + "bd")  # 4,500,000 steps at each of 3,000 positions: below the limit of a match
+    assert time.monotonic() - began < 60
+    monkeypatch.setattr(limits, "max_tokenizing_seconds", 60.0)
+    assert len(tokenizer.encode("aad")) == 1  # the process starts again
+
+
+def test_square_of_a_long_text_leaves_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = opened(tmp_path, tokenizer_json(pre_tokenizer=split(r"a*c")))
+    called: list[int] = []
+
+    def encode(self: IsolatedTokenizer, texts: Any, add_special: bool) -> list[list[int]]:
+        called.extend(map(len, texts))
+        return [[0] for _ in texts]
+
+    monkeypatch.setattr(IsolatedTokenizer, "encode", encode)
+    tokenizer.encode_batch(["a" * 10, "b" * 3000, "b" * 2000])
+    assert called == []
+    tokenizer.encode("a" * 30_000)
+    assert called == [30_000]
+
+
+def test_isolated_process_that_dies_is_started_again(tmp_path: Path) -> None:
+    made = IsolatedTokenizer(json.dumps(tokenizer_json()), False)
+    assert made.encode(["a", "b"], False) == [[0], [1]]
+    assert made._process is not None
+    os.kill(made._process.pid, signal.SIGKILL)
+    with pytest.raises(mpool.LimitError):
+        made.encode(["a"], False)
+    assert made.encode(["a"], False) == [[0]]
+    child = os.fork()
+    if child == 0:
+        ok = made.encode(["b"], False) == [[1]]
+        made._stop()
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert made.encode(["b"], False) == [[1]]  # the child has not taken the parent's process
+    process = made._process
+    del made
+    assert process.poll() is not None
+
+
+def test_decoders_have_no_expression_with_backtracking(tmp_path: Path) -> None:
+    with pytest.raises(mpool.FormatError, match="regular expression"):
+        opened(tmp_path, tokenizer_json(decoder=replace({"Regex": CATASTROPHE}, "b")))
+
+
+def test_panic_of_the_library_is_converted() -> None:
+    panic = type("PanicException", (BaseException,), {})
+
+    def fail() -> None:
+        raise panic("at the end")
+
+    with pytest.raises(mpool.InvalidArgument, match="cannot process this text: at the end"):
+        native.call(fail)
+    with pytest.raises(KeyboardInterrupt):
+        native.call(lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+
+
+@pytest.mark.parametrize(("kind", "factor"), list(growth._NORMALIZERS.items()))
+def test_factors_of_normalizers_hold_for_every_character(kind: str, factor: int) -> None:
+    import tokenizers
+
+    made = {"BertNormalizer": lambda: tokenizers.normalizers.BertNormalizer()}.get(
+        kind, lambda: getattr(tokenizers.normalizers, kind)())()
+    points = [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point < 0xE000]
+    step = 4096
+    for at in range(0, len(points), step):
+        text = "".join(points[at:at + step])
+        if len(made.normalize_str(text)) > len(text):  # most blocks do not grow: look at their characters only if so
+            assert max(len(made.normalize_str(char)) for char in points[at:at + step]) <= factor
