@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ._functions import default_pool
+from ._functions import pool_of
 from ._methods import _named
 from .pool import Pool
 from .tasks.async_streams import AsyncImageStream, AsyncStream
@@ -32,21 +32,22 @@ from .tasks.verbs import VERBS, Verb
 
 def _of_verb(verb: Verb) -> Callable[..., Any]:
     def function(*args: Any, pool: Pool | None = None, **keywords: Any) -> Any:
-        return run_async(verb, default_pool() if pool is None else pool, verb.bind(args, keywords))
+        given = verb.bind(args, keywords)
+        return run_async(verb, pool_of(given.get("model")) if pool is None else pool, given)
 
     return _named(function, verb, "aio", f"As :func:`mpool.{verb.name}`, for asyncio. ``pool``: the pool to use; None: "
-                  "the process-wide pool." + (f" ``stream=True`` returns a :class:`{verb.stream[1]}`."
-                                              if verb.stream else ""))
+                  "that of ``model`` if it is a :class:`mpool.Model`, else the process-wide pool."
+                  + (f" ``stream=True`` returns a :class:`{verb.stream[1]}`." if verb.stream else ""))
 
 
 async def load(ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """As :func:`mpool.load`, run in a thread."""
-    return await asyncio.to_thread((pool or default_pool()).load, ref, **options)
+    return await asyncio.to_thread((pool or pool_of(ref)).load, ref, **options)
 
 
 async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
     """As :func:`mpool.unload`, run in a thread."""
-    await asyncio.to_thread((pool or default_pool()).unload, alias, timeout=timeout)
+    await asyncio.to_thread((pool or pool_of(alias)).unload, alias, timeout=timeout)
 
 
 for _verb in VERBS.values():

@@ -41,6 +41,9 @@ class Pool(PoolVerbs):
     use. Create another pool to use other limits, or to close it as a whole. Thread-safe. A pool pickles as its
     configuration.
 
+    A :class:`mpool.Model` belongs to the pool that returned it: functions of the package and of :mod:`mpool.aio` that
+    get it use that pool. A method of a pool uses this pool: it opens the files of another pool's model again.
+
     Args:
         config: options; None: all defaults.
 
