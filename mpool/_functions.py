@@ -18,6 +18,7 @@ from ._methods import _named
 from .config import PoolConfig
 from .model import Model
 from .pool import Pool, all_pools
+from .resources import typed
 from .runtime.health import CapabilityPools
 from .tasks.verbs import VERBS, Verb
 
@@ -86,6 +87,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _of_verb(verb: Verb) -> Callable[..., Any]:
+    @typed
     def function(*args: Any, **keywords: Any) -> Any:
         from .tasks.running import run
 
@@ -98,6 +100,7 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
 def _forwarded(name: str) -> Callable[..., Any]:
     method = getattr(Pool, name)
 
+    @typed
     def function(*args: Any, **keywords: Any) -> Any:
         return getattr(pool_of(*args, *keywords.values()), name)(*args, **keywords)
 
@@ -109,6 +112,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
     return function
 
 
+@typed
 def submit(capability: str, **request: Any) -> Any:
     """Start a request and return a job without waiting for the result.
 

@@ -25,12 +25,14 @@ from typing import Any
 from ._functions import pool_of
 from ._methods import _named
 from .pool import Pool
+from .resources import typed, typed_async
 from .tasks.async_streams import AsyncImageStream, AsyncStream
 from .tasks.running import run_async
 from .tasks.verbs import VERBS, Verb
 
 
 def _of_verb(verb: Verb) -> Callable[..., Any]:
+    @typed
     def function(*args: Any, pool: Pool | None = None, **keywords: Any) -> Any:
         given = verb.bind(args, keywords)
         return run_async(verb, pool_of(given.get("model")) if pool is None else pool, given)
@@ -40,11 +42,13 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
                   + (f" ``stream=True`` returns a :class:`{verb.stream[1]}`." if verb.stream else ""))
 
 
+@typed_async
 async def load(ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """As :func:`mpool.load`, run in a thread."""
     return await asyncio.to_thread((pool or pool_of(ref)).load, ref, **options)
 
 
+@typed_async
 async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
     """As :func:`mpool.unload`, run in a thread."""
     await asyncio.to_thread((pool or pool_of(alias)).unload, alias, timeout=timeout)

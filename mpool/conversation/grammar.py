@@ -15,6 +15,7 @@ import json
 import os
 import select
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Unsupported
+from ..resources import error_of, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from .running_text import MaskReuse
 from .tool_grammar import BLANKS, ResponseFormat
@@ -41,6 +43,8 @@ _ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"s
             '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
 #: Number of compiled formats cached per tokenizer; maximum number of threads that compute masks.
 _CACHED_FORMATS, _MAX_THREADS = 32, 4
+#: Seconds that a mask thread waits after an exception of its own, such as MemoryError.
+_PAUSE = 0.01
 #: Token sets that llguidance checks as a whole: if the format allows an entire set, its tokens need no separate check.
 #: These sets for words come after llguidance's own sets for JSON strings; a token belongs to the first set that matches
 #: it.
@@ -422,11 +426,13 @@ class _MaskedRequest:
                 if not ended:
                     self._advance(choice)
         except Exception as error:
-            failure = error if isinstance(error, MpoolError) else \
-                InternalError(f"the token mask could not be computed: {error!r}")
-            failure.key = self._key
-            self._format._errors[id(self.ticket)] = failure
-            self.ticket.cancel()
+            try:
+                failure = error if isinstance(error, MpoolError) else error_of(error) or \
+                    InternalError(f"the token mask could not be computed: {error!r}")
+                failure.key = self._key
+                self._format._errors[id(self.ticket)] = failure
+            finally:  # without memory for the error, the request still ends
+                self.ticket.cancel()
             return False
         return not (all(self._ended) or self.ticket.done())
 
@@ -460,7 +466,7 @@ class _MaskThread:
         self._notifier = _core.Notifier()
         self._numbers = itertools.count(1)
         self.requests: dict[int, _MaskedRequest] = {}
-        threading.Thread(target=self._run, name="mpool-masks", daemon=True).start()
+        start_thread(self._run, "mpool-masks")
 
     def serve(self, request: _MaskedRequest) -> None:
         """Serves a request until it ends. Tokens sampled before this call are served, too."""
@@ -475,13 +481,23 @@ class _MaskThread:
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._notifier.fileno(), select.POLLIN)
+        lost = False  # True: an exception such as MemoryError may have lost notifications
         while True:
-            poll.poll()
-            for number in self._notifier.take():
-                request = self.requests.get(number)
-                if request is not None and not request.advance():
-                    self.requests.pop(number, None)
-                del request  # else the finished request stays alive until the next notification
+            try:
+                if not lost:
+                    poll.poll()
+                taken = self._notifier.take()
+                for number in list(self.requests) if lost else taken:
+                    self._advance(number)
+                lost = False
+            except Exception:
+                lost = True
+                time.sleep(_PAUSE)
+
+    def _advance(self, number: int) -> None:
+        request = self.requests.get(number)
+        if request is not None and not request.advance():
+            self.requests.pop(number, None)
 
 
 _mask_threads: list[_MaskThread] = []

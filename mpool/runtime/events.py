@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import one_of
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, ShuttingDown
 from . import logs as _logging
 from .hosts import hosts
 
@@ -56,6 +56,8 @@ def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
                               allowed="a function with one parameter, a PoolEvent")
     entry = (event, callback)
     with _lock:
+        if pool._closed:
+            raise ShuttingDown("the pool is closed: it will have no further events", hint="Create a new mpool.Pool")
         pool._callbacks = (*pool._callbacks, entry)
     _logging.deliver = deliver
     _enable_wanted()

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from ..errors import FileError
+from ..errors import FileError, MpoolError
+from ..resources import start_thread
 from .application import OPERATIONS, make_app
 from .protocol import hardened
 from .state import State
@@ -56,8 +57,13 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, and wait for requests in flight. The pool fails those that exceed its grace period."""
         self.state.stopping = True
-        closing = threading.Thread(target=self.state.pool.close, name="mpool-server-close")
-        closing.start()
+        try:
+            closing = start_thread(self.state.pool.close, "mpool-server-close")
+        except MpoolError:  # no thread: stop accepting first, then close the pool on this thread
+            self.state.pool.begin_shutdown()
+            await super().shutdown(sockets)
+            self.state.pool.close()
+            return
         await super().shutdown(sockets)
         while closing.is_alive():
             await asyncio.sleep(0.01)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MpoolError, NumericError, Timeout
+from ..resources import typed, typed_async
 from ..runtime import threads as _threads
 from ..runtime.awaiting import Waiter
 
@@ -42,6 +43,7 @@ class Job:
         """Return the result of the finished ticket."""
         raise NotImplementedError
 
+    @typed
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the result.
 
@@ -105,6 +107,7 @@ class Job:
     def __await__(self) -> Generator[Any, None, Any]:
         return self._wait_async().__await__()
 
+    @typed_async
     async def _wait_async(self) -> Any:
         import asyncio
 

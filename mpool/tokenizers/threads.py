@@ -36,7 +36,10 @@ def interruptible(function: Callable[..., T], *args: Any, chars: int) -> T:
     that Ctrl-C is handled at once."""
     if chars < LONG or threading.current_thread() is not threading.main_thread():
         return function(*args)
-    future = executor().submit(function, *args)
+    try:
+        future = executor().submit(function, *args)
+    except RuntimeError:  # no thread can be started: the result matters more than a fast Ctrl-C
+        return function(*args)
     try:
         return future.result()
     finally:
