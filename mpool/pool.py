@@ -453,10 +453,9 @@ class Pool(PoolVerbs):
         """Call a function on every event of a kind, for workers or requests of this pool.
 
         One thread of the process runs all callbacks in sequence, soon after the event. If the system cannot start it,
-        the next request tries again. A callback may use mpool. If it
-        raises, the logger ``mpool.pool`` logs the exception. While it blocks, up to a thousand further events are
-        queued; the rest are dropped and counted (``events_dropped`` of :func:`mpool.metrics`). Requests never wait for
-        callbacks.
+        the next request tries again. A callback may use mpool. If it raises, the logger ``mpool.pool`` logs the
+        exception. While it blocks, up to a thousand further events are queued; the rest are dropped and counted
+        (``events_dropped`` of :func:`mpool.metrics`). Requests never wait for callbacks.
 
         Args:
             event: ``"spawn"``, ``"ready"``, ``"evict"``, ``"fail"`` of workers; ``"request_start"``,

@@ -38,6 +38,8 @@ def error_of(error: BaseException) -> MpoolError | None:
         about = f": {text}" if text else ""
         return MemoryExhausted(f"Python could not allocate memory{about}", hint=_FREE_MEMORY)
     if isinstance(error, ImportError):
+        if error.name == "mpool._core":
+            return None  # sources that are not built: the package itself cannot be imported
         return Unsupported(f"a module could not be imported: {text}",
                            hint="Reinstall mpool with its dependencies: pip install --force-reinstall mpool")
     if isinstance(error, OSError):

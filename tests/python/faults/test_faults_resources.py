@@ -1,4 +1,4 @@
-"""Threads that do not start and memory that runs out in the Python layer, with tiny models, in processes of their own."""
+"""Threads that do not start, and memory that runs out in the Python layer; tiny models, processes of their own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print(json.dumps([len(refused), sorted((kind, seen.count(kind)) for kind in set(
 
 
 def test_events_are_delivered_at_exit_without_a_thread(bert: Path) -> None:
-    """Row 42: the thread never starts. Requests succeed, the exit delivers what is left and writes nothing to stderr."""
+    """Row 42: the thread never starts. Requests succeed; the exit delivers the events and writes nothing to stderr."""
     script = NO_THREAD + """
 refuse("mpool-log", 10**9)
 pool = mpool.Pool(mpool.PoolConfig(threads=1))
