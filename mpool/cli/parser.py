@@ -194,8 +194,8 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
                        help="null: write null for texts that cannot be embedded, and continue")
     embed.add_argument("--overwrite", action="store_true",
-                       help="embed all files again and replace files in the target folder (default: keep files of the same "
-                            "model, options and version; others are an error)")
+                       help="embed all files again and replace files in the target folder (default: keep files of the "
+                            "same model, options and version; others are an error)")
     embed.add_argument("--actors", type=int, metavar="N", help="number of processes (default: CPUs divided by --cpus)")
     embed.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _compute(embed)
