@@ -19,6 +19,7 @@ SERVER_LIMITS = (
     ("max_streams", int, "maximum concurrent streamed responses (default: 512)"),
     ("max_n", int, "maximum completions or images per request (default: 16)"),
     ("max_tokens", int, "maximum tokens per completion (default: 16384)"),
+    ("default_max_tokens", int, "maximum tokens per completion if the request sets no limit (default: 4096)"),
     ("header_timeout", float, "maximum time to receive the headers of a request (default: 10)"),
     ("body_timeout", float, "maximum time to receive the body of a request (default: 60)"),
     ("write_timeout", float, "maximum time that a client may stop reading a response (default: 30)"),

@@ -63,6 +63,16 @@ class EndOptions(Protocol):
         """Minimum number of tokens before the completion may end."""
 
 
+class EndCheck(Protocol):
+    """Ends completions early. A mask thread calls it for each new token."""
+
+    mask: bytes
+    """Mask that allows only the tokens that end a completion."""
+
+    def ends(self, ticket: _core.Ticket, choice: int) -> bool:
+        """Return True if the completion with this index must end now."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Format:
     """A compiled format that every completion of a request must match.
@@ -86,17 +96,18 @@ class Format:
     param: str = "response_format"
     _errors: dict[int, MpoolError] = field(default_factory=dict)  # key: id() of a ticket that is still referenced
 
-    def compute_masks(self, ticket: _core.Ticket, n: int, key: str) -> None:
+    def compute_masks(self, ticket: _core.Ticket, n: int, key: str, end: EndCheck | None = None) -> None:
         """Starts computing the masks of a request that was submitted with :attr:`first`.
 
         Args:
             ticket: the request's ticket.
             n: number of completions.
             key: the model's key, for error messages.
+            end: decides whether a completion must end; None: it ends where the format allows it.
         """
         matchers = [self.matcher.deep_copy() for _ in range(n)]
         reuse = [None if self.mask_reuse is None else self.mask_reuse() for _ in matchers]
-        _assign(_MaskedRequest(ticket, self, matchers, key, reuse))
+        _assign(_MaskedRequest(ticket, self, matchers, key, reuse, end))
 
     def cancel_with(self, ticket: _core.Ticket, reader: object) -> None:
         """Cancels the ticket when ``reader`` is garbage-collected.
@@ -414,10 +425,10 @@ class _MaskedRequest:
     """A request whose masks a thread computes. Only that thread uses it after construction."""
 
     def __init__(self, ticket: _core.Ticket, format: Format, matchers: list[llguidance.LLMatcher], key: str,
-                 reuse: list[MaskReuse | None] | None = None) -> None:
+                 reuse: list[MaskReuse | None] | None = None, end: EndCheck | None = None) -> None:
         self.ticket, self._format, self._matchers, self._key = ticket, format, matchers, key
         self._counts, self._ended = [0] * len(matchers), [False] * len(matchers)
-        self._reuse = reuse or [None] * len(matchers)
+        self._reuse, self._end = reuse or [None] * len(matchers), end
 
     def advance(self) -> bool:
         """Compute masks for the tokens sampled since the last call. Returns False if the request needs no more."""
@@ -448,6 +459,8 @@ class _MaskedRequest:
         if matcher.is_error():  # a limit of llguidance was exceeded: the mask allowed every sampled token
             raise LimitError(f"`{self._format.param}`: the grammar became too complex at token {self._counts[choice]}: "
                              f"{' '.join(matcher.get_error().split())[:200]}", param=self._format.param)
+        if self._end is not None and self._end.ends(self.ticket, choice):
+            mask = self._end.mask
         self._counts[choice] += len(ids)
         self.ticket.mask(choice, self._counts[choice], mask)
 
