@@ -118,7 +118,7 @@ class Request:
 class _RepeatedCalls:
     """Ends completions whose calls repeat, through the mask of their next token.
 
-    A mask thread parses the text, because nobody may read a completion before it ends.
+    A mask thread parses the text: the caller may read a completion only after its end.
     """
 
     def __init__(self, request: Request) -> None:

@@ -96,8 +96,8 @@ PING = {"type": "function", "function": {"name": "ping", "parameters": {
 
 @pytest.mark.parametrize("name", [name for name in tm.TEMPLATES if name != "harmony"])
 def test_a_repeated_call_ends_the_completion(pool: mpool.Pool, llama: Path, name: str) -> None:
-    """A function with one possible argument: whatever a model with random weights draws, it is called once. (A copy with
-    other white space may be kept.) Streams and whole completions agree."""
+    """A model with random weights calls a function with one possible argument once. (A copy with other white space may
+    be kept.) Streams and whole completions agree."""
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
     options: dict[str, Any] = {**HOT, "tools": [PING], "tool_choice": "required", "n": 8, "seed": 1}

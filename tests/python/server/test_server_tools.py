@@ -231,6 +231,6 @@ def test_requests_without_a_limit_of_tokens_get_the_servers(llama: Path) -> None
         for path, prompt in (("/api/chat", {"messages": CHAT}), ("/api/generate", {"prompt": "The"})):
             for wanted, expected in ((None, 7), (-1, 7), (9, 9), (50, 12)):
                 options = {"temperature": 0, **({} if wanted is None else {"num_predict": wanted})}
-                status, done = ask(made, path, {**base, **prompt, "stream": False, "options": options})
+                status, done = ask(made, path, {"model": "llama", **prompt, "stream": False, "options": options})
                 assert status == 200 and done["eval_count"] <= expected
                 assert done["done_reason"] == "length" or done["eval_count"] < expected
