@@ -57,6 +57,7 @@ class Pool(PoolVerbs):
         (384,)
     """
 
+    @typed
     def __init__(self, config: PoolConfig | None = None, *, _identity: str | None = None) -> None:
         if config is not None and not isinstance(config, PoolConfig):
             refuse("config", config, "an mpool.PoolConfig or None")

@@ -67,8 +67,9 @@ class _Drain:
         with self.lock:
             if self.thread not in (None, threading.current_thread()):
                 return
-            # again, for a start that a signal interrupted after the thread existed
-            self.thread, self.missing = threading.current_thread(), False
+            if not self.stopping.is_set():
+                # again, for a start that a signal interrupted after the thread existed
+                self.thread, self.missing = threading.current_thread(), False
         try:
             while not self.stopping.is_set():
                 try:
@@ -115,7 +116,7 @@ class _Drain:
         if thread is not None:
             thread.join(5.0)
         self.flush()
-        if thread is None:
+        if thread is None or not thread.is_alive():
             self.deliver()
 
 
