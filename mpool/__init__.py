@@ -12,7 +12,7 @@ Everything is imported on first use: ``import mpool`` itself loads neither numpy
 from __future__ import annotations
 
 from importlib import import_module as _import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _renamed as _renamed
 from ._version import __version__ as __version__
@@ -59,7 +59,10 @@ __all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        value = getattr(_import_module(f".{_HOME[name]}", __name__), name)
+        try:
+            value = getattr(_import_module(f".{_HOME[name]}", __name__), name)
+        except (ImportError, MemoryError, RuntimeError, OSError) as error:
+            _raise_typed(error)
     elif name in _MODULES:
         value = _import_module(f".{name}", __name__)
     elif name in _renamed.MODULES:
@@ -73,6 +76,19 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _raise_typed(error: Exception) -> NoReturn:
+    """Raise the error of mpool for an import that lacked memory or a module, with the original as its cause."""
+    try:
+        from .resources import error_of
+
+        found = error_of(error)
+    except (ImportError, MemoryError):  # no memory for the error's own modules
+        found = None
+    if found is None:
+        raise error
+    raise found from error
 
 
 def _import_core() -> Any:

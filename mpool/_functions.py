@@ -1,4 +1,5 @@
-"""Module-level functions such as ``mpool.embed``: methods of the default pool, which the first call creates.
+"""Module-level functions such as ``mpool.embed``: methods of the default pool, which the first call creates. A function
+that gets a :class:`mpool.Model` is a method of the pool of that model: its limits and isolation apply.
 
 Type checkers read their signatures in ``_functions.pyi``, which ``python -m mpool._stubs`` writes.
 """
@@ -15,7 +16,9 @@ from typing import Any
 
 from ._methods import _named
 from .config import PoolConfig
+from .model import Model
 from .pool import Pool, all_pools
+from .resources import typed
 from .runtime.health import CapabilityPools
 from .tasks.verbs import VERBS, Verb
 
@@ -37,6 +40,14 @@ def default_pool() -> Pool:
             if _default is None or (_default._closed and not _ending):
                 _default = Pool(PoolConfig())
     return _default
+
+
+def pool_of(*arguments: object) -> Pool:
+    """Return the pool of the first :class:`mpool.Model` among the arguments of a function, else the default pool."""
+    for one in arguments:
+        if isinstance(one, Model):
+            return one.pool
+    return default_pool()
 
 
 def is_default(pool: Pool) -> bool:
@@ -76,10 +87,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _of_verb(verb: Verb) -> Callable[..., Any]:
+    @typed
     def function(*args: Any, **keywords: Any) -> Any:
         from .tasks.running import run
 
-        return run(verb, default_pool(), verb.bind(args, keywords))
+        given = verb.bind(args, keywords)
+        return run(verb, pool_of(given.get("model")), given)
 
     return _named(function, verb, "function", verb.doc)
 
@@ -87,8 +100,9 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
 def _forwarded(name: str) -> Callable[..., Any]:
     method = getattr(Pool, name)
 
+    @typed
     def function(*args: Any, **keywords: Any) -> Any:
-        return getattr(default_pool(), name)(*args, **keywords)
+        return getattr(pool_of(*args, *keywords.values()), name)(*args, **keywords)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = method.__doc__
@@ -98,6 +112,7 @@ def _forwarded(name: str) -> Callable[..., Any]:
     return function
 
 
+@typed
 def submit(capability: str, **request: Any) -> Any:
     """Start a request and return a job without waiting for the result.
 
@@ -128,7 +143,7 @@ def submit(capability: str, **request: Any) -> Any:
         >>> [job.result(timeout=60).shape for job in jobs]
         [(384,), (384,)]
     """
-    return default_pool().submit(capability, **request)
+    return pool_of(request.get("model")).submit(capability, **request)
 
 
 def begin_shutdown() -> None:

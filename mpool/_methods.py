@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .resources import typed
 from .tasks.verbs import VERBS, Verb
 
 Method = Callable[..., Any]
@@ -23,6 +24,7 @@ def _named(function: Method, verb: Verb, form: str, doc: str) -> Method:
 
 
 def _of_pool(verb: Verb) -> Method:
+    @typed
     def method(self: Any, *args: Any, **keywords: Any) -> Any:
         from .tasks.running import run
 
@@ -34,6 +36,7 @@ def _of_pool(verb: Verb) -> Method:
 def _of_model(verb: Verb) -> Method:
     slots, inputs = verb.slots("model"), verb.positional[0].name
 
+    @typed
     def method(self: Any, *args: Any, **keywords: Any) -> Any:
         from .tasks.running import run
 
@@ -51,6 +54,7 @@ def _of_model(verb: Verb) -> Method:
 class PoolVerbs:
     """Inference methods of a pool, one per verb."""
 
+    @typed
     def submit(self, capability: str, **request: Any) -> Any:
         """See :func:`mpool.submit`."""
         from .tasks.running import submit

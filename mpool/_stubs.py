@@ -102,7 +102,8 @@ def functions() -> str:
     lines[0] += ("from .debug.show import ModelTable\nfrom .runtime.health import CapabilityPools, Health, Pong\n"
                  "from .tasks.streams import Stream\nfrom .tasks.text_to_image import ImageStream\n")
     lines += ["FORWARDED: tuple[str, ...]", "_default: Pool | None", "pools: CapabilityPools", "",
-              "def default_pool() -> Pool: ...", "def is_default(pool: Pool) -> bool: ...",
+              "def default_pool() -> Pool: ...", "def pool_of(*arguments: object) -> Pool: ...",
+              "def is_default(pool: Pool) -> bool: ...",
               "def install() -> None: ...",
               "def begin_shutdown() -> None: ...", "def submit(capability: str, **request: Any) -> Job: ..."]
     for name in _functions.FORWARDED:

@@ -23,31 +23,36 @@ from functools import partial
 from typing import Any
 
 from . import native_calls
-from ._functions import default_pool
+from ._functions import pool_of
 from ._methods import _named
 from .pool import Pool
+from .resources import typed, typed_async
 from .tasks.async_streams import AsyncImageStream, AsyncStream
 from .tasks.running import run_async
 from .tasks.verbs import VERBS, Verb
 
 
 def _of_verb(verb: Verb) -> Callable[..., Any]:
+    @typed
     def function(*args: Any, pool: Pool | None = None, **keywords: Any) -> Any:
-        return run_async(verb, default_pool() if pool is None else pool, verb.bind(args, keywords))
+        given = verb.bind(args, keywords)
+        return run_async(verb, pool_of(given.get("model")) if pool is None else pool, given)
 
     return _named(function, verb, "aio", f"As :func:`mpool.{verb.name}`, for asyncio. ``pool``: the pool to use; None: "
-                  "the process-wide pool." + (f" ``stream=True`` returns a :class:`{verb.stream[1]}`."
-                                              if verb.stream else ""))
+                  "that of ``model`` if it is a :class:`mpool.Model`, else the process-wide pool."
+                  + (f" ``stream=True`` returns a :class:`{verb.stream[1]}`." if verb.stream else ""))
 
 
+@typed_async
 async def load(ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """As :func:`mpool.load`, run in a thread."""
-    return await native_calls.REQUESTS.arun(partial((pool or default_pool()).load, ref, **options))
+    return await native_calls.REQUESTS.arun(partial((pool or pool_of(ref)).load, ref, **options))
 
 
+@typed_async
 async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
     """As :func:`mpool.unload`, run in a thread."""
-    await native_calls.REQUESTS.arun(partial((pool or default_pool()).unload, alias, timeout=timeout))
+    await native_calls.REQUESTS.arun(partial((pool or pool_of(alias)).unload, alias, timeout=timeout))
 
 
 for _verb in VERBS.values():

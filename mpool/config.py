@@ -11,6 +11,7 @@ from .checks import integer, one_of, refuse, shown, unknown_option
 from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, POLICIES
+from .resources import typed
 
 #: Field -> (types, minimum, maximum). Where 0 is allowed as a default, the field's description says what it selects.
 _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
@@ -157,6 +158,7 @@ class PoolConfig:
     scale_timeout: bool = False
     queue_capacity: Mapping[str, int | tuple[int, int]] | None = None
 
+    @typed
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
             value = getattr(self, name)

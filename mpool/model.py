@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._methods import ModelVerbs
 from .errors import InvalidArgument, WrongCapability
+from .resources import typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,23 +54,27 @@ class Model(ModelVerbs):
         return found
 
     @property
+    @typed
     def capability(self) -> str:
         """``"text_embedding"``, ``"text_to_text"``, ``"image_embedding"``, ``"vision"`` or ``"text_to_image"``. The
         first one, if the model has several."""
         return self._entry.capability
 
     @property
+    @typed
     def capabilities(self) -> tuple[str, ...]:
         """All capabilities of the model: a model that embeds images and texts in one space has two. Reads its files."""
         also = ("text_to_text",) if self._entry.capability == "vision" else ()
         return (*(part.capability for part in self._entry.parts()), *also)
 
     @property
+    @typed
     def description(self) -> ModelDescription:
         """Description of the model's files. Reads them, and downloads them if they are missing."""
         return self._entry.describe()
 
     @property
+    @typed
     def dimensions(self) -> int:
         """Number of components of the model's vectors.
 
@@ -86,6 +91,7 @@ class Model(ModelVerbs):
         return settings.truncate_dim or settings.output_size
 
     @property
+    @typed
     def context_length(self) -> int:
         """Maximum number of tokens: of a text to embed, or of prompt and completion together.
 

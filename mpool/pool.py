@@ -16,6 +16,7 @@ from .debug import show
 from .durations import seconds_of
 from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
 from .model import Model
+from .resources import typed
 from .runtime import hosts
 from .runtime import logs as _logging
 from .runtime import threads as _threads
@@ -41,6 +42,9 @@ class Pool(PoolVerbs):
     use. Create another pool to use other limits, or to close it as a whole. Thread-safe. A pool pickles as its
     configuration.
 
+    A :class:`mpool.Model` belongs to the pool that returned it: functions of the package and of :mod:`mpool.aio` that
+    get it use that pool. A method of a pool uses this pool: it opens the files of another pool's model again.
+
     Args:
         config: options; None: all defaults.
 
@@ -53,6 +57,7 @@ class Pool(PoolVerbs):
         (384,)
     """
 
+    @typed
     def __init__(self, config: PoolConfig | None = None, *, _identity: str | None = None) -> None:
         if config is not None and not isinstance(config, PoolConfig):
             refuse("config", config, "an mpool.PoolConfig or None")
@@ -70,6 +75,7 @@ class Pool(PoolVerbs):
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
+    @typed
     def count_tokens(self, text: str, model: str | os.PathLike[str] | Model) -> int:
         """Count the tokens of a text, including the special tokens that the model adds.
 
@@ -83,6 +89,7 @@ class Pool(PoolVerbs):
         """
         return len(self.tokenize(text, model))
 
+    @typed
     def tokenize(self, text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True,
                  parse_special: bool = False) -> list[int]:
         """Convert a text to token ids.
@@ -104,6 +111,7 @@ class Pool(PoolVerbs):
 
         return generation.tokenize(self._find(model), text, add_special, parse_special)
 
+    @typed
     def detokenize(self, ids: Sequence[int] | NDArray[np.integer], model: str | os.PathLike[str] | Model, *,
                    skip_special: bool = True) -> str:
         """Convert token ids to text. Bytes of an incomplete character become U+FFFD.
@@ -126,6 +134,7 @@ class Pool(PoolVerbs):
 
     # ---- models ----------------------------------------------------------------------------------------------------
 
+    @typed
     def get(self, key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
         """Return a handle of a model by name, without loading the model.
 
@@ -151,6 +160,7 @@ class Pool(PoolVerbs):
         entry = self._find(key, capability)
         return Model(entry._main or entry, key._compute if isinstance(key, Model) else "auto")
 
+    @typed
     def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
              keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
              timeout: float | None = None, isolation: Literal["thread", "process"] | None = None) -> Model:
@@ -242,6 +252,7 @@ class Pool(PoolVerbs):
             error.hint = (f"{error.hint}. " if error.hint else "") \
                 + "These models are pinned and idle, and unload() frees their memory: " + ", ".join(idle)
 
+    @typed
     def unload(self, alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
         """Free a model's memory after its active requests have completed, even if the model is pinned.
 
@@ -268,6 +279,7 @@ class Pool(PoolVerbs):
         for key in entry.forget():
             self.registry.remove(key, timeout=_threads.remaining(deadline, key))
 
+    @typed
     def register(self, key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
                  default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
                  max_length: int | None = None, chat_template: str | None = None,
@@ -305,6 +317,7 @@ class Pool(PoolVerbs):
         return self._register(key, os.fspath(ref), {name: value for name, value in settings.items()
                                                     if value is not None}, isolation)
 
+    @typed
     def ps(self) -> show.ModelTable:
         """Return the state, memory and request counts of the models in use.
 
@@ -328,6 +341,7 @@ class Pool(PoolVerbs):
     def metrics(self, format: Literal["dict"] = "dict") -> dict[str, Any]: ...
     @overload
     def metrics(self, format: Literal["prometheus"]) -> str: ...
+    @typed
     def metrics(self, format: Literal["dict", "prometheus"] = "dict") -> dict[str, Any] | str:
         """Return the counters and gauges of the pool.
 
@@ -365,6 +379,7 @@ class Pool(PoolVerbs):
 
         return _metrics.stats(self)
 
+    @typed
     def health(self) -> Health:
         """Return the health of the pool. Fast: never waits for requests.
 
@@ -381,6 +396,7 @@ class Pool(PoolVerbs):
 
         return _health.health(self)
 
+    @typed
     def ping(self, key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]:
         """Report the state of every worker. Never queues behind requests, loads nothing, and keeps no model alive.
 
@@ -402,6 +418,7 @@ class Pool(PoolVerbs):
 
         return _health.pongs(self, key)
 
+    @typed
     def check(self, key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
         """Check that a model computes: embed a text or an image, or generate one token, with the highest priority.
 
@@ -432,13 +449,14 @@ class Pool(PoolVerbs):
 
         return CapabilityPools(lambda: self)
 
+    @typed
     def on(self, event: Kind, callback: Callable[[PoolEvent], object]) -> Callable[[], None]:
         """Call a function on every event of a kind, for workers or requests of this pool.
 
-        One thread of the process runs all callbacks in sequence, soon after the event. A callback may use mpool. If it
-        raises, the logger ``mpool.pool`` logs the exception. While it blocks, up to a thousand further events are
-        queued; the rest are dropped and counted (``events_dropped`` of :func:`mpool.metrics`). Requests never wait for
-        callbacks.
+        One thread of the process runs all callbacks in sequence, soon after the event. If the system cannot start it,
+        the next request tries again. A callback may use mpool. If it raises, the logger ``mpool.pool`` logs the
+        exception. While it blocks, up to a thousand further events are queued; the rest are dropped and counted
+        (``events_dropped`` of :func:`mpool.metrics`). Requests never wait for callbacks.
 
         Args:
             event: ``"spawn"``, ``"ready"``, ``"evict"``, ``"fail"`` of workers; ``"request_start"``,
@@ -450,6 +468,7 @@ class Pool(PoolVerbs):
 
         Raises:
             InvalidArgument: unknown event, or ``callback`` is not callable.
+            ShuttingDown: the pool is closed, or :meth:`begin_shutdown` was called.
 
         Example:
             >>> with mpool.Pool() as pool:
@@ -460,6 +479,7 @@ class Pool(PoolVerbs):
 
         return _events.subscribe(self, event, callback)
 
+    @typed
     def init_maintenance(self) -> None:
         """Start the maintenance thread now, which checks deadlines, idle workers and memory. Idempotent.
 
@@ -480,6 +500,7 @@ class Pool(PoolVerbs):
             self._entries[key] = self._names[key] = entry
         return Model(entry)
 
+    @typed
     def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
                  isolation: str | None = None) -> Model:
         """Return the handle of a pickled model, possibly of another process. An existing entry stays unchanged."""
@@ -622,6 +643,7 @@ class Pool(PoolVerbs):
         _logging.start()
         return registry
 
+    @typed
     def begin_shutdown(self) -> None:
         """Refuse new requests from now on (ShuttingDown). Requests in flight continue. Idempotent."""
         with self._lock:
@@ -630,6 +652,7 @@ class Pool(PoolVerbs):
         if registry is not None:
             registry.begin_shutdown()
 
+    @typed
     def close(self) -> None:
         """Refuse new requests, wait up to ``shutdown_grace`` seconds for those in flight, and free all memory.
 

@@ -19,6 +19,7 @@ SERVER_LIMITS = (
     ("max_streams", int, "maximum concurrent streamed responses (default: 512)"),
     ("max_n", int, "maximum completions or images per request (default: 16)"),
     ("max_tokens", int, "maximum tokens per completion (default: 16384)"),
+    ("default_max_tokens", int, "maximum tokens per completion if the request sets no limit (default: 4096)"),
     ("allow_token_ids", bool, "accept token ids as embedding input, which clients must take from the model's own "
      "tokenizer; without this option, each request must allow them"),
     ("header_timeout", float, "maximum time to receive the headers of a request (default: 10)"),
@@ -201,6 +202,9 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
     embed.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
                        help="null: write null for texts that cannot be embedded, and continue")
+    embed.add_argument("--overwrite", action="store_true",
+                       help="embed all files again and replace files in the target folder (default: keep files of the "
+                            "same model, options and version; others are an error)")
     embed.add_argument("--actors", type=int, metavar="N", help="number of processes (default: CPUs divided by --cpus)")
     embed.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _compute(embed)

@@ -48,7 +48,7 @@ def embed(arguments: argparse.Namespace) -> int:
     done = embed_parquet(arguments.source, arguments.target, column=arguments.column, output=arguments.output,
                          model=arguments.model, cpus=arguments.cpus, actors=arguments.actors,
                          memory_mb=arguments.memory_mb, address=arguments.address, progress=not arguments.quiet,
-                         **options)
+                         overwrite=arguments.overwrite, **options)
     say(f"embedded {done.rows:,} rows of {done.files} files"
         + (f"; skipped {done.skipped} files that exist in the target folder" if done.skipped else ""))
     return 0

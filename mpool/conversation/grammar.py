@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .. import native_calls
 from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
+from ..resources import error_of, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from . import schema_references
 from .running_text import MaskReuse
@@ -46,6 +47,8 @@ _ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"s
 _CACHED_FORMATS, _MAX_THREADS = 32, 4
 #: Seconds that the masks after one token may take before their thread is replaced. Usual are 1 to 50 ms.
 _STUCK_SECONDS = 5.0
+#: Seconds that a mask thread waits after an exception of its own, such as MemoryError.
+_PAUSE = 0.01
 #: Token sets that llguidance checks as a whole: if the format allows an entire set, its tokens need no separate check.
 #: These sets for words come after llguidance's own sets for JSON strings; a token belongs to the first set that matches
 #: it.
@@ -62,6 +65,16 @@ class EndOptions(Protocol):
     @property
     def min_tokens(self) -> int:
         """Minimum number of tokens before the completion may end."""
+
+
+class EndCheck(Protocol):
+    """Ends completions early. A mask thread calls it for each new token."""
+
+    mask: bytes
+    """Mask that allows only the tokens that end a completion."""
+
+    def ends(self, ticket: _core.Ticket, choice: int) -> bool:
+        """Return True if the completion with this index must end now."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,17 +100,18 @@ class Format:
     param: str = "response_format"
     _errors: dict[int, MpoolError] = field(default_factory=dict)  # key: id() of a ticket that is still referenced
 
-    def compute_masks(self, ticket: _core.Ticket, n: int, key: str) -> None:
+    def compute_masks(self, ticket: _core.Ticket, n: int, key: str, end: EndCheck | None = None) -> None:
         """Starts computing the masks of a request that was submitted with :attr:`first`.
 
         Args:
             ticket: the request's ticket.
             n: number of completions.
             key: the model's key, for error messages.
+            end: decides whether a completion must end; None: it ends where the format allows it.
         """
         matchers = [self.matcher.deep_copy() for _ in range(n)]
         reuse = [None if self.mask_reuse is None else self.mask_reuse() for _ in matchers]
-        _assign(_MaskedRequest(ticket, self, matchers, key, reuse))
+        _assign(_MaskedRequest(ticket, self, matchers, key, reuse, end))
 
     def cancel_with(self, ticket: _core.Ticket, reader: object) -> None:
         """Cancels the ticket when ``reader`` is garbage-collected.
@@ -444,10 +458,10 @@ class _MaskedRequest:
     """A request whose masks a thread computes. Only that thread uses it after construction."""
 
     def __init__(self, ticket: _core.Ticket, format: Format, matchers: list[llguidance.LLMatcher], key: str,
-                 reuse: list[MaskReuse | None] | None = None) -> None:
+                 reuse: list[MaskReuse | None] | None = None, end: EndCheck | None = None) -> None:
         self.ticket, self._format, self._matchers, self._key = ticket, format, matchers, key
         self._counts, self._ended = [0] * len(matchers), [False] * len(matchers)
-        self._reuse = reuse or [None] * len(matchers)
+        self._reuse, self._end = reuse or [None] * len(matchers), end
 
     def advance(self) -> bool:
         """Compute masks for the tokens sampled since the last call. Returns False if the request needs no more."""
@@ -456,11 +470,13 @@ class _MaskedRequest:
                 if not ended:
                     self._advance(choice)
         except Exception as error:
-            failure = error if isinstance(error, MpoolError) else \
-                InternalError(f"the token mask could not be computed: {error!r}")
-            failure.key = self._key
-            self._format._errors[id(self.ticket)] = failure
-            self.ticket.cancel()
+            try:
+                failure = error if isinstance(error, MpoolError) else error_of(error) or \
+                    InternalError(f"the token mask could not be computed: {error!r}")
+                failure.key = self._key
+                self._format._errors[id(self.ticket)] = failure
+            finally:  # without memory for the error, the request still ends
+                self.ticket.cancel()
             return False
         return not (all(self._ended) or self.ticket.done())
 
@@ -476,6 +492,8 @@ class _MaskedRequest:
         if matcher.is_error():  # a limit of llguidance was exceeded: the mask allowed every sampled token
             raise LimitError(f"`{self._format.param}`: the grammar became too complex at token {self._counts[choice]}: "
                              f"{' '.join(matcher.get_error().split())[:200]}", param=self._format.param)
+        if self._end is not None and self._end.ends(self.ticket, choice):
+            mask = self._end.mask
         self._counts[choice] += len(ids)
         self.ticket.mask(choice, self._counts[choice], mask)
 
@@ -495,7 +513,7 @@ class _MaskThread:
         self._numbers = itertools.count(1)
         self.requests: dict[int, _MaskedRequest] = {}
         self._current: tuple[int, float] | None = None  # number of the request whose masks are computed, and since when
-        threading.Thread(target=self._run, name="mpool-masks", daemon=True).start()
+        start_thread(self._run, "mpool-masks")
 
     def serve(self, request: _MaskedRequest) -> None:
         """Serves a request until it ends. Tokens sampled before this call are served, too."""
@@ -521,16 +539,29 @@ class _MaskThread:
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._notifier.fileno(), select.POLLIN)
+        lost = False  # True: an exception such as MemoryError may have lost notifications
         while True:
-            poll.poll()
-            for number in self._notifier.take():
-                request = self.requests.get(number)
-                if request is not None:
-                    self._current = number, time.monotonic()
-                    if not request.advance():
-                        self.requests.pop(number, None)
-                    self._current = None
-                del request  # else the finished request stays alive until the next notification
+            try:
+                if not lost:
+                    poll.poll()
+                taken = self._notifier.take()
+                for number in list(self.requests) if lost else taken:
+                    self._advance(number)
+                lost = False
+            except Exception:
+                lost = True
+                time.sleep(_PAUSE)
+
+    def _advance(self, number: int) -> None:
+        request = self.requests.get(number)
+        if request is None:
+            return
+        self._current = number, time.monotonic()
+        try:
+            if not request.advance():
+                self.requests.pop(number, None)
+        finally:
+            self._current = None
 
 
 _mask_threads: list[_MaskThread] = []

@@ -7,6 +7,11 @@ function, stays text.
 
 If a grammar constrains the completion to the tool-call format (``constrained``), the arguments of a call are emitted
 while they are generated. Otherwise a call is emitted once it is complete.
+
+Small models may write the same call without end. A call that repeats an earlier one of the completion (same function,
+same arguments), and a call beyond :data:`~mpool.conversation.tool_grammar.MAX_CALLS`, end the completion: they and all
+further text are dropped. Arguments are held back while they equal the start of an earlier call's. A repeated call that
+differs in white space is kept, because its parts were emitted before its end.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import Any, NamedTuple
 
 from .json_extent import JsonExtent
 from .tool_formats import ToolFormat
-from .tool_grammar import MARKERLESS_PREFIXES, OPTIONAL_MARKER_PREFIXES, is_text, may_be_null
+from .tool_grammar import MARKERLESS_PREFIXES, MAX_CALLS, OPTIONAL_MARKER_PREFIXES, is_text, may_be_null
 
 _PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*")
@@ -85,6 +90,9 @@ class ToolCallParser:
         self._complete = True  # the last call is complete
         self._text_since_call = self._any_text = False
         self._extent: JsonExtent | None = None
+        self._held: list[CallDelta] = []  # parts of a call that may repeat an earlier one
+        self._distinct = -1  # number of the last call that is known to repeat no other
+        self._kept: int | None = None  # number of calls before the one that ended the completion
         self._value = self._scanned = 0  # start of an unfinished value between tags; end of its scanned part
 
     def feed(self, text: str, last: bool = False) -> tuple[str, list[CallDelta]]:
@@ -94,10 +102,12 @@ class ToolCallParser:
             text: the chunk.
             last: True if the completion ends with this chunk.
         """
+        if self.ended:
+            return "", []
         self._text += text
         self._last, self._out, self._deltas = last, [], []
-        more = True
-        while more:
+        more, calls = True, list[CallDelta]()
+        while more and not self.ended:
             try:
                 more = self._step()
             except _NeedMoreText:
@@ -106,13 +116,47 @@ class ToolCallParser:
                     self._give_up()
             except _Mismatch:
                 self._treat_as_text()
-        return "".join(self._out), self._deltas
+            calls += self._without_repeats()
+        if last and not self.ended:
+            calls += self._held
+        return "".join(self._out), calls
+
+    @property
+    def ended(self) -> bool:
+        """True once a call repeated an earlier one, or exceeded the maximum number of calls."""
+        return self._kept is not None
+
+    def _without_repeats(self) -> list[CallDelta]:
+        """Take the new parts of calls, except those that may belong to a repeated call."""
+        found: list[CallDelta] = []
+        new, self._deltas = self._deltas, []
+        for delta in new:
+            number, name = delta.number, self._found[delta.number][1]
+            if number >= MAX_CALLS:
+                self._kept = number
+                return found
+            self._held.append(delta)
+            earlier = ["".join(parts) for _, other, parts in self._found[:number] if other == name]
+            raw = "".join(self._found[number][2]) if earlier else ""
+            if earlier and (self._complete or number + 1 < len(self._found)):
+                if number > self._distinct and raw in earlier:
+                    self._kept = number
+                    return found
+                if any(_same_value(raw, one) for one in earlier):  # other white space, so it was emitted already
+                    self._kept = number + 1
+                    return found + self._held
+            elif number > self._distinct and any(one.startswith(raw) for one in earlier):
+                continue
+            self._distinct = number
+            found += self._held
+            self._held = []
+        return found
 
     @property
     def calls(self) -> tuple[ParsedCall, ...]:
         """The calls parsed so far; the last one may be incomplete."""
         return tuple(ParsedCall(id, name, "".join(parts), self._complete or at + 1 < len(self._found))
-                     for at, (id, name, parts) in enumerate(self._found))
+                     for at, (id, name, parts) in enumerate(self._found[:self._kept]))
 
     # ---- text --------------------------------------------------------------------------------------------------------
 
@@ -394,6 +438,14 @@ class ToolCallParser:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(name)
+
+
+def _same_value(raw: str, other: str) -> bool:
+    """Return True if two JSON texts have the same value."""
+    try:
+        return bool(json.loads(raw) == json.loads(other))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _unicode(text: str) -> str:

@@ -48,6 +48,8 @@ class ResponseFormat(NamedTuple):
     source: str
 
 
+#: Maximum number of calls in one completion.
+MAX_CALLS = 32
 #: Starts of completions that are calls without a marker, without white space; see the two regular expressions below.
 MARKERLESS_PREFIXES = ('{"name":"', '<|python_tag|>{"name":"')
 OPTIONAL_MARKER_PREFIXES = ('{"name":"', '```{"name":"', '```json{"name":"')
@@ -257,7 +259,7 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
     close = f" {_literal(format.close)}" if format.close else ""
     tail = f" call{close}"
     if not single:
-        tail += f" ({_literal(format.between + format.open)} call{close})*"
+        tail += f" ({_literal(format.between + format.open)} call{close}){{0,{MAX_CALLS - 1}}}"
     if format.listed or format.end:
         tail += " " + _literal("]" * format.listed + format.end)
     start, rest = format.prefix, format.prefix[len(format.marker):]
@@ -278,7 +280,7 @@ def _unmarked_calls(format: ToolFormat, functions: Sequence[Function], single: b
         plain.append(rf"/\s{{0,3}}{head}/ {tail}")
         fenced.append(rf"/\s{{0,3}}```(json)?\n{head}/ {tail}")
         more.append(rf"/\n{head}/ {tail}")
-    again = "" if single else " again*"
+    again = "" if single else f" again{{0,{MAX_CALLS - 1}}}"
     if not single:
         rules.append("again: " + " | ".join(more))
     return [*rules, r"CLOSE: /\s{0,2}\}/", f"plain: {' | '.join(plain)}", f"fenced: {' | '.join(fenced)}",

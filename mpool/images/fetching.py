@@ -14,13 +14,13 @@ import http.client
 import io
 import socket
 import ssl
-import threading
 import time
 import urllib.error
 import urllib.request
 from typing import Any
 
 from ..errors import DownloadError, InvalidArgument, MpoolError
+from ..resources import start_thread
 
 #: Maximum duration of a fetch in seconds, unless the request's timeout is shorter.
 SECONDS = 30.0
@@ -56,8 +56,7 @@ def _resolve(host: str, port: int, deadline: _Deadline) -> list[Any]:
         except (OSError, UnicodeError) as error:
             found.append(error)
 
-    thread = threading.Thread(target=look_up, name="mpool-resolver", daemon=True)
-    thread.start()
+    thread = start_thread(look_up, "mpool-resolver")
     thread.join(deadline.left())
     if not found:
         raise TimeoutError("no response in time")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import one_of
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, ShuttingDown
 from . import logs as _logging
 from .hosts import hosts
 
@@ -56,17 +56,26 @@ def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
                               allowed="a function with one parameter, a PoolEvent")
     entry = (event, callback)
     with _lock:
+        if pool._closed:
+            raise ShuttingDown("the pool is closed: it will have no further events", hint="Create a new mpool.Pool")
         pool._callbacks = (*pool._callbacks, entry)
-    _logging.deliver = deliver
-    _enable_wanted()
-    _logging.start()
+
+    def remove() -> None:
+        with _lock:
+            pool._callbacks = tuple(other for other in pool._callbacks if other is not entry)
 
     def unsubscribe() -> None:
         """Remove the callback. Idempotent. Does not interrupt a callback that is running."""
-        with _lock:
-            pool._callbacks = tuple(other for other in pool._callbacks if other is not entry)
+        remove()
         _enable_wanted()
 
+    try:
+        _logging.deliver = deliver
+        _enable_wanted()
+        _logging.start()
+    except BaseException:  # such as MemoryError: the caller gets no function that removes the callback
+        remove()
+        raise
     return unsubscribe
 
 

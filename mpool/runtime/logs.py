@@ -1,8 +1,8 @@
 """Forward log records of the core to Python's ``logging``.
 
 The core writes records into a bounded ring and never to a file descriptor. One daemon thread moves them to the logger
-``mpool.pool``; it starts with the first pool and is joined at exit. To see the records, call
-``logging.basicConfig(level="INFO")``.
+``mpool.pool``; it starts with the first pool and is joined at exit. If it cannot start, records and events stay in
+their rings, and every request tries again. To see the records, call ``logging.basicConfig(level="INFO")``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
+
+from ..errors import MpoolError
+from ..resources import start_thread
 
 #: Poll interval of the ring in seconds: the usual one, and the one while events have callbacks.
 PERIOD, HURRIED = 0.25, 0.02
@@ -31,15 +35,24 @@ class _Drain:
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.thread: threading.Thread | None = None
+        self.missing = False  # True: the thread could not start, or ended
         self.level, self.period = -1, PERIOD
         self.hurried = threading.Event()
 
     def start(self) -> None:
+        """Start the thread unless it runs or the interpreter exits. A thread that cannot start is no error."""
         with self.lock:
-            if self.thread is None and not self.stopping.is_set():
+            if self.thread is not None or self.stopping.is_set():
+                return
+            warned, self.missing = self.missing, True
+            try:
                 self.update_level()
-                self.thread = threading.Thread(target=self.run, name="mpool-log", daemon=True)
-                self.thread.start()
+                self.thread = start_thread(self.run, "mpool-log")
+                self.missing = False
+            except (MpoolError, MemoryError, ImportError) as error:
+                if not warned:
+                    pool_log.warning("The thread that delivers log records and events could not start; the next "
+                                     "requests try again: %s", error)
 
     def update_level(self) -> None:
         """Pass the logger's level to the core, which writes no records below it."""
@@ -51,17 +64,31 @@ class _Drain:
             self.level = level
 
     def run(self) -> None:
-        while not self.stopping.is_set():
-            if self.period == HURRIED:
-                self.stopping.wait(HURRIED)
-            elif self.hurried.wait(PERIOD):
-                self.hurried.clear()
-            try:
-                self.update_level()
-                self.flush()
-                self.deliver()
-            except MemoryError:  # these records are lost; the next round may have memory again
-                continue
+        with self.lock:
+            if self.thread not in (None, threading.current_thread()):
+                return
+            if not self.stopping.is_set():
+                # again, for a start that a signal interrupted after the thread existed
+                self.thread, self.missing = threading.current_thread(), False
+        try:
+            while not self.stopping.is_set():
+                try:
+                    self.round()
+                except Exception:  # such as MemoryError, also in a wait: the next round may have memory again
+                    time.sleep(HURRIED)
+        finally:  # also after an exception such as SystemExit: the next request starts another thread
+            if not self.stopping.is_set():
+                self.thread, self.missing = None, True
+
+    def round(self) -> None:
+        """Wait for the end of a period, then deliver what the rings hold."""
+        if self.period == HURRIED:
+            self.stopping.wait(HURRIED)
+        elif self.hurried.wait(PERIOD):
+            self.hurried.clear()
+        self.update_level()
+        self.flush()
+        self.deliver()
 
     def deliver(self) -> None:
         # Import nothing here: a dataclass that is defined while the interpreter exits discards a pending Ctrl-C.
@@ -85,17 +112,26 @@ class _Drain:
             thread, self.thread = self.thread, None
             self.stopping.set()
             self.hurried.set()
+            self.missing = False
         if thread is not None:
             thread.join(5.0)
-            self.flush()
+        self.flush()
+        if thread is None or not thread.is_alive():
+            self.deliver()
 
 
 _drain = _Drain()
 
 
 def start() -> None:
-    """Start the thread unless it is running."""
+    """Start the thread unless it is running. If it cannot start, :func:`start_again` tries again."""
     if _drain.thread is None:
+        _drain.start()
+
+
+def start_again() -> None:
+    """Start the thread if an earlier start failed or if it ended. Every request calls this."""
+    if _drain.missing:
         _drain.start()
 
 
@@ -106,8 +142,10 @@ def hurry(on: bool) -> None:
 
 
 def flush() -> None:
-    """Log the records that are in the ring now."""
+    """Log the records that are in the ring now. Without a thread, deliver the events, too."""
     _drain.flush()
+    if _drain.missing:
+        _drain.deliver()
 
 
 def stop() -> None:

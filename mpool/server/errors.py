@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from .. import errors as pool_errors
+from ..resources import error_of
 from ..tasks import sampling
 
 log = logging.getLogger("mpool.server")
@@ -134,6 +135,7 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
     """
     if isinstance(error, Refusal):
         return error
+    error = error_of(error) or error
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "internal")
     if isinstance(error, asyncio.CancelledError):
         code = "shutting_down"

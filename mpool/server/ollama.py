@@ -98,11 +98,11 @@ def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
             raise Refusal("unsupported_parameter", f"`options.{name}` must be {off}: this sampler is not supported.",
                           name)
     found = {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
-    most = context.state.settings.max_tokens
     predict = given.num_predict
     if predict == 0:
         raise Refusal("invalid_value", "`options.num_predict` must be 1 or more, -1 or -2, got 0.", "num_predict")
-    found["max_tokens"] = most if predict is None or predict < 0 else min(predict, most)
+    found["max_tokens"] = context.state.settings.completion_tokens(
+        None if predict is None or predict < 0 else predict)
     if given.seed is not None:
         found["seed"] = given.seed % 2**64
     if body.logprobs:

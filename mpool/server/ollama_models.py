@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import math
 import os
-import threading
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -16,6 +15,7 @@ from ..conversation import tool_formats
 from ..conversation.template import ChatTemplate
 from ..conversation.tool_templates import tool_support
 from ..errors import MpoolError
+from ..resources import start_thread
 from . import thinking
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
         except RuntimeError:
             pass  # the loop is closed: the server has stopped
 
-    threading.Thread(target=work, name="mpool-server-pull", daemon=True).start()
+    start_thread(work, "mpool-server-pull")
     await done
     await models.find(name)
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from .. import native_calls
-from ..errors import FileError, ShuttingDown
+from ..errors import FileError, MpoolError, ShuttingDown
+from ..resources import start_thread
 from .application import OPERATIONS, make_app
 from .protocol import hardened
 from .state import State
@@ -57,8 +58,13 @@ class _Uvicorn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, and wait for requests in flight. The pool fails those that exceed its grace period."""
         self.state.stopping = True
-        closing = threading.Thread(target=self.state.pool.close, name="mpool-server-close")
-        closing.start()
+        try:
+            closing = start_thread(self.state.pool.close, "mpool-server-close")
+        except MpoolError:  # no thread: stop accepting first, then close the pool on this thread
+            self.state.pool.begin_shutdown()
+            await super().shutdown(sockets)
+            self.state.pool.close()
+            return
         refusing = asyncio.create_task(self._refuse_after(closing))
         await super().shutdown(sockets)
         while closing.is_alive():

@@ -17,11 +17,12 @@ from ..errors import FileError, InvalidArgument
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535), "max_body": (1024, 1 << 30), "max_text": (1, 1_000_000), "max_header": (1024, 1 << 20),
     "max_header_count": (8, 1000), "max_connections": (1, 100_000), "max_streams": (1, 100_000),
-    "max_n": (1, 128), "max_tokens": (1, 2**31 - 1), "header_timeout": (0.05, 3600.0), "body_timeout": (0.05, 3600.0),
+    "max_n": (1, 128), "max_tokens": (1, 2**31 - 1), "default_max_tokens": (1, 2**31 - 1),
+    "header_timeout": (0.05, 3600.0), "body_timeout": (0.05, 3600.0),
     "write_timeout": (0.05, 3600.0), "idle_timeout": (0.05, 3600.0), "ping": (0.05, 3600.0), "grace": (0.0, 3600.0),
 }
 _WHOLE = ("port", "max_body", "max_text", "max_header", "max_header_count", "max_connections", "max_streams", "max_n",
-          "max_tokens")
+          "max_tokens", "default_max_tokens")
 _MAX_TOKEN = 4096
 
 
@@ -47,6 +48,8 @@ class Settings:
         max_streams: Maximum number of concurrent streamed responses; further ones receive HTTP 503.
         max_n: Maximum number of completions or images per request.
         max_tokens: Maximum number of tokens per completion; a request for more is reduced to this.
+        default_max_tokens: Maximum number of tokens per completion of a request that sets no limit of its own; at most
+            ``max_tokens`` applies.
         allow_token_ids: Accept token ids as embedding input for every model; False: only if the request sets
             ``allow_token_ids``, or the model's vocabulary is OpenAI's cl100k_base.
         header_timeout: Seconds within which the head of a request must arrive.
@@ -73,6 +76,7 @@ class Settings:
     max_streams: int = 512
     max_n: int = 16
     max_tokens: int = 16384
+    default_max_tokens: int = 4096
     allow_token_ids: bool = False
     header_timeout: float = 10.0
     body_timeout: float = 60.0
@@ -100,6 +104,10 @@ class Settings:
             scheme, _, rest = origin.partition("://")
             if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
                 refuse("allowed_origins", origin, "origins such as https://page.example")
+
+    def completion_tokens(self, wanted: int | None) -> int:
+        """Return the limit of tokens for a completion. ``wanted``: the limit of the request; None: it has none."""
+        return min(self.default_max_tokens if wanted is None else wanted, self.max_tokens)
 
     def hosts(self, port: int) -> frozenset[str]:
         """Return the values of the ``Host`` header, in lower case, that a server on this port accepts."""

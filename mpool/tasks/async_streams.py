@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..errors import Cancelled
+from ..resources import error_of, typed_async
 from ..results import Chunk, Completion
 from ..runtime import awaiting as _awaiting
 from ..runtime.watching import Followed, watcher
@@ -97,7 +98,10 @@ class AsyncTicketStream(Generic[T]):
             wait = not call.fail_fast
             ticket = await watcher().enter(request.core_key, lambda: request.submit(call, True, wait), wait)
         except Exception as error:
-            self._error, self._exhausted, self._make = error, True, None
+            found = error_of(error)
+            if found is not None:
+                found.__cause__ = error
+            self._error, self._exhausted, self._make = found or error, True, None
             return
         self._make = None
         if self._cancelled:  # closed while it waited for space in the queue
@@ -119,6 +123,7 @@ class AsyncTicketStream(Generic[T]):
             raise StopAsyncIteration
         return self._ready.popleft()
 
+    @typed_async
     async def _wait_for_items(self) -> None:
         """Wait until there are unread items or the ticket is finished."""
         ticket, reader = self._ticket, self._reader
@@ -195,6 +200,7 @@ class AsyncStream(AsyncTicketStream[Chunk]):
 
     _reader: Reader | None
 
+    @typed_async
     async def result(self) -> Completion:
         """Waits for the end and returns the whole completion, including chunks that were already read.
 
@@ -220,6 +226,7 @@ class AsyncImageStream(AsyncTicketStream[ImageStep]):
 
     _reader: ImageReader | None
 
+    @typed_async
     async def result(self) -> GeneratedImages:
         """Waits for the images and returns them, even if steps were already read.
 

@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import integer, refuse
 from ..errors import FileError
+from ..resources import start_thread
 from ..runtime import logs as _logging
 from .capture_files import SUFFIX, CaptureRecord, read_capture
 
@@ -368,7 +370,7 @@ class _Writer:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._pending: list[_Pending] = []
-        threading.Thread(target=self._run, name="mpool-capture", daemon=True).start()
+        start_thread(self._run, "mpool-capture")
 
     def follow(self, request: _Pending) -> None:
         """Write the records of a request once it is finished."""
@@ -388,12 +390,15 @@ class _Writer:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending)
-                oldest = self._pending[0].ticket
-            oldest.wait(_PERIOD)
-            del oldest
-            self._write_finished()
+            try:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._pending)
+                    oldest = self._pending[0].ticket
+                oldest.wait(_PERIOD)
+                del oldest
+                self._write_finished()
+            except Exception:  # such as MemoryError: the requests stay pending, and the next round writes them
+                time.sleep(_PERIOD)
 
     def _write_finished(self) -> None:
         for request in [request for request in self._pending if request.ticket.done()]:

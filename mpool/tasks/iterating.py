@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..resources import typed
 from .steps import IterRequest, drive_each
 
 
@@ -33,6 +34,7 @@ class EmbedIterator(Iterator[Any]):
     def __iter__(self) -> EmbedIterator:
         return self
 
+    @typed
     def __next__(self) -> Any:
         return next(self._rows)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
 from ..errors import MpoolError, NumericError, Timeout
+from ..resources import typed, typed_async
 from ..runtime import threads as _threads
 from ..runtime.awaiting import Waiter
 
@@ -43,6 +44,7 @@ class Job:
         """Return the result of the finished ticket."""
         raise NotImplementedError
 
+    @typed
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the result.
 
@@ -106,6 +108,7 @@ class Job:
     def __await__(self) -> Generator[Any, None, Any]:
         return self._wait_async().__await__()
 
+    @typed_async
     async def _wait_async(self) -> Any:
         from ..runtime.watching import watcher
 

@@ -16,6 +16,7 @@ from ..durations import seconds_of
 from ..errors import InvalidArgument
 from ..names import CAPABILITIES as CAPABILITIES
 from ..names import COMPUTE, POLICIES
+from ..runtime import logs as _logs
 from ..runtime import threads as _threads
 from .sampling import ALIASES, TABLE
 
@@ -174,6 +175,7 @@ def begin(config: PoolConfig, options: dict[str, Any]) -> Call:
     Raises:
         InvalidArgument: an option has a value of the wrong type or out of range.
     """
+    _logs.start_again()
     if options.keys().isdisjoint(CALL):
         return _PLAIN_FAIL_FAST if config.fail_fast else PLAIN
     found = CallOptions(**{name: options.pop(name) for name in CALL if name in options})

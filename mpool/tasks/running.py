@@ -9,6 +9,7 @@ from .. import native_calls
 from ..checks import refuse
 from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded
+from ..resources import error_of, typed_async
 from . import options as _options
 from . import requests
 from .options import Call
@@ -102,6 +103,7 @@ async def _vectors(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     return (await counted(verb, pool, given))[0]
 
 
+@typed_async
 async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, int]:
     """Run a request for vectors or scores. Returns its result and the number of prompt tokens."""
     validated, call, _ = _begin(verb, pool, given)
@@ -110,13 +112,20 @@ async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, i
 
 
 async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterator[Any]:
-    validated, call, _ = _begin(verb, pool, given)
-    flow: Any = adrive_each((await _prepared(pool, validated, call)).steps())
+    flow: Any = None
     try:
+        validated, call, _ = _begin(verb, pool, given)
+        flow = adrive_each((await _prepared(pool, validated, call)).steps())
         async for value in flow:
             yield value
+    except Exception as error:
+        found = error_of(error)
+        if found is None:
+            raise
+        raise found from error
     finally:
-        await flow.aclose()
+        if flow is not None:
+            await flow.aclose()
 
 
 async def _prepared(pool: Host, validated: Validated, call: Call) -> Any:
@@ -135,6 +144,7 @@ async def _prepared(pool: Host, validated: Validated, call: Call) -> Any:
     return await threads.arun(validated.prepare, deadline=call.deadline)
 
 
+@typed_async
 async def _collect(stream: Any) -> Any:
     """The result of a stream; leaving it stops the work."""
     try:

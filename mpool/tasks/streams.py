@@ -6,6 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from ..resources import typed
 from ..results import Chunk, Completion
 from ..runtime.awaiting import Waiter
 from .text_to_text import Reader, Request
@@ -45,6 +46,7 @@ class TicketStream(Generic[T]):
     def __iter__(self) -> StreamIterator[T]:
         return StreamIterator(self)
 
+    @typed
     def __next__(self) -> T:
         while not self._ready:
             if self._exhausted:
@@ -131,6 +133,7 @@ class Stream(TicketStream[Chunk]):
         ticket = request.submit(call, fail_fast)
         super().__init__(ticket, request.reader(ticket), request.entry.key)
 
+    @typed
     def result(self) -> Completion:
         """Waits for the end and returns the whole completion, including chunks that were already read.
 

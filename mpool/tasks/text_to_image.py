@@ -13,6 +13,7 @@ import numpy as np
 from .. import native_calls
 from ..checks import integer, real, refuse, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
+from ..resources import typed
 from ..runtime.awaiting import Waiter
 from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
 from .options import PLAIN, GenerateImageOptions
@@ -411,6 +412,7 @@ class ImageStream(TicketStream[ImageStep]):
         ticket = request.submit(call, fail_fast)
         super().__init__(ticket, request.reader(ticket), request.entry.key)
 
+    @typed
     def result(self) -> GeneratedImages:
         """Waits for the images and returns them, even if steps were already read.
 

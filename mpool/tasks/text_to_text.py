@@ -95,8 +95,9 @@ class Request:
             self.entry.pool._name_idle(error, self.core_key)
             raise
         if self.format is not None:
+            repeats = self.tools is not None and not self.tools.single and self.format.first is not None
             try:
-                self.format.compute_masks(ticket, s.n, self.entry.key)
+                self.format.compute_masks(ticket, s.n, self.entry.key, _RepeatedCalls(self) if repeats else None)
             except BaseException:
                 ticket.cancel()
                 raise
@@ -116,6 +117,37 @@ class Request:
 
         seed = b"%b %d %d" % (self.prompt.tobytes(), self.sampling.seed, choice)
         return self.tools.parser(lambda number: make_call_id(seed, number))
+
+
+class _RepeatedCalls:
+    """Ends completions whose calls repeat, through the mask of their next token.
+
+    A mask thread parses the text: the caller may read a completion only after its end.
+    """
+
+    def __init__(self, request: Request) -> None:
+        n = request.sampling.n
+        self._bytes = [0] * n
+        self._splitters = None if request.splitter is None else [request.splitter() for _ in range(n)]
+        self._parsers = [request.parser(choice) for choice in range(n)]
+        settings, format = request.entry.describe().generation, request.format
+        assert settings is not None and format is not None
+        mask = bytearray(len(format.first))
+        for token in {*request.tokenizer.token_table().eog, *settings.eog_token_ids}:
+            mask[token // 8] |= 1 << token % 8
+        self.mask = bytes(mask)
+
+    def ends(self, ticket: _core.Ticket, choice: int) -> bool:
+        """See :class:`mpool.conversation.grammar.EndCheck`."""
+        parser = self._parsers[choice]
+        assert parser is not None
+        data = ticket.text(choice, self._bytes[choice])[0]
+        self._bytes[choice] += len(data)
+        text = data.decode()
+        if self._splitters is not None:
+            _, text = self._splitters[choice].feed(text, False)
+        parser.feed(text)
+        return parser.ended
 
 
 @contextmanager

@@ -19,7 +19,9 @@ import ray.data
 
 from ...checks import refuse
 from ...errors import FileError, InvalidArgument, MpoolError
+from ...models import describe
 from ...pool import Pool
+from . import provenance
 
 #: Default number of rows per batch.
 ROWS = 1024
@@ -52,6 +54,7 @@ class EmbedBatches:
                  memory_mb: int = 0, **options: Any) -> None:
         self.column, self.output, self.model, self.options = column, output, model, options
         self.pool = Pool(_share.config(cpus, memory_mb, None))
+        self._made: dict[str, Any] | None = None
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Return the batch with the column of vectors."""
@@ -62,7 +65,15 @@ class EmbedBatches:
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1],
                                                     mask=pa.array(missing) if missing.any() else None)
         at = batch.schema.get_field_index(self.output)
-        return batch.append_column(self.output, vectors) if at < 0 else batch.set_column(at, self.output, vectors)
+        found = batch.append_column(self.output, vectors) if at < 0 else batch.set_column(at, self.output, vectors)
+        return found.replace_schema_metadata(provenance.with_record(batch.schema.metadata, self.output, self._record()))
+
+    def _record(self) -> dict[str, Any]:
+        """Return the record of the vectors; see :mod:`mpool.integrations.ray.provenance`."""
+        if self._made is None:
+            model = self.pool.get(provenance.default_model(self.model), "text_embedding")
+            self._made = provenance.record_of(model.description, self.column, self.options)
+        return self._made
 
 
 def check_column(schema: pa.Schema, column: str, where: str) -> None:
@@ -133,14 +144,17 @@ class Embedded:
 def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str], *, column: str = "text",
                   output: str = "embedding", model: str | None = None, cpus: int = 1, actors: int | None = None,
                   memory_mb: int = 0, rows: int = ROWS, address: str | None = None,
-                  progress: bool | Callable[[int, int], object] = True, **options: Any) -> Embedded:
+                  progress: bool | Callable[[int, int], object] = True, overwrite: bool = False,
+                  **options: Any) -> Embedded:
     """Copies the Parquet files of a folder and adds a column with the vectors of the texts of another column.
 
     If this process is not connected to Ray, the function starts Ray and stops it at the end. Each file is processed by
     one actor, which reads it in batches, so that memory use does not depend on the size of the file. The copy has the
     same name and all columns and rows in the same order. It gets its name only when it is complete, and existing
-    copies are skipped: after an error, a kill or a reboot, the same call continues with the missing files. In a
-    cluster, both folders must have the same paths on every machine.
+    copies are skipped: after an error, a kill or a reboot, the same call continues with the missing files. The
+    metadata of a copy records the model, its revision, the options and the version of mpool under the key
+    ``mpool.OUTPUT``; a folder with copies that differ in one of them is refused before any work. In a cluster, both
+    folders must have the same paths on every machine.
 
     Args:
         source: a folder with ``.parquet`` files; subfolders are ignored.
@@ -152,12 +166,14 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
         address: address of a cluster, as for ``ray.init``; None: the cluster that this process is connected to, or
             a new one on this machine.
         progress: True: show a progress bar; a function: call it with (finished rows, all rows) after each file.
+        overwrite: True: embed all files again and replace existing copies, whatever computed them.
 
     Returns:
         the numbers of written and skipped files, and of rows.
 
     Raises:
-        InvalidArgument: a file does not have the column, or another argument is invalid.
+        InvalidArgument: a file does not have the column, the target folder has a copy that another model, revision,
+            option or version of mpool computed (nothing is written), or another argument is invalid.
         FileError: the folder has no Parquet files, or a file cannot be read or written; complete copies are kept.
     """
     source_folder, target_folder = Path(source).absolute(), Path(target).absolute()
@@ -169,9 +185,18 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     files = sorted(source_folder.glob("*.parquet"))
     if not files:
         raise FileError(f"{source_folder} has no .parquet files")
+    provenance.options_of(options)  # raises for an invalid option
+    if not isinstance(overwrite, bool):
+        refuse("overwrite", overwrite, "True or False")
+    rows_of = {path: _rows_of(path, column) for path in files}
+    missing = [path for path in files if overwrite or not (target_folder / path.name).exists()]
+    if len(missing) < len(files):
+        record = provenance.record_of(describe(provenance.default_model(model)), column, options)
+        for path in files:
+            if path not in missing:
+                _check_copy(target_folder / path.name, rows_of[path], output, record)
+    total = sum(rows_of[path] for path in missing)
     target_folder.mkdir(parents=True, exist_ok=True)
-    missing = [path for path in files if not (target_folder / path.name).exists()]
-    total = sum(_rows_of(path, column) for path in missing)
     if not missing:
         return Embedded(0, 0, len(files))
     done = 0
@@ -203,6 +228,26 @@ def _rows_of(path: Path, column: str) -> int:
             return count
     except (OSError, pa.ArrowException) as error:
         raise FileError(f"{path} cannot be read: {error}") from None
+
+
+def _check_copy(path: Path, rows: int, output: str, record: dict[str, Any]) -> None:
+    """Check that an existing copy is what this call would write.
+
+    Raises:
+        InvalidArgument: another model, revision, column, option or version of mpool computed it, or its source changed.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            wrong = provenance.difference(file.schema_arrow.metadata, output, record)
+            if wrong is None and file.metadata.num_rows != rows:
+                wrong = f"it has {file.metadata.num_rows:,} rows, and its source has {rows:,}"
+    except (OSError, pa.ArrowException) as error:
+        wrong = f"it cannot be read: {error}"
+    if wrong is not None:
+        raise InvalidArgument(f"`target` has a file of another call, {path}: {wrong}", param="target", got=str(path),
+                              allowed="a folder without files, or with those of the same call",
+                              hint="Use another target folder, or overwrite=True (--overwrite) to embed every file "
+                                   "again")
 
 
 def _run(files: list[dict[str, str]], actors: int, cpus: int, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -34,7 +34,7 @@ def sampling(context: Context, body: TextRequest, most: int | None) -> dict[str,
     Args:
         context: Context of the request.
         body: Body of the request.
-        most: Maximum number of tokens per completion; None: the maximum of the server.
+        most: Maximum number of tokens per completion; None: ``Settings.default_max_tokens``.
 
     Raises:
         Refusal: The request asks for more completions than the server allows.
@@ -42,7 +42,7 @@ def sampling(context: Context, body: TextRequest, most: int | None) -> dict[str,
     limits = context.state.settings
     found = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
     check_count(body.n or 1, limits.max_n)
-    found["max_tokens"] = limits.max_tokens if most is None else min(most, limits.max_tokens)
+    found["max_tokens"] = limits.completion_tokens(most)
     if "min_tokens" in found:
         found["min_tokens"] = min(found["min_tokens"], found["max_tokens"])
     if body.seed is not None:

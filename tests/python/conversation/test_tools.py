@@ -20,7 +20,7 @@ import pytest
 import toolmodels as tm
 
 import mpool
-from mpool.conversation import grammar, tool_schemas
+from mpool.conversation import grammar, tool_calls, tool_formats, tool_grammar, tool_schemas
 from mpool.conversation.tools import make_call_id
 from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
@@ -83,11 +83,67 @@ def test_required_calls_are_valid(pool: mpool.Pool, llama: Path, name: str) -> N
 
 def test_several_calls(pool: mpool.Pool, llama: Path) -> None:
     pytest.importorskip("llguidance")
-    model = named(pool, llama, tm.MISTRAL_MARKED, "tools-mistral_marked")
+    model = named(pool, llama, tm.KIMI_K2, "tools-kimi_k2")
     done = pool.chat(CHAT, model, tools=TOOLS, tool_choice="required", n=12, seed=1, **HOT)
     assert max(len(one.tool_calls) for one in done.choices) > 1
     for one in done.choices:
         check_calls(one)
+
+
+PING = {"type": "function", "function": {"name": "ping", "parameters": {
+    "type": "object", "properties": {"x": {"enum": ["a"]}}, "required": ["x"]}}}
+
+
+@pytest.mark.parametrize("name", [name for name in tm.TEMPLATES if name != "harmony"])
+def test_a_repeated_call_ends_the_completion(pool: mpool.Pool, llama: Path, name: str) -> None:
+    """A model with random weights calls a function with one possible argument once. (A copy with other white space may
+    be kept.) Streams and whole completions agree."""
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
+    options: dict[str, Any] = {**HOT, "tools": [PING], "tool_choice": "required", "n": 8, "seed": 1}
+    done = pool.chat(CHAT, model, **options)
+    for one in done.choices:
+        assert one.finish_reason == "tool_calls" and len(one.token_ids) < 300
+        assert len({call.raw for call in one.tool_calls}) == len(one.tool_calls) <= 2
+        assert {json.dumps(call.arguments) for call in one.tool_calls} == {'{"x": "a"}'}
+    check_stream(pool.chat(CHAT, model, stream=True, **options), done)
+
+
+def test_calls_per_completion_are_limited(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grammar allows no call beyond the maximum, so that the completion ends."""
+    pytest.importorskip("llguidance")
+    model = named(pool, llama, tm.KIMI_K2, "tools-kimi_k2")
+    options: dict[str, Any] = {**HOT, "tools": TOOLS, "tool_choice": "required", "n": 8, "seed": 2, "max_tokens": 3000}
+    assert max(len(one.tool_calls) for one in pool.chat(CHAT, model, **options).choices) > 2
+    monkeypatch.setattr(tool_grammar, "MAX_CALLS", 2)
+    done = pool.chat(CHAT, model, **options)
+    assert max(len(one.tool_calls) for one in done.choices) == 2
+    assert {one.finish_reason for one in done.choices} == {"tool_calls"}
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+def test_repeated_calls_are_dropped_however_the_text_is_split(constrained: bool) -> None:
+    def call(name: str, arguments: str) -> str:
+        return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+    format = tool_formats.of_template(tm.HERMES)
+    assert format is not None
+    functions: dict[str, Any] = {"f": {}, "g": {}}
+    for calls, kept in (([("f", '{"x": 1}'), ("f", '{"x": 1}')], 1),
+                        ([("f", '{"x": 1}'), ("g", '{"x": 1}'), ("f", '{"x": 12}'), ("f", '{"x": 1}')], 3),
+                        ([("f", '{"x": 1}'), ("g", "{}"), ("g", "{}"), ("f", '{"x": 2}')], 2),
+                        ([("f", f'{{"x": {at}}}') for at in range(40)], 32)):
+        text = "\n".join(call(*one) for one in calls) + "\nand more text"
+        for size in (1, 3, 7, 50, len(text)):
+            parser = tool_calls.ToolCallParser(format, functions, constrained, str)
+            deltas: list[tool_calls.CallDelta] = []
+            for at in range(0, len(text), size):
+                more, new = parser.feed(text[at:at + size], at + size >= len(text))
+                deltas += new
+                assert "more" not in more
+            assert parser.ended and [(one.name, one.raw) for one in parser.calls] == calls[:kept]
+            assert ["".join(one.arguments for one in deltas if one.number == number) for number in range(kept)] \
+                == [arguments for _, arguments in calls[:kept]] and max(one.number for one in deltas) == kept - 1
 
 
 def test_truncated_arguments(pool: mpool.Pool, llama: Path) -> None:

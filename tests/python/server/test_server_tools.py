@@ -110,10 +110,11 @@ def test_ollama_client(server: Any) -> None:
 
 def test_ollama_streams_send_each_complete_tool_call(tmp_path: Path) -> None:
     ollama = pytest.importorskip("ollama")
-    chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]  # one tool call after another, up to the token limit
+    # one tool call after another: greedy decoding repeats the first one
+    chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]
     with serving([f"again={chainmodels.save(tmp_path, tm.HERMES, chains, WORDS)}"]) as made:
         client = ollama.Client(host=made.url)
-        options = {"temperature": 0, "num_predict": 23}
+        options = {"temperature": 0}
         whole = client.chat("again", CHAT, tools=[tm.CLOCK], options=options)
         chunks = list(client.chat("again", CHAT, tools=[tm.CLOCK], options=options, stream=True))
     sent = [[call.function.model_dump() for call in chunk.message.tool_calls] for chunk in chunks
@@ -121,7 +122,24 @@ def test_ollama_streams_send_each_complete_tool_call(tmp_path: Path) -> None:
     assert [len(calls) for calls in sent] == [1] * len(sent)  # each in its own chunk, not all at the end
     assert [call for calls in sent for call in calls] == [call.function.model_dump()
                                                           for call in whole.message.tool_calls]
-    assert len(sent) >= 5 and whole.done_reason == "length"
+    assert len(sent) == 1 and whole.done_reason == chunks[-1].done_reason == "stop"
+    assert whole.eval_count < 30  # without a limit of tokens in the request
+
+
+def test_openai_requests_without_a_limit_end_at_a_repeated_call(tmp_path: Path) -> None:
+    openai = pytest.importorskip("openai")
+    chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]
+    with serving([f"again={chainmodels.save(tmp_path, tm.HERMES, chains, WORDS)}"]) as made:
+        client = openai.OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0)
+        for choice in ("auto", "required"):
+            options: dict[str, Any] = {"model": "again", "messages": CHAT, "tools": [tm.CLOCK], "tool_choice": choice,
+                                       "temperature": 0}
+            done = client.chat.completions.create(**options)
+            assert done.choices[0].finish_reason == "tool_calls" and done.usage.completion_tokens < 30
+            assert len(done.choices[0].message.tool_calls) == 1
+            chunks = list(client.chat.completions.create(stream=True, **options))
+            begun = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or () if delta.id]
+            assert len(begun) == 1 and chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -196,3 +214,23 @@ def test_tools_with_a_response_format(openai: Any) -> None:
                 assert choice.finish_reason == "stop" and not choice.message.tool_calls
                 jsonschema.validate(json.loads(choice.message.content), BOOK)
     assert kinds == {"tool_calls", "stop"}
+
+
+def test_requests_without_a_limit_of_tokens_get_the_servers(llama: Path) -> None:
+    """``Settings.default_max_tokens`` applies in both protocols, streamed or not, and a request may set more."""
+    endless = {"ignore_eos": True}
+    with serving([f"llama={llama}"], default_max_tokens=7, max_tokens=12) as made:
+        base = {"model": "llama", "temperature": 0}
+        for path, prompt, default in (("/v1/chat/completions", {"messages": CHAT}, 7),
+                                      ("/v1/completions", {"prompt": "The"}, 12)):  # OpenAI's default there is 16
+            for wanted, expected in ((None, default), (9, 9), (50, 12)):
+                limit = {} if wanted is None else {"max_tokens": wanted}
+                status, done = ask(made, path, {**base, **prompt, **endless, **limit})
+                assert status == 200 and done["usage"]["completion_tokens"] == expected
+                assert done["choices"][0]["finish_reason"] == "length"
+        for path, prompt in (("/api/chat", {"messages": CHAT}), ("/api/generate", {"prompt": "The"})):
+            for wanted, expected in ((None, 7), (-1, 7), (9, 9), (50, 12)):
+                options = {"temperature": 0, **({} if wanted is None else {"num_predict": wanted})}
+                status, done = ask(made, path, {"model": "llama", **prompt, "stream": False, "options": options})
+                assert status == 200 and done["eval_count"] <= expected
+                assert done["done_reason"] == "length" or done["eval_count"] < expected

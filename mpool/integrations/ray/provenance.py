@@ -1,0 +1,101 @@
+"""The record of a column of vectors in a Parquet file: model, revision, options and version that computed it.
+
+The metadata of the file has it as JSON under the key ``mpool.COLUMN``. Vectors of two models in one folder are worth
+nothing, and look like any others: :func:`mpool.integrations.ray.parquet.embed_parquet` compares the records before it
+continues in a folder with files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from ..._version import __version__
+from ...models import load_catalogue
+from ...tasks.options import CALL, EmbedOptions, parse_options
+
+if TYPE_CHECKING:
+    from ...models import ModelDescription
+
+#: Options of :func:`mpool.embed` that do not change vectors.
+_NO_EFFECT = ("progress", "max_inputs")
+
+
+def options_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of :func:`mpool.embed` that determine vectors, with their defaults.
+
+    Raises:
+        InvalidArgument: an option does not exist or has an invalid value.
+    """
+    given = {name: value for name, value in options.items() if name not in CALL}
+    found = parse_options(EmbedOptions, "embed", given)
+    return {one.name: getattr(found, one.name) for one in fields(EmbedOptions) if one.name not in _NO_EFFECT}
+
+
+def default_model(model: str | None) -> str:
+    """Return the model that an argument selects."""
+    return load_catalogue().default("text_embedding").key if model is None else model
+
+
+def record_of(description: ModelDescription, column: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of the vectors that a model computes of a column.
+
+    Args:
+        description: the model.
+        column: the column of texts.
+        options: options of :func:`mpool.embed`.
+    """
+    return {"model": description.ref, "revision": description.revision or _digest(description), "column": column,
+            "options": options_of(options), "mpool": __version__}
+
+
+def _digest(description: ModelDescription) -> str:
+    """Return the hash of the contents of local files, which have no revision."""
+    found = hashlib.sha256()
+    for path in sorted({*description.stamps, *description.spec.files}, key=lambda path: (os.path.basename(path), path)):
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                found.update(f"{os.path.basename(path)}\0{os.path.getsize(path)}\0".encode())
+                while data := file.read(1 << 20):
+                    found.update(data)
+    return f"sha256:{found.hexdigest()}"
+
+
+def key_of(output: str) -> bytes:
+    """Return the key of the metadata for a column of vectors."""
+    return b"mpool." + output.encode()
+
+
+def with_record(metadata: Mapping[bytes, bytes] | None, output: str, record: Mapping[str, Any]) -> dict[bytes, bytes]:
+    """Return the metadata of a file with the record of one column of vectors added."""
+    return {**(metadata or {}), key_of(output): json.dumps(record, sort_keys=True).encode()}
+
+
+def difference(metadata: Mapping[bytes, bytes] | None, output: str, record: Mapping[str, Any]) -> str | None:
+    """Return what differs between the record of a file and the expected one, as a phrase; None: nothing does."""
+    data = (metadata or {}).get(key_of(output))
+    if data is None:
+        return f"it has no record of the model of its column {output!r}"
+    try:
+        found = json.loads(data)
+        differing = [name for name in record if found.get(name) != record[name]]
+    except (ValueError, AttributeError):
+        return f"the record of its column {output!r} is malformed"
+    if "model" in differing and "revision" not in differing and str(record["revision"]).startswith("sha256:"):
+        differing.remove("model")  # the same files in another folder
+    if not differing:
+        return None
+    if "options" in differing and isinstance(found.get("options"), dict):
+        name = next((name for name in record["options"] if found["options"].get(name) != record["options"][name]), None)
+        if differing[0] == "options" and name is not None:
+            return f"its {name} is {found['options'].get(name)!r}, not {record['options'][name]!r}"
+    name = differing[0]
+    about = "version of mpool" if name == "mpool" else name
+    return f"its {about} is {found.get(name)!r}, not {record[name]!r}"
+
+
+__all__ = ["default_model", "difference", "key_of", "options_of", "record_of", "with_record"]

@@ -1,0 +1,182 @@
+"""Failures injected into the Python layer, one at a time, each in a forked child of a process with nothing loaded.
+
+Run as a program: ``injection.py BERT LLAMA STRIDE OFFSET``. A first child records the sites of the package: each distinct
+line that calls a C function (of the core, of the operating system, of Python), imports a module or starts a thread while
+:func:`work` runs. Then, for every ``STRIDE``-th site from ``OFFSET`` on, a child lets that site fail once, and afterwards
+repeats the work without failures. Prints one JSON line: [number of sites, [[site, failure, verdict], ...]] with the
+verdicts that are wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import errno
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy  # noqa: F401 - loaded before the fork, which keeps children fast
+import tokenizers  # noqa: F401
+
+import mpool
+
+ROOT = os.path.dirname(os.path.abspath(mpool.__file__)) + os.sep
+#: Seconds after which a child counts as hanging.
+LIMIT = 20
+#: Calls that cannot fail. A lock that a failure leaves taken would show no fault of the package.
+_RELEASES = ("__exit__", "release", "set_result", "append", "register_at_fork")
+Site = list[Any]
+
+
+def work(pool: mpool.Pool, bert: str, llama: str) -> None:
+    """Use every way in: a blocking request, a stream, an event loop, a job."""
+    pool.embed(["a", "b"], bert)
+    try:
+        from mpool import aio
+    except (ImportError, MemoryError):
+        raise ImportFailed from None
+    assert "".join(chunk.text for chunk in pool.generate("a", llama, max_tokens=2, temperature=0, stream=True))
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(aio.embed("c", bert, pool=pool))
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+    pool.submit("text_embedding", inputs="d", model=bert).result(60)
+    pool.tokenize("d", bert)
+    pool.metrics()
+    pool.health()
+
+
+class ImportFailed(Exception):
+    """An import statement of the caller failed, with an ImportError or MemoryError, as in any package."""
+
+
+class Tracer:
+    """Calls ``reached(site)`` at each site of the package, in all threads."""
+
+    def __init__(self, reached: Callable[[Site], None]) -> None:
+        self._reached, self._import = reached, builtins.__import__
+
+    def __enter__(self) -> None:
+        builtins.__import__ = self._imported
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+        builtins.__import__ = self._import
+
+    def _profile(self, frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and frame.f_code.co_filename.startswith(ROOT) and function.__name__ not in _RELEASES:
+            home = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+            self._reached([frame.f_code.co_filename[len(ROOT):], frame.f_lineno, f"{home}.{function.__name__}"])
+
+    def _imported(self, name: str, scope: Any = None, *rest: Any) -> Any:
+        frame = sys._getframe(1)
+        if frame.f_code.co_filename.startswith(ROOT):
+            self._reached([frame.f_code.co_filename[len(ROOT):], frame.f_lineno, f"import {name}"])
+        return self._import(name, scope, *rest)
+
+
+def failure_of(site: Site) -> BaseException:
+    """Return the error that a site raises when its resource is exhausted."""
+    what = site[2]
+    if what.startswith("import "):
+        return ImportError(f"planted: {what}")
+    if what.startswith(("posix.", "io.", "_io.", "mmap.")):
+        return OSError(errno.EIO, "planted")
+    if "start_new_thread" in what:
+        return RuntimeError("can't start new thread")
+    return MemoryError("planted")
+
+
+def run(bert: str, llama: str, wanted: Site | None) -> Any:
+    """Return the sites (``wanted`` None), or the verdict of a run in which one site fails once."""
+    sites: list[Site] = []
+    seen, failed = set[tuple[Any, ...]](), []
+
+    def reached(site: Site) -> None:
+        if wanted is None:
+            if tuple(site) not in seen:
+                seen.add(tuple(site))
+                sites.append(site)
+        elif site == wanted and not failed:
+            failed.append(site)
+            raise failure_of(site)
+
+    pool, events = None, list[str]()
+    try:
+        with Tracer(reached):
+            pool = mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1))
+            pool.on("request_complete", lambda event: events.append(event.event))
+            work(pool, bert, llama)
+    except mpool.MpoolError as error:
+        if error.__cause__ is None and error.__context__ is None and "planted" not in str(error):
+            return f"no cause: {error!r}"
+    except ImportFailed:
+        pass
+    except BaseException as error:
+        return f"bare {error!r} <- {error.__cause__!r}"
+    if wanted is None:
+        return sites
+    try:
+        if pool is None or not pool._callbacks:
+            pool = mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1))
+            pool.on("request_complete", lambda event: events.append(event.event))
+        work(pool, bert, llama)
+        pause, count = threading.Event(), 4  # the events of the second round, whatever the first one delivered
+        for _ in range(300):
+            if len(events) >= count:
+                break
+            pause.wait(0.01)
+        if len(events) < count:
+            return f"silent: {events}"
+        pool.close()
+    except BaseException as error:
+        return f"afterwards: {error!r} <- {error.__cause__!r}"
+    return "ok"
+
+
+def child(bert: str, llama: str, wanted: Site | None) -> tuple[Any, int]:
+    """Call :func:`run` in a forked child. Returns its result and the child's exit status."""
+    here, there = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(here)
+            faulthandler.register(signal.SIGALRM, chain=True)
+            signal.alarm(LIMIT)
+            data = json.dumps(run(bert, llama, wanted)).encode()
+            while data:
+                data = data[os.write(there, data):]
+        finally:
+            os._exit(0)
+    os.close(there)
+    with os.fdopen(here, "rb") as pipe:
+        text = pipe.read()
+    status = os.waitpid(pid, 0)[1]
+    return (json.loads(text) if text else None), status
+
+
+def main(bert: str, llama: str, stride: int, offset: int) -> None:
+    sites, status = child(bert, llama, None)
+    assert status == 0 and isinstance(sites, list), sites
+    wrong = []
+    for site in sites[offset::stride]:
+        verdict, status = child(bert, llama, site)
+        if verdict != "ok":
+            wrong.append([site, repr(failure_of(site)), verdict if status == 0 else f"status {status}"])
+    print(json.dumps([len(sites), len(sites[offset::stride]), wrong]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

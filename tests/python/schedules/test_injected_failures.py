@@ -1,0 +1,37 @@
+"""Failures injected at lines of the Python layer, one at a time: imports, starts of threads, calls of the core and of the
+operating system, allocations. helpers/injection.py has the program that runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).resolve().parents[1] / "helpers" / "injection.py"
+
+
+def sweep(bert: Path, llama: Path, stride: int, offset: int) -> int:
+    """Let every ``stride``-th site fail. Returns the number of failures; checks that each is harmless."""
+    done = subprocess.run([sys.executable, PROGRAM, bert, llama, str(stride), str(offset)], capture_output=True,
+                          text=True, timeout=3600, env={**os.environ, "PYTHONHASHSEED": "0"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    sites, count, wrong = json.loads(done.stdout.splitlines()[-1])
+    assert sites > 500
+    assert not wrong, "\n".join(map(str, wrong)) + done.stderr[-3000:]
+    return int(count)
+
+
+def test_a_failure_at_a_line_is_one_error_and_the_pool_serves_on(bert: Path, llama: Path) -> None:
+    """A sample of the sites. Each call ends with its result or one error of mpool that names its cause; the same work
+    succeeds afterwards, and its events arrive."""
+    assert sweep(bert, llama, 160, 3) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", range(8))
+def test_failures_at_every_line(bert: Path, llama: Path, offset: int) -> None:
+    assert sweep(bert, llama, 8, offset) > 50
