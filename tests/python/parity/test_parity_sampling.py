@@ -109,7 +109,7 @@ def check(pairs: list[tuple[int, np.ndarray]]) -> None:
     """Compare how often each token occurs with the sum of its probabilities, in standard deviations."""
     seen, mean, variance = np.zeros(VOCAB), np.zeros(VOCAB), np.zeros(VOCAB)
     for token, p in pairs:
-        assert p[token] > 0, f"token {token} was drawn, which the options exclude"
+        assert p[token] > 0, f"token {token} was sampled, which the options exclude"
         seen[token] += 1
         mean += p
         variance += p * (1 - p)

@@ -94,8 +94,8 @@ def streamed(server: Any, path: str, body: dict[str, Any]) -> list[str]:
     for block in data.decode().split("\n\n"):
         if block.startswith("data: {"):
             for choice in json.loads(block[6:])["choices"]:
-                piece = choice["delta"].get("content") if "delta" in choice else choice["text"]
-                texts[choice["index"]] = texts.get(choice["index"], "") + (piece or "")
+                part = choice["delta"].get("content") if "delta" in choice else choice["text"]
+                texts[choice["index"]] = texts.get(choice["index"], "") + (part or "")
     return [texts[index] for index in sorted(texts)]
 
 
