@@ -49,7 +49,8 @@ def test_reading_metadata_loads_no_torch(llama: Path, tmp_path: Path) -> None:
     writer.close()
     loaded = _modules(f"import mpool; pool = mpool.Pool(); assert pool.get({str(llama)!r}).description.spec; "
                       f"found = mpool._core.read_gguf({str(tmp_path / 'm.gguf')!r}); assert found; pool.close()")
-    assert not loaded.intersection(("torch", "transformers", "jinja2", "huggingface_hub", "PIL", "llguidance", "starlette"))
+    assert not loaded.intersection(("torch", "transformers", "jinja2", "huggingface_hub", "PIL", "llguidance",
+                                    "starlette"))
     assert "mpool.models.formats.hf_folder" in loaded
 
 

@@ -85,6 +85,6 @@ def test_memory_stays_flat(folders: tuple[Path, Path], case: str) -> None:
         # The cache keeps the largest number of blocks that were in use together, which varies for abandoned streams.
         most = before + (1 << 20) if tag == "kv" else before + 64
         assert after <= most, f"{tag}: {before} bytes before, {after} after {rounds} rounds"
-    # One leaked object per round fails. Without a leak, caches of Python vary by up to 350 objects in any number of rounds.
+    # One leaked object per round fails. Without a leak, Python's caches vary by up to 350 objects.
     assert blocks[1] - blocks[0] < rounds, f"Python blocks: {blocks[0]} before, {blocks[1]} after {rounds} rounds"
     assert resident[1] - resident[0] < 6 << 20, f"resident: {resident[0]} before, {resident[1]} after {rounds} rounds"

@@ -41,8 +41,8 @@ PENALTIES: dict[str, dict[str, Any]] = {
 }
 #: Options of the draw.
 FILTERS: dict[str, dict[str, Any]] = {
-    "none": {}, "hot": {"temperature": 1.7}, "cold": {"temperature": 0.6}, "top_k": {"top_k": 5}, "top_p": {"top_p": 0.7},
-    "min_p": {"min_p": 0.2}, "top_k_top_p": {"top_k": 9, "top_p": 0.8},
+    "none": {}, "hot": {"temperature": 1.7}, "cold": {"temperature": 0.6}, "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.7}, "min_p": {"min_p": 0.2}, "top_k_top_p": {"top_k": 9, "top_p": 0.8},
     "all": {"temperature": 1.3, "top_k": 12, "top_p": 0.9, "min_p": 0.1},
 }
 CHOICES, TOKENS = 128, 16
@@ -100,7 +100,8 @@ def draws(pool: mpool.Pool, model: Path, options: dict[str, Any], choices: int) 
     for at in range(TOKENS):
         live = [number for number, row in enumerate(rows) if len(row) > at]
         if live:
-            p = reference(np.stack([raw[number][at] for number in live]), [rows[number][:at] for number in live], options)
+            before = [rows[number][:at] for number in live]
+            p = reference(np.stack([raw[number][at] for number in live]), before, options)
             found += [(rows[number][at], p[index]) for index, number in enumerate(live)]
     return found
 

@@ -30,7 +30,8 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "repetition_penalty": (30.0, {"temperature": 0}), "presence_penalty": (2.0, {"temperature": 0}),
     "frequency_penalty": (2.0, {"temperature": 0}),
     "max_tokens": (4, {}), "min_tokens": (6, {"logit_bias": {"2": 100}}), "n": (3, {}), "seed": (6, {}),
-    "ignore_eos": (True, {"logit_bias": {"2": 100}}), "stop": (["e", " ", "t", "a"], {}), "stop_token_ids": ([77], {"temperature": 0}),
+    "ignore_eos": (True, {"logit_bias": {"2": 100}}), "stop": (["e", " ", "t", "a"], {}),
+    "stop_token_ids": ([77], {"temperature": 0}),
     "logit_bias": ({"77": 100}, {"temperature": 0}), "logprobs": (2, {}), "top_logprobs": (2, {"logprobs": True}),
 }
 #: Names of the options in Ollama's protocol.
