@@ -348,8 +348,9 @@ def test_no_thread_for_the_ends_of_renderers(renderers: rendering.Renderers, mon
 
 def run(code: str, *arguments: str, **options: Any) -> str:
     """Run a script and return its output. Fails if it writes to standard error."""
-    done = subprocess.run([sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code, *arguments], capture_output=True, text=True,
-                          timeout=60, **{"cwd": tempfile.gettempdir(), **options})
+    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60,
+                          **{"cwd": tempfile.gettempdir(), **options})
     assert done.returncode == 0 and not done.stderr, (done.returncode, done.stdout, done.stderr)
     return done.stdout
 
