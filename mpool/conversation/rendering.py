@@ -331,10 +331,11 @@ class Renderers:
             return answer
         try:
             answer = self._try(source, kind, data, deadline)
-            record.note(answer)
             return answer
         finally:
             with self._changed:
+                if answer is not None:
+                    record.note(answer)
                 record.active -= 1
                 self._changed.notify_all()
 
@@ -360,9 +361,10 @@ class Renderers:
             while True:
                 record = self._records.setdefault(source.digest, _Record())
                 self._records.move_to_end(source.digest)
-                left = record.until - time.monotonic() if record.strikes >= STRIKES else 0.0
-                if left > 0:
-                    return record, record.answer._replace(refused=left)
+                if record.strikes >= STRIKES:
+                    left = record.until - time.monotonic()
+                    if left > 0 or record.active:  # one request at a time finds out if the template works again
+                        return record, record.answer._replace(refused=max(left, limits.max_template_seconds))
                 if record.active < (MOST - 1 if record.proven else 1):
                     break
                 self._wait(deadline)

@@ -235,6 +235,15 @@ def test_a_hostile_template_is_remembered(renderers: rendering.Renderers, monkey
         template.render(USER, loops=True)
     assert 1 < record.until - time.monotonic() <= 2
     record.until = 0.0
+    monkeypatch.setattr(limits, "max_template_seconds", 60.0)
+    trial = Thread(lambda: template.render(USER, loops=True))
+    until(lambda: record.active and renderers._all and renderers._all[0].ready)
+    with pytest.raises(TemplateError, match="is refused"):  # the others do not wait for the one that tries
+        template.render(USER)
+    for renderer in renderers._all:
+        renderer.process.send_signal(signal.SIGPROF)
+    assert isinstance(trial.ended().error, TemplateError)
+    record.until = 0.0
     assert template.render(USER) == "fine" and not template.exceeded
 
 
@@ -339,8 +348,9 @@ def test_no_thread_for_the_ends_of_renderers(renderers: rendering.Renderers, mon
 
 def run(code: str, *arguments: str, **options: Any) -> str:
     """Run a script and return its output. Fails if it writes to standard error."""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code, *arguments], capture_output=True, text=True,
-                          timeout=60, **{"cwd": tempfile.gettempdir(), **options})
+    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60,
+                          **{"cwd": tempfile.gettempdir(), **options})
     assert done.returncode == 0 and not done.stderr, (done.returncode, done.stdout, done.stderr)
     return done.stdout
 
