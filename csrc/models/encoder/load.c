@@ -50,7 +50,8 @@ static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int(spec, "{arch}.attention.value_length", 0, MAX_WIDTH, &key, &value, error));
     if (key == 0 || heads * key > MAX_WIDTH)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
-                            "a divisor of the width, with heads of together at most 65,536 components", "%lld of width %lld",
+                            "a divisor of the width, with heads of together at most 65,536 components",
+                            "%lld of width %lld",
                             (long long)heads, (long long)hidden);
     if (heads % kv_heads || value != key)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",

@@ -19,7 +19,8 @@ mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp
     return make_table(rope, base, error);
 }
 
-mp_status mp_rope_divide(mp_rope *rope, const double *divisors, const mp_spec *spec, const char *name, mp_error *error) {
+mp_status mp_rope_divide(mp_rope *rope, const double *divisors, const mp_spec *spec, const char *name,
+                         mp_error *error) {
     for (int i = 0; i < rope->dim / 2; i++) {
         if (!(divisors[i] > 0 && divisors[i] < 1e9))
             return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name, "numbers above 0 and below 1e9",

@@ -23,7 +23,8 @@ mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool ne
 /* Initialises `rope` with `dim` and `neox` of `like`, frequency base `base` and no scaling. */
 mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp_error *error);
 /* Divides the angle of pair i by divisors[i], [dim / 2]. `name` names the tensor of the divisors in errors. */
-mp_status mp_rope_divide(mp_rope *rope, const double *divisors, const mp_spec *spec, const char *name, mp_error *error);
+mp_status mp_rope_divide(mp_rope *rope, const double *divisors, const mp_spec *spec, const char *name,
+                         mp_error *error);
 void mp_rope_deinit(mp_rope *rope);
 /* Writes cos and sin of one position to out [dim / 2][2]. Computes in double and rounds once, so the bits do not depend
  * on the prefill slice. */

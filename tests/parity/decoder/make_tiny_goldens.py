@@ -3,7 +3,8 @@
     python tests/python/helpers/tinygguf.py FOLDER    # torch, transformers, gguf; the models are seeded
     python tests/parity/decoder/make_tiny_goldens.py FOLDER    # llama-cpp-python; writes tiny.npz beside this file
 
-With names after FOLDER, only these files are computed, and the other results stay. For every file that llama.cpp loads: its SHA-256, by which a test recognises the file; the logits at the positions SHOWN
+With names after FOLDER, only these files are computed, and the other results stay. For every file that llama.cpp
+loads: its SHA-256, by which a test recognises the file; the logits at the positions SHOWN
 of TOKENS; and GREEDY tokens after the first of them, with the end-of-text token barred. All weights are float32.
 Families that this llama.cpp refuses are printed and skipped (BERT, and DeepSeek-V2 without q_lora unless it has the
 layers of DeepSeek-V2-Lite).

@@ -110,8 +110,8 @@ def _fuse(state: dict[str, Any], parts: tuple[str, ...], whole: str) -> dict[str
 # ---- RoBERTa, MPNet, ModernBERT ------------------------------------------------------------------------------------
 
 def roberta(layers: int, **more: Any) -> Any:
-    config = transformers.RobertaConfig(**{**SIZES, **more}, num_hidden_layers=layers, max_position_embeddings=75, pad_token_id=4,
-                                        type_vocab_size=1, layer_norm_eps=1e-6)
+    config = transformers.RobertaConfig(**{**SIZES, **more}, num_hidden_layers=layers, max_position_embeddings=75,
+                                        pad_token_id=4, type_vocab_size=1, layer_norm_eps=1e-6)
     return transformers.RobertaModel(config, add_pooling_layer=False).eval()
 
 

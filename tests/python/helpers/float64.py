@@ -1,7 +1,7 @@
 """References in float64: transformers runs with every float32 of its code replaced by float64.
 
-transformers computes rotary angles, norms and softmax in float32 whatever the type of the weights. At position 33,000, a
-float32 angle is wrong by up to 2e-3 radians, so that such a reference is further from the truth than mpool.
+transformers computes rotary angles, norms and softmax in float32 whatever the type of the weights. At position 33,000,
+a float32 angle is wrong by up to 2e-3 radians, so that such a reference is further from the truth than mpool.
 """
 
 from __future__ import annotations

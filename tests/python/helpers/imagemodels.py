@@ -41,9 +41,9 @@ def make(family: str, layers: int, **more: Any) -> Any:
         config = t.SiglipConfig(text_config=text, vision_config={**_VISION, "num_hidden_layers": layers, **more})
         return t.SiglipModel(config).eval()
     if family == "dinov2_with_registers":
-        config = t.Dinov2WithRegistersConfig(**_DINO, num_hidden_layers=layers, num_register_tokens=3, **more)
+        config = t.Dinov2WithRegistersConfig(**{**_DINO, **more}, num_hidden_layers=layers, num_register_tokens=3)
         return t.Dinov2WithRegistersModel(config).eval()
-    config = t.Dinov2Config(**_DINO, num_hidden_layers=layers, use_swiglu_ffn=family == "dinov2_gated", **more)
+    config = t.Dinov2Config(**{**_DINO, **more}, num_hidden_layers=layers, use_swiglu_ffn=family == "dinov2_gated")
     return t.Dinov2Model(config).eval()
 
 

@@ -99,12 +99,6 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                       "n_shared_experts": 1, "first_k_dense_replace": 0, "topk_method": "group_limited_greedy",
                       "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0,
                       "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
-    # the experts of a group have similar scores, so that a group's best and its two best choose the same groups
-    "deepseek2_groups": ("DeepseekV2Config", "DeepseekV2ForCausalLM",
-                         {**LATENT, "q_lora_rank": 40, "n_routed_experts": 8, "num_experts_per_tok": 3,
-                          "n_shared_experts": 1, "first_k_dense_replace": 0, "topk_method": "group_limited_greedy",
-                          "n_group": 4, "topk_group": 2, "routed_scaling_factor": 3.0, "initializer_range": 0.2,
-                          "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
     "deepseek2_mscale": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
                          {**LATENT, "q_lora_rank": 40, "n_routed_experts": 5, "n_group": 1, "topk_group": 1,
                           "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 0,
@@ -185,9 +179,6 @@ def randomise(model: Any, seed: int) -> None:
             parameter.data = noise * (0.5 if "embed" in name else 1.5 / parameter.shape[-1] ** 0.5)
         if name.endswith("experts.gate_up_proj") and model.config.model_type == "gpt_oss":
             parameter.data *= model.config.initializer_range / _RANGE  # a larger one reaches the clamp
-        if name.endswith("mlp.gate.weight") and model.config.initializer_range > _RANGE:
-            groups = parameter.data.reshape(model.config.n_group, -1, parameter.shape[-1])
-            groups[:, 1:] = groups[:, :1] + 0.03 * groups[:, 1:]
     correct(model)
 
 
