@@ -35,8 +35,7 @@ build = _load("build")
 planted = _load("mutations")
 
 # The compiler refuses swapped arguments of different types, as every other build does: such a mutant is stillborn.
-_STRICT = ["-w", "-Werror=incompatible-pointer-types", "-Werror=int-conversion",
-           "-Werror=implicit-function-declaration"]
+_STRICT = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion", "-Werror=implicit-function-declaration"]
 
 
 _TRACE = "tests/mutation/trace.c"

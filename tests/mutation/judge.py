@@ -58,7 +58,7 @@ class Workplace:
         text = original.decode()
         try:
             path.write_bytes(mutant.apply(text).encode())
-            fate = self._judge_python(mutant) if mutant.file.endswith(".py") else self._judge_c(mutant)
+            fate = self._judge_python(mutant) if mutant.file.endswith(".py") else self._judge_c(mutant, text)
         finally:
             path.write_bytes(original)
             shutil.rmtree(self.scratch, ignore_errors=True)
@@ -126,7 +126,7 @@ class Workplace:
 
     # --- C
 
-    def _judge_c(self, mutant: Mutant) -> Fate:
+    def _judge_c(self, mutant: Mutant, original: str) -> Fate:
         core = self.variants["core"]
         try:
             changed = self._compile(core, mutant.file)
@@ -145,13 +145,13 @@ class Workplace:
             if not mine:
                 continue
             if variant.is_simulator:
-                cbuild.plant_simulator(self.tree, mutant.file)
+                cbuild.plant_simulator(self.tree, mutant.file)  # over the mutant's source
                 try:
                     changed_here = self._compile(variant, mutant.file)
                 except cbuild.CompileError as error:
                     return Fate("stillborn", note=str(error)[:300])
                 finally:
-                    self._restore_plants(mutant)
+                    self._restore_plants(mutant, original)
             else:
                 changed_here = {path: made for path, made in changed.items() if not path.startswith("csrc/python/")}
             if not changed_here:
@@ -184,12 +184,11 @@ class Workplace:
         source = header if file.endswith(".c") and not self.coverage.lines.get(file) else file
         return [user.path for user in cbuild.affected(core, source)]
 
-    def _restore_plants(self, mutant: Mutant) -> None:
+    def _restore_plants(self, mutant: Mutant, original: str) -> None:
         path = self.tree / mutant.file
-        changed = path.read_text()
-        path.write_text((tree.ROOT / mutant.file).read_text())
+        path.write_text(original)
         cbuild.plant_simulator(self.tree, mutant.file)
-        path.write_text(changed)
+        path.write_text(mutant.apply(original))
 
     def _compile(self, variant: cbuild.Variant, file: str) -> dict[str, Path]:
         """Return the objects of a mutant that differ from those of the original."""

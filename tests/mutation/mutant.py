@@ -45,10 +45,10 @@ class Mutant:
 
 def make(file: str, text: str, start: int, end: int, new: str, operator: str, function: str) -> Mutant:
     """Return the mutant that replaces ``text[start:end]``."""
-    changed = text[:start] + new + text[end:]
-    line = text.count("\n", 0, start)
-    return Mutant(file, start, end, new, operator, line + 1, function, text.split("\n")[line].strip(),
-                  changed.split("\n")[line].strip())
+    first = text.rfind("\n", 0, start) + 1
+    changed = text[first:start] + new + text[end:].partition("\n")[0]
+    return Mutant(file, start, end, new, operator, text.count("\n", 0, start) + 1, function,
+                  text[first:].partition("\n")[0].strip(), changed.partition("\n")[0].strip())
 
 
 GROUPS = {"csrc/kernels": "kernels and models", "csrc/models": "kernels and models", "csrc/tensor": "files",

@@ -112,18 +112,18 @@ def test_python_operators() -> None:
 
 
 def test_mutants_of_python_are_programs() -> None:
-    """At most 1 % of 300 mutants of the package do not compile."""
+    """At most 1 % of 200 mutants of the package do not compile."""
     files = [path for path in sorted((ROOT / "mpool").rglob("*.py")) if path.stat().st_size < 30000][::4]
     mutants = [mutant for path in files
                for mutant in pyoperators.mutants(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))]
-    chosen = sample(mutants, 300, 3)
+    chosen = sample(mutants, 200, 3)
     wrong = []
     for mutant in chosen:
         try:
             ast.parse(mutant.apply((ROOT / mutant.file).read_text(encoding="utf-8")))
         except SyntaxError:
             wrong.append(mutant)
-    assert len(wrong) <= 3, wrong
+    assert len(wrong) <= 2, wrong
 
 
 def test_every_c_file_is_mutated() -> None:
@@ -132,7 +132,7 @@ def test_every_c_file_is_mutated() -> None:
     files = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "csrc/files").rglob("*.c"))]
     counts = {file: len(session.mutants_of(file, said.append)) for file in [*files, "csrc/kernels/iq_grids.c"]}
     assert not said
-    assert min(counts.values()) > 10
+    assert min(counts.values()) > 5
     lines = {mutant.line for mutant in session.mutants_of("csrc/kernels/iq_grids.c", said.append)}
     assert len(lines) < 150, "a table of constants has more mutants than a file of code"
 
@@ -337,11 +337,11 @@ def test_processes_end_at_their_limits(tmp_path: Path) -> None:
     """A process that waits, and its child in a group of its own, end; one that computes ends by its CPU time."""
     script = ("import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '300'], process_group=0);"
               "open('pid', 'w').write(str(child.pid)); time.sleep(300)")
-    ended = process.run([sys.executable, "-c", script], tmp_path, {}, 2.0, 60)
+    ended = process.run([sys.executable, "-c", script], tmp_path, {}, 1.0, 60)
     assert ended.late
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}/cmdline").exists() or \
         b"sleep" not in Path(f"/proc/{(tmp_path / 'pid').read_text()}/cmdline").read_bytes()
-    ended = process.run([sys.executable, "-c", "while True: pass"], tmp_path, {}, 60, 1)
+    ended = process.run([sys.executable, "-c", "while True: pass"], tmp_path, {}, 60, 0.4)
     assert not ended.late and ended.code < 0
     ended = process.run([sys.executable, "-c", "bytearray(1 << 32)"], tmp_path, {}, 60, 60, 2 * process.GIB)
     assert ended.code == 1 and "MemoryError" in ended.output
