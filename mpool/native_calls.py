@@ -3,8 +3,8 @@
 Such a call cannot be interrupted. It runs on a daemon thread of a :class:`ThreadGroup`, and its caller waits at most
 until the deadline of the request or until the call has made no progress for :data:`SECONDS`. A call whose caller left
 keeps its thread; the group starts a replacement, up to a bound. If all threads of a group are stuck, the group refuses
-further calls. The interpreter's exit waits for none of these threads beyond :data:`EXIT_SECONDS`: neither :mod:`concurrent.futures` nor asyncio's
-default executor, which join their threads at exit, is used in mpool.
+further calls. The interpreter's exit waits at most :data:`EXIT_SECONDS` for these threads. Neither
+:mod:`concurrent.futures` nor asyncio's default executor, which join their threads at exit, is used in mpool.
 
 A group without a limit of time coordinates: its threads read files and wait for the calls of other groups.
 """
