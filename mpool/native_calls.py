@@ -3,8 +3,8 @@
 Such a call cannot be interrupted. It runs on a daemon thread of a :class:`ThreadGroup`, and its caller waits at most
 until the deadline of the request or until the call has made no progress for :data:`SECONDS`. A call whose caller left
 keeps its thread; the group starts a replacement, up to a bound. If all threads of a group are stuck, the group refuses
-further calls. The interpreter's exit waits for none of these threads: neither :mod:`concurrent.futures` nor asyncio's
-default executor, which join their threads at exit, is used in mpool.
+further calls. The interpreter's exit waits at most :data:`EXIT_SECONDS` for these threads. Neither
+:mod:`concurrent.futures` nor asyncio's default executor, which join their threads at exit, is used in mpool.
 
 A group without a limit of time coordinates: its threads read files and wait for the calls of other groups.
 """
@@ -128,7 +128,7 @@ class ThreadGroup:
     """A bounded number of daemon threads for one kind of call. Thread-safe; usable after fork.
 
     Args:
-        name: key of the group in :attr:`mpool.debug.Health.native_calls`.
+        name: key of the group in :attr:`mpool.Health.native_calls`.
         what: calls of this group, in the plural, for messages.
         threads: maximum number of threads that are not stuck.
         limited: False: the group coordinates; its calls have no limit of time, though their callers have a deadline.
