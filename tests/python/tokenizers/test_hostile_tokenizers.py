@@ -157,7 +157,8 @@ def test_models_that_multiply_work_are_refused(tmp_path: Path, sections: dict[st
 
 @pytest.mark.parametrize("pattern", [
     r"(a+)+$", r"(a|aa)+$", r"(a|a)*b", r"a*a*b", r"(.*)(.*)x", r"(x+x+)+y", r"(?:a{0,1000}){0,1000}x",
-    r"(a?){30}a{30}", r"(?=(a+)+b)", r"^(([a-z])+.)+[A-Z]([a-z])+$", r"(?<n>a+)\k<n>", r"(a)\1*b", r"(?:\s?a)*b", r"(.|\n)*?x", "(" * 100,
+    r"(a?){30}a{30}", r"(?=(a+)+b)", r"^(([a-z])+.)+[A-Z]([a-z])+$", r"(?<n>a+)\k<n>", r"(a)\1*b", r"(?:\s?a)*b",
+    r"(.|\n)*?x", "(" * 100,
     "a" * 30_000, r"(?x) a*", r"[", r"(a", r"a)", r"*a"])
 def test_costs_that_are_not_bounded(pattern: str) -> None:
     assert cost(pattern) is Cost.UNKNOWN
