@@ -213,9 +213,9 @@ class _Walk:
                 special = step.get("special_tokens")
                 most = 1 + max([len(_list(entry.get("ids"))) for entry in special.values()
                                 if isinstance(entry, Mapping)] if isinstance(special, Mapping) else [], default=0)
-                pieces = [_list(step.get(part)) for part in ("single", "pair")]
-                factor *= max(1, *(sum(1 if "Sequence" in piece else most for piece in _items(part))
-                                   for part in pieces))
+                parts = [_list(step.get(part)) for part in ("single", "pair")]
+                factor *= max(1, *(sum(1 if "Sequence" in item else most for item in _items(part))
+                                   for part in parts))
             self._check(factor, place, step)
 
     def decoder(self, section: Any, name: str) -> None:

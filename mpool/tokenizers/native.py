@@ -30,8 +30,8 @@ _MAX_PROBE = 12
 _MAX_SQUARED = 3000
 #: Bounds of a tokenizer that neither adds text nor has an expression with backtracking.
 _HARMLESS = Growth()
-#: Characters of a normalised piece when the length of a normalised text is measured.
-_PIECE = 1 << 19
+#: Characters that are normalised at a time when the length of a normalised text is measured.
+_SLICE = 1 << 19
 
 
 def call(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
@@ -148,17 +148,17 @@ class Native:
             yield part
 
     def _measured(self, text: str) -> int:
-        """Return the length of a text after normalisation, measured piece by piece, times the other factors.
+        """Return the length of a text after normalisation, measured slice by slice, times the other factors.
 
         Raises:
             LimitError: it exceeds the limit.
         """
         growth, normalizer, total = self._growth, self.hf.normalizer, 0
         after = growth.ascii_pre_tokenizer if text.isascii() else growth.pre_tokenizer
-        step = max(1, min(_PIECE, limits.max_normalized_chars // growth.normalizer // 4))
+        step = max(1, min(_SLICE, limits.max_normalized_chars // growth.normalizer // 4))
         for at in range(0, len(text), step):
-            piece = text[at:at + step]
-            total += after * (len(piece) if normalizer is None else len(call(normalizer.normalize_str, piece)))
+            part = text[at:at + step]
+            total += after * (len(part) if normalizer is None else len(call(normalizer.normalize_str, part)))
             if total > limits.max_normalized_chars:
                 raise LimitError(f"a text of {len(text):,} characters has more than {limits.max_normalized_chars:,} "
                                  "characters after the normalizer of the tokenizer", param="text",

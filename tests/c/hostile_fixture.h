@@ -1,7 +1,7 @@
 /* hostile_fixture.h: tiny models whose files pass every check of a header, with hyper-parameters and weights that an
- * adversary chose: NaN scales, infinite minima, sizes beyond the tensors, rope bases of 0 and 1e308, expert ids. Any bytes
- * describe a model and its changes. Loading it and running a request must give a result or a typed error. Used by a
- * deterministic test and by tests/fuzz/fuzz_model.c. */
+ * adversary chose: NaN scales, infinite minima, sizes beyond the tensors, rope bases of 0 and 1e308, expert ids. Any
+ * bytes describe a model and its changes. Loading it and running a request must give a result or a typed error. Used by
+ * a deterministic test and by tests/fuzz/fuzz_model.c. */
 #ifndef HOSTILE_FIXTURE_H
 #define HOSTILE_FIXTURE_H
 
@@ -33,8 +33,9 @@ static inline const hostile_base *hostile_base_of(int kind) {
     hostile_base *base = &bases[kind];
     if (base->spec)
         return base;
-    base->spec = kind == HOSTILE_KINDS - 1 ? tiny_encoder_spec_of(false, true)
-                                           : tiny_decoder_spec_as(&kinds[kind], types[kind], 3, 900 + (uint64_t)kind, -1);
+    base->spec = kind == HOSTILE_KINDS - 1
+                     ? tiny_encoder_spec_of(false, true)
+                     : tiny_decoder_spec_as(&kinds[kind], types[kind], 3, 900 + (uint64_t)kind, -1);
     FILE *file = fopen(mp_spec_file(base->spec, 0), "rb");
     MP_CHECK(file && fseek(file, 0, SEEK_END) == 0);
     base->size = (size_t)ftell(file);

@@ -1,6 +1,6 @@
-/* Models of an adversary whose files pass the checks of a header: seeded changes of hyper-parameters and weights. A model
- * is refused with a typed error, or its requests give finite results or MP_NUMERIC. The changes that tests/fuzz/fuzz_model
- * found are in tests/fuzz/corpus/model. */
+/* Models of an adversary whose files pass the checks of a header: seeded changes of hyper-parameters and weights. A
+ * model is refused with a typed error, or its requests give finite results or MP_NUMERIC. The changes that
+ * tests/fuzz/fuzz_model.c found are in tests/fuzz/corpus/model. */
 #include <dirent.h>
 
 #include "base/options.h"

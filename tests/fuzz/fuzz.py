@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds and runs the fuzz targets (libFuzzer, with AddressSanitizer and UndefinedBehaviorSanitizer).
 
-    python tests/fuzz/fuzz.py [gguf] [spec] [isolation] --seconds 20 [--out build/fuzz]
+    python tests/fuzz/fuzz.py [gguf] [spec] [isolation] [model] --seconds 20 [--out build/fuzz]
     python tests/fuzz/fuzz.py --merge           # add the inputs of a long run to tests/fuzz/corpus/<target>
 
 Runs one process per target, in sequence. Exits with 1 if a target failed; the failing inputs are in <out>/artifacts.
@@ -30,6 +30,7 @@ TARGETS: dict[str, tuple[list[Path], list[str]]] = {
              ["-max_len=8192", f"-dict={HERE / 'gguf.dict'}"]),
     "spec": ([], ["-max_len=1024"]),
     "isolation": ([], ["-max_len=1024"]),
+    "model": ([], ["-max_len=33"]),
 }
 #: Target -> files of the core in addition to FOLDERS.
 SOURCES: dict[str, list[str]] = {
@@ -37,6 +38,8 @@ SOURCES: dict[str, list[str]] = {
                   "isolation/wire.c", "models/capability.c",
                   *sorted(path.relative_to(CSRC).as_posix() for pattern in ("isolation/wire_*.c", "models/requests/*.c")
                           for path in CSRC.glob(pattern))],
+    "model": sorted(path.relative_to(CSRC).as_posix() for folder in ("kernels", "models")
+                    for path in (CSRC / folder).rglob("*.c")),
 }
 
 

@@ -1,5 +1,5 @@
-/* fuzz_model.c: any bytes as a valid tiny model with changed hyper-parameters and weights (tests/c/hostile_fixture.h). A
- * model that loads computes a request: the result is finite, or the error is typed. */
+/* fuzz_model.c: any bytes as a valid tiny model with changed hyper-parameters and weights (tests/c/hostile_fixture.h).
+ * A model that loads computes a request: the result is finite, or the error is typed. */
 #include "require.h"
 
 #include <stdarg.h>
