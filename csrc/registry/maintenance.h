@@ -4,8 +4,9 @@
  *
  * It also keeps the clock of requests, by which deadlines and patience are measured. This clock leaves out the time
  * in which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a limit
- * exists, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. So whichever thread runs
- * first after a pause reads a time at which no request has expired, and at most MP_PAUSE_NS of a pause is charged. */
+ * exists, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. So whichever
+ * thread runs first after a pause reads a time at which no request has expired, and at most MP_PAUSE_NS of a pause is
+ * charged. */
 #ifndef MP_REGISTRY_MAINTENANCE_H
 #define MP_REGISTRY_MAINTENANCE_H
 

@@ -49,7 +49,7 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
         MP_CHECK_INT(fakes[i].trims, 0);
         MP_CHECK_INT(fakes[i].models, 1);
     }
-    MP_CHECK_INT(ask_for(registry, 290000), MP_OK); /* 40,000 more than free: it waits for a trim */
+    MP_CHECK_INT(ask_for(registry, 270000), MP_OK); /* 20,000 more than free: it waits for a trim */
     mp_sys_sleep_ns(FAKE_MS(50));
     MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
     MP_CHECK_INT(fakes[0].trims, 1); /* a comes first */
