@@ -316,6 +316,13 @@ uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) 
     return coming;
 }
 
+bool mp_governor_may_free(mp_governor *governor, uint64_t bytes) {
+    mp_mutex_lock(&governor->lock);
+    bool may = may_become_free(governor, bytes);
+    mp_mutex_unlock(&governor->lock);
+    return may;
+}
+
 void mp_governor_notify(mp_governor *governor) {
     mp_mutex_lock(&governor->lock);
     mp_cond_broadcast(&governor->changed);

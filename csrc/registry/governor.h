@@ -79,6 +79,8 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
 /* Asks the reclaimers, one after the other, until `bytes` are being freed. Returns how many bytes are being freed.
  * `whole`: a single reclaimer frees all of `bytes` if one can, else several do if together they can. */
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole);
+/* True if `bytes` are free, or may become free: loads and evictions end, and models in use become idle. */
+bool mp_governor_may_free(mp_governor *governor, uint64_t bytes);
 /* Call after memory was freed: waiting loads check again. */
 void mp_governor_notify(mp_governor *governor);
 

@@ -2,10 +2,11 @@
  * requests, and loads without progress. It starts with the first mp_maintenance_at, sleeps until the earliest announced
  * time, and then runs a sweep.
  *
- * It also keeps the clock of requests, by which deadlines and patience are measured. This clock leaves out the time in
- * which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a limit exists,
- * the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. So whichever thread runs
- * first after a pause reads a time at which no request has expired, and at most MP_PAUSE_NS of a pause is charged. */
+ * It also keeps the clock of requests, by which deadlines and patience are measured. This clock leaves out the time
+ * in which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a limit
+ * exists, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. So whichever
+ * thread runs first after a pause reads a time at which no request has expired, and at most MP_PAUSE_NS of a pause is
+ * charged. */
 #ifndef MP_REGISTRY_MAINTENANCE_H
 #define MP_REGISTRY_MAINTENANCE_H
 
@@ -48,7 +49,8 @@ static inline uint64_t mp_maintenance_clock(const mp_maintenance *maintenance) {
         now = tick + MP_PAUSE_NS;
     return now - paused;
 }
-/* Call when a request with a limit was accepted, and when it has ended. The first takes the lock of `maintenance`, which is a leaf. */
+/* Call when a request with a limit was accepted, and when it has ended. The first takes the lock of `maintenance`,
+ * which is a leaf. */
 void mp_maintenance_begin_timed(mp_maintenance *maintenance);
 void mp_maintenance_end_timed(mp_maintenance *maintenance);
 /* Stops the thread and returns when its job has ended. mp_maintenance_at must not be called afterwards. */

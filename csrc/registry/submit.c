@@ -5,6 +5,7 @@
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t ROOM_SLICE_MS = 50;
+static const uint64_t MEMORY_POLL_MS = 5;
 enum { PATIENCE_WAITS = 3 }; /* multiple of the predicted wait, because predictions are imprecise */
 
 /* --- submit --- */
@@ -91,6 +92,30 @@ static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_err
                    entry->key, entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
 }
 
+/* Must not hold the lock. Charges the bytes of the request. While models that are in use hold the memory, waits for it,
+ * within the limits of the request and unless the caller wants an answer at once. */
+static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options,
+                                mp_error *error) {
+    mp_services *services = entry->services;
+    uint64_t bytes = ticket->item.request->bytes;
+    for (;;) {
+        mp_status status = mp_entry_charge(entry, ticket, error);
+        if (status != MP_MEMORY_EXHAUSTED || options->fail_fast || !mp_governor_may_free(services->governor, bytes))
+            return status;
+        if (mp_maintenance_clock(&services->maintenance) >= mp_ticket_due(ticket))
+            return mp_fail(error, MP_TIMEOUT, "%s: no memory was free for the request until the deadline", entry->key);
+        if (options->give_up && options->give_up(options->give_up_arg))
+            return mp_fail(error, MP_CANCELLED, "%s: the request was cancelled while it waited for memory", entry->key);
+        mp_mutex_lock(&entry->lock);
+        bool over = entry->shutdown != MP_SHUTDOWN_OPEN || entry->removal != MP_REMOVAL_NONE;
+        if (!over)
+            mp_cond_wait(&entry->room, &entry->lock, mp_sys_now_ns() + MEMORY_POLL_MS * MS);
+        mp_mutex_unlock(&entry->lock);
+        if (over)
+            return MP_OK; /* `refusal` says why */
+    }
+}
+
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
                           mp_error *error) {
     mp_services *services = entry->services;
@@ -99,7 +124,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
     *gone = false;
     mp_status status = mp_entry_screen(entry, ticket, error);
     if (status == MP_OK)
-        status = mp_entry_charge(entry, ticket, error);
+        status = charge_in_time(entry, ticket, options, error);
     mp_mutex_lock(&entry->lock);
     if (ticket->policy == MP_POLICY_DEFAULT)
         ticket->policy = entry->policy;

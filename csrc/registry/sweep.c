@@ -46,9 +46,9 @@ static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     return expired;
 }
 
-/* Must hold the lock. A load that makes progress counts as progress of the requests that wait for it, but only the first
- * load that a request waits for: models that evict each other may be loaded again and again. The time in which a load
- * waits for memory or CPUs is no progress. */
+/* Must hold the lock. A load that makes progress counts as progress of the requests that wait for it, but only the
+ * first load that a request waits for: models that evict each other may be loaded again and again. The time in which a
+ * load waits for memory or CPUs is no progress. */
 static void credit_load(mp_entry *entry, uint64_t age_ns) {
     uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance);
     uint64_t beat_ns = clock_ns > age_ns ? clock_ns - age_ns : 0;
@@ -56,7 +56,8 @@ static void credit_load(mp_entry *entry, uint64_t age_ns) {
         mp_ticket *ticket = mp_ticket_of_node(node);
         if (!ticket->attempt)
             ticket->attempt = entry->attempts;
-        if (ticket->attempt == entry->attempts && beat_ns > atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed))
+        if (ticket->attempt == entry->attempts &&
+            beat_ns > atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed))
             atomic_store_explicit(&ticket->moved_ns, beat_ns, memory_order_relaxed);
     }
 }

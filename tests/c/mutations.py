@@ -340,8 +340,6 @@ MUTATIONS = [
              "ASK_LATER);", "BUG ? ASK_POSSIBLE : ASK_LATER);", "thrash", SOME),
     Mutation(276, _G, "end_turn", "a caller that got its memory keeps its turn", "*link = self->next;",
              "if (!BUG) *link = self->next;", "thrash", SOME),
-    Mutation(277, _O, "load", "the new engine of a loaded model does not wait for memory", "else if (!worker->guard.governor) {",
-             "else if (!worker->guard.governor && !BUG) {", "thrash", MANY),
     # --- keys
     Mutation(281, _R, "leave", "close is not notified that the last thread left", "registry->closing != OPEN)",
              "registry->closing != OPEN && !BUG)", "shutdown", MANY),

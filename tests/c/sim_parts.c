@@ -117,7 +117,8 @@ static void use_memory(void *arg) {
         if (comes_and_goes) {
             mock_registry *self = mp_alloc_zeroed(sizeof(*self), MP_TAG_POOL);
             SIM_CHECK(self != NULL);
-            *self = (mock_registry){{.reclaim = give_memory, .possible = has_memory, .later = has_memory, .arg = self}, true};
+            *self = (mock_registry){
+                {.reclaim = give_memory, .possible = has_memory, .later = has_memory, .arg = self}, true};
             mp_governor_add_reclaimer(memory.governor, &self->reclaimer);
             mp_seam_point();
             mp_governor_remove_reclaimer(memory.governor, &self->reclaimer);

@@ -65,7 +65,6 @@ static void thrash_tune(mp_registry_config *config) {
     config->memory_limit = 60000;
     config->keep_alive_ns = MP_FOREVER;
     config->max_workers = 1 + of(2);
-    fakes.processes = w.killed = percent(50);
     fakes.on_time = false;
 }
 
@@ -75,8 +74,6 @@ static void thrash_script(sim_model *model) {
     model->engine_bytes = 2000;
     model->memory = 0;
     model->step_ns = 5 * MS;
-    model->loses = 3;
-    model->kills = of(3);
 }
 
 static void thrash_begin(void) { w.tight = false; }

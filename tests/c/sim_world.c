@@ -35,7 +35,8 @@ static void check_entry_at_rest(void *arg, const mp_entry_info *info) {
         const caller *c = &w.callers[i];
         if (!sim_is_blocked(c->fibre))
             continue;
-        if (c->submitting && strcmp(c->submitting, info->key) == 0 && info->queued < w.capacity && !w.swapped)
+        if (c->submitting && strcmp(c->submitting, info->key) == 0 && info->queued < w.capacity && !w.swapped &&
+            !w.kind->memory) /* it may wait for memory too */
             sim_fail("caller %d waits for space in the queue of %s, which is not full", i, info->key);
         if (c->loading && strcmp(c->loading, info->key) == 0 && (idle || busy) && !w.swapped)
             sim_fail("caller %d waits for the load of %s, which is %s", i, info->key, info->state);

@@ -125,6 +125,36 @@ MP_TEST(forks_while_a_spec_identifies_a_file) {
     mp_spec_unpin(spec);
 }
 
+static void build_on(void *arg) {
+    (void)arg;
+    mp_error error;
+    while (!atomic_load(&over)) {
+        mp_spec *spec = mp_spec_create();
+        if (spec)
+            mp_spec_add_file(spec, "a", &error);
+        mp_spec_unpin(spec);
+    }
+}
+
+static int build_once(void *arg) {
+    (void)arg;
+    mp_error error;
+    mp_spec *spec = mp_spec_create();
+    int wrong = !spec || mp_spec_add_file(spec, "a", &error) != MP_OK;
+    mp_spec_unpin(spec);
+    return wrong;
+}
+
+MP_TEST(forks_while_a_spec_is_built) {
+    SKIP_UNDER_TSAN();
+#if defined(__SANITIZE_ADDRESS__)
+    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
+#endif
+    mp_error error;
+    MP_CHECK_OK(mp_fork_init(&error), &error);
+    fork_while(build_on, build_once, NULL, 100);
+}
+
 /* --- OpenBLAS --- */
 
 static void load_on(void *path) {

@@ -12,11 +12,14 @@
 
 /* --- caches --- */
 
+/* Submits a request that does not wait for memory. */
 static mp_status ask_for(mp_registry *registry, uint64_t bytes) {
-    mp_status status;
+    mp_ticket *ticket;
+    mp_error error;
     fake_call *call = fake_call_create(1);
     call->base.bytes = bytes;
-    mp_ticket *ticket = fake_submit(registry, "a", call, &status);
+    mp_submit_options options = {.priority = 2, .fail_fast = true};
+    mp_status status = mp_registry_submit(registry, "a", &call->base, &options, &ticket, &error);
     return ticket ? fake_finish(ticket) : status;
 }
 

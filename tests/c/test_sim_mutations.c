@@ -39,7 +39,7 @@ static bool seek(const mutation *m, int *schedules, char *said, int size) {
     return found;
 }
 
-MP_TEST_SECONDS(sim_mutations_are_found, 120) {
+MP_TEST_SECONDS(sim_mutations_are_found, 300) {
     char said[2048];
     int missed = 0;
     for (int i = 0; i < COUNT; i++) {
