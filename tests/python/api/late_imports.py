@@ -15,6 +15,7 @@ REASONS = {
 }
 
 ROWS = """
+mpool  mpool.resources  1  start-up
 mpool._functions  mpool.runtime  1  start-up
 mpool._functions  mpool.tasks.running  1  start-up
 mpool._methods  mpool.tasks.running  3  start-up

@@ -1,10 +1,10 @@
 """Failures injected into the Python layer, one at a time, each in a forked child of a process with nothing loaded.
 
-Run as a program: ``injection.py BERT LLAMA STRIDE OFFSET``. A first child records the sites of the package: each distinct
-line that calls a C function (of the core, of the operating system, of Python), imports a module or starts a thread while
-:func:`work` runs. Then, for every ``STRIDE``-th site from ``OFFSET`` on, a child lets that site fail once, and afterwards
-repeats the work without failures. Prints one JSON line: [number of sites, [[site, failure, verdict], ...]] with the
-verdicts that are wrong.
+Run as a program: ``injection.py BERT LLAMA STRIDE OFFSET``. A first child records the sites of the package: each
+distinct line that calls a C function (of the core, of the operating system, of Python), imports a module or starts a
+thread while :func:`work` runs. Then, for every ``STRIDE``-th site from ``OFFSET`` on, a child lets that site fail once,
+and afterwards repeats the work without failures. Prints one line of JSON: [number of sites, number of failures,
+[[site, failure, verdict], ...]] with the verdicts that are wrong.
 """
 
 from __future__ import annotations

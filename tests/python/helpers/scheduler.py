@@ -3,8 +3,8 @@
 The counterpart, for the Python layer, of the simulator of the C registry. ``sys.settrace`` calls the scheduler before
 each line of the package. A seed decides there which thread continues, by releasing its semaphore; all other threads
 wait on theirs. The locks of the package are replaced during a run: a thread that finds a lock taken gives its turn to
-another. A thread that blocks elsewhere (in the core, in an import, in asyncio) loses its turn after :data:`STUCK` seconds
-without a traced line, and takes part again at its next line. The failing seed is part of each error.
+another. A thread that blocks elsewhere (in the core, in an import, in asyncio) loses its turn after :data:`STUCK`
+seconds without a traced line, and takes part again at its next line. The failing seed is part of each error.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import mpool
 from mpool import _core, _functions, aio
 from mpool.runtime import awaiting, logs, watching
 
-SEEDS = range(8)
+SEEDS = range(5)
 MANY = range(800)
 
 
@@ -241,7 +241,7 @@ def test_many_schedules(name: str, bert: Path, expected: dict[str, bytes], locks
     explore(MANY, scenarios(bert, expected)[name])
 
 
-# ---- the scheduler itself ----------------------------------------------------------------------------------------------
+# ---- the scheduler itself --------------------------------------------------------------------------------------------
 
 def test_a_seed_repeats_its_schedule(locks: None) -> None:
     def trace(seed: int) -> list[Any]:
