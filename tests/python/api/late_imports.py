@@ -161,7 +161,9 @@ mpool.tokenizers  mpool.tokenizers.tokenizer  1  facade
 mpool.tokenizers.gguf_build  tokenizers  6  start-up
 mpool.tokenizers.gguf_part  mpool.tokenizers.gguf_build  1  start-up
 mpool.tokenizers.gguf_part  tokenizers  1  start-up
-mpool.tokenizers.json_tokenizer  tokenizers  4  start-up
+mpool.tokenizers.isolated  tokenizers  1  start-up
+mpool.tokenizers.json_tokenizer  tokenizers  2  start-up
+mpool.tokenizers.native  tokenizers  1  start-up
 mpool.tokenizers.older_files  tokenizers  3  start-up
 mpool.tokenizers.opening  mpool.tokenizers.gguf_tokenizer  1  start-up
 mpool.tokenizers.opening  mpool.tokenizers.json_tokenizer  1  start-up
