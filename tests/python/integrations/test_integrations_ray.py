@@ -363,7 +363,7 @@ def test_a_silent_replica_loses_its_request(pools: Pools) -> None:
 
 
 def test_a_slow_replica_keeps_its_request(pools: Pools) -> None:
-    """Signs of life prevent a second attempt. One that comes too late ends the second attempt."""
+    """Heartbeats prevent a second attempt. One that comes too late ends the second attempt."""
     async def busy(scope: Any, body: bytes) -> AsyncIterator[Any]:
         for _ in range(10):
             yield []
@@ -394,9 +394,9 @@ def test_a_stream_that_falls_silent_ends_with_an_error() -> None:
     assert len(handle.scopes) == 1 == len(handle.ended)
 
 
-def test_replicas_give_signs_of_life(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_send_heartbeats(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica sends an empty batch when it accepts a request, and then regularly until the response is complete."""
-    monkeypatch.setattr(replicas, "BEAT", 0.02)
+    monkeypatch.setattr(replicas, "HEARTBEAT", 0.02)
     release = asyncio.Event()
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -515,7 +515,7 @@ def test_the_proxy_ends_a_stream_whose_front_died() -> None:
     assert through_proxy(Fronts([HEAD, part("{")]), b"{}") == [HEAD, part("{")]
 
 
-def test_the_proxy_does_not_repeat_what_nobody_waits_for() -> None:
+def test_the_proxy_does_not_repeat_a_request_after_a_disconnect() -> None:
     """If the client has disconnected, a response without an end is no failure."""
     class Gone(Fronts):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -585,7 +585,8 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
                           settings=settings), 1, monkeypatch)
     pools, front = found.options["Pools"], found.options["Front"]
     assert found.targets["Pools"] is Pools
-    assert (pools["num_replicas"], pools["ray_actor_options"], pools["max_ongoing_requests"]) == (3, {"num_cpus": 2}, 99)
+    assert (pools["num_replicas"], pools["ray_actor_options"]) == (3, {"num_cpus": 2})
+    assert pools["max_ongoing_requests"] == 99
     assert (pools["graceful_shutdown_timeout_s"], pools["health_check_period_s"]) == (12.0, 5.0)
     assert pools["max_constructor_retry_count"] == 3 and "autoscaling_config" not in pools
     router = pools["request_router_config"]
@@ -636,9 +637,9 @@ def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             application(wrong)
     ran = list[tuple[Any, ...]]()
     monkeypatch.setattr(serving, "run", lambda *given: ran.append(given[:2]))
-    found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--max-replicas", "5", "--cpus",
-                                      "3", "--calls", "4", "--fronts", "6", "--memory-mb", "7", "--only", "--load",
-                                      "--offline", "--max-body", "4096", "--address", "auto"])
+    found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--max-replicas", "5",
+                                      "--cpus", "3", "--calls", "4", "--fronts", "6", "--memory-mb", "7", "--only",
+                                      "--load", "--offline", "--max-body", "4096", "--address", "auto"])
     assert found.run(found) == 0
     assert ran == [(Plan(("small=x",), True, True, "auto", True, 2, 5, 4.0, 3, 7, 6,
                          Settings(port=11435, max_body=4096)), "auto")]

@@ -271,7 +271,8 @@ def test_node_falls_silent(served: Served) -> None:
     node = served.raylet(served.other)
     stopped = [node, *descendants(node)]
     try:
-        Clients(served, *[served.ports[:1]] * 4).run(lambda: [os.kill(process, signal.SIGSTOP) for process in stopped], after=8.0)
+        Clients(served, *[served.ports[:1]] * 4).run(
+            lambda: [os.kill(process, signal.SIGSTOP) for process in stopped], after=8.0)
     finally:
         for process in stopped:
             os.kill(process, signal.SIGCONT)
