@@ -529,6 +529,21 @@ def test_the_proxy_does_not_repeat_a_request_after_a_disconnect() -> None:
     assert middleware.cls is proxy.Repeat and not middleware.args and not middleware.kwargs
 
 
+def test_a_request_whose_proxy_died_is_no_error() -> None:
+    """The front reads the body from the proxy. If that died, the client is gone, too."""
+    async def receive() -> dict[str, Any]:
+        raise ActorDiedError
+
+    async def send(message: dict[str, Any]) -> None:
+        raise AssertionError(message)
+
+    handle = Handle()
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions",
+             "headers": [(b"host", b"127.0.0.1:8000")]}
+    asyncio.run(make_front(handle, SETTINGS)(scope, receive, send))
+    assert handle.scopes == []
+
+
 def test_lifespan_and_websockets() -> None:
     async def talk(kind: str, *messages: dict[str, Any]) -> list[str]:
         sent: list[str] = []
