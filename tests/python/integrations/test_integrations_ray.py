@@ -379,12 +379,16 @@ def test_a_slow_replica_keeps_its_request(pools: Pools) -> None:
     async def late(scope: Any, body: bytes) -> AsyncIterator[Any]:
         yield []
         await asyncio.sleep(0.3)
+        yield []
+        await asyncio.sleep(0.05)
+        ended_before_the_response.extend(handle.ended)
         async for batch in pools.respond(scope, body):
             yield batch
 
+    ended_before_the_response = list[str]()
     handle = Handle(late, lambda scope, body: forever([]))
     assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.2)).status_code == 200
-    assert len(handle.scopes) == 2 == len(handle.ended)
+    assert len(handle.scopes) == 2 == len(handle.ended) and len(ended_before_the_response) == 1
 
 
 def test_a_stream_that_falls_silent_ends_with_an_error() -> None:
