@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from ray.exceptions import RayActorError
 
 from ...server import bodies
 from ...server.application import Application, guarded
@@ -70,7 +71,7 @@ class Relay:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         try:
             body = await bodies.read(receive, bodies.declared_length(scope), self.settings.max_body)
-        except bodies.ClientDisconnected:
+        except (bodies.ClientDisconnected, RayActorError):  # the second: the proxy that holds the connection died
             return
         except Refusal as refusal:
             await refusal_response(refusal, scope["path"])(scope, receive, send)

@@ -12,7 +12,7 @@ from ...pool import Pool
 from ...server.application import OPERATIONS, Routes
 from ...server.settings import Settings
 from ...server.state import State
-from .race import BEAT
+from .race import HEARTBEAT
 from .routing import DEPTH
 
 #: Prefixes of the paths for which every replica gives the same response.
@@ -57,8 +57,8 @@ class Pools:
             body: the complete body.
 
         Yields:
-            lists of ASGI messages, and empty lists as signs of life: one when the replica has accepted the request,
-            and one every :data:`mpool.integrations.ray.race.BEAT` seconds.
+            lists of ASGI messages, and empty lists as heartbeats: one when the replica has accepted the request,
+            and one every :data:`mpool.integrations.ray.race.HEARTBEAT` seconds.
         """
         yield []
         loop = asyncio.get_running_loop()
@@ -76,9 +76,9 @@ class Pools:
         def beat() -> None:
             nonlocal timer
             messages.put_nowait({})
-            timer = loop.call_later(BEAT, beat)
+            timer = loop.call_later(HEARTBEAT, beat)
 
-        timer = loop.call_later(BEAT, beat)
+        timer = loop.call_later(HEARTBEAT, beat)
         task = asyncio.ensure_future(self._app({**scope, "mpool.connection": connection}, receive, messages.put))
         task.add_done_callback(lambda _: messages.put_nowait(None))
         try:

@@ -2,10 +2,10 @@
 
 A replica that dies ends its attempt with an error from Ray, and the request goes to another replica at once. A replica
 whose machine was switched off or cut from the network gives no error: it is silent. Live replicas send an empty batch
-when they accept a request and then every :data:`BEAT` seconds, so silence for :attr:`Limits.patience` seconds means
-that the request must go to another replica too. The silent attempt is not cancelled: if the replica was only slow, its
-next batch ends the attempts that were started after it. A wrong suspicion therefore costs computing time, and never a
-request.
+when they accept a request and then every :data:`HEARTBEAT` seconds, so silence for :attr:`Limits.patience` seconds
+means that the request must go to another replica too. The silent attempt is not cancelled: if the replica was only
+slow, its next batch ends the attempts that were started after it. A wrong suspicion therefore costs computing time, and
+never a request.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from .responses import HeldResponse
 
 log = logging.getLogger("mpool.server")
 
-#: Seconds between two signs of life of a replica that works on a request.
-BEAT = 0.5
+#: Seconds between two heartbeats of a replica that works on a request.
+HEARTBEAT = 0.5
 _LOST = (RayActorError, ActorUnavailableError, NodeDiedError, ObjectLostError, RpcError, WorkerCrashedError,
          ReplicaUnavailableError, DeploymentUnavailableError, grpc.RpcError)
 
@@ -52,9 +52,9 @@ class Limits:
     """
 
     max_attempts: int = 3
-    patience: float = 2 * BEAT
+    patience: float = 2 * HEARTBEAT
     accept_timeout: float = 60.0
-    lost_after: float = 20 * BEAT
+    lost_after: float = 20 * HEARTBEAT
 
 
 @dataclass(eq=False)
@@ -148,7 +148,7 @@ class Race:
         return self._limits.patience if self._count < self._limits.max_attempts else self._limits.accept_timeout
 
     async def _pass_on(self, attempt: _Attempt, batch: list[dict[str, Any]]) -> None:
-        """Handle a sign of life and the messages that came with it."""
+        """Handle a batch, which is also a heartbeat, and send its messages."""
         later = self._attempts[self._attempts.index(attempt) + 1:]
         self._stop(later)
         self._count -= len(later)
@@ -190,4 +190,4 @@ class Race:
             attempt.batches.cancel()
 
 
-__all__ = ["BEAT", "Limits", "Race"]
+__all__ = ["HEARTBEAT", "Limits", "Race"]

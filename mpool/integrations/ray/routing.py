@@ -34,7 +34,8 @@ ATTEMPT, SILENT = "mpool.attempt", "mpool.silent"
 
 def ranks(replicas: Iterable[Any], model: str, calls: float = CALLS, suspects: Container[Any] = ()) -> list[list[Any]]:
     """Select replicas for a request: first among those that have the model loaded or loading and fewer than ``calls``
-    requests, then among all, at last among the suspects.
+    requests, then among all. Suspects are left out unless there is no other replica: Ray would wait for an answer of
+    each one.
 
     Args:
         replicas: objects with ``replica_id`` and ``routing_stats``, the value of ``Pools.record_routing_stats``.
@@ -43,14 +44,13 @@ def ranks(replicas: Iterable[Any], model: str, calls: float = CALLS, suspects: C
         suspects: ids of replicas that may be dead.
 
     Returns:
-        three lists of up to two random replicas each; empty lists are left out.
+        two lists of up to two random replicas each; empty lists are left out.
     """
-    every, doubtful = list[Any](), list[Any]()
-    for replica in replicas:
-        (doubtful if replica.replica_id in suspects else every).append(replica)
+    every = list(replicas)
+    every = [replica for replica in every if replica.replica_id not in suspects] or every
     warm = [replica for replica in every if model and model in replica.routing_stats.get("models", ())
             and replica.routing_stats.get("calls", 0) < calls]
-    return [random.sample(group, min(2, len(group))) for group in (warm, every, doubtful) if group]
+    return [random.sample(group, min(2, len(group))) for group in (warm, every) if group]
 
 
 class Answers:

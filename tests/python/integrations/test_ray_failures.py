@@ -161,13 +161,15 @@ class Outcome:
 class Clients:
     """Four clients that send requests until they are stopped."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, *addresses: tuple[int, ...]) -> None:
         self.served, self.outcomes = served, list[Outcome]()
         self._stop, self._lock = threading.Event(), threading.Lock()
         head, other = served.ports
-        self._lost_port = other  # streams from this address may break, because the connection ends with its node
+        addresses = addresses or ((head,), (head,), (other, head), (other, head))
+        #: Streams from these addresses may break: their connection ends with the process or node that is killed.
+        self._unreliable = {ports[0] for ports in addresses if len(ports) > 1}
         self._threads = [threading.Thread(target=self._run, args=(number, ports)) for number, ports in
-                         enumerate([(head,), (head,), (other, head), (other, head)])]
+                         enumerate(addresses)]
 
     def _run(self, number: int, ports: tuple[int, ...]) -> None:
         with httpx.Client(timeout=60.0, headers={"host": f"127.0.0.1:{self.served.ports[0]}"}) as client:
@@ -206,7 +208,7 @@ class Clients:
                     if line.startswith("data: "):
                         lines.append(line.removeprefix("data: "))
             except httpx.TransportError:
-                if not lines or port != self._lost_port:
+                if not lines or port not in self._unreliable:
                     raise
                 return "begun and lost"
         if lines and lines[-1] == "[DONE]":
@@ -255,15 +257,22 @@ def test_replica_process_killed(served: Served) -> None:
     Clients(served).run(lambda: os.kill(replica, signal.SIGKILL))
 
 
+def test_proxy_process_killed(served: Served) -> None:
+    """Clients of the proxy go to another address. Then Ray replaces the proxy."""
+    served.wait_until_complete()
+    (killed,) = named(served.head, "ProxyActor")
+    Clients(served, *[served.ports] * 4).run(lambda: os.kill(killed, signal.SIGKILL))
+    served.wait_until_complete()
+
+
 def test_node_falls_silent(served: Served) -> None:
     """A node whose network is cut closes no connection. It is stopped for 8 s; its own address is not used."""
     served.wait_until_complete()
     node = served.raylet(served.other)
     stopped = [node, *descendants(node)]
-    clients = Clients(served)
-    clients._threads = [threading.Thread(target=clients._run, args=(number, served.ports[:1])) for number in range(4)]
     try:
-        clients.run(lambda: [os.kill(process, signal.SIGSTOP) for process in stopped], after=8.0)
+        Clients(served, *[served.ports[:1]] * 4).run(
+            lambda: [os.kill(process, signal.SIGSTOP) for process in stopped], after=8.0)
     finally:
         for process in stopped:
             os.kill(process, signal.SIGCONT)
