@@ -373,11 +373,6 @@ MUTATIONS = [
     # --- periodic checks
     Mutation(311, _W, "is_expired", "no sweep runs at a deadline", "if (due > clock_ns &&",
              "if (!BUG && due > clock_ns &&", "deadlines", FEW),
-    Mutation(378, _W, "find_stuck", "a load that waits for memory counts as progress",
-             "worker->watch.checked_ns = now_ns;", "worker->watch.checked_ns = now_ns; if (BUG) credit_load(entry, 0);",
-             "thrash", SOME),
-    Mutation(379, _W, "credit_load", "every load that a request waits for counts as its progress",
-             "ticket->attempt == entry->attempts &&", "(ticket->attempt == entry->attempts || BUG) &&", "thrash", SOME),
     Mutation(375, _M, "tick", "a pause of the process is charged to requests",
              "if (last && now > last + MP_PAUSE_NS)", "if (last && !BUG && now > last + MP_PAUSE_NS)", "jumps", SOME),
     Mutation(377, _M, "mp_maintenance_begin_timed", "a request with a limit begins while the clock does not tick",
