@@ -7,7 +7,7 @@
 #define wire_create  mp_image_embedding_request_create
 #define WIRE_RESULTS vectors
 #define WIRE_EARLY   "more images are finished than were planned"
-#define WIRE_OUTCOME "an outcome does not match the finished images"
+#define WIRE_OUTCOME "the outcome of a request does not match its number of finished images"
 
 static inline size_t wire_rows_at(const mp_image_embedding_request *request, uint32_t image) {
     (void)request;

@@ -7,7 +7,7 @@
 #define wire_create  mp_embedding_request_create
 #define WIRE_RESULTS vectors
 #define WIRE_EARLY   "more texts are finished than were planned"
-#define WIRE_OUTCOME "an outcome does not match the finished texts"
+#define WIRE_OUTCOME "the outcome of a request does not match its number of finished texts"
 
 static inline size_t wire_rows_at(const mp_embedding_request *request, uint32_t text) {
     return request->output == MP_EMBED_TOKENS ? (size_t)request->offsets[text] : text;

@@ -59,7 +59,7 @@ static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, 
             return MP_OK;
         idle = worker;
     }
-    MP_AUDIT(!idle, "%s: a request is queued beside worker %u, which is idle", entry->key, idle->id);
+    MP_AUDIT(!idle, "%s: a request is queued although worker %u is idle", entry->key, idle->id);
     return MP_OK;
 }
 
@@ -70,7 +70,7 @@ static mp_status audit_states(const mp_entry *entry, mp_error *error) {
     MP_AUDIT(entry->health != MP_HEALTH_FAILED || entry->retry_ns, "%s: a load failed, but no backoff is set", key);
     MP_AUDIT(entry->health == MP_HEALTH_SOUND || entry->failure.code != MP_OK, "%s: a failure has no cause", key);
     MP_AUDIT(entry->unload != MP_UNLOAD_RUNNING || (!entry->resident && entry->worker_count + entry->starting == 0),
-             "%s: the model is being freed beside %d workers", key, entry->worker_count + entry->starting);
+             "%s: the model is being freed while %d workers exist", key, entry->worker_count + entry->starting);
     MP_AUDIT(entry->removal != MP_REMOVAL_GONE || (!entry->resident && !entry->queue.count),
              "%s: the entry is gone, but holds a model or %d requests", key, entry->queue.count);
     MP_AUDIT(entry->shutdown != MP_SHUTDOWN_QUITTING || !entry->queue.count, "%s: %d requests wait for a worker after "
@@ -108,7 +108,7 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
         woken |= entry->workers[i]->woken;
         waits = entry->workers[i]->waits && mp_dispatch_offers(entry, entry->workers[i]) ? entry->workers[i] : waits;
     }
-    MP_AUDIT(woken || !waits, "%s: a request is queued beside worker %u, which may take it and waits for masks",
+    MP_AUDIT(woken || !waits, "%s: a request is queued although worker %u may take it and only waits for masks",
              entry->key, waits->id);
     MP_AUDIT(count == entry->queue.count, "%s: %d requests are queued and the queue counts %d", entry->key, count,
              entry->queue.count);

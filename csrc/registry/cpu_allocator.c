@@ -51,7 +51,7 @@ struct mp_cpu_allocator {
     /* written under lock, read without it as a hint */
     _Atomic int used;    /* CPUs leased; 0 <= used <= threads */
     _Atomic int waiting; /* threads in the list `first` */
-    _Atomic int together; /* result of mp_cpu_allocator_barrier_threads; 1 <= together <= threads */
+    _Atomic int together; /* returned by mp_cpu_allocator_barrier_threads; 1 <= together <= threads */
     /* counters */
     _Atomic int runnable; /* workers between mp_cpu_allocator_enter and mp_cpu_allocator_leave */
     _Atomic int spinning; /* threads that spin on a CPU that no lease computes on */

@@ -38,7 +38,7 @@ mp_worker *mp_dispatch_home(const mp_entry *entry) {
     int first = (int)(random % (uint64_t)n), second = (int)((random >> 32) % (uint64_t)(n - 1));
     second += second >= first;
     uint64_t at_first = pending_of(entry, live[first]), at_second = pending_of(entry, live[second]);
-    if (at_first == at_second) /* e.g. both are idle: choose the older, so that the other can leave */
+    if (at_first == at_second) /* such as two idle workers: choose the older, so that the other can leave */
         return live[first < second ? first : second];
     return at_first < at_second ? live[first] : live[second];
 }

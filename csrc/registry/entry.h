@@ -159,7 +159,7 @@ struct mp_entry {
     /* Running means of a step's duration divided by its predicted cost; 0 = unknown. */
     double pace, full_pace; /* over all steps; over steps that had no room for some offered item */
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
-    mp_histogram latency; /* from submit to completion of completed requests */
+    mp_histogram latency; /* completed requests: time from submission to completion */
     mp_status last_error;
     struct mp_entry *close_next; /* links the entries while the registry closes */
 
@@ -331,11 +331,11 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
  * Returns true if requests with
  * the same fingerprint are refused from now on. */
 bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone);
-/* Must not hold the lock; for the thread that holds the ticket. Returns MODEL for a quarantined request. Otherwise
- * updates whether the request is a suspect. */
+/* Must not hold the lock; only the thread that holds the ticket may call it. Sets `ticket->quarantined` if workers have
+ * failed with this request. Returns MP_MODEL if they have failed MP_QUARANTINE_FAULTS times. */
 mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
-/* Must not hold the lock; for the thread that holds the ticket. Checks the request against the model, unless this load
- * of the model has checked it already, and charges the request's bytes. */
+/* Must not hold the lock; only the thread that holds the ticket may call it. Checks the request against the model,
+ * unless this load of the model has checked it already, and charges the request's bytes. */
 mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error);
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);

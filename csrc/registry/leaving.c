@@ -47,7 +47,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
     if (worker->fault.code == MP_OK)
         return NULL;
     if (worker->fault.code != MP_INTEGRITY) {
-        /* Count a fault between steps here: no request failed. The breaker counts only faults of requests. */
+        /* A fault between steps fails no request, so it is counted here. The breaker counts only faults of requests. */
         mp_count(entry->services, MP_METRIC_worker_faults, !worker->end_noted);
         mp_entry_note_death(entry, worker->engine->outside, &worker->fault);
         return NULL;

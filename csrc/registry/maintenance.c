@@ -110,7 +110,7 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
                error.message);
     maintenance->running = false;
     atomic_store_explicit(&maintenance->tick_ns, 0, memory_order_relaxed);
-    maintenance->refused = true; /* logged once; the next announcement tries again */
+    maintenance->refused = true; /* log the failure once; the next announced deadline tries to start the thread again */
     atomic_store_explicit(&maintenance->next_ns, NEVER, memory_order_seq_cst);
     mp_cond_broadcast(&maintenance->changed);
     mp_mutex_unlock(&maintenance->lock);

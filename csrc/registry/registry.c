@@ -30,7 +30,7 @@ static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;
 
 typedef struct slot { /* one key; owns a reference to each entry */
     mp_entry *current;
-    mp_entry *incoming; /* the replacement that is being loaded beside `current`, or NULL */
+    mp_entry *incoming; /* the replacement, which is being loaded while `current` serves; or NULL */
 } slot;
 
 typedef enum closing { OPEN, CLOSING, CLOSED } closing;

@@ -91,8 +91,8 @@ void mp_registry_destroy(mp_registry *registry);
 /* ---- entries ----------------------------------------------------------------------------------------------------- */
 
 /* Takes ownership of `loader`, also on failure. Returns at once. An existing key is INVALID_ARGUMENT unless `replace`
- * is set. With `replace`, if the old model is in use, the new model loads beside it and gets the new requests once its
- * load has succeeded, while the old model drains. If the load fails, the old model stays and mp_registry_load returns
+ * is set. With `replace`, if the old model is in use, the new model is loaded as well. Once its load has succeeded, it
+ * gets the new requests, and the old model drains. If the load fails, the old model stays and mp_registry_load returns
  * the cause. */
 mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace,
                           mp_error *error);
@@ -142,7 +142,7 @@ typedef struct mp_entry_info {
     uint64_t predicted_bytes; /* predicted size of the model before it was loaded */
     mp_worker_info worker[MP_WORKERS_MAX];
     int worker_count;
-    mp_histogram latency; /* from submit to completion of completed requests */
+    mp_histogram latency; /* completed requests: time from submission to completion */
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
     mp_status last_error; /* the last error of a request; MP_OK = none failed */
     const mp_model *model; /* pinned while the visitor runs, or NULL */

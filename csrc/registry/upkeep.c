@@ -63,7 +63,7 @@ static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
             best = entries[i];
             best_value = value;
         }
-        if (told < trimming) /* `told` may be larger: some workers have trimmed since */
+        if (told < trimming) /* `told` is larger if workers have trimmed in the meantime */
             told = trimming;
         if (!best || told >= bytes)
             break;

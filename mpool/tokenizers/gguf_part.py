@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 #: Minimum number of tokens of a vocabulary for which partial tokenizers are faster than the whole one.
 MIN_TOKENS = 16_384
 
-#: Maximum number of characters of the texts, and of lookups of their substrings: building takes a few milliseconds.
+#: Maximum number of characters of the texts, and of lookups of their substrings. Within both limits, building a
+#: tokenizer takes a few milliseconds.
 MAX_CHARS, MAX_LOOKUPS = 32_768, 200_000
 
 

@@ -87,7 +87,7 @@ def byte_alphabet() -> dict[int, str]:
 
 
 def unmatchable(token: int) -> str:
-    """Return a name for a token that text must never become. It begins with a space, which all vocabularies escape."""
+    """Return a name that no text matches. It begins with a space, which all vocabularies replace in their tokens."""
     return f" \0{token}"
 
 

@@ -20,9 +20,9 @@ typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h);
 
 typedef struct mp_decoder_layer {
     mp_norm attention_norm, ffn_norm;   /* [hidden] */
-    mp_norm q_norm, k_norm;             /* [head_dim]; without a weight: none */
+    mp_norm q_norm, k_norm;             /* [head_dim]; skipped if it has no weight */
     float *sinks;                       /* [heads] attention sinks: scores without a value; or NULL */
-    mp_norm attention_after, ffn_after; /* [hidden] norm of each sublayer's output; without a weight: none */
+    mp_norm attention_after, ffn_after; /* [hidden] norm of each sublayer's output; skipped if it has no weight */
     mp_linear qkv, out, gate_up, down;
     mp_linear q_b, k_b, v_b;      /* latent attention: `qkv` then holds the projections to the latents */
     mp_norm q_a_norm, kv_a_norm;  /* [q_rank], [rank] */

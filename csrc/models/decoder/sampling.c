@@ -96,7 +96,7 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
     const mp_sampling *s = &request->sampling;
     int32_t vocab = engine->model->sampled_vocab;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
-    if (request->capture.values > 0) /* also if sampling fails: the records show the cause */
+    if (request->capture.values > 0) /* counted even if sampling fails: the captured records help to find why */
         atomic_store_explicit(&request->capture.sampled, index + 1, memory_order_release);
     if (!mp_kernels_get()->all_finite(logits, vocab))
         return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);

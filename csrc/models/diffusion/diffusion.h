@@ -47,7 +47,7 @@ typedef struct mp_text_end { /* follows the last layer of a text encoder */
  * this order: shift, scale and gate of the attention, then those of the MLP, then those of the second attention. */
 typedef struct mp_dit_side {
     mp_linear modulation, qkv, out, up, down;
-    mp_norm q_norm, k_norm; /* [head_dim]; without weights: none */
+    mp_norm q_norm, k_norm; /* [head_dim]; skipped if it has no weight */
 } mp_dit_side;
 typedef struct mp_dit_joint {
     mp_dit_side text, image;

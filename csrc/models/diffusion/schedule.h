@@ -33,7 +33,7 @@ typedef struct mp_diff_position {
 
 typedef struct mp_diff_state { /* state of an item, from admit to retire or preempt */
     mp_diff_position at;
-    mp_diff_texts *texts[MP_T2I_TEXTS]; /* references to the cache */
+    mp_diff_texts *texts[MP_T2I_TEXTS]; /* entries of the text cache, one reference each; or NULL */
     bool known[MP_T2I_TEXTS];           /* the text was complete in the cache: skip the encoders */
     /* A phase allocates its memory when it begins and frees it when it ends. */
     mp_diff_text run;

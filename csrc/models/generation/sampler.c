@@ -252,7 +252,7 @@ int32_t mp_sample(const mp_sample_args *sample, float *logits, int32_t vocab, mp
     if (!((s->top_k > 0 && s->top_k < vocab) || s->top_p < 1)) { /* no ranking needed: sample in the order of ids */
         for (int32_t i = 0; i < vocab; i++)
             logits[i] = logits[i] >= floor ? logits[i] : -INFINITY;
-        double *parts = (double *)(void *)candidates; /* reuses the scratch of the candidates: there are fewer parts */
+        double *parts = (double *)(void *)candidates; /* fit: fewer parts than candidates */
         double total = weigh(logits, vocab, parts);
         return sample_along(logits, parts, vocab, u * total);
     }

@@ -155,7 +155,7 @@ static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uin
     return engine->large;
 }
 
-/* Add the large image to the plan, for the remaining time but for at least one part. */
+/* Add the large image to the plan. It gets the time that remains of the budget, but at least that of one part. */
 static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_ns, mp_plan *plan) {
     const mp_vit *model = engine->model;
     const mp_image_embedding_request *request = (const mp_image_embedding_request *)large->item->request;

@@ -38,9 +38,9 @@ typedef struct mp_builder {
     size_t slab_bytes;
     uint64_t charged; /* after finish: bytes charged to the budget */
     int64_t parameters;
-    uint64_t pack_on_use; /* some matrices may stay unpacked: quantised ones, and float ones added while
-                           * `floats_on_use`. If together they have at least this number of bytes, finish packs none of
-                           * them */
+    uint64_t pack_on_use; /* threshold in bytes for finish. Only quantised matrices, and float ones added while
+                           * `floats_on_use` is true, can stay unpacked: if their total size is at least this
+                           * threshold, finish leaves all of them unpacked, else it packs all of them */
     bool floats_on_use;   /* float matrices added now may stay unpacked; calls of their layers must then pass an
                            * mp_unpacked */
     float bias_scale;     /* factor on the biases of linear layers that are added next; 1 after init */

@@ -16,7 +16,7 @@ typedef struct mp_mlp {
 typedef struct mp_residual {
     float *x;             /* [M, n] the sum */
     int32_t n;
-    const mp_norm *after; /* norm of the output; NULL, or without a weight: none */
+    const mp_norm *after; /* norm of the output; skipped if NULL or without a weight */
     const float *scale;   /* [n] factor per component of the output, or NULL; not together with `after` */
     float *scratch;       /* [M, n] holds the sublayer's output, if the output is normed or scaled */
 } mp_residual;

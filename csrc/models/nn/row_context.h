@@ -1,4 +1,4 @@
-/* nn/row_context.h: the row context, an argument of every block of nn/ beside its weights and rows.
+/* nn/row_context.h: the row context, an argument of every block of nn/ in addition to its weights and rows.
  *
  * The rows of many sequences are packed one after another. A sequence is a range of rows that attend to each other; the
  * position of a row is its index within its sequence. All threads of a region call a block with the same rows, each

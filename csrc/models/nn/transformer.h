@@ -10,7 +10,7 @@
 typedef struct mp_transformer_layer {
     mp_linear qkv, out;               /* queries, keys and values side by side; the output projection of attention */
     mp_mlp mlp;
-    mp_norm attention_norm, ffn_norm;   /* [hidden] norm of each sublayer's input; without a weight: none */
+    mp_norm attention_norm, ffn_norm;   /* [hidden] norm of each sublayer's input; skipped if it has no weight */
     mp_norm attention_after, ffn_after; /* [hidden] norm of each sublayer's output */
     float *attention_scale, *ffn_scale; /* [hidden] factor per component of each sublayer's output, or NULL */
     mp_norm q_norm, k_norm;             /* applied to queries and to keys */

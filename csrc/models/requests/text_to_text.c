@@ -210,7 +210,7 @@ static mp_status size_capture(const mp_text_request *request, int32_t *tokens, m
 }
 
 mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_bytes, mp_error *error) {
-    enum { GROWN = 3, REST = 8 }; /* GROWN: U+FFFD has 3 bytes; REST: an incomplete character at the end */
+    enum { GROWN = 3, REST = 8 }; /* a bad byte becomes U+FFFD, 3 bytes; 8 for a cut character at the end */
     const mp_sampling *s = &request->sampling;
     size_t tokens = (size_t)s->max_tokens, k = s->logprobs > 0 ? (size_t)s->logprobs : 0;
     if (request->base.output_bytes > 0) {

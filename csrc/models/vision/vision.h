@@ -1,5 +1,5 @@
-/* vision/vision.h: a decoder that reads images beside text. An image network (image/vit.h) and a projector turn an
- * image into rows of the decoder's width. These rows replace the token embeddings at the placeholders of the prompt.
+/* vision/vision.h: a decoder that takes images and text. An image network (image/vit.h) and a projector turn an image
+ * into rows of the decoder's width. These rows replace the token embeddings at the placeholders of the prompt.
  *
  *   pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
  *
