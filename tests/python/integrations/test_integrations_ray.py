@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import selectors
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -211,11 +212,13 @@ def pools(llama: Path, bert: Path) -> Pools:
 def ask(handle: Any, path: str, body: Any = None, settings: Settings = SETTINGS, limits: Limits = Limits(),
         **headers: str) -> Any:
     """Send a request to a front with this handle and return the response."""
-    async def send() -> Any:
-        app = make_front(handle, settings, limits)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as client:
-            return await client.request("GET" if body is None else "POST", path, json=body, headers=headers)
-    return asyncio.run(send())
+    return asyncio.run(request(handle, path, body, settings, limits, **headers))
+
+
+async def request(handle: Any, path: str, body: Any, settings: Settings, limits: Limits, **headers: str) -> Any:
+    app = make_front(handle, settings, limits)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as client:
+        return await client.request("GET" if body is None else "POST", path, json=body, headers=headers)
 
 
 CHAT = {"model": "small", "messages": [{"role": "user", "content": "A cat?"}], "seed": 3, "max_tokens": 12}
@@ -363,32 +366,45 @@ def test_a_silent_replica_loses_its_request(pools: Pools) -> None:
         assert len(handle.ended) == 2 and first[routing.ATTEMPT] != second[routing.ATTEMPT]
 
 
-def test_a_slow_replica_keeps_its_request(pools: Pools) -> None:
-    """Heartbeats prevent a second attempt. One that comes too late ends the second attempt."""
+class InstantSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+    """A selector that adds the time to wait to ``now`` instead of waiting."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+def test_a_slow_replica_keeps_its_request() -> None:
+    """Heartbeats prevent a second attempt. One that comes too late ends the second attempt. In virtual time."""
+    answer = [HEAD, part("{}", more=False)]
+
     async def busy(scope: Any, body: bytes) -> AsyncIterator[Any]:
         for _ in range(10):
             yield []
-            await asyncio.sleep(0.05)
-        async for batch in pools.respond(scope, body):
-            yield batch
-
-    handle = Handle(busy)
-    assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.3)).status_code == 200
-    assert len(handle.scopes) == 1
+            await asyncio.sleep(0.5)
+        yield answer
 
     async def late(scope: Any, body: bytes) -> AsyncIterator[Any]:
         yield []
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.5)
         yield []
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
         ended_before_the_response.extend(handle.ended)
-        async for batch in pools.respond(scope, body):
-            yield batch
+        yield answer
 
     ended_before_the_response = list[str]()
-    handle = Handle(late, lambda scope, body: forever([]))
-    assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.2)).status_code == 200
-    assert len(handle.scopes) == 2 == len(handle.ended) and len(ended_before_the_response) == 1
+    for replicas, attempts, ended in (((busy,), 1, 0), ((late, lambda scope, body: forever([])), 2, 1)):
+        handle, selector = Handle(*replicas), InstantSelector()
+        loop = asyncio.SelectorEventLoop(selector)
+        loop.time = lambda selector=selector: selector.now  # type: ignore[method-assign]
+        try:
+            response = loop.run_until_complete(request(handle, "/v1/chat/completions", CHAT, SETTINGS, Limits()))
+        finally:
+            loop.close()
+        assert response.text == "{}" and len(handle.scopes) == attempts == len(handle.ended)
+        assert len(ended_before_the_response) == ended
 
 
 def test_a_stream_that_falls_silent_ends_with_an_error() -> None:
