@@ -339,7 +339,7 @@ def test_a_stream_without_its_first_token_has_not_begun(pools: Pools) -> None:
 
     for first in (dies_after_the_head, lambda scope, body: forever([], [STREAM_HEAD])):
         handle = Handle(first, pools.respond)
-        response = ask(handle, "/v1/chat/completions", {**CHAT, "stream": True}, limits=Limits(patience=0.1))
+        response = ask(handle, "/v1/chat/completions", {**CHAT, "stream": True}, limits=Limits(2, patience=0.1))
         assert response.text.count("data: ") == expected.count("data: ") and "[DONE]" in response.text
         assert "error" not in response.text and len(handle.scopes) == 2
 
@@ -360,7 +360,7 @@ def test_a_silent_replica_loses_its_request(pools: Pools) -> None:
     router is told which attempt is silent."""
     for batches in ((), ([],), ([], [], [])):
         handle = Handle(lambda scope, body, batches=batches: forever(*batches), pools.respond)
-        assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.1)).status_code == 200
+        assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(2, patience=0.1)).status_code == 200
         first, second = handle.scopes
         assert first[routing.SILENT] == [] and second[routing.SILENT] == [first[routing.ATTEMPT]]
         assert len(handle.ended) == 2 and first[routing.ATTEMPT] != second[routing.ATTEMPT]
@@ -453,11 +453,12 @@ def test_errors_without_an_available_replica(pools: Pools) -> None:
         yield []
         raise RuntimeError("a fault of this replica")
 
+    quick = Limits(patience=0.05, accept_timeout=0.05)
     for respond, status, code, attempts in ((dies(0, pools.respond), 503, "worker_lost", 3),
                                             (full, 503, "overloaded", 1), (silent, 503, "overloaded", 3),
                                             (broken, 500, "internal", 1)):
         handle = Handle(respond)
-        response = ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.05, accept_timeout=0.05))
+        response = ask(handle, "/v1/chat/completions", CHAT, limits=quick if respond is silent else Limits())
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)
         assert len(handle.scopes) == attempts and ("retry-after" in response.headers) is (status == 503)
         assert "fault of this" not in response.text
