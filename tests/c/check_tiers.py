@@ -325,7 +325,8 @@ def refused_words(words: Words, name: str, source: str) -> Iterator[tuple[str, i
 def word_files(root: Path) -> list[Path]:
     """Return all files to which the list of words applies."""
     kinds = {"csrc": (".c", ".h", ".def"), "tests/c": (".c", ".h", ".py"), "tests/fuzz": (".c", ".h", ".py"),
-             "tests/python": (".py",), "mpool": (".py",), "benchmarks": (".py", ".c", ".h"),
+             "tests/python": (".py",), "tests/mutation": (".py", ".c", ".h"), "mpool": (".py",),
+             "benchmarks": (".py", ".c", ".h"),
              "examples": (".py",), "training": (".py",), "docs": (".py",)}
     return sorted(path for folder, suffixes in kinds.items() for path in (root / folder).rglob("*")
                   if path.suffix in suffixes)

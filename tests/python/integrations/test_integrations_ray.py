@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import selectors
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -213,11 +214,13 @@ def pools(llama: Path, bert: Path) -> Pools:
 def ask(handle: Any, path: str, body: Any = None, settings: Settings = SETTINGS, limits: Limits = Limits(),
         **headers: str) -> Any:
     """Send a request to a front with this handle and return the response."""
-    async def send() -> Any:
-        app = make_front(handle, settings, limits)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as client:
-            return await client.request("GET" if body is None else "POST", path, json=body, headers=headers)
-    return asyncio.run(send())
+    return asyncio.run(request(handle, path, body, settings, limits, **headers))
+
+
+async def request(handle: Any, path: str, body: Any, settings: Settings, limits: Limits, **headers: str) -> Any:
+    app = make_front(handle, settings, limits)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as client:
+        return await client.request("GET" if body is None else "POST", path, json=body, headers=headers)
 
 
 CHAT = {"model": "small", "messages": [{"role": "user", "content": "A cat?"}], "seed": 3, "max_tokens": 12}
@@ -338,7 +341,7 @@ def test_a_stream_without_its_first_token_has_not_begun(pools: Pools) -> None:
 
     for first in (dies_after_the_head, lambda scope, body: forever([], [STREAM_HEAD])):
         handle = Handle(first, pools.respond)
-        response = ask(handle, "/v1/chat/completions", {**CHAT, "stream": True}, limits=Limits(patience=0.1))
+        response = ask(handle, "/v1/chat/completions", {**CHAT, "stream": True}, limits=Limits(2, patience=0.1))
         assert response.text.count("data: ") == expected.count("data: ") and "[DONE]" in response.text
         assert "error" not in response.text and len(handle.scopes) == 2
 
@@ -359,38 +362,51 @@ def test_a_silent_replica_loses_its_request(pools: Pools) -> None:
     router is told which attempt is silent."""
     for batches in ((), ([],), ([], [], [])):
         handle = Handle(lambda scope, body, batches=batches: forever(*batches), pools.respond)
-        assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.1)).status_code == 200
+        assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(2, patience=0.1)).status_code == 200
         first, second = handle.scopes
         assert first[routing.SILENT] == [] and second[routing.SILENT] == [first[routing.ATTEMPT]]
         assert len(handle.ended) == 2 and first[routing.ATTEMPT] != second[routing.ATTEMPT]
 
 
-def test_a_slow_replica_keeps_its_request(pools: Pools) -> None:
-    """Heartbeats prevent a second attempt. One that comes too late ends the second attempt."""
+class InstantSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+    """A selector that adds the time to wait to ``now`` instead of waiting."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+def test_a_slow_replica_keeps_its_request() -> None:
+    """Heartbeats prevent a second attempt. One that comes too late ends the second attempt. In virtual time."""
+    answer = [HEAD, part("{}", more=False)]
+
     async def busy(scope: Any, body: bytes) -> AsyncIterator[Any]:
         for _ in range(10):
             yield []
-            await asyncio.sleep(0.05)
-        async for batch in pools.respond(scope, body):
-            yield batch
-
-    handle = Handle(busy)
-    assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.3)).status_code == 200
-    assert len(handle.scopes) == 1
+            await asyncio.sleep(0.5)
+        yield answer
 
     async def late(scope: Any, body: bytes) -> AsyncIterator[Any]:
         yield []
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.5)
         yield []
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
         ended_before_the_response.extend(handle.ended)
-        async for batch in pools.respond(scope, body):
-            yield batch
+        yield answer
 
     ended_before_the_response = list[str]()
-    handle = Handle(late, lambda scope, body: forever([]))
-    assert ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.2)).status_code == 200
-    assert len(handle.scopes) == 2 == len(handle.ended) and len(ended_before_the_response) == 1
+    for replicas, attempts, ended in (((busy,), 1, 0), ((late, lambda scope, body: forever([])), 2, 1)):
+        handle, selector = Handle(*replicas), InstantSelector()
+        loop = asyncio.SelectorEventLoop(selector)
+        loop.time = lambda selector=selector: selector.now  # type: ignore[method-assign]
+        try:
+            response = loop.run_until_complete(request(handle, "/v1/chat/completions", CHAT, SETTINGS, Limits()))
+        finally:
+            loop.close()
+        assert response.text == "{}" and len(handle.scopes) == attempts == len(handle.ended)
+        assert len(ended_before_the_response) == ended
 
 
 def test_a_stream_that_falls_silent_ends_with_an_error() -> None:
@@ -439,11 +455,12 @@ def test_errors_without_an_available_replica(pools: Pools) -> None:
         yield []
         raise RuntimeError("a fault of this replica")
 
+    quick = Limits(patience=0.05, accept_timeout=0.05)
     for respond, status, code, attempts in ((dies(0, pools.respond), 503, "worker_lost", 3),
                                             (full, 503, "overloaded", 1), (silent, 503, "overloaded", 3),
                                             (broken, 500, "internal", 1)):
         handle = Handle(respond)
-        response = ask(handle, "/v1/chat/completions", CHAT, limits=Limits(patience=0.05, accept_timeout=0.05))
+        response = ask(handle, "/v1/chat/completions", CHAT, limits=quick if respond is silent else Limits())
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)
         assert len(handle.scopes) == attempts and ("retry-after" in response.headers) is (status == 503)
         assert "fault of this" not in response.text
