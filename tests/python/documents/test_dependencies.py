@@ -17,7 +17,7 @@ else:
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = sorted((ROOT / "mpool").rglob("*.py"))
 #: Module -> its distribution, if the names differ.
-DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "grpc": "grpcio"}
 
 
 def _normal(name: str) -> str:
