@@ -22,22 +22,55 @@ void mp_maintenance_deinit(mp_maintenance *maintenance) {
     mp_mutex_deinit(&maintenance->lock);
 }
 
+/* --- the clock of requests --- */
+
+static uint64_t tick_of(const mp_maintenance *self) {
+    uint64_t count = atomic_load_explicit(&self->count, memory_order_seq_cst);
+    return atomic_load_explicit(&self->beats[count & 1].tick_ns, memory_order_relaxed);
+}
+
+/* Must hold the lock. Publishes a beat. */
+static void set_beat(mp_maintenance *self, uint64_t tick_ns, uint64_t more_paused_ns) {
+    uint64_t count = atomic_load_explicit(&self->count, memory_order_relaxed);
+    const struct mp_beat *last = &self->beats[count & 1];
+    struct mp_beat *next = &self->beats[(count + 1) & 1];
+    uint64_t paused = atomic_load_explicit(&last->paused_ns, memory_order_relaxed) + more_paused_ns;
+    atomic_store_explicit(&next->tick_ns, tick_ns, memory_order_relaxed);
+    atomic_store_explicit(&next->paused_ns, paused, memory_order_relaxed);
+    atomic_store_explicit(&self->count, count + 1, memory_order_seq_cst);
+}
+
+/* Returns how much of the time since the last tick is a pause. */
+static uint64_t pause_until(const mp_maintenance *self, uint64_t now) {
+    uint64_t last = tick_of(self);
+    return last && now > last + MP_PAUSE_NS ? now - last - MP_PAUSE_NS : 0;
+}
+
+static bool is_needed(const mp_maintenance *self) {
+    return atomic_load_explicit(&self->timed, memory_order_seq_cst) > 0;
+}
+
 /* Must hold the lock. Advances the clock of requests. Returns the time of the next tick; NEVER: none is needed. */
 static uint64_t tick(mp_maintenance *self, uint64_t now) {
-    uint64_t last = atomic_load_explicit(&self->tick_ns, memory_order_relaxed);
-    bool needed = atomic_load_explicit(&self->timed, memory_order_seq_cst) > 0;
-    if (last && now > last + MP_PAUSE_NS) {
-        atomic_fetch_add_explicit(&self->paused_ns, now - last - MP_PAUSE_NS, memory_order_relaxed);
-        mp_log(MP_LOG_WARNING, "The process did not run for %.1f s; deadlines of requests move by this time",
-               (double)(now - last) * 1e-9);
-    }
+    uint64_t last = tick_of(self);
     if (last && now < last + MP_TICK_NS)
         return last + MP_TICK_NS;
-    self->unneeded = needed ? 0 : self->unneeded + 1;
-    bool on = needed || (last && self->unneeded < UNNEEDED_TICKS);
-    atomic_store_explicit(&self->tick_ns, on ? now : 0, memory_order_seq_cst);
+    uint64_t pause = pause_until(self, now);
+    if (pause)
+        mp_log(MP_LOG_WARNING, "The process did not run for %.1f s; deadlines of requests move by this time",
+               (double)(now - last) * 1e-9);
+    self->unneeded = is_needed(self) ? 0 : self->unneeded + 1;
+    bool on = self->unneeded == 0 || (last && self->unneeded < UNNEEDED_TICKS);
+    set_beat(self, on ? now : 0, pause);
+    if (!on && is_needed(self)) { /* a request that was accepted meanwhile has seen the last tick */
+        self->unneeded = 0;
+        set_beat(self, now, 0);
+        on = true;
+    }
     return on ? now + MP_TICK_NS : NEVER;
 }
+
+/* --- the thread --- */
 
 static void watch(void *arg) {
     mp_maintenance *self = arg;
@@ -58,7 +91,7 @@ static void watch(void *arg) {
             atomic_store_explicit(&self->next_ns, again, memory_order_seq_cst);
     }
     self->running = false;
-    atomic_store_explicit(&self->tick_ns, 0, memory_order_relaxed);
+    set_beat(self, 0, pause_until(self, mp_sys_now_ns()));
     mp_cond_broadcast(&self->changed);
     mp_mutex_unlock(&self->lock);
 }
@@ -66,12 +99,12 @@ static void watch(void *arg) {
 void mp_maintenance_begin_timed(mp_maintenance *maintenance) {
     /* Both operations are seq_cst: either the thread sees this request, or this thread sees that it stopped ticking. */
     atomic_fetch_add_explicit(&maintenance->timed, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&maintenance->tick_ns, memory_order_seq_cst))
+    if (tick_of(maintenance))
         return;
     mp_mutex_lock(&maintenance->lock);
-    if (maintenance->running && !atomic_load_explicit(&maintenance->tick_ns, memory_order_relaxed)) {
+    if (maintenance->running && !tick_of(maintenance)) {
         maintenance->unneeded = 0;
-        atomic_store_explicit(&maintenance->tick_ns, mp_sys_now_ns(), memory_order_seq_cst);
+        set_beat(maintenance, mp_sys_now_ns(), 0);
         mp_cond_broadcast(&maintenance->changed);
     }
     mp_mutex_unlock(&maintenance->lock);
@@ -109,7 +142,7 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
                "The maintenance thread failed to start, deadlines of queued requests are checked late: %s",
                error.message);
     maintenance->running = false;
-    atomic_store_explicit(&maintenance->tick_ns, 0, memory_order_relaxed);
+    set_beat(maintenance, 0, 0);
     maintenance->refused = true; /* log the failure once; the next announced deadline tries to start the thread again */
     atomic_store_explicit(&maintenance->next_ns, NEVER, memory_order_seq_cst);
     mp_cond_broadcast(&maintenance->changed);
@@ -134,6 +167,6 @@ void mp_maintenance_fork_child(mp_maintenance *maintenance) {
     mp_cond_init(&maintenance->changed);
     maintenance->running = maintenance->refused = false;
     atomic_store_explicit(&maintenance->next_ns, NEVER, memory_order_relaxed);
-    atomic_store_explicit(&maintenance->tick_ns, 0, memory_order_relaxed);
+    set_beat(maintenance, 0, 0);
     atomic_store_explicit(&maintenance->timed, 0, memory_order_relaxed); /* the requests belong to the parent */
 }

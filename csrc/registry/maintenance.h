@@ -24,9 +24,12 @@ typedef struct mp_maintenance {
     uint64_t (*sweep)(void *arg, uint64_t now_ns);
     void *arg;
     _Atomic uint64_t next_ns; /* when the next sweep is due; written under lock, read without */
-    /* Clock of requests. The thread changes `paused_ns` before `tick_ns`: a reader of the new tick sees both. */
-    _Atomic uint64_t tick_ns;   /* time of the last tick; 0 = the thread does not tick */
-    _Atomic uint64_t paused_ns; /* all pauses so far */
+    /* Clock of requests: beats[count & 1] is valid. The thread fills the other beat, then increments `count`. */
+    struct mp_beat {
+        _Atomic uint64_t tick_ns;   /* time of the last tick; 0 = the thread does not tick */
+        _Atomic uint64_t paused_ns; /* all pauses so far */
+    } beats[2];
+    _Atomic uint64_t count; /* written under lock */
     _Atomic int timed;          /* requests with a limit */
     mp_mutex lock;
     mp_cond changed;
@@ -41,13 +44,20 @@ void mp_maintenance_deinit(mp_maintenance *maintenance); /* after mp_maintenance
 /* Announces a check: the thread wakes at `when_ns` at the latest. Takes no lock if an earlier time is already
  * announced. Starts the thread on first use. Must not hold a lock. */
 void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns);
-/* Returns the time by the clock of requests, which never exceeds mp_sys_now_ns. */
-static inline uint64_t mp_maintenance_clock(const mp_maintenance *maintenance) {
-    uint64_t tick = atomic_load_explicit(&maintenance->tick_ns, memory_order_acquire);
-    uint64_t paused = atomic_load_explicit(&maintenance->paused_ns, memory_order_relaxed), now = mp_sys_now_ns();
-    if (tick && now > tick + MP_PAUSE_NS)
-        now = tick + MP_PAUSE_NS;
-    return now - paused;
+/* Returns the time by the clock of requests, which never exceeds mp_sys_now_ns. Sets *now_ns (unless NULL) to the time
+ * by mp_sys_now_ns at the same moment. A beat is overwritten only after the next one was published, so a beat that is
+ * read between two equal values of `count` is whole, and was valid when the time was read. */
+static inline uint64_t mp_maintenance_clock(const mp_maintenance *maintenance, uint64_t *now_ns) {
+    uint64_t count, tick, paused, now;
+    do {
+        count = atomic_load_explicit(&maintenance->count, memory_order_seq_cst);
+        tick = atomic_load_explicit(&maintenance->beats[count & 1].tick_ns, memory_order_acquire);
+        paused = atomic_load_explicit(&maintenance->beats[count & 1].paused_ns, memory_order_acquire);
+        now = mp_sys_now_ns();
+    } while (atomic_load_explicit(&maintenance->count, memory_order_seq_cst) != count);
+    if (now_ns)
+        *now_ns = now;
+    return (tick && now > tick + MP_PAUSE_NS ? tick + MP_PAUSE_NS : now) - paused;
 }
 /* Call when a request with a limit was accepted, and when it has ended. The first takes the lock of `maintenance`,
  * which is a leaf. */

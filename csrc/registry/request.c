@@ -103,7 +103,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit
         ticket->patience_ns = 0;
     ticket->stretches = !options->patience_ns && ticket->patience_ns && entry->services->scale_timeout;
     ticket->policy = options->policy;
-    uint64_t now = mp_sys_now_ns(), clock = mp_maintenance_clock(&entry->services->maintenance);
+    uint64_t now, clock = mp_maintenance_clock(&entry->services->maintenance, &now);
     if (options->deadline_ns) /* a deadline that has passed stays in the past */
         ticket->due_ns = options->deadline_ns > now ? clock + (options->deadline_ns - now) : 1;
     mp_queue_node_init(&ticket->node, options->priority, options->service_class, options->tenant, now);
@@ -188,7 +188,7 @@ uint64_t mp_ticket_due(const mp_ticket *ticket) {
 }
 
 bool mp_ticket_is_late(const mp_ticket *ticket) {
-    return ticket->due_ns && mp_maintenance_clock(&ticket->entry->services->maintenance) >= ticket->due_ns;
+    return ticket->due_ns && mp_maintenance_clock(&ticket->entry->services->maintenance, NULL) >= ticket->due_ns;
 }
 
 mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {

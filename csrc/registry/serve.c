@@ -577,7 +577,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
 }
 
 static void deliver_outcomes(mp_worker *w) {
-    uint64_t now_ns = mp_maintenance_clock(&w->entry->services->maintenance);
+    uint64_t now_ns = mp_maintenance_clock(&w->entry->services->maintenance, NULL);
     mp_ticket *waiting = NULL;
     bool some_ended = false, noted = false;
     for (int i = 0; i < w->plan.count; i++) {

@@ -56,7 +56,7 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
         return mp_fail(error, MP_OVERLOADED, "%s: the queue is full with %d requests; try again in %.1f s", entry->key,
                        waiting, eta > 0.1 ? eta : 0.1);
     }
-    uint64_t now = mp_sys_now_ns(), clock = mp_maintenance_clock(&entry->services->maintenance);
+    uint64_t now, clock = mp_maintenance_clock(&entry->services->maintenance, &now);
     uint64_t due = mp_ticket_due(ticket), slice = now + ROOM_SLICE_MS * MS;
     if (clock >= due)
         return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline; %d requests are queued",
@@ -77,7 +77,7 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
 
 /* Must hold the lock. Refuses a request that is certain to miss its deadline. */
 static mp_status check_deadline(mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
-    uint64_t now = mp_maintenance_clock(&entry->services->maintenance), deadline = ticket->due_ns;
+    uint64_t now = mp_maintenance_clock(&entry->services->maintenance, NULL), deadline = ticket->due_ns;
     if (!deadline)
         return MP_OK;
     if (now >= deadline)
@@ -102,7 +102,7 @@ static mp_status charge_in_time(mp_entry *entry, mp_ticket *ticket, const mp_sub
         mp_status status = mp_entry_charge(entry, ticket, error);
         if (status != MP_MEMORY_EXHAUSTED || options->fail_fast || !mp_governor_may_free(services->governor, bytes))
             return status;
-        if (mp_maintenance_clock(&services->maintenance) >= mp_ticket_due(ticket))
+        if (mp_maintenance_clock(&services->maintenance, NULL) >= mp_ticket_due(ticket))
             return mp_fail(error, MP_TIMEOUT, "%s: no memory was free for the request until the deadline", entry->key);
         if (options->give_up && options->give_up(options->give_up_arg))
             return mp_fail(error, MP_CANCELLED, "%s: the request was cancelled while it waited for memory", entry->key);
@@ -166,7 +166,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         ticket->probe = 0;
     }
     /* From here on the ticket may end at any moment. The caller's reference keeps the ticket allocated. */
-    uint64_t due = mp_ticket_due(ticket), clock = mp_maintenance_clock(&services->maintenance);
+    uint64_t due = mp_ticket_due(ticket), clock = mp_maintenance_clock(&services->maintenance, NULL);
     uint64_t spawn_ns = entry->spawn_ns; /* if no worker may start before this time, the sweep must run then */
     bool waits = !mp_entry_works(entry);
     mp_mutex_unlock(&entry->lock);

@@ -27,7 +27,7 @@ static bool is_expired(const mp_ticket *ticket, uint64_t clock_ns, uint64_t now_
  * ones. */
 static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     mp_ticket *expired = NULL;
-    uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance);
+    uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance, NULL);
     for (mp_queue_node *node = mp_queue_first(&entry->queue), *behind; node; node = behind) {
         behind = mp_queue_next(&entry->queue, node);
         mp_ticket *ticket = mp_ticket_of_node(node);
@@ -50,7 +50,7 @@ static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
  * first load that a request waits for: models that evict each other may be loaded again and again. The time in which a
  * load waits for memory or CPUs is no progress. */
 static void credit_load(mp_entry *entry, uint64_t age_ns) {
-    uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance);
+    uint64_t clock_ns = mp_maintenance_clock(&entry->services->maintenance, NULL);
     uint64_t beat_ns = clock_ns > age_ns ? clock_ns - age_ns : 0;
     for (mp_queue_node *node = mp_queue_first(&entry->queue); node; node = mp_queue_next(&entry->queue, node)) {
         mp_ticket *ticket = mp_ticket_of_node(node);

@@ -373,8 +373,10 @@ MUTATIONS = [
     # --- periodic checks
     Mutation(311, _W, "is_expired", "no sweep runs at a deadline", "if (due > clock_ns &&",
              "if (!BUG && due > clock_ns &&", "deadlines", FEW),
-    Mutation(375, _M, "tick", "a pause of the process is charged to requests",
-             "if (last && now > last + MP_PAUSE_NS)", "if (last && !BUG && now > last + MP_PAUSE_NS)", "jumps", SOME),
+    Mutation(375, _M, "pause_until", "a pause of the process is charged to requests",
+             "return last &&", "return last && !BUG &&", "jumps", SOME),
+    Mutation(376, _M, "watch", "the clock of requests jumps when the thread ends", "pause_until(self, mp_sys_now_ns())",
+             "BUG ? 0 : pause_until(self, mp_sys_now_ns())", "cut", MANY),
     Mutation(377, _M, "mp_maintenance_begin_timed", "a request with a limit begins while the clock does not tick",
              "if (maintenance->running &&", "if (!BUG && maintenance->running &&", "jumps", SOME),
     Mutation(312, _W, "mp_entry_sweep", "a worker announced after a backoff is never started", "if (start)",
@@ -441,7 +443,7 @@ MUTATIONS = [
              "preempt(w, w->active[w->active_count - 1], BUG ? MP_METRIC_preemptions : MP_METRIC_retries);", "lost",
              FEW),
     Mutation(367, _S, "plan_step", "a request that waits for a mask blocks those of the next turn",
-             "for (int turn = 0; !w->plan.count", "for (int turn = 0; !(BUG && turn) && !w->plan.count", "lost", FEW),
+             "for (int turn = 0; !w->plan.count", "for (int turn = 0; !(BUG && turn) && !w->plan.count", "lost", MANY),
     # --- points
     Mutation(0, "base/alloc.c", "mp_budget_take", "between check and update", "uint64_t limit =",
              "POINT; uint64_t limit ="),

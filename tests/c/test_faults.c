@@ -352,14 +352,14 @@ static int serve_through_a_stop(int started) {
 MP_TEST(registry_fault_clock_of_requests_stops_during_a_pause) {
     mp_maintenance maintenance = {0};
     uint64_t now = mp_sys_now_ns(), clock;
-    MP_CHECK(mp_maintenance_clock(&maintenance) >= now); /* without ticks it runs on */
-    atomic_store(&maintenance.tick_ns, now - FAKE_MS(600000));
-    clock = mp_maintenance_clock(&maintenance);
+    MP_CHECK(mp_maintenance_clock(&maintenance, NULL) >= now); /* without ticks it runs on */
+    atomic_store(&maintenance.beats[0].tick_ns, now - FAKE_MS(600000));
+    clock = mp_maintenance_clock(&maintenance, NULL);
     MP_CHECK_INT(clock, now - FAKE_MS(600000) + MP_PAUSE_NS);
-    atomic_store(&maintenance.paused_ns, FAKE_MS(1000));
-    MP_CHECK_INT(mp_maintenance_clock(&maintenance), clock - FAKE_MS(1000));
-    atomic_store(&maintenance.tick_ns, mp_sys_now_ns());
-    MP_CHECK(mp_maintenance_clock(&maintenance) >= now - FAKE_MS(1000));
+    atomic_store(&maintenance.beats[0].paused_ns, FAKE_MS(1000));
+    MP_CHECK_INT(mp_maintenance_clock(&maintenance, NULL), clock - FAKE_MS(1000));
+    atomic_store(&maintenance.beats[0].tick_ns, mp_sys_now_ns());
+    MP_CHECK(mp_maintenance_clock(&maintenance, NULL) >= now - FAKE_MS(1000));
 }
 
 MP_TEST_SECONDS(registry_fault_time_of_a_stopped_process_is_not_charged, 60) {
