@@ -6,7 +6,7 @@
  * in which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a limit
  * exists, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. So whichever
  * thread runs first after a pause reads a time at which no request has expired, and at most MP_PAUSE_NS of a pause is
- * charged. */
+ * charged. It is charged to the requests that wait when the tick that follows the pause is published. */
 #ifndef MP_REGISTRY_MAINTENANCE_H
 #define MP_REGISTRY_MAINTENANCE_H
 
