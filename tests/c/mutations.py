@@ -375,8 +375,6 @@ MUTATIONS = [
              "if (!BUG && due > clock_ns &&", "deadlines", FEW),
     Mutation(375, _M, "pause_until", "a pause of the process is charged to requests",
              "return last &&", "return last && !BUG &&", "jumps", SOME),
-    Mutation(376, _M, "watch", "the clock of requests jumps when the thread ends", "pause_until(self, mp_sys_now_ns())",
-             "BUG ? 0 : pause_until(self, mp_sys_now_ns())", "cut", MANY),
     Mutation(377, _M, "mp_maintenance_begin_timed", "a request with a limit begins while the clock does not tick",
              "if (maintenance->running &&", "if (!BUG && maintenance->running &&", "jumps", SOME),
     Mutation(312, _W, "mp_entry_sweep", "a worker announced after a backoff is never started", "if (start)",
