@@ -21,10 +21,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import MemoryExhausted, Overloaded, Timeout
+from .errors import MemoryExhausted, Overloaded, SpawnFailed, Timeout
+from .resources import start_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -164,7 +166,7 @@ class ThreadGroup:
         Raises:
             Timeout: the deadline has passed, or the call made no progress for :data:`SECONDS`.
             Overloaded: all threads of the group are stuck.
-            MemoryExhausted: no thread could be started.
+            SpawnFailed: no thread could be started.
         """
         outer = _local.call
         if outer is not None and outer.group is self:
@@ -263,14 +265,11 @@ class ThreadGroup:
 
     def _start_thread(self) -> None:
         """Start a thread. If the system refuses, existing threads serve the call later."""
-        thread = threading.Thread(target=self._work, args=(self._queue,), daemon=True,
-                                  name=f"mpool-{self.name}-{next(self._numbers)}")
         try:
-            thread.start()
-        except (RuntimeError, MemoryError) as error:
+            start_thread(partial(self._work, self._queue), f"mpool-{self.name}-{next(self._numbers)}")
+        except (SpawnFailed, MemoryExhausted):
             if not self._threads:
-                raise MemoryExhausted(f"no thread could be started for {self._what}: {error}",
-                                      hint="Raise the limit of processes or of memory (ulimit -u, ulimit -v)") from None
+                raise
             return
         self._threads += 1
         _wait_at_exit()

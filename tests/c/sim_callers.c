@@ -108,7 +108,7 @@ void sim_check_end(const record *r) {
                   !r->call->refused && !r->call->numeric);
     if (status == MP_TIMEOUT && r->ample)
         sim_fail("a request expired although the process was paused for %.0f s", (double)fakes.paused_ns * 1e-9);
-    /* Of each pause at most MP_PAUSE_NS are charged, also to a request that is accepted before the pause is noticed. */
+    /* A pause costs a request at most MP_PAUSE_NS, also a request that is accepted before the pause is noticed. */
     uint64_t charged = fakes.paused_ns ? 2 * MP_PAUSE_NS : 0;
     if (status == MP_TIMEOUT)
         SIM_CHECK((r->deadline_ns && finished + charged >= r->deadline_ns) ||

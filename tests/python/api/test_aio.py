@@ -458,7 +458,7 @@ def test_a_start_continues_if_one_of_its_waiters_is_cancelled(llama: Path) -> No
         run(work(own))
 
 
-def test_long_messages_are_processed_outside_the_loop(pool: mpool.Pool, llama: Path,
+def test_messages_are_processed_outside_the_loop(pool: mpool.Pool, llama: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "abc "}, {"type": "text", "text": "de"}, "f", 3]},
              {"role": "user", "content": "gh"}, {"role": "user", "content": None}, None]
@@ -482,7 +482,7 @@ def test_long_messages_are_processed_outside_the_loop(pool: mpool.Pool, llama: P
                 assert text != "short"
 
     run(work())
-    assert threads[0] == "MainThread" and threads[1].startswith("mpool-requests")
+    assert len(threads) == 2 and all(name.startswith("mpool-requests") for name in threads)
 
 
 def test_a_stream_is_bound_once(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

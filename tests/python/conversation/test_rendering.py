@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing.spawn
 import os
 import signal
 import subprocess
@@ -66,7 +67,7 @@ def renderers(monkeypatch: pytest.MonkeyPatch) -> Iterator[rendering.Renderers]:
     for renderer in [*made._all]:
         renderer.process.kill()
     made._idle.clear()
-    until(lambda: set(children()) <= before or all(state == "Z" for state in children().values()))
+    until(lambda: all(state == "Z" for pid, state in children().items() if pid not in before))
     for renderer in [*made._all, *made._unreaped]:
         renderer.socket.close()
         renderer.process.wait(10)
@@ -323,9 +324,14 @@ def test_without_processes_templates_fail(renderers: rendering.Renderers, monkey
 
 def test_an_application_is_not_started_as_a_renderer(renderers: rendering.Renderers,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    python = multiprocessing.spawn.get_executable()
     monkeypatch.setattr(sys, "executable", "/usr/bin/uwsgi")
-    with pytest.raises(SpawnFailed, match="does not look like a Python"):
-        ChatTemplate(PLAIN).render(USER)
+    multiprocessing.set_executable("/usr/bin/uwsgi")
+    try:
+        with pytest.raises(SpawnFailed, match="does not look like a Python"):
+            ChatTemplate(PLAIN).render(USER)
+    finally:
+        multiprocessing.set_executable(python)
 
 
 def test_a_program_that_ends_at_once(renderers: rendering.Renderers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,8 +86,11 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '<tool_call>\n{"name": "clock", "arguments": "{\\"a\\": 1}"}\n</tool_call>', "", [("clock", {"a": 1})]),
     ("hermes", '<tool_call>\n{"name": "clock", "parameters": {"a": "x\ny"}}', "", [("clock", {"a": "x\ny"})]),
     ("hermes", '<tool_call>\n{"name": "clock"}\n</tool_call> and then', "and then", [("clock", {})]),
+    ("hermes", 'A <tool_call>\n{"name": "clock"}\n</tool_call>\n\n B '
+     '<tool_call>{"name": "clock", "arguments": {"a": 1}}</tool_call> C ', "A\nB\nC ", [("clock", {}), ("clock", {"a": 1})]),
+    # a repeated call ends the completion
     ("hermes", 'A <tool_call>\n{"name": "clock"}\n</tool_call>\n\n B <tool_call>{"name": "clock"}</tool_call> C ',
-     "A\nB\nC ", [("clock", {}), ("clock", {})]),
+     "A\nB", [("clock", {})]),
     ("hermes", "Write  <tool_call> before it.", "Write  <tool_call> before it.", []),
     ("hermes", '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>',
      '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>', []),
@@ -109,7 +112,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '```json\n{"name": "Ann"}\n```', '```json\n{"name": "Ann"}\n```', []),
     ("hermes", "```python\nx = {}\n```", "```python\nx = {}\n```", []),
     ("hermes", 'So: {"name": "clock", "arguments": {}}', 'So: {"name": "clock", "arguments": {}}', []),
-    ("hermes", '{"name": "clock"} <tool_call>{"name": "clock"}</tool_call>', "", [("clock", {}), ("clock", {})]),
+    ("hermes", '{"name": "clock"} <tool_call>{"name": "clock", "arguments": {"b": 2}}</tool_call>', "",
+     [("clock", {}), ("clock", {"b": 2})]),
     ("hermes", "mkdir -p test/{test1,test2", "mkdir -p test/{test1,test2", []),
     ("llama3", '{"name": "clock", "parameters": {}}', "", [("clock", {})]),
     ("llama3", '<|python_tag|>{"name": "clock", "parameters": {"a": 1}}', "", [("clock", {"a": 1})]),

@@ -99,10 +99,10 @@ print(json.dumps([len(raised), count == pool.metrics()["completed"]]))
 @pytest.mark.parametrize("thread, call", [
     ("mpool-capture", 'pool.generate("a", llama, max_tokens=2, capture=mpool.capture())'),
     ("mpool-masks", 'pool.generate("a", llama, max_tokens=2, response_format={"type": "json_object"})'),
-    ("mpool-text", 'pool.embed("word " * 20000, bert)'),
-    ("asyncio", 'asyncio.run(mpool.aio.embed("a", bert, pool=pool))'),
-    ("asyncio", 'asyncio.run(mpool.aio.load(bert, pool=pool))'),
-    ("asyncio", 'asyncio.run(mpool.aio.generate("a", llama, pool=pool, max_tokens=2))')])
+    ("mpool-texts", 'pool.embed("word " * 20000, bert)'),
+    ("mpool-requests", 'asyncio.run(mpool.aio.embed("a", bert, pool=pool))'),
+    ("mpool-requests", 'asyncio.run(mpool.aio.load(bert, pool=pool))'),
+    ("mpool-requests", 'asyncio.run(mpool.aio.generate("a", llama, pool=pool, max_tokens=2))')])
 def test_calls_whose_thread_does_not_start(bert: Path, llama: Path, thread: str, call: str) -> None:
     """Row 42: a call whose thread cannot start is answered, or raises one error of mpool; the next call is answered."""
     script = NO_THREAD + f"""

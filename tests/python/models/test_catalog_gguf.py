@@ -244,7 +244,8 @@ def test_refused_keys(changes: dict[str, Any], error: type[Exception], names: st
 @pytest.mark.parametrize("shapes, error, names", [
     ({"output_norm.weight": None}, F, "output_norm.weight missing"), ({"blk.1.attn_q.weight": None}, F, "attn_q"),
     ({"token_embd.weight": None}, F, "token_embd.weight missing"), ({"blk.2.attn_q.weight": (8, 8)}, F, "blk.2.attn_q"),
-    ({"blk.0.attn_q.bias": (8,)}, F, "attn_q.bias"), ({"blk.0.attn_q.weight": (8, 4)}, F, "shape of blk.0.attn_q"),
+    ({"blk.0.attn_q.bias": (7,)}, F, "shape of blk.0.attn_q.bias"),
+    ({"blk.0.attn_q.weight": (8, 4)}, F, "shape of blk.0.attn_q"),
     ({"output.weight": (8, 8)}, F, "shape of output.weight"), ({"token_embd.weight": (9, 7)}, F, "shape of token_embd"),
     ({"blk.0.ffn_gate_exps.weight": (2, 12, 8)}, U, "mixture of experts"),
     ({"blk.0.ffn_up.3.weight": (12, 8)}, U, "mixture of experts"), ({"rope_freqs.weight": (3,)}, F, "rope_freqs"),

@@ -245,16 +245,25 @@ def test_close_during_a_request(llama: Path) -> None:
     assert children() == []
 
 
-def test_a_crash_loop_ends(bert: Path, pool: mpool.Pool) -> None:
-    def crash() -> None:
-        pool.embed("a", bert)
-        signal_all(pool, signal.SIGKILL)
-        until(lambda: not processes(pool))
+def crash(pool: mpool.Pool, bert: Path, number: int) -> None:
+    """Embed a text, then end the worker processes with a signal."""
+    pool.embed("a", bert)
+    signal_all(pool, number)
+    until(lambda: not processes(pool))
 
+
+def test_a_crash_loop_ends(bert: Path, pool: mpool.Pool) -> None:
     with pytest.raises(mpool.NoWorkers):
         for _ in range(12):
-            crash()
+            crash(pool, bert, signal.SIGSEGV)
     assert pool.load(bert).embed("a").shape == (32,)  # load() makes the model available again
+
+
+def test_kills_from_outside_take_no_model_down(bert: Path, pool: mpool.Pool) -> None:
+    """Row 44: SIGKILL comes from outside, for example from the OOM killer. The model restarts after a growing pause."""
+    for _ in range(6):  # a sixth crash would take the model down
+        crash(pool, bert, signal.SIGKILL)
+    assert pool.embed("a", bert).shape == (32,)
 
 
 def test_a_request_that_crashes_two_workers_is_quarantined(llama: Path, pool: mpool.Pool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mpool import native_calls
-from mpool.errors import MemoryExhausted, Overloaded, ShuttingDown, Timeout
+from mpool.errors import Overloaded, ShuttingDown, SpawnFailed, Timeout
 from mpool.native_calls import ThreadGroup
 
 from processes import script_result
@@ -213,7 +213,7 @@ def test_no_thread_can_be_started(group: Any, monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    with pytest.raises(MemoryExhausted, match="no thread could be started"):
+    with pytest.raises(SpawnFailed, match="could not be started"):
         threads.run(divmod, 7, 2)
     monkeypatch.setattr(threading.Thread, "start", start)
     assert threads.run(divmod, 7, 2) == (3, 1)
