@@ -87,7 +87,8 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '<tool_call>\n{"name": "clock", "parameters": {"a": "x\ny"}}', "", [("clock", {"a": "x\ny"})]),
     ("hermes", '<tool_call>\n{"name": "clock"}\n</tool_call> and then', "and then", [("clock", {})]),
     ("hermes", 'A <tool_call>\n{"name": "clock"}\n</tool_call>\n\n B '
-     '<tool_call>{"name": "clock", "arguments": {"a": 1}}</tool_call> C ', "A\nB\nC ", [("clock", {}), ("clock", {"a": 1})]),
+     '<tool_call>{"name": "clock", "arguments": {"a": 1}}</tool_call> C ',
+     "A\nB\nC ", [("clock", {}), ("clock", {"a": 1})]),
     # a repeated call ends the completion
     ("hermes", 'A <tool_call>\n{"name": "clock"}\n</tool_call>\n\n B <tool_call>{"name": "clock"}</tool_call> C ',
      "A\nB", [("clock", {})]),
