@@ -374,7 +374,8 @@ static int jumping_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t d
     return 0;
 }
 
-MP_TEST_SECONDS(registry_fault_clock_jumps_expire_late_requests_but_no_worker, 60) {
+/* A jump of the clock looks like a pause of the process, which is not charged to requests. */
+MP_TEST_SECONDS(registry_fault_clock_jumps_expire_no_request_and_no_worker, 60) {
     mp_sys_table.now_ns = jumping_now;
     mp_sys_table.cond_wait = jumping_wait;
     fake fake;
@@ -390,27 +391,24 @@ MP_TEST_SECONDS(registry_fault_clock_jumps_expire_late_requests_but_no_worker, 6
     for (int round = 0; round < 3; round++) {
         atomic_store(&fake.hold, true);
         mp_error error;
-        fake_call *late = fake_call_create(1), *patient = fake_call_create(1);
+        fake_call *timed = fake_call_create(1), *patient = fake_call_create(1);
         mp_submit_options soon = {.priority = 2, .deadline_ns = fake_in_ms(60000), .policy = MP_POLICY_SEQUENTIAL},
                           never = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL};
         mp_ticket *tickets[2];
-        MP_CHECK_OK(mp_registry_submit(registry, "a", &late->base, &soon, &tickets[0], &error), &error);
+        MP_CHECK_OK(mp_registry_submit(registry, "a", &timed->base, &soon, &tickets[0], &error), &error);
         MP_CHECK_OK(mp_registry_submit(registry, "a", &patient->base, &never, &tickets[1], &error), &error);
         fake_until(&fake.in_steps, 1);
         atomic_fetch_add(&ahead_ns, FAKE_MS(600000));
         uint64_t began = mp_sys_real.now_ns();
-        while (!mp_ticket_done(tickets[0]) && mp_sys_real.now_ns() - began < FAKE_MS(5000))
-            mp_sys_sleep_ns(FAKE_MS(1));
-        MP_CHECK_INT(mp_ticket_done(tickets[0]), 1);
-        MP_CHECK_STATUS(mp_ticket_status(tickets[0], &error), MP_TIMEOUT, &error);
-        mp_sys_sleep_ns(FAKE_MS(50));
-        MP_CHECK(!mp_ticket_done(tickets[1]));
+        mp_sys_sleep_ns(FAKE_MS(700)); /* two ticks of the clock of requests */
+        MP_CHECK(!mp_ticket_done(tickets[0]) && !mp_ticket_done(tickets[1]));
         atomic_store(&fake.hold, false);
-        while (!mp_ticket_done(tickets[1]) && mp_sys_real.now_ns() - began < FAKE_MS(8000))
-            mp_sys_sleep_ns(FAKE_MS(1));
-        MP_CHECK_STATUS(mp_ticket_status(tickets[1], &error), MP_OK, &error);
-        mp_ticket_release(tickets[0]);
-        mp_ticket_release(tickets[1]);
+        for (int i = 0; i < 2; i++) {
+            while (!mp_ticket_done(tickets[i]) && mp_sys_real.now_ns() - began < FAKE_MS(8000))
+                mp_sys_sleep_ns(FAKE_MS(1));
+            MP_CHECK_STATUS(mp_ticket_status(tickets[i], &error), MP_OK, &error);
+            mp_ticket_release(tickets[i]);
+        }
     }
     mp_registry_stats stats;
     mp_registry_get_stats(registry, &stats);
