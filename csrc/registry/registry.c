@@ -221,23 +221,19 @@ static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
     return taken;
 }
 
-static uint64_t possible(void *arg) {
+/* Returns the result of `measure` for all entries; 0 if the registry is closing. */
+static uint64_t measured(mp_registry *registry, uint64_t (*measure)(mp_entry **entries, int count)) {
     snapshot copy;
-    if (!take_open_snapshot(arg, &copy))
+    if (!take_open_snapshot(registry, &copy))
         return 0;
-    uint64_t bytes = mp_upkeep_possible(copy.entries, copy.count);
+    uint64_t bytes = measure(copy.entries, copy.count);
     drop_snapshot(&copy);
     return bytes;
 }
 
-static uint64_t later(void *arg) {
-    snapshot copy;
-    if (!take_open_snapshot(arg, &copy))
-        return 0;
-    uint64_t bytes = mp_upkeep_later(copy.entries, copy.count);
-    drop_snapshot(&copy);
-    return bytes;
-}
+static uint64_t possible(void *arg) { return measured(arg, mp_upkeep_possible); }
+
+static uint64_t later(void *arg) { return measured(arg, mp_upkeep_later); }
 
 static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
     snapshot copy;
