@@ -11,12 +11,12 @@ import json
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 
+from .. import interpreter
 from ..errors import LimitError, Unsupported
 from . import limits
 
@@ -120,12 +120,13 @@ class IsolatedTokenizer:
     def _start(self) -> None:
         import tokenizers
 
-        if getattr(sys, "frozen", False) or not sys.executable:
+        python, reason = interpreter.find()
+        if reason:
             raise Unsupported("the tokenizer of the model has a regular expression that may take exponential time, and "
-                              "a process of its own for it needs a Python interpreter in sys.executable")
+                              f"a process of its own for it needs a Python interpreter: {reason}")
         folder = os.path.dirname(os.path.dirname(os.path.abspath(tokenizers.__file__)))
         try:
-            self._process = subprocess.Popen([sys.executable, "-I", "-c", _PROGRAM, folder, str(_MEMORY)],
+            self._process = subprocess.Popen([python, "-I", "-c", _PROGRAM, folder, str(_MEMORY)],
                                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                              start_new_session=True, env={**os.environ, "RUST_BACKTRACE": "0"})
         except OSError as error:
