@@ -135,8 +135,8 @@ static void gemm_bfdot_model(const problem *p, float *y, int64_t ldy) {
 
 /* ---- model of an AMX tile product ----------------------------------------------------------------------------------
  *
- * Of 32 inputs, the odd slots form one chain and the even slots another, each rounded as for vdpbf16ps. The sum of both
- * chains is added to the accumulator. */
+ * The products of the odd slots of 32 inputs form one chain, those of the even slots another. Each chain rounds as
+ * vdpbf16ps does. The sum of both chains is added to the accumulator. */
 
 static void gemm_amx_model(const problem *p, float *y, int64_t ldy) {
     for (int m = 0; m < p->M; m++)
