@@ -112,12 +112,13 @@ def sources(folders: list[str] | None, tests: list[str] | None) -> tuple[list[Pa
     """Return the files of the core (without the binding) and of the tests.
 
     Args:
-        folders: folders of ``csrc`` to compile; None: all.
+        folders: folders and files of ``csrc`` to compile; None: all.
         tests: ``name`` selects ``tests/c/test_name*.c``; None: all. Files not called ``test_*`` are always compiled.
     """
     core = sorted(path for path in CSRC.rglob("*.c")
                   if (place := path.relative_to(CSRC).as_posix().rpartition("/")[0]).split("/")[0] != "python"
-                  and (folders is None or any(place == f or place.startswith(f + "/") for f in folders)))
+                  and (folders is None or any(place == f or place.startswith(f + "/")
+                                              or path == CSRC / f for f in folders)))
     chosen = sorted(path for path in TESTS.glob("*.c")
                     if not path.name.startswith("test_")
                     or tests is None or any(path.name.startswith(f"test_{name}") for name in tests))
@@ -285,7 +286,7 @@ def main() -> int:
     parser.add_argument("variant", nargs="+", choices=[*VARIANTS, "all"])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "c",
                         help="folder of the outputs (default: %(default)s)")
-    parser.add_argument("--folders", nargs="+", help="compile only these folders of csrc")
+    parser.add_argument("--folders", nargs="+", help="compile only these folders and files of csrc")
     parser.add_argument("--tests", nargs="+", help="compile only tests/c/test_<name>*.c")
     parser.add_argument("--jobs", type=int, help="number of parallel compilers (default: all CPUs)")
     parser.add_argument("--run", action="store_true", help="run the tests; arguments after -- go to the runner")

@@ -42,6 +42,8 @@ static bool seek(const mutation *m, int *schedules, char *said, int size) {
 MP_TEST_SECONDS(sim_mutations_are_found, 300) {
     char said[2048];
     int missed = 0;
+    if (getenv("MPOOL_SIM_PERCENT"))
+        MP_SKIP("each planted bug needs its number of schedules; MPOOL_SIM_PERCENT is set");
     for (int i = 0; i < COUNT; i++) {
         int schedules;
         bool found = seek(&mutations[i], &schedules, said, sizeof(said));

@@ -15,9 +15,19 @@ static double seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+/* MPOOL_SIM_PERCENT: the share of the schedules to run, for a first look in a minute. Default: 100. */
+static int share_of(int count) {
+    const char *text = getenv("MPOOL_SIM_PERCENT");
+    long percent = text ? strtol(text, NULL, 10) : 100;
+    if (percent < 1 || percent > 100)
+        MP_FAIL("MPOOL_SIM_PERCENT must be from 1 to 100, got \"%s\"", text);
+    return (int)((count * percent + 99) / 100);
+}
+
 static void run(const char *name, int count) {
     const sim_world *world = sim_world_find(name);
     MP_CHECK(world != NULL);
+    count = share_of(count);
     double begun = seconds();
     uint64_t steps = sim_world_run(world, 1, count);
     double took = seconds() - begun;
@@ -59,6 +69,7 @@ MP_TEST_SECONDS(sim_world_maintenance_alone, 60) { run("ticks", 3000); }
 
 /* All schedules of tiny cases. */
 static void exhaust(const char *name, uint64_t seed, int depth, int most) {
+    most = share_of(most);
     double begun = seconds();
     int count = sim_world_exhaust(sim_world_find(name), seed, depth, most);
     printf("sim: %s %llu: %s%d schedules with at most %d preemptions, %.0f schedules/s of CPU\n", name,
@@ -85,13 +96,14 @@ enum { WORLDS = sizeof(names) / sizeof(names[0]) };
 /* The same seed gives the same run, independent of earlier runs. */
 MP_TEST_SECONDS(sim_world_repeats_itself, 60) {
     enum { SEEDS = 20 };
+    int seeds = share_of(SEEDS);
     for (int i = 0; i < WORLDS; i++) {
         const sim_world *world = sim_world_find(names[i]);
         sim_result first[SEEDS], again;
         sim_world_run(world, 5000, 3);
         for (int round = 0; round < 2; round++)
-            for (int j = 0; j < SEEDS; j++) {
-                int seed = round ? SEEDS - 1 - j : j;
+            for (int j = 0; j < seeds; j++) {
+                int seed = round ? seeds - 1 - j : j;
                 sim_setup setup = sim_world_setup(world, seed & 1 ? SIM_PCT : SIM_RANDOM, 3, (uint64_t)seed);
                 sim_run(&setup, world->body, (void *)(uintptr_t)world, round ? &again : &first[seed]);
                 if (round && (again.hash != first[seed].hash || again.steps != first[seed].steps))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = Path(__file__).parent / "helpers"
+#: Files that take longest.
+LONG_FILES = ("test_c.py",)
 pytest.register_assert_rewrite(*(path.stem for path in HELPERS.glob("*.py")))
 # `python -m pytest` puts the working directory first on the path. Sources without the compiled core there would shadow
 # the installed package.
@@ -49,20 +51,38 @@ def _said(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() not in ("", "0", "no", "false", "off")
 
 
-def slow_wanted(config: pytest.Config) -> bool:
-    """True if tests marked slow run."""
-    return config.getoption("--slow") or _said("MPOOL_SLOW")
+def _wanted(config: pytest.Config) -> dict[str, bool]:
+    """Return the markers of tests that run only on demand, and whether they run."""
+    slow = config.getoption("--slow") or _said("MPOOL_SLOW")
+    return {"slow": slow, "builds": slow or config.getoption("--builds") or _said("MPOOL_BUILDS")}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes run the whole suite, and large folders. Given files and tests run in this process."""
+    chosen = [Path(name.partition("::")[0]) for name in config.option.file_or_dir]
+    few = config.option.keyword or config.option.collectonly or not all(map(Path.is_dir, chosen))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if few else min(cores, 2)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests marked ``slow`` or ``builds`` unless they were asked for. CI always runs ``builds``."""
-    wanted = {"slow": slow_wanted(config)}
-    wanted["builds"] = wanted["slow"] or config.getoption("--builds") or _said("MPOOL_BUILDS")
-    for name, is_wanted in wanted.items():
+    """Skip tests marked ``slow`` or ``builds`` unless they were asked for. CI always runs ``builds``.
+
+    Files that take minutes come first: each file runs in one process, and the last one must be short.
+    """
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    for name, is_wanted in _wanted(config).items():
         skip = pytest.mark.skip(reason=f"{name}: run with --{name} or MPOOL_{name.upper()}=1")
         for item in items:
             if not is_wanted and item.get_closest_marker(name):
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def builds_wanted(pytestconfig: pytest.Config) -> bool:
+    """True if tests marked ``builds`` run."""
+    return _wanted(pytestconfig)["builds"]
 
 
 @pytest.fixture(scope="session")

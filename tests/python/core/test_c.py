@@ -1,6 +1,7 @@
 """Build the C core in several variants, run its C tests, and check the project rules.
 
-The default variant is that of the extension. ``--builds`` (always in CI) adds sanitizers, the simulator, clang and ARM.
+By default: the variant with failure injection, and a share of the simulator's schedules. ``--builds`` (always in CI) has
+all schedules, the variant of the extension, sanitizers (with failure injection), clang and ARM.
 """
 
 from __future__ import annotations
@@ -63,10 +64,25 @@ def _run(name: str, runner: Path, *arguments: str, processor: str | None = None)
     assert not closing[0].startswith("c tests: 0 passed"), closing[0]
 
 
+def test_gcc_seam(builds_wanted: bool, out: Path) -> None:
+    """All tests, with injected system failures."""
+    if builds_wanted:
+        pytest.skip("the variant asan runs these tests")
+    _run("seam", _build("seam", out))
+
+
+def test_gcc_simulator_in_short(builds_wanted: bool, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry in the simulator: a tenth of the schedules, without the planted bugs."""
+    if builds_wanted:
+        pytest.skip("all schedules run")
+    monkeypatch.setenv("MPOOL_SIM_PERCENT", "10")
+    _run("sim", _build("sim", out))
+
+
+@pytest.mark.builds
 def test_gcc_release(out: Path) -> None:
     """All tests, in the variant of the extension, with -Wall -Wextra -Werror and with the binding."""
-    runner = _build("release", out)
-    _run("release", runner)
+    _run("release", _build("release", out))
 
 
 @pytest.mark.builds
@@ -164,7 +180,7 @@ def test_clang_compiles_without_a_warning(name: str, out: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["seam", "debug"])
 def test_gcc_other_builds(name: str, out: Path) -> None:
-    """The seam build and the build with assertions, without sanitizers."""
+    """Failure injection and assertions, without sanitizers."""
     _run(name, _build(name, out))
 
 
@@ -178,6 +194,7 @@ def test_tiers_sources_and_headers() -> None:
     assert not report, "\n".join(report)
 
 
+@pytest.mark.builds
 def test_tiers_symbols(out: Path) -> None:
     """Only base uses system memory, threads and files; no object uses stdio; the library exports one symbol."""
     _build("release", out)
@@ -304,6 +321,6 @@ def test_a_new_capability_needs_one_row(tmp_path: Path) -> None:
         rows.write('MP_CAPABILITY(SPEECH_TO_TEXT, "speech_to_text", 7, 9, "sequential")\n')
     run = subprocess.run(
         [sys.executable, str(tmp_path / "tests/c/build.py"), "debug", "--out", str(tmp_path / "out"), "--folders",
-         "base", "tensor", "kernels", "files", "models", "registry", "--tests", "registry_fake", "registry_workers",
+         "base", "registry", "models/requests", "models/capability.c", "--tests", "registry_fake", "registry_workers",
          "--run", "--", "--only", "workers_serve_every_capability"], capture_output=True, text=True)
     assert run.returncode == 0 and "1 passed" in run.stdout, run.stdout + run.stderr
