@@ -63,7 +63,7 @@ class Variant:
 VARIANTS: dict[str, Variant] = {
     "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True),
     "debug": Variant("gcc", ["-O1", "-g"]),
-    "seam": Variant("gcc", ["-O1", "-g", "-DMP_SEAM"]),
+    "seam": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM"]),
     # -g1, the line numbers in reports: full variable tracking in the kernels takes gcc twice as long as the rest of the
     # build.
     "asan": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
