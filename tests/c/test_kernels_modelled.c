@@ -1,0 +1,193 @@
+/* test_kernels_modelled.c: the masks "avxvnni model" and "amx model" (modelled.h), and tests of how the AMX kernels use
+ * the tile unit.
+ *
+ * The linker redirects calls of mp_cpu_init, mp_cpu_features and of the functions that fill the table to the functions
+ * __wrap_... below (build.py). Calls within one file of csrc are not redirected. */
+#include "kernel_test.h"
+#include "modelled.h"
+#include "tile_model.h"
+
+static uint32_t modelled; /* bits that mp_cpu_features adds, and whose kernels run on models */
+
+mp_status __real_mp_cpu_init(const char *mask, mp_error *error);
+uint32_t __real_mp_cpu_features(void);
+mp_status __wrap_mp_cpu_init(const char *mask, mp_error *error);
+uint32_t __wrap_mp_cpu_features(void);
+
+mp_status __wrap_mp_cpu_init(const char *mask, mp_error *error) {
+    const bool tiles = mask && strcmp(mask, "amx model") == 0, bytes = mask && strcmp(mask, "avxvnni model") == 0;
+    mp_status status = __real_mp_cpu_init(tiles ? "avx512" : bytes ? "avx2" : mask, error);
+    if (status == MP_OK && tiles) /* the machine's own level, of which avx512 is a part */
+        status = __real_mp_cpu_init("", error);
+    if (status == MP_OK)
+        modelled = tiles ? MP_CPU_AMX : bytes ? MP_CPU_AVX_VNNI : 0;
+    return status;
+}
+
+uint32_t __wrap_mp_cpu_features(void) { return __real_mp_cpu_features() | modelled; }
+
+#if defined(__x86_64__)
+typedef void fill_function(mp_kernel_table *table);
+
+/* Fill the table with kernels of the product, or, if `bit` is modelled, with `model`. */
+static void fill(mp_kernel_table *table, uint32_t bit, const char *name, fill_function *product, fill_function *model) {
+    if (!(modelled & bit)) {
+        product(table);
+        return;
+    }
+    mp_kernel_table own = {0};
+    model(&own);
+    model(table);
+    for (int i = 0; i < MP_SLOT_COUNT; i++)
+        if (own.variant[i])
+            table->variant[i] = name;
+}
+
+#define REPLACE(bit, name, set)                           \
+    fill_function __real_mp_##set, __wrap_mp_##set;       \
+    void __wrap_mp_##set(mp_kernel_table *table) {        \
+        fill(table, bit, name, __real_mp_##set, modelled_##set); \
+    }
+#if defined(MP_TARGET_AVXVNNI_BEGIN)
+REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_dense)
+REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_quant)
+#endif
+#if defined(MP_TARGET_AMX_BEGIN)
+REPLACE(MP_CPU_AMX, "amx model", amx_dense)
+REPLACE(MP_CPU_AMX, "amx model", amx_attention)
+#endif
+
+/* Use a mask, or skip the test if the machine or the compiler lacks what its model needs. */
+static void use_or_skip(const char *mask) {
+    if (!kt_use(mask))
+        MP_SKIP("this CPU lacks AVX2 (avxvnni model) or AVX-512 (amx model)");
+    for (int i = 0; i < mp_kernels_count(); i++)
+        if (strcmp(mp_kernels_variant(i), mask) == 0)
+            return;
+    MP_SKIP("this compiler does not know the instruction set");
+}
+
+/* Each modelled slot runs on its model, and no other. */
+MP_TEST(kernels_modelled_slots) {
+    static const int tiles[] = {MP_SLOT_gemm_bf16, MP_SLOT_gemm_bf16_acts, MP_SLOT_gemm_i8, MP_SLOT_attn_full_bf16};
+    use_or_skip("amx model");
+    int seen = 0;
+    for (int i = 0; i < mp_kernels_count(); i++)
+        seen += strcmp(mp_kernels_variant(i), "amx model") == 0;
+    MP_CHECK_INT(seen, 4);
+    for (int i = 0; i < 4; i++)
+        MP_CHECK_STR(mp_kernels_variant(tiles[i]), "amx model");
+    MP_CHECK(mp_cpu_features() & MP_CPU_AMX);
+    MP_CHECK(mp_attn_full_for(MP_COMPUTE_BF16, 200, 64) == mp_kernels_get()->attn_full_bf16);
+    use_or_skip("avxvnni model");
+    seen = 0;
+    for (int i = 0; i < mp_kernels_count(); i++)
+        seen += strcmp(mp_kernels_variant(i), "avxvnni model") == 0;
+    MP_CHECK_INT(seen, 12);
+    MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "avxvnni model");
+    MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "avxvnni model");
+    MP_CHECK_INT(mp_cpu_features(), MP_CPU_AVX2 | MP_CPU_AVX_VNNI);
+    kt_use("");
+    for (int i = 0; i < mp_kernels_count(); i++)
+        MP_CHECK(!strstr(mp_kernels_variant(i), "model"));
+}
+
+/* Count the operations of one product of random numbers. Sets *packed, whose data is freed. */
+static tile_model_counts counts_of(mp_wkind kind, int M, int N, int K, mp_wmat *packed) {
+    mp_test_random random = {5};
+    float *w = kt_alloc(sizeof(float) * (size_t)N * (size_t)K), *x = kt_alloc(sizeof(float) * (size_t)M * (size_t)K);
+    float *y = kt_alloc(sizeof(float) * (size_t)M * (size_t)N);
+    kt_random(&random, w, (int64_t)N * K);
+    kt_random(&random, x, (int64_t)M * K);
+    const mp_tensor src = {.dtype = MP_F32,
+                           .ndim = 2,
+                           .shape = {N, K},
+                           .data = (const uint8_t *)w,
+                           .nbytes = sizeof(float) * (uint64_t)N * (uint64_t)K};
+    mp_wmat_init(packed, kind, N, K);
+    packed->data = kt_alloc(mp_wmat_bytes(packed) + MP_WMAT_SLACK);
+    mp_wmat_pack(packed, &src, 0, packed->panels);
+    void *memory = kt_alloc(mp_acts_bytes(mp_wmat_acts(kind), M, K));
+    mp_acts acts;
+    mp_acts_init(&acts, mp_wmat_acts(kind), M, K, memory);
+    mp_acts_fill(&acts, x, K, 0, M);
+    tile_model_reset();
+    mp_gemm(packed, &acts, 0, M, 0, packed->panels, NULL, y, N);
+    const tile_model_counts counts = tile_model_counted();
+    MP_CHECK(!tile_model_is_configured());
+    kt_free(w);
+    kt_free(x);
+    kt_free(y);
+    kt_free(packed->data);
+    kt_free(memory);
+    return counts;
+}
+
+/* Each product uses as few tile operations as its shape allows, and releases the tiles once. None of this changes a
+ * result, so only counts show it. */
+MP_TEST(kernels_modelled_amx_work) {
+    static const struct {
+        int M, products, streamed, configurations; /* products and streamed tiles of rows, per panel and step */
+    } rows[] = {
+        {1, 2, 0, 1},   {16, 2, 0, 1},  {17, 4, 0, 1},   {32, 4, 0, 1},    {33, 6, 0, 2},   {48, 6, 0, 2},
+        {49, 8, 0, 2},  {63, 8, 0, 2},  {64, 8, 0, 1},   {65, 12, 0, 1},   {95, 12, 0, 1},  {96, 12, 6, 1},
+        {97, 16, 8, 1}, {512, 64, 32, 1}, {513, 68, 34, 2},
+    };
+    use_or_skip("amx model");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int kind = 0; kind < 2; kind++) {
+            const int steps = 3, panels = 3, times = steps * panels;
+            mp_wmat w;
+            const tile_model_counts c =
+                counts_of(kind ? MP_W_I8 : MP_W_BF16, rows[i].M, 32 * panels - 7, kind ? 180 : 90, &w);
+            const int tiles = rows[i].products / 2; /* tiles of rows */
+            MP_CHECK_INT(c.products, rows[i].products * times);
+            MP_CHECK_INT(c.streamed, rows[i].streamed * times);
+            MP_CHECK_INT(c.configurations, rows[i].configurations);
+            MP_CHECK_INT(c.releases, 1);
+            MP_CHECK_INT(c.stores, 2 * tiles * panels);
+            MP_CHECK_INT(c.zeros, c.stores);
+            const int blocks = (rows[i].M + 31) / 32; /* each loads both weight tiles once per step */
+            MP_CHECK_INT(c.loads + c.streamed, (tiles + 2 * blocks) * times);
+        }
+}
+
+/* With several blocks of rows, the steps of a panel prefetch the next one, whole and no more than a step too much. */
+MP_TEST(kernels_modelled_amx_prefetch) {
+    use_or_skip("amx model");
+    static const int Ms[] = {64, 96, 100, 200};
+    for (size_t i = 0; i < sizeof Ms / sizeof *Ms; i++) {
+        mp_wmat w;
+        const int panels = 3;
+        const tile_model_counts c = counts_of(MP_W_BF16, Ms[i], 32 * panels, 32 * 7, &w);
+        const int64_t lines = (int64_t)w.panel_bytes / 64, steps = (Ms[i] + 31) / 32 * 7;
+        MP_CHECK(c.first == (uintptr_t)w.data + w.panel_bytes);
+        MP_CHECK(c.prefetched >= lines * panels && c.prefetched < (lines + steps) * panels);
+        MP_CHECK(c.last >= (uintptr_t)w.data + w.panel_bytes * (size_t)(panels + 1) - 64);
+        MP_CHECK(c.last < (uintptr_t)w.data + w.panel_bytes * (size_t)(panels + 1) + 64 * (size_t)steps);
+    }
+    mp_wmat w;
+    MP_CHECK_INT(counts_of(MP_W_BF16, 32, 96, 224, &w).prefetched, 0); /* one block: no time for it */
+}
+
+/* With many inputs, partial sums are stored between chunks of at most 16 steps: no weight tile is loaded twice. */
+MP_TEST(kernels_modelled_amx_chunks) {
+    use_or_skip("amx model");
+    static const struct {
+        int steps, chunks;
+    } rows[] = {{16, 1}, {17, 2}, {32, 2}, {33, 3}, {40, 3}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        mp_wmat w;
+        const int panels = 9, blocks = 4, steps = rows[i].steps, chunks = rows[i].chunks;
+        const tile_model_counts c = counts_of(MP_W_BF16, 32 * blocks, 32 * panels, 32 * steps, &w);
+        MP_CHECK_INT(c.products, 4 * blocks * panels * steps);
+        MP_CHECK_INT(c.streamed, 2 * blocks * panels * steps);
+        MP_CHECK_INT(c.stores, 4 * blocks * panels * chunks);
+        MP_CHECK_INT(c.zeros, 4 * blocks * panels);
+        MP_CHECK_INT(c.loads, 2 * blocks * panels * steps + 4 * blocks * panels * (chunks - 1));
+        const int64_t lines = (int64_t)w.panel_bytes / 64 * panels;
+        MP_CHECK(c.prefetched >= lines && c.prefetched <= lines + (int64_t)blocks * panels * steps);
+        MP_CHECK(c.first >= (uintptr_t)w.data && c.last < (uintptr_t)w.data + w.panel_bytes * (panels + 2));
+    }
+}
+#endif
