@@ -274,7 +274,9 @@ MP_TEST(kernels_tile_model_bytes) {
             b[i / 64][i % 64] = round < 2 ? 0xff : (uint8_t)mp_test_random_u64(&random);
         }
         for (int i = 0; i < 256; i++)
-            start[i / 16][i % 16] = round == 0 ? INT32_MIN : round == 1 ? INT32_MAX : (int32_t)mp_test_random_u64(&random);
+            start[i / 16][i % 16] = round == 0   ? INT32_MIN
+                                    : round == 1 ? INT32_MAX
+                                                 : (int32_t)mp_test_random_u64(&random);
         for (int part = 0; part < 2; part++) {
             const int rows = part ? 3 : 16, words = part ? 5 : 16, depth = part ? 3 : 16;
             configure(-1, 0);

@@ -4,7 +4,7 @@
 
 #include "mp_test.h"
 
-enum { TILES = 8, ROWS = 16, BYTES = 64 }; /* of palette 1 */
+enum { TILES = 8, ROWS = 16, BYTES = 64 }; /* palette 1 */
 
 typedef struct tile {
     int rows, bytes; /* 0: not in this configuration */
@@ -21,7 +21,7 @@ void tile_model_reset(void) { memset(&unit, 0, sizeof unit); }
 tile_model_counts tile_model_counted(void) { return unit.counts; }
 bool tile_model_is_configured(void) { return unit.configured; }
 
-/* ---- configuration ------------------------------------------------------------------------------------------------- */
+/* ---- configuration ---------------------------------------------------------------------------------------------- */
 
 void tile_model_configure(const void *config, const char *file, int line) {
     uint8_t c[64];
@@ -73,7 +73,7 @@ static tile *tile_at(int t, const char *what, const char *file, int line) {
     return &unit.tiles[t];
 }
 
-/* ---- moves --------------------------------------------------------------------------------------------------------- */
+/* ---- moves ------------------------------------------------------------------------------------------------------ */
 
 void tile_model_zero(int t, const char *file, int line) {
     unit.counts.zeros++;
@@ -104,7 +104,7 @@ void tile_model_prefetch(const void *address) {
     c->prefetched++;
 }
 
-/* ---- products ------------------------------------------------------------------------------------------------------ */
+/* ---- products --------------------------------------------------------------------------------------------------- */
 
 /* The operands of a product [m, n] += [m, k] [k, n]; k and n count words of 4 bytes. */
 typedef struct product {
