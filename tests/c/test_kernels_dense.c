@@ -61,9 +61,19 @@ static const int dense_slots[] = {MP_SLOT_gemm_f32, MP_SLOT_gemm_bf16, MP_SLOT_g
 static const char *const dense_names[] = {"F32", "BF16", "I8"};
 enum { DENSE_KINDS = 3 };
 
+/* Fill the stack below the caller with ascending numbers, so that a kernel that reads a variable before it is written
+ * crashes or computes something else. */
+static __attribute__((noinline)) void fill_stack(void) {
+    uint32_t words[1 << 13];
+    for (uint32_t i = 0; i < 1 << 13; i++)
+        words[i] = i << 8;
+    __asm__ volatile("" : : "r"(words) : "memory");
+}
+
 /* Call the gemm of a kind through a given table. mp_gemm would use the table that the process has selected. */
 static void run(const mp_kernels *call, const problem *p, int m0, int m1, int p0, int p1, const mp_epilogue *ep,
                 float *y, int64_t ldy) {
+    fill_stack();
     switch (p->kind) {
     case MP_W_F32:
         call->gemm_f32(&p->packed, &p->acts, m0, m1, p0, p1, ep, y, ldy);

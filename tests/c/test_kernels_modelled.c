@@ -92,8 +92,10 @@ MP_TEST(kernels_modelled_slots) {
         MP_CHECK(!strstr(mp_kernels_variant(i), "model"));
 }
 
-/* Count the operations of one product of random numbers. Sets *packed, whose data is freed. */
-static tile_model_counts counts_of(mp_wkind kind, int M, int N, int K, mp_wmat *packed) {
+/* Count the operations of one product of random numbers. hits: out, [lines of the packed weights], how often each is
+ * prefetched; or NULL. */
+static tile_model_counts counts_of(mp_wkind kind, int M, int N, int K, uint8_t *hits) {
+    mp_wmat weights, *packed = &weights;
     mp_test_random random = {5};
     float *w = kt_alloc(sizeof(float) * (size_t)N * (size_t)K), *x = kt_alloc(sizeof(float) * (size_t)M * (size_t)K);
     float *y = kt_alloc(sizeof(float) * (size_t)M * (size_t)N);
@@ -112,6 +114,8 @@ static tile_model_counts counts_of(mp_wkind kind, int M, int N, int K, mp_wmat *
     mp_acts_init(&acts, mp_wmat_acts(kind), M, K, memory);
     mp_acts_fill(&acts, x, K, 0, M);
     tile_model_reset();
+    if (hits)
+        tile_model_watch(packed->data, mp_wmat_bytes(packed) / 64, hits);
     mp_gemm(packed, &acts, 0, M, 0, packed->panels, NULL, y, N);
     const tile_model_counts counts = tile_model_counted();
     MP_CHECK(!tile_model_is_configured());
@@ -137,9 +141,8 @@ MP_TEST(kernels_modelled_amx_work) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int kind = 0; kind < 2; kind++) {
             const int steps = 3, panels = 3, times = steps * panels;
-            mp_wmat w;
             const tile_model_counts c =
-                counts_of(kind ? MP_W_I8 : MP_W_BF16, rows[i].M, 32 * panels - 7, kind ? 180 : 90, &w);
+                counts_of(kind ? MP_W_I8 : MP_W_BF16, rows[i].M, 32 * panels - 7, kind ? 180 : 90, NULL);
             const int tiles = rows[i].products / 2; /* tiles of rows */
             MP_CHECK_INT(c.products, rows[i].products * times);
             MP_CHECK_INT(c.streamed, rows[i].streamed * times);
@@ -152,42 +155,42 @@ MP_TEST(kernels_modelled_amx_work) {
         }
 }
 
-/* With several blocks of rows, the steps of a panel prefetch the next one, whole and no more than a step too much. */
+/* With several blocks of rows, the steps of a panel prefetch the next one. */
 MP_TEST(kernels_modelled_amx_prefetch) {
     use_or_skip("amx model");
+    enum { PANELS = 3, STEPS = 7, LINES = STEPS * 32 };
     static const int Ms[] = {64, 96, 100, 200};
     for (size_t i = 0; i < sizeof Ms / sizeof *Ms; i++) {
-        mp_wmat w;
-        const int panels = 3;
-        const tile_model_counts c = counts_of(MP_W_BF16, Ms[i], 32 * panels, 32 * 7, &w);
-        const int64_t lines = (int64_t)w.panel_bytes / 64, steps = (Ms[i] + 31) / 32 * 7;
-        MP_CHECK(c.first == (uintptr_t)w.data + w.panel_bytes);
-        MP_CHECK(c.prefetched >= lines * panels && c.prefetched < (lines + steps) * panels);
-        MP_CHECK(c.last >= (uintptr_t)w.data + w.panel_bytes * (size_t)(panels + 1) - 64);
-        MP_CHECK(c.last < (uintptr_t)w.data + w.panel_bytes * (size_t)(panels + 1) + 64 * (size_t)steps);
+        uint8_t hits[PANELS * LINES] = {0};
+        const int blocks = (Ms[i] + 31) / 32, each = (LINES + blocks * STEPS - 1) / (blocks * STEPS);
+        MP_CHECK_INT(counts_of(MP_W_BF16, Ms[i], 32 * PANELS, 32 * STEPS, hits).prefetched,
+                     each * blocks * STEPS * PANELS);
+        for (int line = 0; line < PANELS * LINES; line++) /* the last lines of a panel may include the next */
+            MP_CHECK(line < LINES ? !hits[line] : hits[line] >= 1 && hits[line] <= 2);
     }
-    mp_wmat w;
-    MP_CHECK_INT(counts_of(MP_W_BF16, 32, 96, 224, &w).prefetched, 0); /* one block: no time for it */
+    MP_CHECK_INT(counts_of(MP_W_BF16, 32, 96, 224, NULL).prefetched, 0); /* one block: no time for it */
 }
 
-/* With many inputs, partial sums are stored between chunks of at most 16 steps: no weight tile is loaded twice. */
+/* With more than 16 steps of inputs, partial sums are stored between chunks. No weight tile is loaded twice, and all
+ * but those of the first chunk of the first panel are prefetched once. */
 MP_TEST(kernels_modelled_amx_chunks) {
     use_or_skip("amx model");
+    enum { PANELS = 9, BLOCKS = 4, MOST = 40 };
     static const struct {
         int steps, chunks;
-    } rows[] = {{16, 1}, {17, 2}, {32, 2}, {33, 3}, {40, 3}};
+    } rows[] = {{16, 1}, {17, 2}, {18, 2}, {32, 2}, {33, 3}, {MOST, 3}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        mp_wmat w;
-        const int panels = 9, blocks = 4, steps = rows[i].steps, chunks = rows[i].chunks;
-        const tile_model_counts c = counts_of(MP_W_BF16, 32 * blocks, 32 * panels, 32 * steps, &w);
-        MP_CHECK_INT(c.products, 4 * blocks * panels * steps);
-        MP_CHECK_INT(c.streamed, 2 * blocks * panels * steps);
-        MP_CHECK_INT(c.stores, 4 * blocks * panels * chunks);
-        MP_CHECK_INT(c.zeros, 4 * blocks * panels);
-        MP_CHECK_INT(c.loads, 2 * blocks * panels * steps + 4 * blocks * panels * (chunks - 1));
-        const int64_t lines = (int64_t)w.panel_bytes / 64 * panels;
-        MP_CHECK(c.prefetched >= lines && c.prefetched <= lines + (int64_t)blocks * panels * steps);
-        MP_CHECK(c.first >= (uintptr_t)w.data && c.last < (uintptr_t)w.data + w.panel_bytes * (panels + 2));
+        uint8_t hits[PANELS * MOST * 32] = {0};
+        const int steps = rows[i].steps, chunks = rows[i].chunks, first = (steps + chunks - 1) / chunks * 32;
+        const tile_model_counts c = counts_of(MP_W_BF16, 32 * BLOCKS, 32 * PANELS, 32 * steps, hits);
+        MP_CHECK_INT(c.products, 4 * BLOCKS * PANELS * steps);
+        MP_CHECK_INT(c.streamed, 2 * BLOCKS * PANELS * steps);
+        MP_CHECK_INT(c.stores, 4 * BLOCKS * PANELS * chunks);
+        MP_CHECK_INT(c.zeros, 4 * BLOCKS * PANELS);
+        MP_CHECK_INT(c.loads, 2 * BLOCKS * PANELS * steps + 4 * BLOCKS * PANELS * (chunks - 1));
+        for (int line = 0; line < PANELS * steps * 32; line++)
+            if (steps % chunks == 0 && hits[line] != (line >= first)) /* else the last chunk is shorter */
+                MP_FAIL("%d steps: line %d is prefetched %d times", steps, line, hits[line]);
     }
 }
 #endif

@@ -15,6 +15,9 @@ static _Thread_local struct {
     bool configured;
     tile tiles[TILES];
     tile_model_counts counts;
+    const void *watched;
+    size_t watched_lines;
+    uint8_t *hits;
 } unit;
 
 void tile_model_reset(void) { memset(&unit, 0, sizeof unit); }
@@ -97,11 +100,16 @@ void tile_model_store(int t, void *base, int64_t stride, const char *file, int l
 }
 
 void tile_model_prefetch(const void *address) {
-    const uintptr_t at = (uintptr_t)address;
-    tile_model_counts *c = &unit.counts;
-    c->first = c->prefetched && c->first < at ? c->first : at;
-    c->last = c->prefetched && c->last > at ? c->last : at;
-    c->prefetched++;
+    const uintptr_t line = ((uintptr_t)address - (uintptr_t)unit.watched) / 64;
+    unit.counts.prefetched++;
+    if (line < unit.watched_lines)
+        unit.hits[line]++;
+}
+
+void tile_model_watch(const void *base, size_t count, uint8_t *hits) {
+    unit.watched = base;
+    unit.watched_lines = count;
+    unit.hits = hits;
 }
 
 /* ---- products --------------------------------------------------------------------------------------------------- */

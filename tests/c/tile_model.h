@@ -20,13 +20,15 @@
 /* Operations of this thread since tile_model_reset. */
 typedef struct tile_model_counts {
     int64_t configurations, releases, zeros, loads, streamed, stores, products;
-    int64_t prefetched;             /* lines of 64 bytes */
-    uintptr_t first, last;          /* lowest and highest address that was prefetched; 0: none */
+    int64_t prefetched; /* lines of 64 bytes */
 } tile_model_counts;
 
 void tile_model_reset(void); /* release the tiles of this thread and clear its counts */
 tile_model_counts tile_model_counted(void);
 bool tile_model_is_configured(void); /* on this thread */
+/* Count, until the next reset, how often this thread prefetches each of `count` lines of 64 bytes from `base` on. hits:
+ * out, [count], zeroed by the caller. */
+void tile_model_watch(const void *base, size_t count, uint8_t *hits);
 
 /* The instructions. `file` and `line`: where the kernel has them. */
 void tile_model_configure(const void *config, const char *file, int line);
