@@ -157,11 +157,11 @@ MP_TEST_SECONDS(kernels_attention_bf16_near_ref, 100) {
     }
 }
 
-/* ---- model of attention in AMX tiles -------------------------------------------------------------------------------
+/* ---- model of attention in AMX tiles ------------------------------------------------------------------------------
  *
  * Queries (scaled), keys, values and weights are rounded to bfloat16. Products sum 32 inputs at a time, as in
- * test_kernels_dense.c. Weights are exp(s - max), by exp2 of degree 4. Only the order in which the weights are summed is
- * left open. */
+ * test_kernels_dense.c. Weights are exp(s - max), by exp2 of degree 4. The model does not define the order in which the
+ * weights are summed. */
 
 static float bf16_of(float x) {
     const float y = mp_bf16_to_f32(mp_bf16_from_f32(x));

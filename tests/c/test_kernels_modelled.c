@@ -67,8 +67,9 @@ static void use_or_skip(const char *mask) {
     MP_SKIP("this compiler does not know the instruction set");
 }
 
-/* Each modelled slot runs on its model, and no other. */
-MP_TEST(kernels_modelled_slots) {
+/* Each modelled slot runs on its model, and no other. pytest's summary says that a set was tested if its test passes.
+ */
+MP_TEST(kernels_modelled_amx_slots) {
     static const int tiles[] = {MP_SLOT_gemm_bf16, MP_SLOT_gemm_bf16_acts, MP_SLOT_gemm_i8, MP_SLOT_attn_full_bf16};
     use_or_skip("amx model");
     int seen = 0;
@@ -79,8 +80,14 @@ MP_TEST(kernels_modelled_slots) {
         MP_CHECK_STR(mp_kernels_variant(tiles[i]), "amx model");
     MP_CHECK(mp_cpu_features() & MP_CPU_AMX);
     MP_CHECK(mp_attn_full_for(MP_COMPUTE_BF16, 200, 64) == mp_kernels_get()->attn_full_bf16);
+    kt_use("");
+    for (int i = 0; i < mp_kernels_count(); i++)
+        MP_CHECK(!strstr(mp_kernels_variant(i), "model"));
+}
+
+MP_TEST(kernels_modelled_avxvnni_slots) {
     use_or_skip("avxvnni model");
-    seen = 0;
+    int seen = 0;
     for (int i = 0; i < mp_kernels_count(); i++)
         seen += strcmp(mp_kernels_variant(i), "avxvnni model") == 0;
     MP_CHECK_INT(seen, 12);
@@ -153,6 +160,18 @@ MP_TEST(kernels_modelled_amx_work) {
             const int blocks = (rows[i].M + 31) / 32; /* each loads both weight tiles once per step */
             MP_CHECK_INT(c.loads + c.streamed, (tiles + 2 * blocks) * times);
         }
+}
+
+/* Fewer than 64 rows are two passes, unless the panels exceed 1.5 MiB and the second pass would read them from L3. */
+MP_TEST(kernels_modelled_amx_passes) {
+    use_or_skip("amx model");
+    enum { K = 1024, PANELS = (3 << 19) / (K * 64) };
+    tile_model_counts c = counts_of(MP_W_BF16, 33, 32 * PANELS, K, NULL);
+    MP_CHECK_INT(c.configurations, 2);
+    MP_CHECK_INT(c.products, PANELS * (K / 32) * (4 + 2));
+    c = counts_of(MP_W_BF16, 33, 32 * (PANELS + 1), K, NULL);
+    MP_CHECK_INT(c.configurations, 1);
+    MP_CHECK_INT(c.products, (PANELS + 1) * (K / 32) * 8);
 }
 
 /* With several blocks of rows, the steps of a panel prefetch the next one. */

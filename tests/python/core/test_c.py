@@ -10,9 +10,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import instructionsets
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,10 +65,14 @@ def _run(name: str, runner: Path, *arguments: str, processor: str | None = None)
     assert not closing[0].startswith("c tests: 0 passed"), closing[0]
 
 
-def test_gcc_release(out: Path) -> None:
+def test_gcc_release(out: Path, record_property: Callable[[str, object], None]) -> None:
     """All tests, in the variant of the extension, with -Wall -Wextra -Werror and with the binding."""
     runner = _build("release", out)
     _run("release", runner)
+    for name in ("avxvnni", "amx"):
+        ran = subprocess.run([str(runner), "--only", f"kernels_modelled_{name}_slots"], capture_output=True, text=True)
+        if ran.stdout.startswith("c tests: 1 passed"):  # skipped if the CPU lacks what the model needs
+            record_property(instructionsets.PROPERTY, ([name], "on a model of the instructions"))
 
 
 @pytest.mark.builds
@@ -125,13 +131,14 @@ def _only(prefixes: list[str]) -> list[str]:
 
 
 @pytest.mark.builds
-def test_arm_kernels_under_emulation(out: Path) -> None:
+def test_arm_kernels_under_emulation(out: Path, record_property: Callable[[str, object], None]) -> None:
     """64-bit ARM, cross-compiled, in qemu: every kernel of every instruction set agrees with the reference."""
     runner = _build("arm", out, ["base", "tensor", "kernels"], ["base_cpu", "dequantize", "kernels"])
     _run("arm", runner, "--slow", "10", *_only(ARM_KERNELS))
     for processor in ("cortex-a53", "cortex-a76"):  # NEON alone; dotprod
         _run("arm", runner, "--slow", "10", "--only", "base_cpu_", "--only", "kernels_dense_dispatch",
              processor=processor)
+    record_property(instructionsets.PROPERTY, (["neon", "dotprod", "i8mm", "bf16"], "in qemu"))
 
 
 @pytest.mark.slow
