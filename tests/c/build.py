@@ -85,6 +85,14 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
+# Functions that test files replace, by GNU ld's --wrap. The flags are given only if the file takes part.
+REPLACED: dict[str, list[str]] = {
+    # kernels on models of instruction sets that the machine lacks (tests/c/modelled.h)
+    "test_kernels_modelled.c": ["mp_cpu_init", "mp_cpu_features", "mp_amx_dense", "mp_amx_attention",
+                                "mp_avxvnni_dense", "mp_avxvnni_quant"],
+}
+
+
 class BuildError(Exception):
     """A compiler or the linker failed, or a row of mutations.py does not fit; the message gives the reason."""
 
@@ -123,6 +131,11 @@ def sources(folders: list[str] | None, tests: list[str] | None) -> tuple[list[Pa
                     if not path.name.startswith("test_")
                     or tests is None or any(path.name.startswith(f"test_{name}") for name in tests))
     return core, chosen
+
+
+def replacing(tests: list[Path]) -> list[str]:
+    """Return the linker flags for the functions that these test files replace."""
+    return [f"-Wl,--wrap={function}" for path in tests for function in REPLACED.get(path.name, [])]
 
 
 def is_current(target: Path, depfile: Path, source: Path) -> bool:
@@ -254,12 +267,13 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
         return folder
 
     runner = folder / "runner"
-    listing = "\n".join([*map(str, linked), *variant.link_flags])
+    link_flags = [*variant.link_flags, *replacing(chosen)]
+    listing = "\n".join([*map(str, linked), *link_flags])
     listing_file = folder / ".linked"
     current = (runner.exists() and listing_file.exists() and listing_file.read_text() == listing
                and all(target.stat().st_mtime_ns < runner.stat().st_mtime_ns for target in linked))
     if not current:
-        command = [*compiler, *flags, *map(str, linked), *variant.link_flags, "-lm", "-ldl", "-o", str(runner)]
+        command = [*compiler, *flags, *map(str, linked), *link_flags, "-lm", "-ldl", "-o", str(runner)]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode != 0:
             runner.unlink(missing_ok=True)

@@ -1,5 +1,7 @@
 /* kernel_test.h: helpers of the kernel tests: iteration over the variants of a slot, extreme inputs, bit comparison.
  *
+ * The masks with "model" run kernels on models of instructions (modelled.h).
+ *
  *   MP_TEST(kernels_add_variants) {
  *       kt_set ref = kt_ref();
  *       for (kt_set v = {0}; kt_next(&v, MP_SLOT_add);) {     avx2, avx512, ... as far as this machine has them
@@ -28,7 +30,7 @@ typedef struct kt_set {
 } kt_set;
 
 static const char *const kt_masks[] = {"ref", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx",
-                                       "neon", "dotprod", "i8mm", "bf16"};
+                                       "neon", "dotprod", "i8mm", "bf16", "amx model", "avxvnni model"};
 enum { KT_MASKS = sizeof kt_masks / sizeof *kt_masks };
 
 /* Set the CPU mask of the process. Returns false if this machine lacks the mask's instruction sets. */
@@ -56,6 +58,8 @@ static inline bool kt_next(kt_set *set, int slot) {
         const char *variant = mp_kernels_variant(slot);
         if (strcmp(variant, last) == 0 || strcmp(variant, "ref") == 0)
             continue;
+        if (strstr(kt_masks[i], "model") && !strstr(variant, "model"))
+            continue; /* the slot has no kernel of this set: another mask has run it */
         *set = (kt_set){.mask = kt_masks[i], .variant = variant, .call = *mp_kernels_get(), .next = i + 1};
         return true;
     }

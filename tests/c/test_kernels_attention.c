@@ -2,6 +2,8 @@
  * blocks changes no bit, and invisible keys do not affect a row. */
 #include "kernel_edge.h"
 #include "kernel_test.h"
+#include "kernels/math_const.h"
+#include "kernels/pack_dense.h"
 #include "kernels/ref/math.h"
 
 /* the templates for kt_next_or_plain */
@@ -153,6 +155,119 @@ MP_TEST_SECONDS(kernels_attention_bf16_near_ref, 100) {
             full_free(&c);
         }
     }
+}
+
+/* ---- model of attention in AMX tiles ------------------------------------------------------------------------------
+ *
+ * Queries (scaled), keys, values and weights are rounded to bfloat16. Products sum 32 inputs at a time, as in
+ * test_kernels_dense.c. Weights are exp(s - max), by exp2 of degree 4. The model does not define the order in which the
+ * weights are summed. */
+
+static float bf16_of(float x) {
+    const float y = mp_bf16_to_f32(mp_bf16_from_f32(x));
+    return fabsf(y) < 0x1p-126f ? copysignf(0.0f, y) : y;
+}
+
+/* Product of x and y with n elements; y has the stride `step`. */
+static float tile_product(const float *x, const float *y, int64_t step, int n) {
+    float sum = 0;
+    for (int i = 0; i < n; i += 32) {
+        float chains[2] = {0, 0};
+        for (int k = i; k < n && k < i + 32; k++)
+            chains[k % 2] = fmaf(x[k], y[k * step], chains[k % 2]);
+        sum += chains[0] + chains[1];
+    }
+    return sum;
+}
+
+static float weight(float s, float max) {
+    const float y = (s - max) * MP_LOG2E, whole = rintf(y), r = y - whole;
+    if (y < MP_EXP2_LO)
+        return 0.0f;
+    const float f = fmaf(r, fmaf(r, fmaf(r, MP_EXP2_D4, MP_EXP2_D3), MP_EXP2_D2), MP_EXP2_D1);
+    return ldexpf(fmaf(r, f, 1.0f), (int)whole);
+}
+
+/* out: [D] of row r. k and v: [T, D], rounded. */
+static void tile_attention(const mp_attn_full *a, int r, const float *k, const float *v, float *out) {
+    float q[512], p[160], max = -INFINITY;
+    double sum = 0;
+    for (int d = 0; d < a->D; d++)
+        q[d] = bf16_of(a->q[r * a->ld + d] * a->scale);
+    for (int t = 0; t < a->T; t++) {
+        const bool seen = a->window == 0 ? !a->causal || t <= r
+                          : a->causal    ? t <= r && r - t < a->window
+                                         : abs(r - t) <= a->window / 2;
+        p[t] = seen ? tile_product(q, k + t * a->D, 1, a->D) + (a->bias ? a->bias[r * a->ld_bias + t] : 0.0f)
+                    : -INFINITY;
+        max = fmaxf(max, p[t]);
+    }
+    for (int t = 0; t < a->T; t++) {
+        p[t] = weight(p[t], max);
+        sum += p[t];
+        p[t] = bf16_of(p[t]);
+    }
+    for (int d = 0; d < a->D; d++)
+        out[d] = tile_product(p, v + d, a->D, a->T) / (float)sum;
+}
+
+/* Each call computes a part of the rows, with scratch full of NaN, and writes no other row. */
+MP_TEST_SECONDS(kernels_attention_bf16_tiles, 60) {
+    static const int heads[] = {8, 24, 32, 40, 64, 80, 128, 512};
+    mp_test_random random = {23};
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_full_bf16);)
+        for (int round = 0; round < mp_test_rounds(48); round++) {
+            full_case c = full_make(&random, kt_pick(&random, 1, 150), heads[round % 8], round % 3 ? 1.0f : 12.0f);
+            full_options(&c, round / 2 % 8, &random);
+            mp_attn_full a = c.a;
+            for (int64_t i = 0; i < c.qkv_floats; i += 7) { /* exactly between two numbers of bfloat16 */
+                uint32_t bits = (kt_bits(c.qkv[i]) & 0xffff0000) | 0x8000;
+                memcpy(&c.qkv[i], &bits, sizeof bits);
+            }
+            float *keys = kt_alloc(sizeof(float) * (size_t)(a.T * a.D)), row[512], most = 0;
+            float *values = kt_alloc(sizeof(float) * (size_t)(a.T * a.D));
+            for (int t = 0; t < a.T; t++)
+                for (int d = 0; d < a.D; d++) {
+                    keys[t * a.D + d] = bf16_of(a.k[t * a.ld + d]);
+                    values[t * a.D + d] = bf16_of(a.v[t * a.ld + d]);
+                    most = fmaxf(most, fabsf(values[t * a.D + d]));
+                }
+            const int row0 = kt_pick(&random, 0, a.T - 1), row1 = kt_pick(&random, row0, a.T);
+            a.out = c.got;
+            v.call.attn_full_bf16(&a, row0, row1, c.scratch);
+            for (int r = 0; r < a.T; r++) {
+                if (row0 <= r && r < row1)
+                    tile_attention(&a, r, keys, values, row);
+                for (int i = 0; i < a.D + FULL_PAD; i++) {
+                    const bool inside = row0 <= r && r < row1 && i < a.D;
+                    const float got = c.got[r * a.ld_out + i], want = inside ? row[i] : -77.0f;
+                    if (!(fabsf(got - want) <= (inside ? 3e-6f * most : 0.0f))) /* 2^-24 for each of 6 additions */
+                        MP_FAIL("%s: T=%d D=%d option %d rows %d-%d: [%d, %d] is %.9g, expected %.9g", v.mask, a.T,
+                                a.D, round / 2 % 8, row0, row1, r, i, (double)got, (double)want);
+                }
+            }
+            kt_free(keys);
+            kt_free(values);
+            full_free(&c);
+        }
+}
+
+/* A NaN whose payload is in bits that bfloat16 lacks stays NaN. */
+MP_TEST(kernels_attention_bf16_nan) {
+    static const uint32_t nans[] = {0x7f800001, 0xff800001, 0x7fffffff};
+    mp_test_random random = {24};
+    for (kt_set v = {0}; kt_next(&v, MP_SLOT_attn_full_bf16);)
+        for (int part = 0; part < 3; part++) /* query, key, value */
+            for (int i = 0; i < 3; i++) {
+                full_case c = full_make(&random, 50, 40, 1.0f);
+                memcpy(&c.qkv[7 * c.a.ld + part * 40 + 3], &nans[i], sizeof nans[i]);
+                c.a.out = c.got;
+                v.call.attn_full_bf16(&c.a, 0, 50, c.scratch);
+                for (int r = 0; r < 50; r++)
+                    for (int d = 0; d < 40; d++)
+                        MP_CHECK_INT(isnan(c.got[r * c.a.ld_out + d]), part == 0 ? r == 7 : part == 1 || d == 3);
+                full_free(&c);
+            }
 }
 
 /* Split the rows into parts of at most `most` rows. Each part uses the scratch that the previous part wrote. The bits

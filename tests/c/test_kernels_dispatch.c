@@ -10,6 +10,8 @@ typedef struct expected {
     const char *integers; /* products with integer weights */
     const char *bf16;     /* gemm_bf16 */
     const char *i16;      /* attention over 16-bit integers */
+    const char *i8;       /* gemm_i8 */
+    const char *tiles;    /* slots that have variants only for AMX tiles */
 } expected;
 
 static bool is_one_of(int slot, const int *slots, int count) {
@@ -20,14 +22,15 @@ static bool is_one_of(int slot, const int *slots, int count) {
 }
 
 static const char *variant_of(const expected *row, int slot) {
-    static const int integers[] = {MP_SLOT_gemm_i8,   MP_SLOT_gemm_q4_0, MP_SLOT_gemm_q4_1,    MP_SLOT_gemm_q5_0,
-                                   MP_SLOT_gemm_q5_1, MP_SLOT_gemm_q8_0, MP_SLOT_gemm_q4_k,    MP_SLOT_gemm_q5_k,
-                                   MP_SLOT_gemm_q6_k, MP_SLOT_gemm_table32, MP_SLOT_gemm_table16,
-                                   MP_SLOT_gemm_table16_mins};
+    static const int integers[] = {MP_SLOT_gemm_q4_0,    MP_SLOT_gemm_q4_1,    MP_SLOT_gemm_q5_0, MP_SLOT_gemm_q5_1,
+                                   MP_SLOT_gemm_q8_0,    MP_SLOT_gemm_q4_k,    MP_SLOT_gemm_q5_k, MP_SLOT_gemm_q6_k,
+                                   MP_SLOT_gemm_table32, MP_SLOT_gemm_table16, MP_SLOT_gemm_table16_mins};
     static const int i16[] = {MP_SLOT_kv_store_i16, MP_SLOT_attn_query_i16, MP_SLOT_attn_block_i16,
                               MP_SLOT_attn_kv_i16};
     if (slot == MP_SLOT_attn_full_bf16 || slot == MP_SLOT_gemm_bf16_acts)
-        return "ref"; /* these have variants only for AMX tiles */
+        return row->tiles;
+    if (slot == MP_SLOT_gemm_i8)
+        return row->i8;
     if (slot == MP_SLOT_gemm_bf16)
         return row->bf16;
     if (is_one_of(slot, integers, (int)(sizeof integers / sizeof *integers)))
@@ -37,10 +40,13 @@ static const char *variant_of(const expected *row, int slot) {
 
 MP_TEST(kernels_dispatch_every_slot) {
     static const expected rows[] = {
-        {"avx2", "avx2", "avx2", "avx2", "avx2"},
-        {"avx512", "avx512", "avx2", "avx512", "avx512"},
-        {"avx512vnni", "avx512", "avx512vnni", "avx512", "avx512vnni"},
-        {"avx512bf16", "avx512", "avx512vnni", "avx512bf16", "avx512vnni"},
+        {"avx2", "avx2", "avx2", "avx2", "avx2", "avx2", "ref"},
+        {"avxvnni", "avx2", "avxvnni", "avx2", "avx2", "avxvnni", "ref"},
+        {"avxvnni model", "avx2", "avxvnni model", "avx2", "avx2", "avxvnni model", "ref"},
+        {"avx512", "avx512", "avx2", "avx512", "avx512", "avx2", "ref"},
+        {"avx512vnni", "avx512", "avx512vnni", "avx512", "avx512vnni", "avx512vnni", "ref"},
+        {"avx512bf16", "avx512", "avx512vnni", "avx512bf16", "avx512vnni", "avx512vnni", "ref"},
+        {"amx", "avx512", "avx512vnni", "amx", "avx512vnni", "amx", "amx"},
     };
     int checked = 0;
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {

@@ -80,6 +80,7 @@ def _sites(program: Path) -> tuple[list[int], list[int]]:
 def _line_table(program: Path, sources: list[str]) -> list[tuple[str, int, int]]:
     """Return file, line and address of the rows of csrc."""
     rows = []
+    by_name = {source.rpartition("/")[2]: source for source in sources}
     unit, file, at = "", "", -1
     before = ""
     with subprocess.Popen(["objdump", "--dwarf=decodedline", str(program)], stdout=subprocess.PIPE, text=True) as run:
@@ -99,6 +100,8 @@ def _line_table(program: Path, sources: list[str]) -> list[tuple[str, int, int]]
                 file = unit
                 continue
             words = line.split()
+            if words and file == unit and words[0] != unit.rpartition("/")[2]:  # an included file, still without path
+                file = by_name.get(words[0], file)
             if len(words) >= 3 and file.startswith("csrc/") and words[1].isdigit() and words[2].startswith("0x"):
                 rows.append((file, int(words[1]), int(words[2], 16)))
     return rows

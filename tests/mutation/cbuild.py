@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import importlib.util
+import re
 import shlex
 import subprocess
 import sys
@@ -65,6 +66,8 @@ class Variant:
     binding: list[Source] = field(default_factory=list)
     is_simulator: bool = False
     link_flags: list[str] = field(default_factory=list)
+    runner_flags: list[str] = field(default_factory=list)
+    """For the linker, of the runner alone."""
     needs: dict[str, set[str]] = field(default_factory=dict)
     """For every source, the files that it was made from."""
 
@@ -83,7 +86,11 @@ def variants(out: Path, tree: Path, coverage: bool = False) -> dict[str, Variant
     """
     more = ["-g1", "-fsanitize-coverage=trace-pc"] if coverage else []
     trace = [Source(_TRACE, ("-fno-sanitize-coverage=trace-pc",))] if coverage else []
-    tests_only = ("-fno-sanitize-coverage=trace-pc",) if coverage else ()
+    off = ("-fno-sanitize-coverage=trace-pc",) if coverage else ()
+
+    def test(path: str) -> Source:
+        return Source(path, () if includes_core(tree / path) else off)
+
     tail = "-cov" if coverage else ""
     base = [flag for flag in build.BASE_FLAGS if flag not in ("-Wall", "-Wextra", "-Werror")]
     includes = ["-Icsrc", "-Itests/c", *_STRICT]
@@ -101,11 +108,17 @@ def variants(out: Path, tree: Path, coverage: bool = False) -> dict[str, Variant
                  or any(Path(path).name.startswith(f"test_{name}") for name in sim_variant.tests)]
     return {
         "core": Variant("core", [*base, *includes, *seam, "-fPIC", *more], out / f"core{tail}",
-                        own + [Source(path, tests_only) for path in tests] + trace, binding),
+                        own + [test(path) for path in tests] + trace, binding,
+                        runner_flags=build.replacing([Path(path) for path in tests])),
         "sim": Variant("sim", [*base, "-I.planted", *includes, *sim_flags, *more], out / f"sim{tail}",
-                       sim + [Source(path, tests_only) for path in sim_tests] + trace, is_simulator=True,
+                       sim + [test(path) for path in sim_tests] + trace, is_simulator=True,
                        link_flags=list(sim_variant.link_flags)),
     }
+
+
+def includes_core(path: Path) -> bool:
+    """Return True for a file of the C tests that compiles a file of csrc, such as kernels on a model (modelled.h)."""
+    return path.name.endswith(".c") and re.search(r'^#include "\w+/.*\.c"', path.read_text(), re.MULTILINE) is not None
 
 
 def plant_simulator(tree: Path, only: str | None = None) -> None:
@@ -218,7 +231,7 @@ def link_runner(variant: Variant, changed: dict[str, Path], target: Path) -> Non
         CompileError: the linker failed.
     """
     objects = [changed.get(source.path, variant.object_of(source)) for source in variant.sources]
-    _link([*map(str, objects), *variant.link_flags, "-pthread", "-lm", "-ldl"], target)
+    _link([*map(str, objects), *variant.link_flags, *variant.runner_flags, "-pthread", "-lm", "-ldl"], target)
 
 
 def link_extension(variant: Variant, changed: dict[str, Path], target: Path) -> None:

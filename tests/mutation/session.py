@@ -157,7 +157,9 @@ class Session:
         """Map the C tests. The map of a file of tests is kept while it, its helpers and the core are as they were."""
         shared = [file for file in self.files if file.startswith("tests/corpus/") or (
             file.startswith(("csrc/", "tests/c/")) and file.endswith((".c", ".h", ".def", "mutations.py"))
-            and not (Path(file).name.startswith("test_") and file.endswith(".c")))]
+            and not (Path(file).name.startswith("test_") and file.endswith(".c"))
+            ) or Path(file).name in cbuild.build.REPLACED or (
+                file.startswith("tests/c/") and cbuild.includes_core(self.places[0] / file))]
         groups = coverage_map.tests_by_file(self.places[0], self.out / f"runner-{name}")
         tests: coverage_map.CTests | None = None
         for n, (file, names) in enumerate(groups.items()):

@@ -79,6 +79,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the instruction sets that this CPU lacks, and by what else their kernels were tested."""
+    import instructionsets
+
+    instructionsets.write(terminalreporter.stats.get("passed", []), terminalreporter.section,
+                          terminalreporter.write_line)
+
+
 @pytest.fixture(scope="session")
 def builds_wanted(pytestconfig: pytest.Config) -> bool:
     """True if tests marked ``builds`` run."""

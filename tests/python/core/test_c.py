@@ -11,9 +11,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import instructionsets
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,11 +66,21 @@ def _run(name: str, runner: Path, *arguments: str, processor: str | None = None)
     assert not closing[0].startswith("c tests: 0 passed"), closing[0]
 
 
-def test_gcc_seam(builds_wanted: bool, out: Path) -> None:
+def _record_models(runner: Path, record_property: Callable[[str, object], None]) -> None:
+    """Tell the summary which kernels ran on models of their instructions."""
+    for name in ("avxvnni", "amx"):
+        ran = subprocess.run([str(runner), "--only", f"kernels_modelled_{name}_slots"], capture_output=True, text=True)
+        if ran.stdout.startswith("c tests: 1 passed"):  # skipped if the CPU lacks what the model needs
+            record_property(instructionsets.PROPERTY, ([name], "on a model of the instructions"))
+
+
+def test_gcc_seam(builds_wanted: bool, out: Path, record_property: Callable[[str, object], None]) -> None:
     """All tests, with injected system failures."""
     if builds_wanted:
         pytest.skip("the variant asan runs these tests")
-    _run("seam", _build("seam", out))
+    runner = _build("seam", out)
+    _run("seam", runner)
+    _record_models(runner, record_property)
 
 
 def test_gcc_simulator_in_short(builds_wanted: bool, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +92,11 @@ def test_gcc_simulator_in_short(builds_wanted: bool, out: Path, monkeypatch: pyt
 
 
 @pytest.mark.builds
-def test_gcc_release(out: Path) -> None:
+def test_gcc_release(out: Path, record_property: Callable[[str, object], None]) -> None:
     """All tests, in the variant of the extension, with -Wall -Wextra -Werror and with the binding."""
-    _run("release", _build("release", out))
+    runner = _build("release", out)
+    _run("release", runner)
+    _record_models(runner, record_property)
 
 
 @pytest.mark.builds
@@ -141,13 +155,14 @@ def _only(prefixes: list[str]) -> list[str]:
 
 
 @pytest.mark.builds
-def test_arm_kernels_under_emulation(out: Path) -> None:
+def test_arm_kernels_under_emulation(out: Path, record_property: Callable[[str, object], None]) -> None:
     """64-bit ARM, cross-compiled, in qemu: every kernel of every instruction set agrees with the reference."""
     runner = _build("arm", out, ["base", "tensor", "kernels"], ["base_cpu", "dequantize", "kernels"])
     _run("arm", runner, "--slow", "10", *_only(ARM_KERNELS))
     for processor in ("cortex-a53", "cortex-a76"):  # NEON alone; dotprod
         _run("arm", runner, "--slow", "10", "--only", "base_cpu_", "--only", "kernels_dense_dispatch",
              processor=processor)
+    record_property(instructionsets.PROPERTY, (["neon", "dotprod", "i8mm", "bf16"], "in qemu"))
 
 
 @pytest.mark.slow

@@ -1,0 +1,19 @@
+/* modelled.h: kernels for instruction sets that this machine need not have, on models of their instructions.
+ *
+ * A file includes a kernel file of csrc, with the function that fills the kernel table under another name
+ * (modelled_...) and with the instructions that other machines lack replaced. test_kernels_modelled.c puts these
+ * kernels into the table for the masks "avxvnni model" (any machine with AVX2) and "amx model" (with AVX-512), which
+ * mp_cpu_init accepts in the test runner, whether or not the machine has the instruction set. Kernel tests that visit
+ * all masks (kernel_test.h) thus run them; on a machine with the instruction set, they run the kernels of the product
+ * as well. */
+#ifndef MP_TEST_MODELLED_H
+#define MP_TEST_MODELLED_H
+
+#include "kernels/variants.h"
+
+void modelled_amx_dense(mp_kernel_table *table);
+void modelled_amx_attention(mp_kernel_table *table);
+void modelled_avxvnni_dense(mp_kernel_table *table);
+void modelled_avxvnni_quant(mp_kernel_table *table);
+
+#endif

@@ -1,0 +1,28 @@
+/* test_kernels_avxvnni.c: the kernels of AVX-VNNI, with vpdpbusd in plain AVX2 (modelled.h). */
+#if defined(__x86_64__)
+#include "modelled.h"
+
+#include <immintrin.h>
+
+#include "kernels/simd/target.h"
+
+#undef MP_TARGET_AVXVNNI_BEGIN
+#define MP_TARGET_AVXVNNI_BEGIN MP_TARGET_AVX2_BEGIN
+
+/* instead of kernels/simd/vpdpbusd.h */
+#define MP_KERNELS_SIMD_VPDPBUSD_H
+MP_TARGET_AVX2_BEGIN
+/* sum[i] += w[4 i ...] . a[4 i ...], w unsigned, a signed: products of the even bytes, then of the odd bytes. */
+static MP_INLINE __m256i vex_dpbusd(__m256i sum, __m256i w, __m256i a) {
+    const __m256i low = _mm256_and_si256(w, _mm256_set1_epi16(0xff)), high = _mm256_srli_epi16(w, 8);
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), odd = _mm256_srai_epi16(a, 8);
+    return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(low, even), _mm256_madd_epi16(high, odd)));
+}
+MP_TARGET_END
+
+#define mp_avxvnni_dense modelled_avxvnni_dense
+#define mp_avxvnni_quant modelled_avxvnni_quant
+#define mp_avx2_dense    modelled_unused_avx2_dense
+#include "kernels/x86/avx2_dense.c"
+#include "kernels/x86/avxvnni_quant.c"
+#endif

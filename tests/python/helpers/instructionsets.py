@@ -1,0 +1,75 @@
+"""The section of pytest's summary about instruction sets that this CPU lacks: what their kernels were tested by."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+CPU_C = Path(__file__).resolve().parents[3] / "csrc" / "base" / "cpu.c"
+PROPERTY = "instruction_sets"
+"""A test that ran kernels by other means records the property (names, means), such as ``(["amx"], "in qemu")``."""
+TITLE = "instruction sets that this CPU lacks"
+
+
+def known() -> list[str]:
+    """Return the instruction sets that the core has kernels for, of every architecture: the levels of base/cpu.c."""
+    return [name for name in re.findall(r'^ {4}\{"(\w+)", ', CPU_C.read_text(encoding="utf-8"), re.MULTILINE)
+            if name != "ref"]
+
+
+def of_this_cpu() -> list[str] | None:
+    """Return the instruction sets in use, limited by MPOOL_CPU; None if the core cannot be imported."""
+    try:
+        from mpool import _core
+    except Exception:  # the summary must not hide the results of the tests
+        return None
+    return list(_core.config()["cpu"]["features"])
+
+
+def tested(reports: Iterable[object]) -> dict[str, str]:
+    """Return the sets that passed tests ran by other means, and the means.
+
+    Args:
+        reports: reports of pytest for tests that passed.
+    """
+    found = {}
+    for report in reports:
+        for name, value in getattr(report, "user_properties", []):
+            if name == PROPERTY:
+                names, means = value
+                found.update(dict.fromkeys(names, means))
+    return found
+
+
+def lines(names: list[str], features: list[str] | None, means: dict[str, str]) -> list[str]:
+    """Return the lines of the section: the sets that the CPU lacks, by what they were tested by.
+
+    Args:
+        names: every set, from :func:`known`.
+        features: those of the CPU; None: unknown.
+        means: those tested otherwise, from :func:`tested`.
+    """
+    if features is None:
+        return ["unknown: the compiled core cannot be imported"]
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if name not in features:
+            groups.setdefault(means.get(name, ""), []).append(name)
+    rows = [f"tested {how}: {', '.join(group)}" for how, group in sorted(groups.items()) if how]
+    return rows + ([f"not tested in this run: {', '.join(groups[''])}"] if "" in groups else [])
+
+
+def write(reports: Iterable[object], section: Callable[[str], None], line: Callable[[str], None]) -> None:
+    """Write the section, unless the sources are missing or the CPU has every set.
+
+    Args:
+        reports: see :func:`tested`.
+        section: writes a title.
+        line: writes a line.
+    """
+    rows = lines(known(), of_this_cpu(), tested(reports)) if CPU_C.exists() else []
+    if rows:
+        section(TITLE)
+    for row in rows:
+        line(row)
