@@ -1,0 +1,342 @@
+#!/usr/bin/env python3
+"""Run the tests that take too long for every change, and keep a summary of each one's last run.
+
+    python tests/nightly/nightly.py run                       # every piece: many hours
+    python tests/nightly/nightly.py run soak cluster          # some pieces
+    python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a piece
+    python tests/nightly/nightly.py record soak junit.xml     # results of pytest --junitxml, from elsewhere
+    python tests/nightly/nightly.py list
+
+`MPOOL_NIGHTLY=1 .ci/run` runs every piece. Results go to ``summary.json`` beside this file, and ``README.md`` shows
+them. The summary keeps the results of pieces that did not run this time, with their own date, commit and machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SUMMARY = Path(__file__).resolve().parent / "summary.json"
+PAGE = SUMMARY.with_name("README.md")
+OLD = timedelta(days=30)
+#: Instruction sets for which the core has kernels, by the names of Linux.
+INSTRUCTION_SETS = {
+    "x86_64": ["avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
+               "amx_tile", "amx_int8", "amx_bf16"],
+    "aarch64": ["asimd", "asimddp"]}
+OUTCOMES = ["passed", "failed", "error", "skipped", "xfailed"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the nightly run.
+
+    Attributes:
+        what: what it tests, in a few words.
+        paths: files and folders of tests; empty: a sample of mutants.
+        environment: variables that set its length; those that are set already take precedence.
+        all: also run tests that are not marked slow.
+        hours: limit of time.
+    """
+
+    what: str
+    paths: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    all: bool = False
+    hours: float = 4
+
+
+def _python(*paths: str) -> tuple[str, ...]:
+    return tuple("tests/python/" + path for path in paths)
+
+
+PIECES: dict[str, Piece] = {
+    "soak": Piece("requests of all five capabilities at once, in little memory", all=True,
+                  paths=_python("runtime/test_soak.py", "runtime/test_soak_capabilities.py"),
+                  environment={"MPOOL_SOAK": "900"}),
+    "stress": Piece("forks, exits, kills and loaded servers, many times",
+                    _python("runtime/test_stress_ends.py", "faults", "server/test_server_load.py"),
+                    {"MPOOL_STRESS": "200"}),
+    "positions": Piece("contexts of up to 33,000 positions, against float64",
+                       _python("parity/test_long_positions.py")),
+    "flags": Piece("every flag of every architecture, flipped", _python("parity/test_arch_flags.py")),
+    "weights": Piece("published weights, against recorded results of other implementations",
+                     _python("parity/test_parity_gguf.py", "parity/test_parity_dino.py",
+                             "parity/test_parity_capture.py", "parity/test_parity_minilm.py",
+                             "parity/test_hard_inputs.py", "api/test_speculation.py", "conversation/test_tools.py"),
+                     {"MPOOL_REQUIRE_REAL": "1"}, all=True),
+    "cluster": Piece("Ray on several nodes, with kills",
+                     _python("integrations/test_ray_cluster.py", "integrations/test_ray_failures.py")),
+    "schedules": Piece("seeded thread switches and injected failures in the Python layer", _python("schedules")),
+    "builds": Piece("the core under sanitizers, the simulator, by other compilers, and for ARM",
+                    _python("core/test_c.py"), all=True),
+    "fuzz": Piece("every fuzz target, ten minutes each", _python("core/test_fuzz.py"), {"MPOOL_FUZZ_SECONDS": "600"},
+                  all=True),
+    "templates": Piece("every filter, test and function of jinja2 with hostile arguments",
+                       _python("conversation/test_hostile_templates.py")),
+    "others": Piece("every other test that is marked slow", ("tests",)),
+    "mutation": Piece("five mutants of every folder", environment={"MPOOL_NIGHTLY_MUTANTS": "5"}, hours=10),
+}
+
+
+# ---- running ----
+
+def command(piece: Piece, part: str, out: Path) -> list[str]:
+    """Return the command that runs a piece. Its results go to the folder `out`."""
+    if not piece.paths:
+        return [sys.executable, "tests/mutate.py", "--sample", os.environ["MPOOL_NIGHTLY_MUTANTS"], "--out", str(out),
+                *shlex.split(part)]
+    paths = list(piece.paths)
+    if paths == ["tests"]:
+        paths += [f"--ignore={path}" for other in PIECES.values() for path in other.paths if path != "tests"]
+    return [sys.executable, "-m", "pytest", "-q", "--slow", *([] if piece.all else ["-m", "slow"]),
+            f"--junitxml={out / 'junit.xml'}", *paths, *shlex.split(part)]
+
+
+def run(name: str, part: str) -> dict[str, Any]:
+    """Run one piece. Returns its record."""
+    piece, began = PIECES[name], time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        for variable, value in piece.environment.items():
+            os.environ.setdefault(variable, value)
+        process = subprocess.Popen(command(piece, part, out), cwd=ROOT, start_new_session=True)
+        try:
+            code: int | None = process.wait(timeout=piece.hours * 3600)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            code = None
+        found = mutants(out / "results.jsonl") if not piece.paths else junit(out / "junit.xml")
+    if code is None:
+        found["failures"].append({"test": name, "message": f"did not end within {piece.hours:g} hours"})
+    elif code and not found["failures"]:
+        found["failures"].append({"test": name, "message": f"exit code {code}"})
+    elif not found["counts"]:
+        found["failures"].append({"test": name, "message": "no test ran"})
+    return record(name, part, found, commit(), began, time.time() - began)
+
+
+def junit(path: Path) -> dict[str, Any]:
+    """Read pytest's ``--junitxml``: counts by outcome, failures, reasons of skipped tests, and the slowest tests."""
+    counts: collections.Counter[str] = collections.Counter()
+    skipped: collections.Counter[str] = collections.Counter()
+    failures, times = [], []
+    cases = ElementTree.parse(path).iter("testcase") if path.exists() else []
+    for case in cases:
+        test = _test_id(case.get("classname", ""), case.get("name", ""))
+        times.append((round(float(case.get("time", 0)), 1), test))
+        bad = [child for child in case if child.tag in ("failure", "error")]
+        skip = case.find("skipped")
+        if bad:
+            outcome = "failed" if any(child.tag == "failure" for child in bad) else "error"
+            failures.append({"test": test, "message": _first_line(bad[0].get("message", ""))})
+        elif skip is not None and skip.get("type") != "pytest.xfail":
+            outcome = "skipped"
+            skipped[_first_line(skip.get("message", ""))] += 1
+        else:
+            outcome = "passed" if skip is None else "xfailed"
+        counts[outcome] += 1
+    slowest = [[test, seconds] for seconds, test in sorted(times, reverse=True)[:5]]
+    return {"counts": {name: counts[name] for name in OUTCOMES if counts[name]}, "failures": failures,
+            "skipped": dict(skipped), "slowest": slowest}
+
+
+def mutants(path: Path) -> dict[str, Any]:
+    """Read the results of tests/mutate.py: counts by status. Survivors are no failures: they need a reader."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    counts = collections.Counter(row["status"] for row in rows)
+    survivors = [f"{row['file']}:{row['line']} {row['operator']}" for row in rows
+                 if row["status"] in ("survived", "uncovered")]
+    return {"counts": dict(sorted(counts.items())), "failures": [], "skipped": {}, "slowest": [],
+            "survivors": survivors}
+
+
+def _test_id(classname: str, name: str) -> str:
+    """The id of a test, from the dotted name of its module, and of its class if it has one."""
+    parts = classname.split(".")
+    for count in range(len(parts), 0, -1):
+        if (ROOT / Path(*parts[:count])).with_suffix(".py").is_file():
+            return "::".join(["/".join(parts[:count]) + ".py", *parts[count:], name])
+    return f"{classname}::{name}"
+
+
+def _first_line(text: str) -> str:
+    line = next(iter(text.strip().splitlines()), "")
+    return line if len(line) <= 200 else line[:197] + "..."
+
+
+# ---- what ran where ----
+
+def git(*arguments: str) -> tuple[int, str]:
+    """Run git in the clone. Returns its exit code and output; 127: there is no git."""
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    except OSError:
+        return 127, ""
+    return done.returncode, done.stdout.strip()
+
+
+def commit() -> str:
+    """The commit that is checked out, with ``+`` if files differ from it; "unknown" outside of a clone."""
+    code, found = git("rev-parse", "HEAD")
+    if code:
+        return "unknown"
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!tests/nightly")[1]
+    return found + ("+" if changed else "")
+
+
+def machine() -> dict[str, Any]:
+    """Model and number of CPUs, and which instruction sets they have and lack."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    flags = (facts.get("flags") or facts.get("Features", "")).split()
+    names = INSTRUCTION_SETS.get(platform.machine(), [])
+    return {"cpu": facts.get("model name") or platform.processor() or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)), "has": [name for name in names if name in flags],
+            "lacks": [name for name in names if name not in flags], "python": platform.python_version()}
+
+
+def record(name: str, part: str, found: dict[str, Any], at: str, began: float, seconds: float) -> dict[str, Any]:
+    """Return the record of a piece."""
+    date = datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="seconds")
+    variables = {key: os.environ[key] for key in PIECES[name].environment if key in os.environ}
+    return {"date": date, "commit": at, "part": part, "seconds": round(seconds), "environment": variables,
+            "machine": machine(), **found}
+
+
+# ---- the summary ----
+
+def load(path: Path = SUMMARY) -> dict[str, Any]:
+    """Read the summary: piece -> record."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def save(summary: dict[str, Any], path: Path = SUMMARY) -> None:
+    """Write the summary, with pieces in their order, and the page that shows it."""
+    ordered = {name: summary[name] for name in PIECES if name in summary}
+    path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    path.with_name(PAGE.name).write_text(page(ordered), encoding="utf-8")
+
+
+def page(summary: Mapping[str, Any]) -> str:
+    """Return the summary as Markdown."""
+    lines = ["# The nightly run", "",
+             "Written by `nightly.py` from `summary.json`; do not edit. Tests that take too long for every change run with",
+             "`MPOOL_NIGHTLY=1 .ci/run`, or piece by piece with `python tests/nightly/nightly.py run PIECE`.", "",
+             "| piece | tests | date | commit | result | minutes |", "|---|---|---|---|---|---|"]
+    for name, piece in PIECES.items():
+        row = summary.get(name)
+        if row is None:
+            lines.append(f"| {name} | {piece.what} | **not run** | | | |")
+            continue
+        result = ", ".join(f"{count} {outcome}" for outcome, count in row["counts"].items()) or "no tests"
+        part = f" (only `{row['part']}`)" if row["part"] else ""
+        lines.append(f"| {name} | {piece.what}{part} | {row['date'][:10]} | `{row['commit'][:10]}`"
+                     f"{'+' if row['commit'].endswith('+') else ''} | {result} | {row['seconds'] / 60:.0f} |")
+    for title, key in (("Failures", "failures"), ("Skipped tests", "skipped"), ("Slowest tests", "slowest"),
+                       ("Mutants that survived", "survivors")):
+        rows = [f"- {name}: {_shown(item, row[key])}" for name, row in summary.items() for item in row.get(key, [])]
+        lines += ["", f"## {title}", "", *(rows or ["None."])]
+    lines += ["", "## Machines", ""]
+    for name, row in summary.items():
+        found = row["machine"]
+        length = " ".join(f"{key}={value}" for key, value in row["environment"].items())
+        lines.append(f"- {name}: {found['cpu']}, {found['cores']} cores, Python {found['python']}; has "
+                     f"{' '.join(found['has']) or 'none'}; lacks {' '.join(found['lacks']) or 'none'}"
+                     + (f"; {length}" if length else ""))
+    lines += ["", "A commit with `+` had uncommitted changes."]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(item: Any, rows: Any) -> str:
+    if isinstance(rows, dict):
+        return f"{rows[item]} tests: {item}"
+    if isinstance(item, dict):
+        return f"`{item['test']}`: {item['message']}"
+    return f"`{item[0]}`: {item[1]:g} s" if isinstance(item, list) else f"`{item}`"
+
+
+def outdated(summary: Mapping[str, Any], now: datetime, is_ancestor: Any) -> list[str]:
+    """Return what is wrong with a summary: pieces that never ran, that ran more than 30 days ago, or at a commit of
+    which `is_ancestor` says that it is none of the checked-out commit's ancestors."""
+    found = [f"{name} never ran" for name in PIECES if name not in summary]
+    for name, row in summary.items():
+        age = now - datetime.fromisoformat(row["date"])
+        if age > OLD:
+            found.append(f"{name} ran {age.days} days ago")
+        if not is_ancestor(row["commit"].rstrip("+")):
+            found.append(f"{name} ran at {row['commit'][:10]}, which is no ancestor of the checked-out commit")
+    return found
+
+
+def is_ancestor(at: str) -> bool:
+    """True if the commit is an ancestor of the one that is checked out, or if that cannot be said: no git, no clone, or
+    a clone without its history."""
+    code, shallow = git("rev-parse", "--is-shallow-repository")
+    return code != 0 or shallow == "true" or git("merge-base", "--is-ancestor", at, "HEAD")[0] == 0
+
+
+# ---- command line ----
+
+def main() -> int:
+    """Run the command line; the exit code is 1 if anything failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run", help="run pieces and record them")
+    running.add_argument("pieces", nargs="*", metavar="PIECE", help="default: all; see `list`")
+    running.add_argument("--part", default="", metavar="OPTIONS", help="further options of pytest that select tests")
+    recording = commands.add_parser("record", help="record results of pytest --junitxml")
+    recording.add_argument("piece", choices=[name for name, piece in PIECES.items() if piece.paths])
+    recording.add_argument("junit", type=Path)
+    recording.add_argument("--commit", help="default: the commit that is checked out")
+    recording.add_argument("--part", default="", metavar="OPTIONS", help="the options of pytest that selected tests")
+    commands.add_parser("list", help="list the pieces")
+    args = parser.parse_args()
+    if args.command == "list":
+        for name, piece in PIECES.items():
+            print(f"{name:10} {piece.what}")
+        return 0
+    summary, failed = load(), False
+    if args.command == "record":
+        suite = ElementTree.parse(args.junit).getroot().find("testsuite")
+        assert suite is not None, f"{args.junit} is not a file of pytest --junitxml"
+        began = datetime.fromisoformat(suite.get("timestamp", "")).astimezone(timezone.utc).timestamp()
+        rows = {args.piece: record(args.piece, args.part, junit(args.junit), args.commit or commit(), began,
+                                   float(suite.get("time", 0)))}
+        summary.update(rows)
+        save(summary)
+        return int(bool(rows[args.piece]["failures"]))
+    for name in args.pieces:
+        if name not in PIECES:
+            parser.error(f"PIECE must be one of {', '.join(PIECES)}; got {name!r}")
+    for name in args.pieces or PIECES:
+        print(f"nightly: {name}: {PIECES[name].what}", flush=True)
+        row = run(name, args.part)
+        summary[name] = row
+        save(summary)  # after every piece: a later one may be interrupted
+        failed = failed or bool(row["failures"])
+        print(f"nightly: {name}: {row['counts']} in {row['seconds']} s, {len(row['failures'])} failures", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
