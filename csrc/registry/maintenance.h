@@ -20,7 +20,7 @@
 
 #define MP_TICK_NS (250ull * 1000 * 1000)
 #define MP_PAUSE_NS (2 * MP_TICK_NS)
-#define MP_OVERDUE_NS (MP_TICK_NS + MP_TICK_NS / 2) /* below MP_PAUSE_NS: a reader ticks before the clock stands still */
+#define MP_OVERDUE_NS (MP_TICK_NS + MP_TICK_NS / 2) /* below MP_PAUSE_NS: readers tick before the clock stands still */
 
 typedef struct mp_maintenance {
     /* Runs every check that is due. Returns the time at which the next check is due (UINT64_MAX: none). Called without

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Run the tests that take too long for every change, and keep a summary of each one's last run.
 
-    python tests/nightly/nightly.py run                       # every piece: many hours
-    python tests/nightly/nightly.py run soak cluster          # some pieces
-    python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a piece
+    python tests/nightly/nightly.py run                       # every job: many hours
+    python tests/nightly/nightly.py run soak cluster          # some jobs
+    python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a job
     python tests/nightly/nightly.py record soak junit.xml     # results of pytest --junitxml, from elsewhere
     python tests/nightly/nightly.py list
 
-`MPOOL_NIGHTLY=1 .ci/run` runs every piece. Results go to ``summary.json`` beside this file, and ``README.md`` shows
-them. The summary keeps the results of pieces that did not run this time, with their own date, commit and machine.
+`MPOOL_NIGHTLY=1 .ci/run` runs every job. Results go to ``summary.json`` beside this file, and ``README.md`` shows
+them. The summary keeps the results of jobs that did not run this time, with their own date, commit and machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OUTCOMES = ["passed", "failed", "error", "skipped", "xfailed"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Job:
     """A part of the nightly run.
 
     Attributes:
@@ -66,68 +66,68 @@ def _python(*paths: str) -> tuple[str, ...]:
     return tuple("tests/python/" + path for path in paths)
 
 
-PIECES: dict[str, Piece] = {
-    "soak": Piece("requests of all five capabilities at once, in little memory", all=True,
+JOBS: dict[str, Job] = {
+    "soak": Job("requests of all five capabilities at once, in little memory", all=True,
                   paths=_python("runtime/test_soak.py", "runtime/test_soak_capabilities.py"),
                   environment={"MPOOL_SOAK": "900"}),
-    "stress": Piece("forks, exits, kills and loaded servers, many times",
+    "stress": Job("forks, exits, kills and loaded servers, many times",
                     _python("runtime/test_stress_ends.py", "faults", "server/test_server_load.py"),
                     {"MPOOL_STRESS": "200"}),
-    "positions": Piece("contexts of up to 33,000 positions, against float64",
+    "positions": Job("contexts of up to 33,000 positions, against float64",
                        _python("parity/test_long_positions.py")),
-    "flags": Piece("every flag of every architecture, flipped", _python("parity/test_arch_flags.py")),
-    "weights": Piece("published weights, against recorded results of other implementations",
+    "flags": Job("every flag of every architecture, flipped", _python("parity/test_arch_flags.py")),
+    "weights": Job("published weights, against recorded results of other implementations",
                      _python("parity/test_parity_gguf.py", "parity/test_parity_dino.py",
                              "parity/test_parity_capture.py", "parity/test_parity_minilm.py",
                              "parity/test_hard_inputs.py", "api/test_speculation.py", "conversation/test_tools.py"),
                      {"MPOOL_REQUIRE_REAL": "1"}, all=True),
-    "cluster": Piece("Ray on several nodes, with kills",
+    "cluster": Job("Ray on several nodes, with kills",
                      _python("integrations/test_ray_cluster.py", "integrations/test_ray_failures.py")),
-    "schedules": Piece("seeded thread switches and injected failures in the Python layer", _python("schedules")),
-    "builds": Piece("the core under sanitizers, the simulator, by other compilers, and for ARM",
+    "schedules": Job("seeded thread switches and injected failures in the Python layer", _python("schedules")),
+    "builds": Job("the core under sanitizers, the simulator, by other compilers, and for ARM",
                     _python("core/test_c.py"), all=True),
-    "fuzz": Piece("every fuzz target, ten minutes each", _python("core/test_fuzz.py"), {"MPOOL_FUZZ_SECONDS": "600"},
+    "fuzz": Job("every fuzz target, ten minutes each", _python("core/test_fuzz.py"), {"MPOOL_FUZZ_SECONDS": "600"},
                   all=True),
-    "templates": Piece("every filter, test and function of jinja2 with hostile arguments",
+    "templates": Job("every filter, test and function of jinja2 with hostile arguments",
                        _python("conversation/test_hostile_templates.py")),
-    "others": Piece("every other test that is marked slow", ("tests",)),
-    "mutation": Piece("five mutants of every folder", environment={"MPOOL_NIGHTLY_MUTANTS": "5"}, hours=10),
+    "others": Job("every other test that is marked slow", ("tests",)),
+    "mutation": Job("five mutants of every folder", environment={"MPOOL_NIGHTLY_MUTANTS": "5"}, hours=10),
 }
 
 
 # ---- running ----
 
-def command(piece: Piece, part: str, out: Path) -> list[str]:
-    """Return the command that runs a piece. Its results go to the folder `out`."""
-    if not piece.paths:
+def command(job: Job, part: str, out: Path) -> list[str]:
+    """Return the command that runs a job. Its results go to the folder `out`."""
+    if not job.paths:
         return [sys.executable, "tests/mutate.py", "--sample", os.environ["MPOOL_NIGHTLY_MUTANTS"], "--out", str(out),
                 *shlex.split(part)]
-    paths = list(piece.paths)
+    paths = list(job.paths)
     if paths == ["tests"]:
-        paths += [f"--ignore={path}" for other in PIECES.values() for path in other.paths if path != "tests"]
-    return [sys.executable, "-m", "pytest", "-q", "--slow", *([] if piece.all else ["-m", "slow"]),
+        paths += [f"--ignore={path}" for other in JOBS.values() for path in other.paths if path != "tests"]
+    return [sys.executable, "-m", "pytest", "-q", "--slow", *([] if job.all else ["-m", "slow"]),
             f"--junitxml={out / 'junit.xml'}", *paths, *shlex.split(part)]
 
 
 def run(name: str, part: str) -> dict[str, Any]:
-    """Run one piece. Returns its record."""
-    piece, began = PIECES[name], time.time()
+    """Run one job. Returns its record."""
+    job, began = JOBS[name], time.time()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        for variable, value in piece.environment.items():
+        for variable, value in job.environment.items():
             os.environ.setdefault(variable, value)
-        process = subprocess.Popen(command(piece, part, out), cwd=ROOT, start_new_session=True)
+        process = subprocess.Popen(command(job, part, out), cwd=ROOT, start_new_session=True)
         try:
-            code: int | None = process.wait(timeout=piece.hours * 3600)
+            code: int | None = process.wait(timeout=job.hours * 3600)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             code = None
-        found = mutants(out / "results.jsonl") if not piece.paths else junit(out / "junit.xml")
+        found = mutants(out / "results.jsonl") if not job.paths else junit(out / "junit.xml")
     if code is None:
-        found["failures"].append({"test": name, "message": f"did not end within {piece.hours:g} hours"})
+        found["failures"].append({"test": name, "message": f"did not end within {job.hours:g} hours"})
     elif code and not found["failures"]:
         found["failures"].append({"test": name, "message": f"exit code {code}"})
     elif not found["counts"]:
@@ -216,9 +216,9 @@ def machine() -> dict[str, Any]:
 
 
 def record(name: str, part: str, found: dict[str, Any], at: str, began: float, seconds: float) -> dict[str, Any]:
-    """Return the record of a piece."""
+    """Return the record of a job."""
     date = datetime.fromtimestamp(began, timezone.utc).isoformat(timespec="seconds")
-    variables = {key: os.environ[key] for key in PIECES[name].environment if key in os.environ}
+    variables = {key: os.environ[key] for key in JOBS[name].environment if key in os.environ}
     return {"date": date, "commit": at, "part": part, "seconds": round(seconds), "environment": variables,
             "machine": machine(), **found}
 
@@ -226,13 +226,13 @@ def record(name: str, part: str, found: dict[str, Any], at: str, began: float, s
 # ---- the summary ----
 
 def load(path: Path = SUMMARY) -> dict[str, Any]:
-    """Read the summary: piece -> record."""
+    """Read the summary: job -> record."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def save(summary: dict[str, Any], path: Path = SUMMARY) -> None:
-    """Write the summary, with pieces in their order, and the page that shows it."""
-    ordered = {name: summary[name] for name in PIECES if name in summary}
+    """Write the summary, with jobs in their order, and the page that shows it."""
+    ordered = {name: summary[name] for name in JOBS if name in summary}
     path.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
     path.with_name(PAGE.name).write_text(page(ordered), encoding="utf-8")
 
@@ -240,17 +240,17 @@ def save(summary: dict[str, Any], path: Path = SUMMARY) -> None:
 def page(summary: Mapping[str, Any]) -> str:
     """Return the summary as Markdown."""
     lines = ["# The nightly run", "",
-             "Written by `nightly.py` from `summary.json`; do not edit. Tests that take too long for every change run with",
-             "`MPOOL_NIGHTLY=1 .ci/run`, or piece by piece with `python tests/nightly/nightly.py run PIECE`.", "",
-             "| piece | tests | date | commit | result | minutes |", "|---|---|---|---|---|---|"]
-    for name, piece in PIECES.items():
+             "Written by `nightly.py` from `summary.json`; do not edit. Tests that take too long for every change run",
+             "with `MPOOL_NIGHTLY=1 .ci/run`, or job by job with `python tests/nightly/nightly.py run JOB`.", "",
+             "| job | tests | date | commit | result | minutes |", "|---|---|---|---|---|---|"]
+    for name, job in JOBS.items():
         row = summary.get(name)
         if row is None:
-            lines.append(f"| {name} | {piece.what} | **not run** | | | |")
+            lines.append(f"| {name} | {job.what} | **not run** | | | |")
             continue
         result = ", ".join(f"{count} {outcome}" for outcome, count in row["counts"].items()) or "no tests"
         part = f" (only `{row['part']}`)" if row["part"] else ""
-        lines.append(f"| {name} | {piece.what}{part} | {row['date'][:10]} | `{row['commit'][:10]}`"
+        lines.append(f"| {name} | {job.what}{part} | {row['date'][:10]} | `{row['commit'][:10]}`"
                      f"{'+' if row['commit'].endswith('+') else ''} | {result} | {row['seconds'] / 60:.0f} |")
     for title, key in (("Failures", "failures"), ("Skipped tests", "skipped"), ("Slowest tests", "slowest"),
                        ("Mutants that survived", "survivors")):
@@ -276,9 +276,9 @@ def _shown(item: Any, rows: Any) -> str:
 
 
 def outdated(summary: Mapping[str, Any], now: datetime, is_ancestor: Any) -> list[str]:
-    """Return what is wrong with a summary: pieces that never ran, that ran more than 30 days ago, or at a commit of
+    """Return what is wrong with a summary: jobs that never ran, that ran more than 30 days ago, or at a commit of
     which `is_ancestor` says that it is none of the checked-out commit's ancestors."""
-    found = [f"{name} never ran" for name in PIECES if name not in summary]
+    found = [f"{name} never ran" for name in JOBS if name not in summary]
     for name, row in summary.items():
         age = now - datetime.fromisoformat(row["date"])
         if age > OLD:
@@ -301,38 +301,38 @@ def main() -> int:
     """Run the command line; the exit code is 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run", help="run pieces and record them")
-    running.add_argument("pieces", nargs="*", metavar="PIECE", help="default: all; see `list`")
+    running = commands.add_parser("run", help="run jobs and record them")
+    running.add_argument("jobs", nargs="*", metavar="JOB", help="default: all; see `list`")
     running.add_argument("--part", default="", metavar="OPTIONS", help="further options of pytest that select tests")
     recording = commands.add_parser("record", help="record results of pytest --junitxml")
-    recording.add_argument("piece", choices=[name for name, piece in PIECES.items() if piece.paths])
+    recording.add_argument("job", choices=[name for name, job in JOBS.items() if job.paths])
     recording.add_argument("junit", type=Path)
     recording.add_argument("--commit", help="default: the commit that is checked out")
     recording.add_argument("--part", default="", metavar="OPTIONS", help="the options of pytest that selected tests")
-    commands.add_parser("list", help="list the pieces")
+    commands.add_parser("list", help="list the jobs")
     args = parser.parse_args()
     if args.command == "list":
-        for name, piece in PIECES.items():
-            print(f"{name:10} {piece.what}")
+        for name, job in JOBS.items():
+            print(f"{name:10} {job.what}")
         return 0
     summary, failed = load(), False
     if args.command == "record":
         suite = ElementTree.parse(args.junit).getroot().find("testsuite")
         assert suite is not None, f"{args.junit} is not a file of pytest --junitxml"
         began = datetime.fromisoformat(suite.get("timestamp", "")).astimezone(timezone.utc).timestamp()
-        rows = {args.piece: record(args.piece, args.part, junit(args.junit), args.commit or commit(), began,
+        rows = {args.job: record(args.job, args.part, junit(args.junit), args.commit or commit(), began,
                                    float(suite.get("time", 0)))}
         summary.update(rows)
         save(summary)
-        return int(bool(rows[args.piece]["failures"]))
-    for name in args.pieces:
-        if name not in PIECES:
-            parser.error(f"PIECE must be one of {', '.join(PIECES)}; got {name!r}")
-    for name in args.pieces or PIECES:
-        print(f"nightly: {name}: {PIECES[name].what}", flush=True)
+        return int(bool(rows[args.job]["failures"]))
+    for name in args.jobs:
+        if name not in JOBS:
+            parser.error(f"JOB must be one of {', '.join(JOBS)}; got {name!r}")
+    for name in args.jobs or JOBS:
+        print(f"nightly: {name}: {JOBS[name].what}", flush=True)
         row = run(name, args.part)
         summary[name] = row
-        save(summary)  # after every piece: a later one may be interrupted
+        save(summary)  # after every job: a later one may be interrupted
         failed = failed or bool(row["failures"])
         print(f"nightly: {name}: {row['counts']} in {row['seconds']} s, {len(row['failures'])} failures", flush=True)
     return int(failed)

@@ -1,4 +1,4 @@
-"""The nightly run: its pieces exist, its summary says what ran, and a warning appears when it is out of date."""
+"""The nightly run: its jobs exist, its summary says what ran, and a warning appears when it is out of date."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def test_xfail(): assert False
 
 
 def row(days: int = 0, commit: str = "a" * 40, **more: Any) -> dict[str, Any]:
-    """Return the record of a piece that ran `days` days ago."""
+    """Return the record of a job that ran `days` days ago."""
     return {"date": (NOW - timedelta(days=days)).isoformat(), "commit": commit, "part": "", "seconds": 60,
             "environment": {}, "machine": {"cpu": "a CPU", "cores": 2, "has": ["avx2"], "lacks": [], "python": "3.11"},
             "counts": {"passed": 3}, "failures": [], "skipped": {}, "slowest": [], **more}
 
 
-def test_paths_of_the_pieces_exist() -> None:
-    """No path is in two pieces. The piece `others` runs every slow test that is in none."""
-    paths = [path for piece in nightly.PIECES.values() for path in piece.paths]
+def test_paths_of_the_jobs_exist() -> None:
+    """No path is in two jobs. The job `others` runs every slow test that is in none."""
+    paths = [path for job in nightly.JOBS.values() for path in job.paths]
     assert len(paths) == len(set(paths)) and all((ROOT / path).exists() for path in paths), paths
-    others = nightly.command(nightly.PIECES["others"], "", Path("out"))
+    others = nightly.command(nightly.JOBS["others"], "", Path("out"))
     assert "tests" in others and {f"--ignore={path}" for path in paths} - set(others) == {"--ignore=tests"}
 
 
@@ -91,16 +91,16 @@ def test_mutants_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program, hours, failure", [
     ("pass", 1, "no test ran"), ("raise SystemExit(3)", 1, "exit code 3"),
     ("import time; time.sleep(60)", 0.0001, "did not end within 0.0001 hours")])
-def test_a_piece_without_results_is_no_success(monkeypatch: pytest.MonkeyPatch, program: str, hours: float,
+def test_a_job_without_results_is_no_success(monkeypatch: pytest.MonkeyPatch, program: str, hours: float,
                                                failure: str) -> None:
     monkeypatch.setattr(nightly, "command", lambda *_: [sys.executable, "-c", program])
-    monkeypatch.setitem(nightly.PIECES, "soak", nightly.Piece("some tests", ("tests",), hours=hours))
+    monkeypatch.setitem(nightly.JOBS, "soak", nightly.Job("some tests", ("tests",), hours=hours))
     found = nightly.run("soak", "")
     assert [failure["message"] for failure in found["failures"]] == [failure]
     assert found["commit"] == nightly.commit() and found["machine"]["cores"] >= 1
 
 
-def test_the_summary_keeps_pieces_that_did_not_run(tmp_path: Path) -> None:
+def test_the_summary_keeps_jobs_that_did_not_run(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     nightly.save({"flags": row(), "soak": row(days=3)}, path)
     nightly.save({**nightly.load(path), "flags": row(days=1)}, path)
@@ -115,11 +115,11 @@ def test_the_page_says_what_ran_and_what_did_not() -> None:
     assert "(only `-k calm`) | 2026-03-31 | `aaaaaaaaaa` | 3 passed | 1 |" in shown
     assert "- soak: `tests/x.py::test_y`: too bad" in shown and "- soak: 4 tests: no weights" in shown
     assert "- soak: a CPU, 2 cores, Python 3.11; has avx2; lacks none; MPOOL_SOAK=900" in shown
-    assert shown.count("**not run**") == len(nightly.PIECES) - 1
+    assert shown.count("**not run**") == len(nightly.JOBS) - 1
 
 
-def test_outdated_pieces() -> None:
-    everything = {name: row(days=30) for name in nightly.PIECES}
+def test_outdated_jobs() -> None:
+    everything = {name: row(days=30) for name in nightly.JOBS}
     assert nightly.outdated(everything, NOW, lambda at: at == "a" * 40) == []
     everything["soak"], everything["flags"] = row(days=31), row(commit="b" * 40 + "+")
     del everything["fuzz"]
@@ -141,7 +141,7 @@ def test_the_committed_summary() -> None:
     """Its page shows it, and every record is complete. Warns if it is out of date."""
     summary = nightly.load()
     assert nightly.PAGE.read_text(encoding="utf-8") == nightly.page(summary)
-    assert set(summary) <= set(nightly.PIECES)
+    assert set(summary) <= set(nightly.JOBS)
     for name, found in summary.items():
         assert set(row()) <= set(found) and found["machine"]["cpu"], name
     problems = nightly.outdated(summary, datetime.now(timezone.utc), nightly.is_ancestor)

@@ -75,7 +75,7 @@ class Kind:
 def kinds_of(folder: Path) -> list[Kind]:
     """All kinds of requests: several of every capability, and one model with process isolation."""
     bert, llama = str(folder / "bert"), str(folder / "llama")
-    pictures = sorted(Path(mpool.__file__).parent.joinpath("demo_models/images").glob("*.png"))
+    images = sorted(Path(mpool.__file__).parent.joinpath("demo_models/images").glob("*.png"))
 
     def vector(found: Any) -> bytes:
         return found.tobytes()
@@ -92,10 +92,10 @@ def kinds_of(folder: Path) -> list[Kind]:
                   dict(max_tokens=3 + 4 * seed, seed=seed, temperature=1.0, ignore_eos=True), tokens)
              for seed in range(8)]
     made += [Kind("image_embedding", "embed_image", "digits-clip", "images", given, {}, vector)
-             for given in (*pictures[:4], pictures)]
-    made += [Kind("vision", "vision", "digits-llava", "images", picture,
+             for given in (*images[:4], images)]
+    made += [Kind("vision", "vision", "digits-llava", "images", image,
                   dict(prompt="Which digit is this?", max_tokens=6, temperature=0.0), tokens)
-             for picture in pictures[:4]]
+             for image in images[:4]]
     made += [Kind("text_to_image", "generate_image", "digits-sd3", "prompt", f"a {word}", dict(seed=1, steps=4), image)
              for word in ("three", "seven")]
     return made
@@ -142,7 +142,8 @@ class Soak:
             self.started[kind.capability] += 1
         return kind, options
 
-    def over(self, kind: Kind, way: str, limit_at: float, found: Any = None, error: BaseException | None = None) -> None:
+    def over(self, kind: Kind, way: str, limit_at: float, found: Any = None,
+             error: BaseException | None = None) -> None:
         """Record the one answer of a request. `limit_at` is when it must have ended."""
         late = time.monotonic() - limit_at
         what = f"{way} {kind.verb} of {Path(kind.model).name}"
@@ -245,8 +246,8 @@ class Soak:
 
     def run(self) -> int:
         """Run everything. Returns the number of threads that hang."""
-        bodies = [*(lambda n=n: self.thread(n) for n in range(THREADS)), *(lambda n=n: self.jobs(n) for n in range(JOBS)),
-                  self.loop, self.unload, self.watch]
+        bodies = [*(lambda n=n: self.thread(n) for n in range(THREADS)),
+                  *(lambda n=n: self.jobs(n) for n in range(JOBS)), self.loop, self.unload, self.watch]
         threads = [threading.Thread(target=body, daemon=True) for body in bodies]
         for thread in threads:
             thread.start()
