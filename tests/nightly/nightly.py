@@ -4,7 +4,7 @@
     python tests/nightly/nightly.py run                       # every job: many hours
     python tests/nightly/nightly.py run soak cluster          # some jobs
     python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a job
-    python tests/nightly/nightly.py record soak junit.xml     # results of pytest --junitxml, from elsewhere
+    python tests/nightly/nightly.py record soak junit.xml       # results of pytest --junitxml, from elsewhere
     python tests/nightly/nightly.py list
 
 `MPOOL_NIGHTLY=1 .ci/run` runs every job. Results go to ``summary.json`` beside this file, and ``README.md`` shows
@@ -135,13 +135,12 @@ def run(name: str, part: str) -> dict[str, Any]:
     return record(name, part, found, commit(), began, time.time() - began)
 
 
-def junit(path: Path) -> dict[str, Any]:
-    """Read pytest's ``--junitxml``: counts by outcome, failures, reasons of skipped tests, and the slowest tests."""
+def junit(*paths: Path) -> dict[str, Any]:
+    """Read files of pytest's ``--junitxml``: counts by outcome, failures, reasons of skipped tests, slowest tests."""
     counts: collections.Counter[str] = collections.Counter()
     skipped: collections.Counter[str] = collections.Counter()
     failures, times = [], []
-    cases = ElementTree.parse(path).iter("testcase") if path.exists() else []
-    for case in cases:
+    for case in (case for path in paths if path.exists() for case in ElementTree.parse(path).iter("testcase")):
         test = _test_id(case.get("classname", ""), case.get("name", ""))
         times.append((round(float(case.get("time", 0)), 1), test))
         bad = [child for child in case if child.tag in ("failure", "error")]
@@ -210,7 +209,10 @@ def machine() -> dict[str, Any]:
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
     flags = (facts.get("flags") or facts.get("Features", "")).split()
     names = INSTRUCTION_SETS.get(platform.machine(), [])
-    return {"cpu": facts.get("model name") or platform.processor() or platform.machine(),
+    cpu = facts.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in facts:  # virtual machines hide the name
+        cpu += f" (family {facts['cpu family']}, model {facts.get('model')})"
+    return {"cpu": cpu,
             "cores": len(os.sched_getaffinity(0)), "has": [name for name in names if name in flags],
             "lacks": [name for name in names if name not in flags], "python": platform.python_version()}
 
@@ -306,7 +308,7 @@ def main() -> int:
     running.add_argument("--part", default="", metavar="OPTIONS", help="further options of pytest that select tests")
     recording = commands.add_parser("record", help="record results of pytest --junitxml")
     recording.add_argument("job", choices=[name for name, job in JOBS.items() if job.paths])
-    recording.add_argument("junit", type=Path)
+    recording.add_argument("junit", type=Path, nargs="+", help="its files, if several runs of pytest make one job")
     recording.add_argument("--commit", help="default: the commit that is checked out")
     recording.add_argument("--part", default="", metavar="OPTIONS", help="the options of pytest that selected tests")
     commands.add_parser("list", help="list the jobs")
@@ -317,14 +319,12 @@ def main() -> int:
         return 0
     summary, failed = load(), False
     if args.command == "record":
-        suite = ElementTree.parse(args.junit).getroot().find("testsuite")
-        assert suite is not None, f"{args.junit} is not a file of pytest --junitxml"
-        began = datetime.fromisoformat(suite.get("timestamp", "")).astimezone(timezone.utc).timestamp()
-        rows = {args.job: record(args.job, args.part, junit(args.junit), args.commit or commit(), began,
-                                   float(suite.get("time", 0)))}
-        summary.update(rows)
-        save(summary)
-        return int(bool(rows[args.job]["failures"]))
+        suites = [suite for path in args.junit for suite in ElementTree.parse(path).iter("testsuite")]
+        began = min(datetime.fromisoformat(suite.get("timestamp", "")).timestamp() for suite in suites)
+        row = record(args.job, args.part, junit(*args.junit), args.commit or commit(), began,
+                     sum(float(suite.get("time", 0)) for suite in suites))
+        save({**summary, args.job: row})
+        return int(bool(row["failures"]))
     for name in args.jobs:
         if name not in JOBS:
             parser.error(f"JOB must be one of {', '.join(JOBS)}; got {name!r}")

@@ -73,6 +73,21 @@ def test_junit_results_are_counted(tmp_path: Path) -> None:
     assert found["skipped"] == {"no weights": 1} and len(found["slowest"]) == 5
 
 
+def test_results_of_several_runs_make_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / "a.xml", tmp_path / "b.xml"]
+    for number, path in enumerate(paths, 1):
+        path.write_text(f'<testsuites><testsuite time="{number}.5" timestamp="2026-03-0{number}T10:00:00+00:00">'
+                        f'<testcase classname="x" name="test_{number}" time="1"/></testsuite></testsuites>')
+    monkeypatch.setattr(nightly, "SUMMARY", tmp_path / "summary.json")
+    monkeypatch.setattr(nightly.load, "__defaults__", (nightly.SUMMARY,))
+    monkeypatch.setattr(nightly.save, "__defaults__", (nightly.SUMMARY,))
+    monkeypatch.setattr(sys, "argv", ["nightly.py", "record", "flags", *map(str, paths), "--commit", "abc"])
+    assert nightly.main() == 0
+    found = nightly.load()["flags"]
+    assert found["counts"] == {"passed": 2} and found["date"] == "2026-03-01T10:00:00+00:00"
+    assert found["seconds"] == 4 and found["commit"] == "abc"
+
+
 def test_ids_of_tests() -> None:
     assert nightly._test_id("tests.python.core.test_nightly", "test_x[a.b]") == \
         "tests/python/core/test_nightly.py::test_x[a.b]"
