@@ -70,6 +70,14 @@ static uint64_t tick(mp_maintenance *self, uint64_t now) {
     return on ? now + MP_TICK_NS : NEVER;
 }
 
+void mp_maintenance_tick(mp_maintenance *maintenance) {
+    mp_mutex_lock(&maintenance->lock);
+    uint64_t last = tick_of(maintenance), now = mp_sys_now_ns();
+    if (last && now > last + MP_OVERDUE_NS) /* no other thread ticked meanwhile */
+        tick(maintenance, now);
+    mp_mutex_unlock(&maintenance->lock);
+}
+
 /* --- the thread --- */
 
 static void watch(void *arg) {

@@ -6,7 +6,10 @@
  * in which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a limit
  * exists, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. So whichever
  * thread runs first after a pause reads a time at which no request has expired, and at most MP_PAUSE_NS of a pause is
- * charged. It is charged to the requests that wait when the tick that follows the pause is published. */
+ * charged. It is charged to the requests that wait when the tick that follows the pause is published.
+ *
+ * A sweep may be held up: by a lock, or while it frees a large model. Then no tick comes although the process runs, so
+ * a thread that reads the clock and finds the tick overdue ticks itself. */
 #ifndef MP_REGISTRY_MAINTENANCE_H
 #define MP_REGISTRY_MAINTENANCE_H
 
@@ -17,6 +20,7 @@
 
 #define MP_TICK_NS (250ull * 1000 * 1000)
 #define MP_PAUSE_NS (2 * MP_TICK_NS)
+#define MP_OVERDUE_NS (MP_TICK_NS + MP_TICK_NS / 2) /* below MP_PAUSE_NS: readers tick before the clock stands still */
 
 typedef struct mp_maintenance {
     /* Runs every check that is due. Returns the time at which the next check is due (UINT64_MAX: none). Called without
@@ -44,10 +48,12 @@ void mp_maintenance_deinit(mp_maintenance *maintenance); /* after mp_maintenance
 /* Announces a check: the thread wakes at `when_ns` at the latest. Takes no lock if an earlier time is already
  * announced. Starts the thread on first use. Must not hold a lock. */
 void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns);
+/* Ticks if the tick is overdue. Takes the lock of `maintenance`, which is a leaf. */
+void mp_maintenance_tick(mp_maintenance *maintenance);
 /* Returns the time by the clock of requests, which never exceeds mp_sys_now_ns. Sets *now_ns (unless NULL) to the time
  * by mp_sys_now_ns at the same moment. A beat is overwritten only after the next one was published, so a beat that is
- * read between two equal values of `count` is whole, and was valid when the time was read. */
-static inline uint64_t mp_maintenance_clock(const mp_maintenance *maintenance, uint64_t *now_ns) {
+ * read between two equal values of `count` is whole, and was valid when the time was read. May tick. */
+static inline uint64_t mp_maintenance_clock(mp_maintenance *maintenance, uint64_t *now_ns) {
     uint64_t count, tick, paused, now;
     do {
         count = atomic_load_explicit(&maintenance->count, memory_order_seq_cst);
@@ -57,6 +63,8 @@ static inline uint64_t mp_maintenance_clock(const mp_maintenance *maintenance, u
     } while (atomic_load_explicit(&maintenance->count, memory_order_seq_cst) != count);
     if (now_ns)
         *now_ns = now;
+    if (tick && now > tick + MP_OVERDUE_NS)
+        mp_maintenance_tick(maintenance);
     return (tick && now > tick + MP_PAUSE_NS ? tick + MP_PAUSE_NS : now) - paused;
 }
 /* Call when a request with a limit was accepted, and when it has ended. The first takes the lock of `maintenance`,

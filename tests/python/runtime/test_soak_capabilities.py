@@ -1,0 +1,44 @@
+"""Soak of all five capabilities at once under a small memory limit: helpers/soak.py describes the requests.
+
+Slow: half a minute for each memory limit, or any time: ``MPOOL_SOAK=900 pytest --slow test_soak_capabilities.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tinymodels
+
+SCRIPT = Path(tinymodels.__file__).with_name("soak.py")
+SECONDS = float(os.environ.get("MPOOL_SOAK") or 30)
+#: Seconds that a request may take to end after its deadline or cancellation, in addition to delays of the machine.
+GRACE = 2.0
+CAPABILITIES = {"text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image"}
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")]
+
+
+@pytest.mark.parametrize("memory", ["some", "one"])
+def test_all_capabilities(tmp_path: Path, memory: str) -> None:
+    """Every request has one answer, within its deadline and GRACE, with the result that it has alone; nothing stays."""
+    for name in ("bert", "isolated"):
+        tinymodels.bert(tmp_path / name, normalize=name == "bert")
+    tinymodels.llama(tmp_path / "llama")
+    run = subprocess.run([sys.executable, str(SCRIPT), str(tmp_path), str(SECONDS), memory], capture_output=True,
+                         text=True, timeout=SECONDS + 300, cwd=tmp_path)
+    assert run.returncode == 0, f"{run.stdout[-2000:]}\n{run.stderr[-6000:]}"
+    found = json.loads(run.stdout.splitlines()[-1])
+    print(found)
+    assert found["wrong"] == [] and found["hung"] == 0 and found["still"] == 0, found
+    assert set(found["started"]) == set(found["answered"]) == CAPABILITIES, found
+    assert found["started"] == found["ended"] and found["total"] == found["sum"], found
+    assert found["illegal"] == 0 and found["threads"] == 0 and found["dead"] == 0, found
+    assert found["late"][0][0] <= GRACE + 2 * found["machine"], found
+    assert found["evictions"] >= SECONDS / 4 and found["how"]["Cancelled"] > 0 and found["how"]["Timeout"] > 0, found
+    assert found["last"] <= found["middle"] * 1.1 + (16 << 20), found
