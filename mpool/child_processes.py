@@ -36,6 +36,8 @@ from .resources import start_thread
 START_SECONDS = 30.0
 #: Elapsed time of a request on a child that does not run: this, and four times its CPU time.
 GRACE_SECONDS = 5.0
+#: Time to wait for the end of a child that was killed, or that closed its connection.
+END_SECONDS = 1.0
 #: Seconds between two searches for children that ended or are idle.
 TIDY_SECONDS = 1.0
 
@@ -186,7 +188,7 @@ class _Child:
         """Wait for the process, which has closed its socket, and describe its end. ``"time"``: it exceeded its limit of
         CPU time in seconds."""
         try:
-            code = self.process.wait(1.0)
+            code = self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             return "it closed its connection"
         # an application that ignores SIGCHLD loses the exit status: Popen then reports 0
@@ -195,11 +197,11 @@ class _Child:
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
     def end(self) -> None:
-        """Kill the process, and wait at most 0.5 s for its end."""
+        """Kill the process, and wait for its end."""
         self.socket.close()
         self.process.kill()
         try:
-            self.process.wait(0.5)
+            self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             _unreaped.append(self.process)  # it becomes a zombie soon
 
@@ -384,7 +386,7 @@ _launching = threading.RLock()
 _tidying = threading.Lock()
 _tidier: threading.Thread | None = None
 _exiting = False
-#: Killed processes that had not ended after 0.5 s.
+#: Killed processes that had not ended in time.
 _unreaped: list[subprocess.Popen[bytes]] = []
 
 

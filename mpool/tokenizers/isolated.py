@@ -65,7 +65,7 @@ class IsolatedTokenizer:
         if status == "ids" and len(data) % numbers.itemsize == 0:
             numbers.frombytes(data)
             counts = numbers[:len(texts)]
-            if len(counts) + sum(counts) == len(numbers):
+            if len(counts) == len(texts) and len(counts) + sum(counts) == len(numbers):
                 self._loaded = True
                 found: list[Sequence[int]] = []
                 at = len(texts)

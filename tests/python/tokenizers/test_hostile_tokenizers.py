@@ -21,6 +21,8 @@ from mpool.tokenizers.patterns import Cost, cost
 from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS
 from mpool.models.spec import TokenizerSource
 
+import childprograms
+
 CATASTROPHE = r"(a|aa)+$"
 FDFA = "\ufdfa"
 
@@ -257,21 +259,42 @@ def test_square_of_a_long_text_leaves_the_process(tmp_path: Path, monkeypatch: p
 def test_isolated_process_that_dies_is_started_again(tmp_path: Path) -> None:
     made = IsolatedTokenizer(json.dumps(tokenizer_json()), False)
     assert made.encode(["a", "b"], False) == [[0], [1]]
-    assert made._process is not None
-    os.kill(made._process.pid, signal.SIGKILL)
+    before = childprograms.pids(made._children)
+    os.kill(before[0], signal.SIGKILL)
+    assert made.encode(["a"], False) == [[0]]  # killed by another program: the text is not at fault
+    assert childprograms.pids(made._children) != before
+
+    def encode(made: Any = made) -> bool:
+        fine = made.encode(["b"], False) == [[1]]
+        made._children.__del__()
+        return fine
+
+    assert childprograms.forked(encode)
+    assert made.encode(["b"], False) == [[1]]  # the child has not taken the parent's process
+    process = made._children._all[0].process
+    del made, encode
+    assert process.poll() is not None
+
+
+@pytest.mark.parametrize(("status", "data"), [("text", b"\1\0\0\0\0\0\0\0"), ("ids", b""), ("ids", b"\1\0\0"),
+                                              ("ids", b"\2\0\0\0\0\0\0\0"), ("ids", b"\1\0\0\0" * 3)])
+def test_wrong_answer_of_the_process(monkeypatch: pytest.MonkeyPatch, status: str, data: bytes) -> None:
+    made = IsolatedTokenizer(json.dumps(tokenizer_json()), False)
+    monkeypatch.setattr(made._children, "ask", lambda *arguments: (status, data))
     with pytest.raises(mpool.LimitError):
         made.encode(["a"], False)
-    assert made.encode(["a"], False) == [[0]]
-    child = os.fork()
-    if child == 0:
-        ok = made.encode(["b"], False) == [[1]]
-        made._stop()
-        os._exit(0 if ok else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert made.encode(["b"], False) == [[1]]  # the child has not taken the parent's process
-    process = made._process
-    del made
-    assert process.poll() is not None
+
+
+def test_wait_for_a_busy_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = IsolatedTokenizer(json.dumps(tokenizer_json()), False)
+    assert made.encode([], True) == []
+    child = made._children._take(None, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "max_tokenizing_seconds", 0.01)
+        with pytest.raises(mpool.LimitError, match="busy with other texts"):
+            made.encode(["a"], False)
+    made._children._give_back(child)
+    assert made.encode(["b"], False) == [[1]]
 
 
 def test_decoders_have_no_expression_with_backtracking(tmp_path: Path) -> None:
