@@ -8,18 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
+import httpx
+from ray.exceptions import ActorDiedError
 
-pytest.importorskip("ray.serve")
-httpx = pytest.importorskip("httpx")
-
-from ray.exceptions import (  # noqa: E402
-    ActorDiedError,
-)
-
-from mpool.integrations.ray.front import make_front  # noqa: E402
+from mpool.integrations.ray.front import make_front
 from mpool.integrations.ray.race import Limits
-from mpool.server.settings import Settings  # noqa: E402
+from mpool.server.settings import Settings
 
 TOKEN = "a token of this test!".replace(" ", "-")
 SETTINGS = Settings(port=8000)

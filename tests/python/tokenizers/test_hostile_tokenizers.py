@@ -134,13 +134,14 @@ def test_text_times_growth_is_bounded(tmp_path: Path) -> None:
     assert many.offsets[-1] == 40
 
 
-def test_compatibility_characters(tmp_path: Path) -> None:
+def test_compatibility_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "max_normalized_chars", 500_000)
     steps = chain(*[{"type": "NFKD"}, {"type": "Lowercase"}, {"type": "NFKC"}, {"type": "StripAccents"}] * 2)
     tokenizer = opened(tmp_path, tokenizer_json(normalizer=steps))
-    assert len(tokenizer.encode(FDFA * 20_000)) == 1
+    assert len(tokenizer.encode(FDFA * 2000)) == 1
     with pytest.raises(mpool.LimitError, match="after the normalizer"):
-        tokenizer.encode(FDFA * 1_000_000)
-    assert len(tokenizer.encode("\u4e00" * 200_000)) == 1
+        tokenizer.encode(FDFA * 100_000)
+    assert len(tokenizer.encode("\u4e00" * 20_000)) == 1
 
 
 @pytest.mark.parametrize(("sections", "field"), [
@@ -231,10 +232,10 @@ def test_isolated_tokenizer_gives_the_same_ids(tmp_path: Path) -> None:
 
 
 def test_slow_expression_has_a_limit_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "max_tokenizing_seconds", 1.0)
+    monkeypatch.setattr(limits, "max_tokenizing_seconds", 0.25)
     tokenizer = opened(tmp_path, tokenizer_json(pre_tokenizer=split(r"a*a*[cd]")))
     began = time.monotonic()
-    with pytest.raises(mpool.LimitError, match="needs more than 1 seconds"):
+    with pytest.raises(mpool.LimitError, match="needs more than 0.25 seconds"):
         tokenizer.encode("a" * 3000 + "bd")  # 4,500,000 steps at each of 3,000 positions: below the limit of a match
     assert time.monotonic() - began < 60
     monkeypatch.setattr(limits, "max_tokenizing_seconds", 60.0)
@@ -325,4 +326,10 @@ def test_factors_of_normalizers_hold_for_every_character(kind: str, factor: int)
     for at in range(0, len(points), step):
         text = "".join(points[at:at + step])
         if len(made.normalize_str(text)) > len(text):  # most blocks do not grow: look at their characters only if so
-            assert max(len(made.normalize_str(char)) for char in points[at:at + step]) <= factor
+            separator = made.normalize_str("\n")
+            if kind == "ByteLevel":  # in one call: each character becomes its bytes, and no other has those of a line end
+                each = made.normalize_str("\n".join(points[at:at + step])).split(separator)
+                assert len(each) >= step or at + step > len(points)
+            else:
+                each = [made.normalize_str(char) for char in points[at:at + step]]
+            assert max(map(len, each)) <= factor
