@@ -29,7 +29,9 @@ from mpool.integrations.ray import pools as replicas  # noqa: E402
 from mpool.integrations.ray.pools import Pools, operations  # noqa: E402
 from mpool.integrations.ray.race import Limits
 
-from raycalls import CHAT, HEAD, Handle, SETTINGS, STREAM_HEAD, ask, contents, dies, forever, part, request  # noqa: E402
+from raycalls import (  # noqa: E402
+    CHAT, HEAD, Handle, SETTINGS, STREAM_HEAD, ask, contents, dies, forever, part, request,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -327,7 +327,7 @@ def test_factors_of_normalizers_hold_for_every_character(kind: str, factor: int)
         text = "".join(points[at:at + step])
         if len(made.normalize_str(text)) > len(text):  # most blocks do not grow: look at their characters only if so
             separator = made.normalize_str("\n")
-            if kind == "ByteLevel":  # in one call: each character becomes its bytes, and no other has those of a line end
+            if kind == "ByteLevel":  # in one call: each character becomes its bytes, and only a line end has its byte
                 each = made.normalize_str("\n".join(points[at:at + step])).split(separator)
                 assert len(each) >= step or at + step > len(points)
             else:
