@@ -1,10 +1,8 @@
-"""Program of a renderer: a process that compiles and renders chat templates for :mod:`mpool.conversation.rendering`.
+"""Program of a renderer: a child process that compiles and renders chat templates for
+:mod:`mpool.conversation.rendering`.
 
-It runs as a script, outside the package, and imports the standard library, jinja2 and markupsafe only. Descriptor 0 is
-one end of a socket pair; the program reads requests from it and writes answers to it, each with its length before it.
-
-Templates are not trusted. A render that exceeds its limits ends this process or is reported as an error; no limit
-depends on code that runs inside the render. jinja2's immutable sandbox is the second fence.
+``child_main.py`` runs it outside the package; it imports the standard library, jinja2 and markupsafe only. A render
+that exceeds its limits ends the process or is reported as an error. jinja2's immutable sandbox is the second fence.
 """
 
 from __future__ import annotations
@@ -16,37 +14,26 @@ import encodings.utf_8  # noqa: F401
 import html  # noqa: F401
 import json
 import marshal
-import os
 import pprint  # noqa: F401
 import re
-import resource
-import select
-import signal
-import sys
 import textwrap  # noqa: F401
 import unicodedata  # noqa: F401
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-if __name__ == "__main__":
-    sys.path += sys.argv[1:]  # the folders that hold jinja2 and markupsafe
+import jinja2
+import jinja2.debug
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes as nodes
+import jinja2.runtime
+import jinja2.sandbox
+import jinja2.utils
+from jinja2.exceptions import SecurityError
 
-import jinja2  # noqa: E402
-import jinja2.debug  # noqa: E402
-import jinja2.ext  # noqa: E402
-import jinja2.meta  # noqa: E402
-import jinja2.nodes as nodes  # noqa: E402
-import jinja2.runtime  # noqa: E402
-import jinja2.sandbox  # noqa: E402
-import jinja2.utils  # noqa: E402
-from jinja2.exceptions import SecurityError  # noqa: E402
+T = TypeVar("T")
 
-_SOCKET = 0
-#: Idle time in milliseconds after which the process ends by itself. The parent ends it earlier, if it can.
-_IDLE_MS = 90_000
-#: Resident memory in bytes, above that of the start, with which the process ends after its answer.
-_WORN_BYTES = 64 << 20
 #: Longest error message in characters.
 _MESSAGE_CHARS = 2000
 
@@ -212,155 +199,65 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separato
 
 # ---- requests --------------------------------------------------------------------------------------------------------
 
-class Templates:
-    """Compiled templates by digest. The parent sends each source once, and decides which templates are forgotten."""
+_environment = Environment()
+_strftime_now("%d %b %Y")  # reads the time zone
 
-    def __init__(self) -> None:
-        self._environment = Environment()
-        self._compiled: dict[bytes, jinja2.Template] = {}
 
-    def answer(self, kind: str, digest: bytes, source: str | None, evicted: bytes | None, max_nodes: int,
-               seconds: float, max_chars: int, data: bytes) -> tuple[str, bytes]:
-        """Return a status and a text. ``text``: the rendered text; all others are errors, and the text is a detail."""
-        try:
-            if kind == "variables":
-                assert source is not None
-                tree = self._environment.parsed(source, max_nodes)
-                return "text", "\n".join(jinja2.meta.find_undeclared_variables(tree)).encode()
-            if source is not None:
-                self._compiled.pop(evicted, None)  # type: ignore[arg-type]
-                self._compiled[digest] = self._environment.prepare(source, max_nodes)
-                signal.setitimer(signal.ITIMER_PROF, seconds)  # the same limit for compiling and for rendering
-        except TooManyNodes:
-            return "nodes", b""
-        except ForbiddenNode as error:
-            return "forbidden", _message(error)
-        except jinja2.TemplateSyntaxError as error:
-            reason = (error.message or "no reason given").rstrip(".")
-            return "syntax", _message(f"{error.lineno}: {reason}")
-        except RecursionError:
-            return "nested", b""
-        except MemoryError:
-            raise
-        except Exception as error:
-            return "uncompilable", _message(type(error).__name__)
-        return self._rendered(digest, max_chars, marshal.loads(data))
+def load(text: str, kind: str, max_nodes: int, max_chars: int, data: bytes) -> jinja2.Template | tuple[str, bytes]:
+    """Compile a template. Returns a status and a detail if it is refused."""
+    return _compiled(_environment.prepare, text, max_nodes)
 
-    def _rendered(self, digest: bytes, max_chars: int, variables: dict[str, Any]) -> tuple[str, bytes]:
-        try:
-            text = self._compiled[digest].render(variables)
-            return ("text", text.encode()) if len(text) <= max_chars else ("size", b"")
-        except UnicodeEncodeError:
-            return "surrogate", b""
-        except RecursionError:
-            return "depth", b""
-        except SecurityError:
-            return "security", b""
-        except jinja2.UndefinedError as error:
-            return "undefined", _message(error.message)
-        except jinja2.TemplateError as error:
-            return "rejected", _message(error.message or "no reason given")
-        except TypeError as error:  # its message names types, never values
-            return "type", _message(error)
-        except MemoryError:
-            raise
-        except Exception as error:
-            return "failed", _message(type(error).__name__)
+
+def answer(template: Any, kind: str, max_nodes: int, max_chars: int, data: bytes) -> tuple[str, bytes]:
+    """Render a template with data, or find the undeclared variables of the template that the data is.
+
+    Returns:
+        A status and a text. ``text``: the rendered text, or one name per line; all others are errors, and the text is a
+        detail.
+    """
+    if kind == "variables":
+        tree = _compiled(_environment.parsed, data.decode("utf-8", "surrogatepass"), max_nodes)
+        if isinstance(tree, tuple):
+            return tree
+        return "text", "\n".join(jinja2.meta.find_undeclared_variables(tree)).encode()
+    try:
+        text = template.render(marshal.loads(data))
+        return ("text", text.encode()) if len(text) <= max_chars else ("size", b"")
+    except UnicodeEncodeError:
+        return "surrogate", b""
+    except RecursionError:
+        return "depth", b""
+    except SecurityError:
+        return "security", b""
+    except jinja2.UndefinedError as error:
+        return "undefined", _message(error.message)
+    except jinja2.TemplateError as error:
+        return "rejected", _message(error.message or "no reason given")
+    except TypeError as error:  # its message names types, never values
+        return "type", _message(error)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return "failed", _message(type(error).__name__)
+
+
+def _compiled(function: Callable[[str, int], T], text: str, max_nodes: int) -> T | tuple[str, bytes]:
+    try:
+        return function(text, max_nodes)
+    except TooManyNodes:
+        return "nodes", b""
+    except ForbiddenNode as error:
+        return "forbidden", _message(error)
+    except jinja2.TemplateSyntaxError as error:
+        reason = (error.message or "no reason given").rstrip(".")
+        return "syntax", _message(f"{error.lineno}: {reason}")
+    except RecursionError:
+        return "nested", b""
+    except MemoryError:
+        raise
+    except Exception as error:
+        return "uncompilable", _message(type(error).__name__)
 
 
 def _message(error: object) -> bytes:
     return str(error)[:_MESSAGE_CHARS].encode("utf-8", "replace")
-
-
-def _read(size: int) -> bytearray | None:
-    """Read ``size`` bytes; None if the parent closed its end."""
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = os.readv(_SOCKET, [view])
-        if not count:
-            return None
-        view = view[count:]
-    return data
-
-
-def _requests() -> Iterator[tuple[Any, ...]]:
-    """Yield the requests of the parent, until it closes its end or sends none for a while."""
-    poll = select.poll()
-    poll.register(_SOCKET, select.POLLIN)
-    while poll.poll(_IDLE_MS):
-        head = _read(8)
-        body = None if head is None else _read(int.from_bytes(head, "little"))
-        if body is None:
-            return
-        yield marshal.loads(body)
-
-
-def _send(status: str, text: bytes, last: bool) -> None:
-    body = b"%c%s\0%s" % (last, status.encode(), text)
-    view = memoryview(len(body).to_bytes(8, "little") + body)
-    while view:
-        view = view[os.write(_SOCKET, view):]
-
-
-class _Memory:
-    """Size of this process's memory."""
-
-    def __init__(self) -> None:
-        try:
-            self._file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # no /proc
-            self._file = -1
-
-    def read(self) -> tuple[int, int]:
-        """Return the bytes of the address space, and the resident bytes. The maximum that getrusage returns includes
-        the parent's memory at the time of the fork."""
-        if self._file < 0:
-            return 256 << 20, 0
-        mapped, resident = os.pread(self._file, 64, 0).split()[:2]
-        return int(mapped) * resource.getpagesize(), int(resident) * resource.getpagesize()
-
-
-def _limit(what: int, value: int) -> None:
-    """Lower both limits of a resource; a limit that is lower already stays."""
-    hard = resource.getrlimit(what)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(what, (value, value))
-
-
-def main() -> None:
-    """Answer requests until the parent closes its end."""
-    # signal masks and ignored signals pass to child processes; a blocked SIGPROF would disable the limit of time
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    templates = Templates()
-    most = resource.getrlimit(resource.RLIMIT_AS)[1]
-    _strftime_now("%d %b %Y")  # reads the time zone
-    memory = _Memory()
-    mapped, resident = memory.read()
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, 0)
-    _limit(resource.RLIMIT_NPROC, 0)
-    _limit(resource.RLIMIT_NOFILE, 1)  # no further descriptor beyond 0
-    _send("ready", b"", False)
-    for kind, digest, source, evicted, max_nodes, seconds, max_bytes, max_chars, data in _requests():
-        limit = mapped + max_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
-        # The default action of SIGPROF ends the process, whatever it runs.
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            status, text = templates.answer(kind, digest, source, evicted, max_nodes, seconds, max_chars, data)
-        except MemoryError:
-            status, text = "memory", b""
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        last = status == "memory" or memory.read()[1] > resident + _WORN_BYTES
-        _send(status, text, last)
-        if last:
-            return
-
-
-if __name__ == "__main__":
-    main()

@@ -99,7 +99,7 @@ class ChatTemplate:
                               hint="Use generate() with a raw prompt, or register the model with chat_template=, the "
                                    "template that its authors publish")
         template = cls(source, special=tokenizer.special_texts(), file=file, key=key)
-        rendering.renderers().start()
+        rendering.renderers().children.start()
         return template
 
     def render(self, /, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None,

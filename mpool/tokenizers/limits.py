@@ -46,5 +46,5 @@ max_growth: int = 4096
 #: unless it consists of characters with long decompositions.
 max_normalized_chars: int = 5_000_000
 
-#: Duration of tokenizing in a process of its own, in seconds; see :mod:`mpool.tokenizers.isolated`.
+#: CPU time of tokenizing in a process of its own, in seconds; see :mod:`mpool.tokenizers.isolated`.
 max_tokenizing_seconds: float = 10.0

@@ -24,7 +24,10 @@ LEFT_OUT = {
     "tests/python/documents/test_docs.py": "builds the documentation",
     "tests/python/documents/test_notebook.py": "starts a notebook",
     "tests/python/integrations/test_ray_cluster.py": "starts Ray clusters",
-    "tests/python/integrations/test_integrations_ray.py": "starts Ray",
+    "tests/python/integrations/test_ray_fronts.py": "starts Ray",
+    "tests/python/integrations/test_ray_parquet.py": "starts Ray",
+    "tests/python/integrations/test_ray_plans.py": "starts Ray",
+    "tests/python/integrations/test_ray_replicas.py": "starts Ray",
     "tests/python/server/test_dashboard_browser.py": "starts a browser",
     "tests/python/runtime/test_soak.py": "all faults at once: no line is its own",
 }

@@ -161,7 +161,6 @@ mpool.tokenizers  mpool.tokenizers.tokenizer  1  facade
 mpool.tokenizers.gguf_build  tokenizers  6  start-up
 mpool.tokenizers.gguf_part  mpool.tokenizers.gguf_build  1  start-up
 mpool.tokenizers.gguf_part  tokenizers  1  start-up
-mpool.tokenizers.isolated  tokenizers  1  start-up
 mpool.tokenizers.json_tokenizer  tokenizers  2  start-up
 mpool.tokenizers.native  tokenizers  1  start-up
 mpool.tokenizers.older_files  tokenizers  3  start-up

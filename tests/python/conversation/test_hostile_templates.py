@@ -216,4 +216,4 @@ def test_no_state_remains_between_renders() -> None:
     template = ChatTemplate("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
                             "{{ ns.n }}{{ seen is defined }}{% set seen = 1 %}")
     assert {template.render(USER) for _ in range(5)} == {"1False"}
-    assert rendering.renderers()._all
+    assert rendering.renderers().children._all

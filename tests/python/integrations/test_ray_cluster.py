@@ -1,5 +1,5 @@
 """mpool on a local Ray cluster: two pools behind one address, the death of a pool under load, autoscaling, the command
-line, and embeddings for Parquet files. They take minutes; tests without a cluster are in test_integrations_ray.py."""
+line, and embeddings for Parquet files. They take minutes; tests without a cluster are in other files of this folder."""
 
 from __future__ import annotations
 

@@ -1,0 +1,39 @@
+"""Program of a child process that tokenizes for :mod:`mpool.tokenizers.isolated`.
+
+``child_main.py`` runs it outside the package; it imports the standard library and tokenizers only.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from typing import Any
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from tokenizers import Tokenizer  # noqa: E402
+
+
+def load(source: str, plain: bool, special: bool, texts: list[str]) -> Any:
+    """Return the tokenizer of a ``tokenizer.json``; special tokens in texts are plain text if ``plain``."""
+    made = Tokenizer.from_str(source)
+    made.no_truncation()
+    made.no_padding()
+    made.encode_special_tokens = plain
+    return made
+
+
+def answer(tokenizer: Any, plain: bool, special: bool, texts: list[str]) -> tuple[str, bytes]:
+    """Return the numbers of tokens, then the tokens of all texts, as unsigned integers of C."""
+    ids = array("I")
+    counts = array("I")
+    try:
+        for text in texts:
+            found = tokenizer.encode(text, add_special_tokens=special).ids
+            counts.append(len(found))
+            ids.extend(found)
+    except MemoryError:
+        raise
+    except BaseException as error:  # a panic is no Exception
+        return "failed", str(error)[:300].encode("utf-8", "replace")
+    return "ids", (counts + ids).tobytes()

@@ -1,0 +1,157 @@
+"""Embedding of Parquet files by Ray, without a cluster: batches, targets of other calls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray.serve")
+httpx = pytest.importorskip("httpx")
+
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
+
+import mpool  # noqa: E402
+from mpool.integrations.ray import _share  # noqa: E402
+from mpool.integrations.ray.parquet import EmbedBatches, Embedded, embed_parquet  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a cluster, Ray does not report a number of CPUs: use 2."""
+    monkeypatch.setattr(_share, "_cpus_here", lambda: 2)
+
+
+def test_batches(bert: Path) -> None:
+    """The vectors are a column of fixed-size lists. Rows, columns and their order are kept."""
+    made = EmbedBatches("body", "vector", str(bert), memory_mb=200, compute="float32", on_error="null")
+    table = pa.table({"id": [1, 2, 3], "body": ["A cat.", None, "A dog."], "vector": [0, 0, 0]})
+    found = made(table)
+    assert found.schema.names == ["id", "body", "vector"]
+    assert found.schema.field("vector").type == pa.list_(pa.float32(), 32)
+    rows = found["vector"].to_pylist()
+    expected = mpool.embed(["A cat.", "A dog."], str(bert), compute="float32")
+    assert np.array_equal(np.float32([rows[0], rows[2]]), expected)
+    assert rows[1] is None and len(made(table.slice(0, 0))) == 0
+    with pytest.raises(mpool.InvalidArgument, match="`column` must be one of id, got 'body'") as caught:
+        made(table.select(["id"]))
+    assert (caught.value.param, caught.value.hint) == ("column", "These are the columns of the batch")
+
+
+def test_folders_are_checked_first(tmp_path: Path) -> None:
+    """Folders and columns are checked before Ray is started."""
+    (tmp_path / "in").mkdir()
+    with pytest.raises(mpool.FileError, match="in has no .parquet files"):
+        embed_parquet(tmp_path / "in", tmp_path / "out")
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "in" / "a.parquet")
+    with pytest.raises(mpool.InvalidArgument, match="`column` must be a column of strings, got 'text' of type int64"):
+        embed_parquet(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(mpool.InvalidArgument, match="`column` must be one of text, got 'body'.*a.parquet") as caught:
+        embed_parquet(tmp_path / "in", tmp_path / "out", column="body")
+    assert caught.value.param == "column"
+    (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1 of no kind")
+    with pytest.raises(mpool.FileError, match="a.parquet cannot be read"):
+        embed_parquet(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(mpool.InvalidArgument, match="`target` must be another folder than `source`, got "):
+        embed_parquet(tmp_path / "in", tmp_path / "in" / ".")
+    with pytest.raises(mpool.InvalidArgument, match="`actors` must be 1 or more, got 0"):
+        embed_parquet(tmp_path / "in", tmp_path / "out", actors=0)
+
+
+def fake_run(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace Ray: run the actors of ``embed_parquet`` in this process. Returns the list of the files they write."""
+    from mpool.integrations.ray import parquet
+
+    written: list[str] = []
+
+    def run(files: list[dict[str, str]], actors: int, cpus: int, arguments: dict[str, Any]) -> Any:
+        actor = parquet._EmbedFiles(**arguments)
+        for file in files:
+            written.append(file["target"])
+            yield actor(file)
+
+    monkeypatch.setattr(parquet, "_run", run)
+    monkeypatch.setattr(parquet, "_RayConnection", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(parquet.ray, "cluster_resources", lambda: {"CPU": 1})
+    return written
+
+
+def test_targets_of_another_call_are_refused(bert: Path, prompted: Path, tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with vectors of another model, revision, option, column or version is refused before any work, and
+    nothing in it changes. The same call continues."""
+    written = fake_run(monkeypatch)
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for name in "ab":
+        pq.write_table(pa.table({"text": ["A cat.", "A dog."], "title": ["x", "y"]}), source / f"{name}.parquet")
+    same: dict[str, Any] = dict(model=str(bert), memory_mb=200, progress=False)
+    assert embed_parquet(source, target, **same) == Embedded(2, 4, 0)
+    record = json.loads(pq.read_schema(target / "a.parquet").metadata[b"mpool.embedding"])
+    assert record["model"] == str(bert) and record["revision"].startswith("sha256:")
+    assert record["options"]["precision"] == "float32" and record["mpool"] == mpool.__version__
+
+    os.unlink(target / "b.parquet")
+    del written[:]
+    assert embed_parquet(source, target, **same) == Embedded(1, 2, 1)  # continues
+    assert written == [str(target / "b.parquet")]
+    moved = shutil.copytree(bert, tmp_path / "moved")
+    assert embed_parquet(source, target, **{**same, "model": str(moved)}) == Embedded(0, 0, 2)
+
+    os.unlink(target / "b.parquet")
+    before = (target / "a.parquet").read_bytes()
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 1e-5}))
+    for change, words in ((dict(model=str(prompted)), "its model is "),
+                          (dict(model=str(moved)), "its (model|revision)"),
+                          (dict(dimensions=8), "its dimensions is None, not 8"),
+                          (dict(precision="int8"), "its precision is 'float32', not 'int8'"),
+                          (dict(column="title"), "its column is 'text', not 'title'"),
+                          (dict(output="vector"), "no record of the model of its column 'vector'")):
+        with pytest.raises(mpool.InvalidArgument, match=words) as caught:
+            embed_parquet(source, target, **{**same, **change})
+        assert "--overwrite" in str(caught.value) and str(target / "a.parquet") in str(caught.value)
+    monkeypatch.setattr("mpool.integrations.ray.provenance.__version__", "0.0.1")
+    with pytest.raises(mpool.InvalidArgument, match="its version of mpool is "):
+        embed_parquet(source, target, **same)
+    monkeypatch.undo()
+    fake_run(monkeypatch)
+    with pytest.raises(mpool.InvalidArgument, match="`column` must be one of text, title, got 'body'"):
+        embed_parquet(source, tmp_path / "new", **same, column="body")
+    with pytest.raises(mpool.InvalidArgument, match="`dimension` is not an option"):
+        embed_parquet(source, tmp_path / "new", **same, dimension=8)
+    assert not (tmp_path / "new").exists()
+    assert os.listdir(target) == ["a.parquet"] and (target / "a.parquet").read_bytes() == before
+    assert embed_parquet(source, target, **same, dimensions=8, overwrite=True) == Embedded(2, 4, 0)
+    assert pq.read_schema(target / "a.parquet").field("embedding").type == pa.list_(pa.float32(), 8)
+
+
+def test_a_missing_column_is_refused_in_a_finished_target(bert: Path, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although every file has a copy, a column that does not exist is an error."""
+    fake_run(monkeypatch)
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": ["A cat."]}), tmp_path / "in" / "a.parquet")
+    embed_parquet(tmp_path / "in", tmp_path / "out", model=str(bert), memory_mb=200, progress=False)
+    with pytest.raises(mpool.InvalidArgument, match="`column` must be one of text, got 'body'"):
+        embed_parquet(tmp_path / "in", tmp_path / "out", model=str(bert), column="body", progress=False)
+
+
+def test_columns_of_two_models_keep_their_records(bert: Path, prompted: Path, tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_run(monkeypatch)
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": ["A cat."]}), tmp_path / "in" / "a.parquet")
+    embed_parquet(tmp_path / "in", tmp_path / "one", model=str(bert), memory_mb=200, progress=False)
+    embed_parquet(tmp_path / "one", tmp_path / "two", model=str(prompted), output="other", memory_mb=200,
+                  progress=False)
+    metadata = pq.read_schema(tmp_path / "two" / "a.parquet").metadata
+    assert json.loads(metadata[b"mpool.embedding"])["model"] == str(bert)
+    assert json.loads(metadata[b"mpool.other"])["model"] == str(prompted)
