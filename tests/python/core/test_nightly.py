@@ -57,7 +57,8 @@ def test_paths_of_the_jobs_exist() -> None:
     paths = [path for job in nightly.JOBS.values() for path in job.paths]
     assert len(paths) == len(set(paths)) and all((ROOT / path).exists() for path in paths), paths
     others = nightly.command(nightly.JOBS["others"], "", Path("out"))
-    assert "tests" in others and {f"--ignore={path}" for path in paths} - set(others) == {"--ignore=tests"}
+    everything = "tests/python"
+    assert everything in others and {f"--ignore={path}" for path in paths} - set(others) == {f"--ignore={everything}"}
 
 
 def test_junit_results_are_counted(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_mutants_are_counted(tmp_path: Path) -> None:
 def test_a_job_without_results_is_no_success(monkeypatch: pytest.MonkeyPatch, program: str, hours: float,
                                                failure: str) -> None:
     monkeypatch.setattr(nightly, "command", lambda *_: [sys.executable, "-c", program])
-    monkeypatch.setitem(nightly.JOBS, "soak", nightly.Job("some tests", ("tests",), hours=hours))
+    monkeypatch.setitem(nightly.JOBS, "soak", nightly.Job("some tests", ("tests/python",), hours=hours))
     found = nightly.run("soak", "")
     assert [failure["message"] for failure in found["failures"]] == [failure]
     assert found["commit"] == nightly.commit() and found["machine"]["cores"] >= 1
