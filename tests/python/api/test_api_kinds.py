@@ -62,11 +62,13 @@ def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, lla
     options: Any = {"temperature": np.float32(0), "max_tokens": np.int32(4), "top_k": np.int8(3), "ignore_eos": True}
     assert len(pool.generate("a", llama, **options).token_ids) == 4
     for flag in (True, np.True_, np.float64("nan"), "3", HUGE, -1, 0):
-        refused(lambda: pool.embed("a", bert, timeout=flag), "`timeout` must be .*, got", "timeout")  # type: ignore[arg-type]
+        refused(lambda: pool.embed("a", bert, timeout=flag),  # type: ignore[arg-type]
+                "`timeout` must be .*, got", "timeout")
     stopped = pool.generate("a", llama, stop_token_ids=np.arange(3), **TEXT)  # type: ignore[arg-type]
     assert stopped.token_ids == pool.generate("a", llama, stop_token_ids=[0, 1, 2], **TEXT).token_ids
     for wrong in (np.zeros((1, 1), dtype=int), np.array(3), np.array([1.0]), np.array(["a"])):
-        refused(lambda: pool.generate("a", llama, stop_token_ids=wrong), "`stop_token_ids` must be")  # type: ignore[arg-type]
+        refused(lambda: pool.generate("a", llama, stop_token_ids=wrong),  # type: ignore[arg-type]
+                "`stop_token_ids` must be")
 
 
 def test_options_are_checked_also_for_a_single_text(pool: mpool.Pool, bert: Path) -> None:
@@ -116,7 +118,8 @@ def test_model_references_and_messages_are_checked(pool: mpool.Pool, llama: Path
     refused(lambda: pool.get(llama, np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
     for role in (np.array(["user", "user"]), [], None, 3):
         refused(lambda: pool.chat([{"role": role, "content": "x"}], llama), "role` must be one of")
-    refused(lambda: pool.chat(USER, llama, template_options=np.array([1, 2])), "`template_options` must be")  # type: ignore[arg-type]
+    refused(lambda: pool.chat(USER, llama, template_options=np.array([1, 2])),  # type: ignore[arg-type]
+            "`template_options` must be")
     with pytest.raises(mpool.Unsupported, match="images"):
         pool.chat([{**USER[0], "images": np.zeros((2, 2))}], llama)
     assert pool.chat([{**USER[0], "images": []}], llama, tools=[], template_options=None, **TEXT).text is not None

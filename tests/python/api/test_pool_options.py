@@ -255,7 +255,8 @@ def _fill_by_images(field: str, capability: str) -> None:
     ref, given = {
         "vision": ("digits-llava", lambda at: {"images": images[at], "prompt": "Which digit?", **TEXT}),
         "image_embedding": ("digits-clip", lambda at: {"images": images[at]}),
-        "text_to_image": ("digits-sd3", lambda at: {"prompt": str(at), "num_inference_steps": 1, "seed": at})}[capability]
+        "text_to_image": ("digits-sd3", lambda at: {"prompt": str(at), "num_inference_steps": 1}),
+    }[capability]
     with pool_of(policy="sequential", isolation="process", **{field: 3}) as pool:
         model = pool.load(ref)
 
