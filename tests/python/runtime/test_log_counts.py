@@ -6,6 +6,7 @@ import logging
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ import mpool
 
 #: Start of a record -> records of this kind. Every other record fails the test.
 KINDS = ("Loaded", "Unloaded", "Spawned worker", "Evicted worker", "Worker", "Graceful shutdown complete")
-ALONE = {"threads": 1, "max_workers_per_model": 1, "maintenance_interval": 3600.0}
+ALONE: dict[str, Any] = {"threads": 1, "max_workers_per_model": 1, "maintenance_interval": 3600.0}
 
 
 def counted(caplog: pytest.LogCaptureFixture, level: int) -> Counter[str]:
