@@ -45,7 +45,6 @@ def test_records_count_loads_and_not_calls(bert: Path, llama: Path, caplog: pyte
                                              "Worker": 9, "Graceful shutdown complete": 1}
     steps = counted(caplog, logging.DEBUG)
     assert requests == calls + 4 and set(steps) == {"Worker"} and steps["Worker"] <= 2 * requests
-    assert not counted(caplog, logging.WARNING) and not counted(caplog, logging.ERROR)
 
 
 def test_each_eviction_has_one_record(llama: Path, qwen2: Path, caplog: pytest.LogCaptureFixture) -> None:
