@@ -42,6 +42,11 @@ static void destroy(mp_governor *governor) {
     mp_free(governor);
 }
 
+uint64_t mp_governor_limit_of(uint64_t offered, uint64_t *most) {
+    *most = offered - (offered / 4 < RESERVE_MOST ? offered / 4 : RESERVE_MOST);
+    return *most / 5 * 4;
+}
+
 mp_status mp_governor_open(uint64_t limit, mp_governor **governor_out, mp_error *error) {
     *governor_out = NULL;
     if (limit == 0 && (*governor_out = mp_shared_take(&process_governor)))
@@ -51,10 +56,9 @@ mp_status mp_governor_open(uint64_t limit, mp_governor **governor_out, mp_error 
         return mp_fail_memory(error, sizeof(*governor), "the memory governor");
     governor->process_wide = limit == 0;
     uint64_t asked = limit ? limit : (uint64_t)mp_options_get()->memory_mb << 20;
-    uint64_t offered = mp_cpu_memory_bytes(), reserve = offered / 4 < RESERVE_MOST ? offered / 4 : RESERVE_MOST;
+    uint64_t rule = mp_governor_limit_of(mp_cpu_memory_bytes(), &governor->most);
     governor->fixed = asked != 0;
-    governor->most = offered - reserve;
-    atomic_init(&governor->budget.limit, asked ? asked : governor->most / 5 * 4);
+    atomic_init(&governor->budget.limit, asked ? asked : rule);
     governor->turns_end = &governor->turns;
     mp_mutex_init(&governor->lock);
     mp_cond_init(&governor->changed);

@@ -18,6 +18,8 @@
 
 typedef struct mp_governor mp_governor;
 
+/* Returns the limit of the rule above. *most: offered - reserve. */
+uint64_t mp_governor_limit_of(uint64_t offered, uint64_t *most);
 /* limit 0: opens the governor of the process, with MPOOL_MEMORY_MB or the rule above. */
 mp_status mp_governor_open(uint64_t limit, mp_governor **governor, mp_error *error);
 void mp_governor_close(mp_governor *governor); /* NULL is legal */

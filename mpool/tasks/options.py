@@ -267,7 +267,8 @@ PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 ON_ERROR = ("raise", "null")
 TASKS = ("query", "document")
 _COMPUTE = ('compute type: ``"float32"``, ``"bfloat16"``, ``"int8"`` or ``"auto"``. ``"auto"`` selects the fastest '
-            "type on this CPU whose vectors have a cosine similarity of at least 0.9999 to those of float32; models "
+            "type on this CPU whose vectors of sentences have a cosine similarity of at least 0.9999 to those of "
+            "float32, and of degenerate texts, such as one repeated word, 0.9995 (measured for some models); models "
             "with more than 12 layers whose weights were published in 16 bits are computed in 16 bits. Use "
             '``"float32"`` for results that are identical across machines.')
 

@@ -731,6 +731,22 @@ MP_TEST_SECONDS(registry_fault_two_registries_leave_process_settings_alone, 60) 
 
 /* --- the figures of the governor, of huge pages' sizes and of percentiles, written out here again --- */
 
+MP_TEST(registry_fault_governor_limit_of_small_and_large_machines) {
+    static const struct {
+        uint64_t offered, most, limit; /* MB of 2^20 bytes */
+    } rows[] = {{4000, 3000, 2400},    /* a quarter is kept back */
+                {8000, 6000, 4800},
+                {8192, 6144, 4915},    /* a quarter is 2,048 MB */
+                {8552, 6504, 5203},    /* 2,048 MB are kept back */
+                {22528, 20480, 16384},
+                {1000000, 997952, 798361}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        uint64_t most, limit = mp_governor_limit_of(rows[i].offered << 20, &most);
+        MP_CHECK_INT(most, rows[i].most << 20);
+        MP_CHECK_INT(limit >> 20, rows[i].limit);
+    }
+}
+
 MP_TEST(registry_fault_governor_limit_and_pressure) {
     mp_governor *governor;
     mp_error error;
@@ -738,11 +754,8 @@ MP_TEST(registry_fault_governor_limit_and_pressure) {
         MP_SKIP("MPOOL_MEMORY_MB sets the limit");
     MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
     mp_budget *budget = mp_governor_budget(governor);
-    uint64_t offered = mp_cpu_memory_bytes(), reserve = 2048ull << 20;
-    if (reserve > offered / 4)
-        reserve = offered / 4;
-    uint64_t limit = atomic_load(&budget->limit), expected = (offered - reserve) / 5 * 4;
-    MP_CHECK_INT(limit, expected);
+    uint64_t most, limit = atomic_load(&budget->limit);
+    MP_CHECK_INT(limit, mp_governor_limit_of(mp_cpu_memory_bytes(), &most));
     mp_governor_close(governor);
     MP_CHECK_OK(mp_governor_open(1000, &governor, &error), &error);
     budget = mp_governor_budget(governor);

@@ -8,6 +8,7 @@
 
 #include "base/sys.h"
 #include "mp_test.h"
+#include "registry/governor.h"
 #include "test_registry_fake.h"
 
 /* --- caches --- */
@@ -154,6 +155,106 @@ MP_TEST(registry_memory_of_several_registries_adds_up) {
     mp_registry_close(two, 0);
     mp_registry_destroy(two);
     fake_end(one);
+}
+
+/* --- the size of an eviction --- */
+
+/* A load that lacks memory evicts as many idle models as it needs, and no more. */
+MP_TEST(registry_memory_of_a_load_evicts_as_many_models_as_are_needed) {
+    enum { MODELS = 4, SIZE = 100000, LIMIT = 1000000, FREE = LIMIT - MODELS * SIZE };
+    static const char *const keys[MODELS] = {"a", "b", "c", "d"};
+    static const int rows[][2] = {{0, 0}, {1, 1},            {SIZE - 1, 1},     {SIZE, 1},        {SIZE + 1, 2},
+                                  {2 * SIZE, 2}, {2 * SIZE + 1, 3}, {3 * SIZE, 3}, {3 * SIZE + 1, 4}, {4 * SIZE, 4}};
+    for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) { /* {bytes that the load lacks, evictions} */
+        fake fakes[MODELS], new;
+        mp_registry *registry = fake_registry(2, LIMIT);
+        mp_registry_stats stats;
+        mp_error error;
+        for (int i = 0; i < MODELS; i++) {
+            fake_init(&fakes[i]);
+            fakes[i].model_bytes = SIZE - fakes[i].engine_bytes;
+            fake_add(registry, keys[i], &fakes[i], false);
+            MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
+            fake_until_state(registry, keys[i], "ready");
+        }
+        fake_until_no_calls();
+        fake_init(&new);
+        new.model_bytes = FREE + (uint64_t)rows[row][0] - new.engine_bytes;
+        fake_add(registry, "new", &new, false);
+        MP_CHECK_OK(mp_registry_load(registry, "new", false, fake_in_ms(10000), &error), &error);
+        /* An eviction gives its memory back just before it is counted. Every eviction began before the load got its
+         * memory, so the other models stay ready. */
+        uint64_t end_ns = fake_in_ms(10000);
+        int cold, ready;
+        do {
+            MP_CHECK(mp_sys_now_ns() < end_ns);
+            mp_registry_get_stats(registry, &stats);
+            cold = ready = 0;
+            for (int i = 0; i < MODELS; i++) {
+                mp_entry_info info;
+                fake_info(registry, keys[i], &info);
+                cold += strcmp(info.state, "cold") == 0;
+                ready += strcmp(info.state, "ready") == 0;
+            }
+        } while (cold + ready < MODELS || (int)stats.evictions < cold);
+        if (cold != rows[row][1] || (int)stats.evictions != rows[row][1])
+            MP_FAIL("a load that lacks %d bytes evicted %d models, not %d", rows[row][0], cold, rows[row][1]);
+        fake_end(registry);
+    }
+}
+
+/* While memory is critical, a check of the memory frees a tenth of the limit. */
+MP_TEST(registry_memory_that_is_critical_frees_a_tenth) {
+    enum { MB = 1000 * 1000, LIMIT = 100 * MB, MOST = 12, EVICTIONS = 4 };
+    static const char *const keys[MOST] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"};
+    /* Four models are the least that reach a tenth. With the first row three would free 9.9 % of the limit, with the
+     * second row four free exactly a tenth. Both leave less than 85 % in use. */
+    static const struct {
+        uint64_t pinned, each;
+        int count;
+    } rows[] = {{643 * MB / 10, 33 * MB / 10, 9}, {64 * MB, 25 * MB / 10, 12}};
+    static const uint64_t every_ns = FAKE_MS(250);
+    for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
+        fake fakes[MOST], pinned;
+        mp_governor *governor;
+        mp_registry *registry;
+        mp_registry_stats stats;
+        mp_error error;
+        MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error); /* its limit changes below, as a cgroup's would */
+        mp_budget *budget = mp_governor_budget(governor);
+        atomic_store(&budget->limit, 2 * (uint64_t)LIMIT);
+        mp_registry_config config = {.threads = 2, .spin_ns = 1, .max_workers = 1, .maintenance_every_ns = every_ns};
+        MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+        fake_init(&pinned);
+        pinned.model_bytes = rows[row].pinned - pinned.engine_bytes;
+        fake_add(registry, "pinned", &pinned, false);
+        MP_CHECK_OK(mp_registry_load(registry, "pinned", true, fake_in_ms(5000), &error), &error);
+        for (int i = 0; i < rows[row].count; i++) {
+            fake_init(&fakes[i]);
+            fakes[i].model_bytes = rows[row].each - fakes[i].engine_bytes;
+            fake_add(registry, keys[i], &fakes[i], false);
+            MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
+            fake_until_state(registry, keys[i], "ready");
+        }
+        fake_until_no_calls();
+        atomic_store(&budget->limit, LIMIT); /* 94 % is in use */
+        uint64_t before_ns = mp_sys_now_ns(), end_ns = fake_in_ms(10000);
+        do {
+            MP_CHECK(mp_sys_now_ns() < end_ns);
+            mp_sys_sleep_ns(FAKE_MS(1));
+            mp_registry_get_stats(registry, &stats);
+            if (stats.evictions == 0)
+                before_ns = mp_sys_now_ns();
+        } while (stats.evictions < EVICTIONS || stats.memory_used >= LIMIT / 100 * 85);
+        uint64_t took_ns = mp_sys_now_ns() - before_ns;
+        mp_sys_sleep_ns(every_ns + FAKE_MS(50)); /* the next check finds enough memory free */
+        mp_registry_get_stats(registry, &stats);
+        /* On a slow machine the next check may come before the first evictions have ended. */
+        if (took_ns < every_ns / 2)
+            MP_CHECK_INT(stats.evictions, EVICTIONS);
+        fake_end(registry);
+        mp_governor_close(governor);
+    }
 }
 
 /* --- a request that can never fit evicts no model --- */

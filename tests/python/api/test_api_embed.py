@@ -19,7 +19,7 @@ import defaultmodels
 import mpool
 import tinymodels
 from mpool.tasks import text_embedding as embedding
-from mpool.tasks.vectors import DEPTH
+from mpool.tasks.vectors import DEPTH, quantize
 from idling import idle
 
 TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3.", "äöü", "x"]
@@ -108,10 +108,24 @@ def test_normalize(pool: mpool.Pool, bert: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
 def test_quantised_vectors_equal_those_of_sentence_transformers(pool: mpool.Pool, bert: Path, precision: str) -> None:
-    quantize = pytest.importorskip("sentence_transformers.util.quantization").quantize_embeddings
+    theirs = pytest.importorskip("sentence_transformers.util.quantization").quantize_embeddings
     texts = [f"Text number {number}." for number in range(120)]
-    got, want = pool.embed(texts, bert, precision=precision), quantize(pool.embed(texts, bert), precision)
+    got, want = pool.embed(texts, bert, precision=precision), theirs(pool.embed(texts, bert), precision)
     assert got.dtype == want.dtype and np.array_equal(got, want)
+
+
+def test_signs_of_zeros() -> None:
+    """As in sentence-transformers, zero counts as negative."""
+    row = np.array([[0.0, -0.0, 1e-30, -1e-30, 1.0, 0.0, 0.0, 1.0]], dtype=np.float32)
+    assert quantize(row, "ubinary").tolist() == [[0b00101001]] and quantize(row, "binary").tolist() == [[41 - 128]]
+
+
+def test_a_task_without_a_prompt_does_not_take_the_default(pool: mpool.Pool, tmp_path: Path) -> None:
+    folder = tinymodels.bert(tmp_path / "model", prompts={"query": "find: ", "other": "other: "}, include_prompt=True,
+                             default_prompt_name="other")
+    plain, default = (pool.embed(TEXTS, folder, prompt=prompt) for prompt in ("", "other: "))
+    assert np.array_equal(pool.embed(TEXTS, folder), default) and not np.array_equal(plain, default)
+    assert np.array_equal(pool.embed(TEXTS, folder, task="document"), plain)
 
 
 def test_precision_of_a_single_text(pool: mpool.Pool, bert: Path) -> None:

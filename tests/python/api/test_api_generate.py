@@ -98,6 +98,7 @@ def test_logprobs(pool: mpool.Pool, llama: Path) -> None:
     chunks = list(pool.generate(PROMPT, llama, temperature=0, max_tokens=10, ignore_eos=True, top_logprobs=5,
                                 stream=True))
     assert tuple(token for chunk in chunks for token in chunk.logprobs) == done.logprobs
+    assert all(chunk.logprobs for chunk in chunks if chunk.text)  # those of a token come with its text
 
 
 class GrowingTicket:
@@ -184,6 +185,10 @@ def test_stop_string(pool: mpool.Pool, llama: Path) -> None:
 
 def test_stop_token(pool: mpool.Pool, llama: Path) -> None:
     ids = greedy(pool, llama).token_ids
+    # Stop strings and token ids are numbered in one sequence.
+    for given, options in ((ids[4], {"stop_token_ids": [0, ids[4]]}), (ids[4], {"stop_token_ids": [ids[4]]}),
+                           (ids[4], {"stop": ["never there"], "stop_token_ids": [0, ids[4], 1]})):
+        assert greedy(pool, llama, **options).stop == given
     done = greedy(pool, llama, stop_token_ids=[ids[4]])
     at = ids.index(ids[4])
     assert done.token_ids == ids[:at] and (done.finish_reason, done.stop) == ("stop", ids[4])

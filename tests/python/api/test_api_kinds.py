@@ -26,7 +26,7 @@ ARRAYS = (np.array([1, 2]), np.array(10), np.array([10]), np.array(["a", "b"]))
 OLD_FORM = ("max_inputs", "parse_special", "stream")
 
 
-def refused(call: Callable[[], Any], match: str = "must be", param: str | None = None) -> mpool.InvalidArgument:
+def refused(call: Callable[[], Any], match: str, param: str | None = None) -> mpool.InvalidArgument:
     """Check that ``call`` raises InvalidArgument with this text and parameter, and return the error."""
     with pytest.raises(mpool.InvalidArgument, match=match) as caught:
         call()
@@ -50,7 +50,9 @@ def test_arrays_as_options_of_embed(pool: mpool.Pool, bert: Path, name: str, val
                                   "logit_bias", "logprobs", "top_logprobs", "num_predict", "parse_special", "timeout",
                                   "stream"])
 def test_arrays_as_options_of_generate(pool: mpool.Pool, llama: Path, name: str, value: Any) -> None:
-    refused(lambda: pool.generate("a", llama, **{name: value}), "allowed|must be" if name in OLD_FORM else "must be")
+    shown = {"num_predict": "max_tokens"}.get(name, name)
+    refused(lambda: pool.generate("a", llama, **{name: value}),
+            f"{shown}.*(must be|is .*allowed)" if name in OLD_FORM else f"`{shown}` must be")
 
 
 def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, llama: Path) -> None:
@@ -60,11 +62,13 @@ def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, lla
     options: Any = {"temperature": np.float32(0), "max_tokens": np.int32(4), "top_k": np.int8(3), "ignore_eos": True}
     assert len(pool.generate("a", llama, **options).token_ids) == 4
     for flag in (True, np.True_, np.float64("nan"), "3", HUGE, -1, 0):
-        refused(lambda: pool.embed("a", bert, timeout=flag), param="timeout")  # type: ignore[arg-type]
+        refused(lambda: pool.embed("a", bert, timeout=flag),  # type: ignore[arg-type]
+                "`timeout` must be .*, got", "timeout")
     stopped = pool.generate("a", llama, stop_token_ids=np.arange(3), **TEXT)  # type: ignore[arg-type]
     assert stopped.token_ids == pool.generate("a", llama, stop_token_ids=[0, 1, 2], **TEXT).token_ids
     for wrong in (np.zeros((1, 1), dtype=int), np.array(3), np.array([1.0]), np.array(["a"])):
-        refused(lambda: pool.generate("a", llama, stop_token_ids=wrong))  # type: ignore[arg-type]
+        refused(lambda: pool.generate("a", llama, stop_token_ids=wrong),  # type: ignore[arg-type]
+                "`stop_token_ids` must be")
 
 
 def test_options_are_checked_also_for_a_single_text(pool: mpool.Pool, bert: Path) -> None:
@@ -82,12 +86,14 @@ def test_an_invalid_prompt_is_named_in_the_error(pool: mpool.Pool, bert: Path) -
 
 
 def test_errors_about_options_have_the_key_of_the_model(pool: mpool.Pool, bert: Path, llama: Path) -> None:
-    for call in (lambda: pool.embed("a", bert, precision="int4"),  # type: ignore[arg-type]
-                 lambda: pool.embed("a", bert, on_error="null", precision="binary")):
-        assert refused(call).key == str(bert)
-    for call in (lambda: pool.generate("a", llama, temperature=-1), lambda: pool.generate([-1], llama),
-                 lambda: pool.chat(USER, llama, top_p=2), lambda: pool.detokenize([-1], llama)):
-        assert refused(call).key == str(llama)
+    for call, match, model in (
+            (lambda: pool.embed("a", bert, precision="int4"), "`precision` must be .*'int4'", bert),
+            (lambda: pool.embed("a", bert, on_error="null", precision="binary"), "`on_error` must be 'raise'", bert),
+            (lambda: pool.generate("a", llama, temperature=-1), "`temperature` must be .*-1", llama),
+            (lambda: pool.generate([-1], llama), r"`prompt\[0\]` must be .*-1", llama),
+            (lambda: pool.chat(USER, llama, top_p=2), "`top_p` must be .*2", llama),
+            (lambda: pool.detokenize([-1], llama), r"`ids\[0\]` must be .*-1", llama)):
+        assert refused(call, match).key == str(model)
 
 
 def test_tokenize_and_detokenize_check_their_arguments(pool: mpool.Pool, bert: Path) -> None:
@@ -112,7 +118,8 @@ def test_model_references_and_messages_are_checked(pool: mpool.Pool, llama: Path
     refused(lambda: pool.get(llama, np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
     for role in (np.array(["user", "user"]), [], None, 3):
         refused(lambda: pool.chat([{"role": role, "content": "x"}], llama), "role` must be one of")
-    refused(lambda: pool.chat(USER, llama, template_options=np.array([1, 2])))  # type: ignore[arg-type]
+    refused(lambda: pool.chat(USER, llama, template_options=np.array([1, 2])),  # type: ignore[arg-type]
+            "`template_options` must be")
     with pytest.raises(mpool.Unsupported, match="images"):
         pool.chat([{**USER[0], "images": np.zeros((2, 2))}], llama)
     assert pool.chat([{**USER[0], "images": []}], llama, tools=[], template_options=None, **TEXT).text is not None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mpool
@@ -90,12 +94,21 @@ def request_timeout(m: Models) -> None:
         assert 0.1 < time.monotonic() - began < 5
         assert not job.done()  # it makes progress, so it does not time out
         job.cancel()
-    with pool_of(request_timeout=None, policy="sequential") as pool:
-        job = held(pool, m.llama)
-        waiting = pool.submit("text_to_text", model=m.llama, prompt="a", **TEXT)
-        time.sleep(0.6)
-        assert not waiting.done()
-        job.cancel()
+    assert "request_timeout" not in pool_of(request_timeout=None).config._registry_options()
+    for limit in (None, 0.2):  # the same wait is within the one limit and beyond the other
+        with pool_of(request_timeout=limit, policy="sequential") as pool:
+            job = held(pool, m.llama)
+            waiting = pool.submit("text_to_text", model=m.llama, prompt="a", **TEXT)
+            time.sleep(0.6)
+            if limit is None:
+                assert not waiting.done()
+            else:
+                until(waiting.done)
+                with pytest.raises(mpool.Timeout):
+                    waiting.result()
+            job.cancel()
+            if limit is None:
+                assert waiting.result(60).usage.completion_tokens == TEXT["max_tokens"]
 
 
 def keep_alive(m: Models) -> None:
@@ -105,6 +118,7 @@ def keep_alive(m: Models) -> None:
             if state == "cold":
                 until(lambda: pool.ps()[0].state == "cold")
             else:
+                assert pool.ps()[0].keep_alive == math.inf
                 time.sleep(0.3)
                 assert pool.ps()[0].state == "ready"
 
@@ -137,16 +151,17 @@ def policy(m: Models) -> None:
     with pool_of(policy={"text_embedding": "p2c"}) as pool:
         pool.embed("a", m.bert), pool.generate("a", m.llama, **TEXT)
         assert {row.capability: row.policy for row in pool.ps()} == {"text_embedding": "p2c", "text_to_text": "pack"}
-    for name, runs in (("sequential", 1), ("pack", 2)):  # two requests on one worker: in sequence, or together
+    for name in ("sequential", "pack"):  # two requests on one worker: one starts when the other ends, or before
         with pool_of(policy=name) as pool:
-            jobs = [held(pool, m.llama), pool.submit("text_to_text", model=m.llama, **LONG)]
-            if runs == 2:
-                until(lambda: pool.ps()[0].running == 2)
-            else:
-                time.sleep(0.2)
-                assert (pool.ps()[0].running, pool.ps()[0].queued) == (1, 1)
-            for job in jobs:
-                job.cancel()
+            jobs = [held(pool, m.llama), pool.submit("text_to_text", model=m.llama, prompt="a", **TEXT)]
+            if name == "pack":
+                jobs[1].result(60)
+                assert not jobs[0].done()
+            jobs[0].cancel()
+            jobs[1].result(60)
+            until(jobs[0].done)
+            (_, _, ended), (_, began, _) = (job._ticket.times() for job in jobs)  # type: ignore[union-attr]
+            assert (began >= ended) is (name == "sequential")
 
 
 def predictive_scaling(m: Models) -> None:
@@ -226,13 +241,44 @@ def _capacity(field: str, service_class: int, capability: str) -> Callable[[Mode
                 assert pool.registry.entries()[0]["capacity"][service_class] == 3
                 for one in jobs:
                     one.cancel()
-            else:  # without a model: the core's own check shows that it gets the option
-                assert pool.config._registry_options()["queue_capacity"][capability] == 3
-                _core.Registry(queue_capacity={capability: 3})
+            else:
                 with pytest.raises(mpool.InvalidArgument, match=f"queue_capacity of {capability} is 0"):
                     _core.Registry(queue_capacity={capability: 0})
+                _fill_by_images(field, capability)
 
     return row
+
+
+def _fill_by_images(field: str, capability: str) -> None:
+    """Fill the queue of a demo model whose process is stopped."""
+    images = [np.full((8, 8, 3), 10 * at, np.uint8) for at in range(5)]
+    ref, given = {
+        "vision": ("digits-llava", lambda at: {"images": images[at], "prompt": "Which digit?", **TEXT}),
+        "image_embedding": ("digits-clip", lambda at: {"images": images[at]}),
+        "text_to_image": ("digits-sd3", lambda at: {"prompt": str(at), "num_inference_steps": 1}),
+    }[capability]
+    with pool_of(policy="sequential", isolation="process", **{field: 3}) as pool:
+        model = pool.load(ref)
+
+        def submit(at: int) -> mpool.Job:
+            return pool.submit(capability, model=model, **given(at))
+
+        submit(0).result(60)
+        process, = pool.ps()[0].processes
+        os.kill(process, signal.SIGSTOP)
+        try:
+            jobs = [submit(0)]
+            until(lambda: jobs[0].position() == -1)
+            jobs += [submit(at) for at in (1, 2, 3)]
+            assert [job.position() for job in jobs] == [-1, 0, 1, 2]
+            for _ in range(2):
+                with pytest.raises(mpool.Overloaded, match=field) as caught:
+                    submit(4)
+                assert caught.value.key == model.key
+        finally:
+            os.kill(process, signal.SIGCONT)
+        for job in jobs:  # those that were accepted are computed
+            job.result(60)
 
 
 def queue_capacity(m: Models) -> None:

@@ -155,6 +155,28 @@ def test_metrics_count(bert: Path, llama: Path) -> None:
         pool.metrics("xml")  # type: ignore[call-overload]
 
 
+def test_percentiles_are_those_of_the_histogram(llama: Path) -> None:
+    """Twenty short requests and a long one: the median and the 99th percentile are in different buckets."""
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        for tokens in (*[1] * 20, 1000):
+            pool.generate("a", llama, max_tokens=tokens, temperature=0, ignore_eos=True)
+        (model,) = pool.metrics()["models"].values()
+        (row,) = pool.health().models.values()
+    latency = model["latency"]
+
+    def percentile(share: float) -> float:
+        seen = 0
+        for bound, count in latency["histogram"]:
+            seen += count
+            if seen > share * 21:
+                return float(min(bound, latency["max"]))
+        raise AssertionError("the histogram has fewer requests")
+
+    assert latency["count"] == 21
+    assert (latency["p50"], latency["p99"]) == pytest.approx((percentile(0.5), percentile(0.99)), rel=1e-9)
+    assert (row.p50, row.p99) == (latency["p50"], latency["p99"]) and row.p50 < row.p99
+
+
 def test_prometheus(bert: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:

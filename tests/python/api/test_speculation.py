@@ -63,7 +63,10 @@ def check(model: Path, tokens: int) -> None:
     assert most["guessed_tokens"] > most["right_guesses"] > 50
     # An accepted draft token saves a pass only if no other request needs that pass; half of the requests run together.
     assert most["passes"] < none["passes"] - most["right_guesses"] // 4
-    assert some["passes"] <= none["passes"]
+    # Times decide how often automatic speculation drafts, but the texts repeat: what it drafts is accepted, and saves
+    # passes at the same rate.
+    assert 0 < some["right_guesses"] <= some["guessed_tokens"] <= most["guessed_tokens"]
+    assert some["passes"] < none["passes"] - some["right_guesses"] // 4
 
 
 def test_speculation_does_not_change_completions() -> None:

@@ -84,6 +84,16 @@ class TestChat(ChatModelIntegrationTests):
         return found
 
 
+def test_every_field_of_a_chat_model_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"temperature": 0.3, "top_k": 7, "top_p": 0.4, "min_p": 0.1, "max_tokens": 9, "seed": 11, "timeout": 60.0}
+    model = ChatMpool(model="x", **fields, stop=["a"], options={"repetition_penalty": 1.5})
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(mpool.Pool, "chat", lambda *_, **options: asked.append(options) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.invoke("Hello")
+    assert asked == [{**fields, "stop": ["a"], "repetition_penalty": 1.5}]
+
+
 def merged(chunks: Any) -> Any:
     """Merge the chunks of a stream to one message."""
     found = None

@@ -144,6 +144,44 @@ def test_ollama(server: Any, path: str, name: str) -> None:
     assert answer(with_) == wanted and answer(without) == plain
 
 
+def last_of_stream(server: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the last object of a streamed answer."""
+    with Raw(server, 60) as raw:
+        status, _, data = raw.request(path, json.dumps({"model": "llama", **body}).encode()).answer()
+    assert status == 200, data
+    lines = [line.removeprefix("data: ") for line in data.decode().splitlines()]
+    found: dict[str, Any] = json.loads([line for line in lines if line.startswith("{")][-1])
+    return found
+
+
+def test_usage_is_that_of_the_library(server: Any) -> None:
+    """Token counts of several prompts and choices are added up, in streams too, with stops and without."""
+    pool, prompts = server.state.pool, ["The quick brown", "fox"]
+    options: dict[str, Any] = {**BASE, "n": 3, "max_tokens": 7, "ignore_eos": True}
+    for path, sent, done in (
+            ("/v1/completions", {"prompt": prompts}, [pool.generate(text, "llama", **options) for text in prompts]),
+            ("/v1/completions", {"prompt": PROMPT, "stop": ["e"]}, [pool.generate(PROMPT, "llama", stop=["e"],
+                                                                                 **options)]),
+            ("/v1/chat/completions", {"messages": CHAT}, [pool.chat(CHAT, "llama", **options)])):
+        prompt, written = (sum(getattr(one.usage, name) for one in done)
+                           for name in ("prompt_tokens", "completion_tokens"))
+        assert written == sum(len(choice.token_ids) for one in done for choice in one.choices)
+        expected = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+        status, found = ask(server, path, {"model": "llama", **sent, **options})
+        last = last_of_stream(server, path, {**sent, **options, "stream": True,
+                                             "stream_options": {"include_usage": True}})
+        assert status == 200 and last["choices"] == []
+        for answer in (found, last):
+            usage = answer["usage"]
+            assert {**usage, "prompt_tokens_details": None} == {**expected, "prompt_tokens_details": None}
+            assert usage["prompt_tokens_details"]["cached_tokens"] <= prompt
+    body = {"prompt": CHAT[0]["content"], "options": {"num_predict": 7, "temperature": 0}}
+    one = pool.chat(CHAT, "llama", max_tokens=7, temperature=0).usage
+    for stream in (False, True):
+        found = last_of_stream(server, "/api/generate", {**body, "stream": stream})
+        assert (found["prompt_eval_count"], found["eval_count"]) == (one.prompt_tokens, one.completion_tokens)
+
+
 @pytest.fixture(scope="module")
 def worker(llama: Path) -> Iterator[Any]:
     with workers.working(llama) as made:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,19 @@ def test_models_are_described(server: Any, client: Any, llama: Path) -> None:
     assert client.show("bert").capabilities == ["embedding"]
     assert ask(server, "/api/version") == (200, {"version": mpool.__version__})
     assert str(llama) not in json.dumps([ask(server, "/api/tags"), ask(server, "/api/show", {"name": "llama"})])
+
+
+def test_ps_reports_memory_and_the_time_left(server: Any, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is that of weights and caches. A model that has been idle for 3,000 of 7,200 s has 4,200 s left."""
+    client.embeddings("bert", "x", keep_alive=7200)
+    found = {row.key: row for row in server.state.pool.ps()}
+    key = str(server.state.models.all()[1].model.key)
+    assert found[key].capability == "text_embedding" and found[key].keep_alive == 7200 and found[key].engine_bytes > 0
+    idle_row = replace(found[key], idle_seconds=3000.0)
+    monkeypatch.setattr(type(server.state.pool), "ps", lambda _: [idle_row])
+    row, = client.ps().models
+    assert row.size == idle_row.model_bytes + idle_row.engine_bytes
+    assert row.expires_at.timestamp() - time.time() == pytest.approx(4200, abs=60)
 
 
 def test_loading_unloading_and_keep_alive(server: Any, client: Any) -> None:

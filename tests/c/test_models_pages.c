@@ -1,0 +1,164 @@
+/* Pages of a load: each page of the weights file is read at most once, and packed weights lie in huge pages. */
+#include "base/sys.h"
+
+#ifdef MP_SEAM
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/options.h"
+#include "model_fixture.h"
+
+/* --- the weights file: a page without access counts its next use --- */
+
+enum { PAGES_MOST = 8192 };
+static uint8_t *file_data;
+static size_t file_bytes, page;
+static _Atomic bool closed_page[PAGES_MOST];
+static _Atomic int uses[PAGES_MOST];
+
+static void use_page(size_t at) {
+    if (atomic_exchange(&closed_page[at], false))
+        atomic_fetch_add(&uses[at], 1);
+    mprotect(file_data + at * page, page, PROT_READ);
+}
+
+static void on_fault(int number, siginfo_t *info, void *context) {
+    (void)context;
+    size_t at = (size_t)((uint8_t *)info->si_addr - file_data);
+    if (!file_data || at >= file_bytes) {
+        signal(number, SIG_DFL);
+        return; /* the instruction runs again and ends the process */
+    }
+    use_page(at / page);
+}
+
+static void close_pages(size_t from, size_t bytes) {
+    mprotect(file_data + from, bytes, PROT_NONE);
+    for (size_t at = from / page; at * page < from + bytes; at++)
+        atomic_store(&closed_page[at], true);
+}
+
+static void *watched_mmap(size_t bytes, int fd) {
+    void *data = mp_sys_real.mmap(bytes, fd);
+    MP_CHECK(data != MAP_FAILED && !file_data && bytes <= PAGES_MOST * page);
+    file_data = data;
+    file_bytes = bytes;
+    close_pages(0, bytes);
+    return data;
+}
+
+/* --- advice --- */
+
+static _Atomic int huge_calls;
+static uint8_t *huge_begin;
+static size_t huge_bytes;
+
+static int watched_madvise(void *data, size_t bytes, int advice) {
+    size_t from = (size_t)((uint8_t *)data - file_data);
+    bool of_file = file_data && from < file_bytes;
+    int result = mp_sys_real.madvise(data, bytes, advice);
+    if (of_file && advice == MADV_DONTNEED)
+        close_pages(from, bytes);
+    else if (of_file && advice != MADV_WILLNEED) /* MADV_POPULATE_READ */
+        for (size_t at = from / page; at * page < from + bytes; at++)
+            use_page(at);
+    else if (advice == MADV_HUGEPAGE) {
+        atomic_fetch_add(&huge_calls, 1);
+        huge_begin = data;
+        huge_bytes = bytes;
+    }
+    return result;
+}
+
+/* Returns true if the kernel was told to use huge pages for the mapping at this address. */
+static bool wants_huge(const void *address) {
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    char line[512];
+    bool inside = false, found = false;
+    MP_CHECK(maps);
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long begin, end;
+        if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
+            inside = (uintptr_t)address >= begin && (uintptr_t)address < end;
+        else if (inside && strncmp(line, "VmFlags:", 8) == 0)
+            found = strstr(line, " hg") != NULL;
+    }
+    fclose(maps);
+    return found;
+}
+
+static void load(tiny_model *tiny, mp_spec *spec, mp_compute compute, const char *pack_on_use_mb) {
+    mp_error error;
+    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    page = (size_t)sysconf(_SC_PAGESIZE);
+    setenv("MPOOL_PACK_ON_USE_MB", pack_on_use_mb, 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    sigaction(SIGSEGV, &action, NULL);
+    mp_sys_table.mmap = watched_mmap;
+    mp_sys_table.madvise = watched_madvise;
+    tiny_load(tiny, spec, compute, 3);
+}
+
+/* Every page was read at most once, and most were read: loads that read nothing would pass otherwise. */
+static void check_pages(void) {
+    size_t pages = (file_bytes + page - 1) / page, read = 0;
+    for (size_t at = 0; at < pages; at++) {
+        if (atomic_load(&uses[at]) > 1)
+            MP_FAIL("page %zu of %zu was read %d times", at, pages, atomic_load(&uses[at]));
+        read += (size_t)atomic_load(&uses[at]);
+    }
+    MP_CHECK(pages > 10 && read > pages / 2);
+}
+
+static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q4_K, MP_Q6_K};
+static const mp_dtype floats[] = {MP_F32};
+
+MP_TEST(models_pages_of_packed_floats_are_read_once) {
+    tiny_model tiny;
+    load(&tiny, tiny_decoder_spec(floats, 1, 5), MP_COMPUTE_BF16, "1048576");
+    check_pages();
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_pages_of_packed_quantised_weights_are_read_once) {
+    tiny_model tiny;
+    load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "1048576");
+    check_pages();
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_pages_of_mapped_weights_are_read_once) {
+    tiny_model tiny;
+    load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0");
+    check_pages();
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_pages_of_an_encoder_are_read_once) {
+    tiny_model tiny;
+    load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_AUTO, "1048576");
+    check_pages();
+    tiny_unload(&tiny);
+}
+
+/* One request covers all packed weights, in one mapping that starts at a huge page. */
+MP_TEST(models_pages_of_packed_weights_are_huge) {
+    enum { HUGE_PAGE = 2 << 20 };
+    tiny_model tiny;
+    load(&tiny, tiny_decoder_spec(floats, 1, 5), MP_COMPUTE_F32, "1048576");
+    size_t charged = tiny.model->ops->bytes(tiny.model);
+    MP_CHECK_INT(huge_calls, 1);
+    MP_CHECK(huge_bytes <= charged && huge_bytes + 2 * page > charged);
+    if (access("/sys/kernel/mm/transparent_hugepage/enabled", F_OK) == 0)
+        MP_CHECK(wants_huge(huge_begin));
+#if !defined(__SANITIZE_ADDRESS__)
+    MP_CHECK_INT((uintptr_t)(huge_begin - page) % HUGE_PAGE, 0); /* the first page has the header of mp_alloc */
+#endif
+    tiny_unload(&tiny);
+}
+
+#endif

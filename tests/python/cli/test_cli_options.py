@@ -1,0 +1,156 @@
+"""Every option of a command reaches the library, and a command without options passes the documented defaults. The
+library is a recorder here; test_cli.py runs the commands with models."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpool.cli import capturing, embedding, talking
+from mpool.cli.parser import make_parser
+from mpool.tasks.sampling import TABLE
+
+#: Sampling options as arguments -> as options of the library.
+SAMPLED: dict[str, tuple[list[str], Any]] = {
+    "temperature": (["--temperature", "0.3"], 0.3), "top_k": (["--top-k", "7"], 7), "top_p": (["--top-p", "0.4"], 0.4),
+    "min_p": (["--min-p", "0.2"], 0.2), "repetition_penalty": (["--repetition-penalty", "1.5"], 1.5),
+    "presence_penalty": (["--presence-penalty", "0.5"], 0.5),
+    "frequency_penalty": (["--frequency-penalty", "0.6"], 0.6), "max_tokens": (["--max-tokens", "9"], 9),
+    "min_tokens": (["--min-tokens", "2"], 2), "seed": (["--seed", "11"], 11), "ignore_eos": (["--ignore-eos"], True),
+    "stop": (["--stop", "a", "--stop", "b"], ["a", "b"]),
+    "stop_token_ids": (["--stop-token-id", "3", "--stop-token-id", "4"], [3, 4]),
+    "logit_bias": (["--logit-bias", "5=1.5"], {"5": 1.5})}
+GIVEN = [part for arguments, _ in SAMPLED.values() for part in arguments]
+SAMPLING = {name: value for name, (_, value) in SAMPLED.items()}
+
+
+class Recorder:
+    """A pool, model and stream that records calls: (name, arguments, options)."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.key = "model"
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Any:
+        return iter([SimpleNamespace(text="text", reasoning="")])
+
+    def close(self) -> None:
+        """Do nothing: the interface of a stream."""
+
+    def result(self) -> Any:
+        """Return a completion."""
+        return SimpleNamespace(text="text", usage=SimpleNamespace(completion_tokens=1))
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.calls.append((name, arguments, options))
+            if name == "embed_iter":
+                return iter([np.zeros((len(list(arguments[0])), 2), np.float32)])
+            if name.startswith("embed"):
+                return np.zeros((len(arguments[0]), 2), np.float32)
+            return self if options.get("stream") or name == "load" else self.result()
+
+        return call
+
+
+def last_call(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "") -> tuple[str, Any, dict[str, Any]]:
+    """Run a command with a recorder. Check that the model was loaded with the compute type. Return the last call."""
+    recorder = Recorder()
+    for module in (talking, embedding, capturing):
+        monkeypatch.setattr(module, "make_pool", lambda _: recorder)
+    monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+    parsed = make_parser().parse_args(arguments)
+    assert parsed.run(parsed) == 0
+    assert recorder.calls[0][0] == "load" and recorder.calls[0][2]["compute"] == parsed.compute
+    return recorder.calls[-1]
+
+
+def test_every_sampling_option_is_here() -> None:
+    assert {*SAMPLED, "n", "logprobs", "top_logprobs"} >= set(TABLE)
+
+
+@pytest.mark.parametrize("command, name", [(["generate", "-m", "x", "p"], "generate"),
+                                           (["vision", "-m", "x", "-i", "a.png", "p"], "vision"),
+                                           (["chat", "-m", "x"], "chat")])
+def test_options_of_text(monkeypatch: pytest.MonkeyPatch, command: list[str], name: str) -> None:
+    more = {"generate": {"parse_special": True}, "vision": {"allow_urls": True}, "chat": {}}[name]
+    flags = ["--" + flag.replace("_", "-") for flag in more]
+    called, _, options = last_call(monkeypatch, *command, *GIVEN, *flags, "--compute", "float32", stdin="Hi\n")
+    assert (called, options) == (name, {**SAMPLING, **more, "compute": "float32", "stream": True})
+    called, _, options = last_call(monkeypatch, *command, stdin="Hi\n")
+    assert (called, options) == (name, {**dict.fromkeys(more, False), "compute": "auto", "stream": True})
+
+
+def test_chat_keeps_the_system_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``/clear`` deletes the conversation, not the system message."""
+    _, (messages, _), _ = last_call(monkeypatch, "chat", "-m", "x", "--system", "s", stdin="a\nb\n/clear\nc\n")
+    assert [(message["role"], message["content"]) for message in messages] == [("system", "s"), ("user", "c")]
+
+
+def test_options_of_embed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = ["-o", str(tmp_path / "out.jsonl")]
+    _, (texts, model), options = last_call(monkeypatch, "embed", "-m", "x", "a", "b", *out)
+    assert model == "x" and options == {
+        "task": None, "prompt": None, "prompt_name": None, "dimensions": None, "normalize": None,
+        "precision": "float32", "compute": "auto", "on_error": "raise", "truncate": True, "batch_size": 256,
+        "progress": False}
+    _, _, options = last_call(
+        monkeypatch, "embed", "-m", "x", "a", "--prompt-name", "n", "--dimensions", "3", "--no-normalize",
+        "--precision", "ubinary", "--compute", "int8", "--on-error", "null", "--no-truncate", *out)
+    assert options == {
+        "task": None, "prompt": None, "prompt_name": "n", "dimensions": 3, "normalize": False, "precision": "ubinary",
+        "compute": "int8", "on_error": "null", "truncate": False, "batch_size": 256, "progress": False}
+    _, _, options = last_call(monkeypatch, "embed", "-m", "x", "a", "--task", "query", "--normalize", *out)
+    assert options["task"] == "query" and options["normalize"] is True
+    assert last_call(monkeypatch, "embed", "-m", "x", "a", "--prompt", "p", *out)[2]["prompt"] == "p"
+
+
+def test_options_of_embed_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = ["-o", str(tmp_path / "out.jsonl")]
+    _, _, options = last_call(monkeypatch, "embed-image", "-m", "x", "a.png", *out)
+    assert options == {"dimensions": None, "normalize": None, "precision": "float32", "compute": "auto",
+                       "on_error": "raise", "allow_urls": False, "max_inputs": 1, "progress": False}
+    _, _, options = last_call(
+        monkeypatch, "embed-image", "-m", "x", "a.png", "b.png", "--dimensions", "3", "--no-normalize", "--precision",
+        "int8", "--compute", "float32", "--on-error", "null", "--allow-urls", *out)
+    assert options == {"dimensions": 3, "normalize": False, "precision": "int8", "compute": "float32",
+                       "on_error": "null", "allow_urls": True, "max_inputs": 2, "progress": False}
+
+
+def test_options_of_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, ...]] = []
+
+    class Capture:
+        """Records its options."""
+
+        written, dropped, path = 1, 0, "a.jsonl"
+
+        def __init__(self, out: str, **options: Any) -> None:
+            made.append((out, options))
+
+        def job(self, name: str | None) -> Any:
+            """Return a marker for the job."""
+            return "job", name
+
+        def flush(self) -> None:
+            """Do nothing."""
+
+    monkeypatch.setattr("mpool.tasks.captures.Capture", Capture)
+    command = ["capture", "-m", "x", "-p", "p", "-o", "a.jsonl"]
+    _, _, options = last_call(monkeypatch, *command)
+    assert options == {"temperature": 0, "parse_special": False, "capture": ("job", None)}
+    _, _, options = last_call(monkeypatch, *command, *GIVEN, "--values", "3", "--records", "8", "--job-id", "j",
+                              "--parse-special", "--compute", "float32")
+    assert options == {**SAMPLING, "parse_special": True, "capture": ("job", "j")}
+    assert made == [("a.jsonl", {"values": 10, "records": 1_000_000}), ("a.jsonl", {"values": 3, "records": 8})]
