@@ -1,6 +1,6 @@
 """Build the C core in several variants, run its C tests, and check the project rules.
 
-By default: the variant with failure injection, and a share of the simulator's schedules. ``--builds`` (always in CI) has
+By default: the variant with failure injection, and a tenth of the simulator's schedules. ``--builds`` (always in CI):
 all schedules, the variant of the extension, sanitizers (with failure injection), clang and ARM.
 """
 
