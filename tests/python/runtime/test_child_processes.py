@@ -24,7 +24,7 @@ from mpool import child_processes
 from mpool.child_processes import Children, Source
 from mpool.errors import SpawnFailed, Timeout
 
-from childprograms import LIMITS, alive, forked, pids, program, states
+from childprograms import LIMITS, alive, end, forked, pids, program, states
 
 ENDLESS = "while True: pass"
 
@@ -43,10 +43,8 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
     yield make
     for one in made:
-        for child in one._all:
-            child.end()
-        one.renew()
-    until(lambda: set(states()) <= before)
+        end(one)
+    until(lambda: [process.poll() for process in child_processes._unreaped] is not None and set(states()) <= before)
     until(lambda: len(os.listdir("/proc/self/fd")) <= len(files))
 
 
