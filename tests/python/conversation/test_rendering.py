@@ -22,7 +22,7 @@ from mpool.errors import SpawnFailed, TemplateError, Timeout
 from mpool.tokenizers import limits
 
 import childprograms
-from childprograms import alive, forked, states
+from childprograms import alive, end, forked, states
 
 USER = [{"role": "user", "content": "hi"}]
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -44,8 +44,7 @@ def renderers(monkeypatch: pytest.MonkeyPatch) -> Iterator[rendering.Renderers]:
     made = rendering.Renderers()
     monkeypatch.setattr(rendering, "_renderers", made)
     yield made
-    made.children.__del__()
-    made.children.renew()
+    end(made.children)
 
 
 def pids(made: rendering.Renderers) -> list[int]:

@@ -62,6 +62,14 @@ def pids(children: Children) -> list[int]:
     return [child.process.pid for child in children._all]
 
 
+def end(children: Children) -> None:
+    """End all children. Those that do not end in time are reaped later."""
+    for child in children._all:
+        child.end()
+    children._all.clear()
+    children._idle.clear()
+
+
 def states(parent: int | None = None) -> dict[int, str]:
     """Return the state of each child process of a process by its process id; "Z" is a zombie."""
     found = {}

@@ -24,7 +24,7 @@ from mpool import child_processes
 from mpool.child_processes import Children, Source
 from mpool.errors import SpawnFailed, Timeout
 
-from childprograms import LIMITS, alive, forked, pids, program, states
+from childprograms import LIMITS, alive, end, forked, pids, program, states
 
 ENDLESS = "while True: pass"
 
@@ -43,17 +43,15 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
     yield make
     for one in made:
-        for child in one._all:
-            child.end()
-        one.renew()
-    until(lambda: set(states()) <= before)
+        end(one)
+    until(lambda: [process.poll() for process in child_processes._unreaped] is not None and set(states()) <= before)
     until(lambda: len(os.listdir("/proc/self/fd")) <= len(files))
 
 
 def until(met: Callable[[], Any], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not met():
-        assert time.monotonic() < end, "the condition is still false"
+        assert time.monotonic() < end, f"the condition is still false; child processes: {states()}"
         time.sleep(0.002)
 
 
@@ -337,16 +335,6 @@ def test_start_does_not_wait(children: Any) -> None:
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
-
-def test_two_threads_use_two_children_at_once(children: Any, tmp_path: Path) -> None:
-    """Each waits for the other one; with one child at most, one after the other."""
-    meet = "os.mkdir(value); until(value[:-1] + bytes([97 + 98 - value[-1]]))"
-    made = children(answer=meet, most=2)
-    names = [os.fsencode(tmp_path / "meet_") + end for end in (b"a", b"b")]
-    for work in [Thread(ask, made, name) for name in names]:
-        assert work.ended().result is not None
-    assert len(pids(made)) == 2
-
 
 def test_threads_share_one_child(children: Any) -> None:
     made = children()
