@@ -15,9 +15,17 @@ static double seconds(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+/* MPOOL_SIM_PERCENT: the share of a test's schedules to run, default 100. */
+static int share_of(int count) {
+    const char *text = getenv("MPOOL_SIM_PERCENT");
+    int share = text ? (int)(count * atof(text) / 100) : count;
+    return share > 0 ? share : 1;
+}
+
 static void run(const char *name, int count) {
     const sim_world *world = sim_world_find(name);
     MP_CHECK(world != NULL);
+    count = share_of(count);
     double begun = seconds();
     uint64_t steps = sim_world_run(world, 1, count);
     double took = seconds() - begun;
@@ -60,6 +68,7 @@ MP_TEST_SECONDS(sim_world_maintenance_alone, 60) { run("ticks", 3000); }
 /* All schedules of tiny cases. */
 static void exhaust(const char *name, uint64_t seed, int depth, int most) {
     double begun = seconds();
+    most = share_of(most);
     int count = sim_world_exhaust(sim_world_find(name), seed, depth, most);
     printf("sim: %s %llu: %s%d schedules with at most %d preemptions, %.0f schedules/s of CPU\n", name,
            (unsigned long long)seed, count < most ? "all " : "the first ", count, depth, count / (seconds() - begun));
