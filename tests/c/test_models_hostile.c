@@ -62,3 +62,87 @@ MP_TEST_SECONDS(models_hostile_corpus, 120) {
     closedir(folder);
     MP_CHECK(count > 0);
 }
+
+/* Copy a spec without tensor number `missing`, or with `fewer` rows less of it. */
+static mp_spec *spec_without(const mp_spec *from, int missing, int fewer) {
+    mp_error error;
+    mp_spec *spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_set_architecture(spec, mp_spec_architecture(from), &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(spec, mp_spec_file(from, 0), &error), &error);
+    for (int i = 0; i < mp_spec_value_count(from); i++) {
+        const char *key;
+        const mp_value *value = mp_spec_value_at(from, i, &key);
+        MP_CHECK_OK(mp_spec_set(spec, key, value, &error), &error);
+    }
+    for (int i = 0; i < mp_spec_tensor_count(from); i++) {
+        mp_tensor_entry entry = *mp_spec_tensor_at(from, i);
+        if (i == missing && fewer) {
+            entry.nbytes -= entry.nbytes / (uint64_t)entry.shape[0] * (uint64_t)fewer;
+            entry.shape[0] -= fewer;
+        }
+        if (i != missing || fewer)
+            MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
+    }
+    if (mp_spec_tokens(from))
+        MP_CHECK_OK(mp_spec_set_tokens(spec, mp_spec_tokens(from), &error), &error);
+    mp_spec_freeze(spec);
+    return spec;
+}
+
+static mp_status load_only(mp_spec *spec, mp_compute compute, mp_error *error) {
+    mp_team *team;
+    mp_loader loader = {0};
+    mp_model *model = NULL;
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_lease lease;
+    MP_CHECK_OK(mp_team_create(0, &team, error), error);
+    mp_team_lease(team, 1, &lease);
+    mp_status status = mp_model_loader(spec, compute, &loader, error);
+    if (status == MP_OK)
+        status = loader.ops->load(loader.self, &lease, &budget, NULL, &model, error);
+    if (model)
+        model->ops->destroy(model);
+    if (loader.ops)
+        loader.ops->destroy(loader.self);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+    mp_spec_unpin(spec);
+    return status;
+}
+
+/* Tensors without which a model is complete: biases of these families, and the second token type. */
+static bool is_optional(const mp_spec *spec, const char *name) {
+    return strcmp(name, "padding") == 0 ||
+           (strcmp(mp_spec_architecture(spec), "bert") == 0 &&
+            (strcmp(name, "token_types.weight") == 0 || strstr(name, "norm.bias") ||
+             strcmp(name, "dense.0.bias") == 0)) ||
+           strcmp(name, "blk.1.attn_output.bias") == 0;
+}
+
+/* A model without one of its tensors, or with a tensor that lacks a row, is refused with a typed error. It names the
+ * tensor, or the one that does not fit without it. */
+MP_TEST_SECONDS(models_hostile_missing_tensors, 60) {
+    mp_error error;
+    int tried = 0, named = 0;
+    begin();
+    for (int kind = 0; kind < HOSTILE_KINDS; kind++) {
+        const mp_spec *base = hostile_base_of(kind)->spec;
+        for (int t = 0; t < mp_spec_tensor_count(base); t++) {
+            const char *name = mp_spec_tensor_at(base, t)->name;
+            if ((strncmp(name, "blk.", 4) == 0 && strncmp(name, "blk.1.", 6) != 0) || is_optional(base, name))
+                continue;
+            for (int fewer = 0; fewer < 2; fewer++) {
+                const bool is_bert = strcmp(mp_spec_architecture(base), "bert") == 0;
+                if (fewer && is_bert && strcmp(name, "token_embd.weight") == 0)
+                    continue; /* a smaller vocabulary */
+                const mp_status status = load_only(spec_without(base, t, fewer), MP_COMPUTE_AUTO, &error);
+                if (status != MP_FORMAT && status != MP_UNSUPPORTED)
+                    MP_FAIL("%s %s %s: status %d", mp_spec_architecture(base), fewer ? "with a shorter" : "without",
+                            name, status);
+                tried++;
+                named += strcmp(error.field, name) == 0;
+            }
+        }
+    }
+    MP_CHECK(tried > 200 && named >= tried - 12);
+}
