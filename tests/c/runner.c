@@ -4,8 +4,8 @@
  *            [--first-failure]
  *
  * --limit replaces the limit of every test, and --slow multiplies it. --first-failure starts no test after one has
- * failed. --verbose prints the passed tests with their wall and CPU seconds. The exit code is 0 if no test failed and at least
- * one ran. */
+ * failed. --verbose prints the passed tests with their wall and CPU seconds. The exit code is 0 if no test failed and
+ * at least one ran. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
