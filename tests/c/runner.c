@@ -1,9 +1,11 @@
 /* runner.c: runs the tests that mp_test.h registered.
  *
- *     runner [--list] [--only prefix]... [--jobs n] [--verbose] [--slow factor]
+ *     runner [--list] [--only prefix]... [--test name]... [--jobs n] [--verbose] [--slow factor] [--limit seconds]
+ *            [--first-failure]
  *
- * --verbose prints the passed tests with their wall and CPU seconds. The exit code is 0 if no test failed and at least
- * one ran. */
+ * --limit replaces the limit of every test, and --slow multiplies it. --first-failure starts no test after one has
+ * failed. --verbose prints the passed tests with their wall and CPU seconds. The exit code is 0 if no test failed and
+ * at least one ran. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -20,7 +22,7 @@
 
 #include "mp_test.h"
 
-enum { EXIT_SKIPPED = 77, MAX_JOBS = 16, MAX_PREFIXES = 16 };
+enum { EXIT_SKIPPED = 77, MAX_JOBS = 16, MAX_CHOSEN = 1024 };
 
 static mp_test *tests;
 static const mp_test *running;
@@ -176,32 +178,47 @@ static void finish(job *j, int status, const struct rusage *used, bool verbose, 
     j->pid = 0;
 }
 
-static bool wanted(const mp_test *test, const char **prefixes, int count) {
+typedef struct choice {
+    const char *name;
+    bool is_prefix;
+} choice;
+
+static bool wanted(const mp_test *test, const choice *chosen, int count) {
     for (int i = 0; i < count; i++)
-        if (strncmp(test->name, prefixes[i], strlen(prefixes[i])) == 0)
+        if (chosen[i].is_prefix ? strncmp(test->name, chosen[i].name, strlen(chosen[i].name)) == 0
+                                : strcmp(test->name, chosen[i].name) == 0)
             return true;
     return count == 0;
 }
 
 int main(int argc, char **argv) {
-    bool list = false, verbose = false;
-    int job_count = 1, prefix_count = 0;
-    double slow = 1;
-    const char *prefixes[MAX_PREFIXES];
+    bool list = false, verbose = false, first_failure = false;
+    int job_count = 1, chosen_count = 0;
+    double slow = 1, limit = 0;
+    static choice chosen[MAX_CHOSEN];
     for (int i = 1; i < argc; i++) {
         bool more = i + 1 < argc;
         if (strcmp(argv[i], "--list") == 0)
             list = true;
         else if (strcmp(argv[i], "--verbose") == 0)
             verbose = true;
-        else if (strcmp(argv[i], "--only") == 0 && more && prefix_count < MAX_PREFIXES)
-            prefixes[prefix_count++] = argv[++i];
+        else if (strcmp(argv[i], "--only") == 0 && more && chosen_count < MAX_CHOSEN)
+            chosen[chosen_count++] = (choice){argv[++i], true};
+        else if (strcmp(argv[i], "--test") == 0 && more && chosen_count < MAX_CHOSEN)
+            chosen[chosen_count++] = (choice){argv[++i], false};
+        else if (strcmp(argv[i], "--first-failure") == 0)
+            first_failure = true;
+        else if (strcmp(argv[i], "--limit") == 0 && more)
+            limit = atof(argv[++i]);
         else if (strcmp(argv[i], "--jobs") == 0 && more)
             job_count = atoi(argv[++i]);
         else if (strcmp(argv[i], "--slow") == 0 && more)
             slow = atof(argv[++i]);
         else {
-            fprintf(stderr, "usage: %s [--list] [--only prefix]... [--jobs n] [--verbose] [--slow factor]\n", argv[0]);
+            fprintf(stderr,
+                    "usage: %s [--list] [--only prefix]... [--test name]... [--jobs n] [--verbose] [--slow factor] "
+                    "[--limit seconds] [--first-failure]\n",
+                    argv[0]);
             return 2;
         }
     }
@@ -214,7 +231,7 @@ int main(int argc, char **argv) {
         }
     if (list) {
         for (const mp_test *test = tests; test; test = test->next)
-            if (wanted(test, prefixes, prefix_count))
+            if (wanted(test, chosen, chosen_count))
                 printf("%s\n", test->name);
         return 0;
     }
@@ -227,8 +244,8 @@ int main(int argc, char **argv) {
         int busy = 0;
         for (int i = 0; i < job_count; i++) {
             job *j = &jobs[i];
-            while (!j->pid && next) {
-                if (wanted(next, prefixes, prefix_count))
+            while (!j->pid && next && !(first_failure && t.failed)) {
+                if (wanted(next, chosen, chosen_count))
                     start(j, next);
                 next = next->next;
             }
@@ -239,13 +256,13 @@ int main(int argc, char **argv) {
             struct rusage used;
             if (wait4(j->pid, &status, WNOHANG, &used) == j->pid) {
                 finish(j, status, &used, verbose, &t);
-            } else if (!j->killed && now() - j->started > j->test->seconds * slow) {
+            } else if (!j->killed && now() - j->started > (limit > 0 ? limit : j->test->seconds) * slow) {
                 j->killed = true;
                 kill(-j->pid, SIGKILL);
                 kill(j->pid, SIGKILL);
             }
         }
-        if (!busy && !next)
+        if (!busy && (!next || (first_failure && t.failed)))
             break;
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }

@@ -1,6 +1,7 @@
 /* The numeric contract: tokens, logits and capture records have the same bits for any prefill slices, batch mates,
  * number of threads, preemption, prefix-cache hits and drafts. */
 #include "model_fixture.h"
+#include "recorded_fixture.h"
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
 
@@ -246,6 +247,94 @@ MP_TEST_SECONDS(models_contract_float32, 120) {
 MP_TEST_SECONDS(models_contract_bfloat16, 120) {
     static const mp_dtype types[] = {MP_F32};
     check_contract(types, 1, MP_COMPUTE_BF16);
+}
+
+/* The logits of a prompt of 33 tokens, and the log probabilities of four greedy tokens with nine alternatives each. */
+static bool decoder_is_recorded(const char *what, const tiny_kind *kind, mp_dtype type, mp_compute compute,
+                                const double *recorded, double tolerance) {
+    enum { PROMPT = 33, GREEDY = 4, TOP = 9 };
+    static float values[PROMPT * TINY_VOCAB];
+    int32_t prompt[PROMPT];
+    tiny_model tiny;
+    tiny_job job;
+    char name[64];
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = i * 37 % TINY_VOCAB;
+    const mp_text_args args = {
+        .n_prompt = PROMPT,
+        .prompt = prompt,
+        .n_choices = 1,
+        .want_prompt_logits = true,
+        .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = GREEDY, .logprobs = TOP, .ignore_eos = true},
+    };
+    tiny_load(&tiny, tiny_decoder_spec_as(kind, &type, 1, 42, -1), compute, 1);
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    tiny_job_finish(&tiny, &job);
+    memcpy(values, job.call->prompt_logits, sizeof values);
+    snprintf(name, sizeof name, "%s, logits", what);
+    bool same = recorded_is(name, values, PROMPT * TINY_VOCAB, recorded[0], tolerance);
+    const mp_choice *choice = &job.call->choices[0];
+    for (int t = 0; t < GREEDY; t++)
+        for (int i = 0; i < TOP; i++)
+            values[t * TOP + i] = choice->top_logprobs[t * TOP + i];
+    for (int t = 0; t < GREEDY; t++)
+        values[GREEDY * TOP + t] = choice->tokens[t].logprob;
+    snprintf(name, sizeof name, "%s, log probabilities", what);
+    same = recorded_is(name, values, GREEDY * TOP + GREEDY, recorded[1], tolerance) && same;
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+    return same;
+}
+
+MP_TEST(models_contract_recorded) {
+    static const struct {
+        tiny_kind kind;
+        double recorded[2];
+    } kinds[] = {
+        {{.arch = "llama"}, {-143.7138, 32.3465}},
+        {{.arch = "llama", .window = 9}, {-98.67845, 15.6966}},
+        {{.arch = "qwen3", .head_norms = true}, {150.4037, 26.69991}},
+        {{.arch = "gemma3", .window = 9, .head_norms = true, .output_norms = true, .scaled = true},
+         {-93.18233, 19.35163}},
+        {{.arch = "qwen3moe", .head_norms = true, .experts = 6}, {-5.987361, 39.15471}},
+        {{.arch = "gpt_oss", .window = 9, .experts = 5, .biased = true}, {-236.4597, 53.92242}},
+        {{.arch = "deepseek2", .experts = 6, .latents = true}, {163.4323, 28.08222}},
+        {{.arch = "phi3", .long_from = 180}, {-23.23154, 37.33223}},
+        {{.arch = "phi3", .long_from = 20}, {25.80075, 34.44707}},
+    };
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        wrong += !decoder_is_recorded(kinds[i].kind.arch, &kinds[i].kind, MP_F32, MP_COMPUTE_F32, kinds[i].recorded,
+                                      RECORDED_FLOATS);
+    MP_CHECK_INT(wrong, 0);
+}
+
+MP_TEST(models_contract_recorded_types) {
+    static const struct {
+        mp_dtype type;
+        mp_compute compute;
+        double recorded[2];
+    } types[] = {
+        {MP_F32, MP_COMPUTE_BF16, {-143.2917, 32.62036}},
+        {MP_F32, MP_COMPUTE_I8, {-137.8431, 29.88315}},
+        {MP_Q8_0, MP_COMPUTE_AUTO, {357.8084, 19.44628}},
+        {MP_Q4_0, MP_COMPUTE_AUTO, {47.26178, 33.76325}},
+        {MP_Q4_1, MP_COMPUTE_AUTO, {662.4694, 31.29395}},
+        {MP_Q5_0, MP_COMPUTE_AUTO, {42.09634, 29.75223}},
+        {MP_Q5_1, MP_COMPUTE_AUTO, {1329.522, 25.19552}},
+        {MP_Q2_K, MP_COMPUTE_AUTO, {15.7414, 35.62728}},
+        {MP_Q3_K, MP_COMPUTE_AUTO, {-5.88872, 36.8394}},
+        {MP_Q4_K, MP_COMPUTE_AUTO, {1570.96, 18.57922}},
+        {MP_Q5_K, MP_COMPUTE_AUTO, {1602.383, 18.46966}},
+        {MP_Q6_K, MP_COMPUTE_AUTO, {-162.2041, 19.16073}},
+    };
+    const tiny_kind llama = {.arch = "llama"};
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        wrong += !decoder_is_recorded(mp_dtype_get(types[i].type)->name, &llama, types[i].type, types[i].compute,
+                                      types[i].recorded, RECORDED_ROUNDED);
+    MP_CHECK_INT(wrong, 0);
 }
 
 /* Results have the same bits under every instruction set, except in bfloat16, which is not tested here. */

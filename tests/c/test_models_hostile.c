@@ -5,6 +5,7 @@
 
 #include "base/options.h"
 #include "hostile_fixture.h"
+#include "missing_fixture.h"
 
 static void begin(void) {
     mp_error error;
@@ -61,4 +62,41 @@ MP_TEST_SECONDS(models_hostile_corpus, 120) {
     }
     closedir(folder);
     MP_CHECK(count > 0);
+}
+
+/* Tensors without which a model is complete: biases of these families, and the second token type. */
+static bool is_optional(const mp_spec *spec, const char *name) {
+    return strcmp(name, "padding") == 0 ||
+           (strcmp(mp_spec_architecture(spec), "bert") == 0 &&
+            (strcmp(name, "token_types.weight") == 0 || strstr(name, "norm.bias") ||
+             strcmp(name, "dense.0.bias") == 0)) ||
+           strcmp(name, "blk.1.attn_output.bias") == 0;
+}
+
+/* A model without one of its tensors, or with a tensor that lacks a row, is refused with a typed error. It names the
+ * tensor, or the one that does not fit without it. */
+MP_TEST_SECONDS(models_hostile_missing_tensors, 60) {
+    mp_error error;
+    int tried = 0, named = 0;
+    begin();
+    for (int kind = 0; kind < HOSTILE_KINDS; kind++) {
+        const mp_spec *base = hostile_base_of(kind)->spec;
+        for (int t = 0; t < mp_spec_tensor_count(base); t++) {
+            const char *name = mp_spec_tensor_at(base, t)->name;
+            if ((strncmp(name, "blk.", 4) == 0 && strncmp(name, "blk.1.", 6) != 0) || is_optional(base, name))
+                continue;
+            for (int fewer = 0; fewer < 2; fewer++) {
+                const bool is_bert = strcmp(mp_spec_architecture(base), "bert") == 0;
+                if (fewer && is_bert && strcmp(name, "token_embd.weight") == 0)
+                    continue; /* a smaller vocabulary */
+                const mp_status status = load_only(spec_without(base, t, fewer), MP_COMPUTE_AUTO, &error);
+                if (status != MP_FORMAT && status != MP_UNSUPPORTED)
+                    MP_FAIL("%s %s %s: status %d", mp_spec_architecture(base), fewer ? "with a shorter" : "without",
+                            name, status);
+                tried++;
+                named += strcmp(error.field, name) == 0;
+            }
+        }
+    }
+    MP_CHECK(tried > 200 && named >= tried - 12);
 }

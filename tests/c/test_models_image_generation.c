@@ -2,6 +2,7 @@
  * any step length, after a preemption and under a tight budget; failing allocations. */
 #include "models/diffusion/schedule.h"
 #include "image_generation_fixture.h"
+#include "recorded_fixture.h"
 
 typedef struct way { /* how to run a request */
     uint64_t budget_ns;
@@ -78,6 +79,61 @@ MP_TEST_SECONDS(models_image_generation_contract, 120) {
             MP_CHECK(hash_of_images(flux, classes[c], 2, &all) == hash);
             MP_CHECK(hash_of_images(flux, classes[c], 3, &blocks) == hash);
         }
+}
+
+/* Pixels, latents of every step, and the text encoders' results of one image. */
+static int image_is_recorded(bool flux, mp_compute compute, const double *recorded, double tolerance) {
+    tiny_model tiny;
+    mp_error error;
+    mp_item item = {0}, *items[1] = {&item};
+    uint64_t cost;
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny_load(&tiny, pipeline(flux), compute, 1);
+    MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+    do {
+        tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+    const mp_image_generation_request *call = (const mp_image_generation_request *)item.request;
+    const size_t pixels = 4 * HIGH * WIDE * 3, latents = CHANNELS * HIGH * WIDE, texts = (size_t)call->n_texts;
+    static float previews[4 * HIGH * WIDE * 3 * STEPS];
+    for (size_t i = 0; i < (size_t)call->n_previews * pixels; i++)
+        previews[i] = (float)((const uint8_t *)call->previews)[i];
+    const struct {
+        const char *what;
+        const float *values;
+        size_t count;
+    } seen[] = {{"pixels", call->pixels, pixels},
+                {"previews", previews, (size_t)call->n_previews * pixels},
+                {"latents", call->history, STEPS * latents},
+                {"pooled", call->pooled, texts * (size_t)call->pooled_width},
+                {"texts", call->texts, texts * (size_t)call->text_rows * (size_t)call->text_width}};
+    int wrong = 0;
+    for (int i = 0; i < 5; i++)
+        wrong += !recorded_is(seen[i].what, seen[i].values, seen[i].count, recorded[i], tolerance);
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_request_destroy(item.request);
+    tiny_unload(&tiny);
+    return wrong;
+}
+
+MP_TEST(models_image_generation_recorded) {
+    static const double recorded[2][2][5] = { /* float32, bfloat16 */
+        {{-8.757631, -2153.739, -11.50718, -1.609467, -14.45786},
+         {-8.738411, -2152.758, -11.46677, -1.616057, -14.36226}},
+        {{0.4075822, 141.531, -19.24229, 5.69631, 26.4721},
+         {0.4252935, 154.5546, -19.22894, 5.698674, 26.4249}},
+    };
+    int wrong = 0;
+    for (int flux = 0; flux < 2; flux++) {
+        wrong += image_is_recorded(flux, MP_COMPUTE_F32, recorded[flux][0], 10 * RECORDED_FLOATS);
+        wrong += image_is_recorded(flux, MP_COMPUTE_BF16, recorded[flux][1], 5 * RECORDED_ROUNDED);
+    }
+    MP_CHECK_INT(wrong, 0);
 }
 
 /* The text encoders' results are cached: a second request with the same text takes fewer steps, by the number of

@@ -8,6 +8,7 @@
 #include "models/decoder/engine.h"
 #include "models/vision/vision.h"
 #include "vision_fixture.h"
+#include "recorded_fixture.h"
 #include "speculation_fixture.h"
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
@@ -160,6 +161,38 @@ MP_TEST_SECONDS(models_vision_contract_axial, 300) {
     static const mp_dtype floats[] = {MP_F32};
     tile_rows = ROWS / 4;
     check_contract(&axial_kind, floats, 1, MP_COMPUTE_F32);
+}
+
+/* The logits of a prompt with an image, and of one with two images. */
+static int vision_is_recorded(const tiny_kind *kind, const double *recorded) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    int wrong = 0;
+    tiny_load(&tiny, tiny_decoder_spec_as(kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    for (int i = 0; i < 2; i++) {
+        tiny_job jobs[ITEMS] = {{0}};
+        mp_item *items[1] = {&jobs[0].item};
+        mp_plan plan;
+        make_job(&tiny, &jobs[0], 2 * i); /* items 0 and 2 ask for the logits of their prompts */
+        tiny_job_admit(&tiny, &jobs[0]);
+        while (!jobs[0].done) {
+            tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
+            step(&tiny, &plan, jobs, false);
+        }
+        const mp_text_request *call = jobs[0].call;
+        wrong += !recorded_is(kind->arch, call->prompt_logits, (size_t)call->n_prompt * TINY_VOCAB, recorded[i],
+                              RECORDED_FLOATS);
+        mp_request_destroy(&jobs[0].call->base);
+    }
+    tiny_unload(&tiny);
+    return wrong;
+}
+
+MP_TEST(models_vision_recorded) {
+    int wrong = vision_is_recorded(&llava_kind, (double[]){-253.6371, 22.87656});
+    tile_rows = ROWS / 4;
+    wrong += vision_is_recorded(&axial_kind, (double[]){-66.39118, 203.0811});
+    MP_CHECK_INT(wrong, 0);
 }
 
 /* Run one job to its end with at most one part of the image encoder per step; return the number of steps. *cached: out,

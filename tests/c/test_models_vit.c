@@ -4,6 +4,7 @@
 
 #include "grouping_fixture.h"
 #include "models/image/vit.h"
+#include "recorded_fixture.h"
 #include "request_fixture.h"
 
 enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
@@ -160,6 +161,34 @@ MP_TEST_SECONDS(models_vit_contract_float32, 60) { check_grouping("dinov2", fals
 MP_TEST_SECONDS(models_vit_contract_bfloat16, 60) { check_grouping("dinov2", true, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_vit_contract_int8, 60) { check_grouping("dinov2_with_registers", false, MP_COMPUTE_I8); }
 MP_TEST_SECONDS(models_vit_contract_attention_pool, 60) { check_grouping("siglip", false, MP_COMPUTE_F32); }
+
+MP_TEST(models_vit_recorded) {
+    static const struct {
+        family of;
+        mp_compute compute;
+        double recorded, tolerance;
+    } models[] = {
+        {{"dinov2", false}, MP_COMPUTE_F32, 0.3725766, RECORDED_FLOATS},
+        {{"dinov2", true}, MP_COMPUTE_F32, 1.004739, RECORDED_FLOATS},
+        {{"dinov2", false}, MP_COMPUTE_BF16, 0.374071, 5 * RECORDED_ROUNDED},
+        {{"dinov2_with_registers", false}, MP_COMPUTE_F32, 0.2192425, RECORDED_FLOATS},
+        {{"dinov2_with_registers", true}, MP_COMPUTE_I8, -0.115873, 5 * RECORDED_ROUNDED},
+        {{"siglip", false}, MP_COMPUTE_F32, -0.2143169, RECORDED_FLOATS},
+    };
+    enum { SEEN = 4 }; /* images 1 to 3 have other sizes than the position table */
+    static test_images all;
+    static float out[SEEN * WIDTH];
+    int wrong = 0;
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        tiny_model tiny;
+        make_images(&all, strcmp(models[i].of.arch, "siglip") != 0);
+        tiny_load(&tiny, make_family(&models[i].of), models[i].compute, 1);
+        MP_CHECK_INT(run(&tiny, &all, 0, SEEN, UINT64_MAX, out), MP_OUTCOME_DONE);
+        tiny_unload(&tiny);
+        wrong += !recorded_is(models[i].of.arch, out, SEEN * WIDTH, models[i].recorded, models[i].tolerance);
+    }
+    MP_CHECK_INT(wrong, 0);
+}
 
 /* The charge equals the prediction for every compute type, and the scratch is freed after use. */
 MP_TEST(models_vit_memory_is_predicted) {

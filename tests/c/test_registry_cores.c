@@ -79,3 +79,19 @@ MP_TEST(registry_cores_barrier_threads_rise_without_lost_time) {
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
     mp_cpu_allocator_close(allocator);
 }
+
+/* After a change of the number, time that was measured before it does not count. */
+MP_TEST(registry_cores_barrier_threads_are_measured_anew_after_a_change) {
+    mp_cpu_allocator *allocator = four();
+    lend(allocator, 4, 20, 6);
+    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 3);
+    lend(allocator, 3, 9, 0); /* nothing lost, but too short to be conclusive */
+    lend(allocator, 3, 20, 20);
+    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
+    mp_sys_sleep_ns(110u * 1000 * 1000);
+    lend(allocator, 1, 5, 0);
+    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
+    lend(allocator, 1, 5, 0);
+    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 2);
+    mp_cpu_allocator_close(allocator);
+}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -163,7 +164,9 @@ def compile_one(variant: Variant, tree: Path, source: Source, folder: Path | Non
     compiler = build.compiler_of(build.VARIANTS["seam"])
     command = [*compiler, *variant.flags, *source.flags, "-MMD", "-MF", str(target.with_suffix(".d")), "-c", path, "-o",
                str(target)]
-    run = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    # A mutant is compiled once: ccache would only hash and store it.
+    env = {**os.environ, **({"CCACHE_DISABLE": "1"} if folder is not None else {})}
+    run = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     if run.returncode != 0:
         target.unlink(missing_ok=True)
         raise CompileError(run.stderr or run.stdout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,28 +103,29 @@ class CTests:
             out: folder for the runner and its trace.
             say: takes lines of progress.
         """
-        self.kind, self.place, self.say = kind, place, say
-        self.runner, self.trace = out / f"{kind}-runner", out / f"{kind}-trace"
+        self.kind, self.place, self.out, self.say = kind, place, out, say
+        self.runner = out / f"{kind}-runner"
         cbuild.link_runner(variant, {}, self.runner)
         self.lines = blocks.Lines(self.runner, variant.sources)
-        self.env = tree.environment(place, out / "tmp", MPOOL_MUTATION_TRACE=str(self.trace))
 
     def map(self, names: list[str]) -> CoverageMap:
-        """Run tests, each alone, and note the lines that they run."""
+        """Run tests, each alone, and note the lines that they run. Threads may call this at the same time."""
+        trace = self.out / f"{self.kind}-trace-{threading.get_ident()}"
+        env = tree.environment(self.place, self.out / "tmp", MPOOL_MUTATION_TRACE=str(trace), MPOOL_SIM_PERCENT="1")
         result = CoverageMap()
         for file, line in self.lines.places:
             result.add(0, file, line, False)
         for name in names:
-            blocks.new_trace(self.trace)
-            begun = time.monotonic()
-            ended = process.run([self.runner, "--only", name, "--slow", "10"], self.place, self.env, 600, 600)
-            cost = time.monotonic() - begun
-            if ended.code != 0 or "c tests: 0 passed" in ended.output:
+            blocks.new_trace(trace)
+            ended = process.run([self.runner, "--test", name, "--slow", "10", "--verbose"], self.place, env, 600, 600)
+            took = re.search(rf"^ok   {name} \(([\d.]+) s, cpu ([\d.]+) s\)", ended.output, re.MULTILINE)
+            if ended.code != 0 or took is None:
                 self.say(f"{self.kind}:{name}: {'skipped' if ended.code == 0 else 'fails without a mutant'}, not used")
                 continue
-            test = result.test(f"{self.kind}:{name}", cost)
-            for file, line in self.lines.ran(blocks.read_trace(self.trace)):
+            test = result.test(f"{self.kind}:{name}", float(took[1]))
+            for file, line in self.lines.ran(blocks.read_trace(trace)):
                 result.add(test, file, line, True)
+        trace.unlink(missing_ok=True)
         return result
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import cbuild, process, pycover, tree
@@ -20,6 +21,22 @@ COUNTED = (*DETECTED, "survived", "uncovered")
 program of it: equivalent, or not compiled on this machine), ``equivalent`` (listed in equivalent.toml)."""
 
 PYTHON_MEMORY = 64 * process.GIB
+
+SIM_PERCENT = (1, 10)
+"""Shares of the simulator's schedules, before the C tests and after them. A schedule takes about a millisecond and ends
+at once where a thread would hang, so a hundred of each world are the cheapest judge of the registry."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A runner of C tests, and how the tests' names and costs relate to those of the coverage map."""
+
+    runner: Path
+    baseline: Path
+    """The runner of the unchanged program."""
+    prefix: str
+    percent: int = 100
+    """Share of the simulator's schedules; the map's costs are those of SIM_PERCENT[0]."""
 
 
 @dataclass
@@ -93,9 +110,9 @@ class Workplace:
         return Fate("survived", tests=chosen, note="" if len(chosen) == len(tests) else
                     f"{len(tests) - len(chosen)} more tests cover the line, beyond the budget")
 
-    def _batches(self, tests: list[str]) -> Iterable[list[str]]:
+    def _batches(self, tests: list[str], limit: float = 3.0) -> Iterable[list[str]]:
         """Cheap tests first: a process for the tests of the first seconds, then for more and more."""
-        batch, spent, limit = [], 0.0, 3.0
+        batch, spent = [], 0.0
         for test in tests:
             batch.append(test)
             spent += self.coverage.cost(test)
@@ -139,26 +156,19 @@ class Workplace:
         if not tests:
             return Fate("uncovered")
         ran: list[str] = []
-        for kind, variant in self.variants.items():
-            prefix = "sim:" if variant.is_simulator else "c:"
-            mine = [test for test in tests if test.startswith(prefix)]
-            if not mine:
-                continue
-            if variant.is_simulator:
-                cbuild.plant_simulator(self.tree, mutant.file)  # over the mutant's source
-                try:
-                    changed_here = self._compile(variant, mutant.file)
-                except cbuild.CompileError as error:
-                    return Fate("stillborn", note=str(error)[:300])
-                finally:
-                    self._restore_plants(mutant, original)
-            else:
-                changed_here = {path: made for path, made in changed.items() if not path.startswith("csrc/python/")}
-            if not changed_here:
-                continue
-            runner = self.scratch / f"runner-{kind}"
-            cbuild.link_runner(variant, changed_here, runner)
-            fate = self._c_tests(mine, prefix, runner, self.baseline[kind], ran)
+        simulator = self._simulator(mutant, original, tests)
+        programs = []
+        if simulator is not None:
+            programs.append(simulator)
+        if any(test.startswith("c:") for test in tests):
+            here = {path: made for path, made in changed.items() if not path.startswith("csrc/python/")}
+            if here:
+                cbuild.link_runner(core, here, self.scratch / "runner-core")
+                programs.append(Program(self.scratch / "runner-core", self.baseline["core"], "c:"))
+        if simulator is not None:
+            programs.append(replace(simulator, percent=SIM_PERCENT[1]))
+        for program in programs:
+            fate = self._c_tests([test for test in tests if test.startswith(program.prefix)], program, ran)
             if fate is not None:
                 return fate
         mine = [test for test in tests if test.startswith("py:")]
@@ -175,6 +185,23 @@ class Workplace:
             extension.with_suffix(".old").replace(extension)
         fate.tests = ran + fate.tests
         return fate
+
+    def _simulator(self, mutant: Mutant, original: str, tests: list[str]) -> Program | None:
+        """Build the simulator with the mutant; None if it does not run the line."""
+        if "sim" not in self.variants or not any(test.startswith("sim:") for test in tests):
+            return None
+        variant = self.variants["sim"]
+        cbuild.plant_simulator(self.tree, mutant.file)  # over the mutant's source
+        try:
+            changed = self._compile(variant, mutant.file)
+        except cbuild.CompileError:
+            return None
+        finally:
+            self._restore_plants(mutant, original)
+        if not changed:
+            return None
+        cbuild.link_runner(variant, changed, self.scratch / "runner-sim")
+        return Program(self.scratch / "runner-sim", self.baseline["sim"], "sim:", SIM_PERCENT[0])
 
     def _users(self, file: str) -> list[str]:
         """Return the files that use what a file defines at file scope: those that include it. A file of tables alone is
@@ -199,27 +226,67 @@ class Workplace:
                 changed[source.path] = made
         return changed
 
-    def _c_tests(self, tests: list[str], prefix: str, runner: Path, baseline: Path, ran: list[str]) -> Fate | None:
-        spent = 0.0
-        for test in tests:
-            cost = self.coverage.cost(test)
-            if ran and spent + cost > self.budget:
-                break
-            spent += cost
-            name = test.removeprefix(prefix)
-            late, failed = self._c_test(name, runner, cost, 1)
-            if late:  # a busy machine, or a hang: only a hang takes three times as long
-                late, failed = self._c_test(name, runner, cost, 3)
-            if (late or failed) and not any(self._c_test(name, baseline, cost, 4)):
-                return Fate("timeout" if late else "killed", test)
-            ran.append(test)
+    def _c_tests(self, tests: list[str], program: Program, ran: list[str]) -> Fate | None:
+        """Run tests of a runner until one fails; those that pass are added to ``ran``."""
+        for batch in self._batches(self._within_budget(tests, program), 0.5):
+            rest = list(batch)
+            while rest:
+                late, test = self._run_c(rest, program, program.runner, self._limit(rest, program))
+                if not test:
+                    break
+                fate = self._confirm(late, test, program)
+                if fate is not None:
+                    return fate
+                rest.remove(test)
+            ran += [test for test in batch if test not in ran]
         return None
 
-    def _c_test(self, name: str, runner: Path, cost: float, patience: float) -> tuple[bool, bool]:
-        """Run one test; return whether it took too long, and whether it failed."""
-        seconds = patience * (3 + 8 * cost)
-        env = tree.environment(self.tree, self.scratch / "tmp")
-        ended = process.run([runner, "--only", name, "--slow", f"{seconds / 20:.3f}"], self.tree, env,
-                            30 + 10 * seconds, 5 + 2 * seconds)
-        late = ended.late or "did not end within" in ended.output or "signal 24" in ended.output
-        return late, not late and ended.code != 0
+    def _cost(self, test: str, program: Program) -> float:
+        return self.coverage.cost(test) * (program.percent / SIM_PERCENT[0] if program.prefix == "sim:" else 1)
+
+    def _within_budget(self, tests: list[str], program: Program) -> list[str]:
+        chosen, spent = [], 0.0
+        for test in tests:
+            spent += self._cost(test, program)
+            if chosen and spent > self.budget:
+                break
+            chosen.append(test)
+        return chosen
+
+    def _limit(self, tests: Sequence[str], program: Program) -> float:
+        return 2 + 4 * max(self._cost(test, program) for test in tests)
+
+    def _confirm(self, late: bool, test: str, program: Program) -> Fate | None:
+        """Return the verdict of a test that failed, or None if the unchanged program fails too.
+
+        A test that was late gets another chance with three times of what the unchanged program takes right now: the
+        machine may be busy.
+        """
+        begun = time.monotonic()
+        if self._run_c([test], program, program.baseline, 30 + 10 * self._limit([test], program))[1]:
+            return None
+        if late:
+            limit = max(self._limit([test], program), 3 + 3 * (time.monotonic() - begun))
+            late, failed = self._run_c([test], program, program.runner, limit)
+            if not failed:
+                return None
+        return Fate("timeout" if late else "killed", test)
+
+    def _run_c(self, tests: Sequence[str], program: Program, runner: Path, limit: float) -> tuple[bool, str]:
+        """Run tests, each with a limit of wall time in seconds, until one fails.
+
+        Returns:
+            True if it took too long; its name, or "" if all passed.
+        """
+        env = tree.environment(self.tree, self.scratch / "tmp", MPOOL_SIM_PERCENT=str(program.percent))
+        names = [test.removeprefix(program.prefix) for test in tests]
+        words = [word for name in names for word in ("--test", name)]
+        wall = 30 + limit + 10 * sum(self._cost(test, program) for test in tests)
+        ended = process.run([runner, *words, "--first-failure", "--limit", f"{limit:.3f}"], self.tree, env, wall,
+                            5 + 2 * limit)
+        if ended.code == 0 and not ended.late:
+            return False, ""
+        found = re.search(r"^FAIL (\S+)\n(.*)", ended.output, re.MULTILINE)
+        name = found[1] if found and found[1] in names else names[0]
+        said = found[2] if found else ""
+        return ended.late or "did not end within" in said or "signal 24" in said, program.prefix + name

@@ -161,15 +161,24 @@ class Session:
             ) or Path(file).name in cbuild.build.REPLACED or (
                 file.startswith("tests/c/") and cbuild.includes_core(self.places[0] / file))]
         groups = coverage_map.tests_by_file(self.places[0], self.out / f"runner-{name}")
-        tests: coverage_map.CTests | None = None
-        for n, (file, names) in enumerate(groups.items()):
+        paths, missing = [], {}
+        for file, names in groups.items():
             own = [test for test in self.files if test.startswith(file)]
             stamp = tree.tree_hash(sorted({*shared, *own}), ("csrc/", "tests/"))
-            path = maps / f"{kind}-{Path(file).stem}-{stamp}.json"
-            if not path.exists():
-                tests = tests or coverage_map.CTests(self._tracing(name), kind, self.places[0], scratch, self.say)
-                self.say(f"coverage: {file}, {n + 1} of {len(groups)}")
+            paths.append(maps / f"{kind}-{Path(file).stem}-{stamp}.json")
+            if not paths[-1].exists():
+                missing[file] = (names, paths[-1])
+        if missing:
+            tests = coverage_map.CTests(self._tracing(name), kind, self.places[0], scratch, self.say)
+
+            def one(file: str) -> None:
+                names, path = missing[file]
                 tests.map([test for test in names if test not in NOT_RUN]).save(path)
+                self.say(f"coverage: {file}")
+
+            with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+                list(pool.map(one, missing))
+        for path in paths:
             self.coverage.merge(CoverageMap.load(path))
 
     def _map_python(self, maps: Path, scratch: Path, has_c: bool) -> None:

@@ -244,13 +244,15 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, m
     const bool post_norm = flags & MP_ENCODER_POST_NORM;
     const bool heads = flags & MP_ENCODER_HEAD_NORMS, queries = flags & MP_ENCODER_QUERY_NORMS;
     const bool outputs = flags & MP_ENCODER_OUTPUT_NORMS;
+    /* ModernBERT: the norm of the embeddings is the first layer's. */
+    const bool has_norm_before = index == 0 && mp_weights_has(model->weights, "token_embd_norm.weight");
     const struct {
         const char *name;
         mp_norm *norm;
         int32_t n;
         bool wanted, needed;
     } norms[] = {{post_norm ? "attn_output_norm" : "attn_norm", &layer->attention_norm, model->hidden, true,
-                  post_norm || index > 0},
+                  post_norm || !has_norm_before},
                  {post_norm ? "layer_output_norm" : "ffn_norm", &layer->ffn_norm, model->hidden, true, true},
                  {"attn_q_norm", &layer->q_norm, model->attention.head_dim, heads, true},
                  {"attn_k_norm", &layer->k_norm, model->attention.head_dim, heads, true},
