@@ -273,7 +273,7 @@ MP_TEST(models_stream_holds_stop_strings_back) {
     MP_CHECK_INT(feed(&choice, &stream, "xSTOPS", 3, stop), 0); /* also if it is listed first */
     MP_CHECK_INT(decided(&choice), 1);
     char *alike[] = {"ab", "abc", "a"};
-    MP_CHECK_INT(feed(&choice, &stream, "xabc", 3, alike), 0); /* the first of those that start there */
+    MP_CHECK_INT(feed(&choice, &stream, "xabc", 3, alike), 0); /* the first one listed wins a tie */
     MP_CHECK_INT(decided(&choice), 1);
     MP_CHECK_INT(feed(&choice, &stream, "go ST", 3, stop), -1);
     mp_stream_finish(&stream);
