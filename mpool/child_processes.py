@@ -204,6 +204,7 @@ class _Child:
             self.process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             _unreaped.append(self.process)  # it becomes a zombie soon
+            _tidy_later()
 
 
 def _above_stdio(end: socket.socket) -> socket.socket:
@@ -383,7 +384,7 @@ _live: weakref.WeakSet[Children] = weakref.WeakSet()
 #: Held while descriptors of a child are created, and by a fork.
 _launching = threading.RLock()
 #: Must be held for ``_live`` and ``_tidier``.
-_tidying = threading.Lock()
+_tidying = threading.RLock()  # the garbage collector may end children within a section that holds it
 _tidier: threading.Thread | None = None
 _exiting = False
 #: Killed processes that had not ended in time.
@@ -391,7 +392,8 @@ _unreaped: list[subprocess.Popen[bytes]] = []
 
 
 def _tidy_later() -> None:
-    """Start the thread that ends idle children. Without it, they end by themselves after one and a half as long."""
+    """Start the thread that ends idle children and reaps killed ones, unless it runs. Without it, idle children end by
+    themselves after one and a half as long."""
     global _tidier
     with _tidying:
         if _tidier is None:
@@ -406,7 +408,9 @@ def _tidy() -> None:
     while True:
         time.sleep(TIDY_SECONDS)
         with _tidying:
-            _unreaped[:] = [process for process in _unreaped if process.poll() is None]
+            for process in list(_unreaped):  # other threads append meanwhile
+                if process.poll() is not None:
+                    _unreaped.remove(process)
             found = [one for one in _live if one._all]
             if not found and not _unreaped:
                 _tidier = None
@@ -419,14 +423,14 @@ def _at_exit() -> None:
     global _exiting
     _exiting = True
     with _launching:
-        for child in [child for children in list(_live) for child in children._all]:
+        for child in [child for children in list(_live) for child in list(children._all)]:
             child.process.kill()
             child.process.returncode = child.process.poll() or 0  # Popen warns of processes without a known end
 
 
 def _after_fork_in_child() -> None:
     global _launching, _tidying, _tidier
-    _launching, _tidying, _tidier = threading.RLock(), threading.Lock(), None
+    _launching, _tidying, _tidier = threading.RLock(), threading.RLock(), None
     for process in _unreaped:
         process.returncode = 0
     _unreaped.clear()

@@ -64,7 +64,7 @@ def pids(children: Children) -> list[int]:
 
 def end(children: Children) -> None:
     """End all children. Those that do not end in time are reaped later."""
-    for child in children._all:
+    for child in list(children._all):  # the tidying thread removes those that ended
         child.end()
     children._all.clear()
     children._idle.clear()

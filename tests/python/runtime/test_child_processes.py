@@ -336,6 +336,16 @@ def test_start_does_not_wait(children: Any) -> None:
 
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
+def test_two_threads_use_two_children_at_once(children: Any, tmp_path: Path) -> None:
+    """Each waits for the other one; with one child at most, one after the other."""
+    meet = "os.mkdir(value); until(value[:-1] + bytes([97 + 98 - value[-1]]))"
+    made = children(answer=meet, most=2)
+    names = [os.fsencode(tmp_path / "meet_") + end for end in (b"a", b"b")]
+    for work in [Thread(ask, made, name) for name in names]:
+        assert work.ended().result is not None
+    assert len(pids(made)) == 2
+
+
 def test_threads_share_one_child(children: Any) -> None:
     made = children()
     threads = [Thread(lambda at=at: [ask(made, b"%d %d" % (at, i)) for i in range(40)]) for at in range(8)]
