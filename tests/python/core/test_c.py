@@ -79,7 +79,7 @@ def test_gcc_seam(builds_wanted: bool, out: Path, record_property: Callable[[str
     if builds_wanted:
         pytest.skip("the variant asan runs these tests")
     runner = _build("seam", out)
-    _run("seam", runner)
+    _run("seam", runner, "--slow", "5")
     _record_models(runner, record_property)
 
 
@@ -88,14 +88,14 @@ def test_gcc_simulator_in_short(builds_wanted: bool, out: Path, monkeypatch: pyt
     if builds_wanted:
         pytest.skip("all schedules run")
     monkeypatch.setenv("MPOOL_SIM_PERCENT", "10")
-    _run("sim", _build("sim", out))
+    _run("sim", _build("sim", out), "--slow", "5")
 
 
 @pytest.mark.builds
 def test_gcc_release(out: Path, record_property: Callable[[str, object], None]) -> None:
     """All tests, in the variant of the extension, with -Wall -Wextra -Werror and with the binding."""
     runner = _build("release", out)
-    _run("release", runner)
+    _run("release", runner, "--slow", "5")
     _record_models(runner, record_property)
 
 
@@ -103,7 +103,7 @@ def test_gcc_release(out: Path, record_property: Callable[[str, object], None]) 
 def test_gcc_address_and_undefined_sanitizers(out: Path) -> None:
     """All tests under ASan, LSan and UBSan, with injected system failures."""
     runner = _build("asan", out)
-    _run("asan", runner, "--slow", "5")
+    _run("asan", runner, "--slow", "10")
 
 
 @pytest.mark.builds
@@ -112,7 +112,7 @@ def test_gcc_thread_sanitizer(out: Path) -> None:
     runner = _build("tsan", out)
     listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
     assert "base_team_barrier_2_threads" in listed
-    _run("tsan", runner, "--slow", "10", "--only", "base_", "--only", "pool_", "--only", "registry_", "--only",
+    _run("tsan", runner, "--slow", "20", "--only", "base_", "--only", "pool_", "--only", "registry_", "--only",
          "isolation_a_registry", "--only", "isolation_processes")
 
 
@@ -122,7 +122,7 @@ def test_gcc_simulator(out: Path) -> None:
     runner = _build("sim", out)
     listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
     assert {"sim_world_shutdown", "sim_world_reclaim", "sim_mutations_are_found"} <= set(listed.split())
-    _run("sim", runner, "--slow", "5")
+    _run("sim", runner, "--slow", "10")
 
 
 def test_planted_bugs_fit_the_sources() -> None:
