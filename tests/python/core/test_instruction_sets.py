@@ -53,7 +53,7 @@ def test_fails(record_property):
 """)
     paths = [str(ROOT / "tests" / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", "-c",
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", "-o", "addopts=", "-c",
          str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), str(tmp_path)],
         capture_output=True, text=True, timeout=120,
         env={**os.environ, "MPOOL_CPU": "ref", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
