@@ -38,10 +38,10 @@ with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
         options = {**options, "max_tokens": tokens, "logprobs": True, "top_logprobs": 3}
         done = pool.chat([{"role": "user", "content": prompt}], sys.argv[1], **options)
         results.append(repr(done.choices))
+    found = pool.metrics()
     jobs = [pool.submit("text_to_text", messages=[{"role": "user", "content": prompt}], model=sys.argv[1],
                         **{**options, "max_tokens": tokens}) for prompt, options in calls]
     results += [repr([choice.text for choice in job.result().choices]) for job in jobs]
-    found = pool.metrics()
 print(json.dumps([results, {name: found[name] for name in ("passes", "rows", "guessed_tokens", "right_guesses")}]))
 """
 
@@ -61,12 +61,12 @@ def check(model: Path, tokens: int) -> None:
     assert always == without and where_it_pays == without
     assert none["guessed_tokens"] == none["right_guesses"] == 0
     assert most["guessed_tokens"] > most["right_guesses"] > 50
-    # An accepted draft token saves a pass only if no other request needs that pass; half of the requests run together.
-    assert most["passes"] < none["passes"] - most["right_guesses"] // 4
-    # Times decide how often automatic speculation drafts, but the texts repeat: what it drafts is accepted, and saves
-    # passes at the same rate.
-    assert 0 < some["right_guesses"] <= some["guessed_tokens"] <= most["guessed_tokens"]
-    assert some["passes"] < none["passes"] - some["right_guesses"] // 4
+    # Measured times decide how often automatic speculation drafts, if at all.
+    assert some["right_guesses"] <= some["guessed_tokens"] <= most["guessed_tokens"]
+    # Of the requests that ran alone: an accepted draft token saves a pass, unless it is the last one of its request.
+    for found in (most, some):
+        right = found["right_guesses"]
+        assert none["passes"] - right <= found["passes"] <= none["passes"] - right // 2
 
 
 def test_speculation_does_not_change_completions() -> None:

@@ -34,6 +34,6 @@ def test_a_clone_without_the_core(tmp_path: Path, command: list[str]) -> None:
     probe = clone / "tests/python/api/test_probe.py"
     probe.parent.mkdir()
     probe.write_text(PROBE.format(core=mpool._core.__file__))
-    done = subprocess.run([sys.executable, *command, "-q", "-p", "no:cacheprovider"], cwd=clone, text=True,
+    done = subprocess.run([sys.executable, *command, "-q", "-n", "0", "-p", "no:cacheprovider"], cwd=clone, text=True,
                           capture_output=True, timeout=120, env={**os.environ, "PYTHONPATH": str(package.parent)})
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
