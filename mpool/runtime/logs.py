@@ -124,9 +124,12 @@ _drain = _Drain()
 
 
 def start() -> None:
-    """Start the thread unless it is running. If it cannot start, :func:`start_again` tries again."""
+    """Start the thread, or pass the logger's level to the core if it runs: records of a new pool are not lost because
+    the level changed just before. If the thread cannot start, :func:`start_again` tries again."""
     if _drain.thread is None:
         _drain.start()
+    else:
+        _drain.update_level()
 
 
 def start_again() -> None:

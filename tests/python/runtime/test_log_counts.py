@@ -1,0 +1,101 @@
+"""Log records are counted, not timed: one for each load, eviction and shutdown, none for a call or a token."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+#: Start of a record -> records of this kind. Every other record fails the test.
+KINDS = ("Loaded", "Unloaded", "Spawned worker", "Evicted worker", "Worker", "Graceful shutdown complete")
+BEGIN = """
+import logging, re, sys
+logging.basicConfig(level=sys.argv[1], stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
+import mpool
+bert, llama, qwen2, *numbers = sys.argv[2:]
+alone = dict(threads=1, max_workers_per_model=1, maintenance_interval=3600.0)
+"""
+CALLS = BEGIN + """
+calls, tokens = map(int, numbers)
+with mpool.Pool(mpool.PoolConfig(**alone)) as pool:
+    for number in range(calls):
+        pool.embed(f"{number}", bert)
+    pool.embed([f"{number}" for number in range(20 * calls)], bert)
+    pool.unload(bert)
+    pool.embed("again", bert)
+    pool.generate("a", llama, max_tokens=tokens, ignore_eos=True)
+    for _ in pool.generate("a", llama, max_tokens=tokens, ignore_eos=True, stream=True):
+        pass
+    assert pool.metrics()["total_requests"] == calls + 4
+"""
+EVICTIONS = BEGIN + """
+with mpool.Pool(mpool.PoolConfig(**alone, memory_bytes=1)) as pool:
+    try:
+        pool.load(qwen2)
+    except mpool.MemoryExhausted as error:
+        needed = re.search(r"needs ([0-9.]+) MB", str(error))
+limit = int(float(needed[1]) * 1e6) + 50_000  # the message is rounded; the weights of the other model have 360,000
+with mpool.Pool(mpool.PoolConfig(**alone, memory_bytes=limit)) as pool:
+    for _ in range(3):
+        pool.generate("a", llama, max_tokens=1)
+        pool.load(qwen2)
+        pool.unload(qwen2)
+    assert pool.metrics()["loads"] == 6
+"""
+LATER = BEGIN + """
+from mpool.runtime import logs
+logs.PERIOD = 3600.0  # the thread's next round comes after the request
+with mpool.Pool(mpool.PoolConfig(**alone)):
+    pass
+logging.getLogger().setLevel("DEBUG")
+with mpool.Pool(mpool.PoolConfig(**alone)) as pool:
+    pool.embed("a", bert)
+"""
+
+
+@pytest.fixture
+def models(bert: Path, llama: Path, qwen2: Path) -> list[str]:
+    return [str(bert), str(llama), str(qwen2)]
+
+
+def records(program: str, level: str, *arguments: str) -> list[tuple[str, str]]:
+    """Return level and text of each record of the core in a new process, which delivers all of them before it exits."""
+    run = subprocess.run([sys.executable, "-c", program, level, *arguments], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = [row.split(" ", 2) for row in run.stdout.splitlines()]
+    return [(row[1], row[2]) for row in rows if row[0] == "mpool.pool"]
+
+
+def counted(found: list[tuple[str, str]], level: str) -> Counter[str]:
+    """Return the number of records of this level by kind."""
+    texts = [text for one, text in found if one == level]
+    return Counter(next((kind for kind in KINDS if text.startswith(kind)), text) for text in texts)
+
+
+@pytest.mark.parametrize("calls, tokens", [(1, 1), (40, 300)])
+def test_records_count_loads_and_not_calls(models: list[str], calls: int, tokens: int) -> None:
+    """However much is computed between loads and unloads, the records at INFO are the same. At DEBUG, a request has
+    two: its worker starts and ends its work."""
+    found = records(CALLS, "DEBUG", *models, str(calls), str(tokens))
+    # Three loads, each with one worker: spawning, loading, ready, and at its end evicting.
+    assert counted(found, "INFO") == {"Loaded": 3, "Unloaded": 3, "Spawned worker": 3, "Evicted worker": 3,
+                                      "Worker": 9, "Graceful shutdown complete": 1}
+    steps = counted(found, "DEBUG")
+    assert set(steps) == {"Worker"} and steps["Worker"] <= 2 * (calls + 4)
+
+
+def test_each_eviction_has_one_record(models: list[str]) -> None:
+    """A model that fits only without the other one evicts it, three times: one record each."""
+    texts = [text for _, text in records(EVICTIONS, "INFO", *models)]
+    assert [text for text in texts if "to make room" in text] == [
+        f"{models[1]}: evicted to make room for other models"] * 3
+    assert sum(text.startswith("Loaded") for text in texts) == sum(text.startswith("Unloaded") for text in texts) == 6
+
+
+def test_the_level_of_a_second_pool_is_used_at_once(models: list[str]) -> None:
+    """The thread that delivers records runs since the first pool."""
+    found = records(LATER, "WARNING", *models)
+    assert counted(found, "INFO")["Loaded"] == 1 and counted(found, "DEBUG")["Worker"] >= 1
