@@ -638,6 +638,7 @@ class Pool(PoolVerbs):
                     raise ShuttingDown("the pool is closed", hint="Create a new mpool.Pool")
                 if self._registry is None:
                     _functions.install()
+                    _logging.update_level()
                     self._registry = _core.Registry(**self.config._registry_options())
                 registry = self._registry
         _logging.start()

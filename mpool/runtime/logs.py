@@ -124,12 +124,15 @@ _drain = _Drain()
 
 
 def start() -> None:
-    """Start the thread, or pass the logger's level to the core if it runs: records of a new pool are not lost because
-    the level changed just before. If the thread cannot start, :func:`start_again` tries again."""
+    """Start the thread unless it is running. If it cannot start, :func:`start_again` tries again."""
     if _drain.thread is None:
         _drain.start()
-    else:
-        _drain.update_level()
+
+
+def update_level() -> None:
+    """Pass the logger's level to the core now. The thread does it in each round, which may be too late for a new pool's
+    first records."""
+    _drain.update_level()
 
 
 def start_again() -> None:

@@ -63,8 +63,8 @@ def check(model: Path, tokens: int) -> None:
     assert most["guessed_tokens"] > most["right_guesses"] > 50
     # Measured times decide how often automatic speculation drafts, if at all.
     assert some["right_guesses"] <= some["guessed_tokens"] <= most["guessed_tokens"]
-    # Of the requests that ran alone: an accepted draft token saves at most one pass. At least half of them do (3 of 4
-    # when this was written).
+    # An accepted draft token saves at most one pass. At least half of them do (3 of 4 when this was written). All
+    # counts are of the requests that ran alone.
     for found in (most, some):
         right = found["right_guesses"]
         assert none["passes"] - right <= found["passes"] <= none["passes"] - right // 2

@@ -48,8 +48,8 @@ with mpool.Pool(mpool.PoolConfig(**alone, memory_bytes=limit)) as pool:
 LATER = BEGIN + """
 from mpool.runtime import logs
 logs.PERIOD = 3600.0  # the thread's next round comes after the request
-with mpool.Pool(mpool.PoolConfig(**alone)):
-    pass
+with mpool.Pool(mpool.PoolConfig(**alone)) as pool:
+    pool.embed("a", bert)
 logging.getLogger().setLevel("DEBUG")
 with mpool.Pool(mpool.PoolConfig(**alone)) as pool:
     pool.embed("a", bert)
@@ -63,7 +63,8 @@ def models(bert: Path, llama: Path, qwen2: Path) -> list[str]:
 
 def records(program: str, level: str, *arguments: str) -> list[tuple[str, str]]:
     """Return level and text of each record of the core in a new process, which delivers all of them before it exits."""
-    run = subprocess.run([sys.executable, "-c", program, level, *arguments], capture_output=True, text=True, timeout=300)
+    run = subprocess.run([sys.executable, "-c", program, level, *arguments], capture_output=True, text=True,
+                         timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = [row.split(" ", 2) for row in run.stdout.splitlines()]
     return [(row[1], row[2]) for row in rows if row[0] == "mpool.pool"]
