@@ -344,10 +344,18 @@ def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
                     assert isinstance(error, (*errors, mpool.Timeout)), error
                     assert "after 0 s" not in str(error) and "0.0 s" not in str(error)
         if "load_timeout" not in options and "stall_timeout" not in options:
-            # the worker starts in the meantime and serves requests
-            assert pool.embed("a", bert, timeout=60).shape == (32,)
+            # The worker starts in the meantime and serves requests, of which some still wait for too long.
+            until(lambda: served(pool, bert), 60)
     assert time.monotonic() - began < 120  # nothing hangs
     until(lambda: not children() and len(os.listdir("/proc/self/fd")) <= files)  # abandoned workers end too
+
+
+def served(pool: mpool.Pool, bert: Path) -> bool:
+    """Return True if a request succeeds, False if it waited for too long."""
+    try:
+        return pool.embed("a", bert, timeout=60).shape == (32,)
+    except mpool.Timeout:
+        return False
 
 
 def test_worker_of_another_build(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,8 +250,8 @@ def test_ctrl_c_and_the_exit_wait_for_no_call() -> None:
 import ctypes
 from mpool import native_calls
 usleep = ctypes.CDLL(None).usleep
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 began = time.monotonic()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     native_calls.TEXTS.run(usleep, 100_000_000)
 except KeyboardInterrupt:
