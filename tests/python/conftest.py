@@ -59,12 +59,11 @@ def _wanted(config: pytest.Config) -> dict[str, bool]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes: two per core for folders, because most tests wait most of their time, and none
-    beside this one for files and chosen tests."""
+    """Return the number of processes: one per core for folders, and none beside this one for files and chosen tests."""
     chosen = [Path(name.partition("::")[0]) for name in config.option.file_or_dir]
     few = config.option.keyword or config.option.collectonly or not all(map(Path.is_dir, chosen))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 0 if few else min(2 * cores, 8)
+    return 0 if few else min(cores, 4)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
