@@ -59,7 +59,10 @@ def _wanted(config: pytest.Config) -> dict[str, bool]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes: one per core for folders, and none beside this one for files and chosen tests."""
+    """Return the number of processes: MPOOL_TEST_PROCESSES, or one per core for folders, and none beside this one for
+    files and chosen tests."""
+    if os.environ.get("MPOOL_TEST_PROCESSES"):
+        return int(os.environ["MPOOL_TEST_PROCESSES"])
     chosen = [Path(name.partition("::")[0]) for name in config.option.file_or_dir]
     few = config.option.keyword or config.option.collectonly or not all(map(Path.is_dir, chosen))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
