@@ -294,6 +294,22 @@ static mp_status make_call(bool flux, int images, mp_request **out, mp_error *er
     return MP_OK;
 }
 
+/* Serve the item's request until it is done. The caller retires it. */
+static inline void serve_alone(tiny_model *tiny, mp_item *item) {
+    mp_error error;
+    mp_item *items[1] = {item};
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    uint64_t cost;
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item->request, &cost, &item->total, &error), &error);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
+    do {
+        tiny->engine->ops->plan(tiny->engine, items, 1, UINT64_MAX, &plan);
+        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+}
+
 /* Hash everything that a caller of a finished request sees. */
 static inline uint64_t seen_hash(const mp_request *base) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)base;

@@ -8,20 +8,11 @@
 static uint64_t hash_without_isolation(bool flux) {
     tiny_model tiny;
     mp_error error;
-    mp_item item = {0}, *items[1] = {&item};
-    mp_plan plan;
-    mp_outcome outcomes[MP_PLAN_MAX];
-    uint64_t cost;
+    mp_item item = {0};
     tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
     MP_CHECK_OK(make_call(flux, 2, &item.request, &error), &error);
     ((mp_image_generation_request *)item.request)->keep = false;
-    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
-    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
-    do {
-        tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
-        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-    } while (outcomes[0] == MP_OUTCOME_MORE);
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+    serve_alone(&tiny, &item);
     const uint64_t hash = seen_hash(item.request);
     tiny.engine->ops->retire(tiny.engine, &item);
     mp_request_destroy(item.request);

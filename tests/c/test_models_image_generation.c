@@ -85,19 +85,10 @@ MP_TEST_SECONDS(models_image_generation_contract, 120) {
 static int image_is_recorded(bool flux, mp_compute compute, const double *recorded, double tolerance) {
     tiny_model tiny;
     mp_error error;
-    mp_item item = {0}, *items[1] = {&item};
-    uint64_t cost;
-    mp_plan plan;
-    mp_outcome outcomes[MP_PLAN_MAX];
+    mp_item item = {0};
     tiny_load(&tiny, pipeline(flux), compute, 1);
     MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
-    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
-    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
-    do {
-        tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
-        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
-    } while (outcomes[0] == MP_OUTCOME_MORE);
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+    serve_alone(&tiny, &item);
     const mp_image_generation_request *call = (const mp_image_generation_request *)item.request;
     const size_t pixels = 4 * HIGH * WIDE * 3, latents = CHANNELS * HIGH * WIDE, texts = (size_t)call->n_texts;
     static float previews[4 * HIGH * WIDE * 3 * STEPS];
