@@ -37,8 +37,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=tree.ROOT / "build" / "mutation",
                         help="folder of copies, builds and results (default: %(default)s)")
-    parser.add_argument("--tests", nargs="+", choices=["c", "sim", "python"], default=["c", "sim", "python"],
-                        help="kinds of tests that judge (default: all; Python code is judged by Python tests only)")
+    parser.add_argument("--tests", nargs="+", choices=["c", "sim", "asan", "python"],
+                        default=["c", "sim", "asan", "python"], help="kinds of tests that judge (default: all; asan: "
+                        "the C tests under sanitizers; Python code is judged by Python tests only)")
     parser.add_argument("--python-tests", nargs="+", default=[], metavar="PART",
                         help="of the Python tests, only files whose path contains a PART")
     parser.add_argument("--budget", type=float, default=120, metavar="SECONDS",

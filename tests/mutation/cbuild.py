@@ -78,7 +78,8 @@ class Variant:
 
 
 def variants(out: Path, tree: Path, coverage: bool = False) -> dict[str, Variant]:
-    """Return the variants ``core`` (runner and extension) and ``sim`` (the simulator).
+    """Return the variants ``core`` (runner and extension), ``sim`` (the simulator) and ``asan`` (runner under ASan and
+    UBSan).
 
     Args:
         out: folder below which objects are kept.
@@ -99,7 +100,9 @@ def variants(out: Path, tree: Path, coverage: bool = False) -> dict[str, Variant
     tests = [path.relative_to(tree).as_posix() for path in sorted((tree / "tests/c").glob("*.c"))]
     own = [Source(path) for path in core if not path.startswith("csrc/python/")]
     binding = [Source(path, tuple(build.binding_includes() or ())) for path in core if path.startswith("csrc/python/")]
-    seam = [flag for flag in build.VARIANTS["seam"].flags if not flag.startswith("-g")]
+    seam, asan = ([flag for flag in build.VARIANTS[name].flags if not flag.startswith("-g")]
+                  for name in ("seam", "asan"))
+    replaced = build.replacing([Path(path) for path in tests])
     sim_variant = build.VARIANTS["sim"]
     sim_flags = [flag for flag in sim_variant.flags if not flag.startswith("-g")]
     sim = [Source(path, ("-include", "tests/c/sim_atomic.h") if path.startswith("csrc/registry/")
@@ -110,10 +113,12 @@ def variants(out: Path, tree: Path, coverage: bool = False) -> dict[str, Variant
     return {
         "core": Variant("core", [*base, *includes, *seam, "-fPIC", *more], out / f"core{tail}",
                         own + [test(path) for path in tests] + trace, binding,
-                        runner_flags=build.replacing([Path(path) for path in tests])),
+                        runner_flags=replaced),
         "sim": Variant("sim", [*base, "-I.planted", *includes, *sim_flags, *more], out / f"sim{tail}",
                        sim + [test(path) for path in sim_tests] + trace, is_simulator=True,
                        link_flags=list(sim_variant.link_flags)),
+        "asan": Variant("asan", [*base, *includes, *asan], out / "asan", own + [test(path) for path in tests],
+                        link_flags=[flag for flag in asan if flag.startswith("-fsanitize")], runner_flags=replaced),
     }
 
 

@@ -21,6 +21,8 @@ COUNTED = (*DETECTED, "survived", "uncovered")
 program of it: equivalent, or not compiled on this machine), ``equivalent`` (listed in equivalent.toml)."""
 
 PYTHON_MEMORY = 64 * process.GIB
+ASAN_SLOWNESS = 5
+"""Cost of a C test under the sanitizers, about, divided by its cost without them."""
 
 SIM_PERCENT = (1, 10)
 """Shares of the simulator's schedules, before the C tests and after them. A schedule takes about a millisecond and ends
@@ -35,8 +37,15 @@ class Program:
     baseline: Path
     """The runner of the unchanged program."""
     prefix: str
+    """Of the tests' names in the coverage map."""
+    shown: str
+    """Prefix of the tests' names in results."""
     percent: int = 100
-    """Share of the simulator's schedules; the map's costs are those of SIM_PERCENT[0]."""
+    """Share of the simulator's schedules."""
+    slowness: float = 1
+    """Cost of a test, divided by that in the map."""
+    memory: int = 12 * process.GIB
+    """Bytes of address space."""
 
 
 @dataclass
@@ -164,11 +173,16 @@ class Workplace:
             here = {path: made for path, made in changed.items() if not path.startswith("csrc/python/")}
             if here:
                 cbuild.link_runner(core, here, self.scratch / "runner-core")
-                programs.append(Program(self.scratch / "runner-core", self.baseline["core"], "c:"))
+                programs.append(Program(self.scratch / "runner-core", self.baseline["core"], "c:", "c:"))
         if simulator is not None:
-            programs.append(replace(simulator, percent=SIM_PERCENT[1]))
+            programs.append(replace(simulator, percent=SIM_PERCENT[1], slowness=SIM_PERCENT[1] / SIM_PERCENT[0]))
         for program in programs:
             fate = self._c_tests([test for test in tests if test.startswith(program.prefix)], program, ran)
+            if fate is not None:
+                return fate
+        sanitized = self._sanitized(mutant, tests)
+        if sanitized is not None:
+            fate = self._c_tests([test for test in tests if test.startswith("c:")], sanitized, ran)
             if fate is not None:
                 return fate
         mine = [test for test in tests if test.startswith("py:")]
@@ -201,7 +215,19 @@ class Workplace:
         if not changed:
             return None
         cbuild.link_runner(variant, changed, self.scratch / "runner-sim")
-        return Program(self.scratch / "runner-sim", self.baseline["sim"], "sim:", SIM_PERCENT[0])
+        return Program(self.scratch / "runner-sim", self.baseline["sim"], "sim:", "sim:", SIM_PERCENT[0])
+
+    def _sanitized(self, mutant: Mutant, tests: list[str]) -> Program | None:
+        """Build the runner of the C tests under sanitizers; None if these are not wanted or cannot tell."""
+        if "asan" not in self.variants or not any(test.startswith("c:") for test in tests):
+            return None
+        variant = self.variants["asan"]
+        changed = self._compile(variant, mutant.file)
+        if not changed:
+            return None
+        cbuild.link_runner(variant, changed, self.scratch / "runner-asan")
+        return Program(self.scratch / "runner-asan", self.baseline["asan"], "c:", "asan:", slowness=ASAN_SLOWNESS,
+                       memory=process.UNLIMITED)
 
     def _users(self, file: str) -> list[str]:
         """Return the files that use what a file defines at file scope: those that include it. A file of tables alone is
@@ -238,11 +264,12 @@ class Workplace:
                 if fate is not None:
                     return fate
                 rest.remove(test)
-            ran += [test for test in batch if test not in ran]
+            shown = [program.shown + test.removeprefix(program.prefix) for test in batch]
+            ran += [test for test in shown if test not in ran]
         return None
 
     def _cost(self, test: str, program: Program) -> float:
-        return self.coverage.cost(test) * (program.percent / SIM_PERCENT[0] if program.prefix == "sim:" else 1)
+        return self.coverage.cost(test) * program.slowness
 
     def _within_budget(self, tests: list[str], program: Program) -> list[str]:
         chosen, spent = [], 0.0
@@ -270,7 +297,7 @@ class Workplace:
             late, failed = self._run_c([test], program, program.runner, limit)
             if not failed:
                 return None
-        return Fate("timeout" if late else "killed", test)
+        return Fate("timeout" if late else "killed", program.shown + test.removeprefix(program.prefix))
 
     def _run_c(self, tests: Sequence[str], program: Program, runner: Path, limit: float) -> tuple[bool, str]:
         """Run tests, each with a limit of wall time in seconds, until one fails.
@@ -283,7 +310,7 @@ class Workplace:
         words = [word for name in names for word in ("--test", name)]
         wall = 30 + limit + 10 * sum(self._cost(test, program) for test in tests)
         ended = process.run([runner, *words, "--first-failure", "--limit", f"{limit:.3f}"], self.tree, env, wall,
-                            5 + 2 * limit)
+                            5 + 2 * limit, program.memory)
         if ended.code == 0 and not ended.late:
             return False, ""
         found = re.search(r"^FAIL (\S+)\n(.*)", ended.output, re.MULTILINE)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 1 << 30
+UNLIMITED = resource.RLIM_INFINITY
 _running: set[int] = set()
 _lock = threading.Lock()
 
@@ -76,7 +77,7 @@ def run(command: Sequence[str | Path], cwd: Path, env: Mapping[str, str], wall: 
         env: the whole environment.
         wall: seconds after which it is killed with its children.
         cpu: seconds of CPU time of each of its processes, after which the kernel kills that process.
-        memory: bytes of address space of each of its processes.
+        memory: bytes of address space of each of its processes; UNLIMITED for sanitizers, which reserve terabytes.
     """
     child = subprocess.Popen([str(word) for word in command], cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)

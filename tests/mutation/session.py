@@ -111,8 +111,7 @@ class Session:
         has_c = any(not name.endswith(".py") for name in files)
         if has_c:
             built = cbuild.variants(self.out, self.places[0])
-            wanted = ["core", *(["sim"] if "sim" in self.kinds else [])]
-            for name in wanted:
+            for name in ["core", *(kind for kind in ("sim", "asan") if kind in self.kinds)]:
                 self.say(f"building {name}")
                 cbuild.compile_all(built[name], self.places[0], self.jobs)
                 cbuild.link_runner(built[name], {}, self.out / f"runner-{name}")

@@ -213,23 +213,30 @@ int never(int x) {
 #endif
     return x;
 }
+int freed(int x) {
+    char *bytes = calloc((size_t)x, 1);
+    x += bytes[x - 1];
+    free(bytes);
+    return x;
+}
 '''
 TINY_TEST = '''#include "mp_test.h"
 #include "tiny.h"
 MP_TEST(tiny_clamp) { MP_CHECK_INT(clamp(20), 9); }
 MP_TEST(tiny_shift) { MP_CHECK(shift(2) > 2); }
 MP_TEST(tiny_never) { MP_CHECK_INT(never(3), 3); }
+MP_TEST(tiny_freed) { MP_CHECK_INT(freed(3), 3); }
 MP_TEST_SECONDS(tiny_skip, 1) { MP_CHECK_INT(skip(3), 10); }
 '''
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> judge.Workplace:
-    """A C program of three functions with its tests, built and mapped."""
+    """A C program of a few functions with its tests, built, also under ASan, and mapped."""
     if cbuild.build.compiler_of(cbuild.build.VARIANTS["seam"]) is None or shutil.which("objdump") is None:
         pytest.skip("gcc or objdump is not installed")
     place = tmp_path_factory.mktemp("tiny")
-    header = "int clamp(int), skip(int), shift(int), unused(int), never(int);\n"
+    header = "#include <stdlib.h>\nint clamp(int), skip(int), shift(int), unused(int), never(int), freed(int);\n"
     for name, text in {"csrc/tiny.c": TINY_C, "csrc/tiny.h": header, "tests/c/test_tiny.c": TINY_TEST}.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
@@ -238,20 +245,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> judge.Workplace:
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, place / path)
     built = {}
-    for tail, more in (("", []), ("-cov", ["-g1", "-fsanitize-coverage=trace-pc"])):
+    asan = ["-fsanitize=address"]
+    for tail, more in (("", []), ("-cov", ["-g1", "-fsanitize-coverage=trace-pc"]), ("-asan", asan)):
         sources = [cbuild.Source(path) for path in ("csrc/tiny.c", "csrc/base/error.c", "tests/c/runner.c",
                                                     "tests/c/test_tiny.c")]
-        if tail:
+        if tail == "-cov":
             sources.append(cbuild.Source("tests/mutation/trace.c", ("-fno-sanitize-coverage=trace-pc",)))
         built[tail] = cbuild.Variant("core", ["-std=c11", "-D_GNU_SOURCE", "-O1", "-Icsrc", "-Itests/c", "-w", *more],
-                                     place / f"objects{tail}", sources)
+                                     place / f"objects{tail}", sources,
+                                     link_flags=asan if tail == "-asan" else [])
         cbuild.compile_all(built[tail], place, 2)
     cbuild.link_runner(built[""], {}, place / "runner")
+    cbuild.link_runner(built["-asan"], {}, place / "runner-asan")
     groups = coverage_map.tests_by_file(place, place / "runner")
-    assert groups == {"tests/c/test_tiny.c": ["tiny_clamp", "tiny_never", "tiny_shift", "tiny_skip"]}
+    assert groups == {"tests/c/test_tiny.c": ["tiny_clamp", "tiny_freed", "tiny_never", "tiny_shift", "tiny_skip"]}
     (place / "cov").mkdir()
     covered = coverage_map.CTests(built["-cov"], "c", place, place / "cov", print).map(groups["tests/c/test_tiny.c"])
-    return judge.Workplace(place, place / "scratch", {"core": built[""]}, covered, {}, 60, {"core": place / "runner"})
+    return judge.Workplace(place, place / "scratch", {"core": built[""], "asan": built["-asan"]}, covered, {}, 60,
+                           {"core": place / "runner", "asan": place / "runner-asan"})
 
 
 @pytest.mark.parametrize(("operator", "mutated", "status", "test"), [
@@ -262,16 +273,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> judge.Workplace:
     ("arithmetic", "x -= 1;", "timeout", "c:tiny_skip"),
     ("arithmetic", "int unused(int x) { return x - 1; }", "uncovered", ""),
     ("arithmetic", "x = x - 1;", "same", ""),
+    ("index", "x += bytes[(x - 1) + 1];", "killed", "asan:tiny_freed"),
+    ("delete", ";", "killed", "asan:tiny_freed"),
 ])
 def test_verdicts_for_c(operator: str, mutated: str, status: str, test: str, tiny: judge.Workplace) -> None:
     """Each fate, by the test that covers the line; the source is as before afterwards."""
     mutant = next(one for one in coperators.mutants("csrc/tiny.c", TINY_C)
-                  if (one.operator, one.mutated) == (operator, mutated))
+                  if (one.operator, one.mutated) == (operator, mutated) and (mutated != ";" or "free" in one.source))
     fate = tiny.judge(mutant)
     assert (fate.status, fate.test) == (status, test)
     assert (tiny.tree / "csrc/tiny.c").read_text() == TINY_C
     if status == "survived":
-        assert fate.tests == ["c:tiny_shift"]
+        assert fate.tests == ["c:tiny_shift", "asan:tiny_shift"]
 
 
 def test_mutants_that_do_not_compile_are_stillborn(tiny: judge.Workplace) -> None:
