@@ -112,25 +112,27 @@ static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) 
 
 typedef enum question { ASK_RECLAIM, ASK_POSSIBLE, ASK_LATER } question;
 
-static uint64_t ask(mp_reclaimer *reclaimer, uint64_t bytes, bool whole, question what) {
+static uint64_t ask(mp_reclaimer *reclaimer, const mp_shortage *shortage, bool whole, question what) {
     switch (what) {
     case ASK_POSSIBLE:
         return reclaimer->possible(reclaimer->arg);
     case ASK_LATER:
         return reclaimer->later(reclaimer->arg);
     default:
-        return reclaimer->reclaim(reclaimer->arg, bytes, whole);
+        return reclaimer->reclaim(reclaimer->arg, shortage, whole);
     }
 }
 
-/* Asks reclaimers until the sum of their results is at least `bytes`, and returns the sum. */
-static uint64_t ask_all(mp_governor *governor, uint64_t bytes, bool whole, question what) {
-    uint64_t sum = 0;
+/* Asks reclaimers until the sum of their results is at least the shortage, and returns the sum. */
+static uint64_t ask_all(mp_shortage shortage, bool whole, question what) {
+    mp_governor *governor = shortage.governor;
+    uint64_t sum = 0, bytes = shortage.bytes;
     mp_mutex_lock(&governor->lock);
     for (mp_reclaimer *at = governor->reclaimers; at && sum < bytes;) {
         at->asked++; /* keeps the reclaimer on the list, so that at->next stays valid */
         mp_mutex_unlock(&governor->lock);
-        sum += ask(at, bytes - sum, whole, what);
+        shortage.bytes = bytes - sum;
+        sum += ask(at, &shortage, whole, what);
         mp_mutex_lock(&governor->lock);
         mp_reclaimer *next = at->next;
         if (--at->asked == 0)
@@ -142,6 +144,13 @@ static uint64_t ask_all(mp_governor *governor, uint64_t bytes, bool whole, quest
     return sum;
 }
 
+static uint64_t reclaim_from_all(mp_shortage shortage, bool whole) {
+    uint64_t coming = ask_all(shortage, whole, ASK_RECLAIM);
+    if (whole && coming < shortage.bytes && ask_all(shortage, whole, ASK_POSSIBLE) >= shortage.bytes)
+        coming = ask_all(shortage, false, ASK_RECLAIM);
+    return coming;
+}
+
 /* Must hold the lock; releases it temporarily. Returns true if `needed` bytes may become free without a further call:
  * loads end, evictions end, and models that are in use become idle. */
 static bool may_become_free(mp_governor *governor, uint64_t needed) {
@@ -150,7 +159,7 @@ static bool may_become_free(mp_governor *governor, uint64_t needed) {
     if (governor->loads)
         return true;
     mp_mutex_unlock(&governor->lock);
-    uint64_t later = ask_all(governor, needed, false, ASK_LATER);
+    uint64_t later = ask_all((mp_shortage){governor, needed, 0}, false, ASK_LATER);
     mp_mutex_lock(&governor->lock);
     return governor->loads || later >= needed || left_of(governor) >= needed - later;
 }
@@ -179,7 +188,7 @@ static mp_status demand(mp_governor *governor, const char *key, uint64_t needed,
     if (*again)
         return MP_OK;
     mp_mutex_unlock(&governor->lock);
-    uint64_t coming = mp_governor_reclaim(governor, needed - free, true);
+    uint64_t coming = reclaim_from_all((mp_shortage){governor, needed - free, free}, true);
     mp_mutex_lock(&governor->lock);
     *again = free_of(governor) > free; /* enough memory is free, or more than before */
     if (*again || coming || (governor->loads && needed <= left_of(governor)) || may_become_free(governor, needed))
@@ -314,10 +323,18 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
 }
 
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) {
-    uint64_t coming = ask_all(governor, bytes, whole, ASK_RECLAIM);
-    if (whole && coming < bytes && ask_all(governor, bytes, whole, ASK_POSSIBLE) >= bytes)
-        coming = ask_all(governor, bytes, false, ASK_RECLAIM);
-    return coming;
+    mp_mutex_lock(&governor->lock);
+    uint64_t free = free_of(governor);
+    mp_mutex_unlock(&governor->lock);
+    return reclaim_from_all((mp_shortage){governor, bytes, free}, whole);
+}
+
+uint64_t mp_shortage_left(const mp_shortage *shortage) {
+    mp_mutex_lock(&shortage->governor->lock);
+    uint64_t free = free_of(shortage->governor);
+    mp_mutex_unlock(&shortage->governor->lock);
+    uint64_t more = free > shortage->free ? free - shortage->free : 0;
+    return more < shortage->bytes ? shortage->bytes - more : 0;
 }
 
 bool mp_governor_may_free(mp_governor *governor, uint64_t bytes) {

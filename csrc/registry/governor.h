@@ -59,12 +59,23 @@ typedef enum mp_pressure { MP_PRESSURE_LOW, MP_PRESSURE_NORMAL, MP_PRESSURE_HIGH
 mp_pressure mp_governor_pressure(mp_governor *governor);
 const char *mp_pressure_name(mp_pressure pressure);
 
+/* Memory that a caller lacks. */
+typedef struct mp_shortage {
+    mp_governor *governor;
+    uint64_t bytes, free; /* `bytes` were lacking when `free` bytes were free */
+} mp_shortage;
+
+/* Returns the bytes that are still lacking: fewer than before if memory has become free. A reclaimer calls this after
+ * it has counted the bytes that are being freed already. In the other order, bytes that become free between the two
+ * would count as neither, and one model too many would be evicted. Must not hold a lock. */
+uint64_t mp_shortage_left(const mp_shortage *shortage);
+
 /* Frees memory on request. Must stay valid while registered. */
 typedef struct mp_reclaimer {
-    /* Starts to free at least `bytes` of idle memory, the cheapest first; never blocks. `whole`: frees nothing unless
-     * it can free all of `bytes`. Returns how many bytes are being freed, including those of earlier calls; 0 = nothing
-     * can be freed. Called without a lock of the governor. */
-    uint64_t (*reclaim)(void *arg, uint64_t bytes, bool whole);
+    /* Starts to free at least the lacking bytes of idle memory, the cheapest first; never blocks. `whole`: frees
+     * nothing unless it can free all of them. Returns how many bytes are being freed, including those of earlier calls;
+     * 0 = nothing can be freed. Called without a lock of the governor. */
+    uint64_t (*reclaim)(void *arg, const mp_shortage *shortage, bool whole);
     /* Returns how many bytes the reclaimer could free, including bytes being freed. Called without a lock of the
      * governor. */
     uint64_t (*possible)(void *arg);

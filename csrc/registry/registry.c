@@ -235,11 +235,11 @@ static uint64_t possible(void *arg) { return measured(arg, mp_upkeep_possible); 
 
 static uint64_t later(void *arg) { return measured(arg, mp_upkeep_later); }
 
-static uint64_t reclaim(void *arg, uint64_t bytes, bool whole) {
+static uint64_t reclaim(void *arg, const mp_shortage *shortage, bool whole) {
     snapshot copy;
     if (!take_open_snapshot(arg, &copy))
         return 0;
-    uint64_t coming = mp_upkeep_reclaim(copy.entries, copy.count, bytes, whole);
+    uint64_t coming = mp_upkeep_reclaim(copy.entries, copy.count, shortage, whole);
     drop_snapshot(&copy);
     return coming;
 }

@@ -72,15 +72,19 @@ static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
     return told;
 }
 
-uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole) {
+uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *shortage, bool whole) {
     uint64_t coming = 0, told = 0; /* told: bytes of the models that this call evicts */
     /* Other threads may evict too, so each pass surveys all entries again. */
     for (int pass = 0; pass <= count; pass++) {
-        survey all = survey_entries(entries, count, bytes);
+        survey all = survey_entries(entries, count, shortage->bytes);
+        uint64_t lacking = mp_shortage_left(shortage); /* after the survey */
         coming = all.coming < told ? told : all.coming; /* `told` may be larger: some models are freed already */
-        if (coming >= bytes || (whole && coming + all.possible + all.loose < bytes))
+        /* Other threads may take what becomes free, but one call evicts no more than was lacking when it began. */
+        if (all.coming >= lacking || told >= shortage->bytes ||
+            (whole && all.coming + all.possible + all.loose < lacking))
             break;
-        uint64_t left = bytes - coming;
+        uint64_t left = lacking - all.coming, most = shortage->bytes - told;
+        left = left < most ? left : most;
         /* Trim caches only if that may be enough or no model can be evicted. Trimming may free less than the workers
          * hold: the caller checks again afterwards. */
         uint64_t trimmed = all.caches >= left || all.possible < left ? trim(entries, count, left) : 0;

@@ -85,13 +85,13 @@ typedef struct mock_registry {
     bool registered;
 } mock_registry;
 
-static uint64_t give_memory(void *arg, uint64_t bytes, bool whole) {
+static uint64_t give_memory(void *arg, const mp_shortage *shortage, bool whole) {
     (void)whole;
     mock_registry *self = arg;
     SIM_CHECK(self->registered);
     mp_seam_point();
     SIM_CHECK(self->registered && "a reclaimer is not removed while it is in use");
-    return sim_below(2) ? bytes : 0;
+    return sim_below(2) ? mp_shortage_left(shortage) : 0;
 }
 
 static uint64_t has_memory(void *arg) {
