@@ -5,8 +5,9 @@
 
 #include "registry/entry.h"
 
-/* Starts to free at least the lacking bytes: idle caches and arenas if they suffice, else whole models, those with the longest
- * idle time per load time first, else both. Returns the same as mp_reclaimer.reclaim (governor.h). Thread-safe. */
+/* Starts to free at least the lacking bytes: idle caches and arenas if they suffice, else whole models, those with the
+ * longest idle time per load time first, else both. Returns the same as mp_reclaimer.reclaim (governor.h).
+ * Thread-safe. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *shortage, bool whole);
 /* Returns how many bytes mp_upkeep_reclaim could free. */
 uint64_t mp_upkeep_possible(mp_entry **entries, int count);

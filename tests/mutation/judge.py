@@ -37,9 +37,9 @@ class Program:
     baseline: Path
     """The runner of the unchanged program."""
     prefix: str
-    """Of the tests' names in the coverage map."""
+    """The coverage map names the tests with this prefix."""
     shown: str
-    """Prefix of the tests' names in results."""
+    """The results name them with this prefix."""
     percent: int = 100
     """Share of the simulator's schedules."""
     slowness: float = 1
