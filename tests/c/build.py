@@ -195,7 +195,7 @@ def plant(folder: Path) -> None:
 
 
 def build(name: str, out: Path, *, folders: list[str] | None = None, tests: list[str] | None = None,
-          jobs: int | None = None) -> Path:
+          jobs: int | None = None, priority: int = 0) -> Path:
     """Build one variant.
 
     Args:
@@ -203,6 +203,7 @@ def build(name: str, out: Path, *, folders: list[str] | None = None, tests: list
         out: folder of the outputs; created if missing.
         folders, tests: see :func:`sources`.
         jobs: number of parallel compilers; default: the CPUs this process may use.
+        priority: niceness of the compilers, 0 to 19.
 
     Returns:
         The runner, or the folder of the objects if the variant only compiles.
@@ -220,11 +221,11 @@ def build(name: str, out: Path, *, folders: list[str] | None = None, tests: list
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _build_locked(variant, compiler, flags, folder, folders, tests, jobs)
+        return _build_locked(variant, compiler, flags, folder, folders, tests, jobs, priority)
 
 
 def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folder: Path, folders: list[str] | None,
-                  tests: list[str] | None, jobs: int | None) -> Path:
+                  tests: list[str] | None, jobs: int | None, priority: int) -> Path:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
     stamp = hashlib.sha256("\0".join([version, *flags]).encode()).hexdigest()
     stamp_file = folder / ".flags"
@@ -233,6 +234,8 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
             old.unlink()
         stamp_file.write_text(stamp)
 
+    if priority and (nice := shutil.which("nice")):
+        compiler = [nice, "-n", str(priority), *compiler]
     core, chosen = sources(folders, tests if tests is not None else variant.tests)
     if variant.core is not None:
         core = [path for path in core if path.relative_to(CSRC).as_posix().startswith(tuple(variant.core))]

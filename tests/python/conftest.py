@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = Path(__file__).parent / "helpers"
 #: Files that take longest.
-LONG_FILES = ("test_c.py",)
+LONG_FILES = ("test_c_builds.py",)
 pytest.register_assert_rewrite(*(path.stem for path in HELPERS.glob("*.py")))
 # `python -m pytest` puts the working directory first on the path. Sources without the compiled core there would shadow
 # the installed package.

@@ -1,0 +1,167 @@
+"""Build the C core in several variants, and run its C tests.
+
+By default: the variant with failure injection, and a tenth of the simulator's schedules. ``--builds`` (always in CI):
+all schedules, the variant of the extension, sanitizers (with failure injection), clang and ARM.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import instructionsets
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+if not (ROOT / "csrc").is_dir():
+    pytest.skip("the C sources are not available", allow_module_level=True)
+
+import coretests
+
+check_tiers = coretests.load("check_tiers")
+
+
+@pytest.fixture(scope="session")
+def out() -> Path:
+    """Build folder of the variants: ``MPOOL_TEST_BUILD``, by default build/c."""
+    return Path(os.environ.get("MPOOL_TEST_BUILD") or ROOT / "build" / "c")
+
+
+def _record_models(runner: Path, record_property: Callable[[str, object], None]) -> None:
+    """Tell the summary which kernels ran on models of their instructions."""
+    for name in ("avxvnni", "amx"):
+        ran = subprocess.run([str(runner), "--only", f"kernels_modelled_{name}_slots"], capture_output=True, text=True)
+        if ran.stdout.startswith("c tests: 1 passed"):  # skipped if the CPU lacks what the model needs
+            record_property(instructionsets.PROPERTY, ([name], "on a model of the instructions"))
+
+
+def test_gcc_seam(builds_wanted: bool, out: Path, record_property: Callable[[str, object], None]) -> None:
+    """All tests, with injected system failures."""
+    if builds_wanted:
+        pytest.skip("the variant asan runs these tests")
+    runner = coretests.make("seam", out)
+    coretests.run("seam", runner, "--slow", "5")
+    _record_models(runner, record_property)
+
+
+def test_gcc_simulator_in_short(builds_wanted: bool, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry in the simulator: a tenth of the schedules, without the planted bugs."""
+    if builds_wanted:
+        pytest.skip("all schedules run")
+    monkeypatch.setenv("MPOOL_SIM_PERCENT", "10")
+    coretests.run("sim", coretests.make("sim", out), "--slow", "5")
+
+
+@pytest.mark.builds
+def test_gcc_release(out: Path, record_property: Callable[[str, object], None]) -> None:
+    """All tests, in the variant of the extension, with -Wall -Wextra -Werror and with the binding."""
+    runner = coretests.make("release", out)
+    coretests.run("release", runner, "--slow", "5")
+    _record_models(runner, record_property)
+
+
+@pytest.mark.builds
+def test_gcc_address_and_undefined_sanitizers(out: Path) -> None:
+    """All tests under ASan, LSan and UBSan, with injected system failures."""
+    runner = coretests.make("asan", out)
+    coretests.run("asan", runner, "--slow", "10")
+
+
+@pytest.mark.builds
+def test_gcc_thread_sanitizer(out: Path) -> None:
+    """Code with threads: base, the pool, and worker processes."""
+    runner = coretests.make("tsan", out)
+    listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
+    assert "base_team_barrier_2_threads" in listed
+    coretests.run("tsan", runner, "--slow", "20", "--only", "base_", "--only", "pool_", "--only", "registry_", "--only",
+         "isolation_a_registry", "--only", "isolation_processes")
+
+
+@pytest.mark.builds
+def test_gcc_simulator(out: Path) -> None:
+    """The registry in the simulator: tens of thousands of schedules, all schedules of tiny cases, and planted bugs."""
+    runner = coretests.make("sim", out)
+    listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
+    assert {"sim_world_shutdown", "sim_world_reclaim", "sim_mutations_are_found"} <= set(listed.split())
+    coretests.run("sim", runner, "--slow", "10")
+
+
+# C tests to run under emulation: those of the kernels, without the ones that use only the reference variant.
+ARM_KERNELS = ["base_cpu_", "kernels_half_", "kernels_acts_", "kernels_dense_", "kernels_plain_", "kernels_quant_",
+               "kernels_rows_match_ref", "kernels_attention_zero_sign", "kernels_attention_full_nan",
+               "kernels_attention_full_any_split", "kernels_attention_kv_"]
+
+
+def _only(prefixes: list[str]) -> list[str]:
+    return [word for prefix in prefixes for word in ("--only", prefix)]
+
+
+@pytest.mark.builds
+def test_arm_kernels_under_emulation(out: Path, record_property: Callable[[str, object], None]) -> None:
+    """64-bit ARM, cross-compiled, in qemu: every kernel of every instruction set agrees with the reference."""
+    runner = coretests.make("arm", out, ["base", "tensor", "kernels"], ["base_cpu", "dequantize", "kernels"])
+    coretests.run("arm", runner, "--slow", "10", *_only(ARM_KERNELS))
+    for processor in ("cortex-a53", "cortex-a76"):  # NEON alone; dotprod
+        coretests.run("arm", runner, "--slow", "10", "--only", "base_cpu_", "--only", "kernels_dense_dispatch",
+             processor=processor)
+    record_property(instructionsets.PROPERTY, (["neon", "dotprod", "i8mm", "bf16"], "in qemu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processor", "folders"), [
+    ("max", ["base_", "tensor_", "kernels_", "files_", "models_"]),
+    ("cortex-a72", ["base_", "tensor_", "kernels_", "files_"]),
+    ("cortex-a53", ["kernels_"]),
+    ("neoverse-n1", ["kernels_", "models_contract_masks"]),
+])
+def test_arm_core_under_emulation(processor: str, folders: list[str], out: Path) -> None:
+    """64-bit ARM: the tests of the tiers below the registry."""
+    coretests.run("arm", coretests.make("arm", out), "--slow", "20", *_only(folders), processor=processor)
+
+
+@pytest.mark.slow
+def test_arm_clang_compiles_without_a_warning(out: Path) -> None:
+    """clang for 64-bit ARM, with the C library of the cross compiler."""
+    if shutil.which("aarch64-linux-gnu-gcc") is None:
+        pytest.skip("aarch64-linux-gnu-gcc and its C library are not installed")
+    coretests.make("arm-clang", out)
+
+
+@pytest.mark.builds
+@pytest.mark.parametrize("name", ["clang", "clang-debug"])
+def test_clang_compiles_without_a_warning(name: str, out: Path) -> None:
+    """clang with -Wall -Wextra -Werror, including the binding and the seam build."""
+    coretests.make(name, out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["seam", "debug"])
+def test_gcc_other_builds(name: str, out: Path) -> None:
+    """Failure injection and assertions, without sanitizers."""
+    coretests.run(name, coretests.make(name, out))
+
+
+@pytest.mark.builds
+def test_every_header_compiles_alone() -> None:
+    """With each installed compiler."""
+    report = check_tiers.Report()
+    if shutil.which("gcc") or shutil.which("clang"):
+        assert check_tiers.check_headers(ROOT, report) > 0
+    assert not report, "\n".join(report)
+
+
+@pytest.mark.builds
+def test_tiers_symbols(out: Path) -> None:
+    """Only base uses system memory, threads and files; no object uses stdio; the library exports one symbol."""
+    coretests.make("release", out)
+    report = check_tiers.Report()
+    assert check_tiers.check_objects(out / "release", report) > 20
+    spec = importlib.util.find_spec("mpool._core")
+    if spec is not None and spec.origin and spec.origin.endswith(".so"):
+        check_tiers.check_library(Path(spec.origin), report)
+    assert not report, "\n".join(report)
