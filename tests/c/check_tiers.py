@@ -18,6 +18,7 @@ import argparse
 import ast
 import collections
 import concurrent.futures
+import functools
 import io
 import json
 import os
@@ -304,18 +305,33 @@ def python_texts(source: str) -> Iterator[Text]:
         yield Text(begin, comment_text("\n".join(block)), "comment")
 
 
+@functools.cache
+def any_of(words: tuple[Word, ...]) -> re.Pattern[str]:
+    """Return a pattern that is found wherever one of the words is found: most texts need one search."""
+    return re.compile("|".join(f"(?:{word.refused.pattern})" for word in words) or "(?!)", re.IGNORECASE)
+
+
 def refused_words(words: Words, name: str, source: str) -> Iterator[tuple[str, int, str]]:
     """Yield section, line and problem of each refused word of one file. ``name`` is its path below the root."""
-    def bound(rows: tuple[Word, ...]) -> list[Word]:
-        return [word for word in rows if not any(name.startswith(place) for place in word.elsewhere)]
+    def bound(rows: tuple[Word, ...]) -> tuple[Word, ...]:
+        return tuple(word for word in rows if not any(name.startswith(place) for place in word.elsewhere))
 
     identifiers, phrases = bound(words.identifiers), bound(words.phrases)
+    any_identifier, any_phrase = any_of(identifiers), any_of(phrases)
+    harmless: set[str] = set()  # identifiers, which occur many times in a file
     for text in python_texts(source) if name.endswith(".py") else c_texts(source):
         if text.kind == "identifier":
+            if text.text in harmless:
+                continue
             plain = snake(text.text)
+            if not any_identifier.search(plain):
+                harmless.add(text.text)
+                continue
             for word in identifiers:
                 if word.refused.search(plain):
                     yield "identifiers", text.line, f"`{text.text}`: write {word.use}"
+            continue
+        if not any_phrase.search(text.text):
             continue
         for word in phrases:
             for match in word.refused.finditer(text.text) if text.kind == "comment" or not word.opens else ():
