@@ -154,6 +154,7 @@ def test_runner_reports_failures(tmp_path: Path) -> None:
     assert subprocess.run([str(runner), "--only", "nothing"], capture_output=True).returncode == 1
 
 
+@pytest.mark.builds
 def test_a_new_capability_needs_one_row(tmp_path: Path) -> None:
     """With a row in capabilities.def, a capability has its own pool: queue, policy, workers, breaker, governor."""
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc")

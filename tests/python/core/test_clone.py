@@ -21,6 +21,7 @@ def test_the_installed_package_is_used():
 """
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("command", [["-m", "pytest"], ["-c", "import sys, pytest; sys.path.remove(''); "
                                                              "sys.exit(pytest.main(sys.argv[1:]))"]])
 def test_a_clone_without_the_core(tmp_path: Path, command: list[str]) -> None:

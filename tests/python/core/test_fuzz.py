@@ -39,6 +39,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path],
     return fuzz.build(clang, out, QUICK), out
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("target", QUICK)
 def test_fuzz(target: str, programs: tuple[dict[str, Path], Path]) -> None:
     built, out = programs

@@ -193,6 +193,7 @@ def test_a_stream_and_embeddings_run_concurrently(tmp_path_factory: pytest.TempP
     assert len(rows) == 6 and all(value > 0 for value in rows.values())
 
 
+@pytest.mark.builds
 def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """All topics run with tiny models and give a table and a record of every measurement with its machine state."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))

@@ -163,7 +163,7 @@ sys.stdout.flush()
         assert took < 0.3 + 3.0, f"{end}: {took:.1f} s"
 
 
-@pytest.mark.parametrize("times", [pytest.param(20), pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [pytest.param(10), pytest.param(200, marks=pytest.mark.slow)])
 def test_exits_with_busy_workers(bert: Path, llama: Path, times: int) -> None:
     """Row 16: the exit takes the grace period and the time of Python's own shutdown. No thread enters a finalising
     interpreter."""
