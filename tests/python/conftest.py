@@ -26,16 +26,21 @@ if not any((ROOT / "mpool" / f"_core{suffix}").exists() for suffix in EXTENSION_
     sys.path[:] = [path for path in sys.path if Path(path or os.curdir).resolve() != ROOT]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Leave the folder with the sources: ``python -c`` in a child process imports from its working directory first, and
-    would find the package without its compiled core there."""
+    would find the package without its compiled core there.
+
+    A process that only starts others stays: they look for relative paths of the command line in its working directory.
+    """
     for name in ("MPOOL_CACHE", "MPOOL_TEST_BUILD", "MPOOL_TEST_WEIGHTS"):
         if os.environ.get(name):
             os.environ[name] = os.path.abspath(os.path.expanduser(os.environ[name]))
     if os.environ.get("PYTHONPATH"):
         os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
     os.environ.pop("PYTHONUNBUFFERED", None)  # buffers are what users have: a failed flush changes the exit code
-    os.chdir(Path(__file__).parent)
+    starts_others = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+    if not starts_others:
+        os.chdir(Path(__file__).parent)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell ignores SIGINT in background jobs, and children inherit that: the tests of Ctrl-C need the default.
         signal.signal(signal.SIGINT, signal.default_int_handler)
