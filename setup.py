@@ -100,7 +100,9 @@ class BuildCore(build_ext):
             macros, objects, postargs, preprocess, build = compiler._setup_compile(
                 output_dir, macros, include_dirs, files, depends, extra_postargs)
             arguments = compiler._get_cc_args(preprocess, debug, extra_preargs)
-            stamp = hashlib.sha256(repr((compiler.compiler_so, arguments, postargs)).encode()).hexdigest()
+            # pip builds in a new environment each time: numpy counts by its version, not by its place.
+            flags = repr((compiler.compiler_so, arguments, postargs)).replace(numpy.get_include(), numpy.__version__)
+            stamp = hashlib.sha256(flags.encode()).hexdigest()
 
             def one(target: str) -> None:
                 source, suffix = build[target]
