@@ -80,7 +80,8 @@ def test_logprobs(server: Any) -> None:
     tokens = [{"token": token.token, "logprob": token.logprob, "bytes": list(bytes_of(token.token_id)),
                "top_logprobs": [{"token": top.token, "logprob": top.logprob, "bytes": list(bytes_of(top.token_id))}
                                 for top in token.top]} for token in wanted.logprobs]
-    body = {"model": "llama", "messages": CHAT, "options": {**hot, "num_predict": 24}, "logprobs": True, "top_logprobs": 2}
+    body = {"model": "llama", "messages": CHAT, "options": {**hot, "num_predict": 24}, "logprobs": True,
+            "top_logprobs": 2}
     assert ask(server, "/api/chat", {**body, "stream": False})[1]["logprobs"] == tokens
     found, text = [], ""
     for part in lines(server, "/api/chat", body)[1]:

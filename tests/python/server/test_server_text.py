@@ -147,8 +147,8 @@ def test_logprobs(server: Any, protocol: str) -> None:
     high temperature the values of neighbouring tokens and of both choices differ. The library's values are compared
     with the model's logits in `test_api_generate.py`."""
     pool = server.state.pool
-    options: dict[str, Any] = {"temperature": 1.4, "top_k": 100, "seed": 5, "max_tokens": 24, "ignore_eos": True, "n": 2,
-                               "logit_bias": {0: -100, 1: -100}}  # control tokens have no text
+    options: dict[str, Any] = {"temperature": 1.4, "top_k": 100, "seed": 5, "max_tokens": 24, "ignore_eos": True,
+                               "n": 2, "logit_bias": {0: -100, 1: -100}}  # control tokens have no text
     if protocol == "chat":
         wanted = pool.chat(CHAT, "llama", logprobs=True, top_logprobs=3, **options)
         path, asked = "/v1/chat/completions", {"messages": CHAT, "logprobs": True, "top_logprobs": 3}
