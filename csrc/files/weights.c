@@ -133,6 +133,57 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
     return MP_OK;
 }
 
+enum { LAYER_NAME = 160 }; /* longer than any name that a model reads */
+
+/* Returns the part behind "<prefix><layer>." of a name, or NULL for another name. */
+static const char *part_of(const char *name, const char *prefix, int *layer) {
+    const size_t length = strlen(prefix);
+    if (strncmp(name, prefix, length) != 0 || strlen(name) >= LAYER_NAME - 12)
+        return NULL;
+    *layer = 0;
+    const char *at = name + length;
+    for (; *at >= '0' && *at <= '9' && *layer < 100000; at++)
+        *layer = *layer * 10 + (*at - '0');
+    return at > name + length && *at == '.' ? at + 1 : NULL;
+}
+
+/* True if the layer has the tensor <part><end>; `length`: bytes of `part`. */
+static bool layer_has(const mp_weights *weights, const char *prefix, int layer, const char *part, int length,
+                      const char *end) {
+    char name[LAYER_NAME];
+    snprintf(name, sizeof name, "%s%d.%.*s%s", prefix, layer, length, part, end);
+    return mp_weights_has(weights, name);
+}
+
+mp_status mp_weights_check_biases(const mp_weights *weights, const char *prefix, int layers, mp_error *error) {
+    static const char end[] = ".bias", router[] = "ffn_gate_inp";
+    for (int t = 0; t < mp_spec_tensor_count(weights->spec); t++) {
+        const char *name = mp_spec_tensor_at(weights->spec, t)->name;
+        int layer;
+        const char *part = part_of(name, prefix, &layer), *owner = part;
+        int length = part ? (int)strlen(part) - (int)strlen(end) : 0;
+        if (length <= 0 || layer >= layers || strcmp(part + length, end) != 0)
+            continue;
+        int owner_length = length;
+        if (!layer_has(weights, prefix, layer, part, length, ".weight")) {
+            owner = router;
+            owner_length = (int)strlen(router);
+            if (!layer_has(weights, prefix, layer, owner, owner_length, ".weight"))
+                continue; /* the layer lacks more than a bias */
+        }
+        for (int i = 0; i < layers; i++) {
+            char lacking[LAYER_NAME];
+            if (layer_has(weights, prefix, i, part, length, end) ||
+                !layer_has(weights, prefix, i, owner, owner_length, ".weight"))
+                continue;
+            snprintf(lacking, sizeof lacking, "%s%d.%s", prefix, i, part);
+            return mp_fail_file(error, MP_FORMAT, file_of(weights, NULL), -1, lacking,
+                                "a bias in all layers, or in none", "missing, but layer %d has it", layer);
+        }
+    }
+    return MP_OK;
+}
+
 void mp_weights_release(const mp_weights *weights, const mp_tensor *tensor) {
     for (int i = 0; i < weights->map_count; i++) {
         const uint8_t *data = mp_file_map_data(weights->maps[i]);

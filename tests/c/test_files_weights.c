@@ -112,6 +112,56 @@ static void expect_refused(fixture *f, const char *part) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }
 
+/* --- biases of layers --- */
+
+/* Open a file with these tensors, separated by spaces, and check the biases of `layers` layers. Returns the name of the
+ * missing bias, or "". */
+static const char *missing_bias(fixture *f, const char *names, int layers) {
+    char copy[400], *rest = copy;
+    begin(f);
+    snprintf(copy, sizeof copy, "%s", names);
+    for (char *name; (name = strtok_r(rest, " ", &rest));)
+        add(f, name, MP_F32, 0, 4, 0, 0);
+    mp_weights *weights = open_weights(f);
+    mp_status status = mp_weights_check_biases(weights, "blk.", layers, &f->error);
+    mp_weights_close(weights);
+    if (status == MP_OK)
+        return "";
+    MP_CHECK_STATUS(status, MP_FORMAT, &f->error);
+    MP_CHECK_HAS(f->error.message, f->error.field);
+    return f->error.field;
+}
+
+MP_TEST(files_weights_layers_have_the_same_biases) {
+    static const struct {
+        const char *names;
+        int layers;
+        const char *missing;
+    } rows[] = {
+        {"blk.0.q.weight blk.1.q.weight", 2, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weight blk.1.q.bias", 2, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weight", 2, "blk.1.q.bias"},
+        {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 2, "blk.0.q.bias"},
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weight blk.1.q.bias blk.2.q.weight", 3, "blk.2.q.bias"},
+        {"blk.9.q.weight blk.9.q.bias blk.10.q.weight", 11, "blk.10.q.bias"},
+        /* a layer that is not read, or lacks the weight, needs no bias */
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weight", 1, ""},
+        {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 1, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.1.experts.weight", 2, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weight blk.1.q.bias blk.1.k.weight", 2, ""},
+        /* a bias without a weight belongs to the router */
+        {"blk.0.up.weight blk.1.ffn_gate_inp.weight blk.1.exp_probs_b.bias", 2, ""},
+        {"blk.0.ffn_gate_inp.weight blk.1.ffn_gate_inp.weight blk.1.exp_probs_b.bias", 2, "blk.0.exp_probs_b.bias"},
+        {"blk.0.up.bias blk.1.up.weight blk.1.up.bias blk.1.ffn_gate_inp.weight", 2, ""},
+        /* names of other tensors */
+        {"v.blk.0.q.weight v.blk.0.q.bias v.blk.1.q.weight blk.x.q.bias blk.1q.bias blk..bias blk.bias", 2, ""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        fixture f;
+        MP_CHECK_STR(missing_bias(&f, rows[i].names, rows[i].layers), rows[i].missing);
+    }
+}
+
 MP_TEST(files_weights_checks_bounds_again) {
     static const struct { mp_dtype dtype; int64_t columns; int file; uint64_t offset; const char *part; } cases[] = {
         {MP_F32, 5, 1, 984, "1000 bytes"},                  /* 4 bytes too far */

@@ -217,6 +217,74 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     tiny_unload(&tiny);
 }
 
+/* Options that change a vector: texts with equal ids and different options are not identical. */
+typedef struct variant {
+    int skip, dimensions, normalize;
+    int32_t second;
+} variant;
+
+static void make_variant(const tiny_model *tiny, const texts *all, const variant *variant, request *made) {
+    const int pick = 5;
+    make_request(tiny, all, &pick, 1, variant->skip, variant->dimensions, variant->normalize, MP_EMBED_POOLED, made);
+    made->call->second = mp_alloc(sizeof(int32_t), MP_TAG_REQUEST); /* freed with the request */
+    MP_CHECK(made->call->second);
+    made->call->second[0] = variant->second;
+}
+
+/* Serve requests in one step. The number of identical texts must not grow, and each vector must be the one that the
+ * engine computed without other texts. */
+static void check_variants(tiny_model *tiny, request *requests, int count, float (*alone)[WIDTH]) {
+    mp_outcome outcomes[MP_PLAN_MAX];
+    serve(tiny, requests, count, outcomes);
+    for (int i = 0; i < count; i++) {
+        MP_CHECK_INT(outcomes[i], MP_OUTCOME_DONE);
+        MP_CHECK(memcmp(requests[i].call->vectors, alone[i], (size_t)requests[i].call->width * sizeof(float)) == 0);
+    }
+    drop(requests, count);
+}
+
+MP_TEST(models_encoder_options_make_texts_differ) {
+    static const variant variants[] = {{-1, 0, 1, 3}, {1, 0, 1, 3},  {2, 0, 1, 3},  {-1, 40, 1, 3},
+                                       {-1, 41, 1, 3}, {-1, 0, 0, 3}, {-1, 40, 0, 3}, {-1, 0, 1, 2}};
+    enum { COUNT = sizeof variants / sizeof *variants };
+    static texts all;
+    static float alone[COUNT][WIDTH];
+    make_texts(&all);
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
+    mp_encoder_dedup *dedup = dedup_of(tiny.engine);
+    const uint32_t capacity = dedup->capacity;
+    request requests[COUNT], again;
+    dedup->capacity = 0; /* keep nothing */
+    for (int i = 0; i < COUNT; i++) {
+        mp_outcome outcome;
+        make_variant(&tiny, &all, &variants[i], &again);
+        serve(&tiny, &again, 1, &outcome);
+        MP_CHECK_INT(outcome, MP_OUTCOME_DONE);
+        memcpy(alone[i], again.call->vectors, (size_t)again.call->width * sizeof(float));
+        drop(&again, 1);
+        for (int j = 0; j < i && i < COUNT - 1; j++) /* without token types, `second` changes no bit */
+            MP_CHECK(variants[i].dimensions != variants[j].dimensions ||
+                     memcmp(alone[i], alone[j], 40 * sizeof(float)) != 0);
+    }
+
+    for (int i = 0; i < COUNT; i++)
+        make_variant(&tiny, &all, &variants[i], &requests[i]);
+    check_variants(&tiny, requests, COUNT, alone);
+    MP_CHECK_INT(dedup->shared, 0);
+
+    /* one after the other: each variant is computed once, then recalled */
+    dedup->capacity = capacity;
+    dedup->keep_ns = UINT64_MAX;
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < COUNT; i++) {
+            make_variant(&tiny, &all, &variants[i], &again);
+            check_variants(&tiny, &again, 1, &alone[i]);
+            MP_CHECK_INT(dedup->recalled, round ? i + 1 : 0);
+        }
+    tiny_unload(&tiny);
+}
+
 /* Run texts [first, first + count), one request and one step each; check the vectors against `alone`, if given. */
 static void compute_each(tiny_model *tiny, const texts *all, int first, int count, const float *alone) {
     float out[WIDTH];

@@ -11,6 +11,7 @@
 
 #include "base/options.h"
 #include "model_fixture.h"
+#include "models/decoder/decoder.h"
 
 /* --- the weights file: a page without access counts its next use --- */
 
@@ -19,6 +20,7 @@ static uint8_t *file_data;
 static size_t file_bytes, page;
 static _Atomic bool closed_page[PAGES_MOST];
 static _Atomic int uses[PAGES_MOST];
+static _Atomic int fetches[PAGES_MOST]; /* times that the kernel was told to read the page */
 
 static void use_page(size_t at) {
     if (atomic_exchange(&closed_page[at], false))
@@ -64,8 +66,10 @@ static int watched_madvise(void *data, size_t bytes, int advice) {
     if (of_file && advice == MADV_DONTNEED)
         close_pages(from, bytes);
     else if (of_file && advice != MADV_WILLNEED) /* MADV_POPULATE_READ */
-        for (size_t at = from / page; at * page < from + bytes; at++)
+        for (size_t at = from / page; at * page < from + bytes; at++) {
             use_page(at);
+            atomic_fetch_add(&fetches[at], 1);
+        }
     else if (advice == MADV_HUGEPAGE) {
         atomic_fetch_add(&huge_calls, 1);
         huge_begin = data;
@@ -142,6 +146,84 @@ MP_TEST(models_pages_of_an_encoder_are_read_once) {
     tiny_model tiny;
     load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_AUTO, "1048576");
     check_pages();
+    tiny_unload(&tiny);
+}
+
+/* A load whose matrices stay in the file reads them, so that the first step does not wait for them page by page: every
+ * page of these matrices, and no other. (Advice covers whole pages, so the ends of a matrix may be left out.) */
+MP_TEST(models_pages_of_stored_weights_are_fetched_by_the_load) {
+    tiny_model tiny;
+    load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0");
+    const mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
+    static int expected[PAGES_MOST];
+    size_t most = 0;
+    for (int i = 0; i < stored->count; i++) {
+        const mp_tensor *tensor = &stored->parts[i].tensor;
+        size_t from = (size_t)((uint8_t *)tensor->data - file_data), end = from + tensor->nbytes;
+        for (size_t at = (from + page - 1) / page; (at + 1) * page <= end; at++, most++)
+            expected[at]++;
+    }
+    MP_CHECK(most > 10);
+    for (size_t at = 0; at < PAGES_MOST; at++)
+        if (atomic_load(&fetches[at]) != expected[at])
+            MP_FAIL("page %zu was fetched %d times, expected %d", at, atomic_load(&fetches[at]), expected[at]);
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_pages_of_packed_weights_are_not_fetched) {
+    tiny_model tiny;
+    load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "1048576");
+    for (size_t at = 0; at < PAGES_MOST; at++)
+        MP_CHECK_INT(atomic_load(&fetches[at]), 0);
+    tiny_unload(&tiny);
+}
+
+/* Large matrices are fetched in chunks, so that progress is reported between two of them. */
+static _Atomic size_t longest_fetch, calls_of_fetch;
+
+static int noted_madvise(void *data, size_t bytes, int advice) {
+    size_t from = (size_t)((uint8_t *)data - file_data), longest = atomic_load(&longest_fetch);
+    (void)advice;
+    while (bytes > longest && !atomic_compare_exchange_weak(&longest_fetch, &longest, bytes)) {
+    }
+    atomic_fetch_add(&calls_of_fetch, 1);
+    for (size_t at = from / page; at * page < from + bytes; at++)
+        atomic_fetch_add(&fetches[at], 1);
+    return 0;
+}
+
+MP_TEST(models_pages_of_large_matrices_are_fetched_in_chunks) {
+    enum { CHUNK = 4 << 20, COUNT = 4 };
+    const size_t sizes[COUNT] = {2 * CHUNK + 4096, 4096, CHUNK, CHUNK - 4096};
+    const mp_wmat w = {.panels = 1};
+    tiny_model tiny;
+    mp_stored_part *part;
+    mp_progress progress = {0};
+    mp_error error;
+    size_t total = 0;
+    mp_stored *stored = mp_stored_create(NULL, COUNT);
+    MP_CHECK(stored);
+    page = (size_t)sysconf(_SC_PAGESIZE);
+    for (int i = 0; i < COUNT; i++) {
+        mp_tensor tensor = {.data = (void *)((uintptr_t)1 << 30), .nbytes = sizes[i]};
+        tensor.data = (uint8_t *)tensor.data + total;
+        MP_CHECK_OK(mp_stored_add(stored, &w, &tensor, &part, &error), &error);
+        total += sizes[i];
+    }
+    tiny_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, 3);
+    file_data = (uint8_t *)((uintptr_t)1 << 30); /* addresses only: no memory is mapped there */
+    mp_sys_table.madvise = noted_madvise;
+    mp_stored_fetch(stored, &tiny.lease, &progress);
+    mp_sys_table.madvise = mp_sys_real.madvise;
+    if (page <= 4096) {
+        MP_CHECK_INT(atomic_load(&longest_fetch), CHUNK);
+        MP_CHECK_INT(atomic_load(&calls_of_fetch), 3 + 1 + 1 + 1);
+        for (size_t at = 0; at < PAGES_MOST; at++)
+            MP_CHECK_INT(atomic_load(&fetches[at]), at < total / page);
+    }
+    MP_CHECK(atomic_load(&progress.beat_ns) > 0);
+    MP_CHECK_STR(atomic_load(&progress.stage), "mapping");
+    mp_stored_destroy(stored);
     tiny_unload(&tiny);
 }
 

@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 
 #include "grouping_fixture.h"
+#include "missing_fixture.h"
 #include "models/image/vit.h"
 #include "recorded_fixture.h"
 #include "request_fixture.h"
@@ -638,4 +639,23 @@ MP_TEST_SECONDS(models_vit_survives_failing_allocations, 60) {
     life.budget_ns = 1; /* compute the images in parts */
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
+}
+
+/* A file whose layers do not have the same biases is refused by the name of the missing one. */
+MP_TEST(models_vit_layers_have_the_same_biases) {
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_spec *whole = make_spec("siglip", false);
+    int tried = 0;
+    for (int t = 0; t < mp_spec_tensor_count(whole); t++) {
+        const char *name = mp_spec_tensor_at(whole, t)->name;
+        if (strncmp(name, "v.blk.", 6) != 0 || !strstr(name, ".bias"))
+            continue;
+        MP_CHECK_STATUS(load_only(spec_without(whole, t, 0), MP_COMPUTE_F32, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, name);
+        tried++;
+    }
+    MP_CHECK_INT(tried, LAYERS * 9 - LAYERS);
+    mp_spec_unpin(whole);
 }

@@ -10,7 +10,9 @@
 #include <unistd.h>
 
 #include "mp_test.h"
+#include "registry/audit.h"
 #include "registry/entry.h"
+#include "test_registry_fake.h"
 
 enum { STATES_MOST = 8 };
 
@@ -200,4 +202,45 @@ MP_TEST(registry_states_of_workers) {
                              "........", /* dead */
                              "......x."}, /* failed */
                             put_worker, get_worker, set_worker});
+}
+
+/* --- the audit of a registry, which the simulator calls --- */
+
+static bool no_lock_is_held(const mp_mutex *mutex) {
+    (void)mutex;
+    return false;
+}
+
+static const mp_mutex *free_lock;
+
+static bool all_but_one_are_held(const mp_mutex *mutex) { return mutex != free_lock; }
+
+MP_TEST(registry_audit_reports_what_does_not_agree) {
+    fake fake;
+    mp_error error;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(2, 0);
+    fake_add(registry, "a", &fake, false);
+    atomic_store(&fake.hold, true);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.in_steps, 1);
+    mp_entry *entry = ticket->entry;
+    mp_mutex_lock(&entry->lock);
+    mp_worker *worker = entry->workers[0];
+    MP_CHECK_OK(mp_registry_audit(registry, no_lock_is_held, &error), &error);
+    worker->threads += 2; /* more than are leased */
+    MP_CHECK_STATUS(mp_registry_audit(registry, no_lock_is_held, &error), MP_INTERNAL, &error);
+    MP_CHECK_HAS(error.message, "workers hold 3 compute threads, the CPU allocator counts 1 of 2");
+    free_lock = &entry->lock; /* the registry's is held: in the middle of a change */
+    MP_CHECK_OK(mp_registry_audit(registry, all_but_one_are_held, &error), &error);
+    worker->threads -= 2;
+    worker->step_live++;
+    MP_CHECK_STATUS(mp_registry_audit(registry, no_lock_is_held, &error), MP_INTERNAL, &error);
+    MP_CHECK_HAS(error.message, "has 1 live in its step and counts 2");
+    worker->step_live--;
+    MP_CHECK_OK(mp_registry_audit(registry, no_lock_is_held, &error), &error);
+    mp_mutex_unlock(&entry->lock);
+    atomic_store(&fake.hold, false);
+    MP_CHECK_INT(fake_finish(ticket), MP_OK);
+    fake_end(registry);
 }

@@ -1,4 +1,5 @@
-/* mp_registry_config.scale_timeout: the patience of requests grows with the queue. */
+/* The limits of a request hold wherever it waits. mp_registry_config.scale_timeout: the patience of requests grows with
+ * the queue. */
 #include "base/sys.h"
 #include "mp_test.h"
 #include "test_registry_fake.h"
@@ -23,7 +24,7 @@ static mp_registry *open_with(fake *fake, bool scale, int capacity) {
     atomic_store(&fake->step_ns, FAKE_MS(STEP_MS));
     fake_add(registry, "a", fake, false);
     for (int i = 0; i < 2; i++) /* afterwards the entry can predict the time of a request */
-        MP_CHECK_INT(fake_finish(submit_with(registry, (mp_submit_options){0})), MP_OK);
+        MP_CHECK_INT(fake_finish(submit_with(registry, (mp_submit_options){.patience_ns = MP_FOREVER})), MP_OK);
     return registry;
 }
 
@@ -147,4 +148,150 @@ MP_TEST(registry_patience_ends_while_a_request_waits_for_memory) {
     mp_ticket_cancel(busy);
     fake_finish(busy);
     fake_end(registry);
+}
+
+/* --- a request ends at its deadline, at the end of its patience and when it is cancelled, wherever it waits --- */
+
+typedef enum limit { DEADLINE, PATIENCE, CANCELLED, LIMITS } limit;
+enum { LIMIT_MS = 30, HELD = 60000000, ALL = 100000000 };
+
+static bool give_up_now(void *arg) { return *(const limit *)arg == CANCELLED; }
+
+static mp_submit_options options_of(limit *limit) {
+    mp_submit_options options = {.priority = 2, .give_up = give_up_now, .give_up_arg = limit};
+    if (*limit == DEADLINE)
+        options.deadline_ns = fake_in_ms(LIMIT_MS);
+    if (*limit == PATIENCE)
+        options.patience_ns = FAKE_MS(LIMIT_MS);
+    return options;
+}
+
+static void check_limit(limit limit, mp_status status, const mp_error *error) {
+    MP_CHECK_STATUS(status, limit == CANCELLED ? MP_CANCELLED : MP_TIMEOUT, error);
+    MP_CHECK(limit == CANCELLED || error->code == MP_TIMEOUT);
+}
+
+static uint32_t masks; /* 1: the second unit of a request waits for a mask that never comes; 0: none is needed */
+
+/* Submits a request for "a", which waits until its limit; the test lets nothing else end the wait. */
+static void end_waiting(mp_registry *registry, limit limit) {
+    static const char *const words[LIMITS] = {"no result within 0.030 s", "no progress for 0.030 s", "was cancelled"};
+    mp_submit_options options = options_of(&limit);
+    mp_ticket *ticket;
+    mp_error error;
+    fake_call *call = fake_call_create(2);
+    call->masks = masks;
+    MP_CHECK_OK(mp_registry_submit(registry, "a", &call->base, &options, &ticket, &error), &error);
+    if (limit == CANCELLED) {
+        mp_sys_sleep_ns(FAKE_MS(5));
+        MP_CHECK(!mp_ticket_done(ticket));
+        mp_ticket_cancel(ticket);
+    }
+    mp_status status = fake_wait(ticket, &error);
+    check_limit(limit, status, &error);
+    MP_CHECK_HAS(error.message, words[limit]);
+    MP_CHECK_INT(call->finished, 0);
+    mp_ticket_release(ticket);
+}
+
+/* A registry with 100 MB and one compute thread, and two models: "b", which holds 60 MB and, while it is in a step, the
+ * compute thread; and "a". */
+static mp_registry *open_two(fake *a, fake *b, uint64_t bytes) {
+    mp_registry *registry = fake_registry(1, ALL);
+    mp_error error;
+    fake_init(a);
+    fake_init(b);
+    a->model_bytes = bytes;
+    b->model_bytes = HELD;
+    fake_add(registry, "a", a, false);
+    fake_add(registry, "b", b, false);
+    MP_CHECK_OK(mp_registry_load(registry, "b", false, 0, &error), &error);
+    return registry;
+}
+
+static mp_ticket *occupy(mp_registry *registry, fake *b) {
+    atomic_store(&b->hold, true);
+    mp_ticket *busy = fake_submit(registry, "b", fake_call_create(1), NULL);
+    fake_until(&b->in_steps, 1);
+    return busy;
+}
+
+static void close_two(mp_registry *registry, fake *b, mp_ticket *busy) {
+    atomic_store(&b->hold, false);
+    MP_CHECK_INT(fake_finish(busy), MP_OK);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_end(registry);
+}
+
+MP_TEST(registry_limits_end_a_wait_for_memory_of_a_request) {
+    fake a, b;
+    mp_registry *registry = open_two(&a, &b, 0);
+    mp_ticket *busy = occupy(registry, &b), *ticket;
+    mp_error error;
+    for (limit limit = 0; limit < LIMITS; limit++) {
+        mp_submit_options options = options_of(&limit);
+        fake_call *call = fake_call_create(1);
+        call->base.bytes = ALL - HELD + 1000000;
+        mp_status status = mp_registry_submit(registry, "a", &call->base, &options, &ticket, &error);
+        MP_CHECK(!ticket);
+        check_limit(limit, status, &error);
+        MP_CHECK_HAS(error.message, limit == CANCELLED ? "while it waited for memory" : "no memory was free");
+    }
+    close_two(registry, &b, busy);
+}
+
+MP_TEST(registry_limits_end_a_wait_for_memory_of_a_load) {
+    for (limit limit = 0; limit < LIMITS; limit++) {
+        fake a, b;
+        mp_registry *registry = open_two(&a, &b, ALL - HELD + 1000000);
+        mp_ticket *busy = occupy(registry, &b);
+        end_waiting(registry, limit);
+        MP_CHECK_INT(a.models, 0);
+        close_two(registry, &b, busy);
+    }
+}
+
+MP_TEST(registry_limits_end_a_wait_for_compute_threads) {
+    for (int loaded = 0; loaded < 2; loaded++) {
+        fake a, b;
+        mp_registry *registry = open_two(&a, &b, 0);
+        mp_error error;
+        if (loaded) /* the step waits for the thread, not the load */
+            MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
+        mp_ticket *busy = occupy(registry, &b);
+        for (limit limit = 0; limit < LIMITS; limit++)
+            end_waiting(registry, limit);
+        MP_CHECK_INT(a.steps, 0);
+        MP_CHECK_INT(a.models, loaded);
+        close_two(registry, &b, busy);
+    }
+}
+
+/* After a worker was lost, the next one starts only after a backoff. If the backoff ends first, the load waits for the
+ * compute thread instead. */
+MP_TEST(registry_limits_end_a_wait_for_a_worker) {
+    for (limit limit = 0; limit < LIMITS; limit++) {
+        fake a, b;
+        mp_registry *registry = open_two(&a, &b, 0);
+        fake_call *loses = fake_call_create(1);
+        loses->fault = MP_INTERNAL;
+        loses->faults = 2;
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", loses, NULL)), MP_INTERNAL);
+        mp_ticket *busy = occupy(registry, &b);
+        const int steps = atomic_load(&a.steps);
+        end_waiting(registry, limit);
+        MP_CHECK_INT(a.steps, steps);
+        close_two(registry, &b, busy);
+    }
+}
+
+MP_TEST(registry_limits_end_a_wait_for_a_mask) {
+    fake a, b;
+    mp_registry *registry = open_two(&a, &b, 0);
+    masks = 1;
+    for (limit limit = 0; limit < LIMITS; limit++)
+        end_waiting(registry, limit);
+    masks = 0;
+    MP_CHECK(a.steps > 0);
+    close_two(registry, &b, fake_submit(registry, "b", fake_call_create(1), NULL));
 }

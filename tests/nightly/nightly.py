@@ -35,11 +35,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = Path(__file__).resolve().parent / "summary.json"
 PAGE = SUMMARY.with_name("README.md")
 OLD = timedelta(days=30)
-#: Instruction sets for which the core has kernels, by the names of Linux.
-INSTRUCTION_SETS = {
-    "x86_64": ["avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
-               "amx_tile", "amx_int8", "amx_bf16"],
-    "aarch64": ["asimd", "asimddp"]}
+sys.path.append(str(ROOT / "tests" / "python" / "helpers"))  # this script also runs without pytest
+
+import instructionsets  # noqa: E402
+
 OUTCOMES = ["passed", "failed", "error", "skipped", "xfailed"]
 
 
@@ -204,17 +203,17 @@ def commit() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Model and number of CPUs, and which instruction sets they have and lack."""
+    """Model and number of CPUs, and which instruction sets of the core they have and lack. Both lists are empty if the
+    core cannot be imported."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
-    flags = (facts.get("flags") or facts.get("Features", "")).split()
-    names = INSTRUCTION_SETS.get(platform.machine(), [])
+    names, features = instructionsets.known(platform.machine()), instructionsets.of_this_cpu()
     cpu = facts.get("model name") or platform.processor() or platform.machine()
     if "cpu family" in facts:  # virtual machines hide the name
         cpu += f" (family {facts['cpu family']}, model {facts.get('model')})"
     return {"cpu": cpu,
-            "cores": len(os.sched_getaffinity(0)), "has": [name for name in names if name in flags],
-            "lacks": [name for name in names if name not in flags], "python": platform.python_version()}
+            "cores": len(os.sched_getaffinity(0)), "has": [name for name in names if name in (features or [])],
+            "lacks": [name for name in names if name not in (features or names)], "python": platform.python_version()}
 
 
 def record(name: str, part: str, found: dict[str, Any], at: str, began: float, seconds: float) -> dict[str, Any]:

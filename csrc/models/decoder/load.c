@@ -221,6 +221,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         goto cleanup;
     }
     MP_TRY_GOTO(mp_decoder_read_hyper(model, args->spec, args->flags, error));
+    MP_TRY_GOTO(mp_weights_check_biases(model->weights, "blk.", model->layer_count, error));
     mp_builder_init(&builder, model->weights, args->compute);
     builder.shared = args->shared;
     builder.pack_on_use = (uint64_t)mp_options_get()->pack_on_use_mb << 20;

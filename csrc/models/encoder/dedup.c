@@ -46,7 +46,8 @@ void mp_dedup_deinit(mp_encoder_dedup *dedup) {
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
-/* Two chains of 64-bit multiply and fold, 128 bits together. Equal keys are confirmed by comparing the texts. */
+/* Two chains of 64-bit multiply and fold, 128 bits together. The key covers the ids only: `identical` compares all that
+ * changes a vector. */
 static void mix(uint64_t hash[2], uint32_t word) {
     hash[0] = (hash[0] ^ word) * 0x9e3779b97f4a7c15u;
     hash[0] ^= hash[0] >> 32;
@@ -55,9 +56,7 @@ static void mix(uint64_t hash[2], uint32_t word) {
 }
 
 void mp_dedup_key(mp_encoder_text *text) {
-    uint64_t hash[2] = {(uint64_t)text->n, (uint64_t)text->skip};
-    mix(hash, (uint32_t)text->dimensions * 2 + text->normalize);
-    mix(hash, (uint32_t)text->second);
+    uint64_t hash[2] = {(uint64_t)text->n, (uint64_t)text->n};
     for (int32_t i = 0; i < text->n; i++)
         mix(hash, (uint32_t)text->ids[i]);
     text->key[0] = hash[0];

@@ -40,7 +40,7 @@ void mp_dedup_init(mp_encoder_dedup *dedup, mp_budget *budget, int32_t model_tok
 void mp_dedup_deinit(mp_encoder_dedup *dedup);
 /* Begin a step of up to `texts` texts. */
 mp_status mp_dedup_begin(mp_encoder_dedup *dedup, int texts, mp_error *error);
-/* Compute the text's key. Call it before the functions below. */
+/* Compute the text's key from its ids. Call it before the functions below. */
 void mp_dedup_key(mp_encoder_text *text);
 /* If there is a recent result of an identical text, copy its vector to text->out and return true. */
 bool mp_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint64_t now_ns);

@@ -331,6 +331,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->flags = args->flags;
     model->token_types = 1;
     MP_TRY_GOTO(read_hyper(model, args->spec, error));
+    MP_TRY_GOTO(mp_weights_check_biases(model->weights, "blk.", model->layer_count, error));
     MP_TRY_GOTO(read_ropes(model, args->spec, error));
     mp_compute compute = compute_type_for(args->compute, args->spec);
     model->compute = model->attention.compute = compute;

@@ -262,6 +262,7 @@ mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, u
     model->most_ops = MOST_OPS;
     atomic_init(&model->mega_ns, FIRST_MEGA_NS);
     MP_TRY(read_hyper(model, spec, flags, error));
+    MP_TRY(mp_weights_check_biases(builder->weights, "v.blk.", model->layer_count, error));
     MP_TRY(read_embeddings(model, builder, flags, norm, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +106,27 @@ def test_normalize(pool: mpool.Pool, bert: Path) -> None:
     unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
     np.testing.assert_allclose(pool.embed(TEXTS, bert, normalize=True), unit, atol=1e-6)
     assert np.array_equal(pool.embed(TEXTS, bert, normalize=True), pool.embed(TEXTS, bert))
+
+
+def test_equal_texts_with_different_options(pool: mpool.Pool, bert: Path) -> None:
+    """Equal texts share a vector only if nothing that changes it differs: at once, and one after the other."""
+    text = "A cat sat on the mat."
+    raw = pool.embed(text, bert, normalize=False).astype(np.float64)
+    prompted = pool.embed("dog: " + text, bert)
+
+    def unit(vector: np.ndarray) -> np.ndarray:
+        return vector / np.linalg.norm(vector)
+
+    wanted: list[tuple[dict[str, Any], np.ndarray]] = [
+        ({"normalize": False}, raw), ({}, unit(raw)), ({"dimensions": 8}, unit(raw[:8])),
+        ({"dimensions": 9}, unit(raw[:9])), ({"dimensions": 8, "normalize": False}, raw[:8]),
+        ({"prompt": "dog: "}, prompted)]
+    for round in range(2):
+        jobs = [pool.submit("text_embedding", inputs=text, model=bert, **options) for options, _ in wanted]
+        for job, (options, vector) in zip(jobs, wanted, strict=True):
+            for got in (job.result(30), pool.embed(text, bert, **options)):
+                assert got.shape == vector.shape and np.abs(got - vector).max() < 1e-5, options
+        wanted.reverse()
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import corelib
 import mpool
 import tinymodels
 from mpool.tasks import chat_prompt as chatting
@@ -101,6 +102,40 @@ def test_logprobs(pool: mpool.Pool, llama: Path) -> None:
     assert all(chunk.logprobs for chunk in chunks if chunk.text)  # those of a token come with its text
 
 
+def check_logprobs(table: np.ndarray, found: Any, ids: tuple[int, ...], alternatives: int) -> None:
+    """Compare the log probabilities of tokens with `table`, one row per token.
+
+    Args:
+        table: log probabilities of the model, float64 (tokens, vocab).
+        found: one TokenLogprob per token.
+        ids: the tokens.
+        alternatives: number of most likely tokens to expect at each position.
+    """
+    assert [token.token_id for token in found] == list(ids) and len(table) == len(ids)
+    for row, token in zip(table, found, strict=True):
+        assert abs(row[token.token_id] - token.logprob) < 1e-4
+        assert [other.token_id for other in token.top] == np.argsort(-row, kind="stable")[:alternatives].tolist()
+        for other in token.top:
+            assert abs(row[other.token_id] - other.logprob) < 1e-4
+
+
+def test_logprobs_are_those_of_the_models_logits(pool: mpool.Pool, llama: Path) -> None:
+    """Each value belongs to its own token and is taken before temperature, penalties, bias and filters. Sampling at a
+    high temperature makes the values of neighbouring tokens and choices differ."""
+    prompt = pool.tokenize(PROMPT, llama)
+    options: dict[str, Any] = {"temperature": 1.4, "top_k": 200, "seed": 5, "max_tokens": 16, "ignore_eos": True,
+                               "n": 2, "presence_penalty": 1.5, "logit_bias": {77: 9.0}, "top_logprobs": 3,
+                               "compute": "float32"}
+    done = pool.generate(PROMPT, llama, **options)
+    chunks = list(pool.generate(PROMPT, llama, stream=True, **options))
+    for choice in done.choices:
+        table = corelib.log_probabilities(pool, str(llama), prompt, choice.token_ids)
+        assert len({round(float(row[token]), 3) for row, token in zip(table, choice.token_ids)}) > 8
+        check_logprobs(table, choice.logprobs, choice.token_ids, 3)
+        streamed = [token for chunk in chunks if chunk.index == choice.index for token in chunk.logprobs or ()]
+        check_logprobs(table, streamed, choice.token_ids, 3)
+
+
 class GrowingTicket:
     """A finished ticket that appears unfinished: its first choice gets one more token whenever `text` is called.
 
@@ -136,12 +171,16 @@ def test_logprobs_of_a_long_stream_are_copied_once(pool: mpool.Pool, llama: Path
     stream = pool.generate(PROMPT, llama, temperature=0, max_tokens=200, ignore_eos=True, top_logprobs=2, stream=True)
     done, reader = stream.result(), stream._reader
     growing: Any = GrowingTicket(reader.ticket)
-    reader.ticket, found, chunks = growing, [], 0
+    reader.ticket, found, chunks, text = growing, [], 0, ""
+    ends = np.array(growing._ends)
     while not reader.ended:
         for chunk in reader.take():
             found += chunk.logprobs or ()
             chunks += 1
-    assert tuple(found) == done.logprobs and len(found) == 200
+            text += chunk.text
+            # those of a token come with its last byte, neither before nor after
+            assert len(found) == (ends[:growing.shown] <= len(text.encode())).sum()
+    assert tuple(found) == done.logprobs and len(found) == 200 and text == done.text
     assert chunks > 50 and growing.rows < 4 * 200  # characters of several tokens are read again
 
 

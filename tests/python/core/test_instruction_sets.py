@@ -21,6 +21,9 @@ def test_every_level_is_known() -> None:
     """The levels of both architectures are read from the source, and the core knows the same names."""
     assert instructionsets.known() == ["avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx", "neon",
                                        "dotprod", "i8mm", "bf16"]
+    assert instructionsets.known("x86_64") == ["avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx"]
+    assert instructionsets.known("aarch64") == ["neon", "dotprod", "i8mm", "bf16"]
+    assert instructionsets.known("riscv64") == []
     assert set(instructionsets.of_this_cpu() or ()) <= set(instructionsets.known())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import instructionsets
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,6 +116,9 @@ def test_a_job_without_results_is_no_success(monkeypatch: pytest.MonkeyPatch, pr
     found = nightly.run("soak", "")
     assert [failure["message"] for failure in found["failures"]] == [failure]
     assert found["commit"] == nightly.commit() and found["machine"]["cores"] >= 1
+    assert found["machine"]["has"] == instructionsets.of_this_cpu()
+    assert sorted(found["machine"]["has"] + found["machine"]["lacks"]) == sorted(
+        instructionsets.known(platform.machine()))
 
 
 def test_the_summary_keeps_jobs_that_did_not_run(tmp_path: Path) -> None:

@@ -25,6 +25,14 @@ def logits(pool: mpool.Pool, model: str, tokens: np.ndarray, compute: str = "aut
     return ticket.prompt_logits()
 
 
+def log_probabilities(pool: mpool.Pool, model: str, prompt: list[int], ids: tuple[int, ...],
+                      compute: str = "float32") -> np.ndarray:
+    """Return log softmax of the logits before each of `ids`, which follow `prompt`, float64 (ids, vocab)."""
+    rows = logits(pool, model, np.array([*prompt, *ids[:-1]], np.int32), compute)[len(prompt) - 1:].astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    return rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+
+
 def greedy(pool: mpool.Pool, model: str, tokens: np.ndarray, count: int, compute: str = "auto") -> np.ndarray:
     """Return the next `count` tokens at temperature 0. End tokens are not sampled."""
     key = _key(pool, model, compute)

@@ -12,10 +12,19 @@ PROPERTY = "instruction_sets"
 TITLE = "instruction sets that this CPU lacks"
 
 
-def known() -> list[str]:
-    """Return the instruction sets that the core has kernels for, of every architecture: the levels of base/cpu.c."""
-    return [name for name in re.findall(r'^ {4}\{"(\w+)", ', CPU_C.read_text(encoding="utf-8"), re.MULTILINE)
-            if name != "ref"]
+def known(machine: str | None = None) -> list[str]:
+    """Return the instruction sets that the core has kernels for: the levels of base/cpu.c.
+
+    Args:
+        machine: architecture, such as "x86_64"; None: all of them.
+    """
+    found, architecture = [], ""
+    for line in CPU_C.read_text(encoding="utf-8").splitlines():
+        if guard := re.match(r"#(?:el)?if defined\(__(\w+)__\)", line):
+            architecture = guard[1]
+        elif (level := re.match(r' {4}\{"(\w+)", ', line)) and level[1] != "ref" and machine in (None, architecture):
+            found.append(level[1])
+    return found
 
 
 def of_this_cpu() -> list[str] | None:

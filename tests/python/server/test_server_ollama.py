@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import time
 from collections.abc import Iterator
@@ -69,13 +70,26 @@ def test_generate_with_and_without_chat_template(server: Any, client: Any) -> No
     assert seeded.response == pool.generate("The cat", "llama", seed=2**64 - 1, max_tokens=10, stop=["zzz"]).text
 
 
-def test_logprobs(server: Any, client: Any) -> None:
-    wanted = server.state.pool.chat(CHAT, "llama", logprobs=True, top_logprobs=2, **GREEDY)
-    done = client.chat(model="llama", messages=CHAT, options=OPTIONS, logprobs=True, top_logprobs=2)
-    assert [token.logprob for token in done.logprobs] == [token.logprob for token in wanted.logprobs]
-    assert len(done.logprobs[0].top_logprobs) == 2
-    chunks = list(client.chat(model="llama", messages=CHAT, options=OPTIONS, logprobs=True, stream=True))
-    assert sum(len(chunk.logprobs or ()) for chunk in chunks) == len(wanted.logprobs)
+def test_logprobs(server: Any) -> None:
+    """Every token has its own values, streamed or not, and a chunk has those of the tokens that end in its text."""
+    pool = server.state.pool
+    hot: dict[str, Any] = {"temperature": 1.4, "top_k": 100, "seed": 5}
+    wanted = pool.chat(CHAT, "llama", logprobs=True, top_logprobs=2, max_tokens=24, **hot)
+    assert len({token.logprob for token in wanted.logprobs}) > 15
+    bytes_of = pool.get("llama")._entry.token_bytes
+    tokens = [{"token": token.token, "logprob": token.logprob, "bytes": list(bytes_of(token.token_id)),
+               "top_logprobs": [{"token": top.token, "logprob": top.logprob, "bytes": list(bytes_of(top.token_id))}
+                                for top in token.top]} for token in wanted.logprobs]
+    body = {"model": "llama", "messages": CHAT, "options": {**hot, "num_predict": 24}, "logprobs": True,
+            "top_logprobs": 2}
+    assert ask(server, "/api/chat", {**body, "stream": False})[1]["logprobs"] == tokens
+    found, text = [], ""
+    for part in lines(server, "/api/chat", body)[1]:
+        found += part.get("logprobs") or []
+        text += part["message"]["content"]
+        whole = b"".join(bytes(token["bytes"]) for token in found)
+        assert codecs.getincrementaldecoder("utf-8")("replace").decode(whole, part["done"]) == text
+    assert found == tokens
 
 
 def test_embeddings(server: Any, client: Any) -> None:

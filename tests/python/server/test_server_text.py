@@ -4,6 +4,7 @@ errors before, during and after the response head; clients that disconnect, and 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import threading
 import time
@@ -112,23 +113,65 @@ def test_completions_agree_with_the_library(server: Any, client: Any) -> None:
     assert short.usage.completion_tokens == 16
 
 
-def test_logprobs(server: Any, client: Any) -> None:
-    wanted = server.state.pool.chat(CHAT, "llama", logprobs=True, top_logprobs=3, **GREEDY)
-    options: dict[str, Any] = {"model": "llama", "messages": CHAT, "temperature": 0, "max_tokens": 24, "logprobs": True,
-                               "top_logprobs": 3, "extra_body": EXTRA}
-    done = client.chat.completions.create(**options)
-    content = done.choices[0].logprobs.content
-    streamed = [token for chunk in client.chat.completions.create(stream=True, **options)
-                for token in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else ())]
-    assert content == streamed and len(content) == 24
-    for mine, theirs in zip(content, wanted.logprobs, strict=True):
-        assert mine.token == theirs.token and mine.logprob == theirs.logprob and len(mine.top_logprobs) == 3
-        assert mine.logprob == mine.top_logprobs[0].logprob  # greedy
-    assert bytes(byte for token in content for byte in token.bytes).decode(errors="replace") == wanted.text
-    old = client.completions.create(model="llama", prompt="The", temperature=0, max_tokens=5, logprobs=2,
-                                    extra_body=EXTRA).choices[0].logprobs
-    assert len(old.tokens) == len(old.token_logprobs) == 5 and old.text_offset[0] == 0
-    assert all(len(top) == 2 for top in old.top_logprobs)
+def check_tokens(found: Any, wanted: Any, bytes_of: Any, protocol: str) -> None:
+    """Compare the log probabilities of a response with those of the library: every token with its own value."""
+    if protocol == "chat":
+        assert [(token["token"], token["logprob"], bytes(token["bytes"])) for token in found] == [
+            (token.token, token.logprob, bytes_of(token.token_id)) for token in wanted]
+        assert [[(top["token"], top["logprob"], bytes(top["bytes"])) for top in token["top_logprobs"]]
+                for token in found] == [
+            [(top.token, top.logprob, bytes_of(top.token_id)) for top in token.top] for token in wanted]
+    else:
+        assert [row[:2] for row in found] == [(token.token, token.logprob) for token in wanted]
+        assert [row[2] for row in found] == [{top.token: top.logprob for top in token.top} for token in wanted]
+        offsets = [0]
+        for token in wanted:
+            offsets.append(offsets[-1] + len(token.token))
+        assert [row[3] for row in found] == offsets[:-1]
+
+
+def tokens_of(choice: dict[str, Any], protocol: str) -> list[Any]:
+    """Return what a choice says about each of its tokens."""
+    logprobs = choice.get("logprobs")
+    if not logprobs:
+        return []
+    if protocol == "chat":
+        return list(logprobs["content"])
+    columns = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return list(zip(*(logprobs[name] for name in columns), strict=True))
+
+
+@pytest.mark.parametrize("protocol", ["chat", "completions"])
+def test_logprobs(server: Any, protocol: str) -> None:
+    """Every token has its own values, streamed or not, and a chunk has those of the tokens that end in its text. At a
+    high temperature the values of neighbouring tokens and of both choices differ. The library's values are compared
+    with the model's logits in `test_api_generate.py`."""
+    pool = server.state.pool
+    options: dict[str, Any] = {"temperature": 1.4, "top_k": 100, "seed": 5, "max_tokens": 24, "ignore_eos": True,
+                               "n": 2, "logit_bias": {0: -100, 1: -100}}  # control tokens have no text
+    if protocol == "chat":
+        wanted = pool.chat(CHAT, "llama", logprobs=True, top_logprobs=3, **options)
+        path, asked = "/v1/chat/completions", {"messages": CHAT, "logprobs": True, "top_logprobs": 3}
+    else:
+        wanted = pool.generate("The", "llama", logprobs=True, top_logprobs=3, **options)
+        path, asked = "/v1/completions", {"prompt": "The", "logprobs": 3}
+    status, done = ask(server, path, {"model": "llama", **asked, **options})
+    assert status == 200
+    status, chunks = stream(server, path, {"model": "llama", **asked, **options})
+    assert status == 200 and chunks.pop() == "[DONE]"
+    bytes_of = pool.get("llama")._entry.token_bytes
+    for theirs in wanted.choices:
+        assert len({token.logprob for token in theirs.logprobs}) > 20
+        check_tokens(tokens_of(done["choices"][theirs.index], protocol), theirs.logprobs, bytes_of, protocol)
+        found, text = [], ""
+        parts = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == theirs.index]
+        for part in parts:
+            found += tokens_of(part, protocol)
+            text += (part["delta"].get("content") or "") if "delta" in part else part["text"]
+            whole = b"".join(bytes_of(token.token_id) for token in theirs.logprobs[:len(found)])
+            last = part["finish_reason"] is not None
+            assert codecs.getincrementaldecoder("utf-8")("replace").decode(whole, last) == text
+        check_tokens(found, theirs.logprobs, bytes_of, protocol)
 
 
 def test_stop_bias_and_seeds(server: Any, client: Any) -> None:

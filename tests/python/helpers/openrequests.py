@@ -1,0 +1,31 @@
+"""Counts of open requests in the tables of the Python layer: a leak of one entry per request is seen here."""
+
+from __future__ import annotations
+
+import time
+
+from mpool import child_processes, native_calls
+from mpool.conversation import grammar, rendering
+from mpool.runtime import awaiting
+
+
+def opened() -> dict[str, int]:
+    """Return the number of open requests in each table that has any."""
+    groups = native_calls._groups.items()
+    children = list(child_processes._live)
+    found = {
+        "requests of mask threads": sum(len(thread.requests) for thread in grammar._mask_threads),
+        "tickets with waiters": len(awaiting._counts),
+        **{f"native calls of {name}": len(group._waiting) + len(group._running) for name, group in groups},
+        "starting or busy child processes": sum(len(one._all) - len(one._idle) + one._starting for one in children),
+        "active renders": sum(record.active for record in rendering._renderers._records.values()),
+    }
+    return {name: count for name, count in found.items() if count}
+
+
+def check_all_ended(before: dict[str, int], seconds: float = 10.0) -> None:
+    """Wait until no more is open than `before`: threads take notice of the end of a request after its caller."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(count > before.get(name, 0) for name, count in opened().items()):
+        time.sleep(0.01)
+    assert not {name: count for name, count in opened().items() if count > before.get(name, 0)}
