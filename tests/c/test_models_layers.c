@@ -2,11 +2,30 @@
 #include <stdatomic.h>
 
 #include "mp_test.h"
+#include "models/engine.h"
 #include "models/generation/kv_cache.h"
 #include "models/nn/pooling.h"
 #include "models/nn/rope.h"
 #include "models/generation/sampler.h"
 #include "models/generation/stop_strings.h"
+
+/* ---- progress of a load ------------------------------------------------------------------------------------------ */
+
+MP_TEST(models_progress_counts_parts) {
+    static const struct {
+        uint64_t done, total;
+        uint32_t percent;
+    } cases[] = {{0, 3, 0}, {1, 3, 33}, {2, 3, 66}, {3, 3, 100}, {1, 200, 0}, {199, 200, 99},
+                 {UINT64_C(3) << 40, UINT64_C(4) << 40, 75}};
+    mp_progress progress = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_progress_part(&progress, "packing", cases[i].done, cases[i].total);
+        MP_CHECK_INT(atomic_load(&progress.percent), cases[i].percent);
+        MP_CHECK_STR(atomic_load(&progress.stage), "packing");
+        MP_CHECK(atomic_load(&progress.beat_ns) > 0);
+    }
+    mp_progress_part(NULL, "packing", 1, 2);
+}
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */
 

@@ -219,6 +219,22 @@ MP_TEST(models_vit_memory_is_predicted) {
         }
 }
 
+/* A model whose packed weights are shared with another process computes the same bits. */
+MP_TEST(models_vit_weights_are_shared) {
+    static test_images all;
+    float own[WIDTH], shared[WIDTH];
+    tiny_model tiny;
+    tiny_shared both;
+    make_images(&all, true);
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run(&tiny, &all, 1, 1, UINT64_MAX, own), MP_OUTCOME_DONE);
+    tiny_share(&tiny, MP_COMPUTE_F32, &both);
+    MP_CHECK_INT(run(&both.second, &all, 1, 1, UINT64_MAX, shared), MP_OUTCOME_DONE);
+    MP_CHECK(memcmp(own, shared, sizeof own) == 0);
+    tiny_unshare(&both);
+    tiny_unload(&tiny);
+}
+
 MP_TEST(models_vit_refuses_invalid_requests) {
     static uint8_t pixels[3 * 640 * 640];
     mp_error error;
