@@ -1,4 +1,4 @@
-/* test_models_decoder.c: what a decoder reads from its spec, shares with other processes, and tells about itself. */
+/* test_models_decoder.c: rotary divisors of a decoder, shared weights, and the description that requests receive. */
 #include "model_fixture.h"
 #include "models/decoder/decoder.h"
 

@@ -9,7 +9,7 @@ typedef struct latents {
     int heads;
     bool reversed; /* the heads in reverse order: an equal model */
     bool halves;   /* attn_k_b and attn_v_b instead of attn_kv_b */
-    mp_dtype type; /* of the halves. Without `halves`, kv_b has the same values as floats */
+    mp_dtype type; /* type of the halves. Without `halves`, kv_b has the same values as floats */
 } latents;
 
 static mp_test_random random_of(const char *name, int part) {
