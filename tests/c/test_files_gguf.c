@@ -509,15 +509,19 @@ MP_TEST_SECONDS(files_gguf_allocation_failures, 60) {
 
 /* Values too large to share a block of memory with others: each allocates its own. */
 MP_TEST(files_gguf_allocation_failures_of_large_values) {
-    enum { STRINGS = 20000, BYTES = 200000 };
+    enum { STRINGS = 20000, BYTES = 200000, KEY = 20000 };
+    static char key[KEY + 1];
     char path[512];
     test_bytes b = {0};
     uint8_t *zeros = calloc(1, BYTES);
     MP_CHECK(zeros);
     mp_file_map_init();
     snprintf(path, sizeof path, "%s/large.gguf", mp_test_directory());
-    put_header(&b, 0, 5);
+    put_header(&b, 0, 6);
     put_architecture(&b);
+    memset(key, 'k', KEY);
+    put_key(&b, key, G_U8);
+    put_u8(&b, 7);
     put_key(&b, "string", G_STRING);
     put_u64(&b, BYTES);
     put(&b, zeros, BYTES);
