@@ -509,7 +509,7 @@ MP_TEST_SECONDS(files_gguf_allocation_failures, 60) {
 
 /* Values too large to share a block of memory with others: each allocates its own. */
 MP_TEST(files_gguf_allocation_failures_of_large_values) {
-    enum { STRINGS = 20000, BYTES = 200000, KEY = 20000 };
+    enum { STRINGS = 20000, BYTES = 200000, KEY = 60000 };
     static char key[KEY + 1];
     char path[512];
     test_bytes b = {0};
