@@ -30,3 +30,7 @@ void mp_progress_set(mp_progress *progress, const char *stage, uint32_t percent)
     atomic_store_explicit(&progress->percent, percent, memory_order_relaxed);
     atomic_store_explicit(&progress->beat_ns, mp_sys_now_ns(), memory_order_release);
 }
+
+void mp_progress_part(mp_progress *progress, const char *stage, uint64_t done, uint64_t total) {
+    mp_progress_set(progress, stage, (uint32_t)(100 * done / total));
+}

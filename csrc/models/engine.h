@@ -114,6 +114,8 @@ typedef struct mp_progress {
     _Atomic(const char *) stage; /* static string: "mapping", "checking", "packing", "warming" */
 } mp_progress;
 void mp_progress_set(mp_progress *progress, const char *stage, uint32_t percent); /* NULL is legal */
+/* Report `done` of `total` equal parts, with total > 0. */
+void mp_progress_part(mp_progress *progress, const char *stage, uint64_t done, uint64_t total);
 
 typedef struct mp_loader_ops {
     mp_status (*load)(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **model,

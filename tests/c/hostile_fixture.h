@@ -20,8 +20,9 @@ typedef struct hostile_base { /* a valid model: its spec, and the bytes of its w
     size_t size;
 } hostile_base;
 
+static hostile_base hostile_bases[HOSTILE_KINDS]; /* made on first use */
+
 static inline const hostile_base *hostile_base_of(int kind) {
-    static hostile_base bases[HOSTILE_KINDS];
     static const mp_dtype types[HOSTILE_KINDS][3] = {{MP_Q4_0, MP_Q8_0, MP_Q6_K}, {MP_F32, MP_F32, MP_F32},
                                                      {MP_Q4_K, MP_Q5_K, MP_Q3_K}, {MP_Q4_1, MP_Q5_1, MP_Q5_0},
                                                      {MP_Q8_0, MP_Q4_0, MP_Q8_0}, {MP_IQ4_XS, MP_Q2_K, MP_IQ2_XS},
@@ -30,7 +31,7 @@ static inline const hostile_base *hostile_base_of(int kind) {
         {.arch = "llama"}, {.arch = "llama"}, {.arch = "llama", .window = 12}, {.arch = "llama"},
         {.arch = "gpt_oss", .experts = 4, .biased = true}, {.arch = "gemma3", .window = 9, .head_norms = true,
         .output_norms = true, .scaled = true}, {.arch = "deepseek2", .experts = 4, .latents = true}};
-    hostile_base *base = &bases[kind];
+    hostile_base *base = &hostile_bases[kind];
     if (base->spec)
         return base;
     base->spec = kind == HOSTILE_KINDS - 1
@@ -44,6 +45,14 @@ static inline const hostile_base *hostile_base_of(int kind) {
     MP_CHECK(base->bytes && fread(base->bytes, 1, base->size, file) == base->size);
     fclose(file);
     return base;
+}
+
+static inline void hostile_free(void) {
+    for (int kind = 0; kind < HOSTILE_KINDS; kind++) {
+        mp_spec_unpin(hostile_bases[kind].spec);
+        free(hostile_bases[kind].bytes);
+        hostile_bases[kind] = (hostile_base){0};
+    }
 }
 
 static inline int64_t hostile_int(int64_t value, uint8_t how) {

@@ -450,6 +450,41 @@ static inline void tiny_unload(tiny_model *tiny) {
     MP_CHECK_INT(tiny->budget.used, 0);
 }
 
+/* Two models with shared packed weights, as in two processes. */
+typedef struct tiny_shared {
+    mp_shm weights;
+    tiny_model first, second;
+} tiny_shared;
+
+/* Load a loaded model twice more with shared weights: the first load fills the memory, the second one packs and charges
+ * nothing. Both borrow everything but model and engine from `tiny`. */
+static inline void tiny_share(tiny_model *tiny, mp_compute compute, tiny_shared *shared) {
+    mp_error error;
+    *shared = (tiny_shared){.weights = {.fd = -1}, .first = *tiny, .second = *tiny};
+    uint64_t used = tiny->budget.used;
+    MP_CHECK_OK(mp_model_load_shared(tiny->spec, compute, &shared->weights, &tiny->lease, &tiny->budget, NULL,
+                                     &shared->first.model, &error),
+                &error);
+    MP_CHECK(shared->weights.data != NULL);
+    MP_CHECK_INT(tiny->budget.used - used, shared->weights.bytes);
+    used = tiny->budget.used;
+    const uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
+    MP_CHECK_OK(mp_model_load_shared(tiny->spec, compute, &shared->weights, &tiny->lease, &tiny->budget, NULL,
+                                     &shared->second.model, &error),
+                &error);
+    MP_CHECK_INT(tiny->budget.used, used);
+    MP_CHECK(mp_alloc_bytes(MP_TAG_WEIGHTS) - before < shared->weights.bytes / 4); /* layer structs and the like */
+    MP_CHECK_OK(shared->second.model->ops->engine(shared->second.model, &tiny->budget, &shared->second.engine, &error),
+                &error);
+}
+
+static inline void tiny_unshare(tiny_shared *shared) {
+    shared->second.engine->ops->destroy(shared->second.engine);
+    shared->second.model->ops->destroy(shared->second.model);
+    shared->first.model->ops->destroy(shared->first.model);
+    mp_shm_free(&shared->weights);
+}
+
 /* ---- the life of a model, for sweeps that fail each allocation in turn ------------------------------------------- */
 
 typedef struct tiny_life {

@@ -4,9 +4,9 @@
  *     MP_TEST(queue_refuses_when_full) { ...; MP_CHECK(refused); }
  *
  * MP_TEST registers a test. Each test runs in its own process with a timeout of 20 s (MP_TEST_SECONDS sets another
- * timeout). A failed check prints file:line and ends the test. In the sanitizer build a leak fails the test. The name
- * of a test starts with its folder ("base_", "kernels_", "files_", "pool_", ...), because `--only` and the
- * thread-sanitizer run select tests by prefix. */
+ * timeout). A failed check prints file:line and ends the test. A test fails if memory of mp_alloc remains after it; in
+ * the sanitizer build, any leak fails it. The name of a test starts with its folder ("base_", "kernels_", "files_",
+ * "pool_", ...), because `--only` and the thread-sanitizer run select tests by prefix. */
 #ifndef MP_TEST_H
 #define MP_TEST_H
 

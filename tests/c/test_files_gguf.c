@@ -507,6 +507,44 @@ MP_TEST_SECONDS(files_gguf_allocation_failures, 60) {
     mp_test_alloc_sweep(copy_and_drop, corpus("every_dtype.gguf"));
 }
 
+/* Values too large to share a block of memory with others: each allocates its own. */
+MP_TEST(files_gguf_allocation_failures_of_large_values) {
+    enum { STRINGS = 20000, BYTES = 200000, KEY = 60000 };
+    static char key[KEY + 1];
+    char path[512];
+    test_bytes b = {0};
+    uint8_t *zeros = calloc(1, BYTES);
+    MP_CHECK(zeros);
+    mp_file_map_init();
+    snprintf(path, sizeof path, "%s/large.gguf", mp_test_directory());
+    put_header(&b, 0, 6);
+    put_architecture(&b);
+    memset(key, 'k', KEY);
+    put_key(&b, key, G_U8);
+    put_u8(&b, 7);
+    put_key(&b, "string", G_STRING);
+    put_u64(&b, BYTES);
+    put(&b, zeros, BYTES);
+    const uint32_t types[] = {G_BOOL, G_F32};
+    for (int i = 0; i < 2; i++) {
+        put_key(&b, i ? "floats" : "bools", G_ARRAY);
+        put_u32(&b, types[i]);
+        put_u64(&b, i ? BYTES / 4 : BYTES);
+        put(&b, zeros, BYTES);
+    }
+    put_key(&b, "strings", G_ARRAY);
+    put_u32(&b, G_STRING);
+    put_u64(&b, STRINGS);
+    for (int i = 0; i < STRINGS; i++)
+        put_string(&b, "string");
+    put_padding(&b, 32);
+    mp_test_write_file(path, b.data, b.size);
+    mp_test_alloc_sweep(read_and_drop, path);
+    mp_test_alloc_sweep(copy_and_drop, path);
+    free(zeros);
+    free(b.data);
+}
+
 MP_TEST(files_gguf_open_and_map_failures) {
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_OPEN, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);

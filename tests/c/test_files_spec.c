@@ -390,3 +390,30 @@ MP_TEST(files_spec_tokens) {
     MP_CHECK(mp_spec_tokens(copy)->offsets[3] == 6);
     mp_spec_unpin(copy);
 }
+
+/* mp_spec_note_files stores the identities of the files that exist, and none for the others. */
+MP_TEST(files_spec_notes_files) {
+    mp_error error;
+    mp_file_id id, now;
+    char path[2][512];
+    mp_spec *spec = mp_spec_create();
+    for (int i = 0; i < 2; i++) {
+        snprintf(path[i], sizeof path[i], "%s/%d.bin", mp_test_directory(), i);
+        MP_CHECK_OK(mp_spec_add_file(spec, path[i], &error), &error);
+    }
+    mp_spec_freeze(spec);
+    mp_test_write_file(path[0], "abc", 3);
+    MP_CHECK(!mp_spec_file_identity(spec, 0, &id)); /* not noted yet */
+    mp_spec_note_files(spec);
+    MP_CHECK(mp_spec_file_identity(spec, 0, &id) && mp_sys_identify(path[0], &now));
+    MP_CHECK(mp_file_id_same(&id, &now) && id.size == 3);
+    MP_CHECK(!mp_spec_file_identity(spec, 1, &id));
+    mp_test_write_file(path[1], "defgh", 5); /* the first sight of a file counts */
+    mp_spec_note_files(spec);
+    MP_CHECK(mp_spec_file_identity(spec, 1, &id) && id.size == 5);
+    mp_test_write_file(path[0], "other", 5);
+    mp_spec_note_files(spec);
+    MP_CHECK(mp_spec_file_identity(spec, 0, &id) && id.size == 3);
+    MP_CHECK(mp_sys_identify(path[0], &now) && !mp_spec_same_file(spec, 0, &now));
+    mp_spec_unpin(spec);
+}

@@ -37,9 +37,8 @@ MP_TEST(models_encoder_dense_layers_are_charged) {
 MP_TEST(models_encoder_dense_layers_are_shared) {
     static texts all;
     float own[WIDTH], shared[WIDTH], plain[WIDTH];
-    tiny_model tiny, first, second;
-    mp_error error;
-    mp_shm weights = {.fd = -1};
+    tiny_model tiny;
+    tiny_shared both;
     make_texts(&all);
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
     MP_CHECK_INT(run(&tiny, &all, 0, 1, UINT64_MAX, plain), MP_OUTCOME_DONE);
@@ -47,23 +46,10 @@ MP_TEST(models_encoder_dense_layers_are_shared) {
     tiny_load(&tiny, tiny_encoder_spec_of(false, true), MP_COMPUTE_F32, 1);
     MP_CHECK_INT(run(&tiny, &all, 0, 1, UINT64_MAX, own), MP_OUTCOME_DONE);
     MP_CHECK(memcmp(own, plain, sizeof own) != 0);
-    first = second = tiny;
-    MP_CHECK_OK(mp_model_load_shared(tiny.spec, MP_COMPUTE_F32, &weights, &tiny.lease, &tiny.budget, NULL, &first.model,
-                                     &error),
-                &error);
-    uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS), used = tiny.budget.used;
-    MP_CHECK_OK(mp_model_load_shared(tiny.spec, MP_COMPUTE_F32, &weights, &tiny.lease, &tiny.budget, NULL,
-                                     &second.model, &error),
-                &error);
-    MP_CHECK_INT(tiny.budget.used, used);
-    MP_CHECK(mp_alloc_bytes(MP_TAG_WEIGHTS) - before < WIDTH * WIDTH * sizeof(float));
-    MP_CHECK_OK(second.model->ops->engine(second.model, &tiny.budget, &second.engine, &error), &error);
-    MP_CHECK_INT(run(&second, &all, 0, 1, UINT64_MAX, shared), MP_OUTCOME_DONE);
+    tiny_share(&tiny, MP_COMPUTE_F32, &both);
+    MP_CHECK_INT(run(&both.second, &all, 0, 1, UINT64_MAX, shared), MP_OUTCOME_DONE);
     MP_CHECK(memcmp(own, shared, sizeof own) == 0);
-    second.engine->ops->destroy(second.engine);
-    second.model->ops->destroy(second.model);
-    first.model->ops->destroy(first.model);
-    mp_shm_free(&weights);
+    tiny_unshare(&both);
     tiny_unload(&tiny);
 }
 

@@ -20,6 +20,7 @@ MP_TEST(models_hostile_bases_are_valid) {
     begin();
     for (uint8_t kind = 0; kind < HOSTILE_KINDS; kind++)
         MP_CHECK_OK(hostile_run(&kind, 1, &error), &error);
+    hostile_free();
 }
 
 MP_TEST_SECONDS(models_hostile_values, 120) {
@@ -38,6 +39,7 @@ MP_TEST_SECONDS(models_hostile_values, 120) {
     }
     /* the changes reach the arithmetic: each of the three results is frequent */
     MP_CHECK(finished >= mp_test_rounds(30) && numeric >= mp_test_rounds(30) && refused >= mp_test_rounds(30));
+    hostile_free();
 }
 
 MP_TEST_SECONDS(models_hostile_corpus, 120) {
@@ -62,6 +64,7 @@ MP_TEST_SECONDS(models_hostile_corpus, 120) {
     }
     closedir(folder);
     MP_CHECK(count > 0);
+    hostile_free();
 }
 
 /* Tensors without which a model is complete: the second token type, and biases outside of layers. */
@@ -98,4 +101,5 @@ MP_TEST_SECONDS(models_hostile_missing_tensors, 60) {
         }
     }
     MP_CHECK(tried > 200 && named >= tried - 12);
+    hostile_free();
 }

@@ -240,6 +240,221 @@ MP_TEST(models_image_generation_ends_when_cancelled) {
     tiny_unload(&tiny);
 }
 
+#ifdef MP_SEAM
+/* A poll reads the clock, so readings of the clock are the moments at which a step can notice that it is unwanted. */
+static _Thread_local bool counted;  /* count the readings of the calling thread */
+static int reading_count, raise_at; /* readings of the step so far; the one at which the step becomes unwanted */
+static _Atomic int unwanted;
+static const mp_item *watched;
+static mp_diff_position raised_in; /* position of the item at that moment */
+
+static uint64_t counting_now(void) {
+    if (counted && ++reading_count == raise_at) {
+        raised_in = ((const mp_diff_state *)watched->state)->at;
+        atomic_store(&unwanted, 1);
+    }
+    return mp_sys_real.now_ns();
+}
+
+static bool same_position(const mp_diff_position *a, const mp_diff_position *b) {
+    return a->phase == b->phase && a->image == b->image && a->block == b->block &&
+           (a->phase >= MP_DIFF_DECODE || a->step == b->step) && (a->phase > MP_DIFF_DENOISE || a->text == b->text) &&
+           (a->phase > MP_DIFF_ENCODE || a->encoder == b->encoder);
+}
+
+/* Run one block, which becomes unwanted at reading `at` of the clock; 0: never. */
+static mp_outcome run_one(tiny_model *tiny, mp_item *item, int at) {
+    mp_item *items[1] = {item};
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny->engine->ops->plan(tiny->engine, items, 1, 0, &plan);
+    atomic_store(&unwanted, 0);
+    reading_count = 0;
+    raise_at = at;
+    watched = item;
+    counted = true;
+    tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+    counted = false;
+    return outcomes[0];
+}
+
+/* Results that the request keeps over a preemption. */
+static int units_of(const mp_item *item) {
+    const mp_image_generation_request *call = (const mp_image_generation_request *)item->request;
+    return (int)item->cursor + atomic_load(&call->previews_done) + atomic_load(&call->images_done);
+}
+
+static uint64_t built(const tiny_model *tiny) { return ((const mp_diffusion_engine *)tiny->engine)->weights; }
+
+/* Hash the rows that the next block of the item reads. */
+static uint64_t hash_of_rows(const tiny_model *tiny, const mp_item *item) {
+    const mp_diffusion *model = (const mp_diffusion *)tiny->model;
+    const mp_diff_state *state = item->state;
+    const mp_dit_pass *pass = &state->pass;
+    const mp_vae_image *image = &state->image_run;
+    const int64_t rows = pass->text_rows + (int64_t)pass->rows_high * pass->rows_wide;
+    const float *x = state->at.phase == MP_DIFF_ENCODE ? state->run.x : pass->h;
+    int64_t n = state->at.phase == MP_DIFF_ENCODE ? (int64_t)state->run.T * state->run.encoder->hidden
+                                                  : rows * model->hidden;
+    if (state->at.block == 0 && state->at.phase == MP_DIFF_ENCODE) {
+        const mp_image_generation_request *call = (const mp_image_generation_request *)item->request;
+        return tiny_hash_bytes(tiny_hash_bytes(1, state->texts[0]->pooled, (size_t)call->pooled_width * sizeof *x),
+                               state->texts[0]->rows,
+                               (size_t)call->text_rows * (size_t)call->text_width * sizeof *x);
+    }
+    MP_CHECK(state->at.block > 0 || state->at.text > 0);
+    if (state->at.block == 0) /* the next text begins */
+        return 0;
+    if (state->at.phase > MP_DIFF_DENOISE) {
+        x = image->x;
+        n = (int64_t)image->high * image->wide * model->ops[state->at.block - 1].out;
+    }
+    return tiny_hash_bytes(1, x, (size_t)n * sizeof *x);
+}
+
+/* Preempt the item, and compute its blocks again up to a position. */
+static void restart(tiny_model *tiny, mp_item *item, const mp_diff_position *until) {
+    mp_error error;
+    tiny->engine->ops->preempt(tiny->engine, item);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
+    for (int steps = 0; !same_position(&((const mp_diff_state *)item->state)->at, until); steps++) {
+        MP_CHECK(steps < 100);
+        MP_CHECK_INT(run_one(tiny, item, 0), MP_OUTCOME_MORE);
+    }
+}
+#endif
+
+/* A step may become unwanted at any time. The block then ends at the next poll and does not count as computed, and a
+ * later attempt gives the bits of a request that was never stopped. */
+MP_TEST_SECONDS(models_image_generation_stops_at_any_poll, 60) {
+#ifdef MP_SEAM
+    enum { MOST_MORE = 6 }; /* another poll, and measurements at the end of a parallel region and of the step */
+    for (int flux = 0; flux < 2; flux++) {
+        tiny_model tiny;
+        mp_error error;
+        mp_item item = {0}, alone = {0};
+        uint64_t cost;
+        uint32_t asked = 0;
+        int stopped[MP_DIFF_FINISHED] = {0};
+        tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1 + flux);
+        MP_CHECK_OK(make_call(flux, 1, &alone.request, &error), &error);
+        serve_alone(&tiny, &alone);
+        tiny.engine->ops->retire(tiny.engine, &alone);
+        tiny.engine->ops->trim(tiny.engine); /* drops the cached texts */
+        MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
+        MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
+        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+        tiny.lease.cancelled = &unwanted;
+        mp_sys_table.now_ns = counting_now;
+        mp_outcome outcome = MP_OUTCOME_MORE;
+        while (outcome == MP_OUTCOME_MORE) {
+            const mp_diff_position at = ((const mp_diff_state *)item.state)->at;
+            const int units = units_of(&item);
+            const bool repeats = at.phase == MP_DIFF_PREVIEW || (at.phase == MP_DIFF_DENOISE && at.step > 0) ||
+                                 at.text > 0; /* the same blocks again */
+            /* Reading 1 is the step's start. With two threads, barriers read the clock as well: skip some. */
+            for (int k = 2; !repeats && outcome == MP_OUTCOME_MORE; k += 1 + 4 * flux) {
+                if (!mp_test_take(&asked))
+                    continue;
+                const uint64_t weights = built(&tiny);
+                outcome = run_one(&tiny, &item, k);
+                if (!atomic_load(&unwanted))
+                    break;
+                /* Barriers of several threads and the construction of weights read the clock as well. */
+                if (tiny.lease.threads == 1 && weights == built(&tiny) && reading_count > k + MOST_MORE)
+                    MP_FAIL("phase %d, block %d, reading %d: %d more readings", (int)at.phase, at.block, k,
+                            reading_count - k);
+                const mp_diff_position now = ((const mp_diff_state *)item.state)->at;
+                if (units != units_of(&item) || now.phase != at.phase)
+                    break; /* the block ended its phase */
+                MP_CHECK_INT(outcome, MP_OUTCOME_MORE);
+                const bool complete = !same_position(&now, &raised_in);
+                const uint64_t hash = complete ? hash_of_rows(&tiny, &item) : 0;
+                restart(&tiny, &item, complete ? &now : &at);
+                if (complete) {
+                    MP_CHECK(hash == hash_of_rows(&tiny, &item));
+                    break;
+                }
+                stopped[at.phase]++;
+            }
+            if (repeats)
+                outcome = run_one(&tiny, &item, 0);
+        }
+        mp_sys_table.now_ns = mp_sys_real.now_ns;
+        tiny.lease.cancelled = NULL;
+        MP_CHECK_INT(outcome, MP_OUTCOME_DONE);
+        for (int p = MP_DIFF_ENCODE; p <= MP_DIFF_DECODE; p++)
+            MP_CHECK(p == MP_DIFF_PREVIEW || stopped[p] >= mp_test_rounds(10) / 2);
+        MP_CHECK(hash_of(item.request) == hash_of(alone.request));
+        tiny.engine->ops->retire(tiny.engine, &item);
+        mp_request_destroy(item.request);
+        mp_request_destroy(alone.request);
+        tiny_unload(&tiny);
+    }
+#else
+    MP_SKIP("the build has no seam");
+#endif
+}
+
+/* ---- the row that CLIP pools ------------------------------------------------------------------------------------- */
+
+/* Encode a text, the same ids for every encoder, and copy its pooled vector. */
+static void pooled_of(tiny_model *tiny, bool flux, const int32_t *ids, float *pooled) {
+    mp_error error;
+    mp_item item = {0}, *items[1] = {&item};
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    uint64_t cost;
+    MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
+    mp_image_generation_request *call = (mp_image_generation_request *)item.request;
+    for (int t = 0; t < call->n_texts; t++)
+        for (int e = 0; e < MP_T2I_ENCODERS; e++)
+            for (int i = 0; i < call->n_ids[e]; i++)
+                call->ids[t][e][i] = ids[i];
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.request, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
+    while (((const mp_diff_state *)item.state)->at.phase == MP_DIFF_ENCODE) {
+        tiny->engine->ops->plan(tiny->engine, items, 1, 0, &plan);
+        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+        MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
+    }
+    MP_CHECK(call->pooled_width <= 32);
+    memcpy(pooled, call->pooled, (size_t)call->pooled_width * sizeof *pooled);
+    tiny->engine->ops->retire(tiny->engine, &item);
+    mp_request_destroy(item.request);
+}
+
+/* CLIP pools the row of the first end token, or of the first of the largest ids, or row 0. A row depends on the tokens
+ * up to it only, so other tokens behind the pooled row change nothing, and another token in it does. */
+MP_TEST(models_image_generation_pools_one_row) {
+    static const struct {
+        bool flux; /* pools the largest id; otherwise the end token, 5 */
+        bool same;
+        int32_t ids[2][CLIP_TOKENS];
+    } cases[] = {
+        {false, true, {{3, 8, 9, 5, 7, 7, 7, 7, 7}, {3, 8, 9, 5, 1, 5, 2, 5, 1}}},
+        {false, false, {{3, 8, 9, 5, 7, 7, 7, 7, 7}, {3, 8, 4, 5, 7, 7, 7, 7, 7}}},
+        {false, true, {{5, 8, 9, 1, 7, 7, 7, 7, 7}, {5, 8, 9, 5, 1, 5, 2, 3, 5}}},
+        {false, true, {{3, 8, 9, 1, 7, 7, 7, 7, 7}, {3, 1, 2, 4, 6, 8, 9, 9, 8}}}, /* no end */
+        {false, false, {{3, 8, 9, 1, 7, 7, 7, 7, 5}, {3, 8, 9, 1, 7, 7, 7, 6, 5}}},
+        {true, true, {{3, 8, 39, 1, 7, 7, 7, 7, 7}, {3, 8, 39, 39, 1, 5, 39, 0, 38}}},
+        {true, false, {{3, 8, 38, 1, 7, 7, 7, 7, 7}, {3, 8, 38, 39, 7, 7, 7, 7, 7}}},
+        {true, true, {{39, 8, 9, 1, 7, 7, 7, 7, 7}, {39, 39, 2, 4, 6, 8, 9, 9, 8}}},
+    };
+    tiny_model tiny[2];
+    for (int flux = 0; flux < 2; flux++)
+        tiny_load(&tiny[flux], pipeline(flux), MP_COMPUTE_F32, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float pooled[2][32] = {{0}};
+        for (int k = 0; k < 2; k++)
+            pooled_of(&tiny[cases[i].flux], cases[i].flux, cases[i].ids[k], pooled[k]);
+        if ((memcmp(pooled[0], pooled[1], sizeof pooled[0]) == 0) != cases[i].same)
+            MP_FAIL("case %d: the pooled vectors are %s", (int)i, cases[i].same ? "different" : "equal");
+    }
+    for (int flux = 0; flux < 2; flux++)
+        tiny_unload(&tiny[flux]);
+}
+
 static mp_status make_sd3(mp_request **call, mp_error *error) { return make_call(false, 1, call, error); }
 static mp_status make_flux(mp_request **call, mp_error *error) { return make_call(true, 1, call, error); }
 static void compare(const mp_request *first, const mp_request *second) { MP_CHECK(hash_of(first) == hash_of(second)); }

@@ -2,11 +2,30 @@
 #include <stdatomic.h>
 
 #include "mp_test.h"
+#include "models/engine.h"
 #include "models/generation/kv_cache.h"
 #include "models/nn/pooling.h"
 #include "models/nn/rope.h"
 #include "models/generation/sampler.h"
 #include "models/generation/stop_strings.h"
+
+/* ---- progress of a load ------------------------------------------------------------------------------------------ */
+
+MP_TEST(models_progress_counts_parts) {
+    static const struct {
+        uint64_t done, total;
+        uint32_t percent;
+    } cases[] = {{0, 3, 0}, {1, 3, 33}, {2, 3, 66}, {3, 3, 100}, {1, 200, 0}, {199, 200, 99},
+                 {UINT64_C(3) << 40, UINT64_C(4) << 40, 75}};
+    mp_progress progress = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_progress_part(&progress, "packing", cases[i].done, cases[i].total);
+        MP_CHECK_INT(atomic_load(&progress.percent), cases[i].percent);
+        MP_CHECK_STR(atomic_load(&progress.stage), "packing");
+        MP_CHECK(atomic_load(&progress.beat_ns) > 0);
+    }
+    mp_progress_part(NULL, "packing", 1, 2);
+}
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
@@ -355,6 +374,40 @@ MP_TEST(models_pooling_truncates_and_normalises) {
     static const float zero[] = {0, 0, 0, 0};
     mp_head_apply(&head, zero, 1, 0, 4, true, scratch, out);
     MP_CHECK(out[0] == 0);
+}
+
+/* Dense layers after pooling, against their formula: tanh(weight x - minus x + bias), then a layer norm; a layer for
+ * particular dimensions replaces the only one. */
+MP_TEST(models_pooling_dense_layers) {
+    enum { IN = 3, OUT = 4, SMALL = 2 };
+    static float weight[] = {1, 0.5f, -1, 0.25f, 2, 0, -0.5f, 0, 1, 0.75f, 1, 1}, bias[] = {0.1f, -0.2f, 0.3f, 0};
+    static float minus[] = {0.5f, 0, 0, 0, 1, 0, 0, 0, -0.25f, 0, 0.5f, 0}, norm[] = {1, 2, 0.5f, 1.5f};
+    static float norm_bias[] = {0.5f, 0, -1, 0}, small[] = {2, 0, 1, -1, 1, 0};
+    static const float token[] = {0.3f, -0.4f, 0.9f};
+    mp_kernels_init();
+    mp_head head = {.hidden = IN, .modes = 1, .mode = {MP_POOL_MEAN}, .pooled = IN, .width = OUT, .dense_count = 1,
+                    .dense = {{.in = IN, .out = OUT, .weight = weight, .bias = bias, .minus = minus,
+                               .act = MP_ACT_TANH, .norm = norm, .norm_bias = norm_bias, .eps = 1e-5f}},
+                    .size_count = 1, .sizes = {{.in = IN, .out = SMALL, .weight = small, .act = MP_ACT_NONE}}};
+    float scratch[64], out[OUT];
+    double y[OUT], mean = 0, square = 0;
+    MP_CHECK(mp_head_scratch(&head) <= sizeof scratch / sizeof *scratch);
+    mp_head_apply(&head, token, 1, 0, OUT, false, scratch, out);
+    for (int i = 0; i < OUT; i++) {
+        double sum = (double)bias[i];
+        for (int k = 0; k < IN; k++)
+            sum += (double)(weight[i * IN + k] - minus[i * IN + k]) * (double)token[k];
+        y[i] = tanh(sum);
+        mean += y[i] / OUT;
+    }
+    for (int i = 0; i < OUT; i++)
+        square += (y[i] - mean) * (y[i] - mean) / OUT;
+    for (int i = 0; i < OUT; i++)
+        MP_CHECK_NEAR(out[i], (y[i] - mean) / sqrt(square + 1e-5) * (double)norm[i] + (double)norm_bias[i], 1e-5);
+    mp_head_apply(&head, token, 1, 0, SMALL, false, scratch, out);
+    for (int i = 0; i < SMALL; i++)
+        MP_CHECK_NEAR(out[i], small[i * IN] * token[0] + small[i * IN + 1] * token[1] + small[i * IN + 2] * token[2],
+                      1e-6);
 }
 
 /* ---- KV cache ---------------------------------------------------------------------------------------------------- */

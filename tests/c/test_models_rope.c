@@ -72,6 +72,45 @@ MP_TEST(models_rope_dimensions) {
     }
 }
 
+/* YaRN's ramp runs from the pair that turns `fast` times within the original context to the pair that turns `slow`
+ * times, from 0.5 to 2 in the first case, and is limited to pairs that exist. Truncation rounds both ends outwards. */
+MP_TEST(models_rope_yarn_without_truncation) {
+    static const struct {
+        double original, factor;
+        int truncate; /* -1: default */
+        double fast;  /* 0: default, 32 */
+    } cases[] = {{636, 4, 0, 0}, {636, 4, 1, 0}, {636, 4, -1, 0}, {60, 2, 0, 0}, {3e8, 8, 0, 1e5}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        enum { PAIRS = 4 };
+        const double turn = cases[i].original / (2 * 3.14159265358979323846);
+        double high = 2 * PAIRS * log(turn) / (2 * log(10000));
+        double low = 2 * PAIRS * log(turn / (cases[i].fast > 0 ? cases[i].fast : 32)) / (2 * log(10000));
+        mp_error error;
+        mp_rope rope;
+        mp_spec *spec = spec_with("yarn", cases[i].factor);
+        set_real(spec, "llama.rope.scaling.original_context_length", cases[i].original);
+        if (cases[i].fast > 0)
+            set_real(spec, "llama.rope.scaling.yarn_beta_fast", cases[i].fast);
+        if (cases[i].truncate >= 0) {
+            mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = cases[i].truncate};
+            MP_CHECK_OK(mp_spec_set(spec, "mpool.rope_yarn_truncate", &yes, &error), &error);
+        }
+        MP_CHECK_OK(mp_rope_init(&rope, spec, 2 * PAIRS, true, &error), &error);
+        if (cases[i].truncate != 0) {
+            low = floor(low);
+            high = ceil(high);
+        }
+        low = fmax(low, 0);
+        high = fmin(high, 2 * PAIRS - 1);
+        for (int pair = 0; pair < PAIRS; pair++) {
+            const double ramp = fmin(fmax((pair - low) / (high - low), 0), 1);
+            MP_CHECK_NEAR(rope.inverse[pair], pow(10000, -pair / 4.0) * (1 - ramp + ramp / cases[i].factor), 1e-12);
+        }
+        mp_rope_deinit(&rope);
+        mp_spec_unpin(spec);
+    }
+}
+
 /* Llama 3's ramp must have a length. */
 MP_TEST(models_rope_llama3_refuses_an_empty_ramp) {
     mp_error error;

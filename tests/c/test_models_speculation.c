@@ -152,6 +152,69 @@ static double fixed_gain(const world *w, int count) {
     return (tokens * w->found + 1 - w->found) * cost(w, w->sequences) / with;
 }
 
+/* Acceptance rates are running means, of the last 8 draft tokens of a sequence and of the last 32 of the engine, by the
+ * length of the match before the token. */
+MP_TEST(models_speculation_learns_odds) {
+    static const int row_of[] = {0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3};
+    for (int run = 1; run <= 10; run++) {
+        mp_speculation s, before;
+        mp_draft draft = {.run = run - run / 3};
+        mp_speculation_init(&s, MP_SPECULATE_AUTO);
+        before = s;
+        double own = s.odds[row_of[run]], all = own;
+        for (int i = 0; i < 100; i++) {
+            const bool accepted = i == 0 || i == 2; /* the rest are rejected */
+            mp_speculation_learn(&s, &draft, run / 3, accepted);
+            own = fmax(own + (accepted - own) / 8, 0.001);
+            all = fmax(all + (accepted - all) / 32, 0.001);
+            MP_CHECK_NEAR(draft.odds[row_of[run]], own, 1e-5);
+            MP_CHECK_NEAR(s.odds[row_of[run]], all, 1e-5);
+        }
+        for (int row = 0; row < MP_ODDS; row++)
+            if (row != row_of[run])
+                MP_CHECK(s.odds[row] == before.odds[row] && draft.odds[row] == 0);
+    }
+}
+
+/* The time of a step is the minimum of its first four measurements. Later measurements correct all times by an eighth
+ * of the drift, of at most 20 %, and their own by another 32nd. The balance starts at two steps and grows by 1 % of the
+ * decode time. */
+MP_TEST(models_speculation_measures_steps) {
+    static const uint64_t first[] = {1000, 1200, 900, 2000}, drafted[] = {1500, 1400};
+    mp_speculation s;
+    mp_speculation_init(&s, MP_SPECULATE_AUTO);
+    double balance = 2000;
+    for (int i = 0; i < 4; i++) {
+        mp_speculation_account(&s, 1, 0, 0, first[i]);
+        MP_CHECK_NEAR(s.plain[1].ns, i < 2 ? 1000 : 900, 0);
+        balance += i < 2 ? 10 : 9;
+        MP_CHECK_NEAR(s.balance_ns, balance, 1e-9);
+    }
+    for (int i = 0; i < 2; i++) { /* two draft tokens, one accepted: a step saved, and what the two rows cost */
+        mp_speculation_account(&s, 1, 2, 1, drafted[i]);
+        MP_CHECK_NEAR(s.drafted[3].ns, drafted[i], 0);
+        balance += 9 + 900 - ((double)drafted[i] - 900);
+        MP_CHECK_NEAR(s.balance_ns, balance, 1e-9);
+    }
+    mp_speculation_account(&s, 1, 0, 0, 990);
+    double plain = 900 * (1 + 0.1 / 8) * (1 + 0.1 / 32), other = 1400 * (1 + 0.1 / 8);
+    MP_CHECK_NEAR(s.plain[1].ns, plain, 1e-9);
+    MP_CHECK_NEAR(s.drafted[3].ns, other, 1e-9);
+    mp_speculation_account(&s, 1, 0, 0, 900000);
+    MP_CHECK_NEAR(s.plain[1].ns, plain * (1 + 0.2 / 8) * (1 + 0.2 / 32), 1e-9);
+    MP_CHECK_NEAR(s.drafted[3].ns, other * (1 + 0.2 / 8), 1e-9);
+    plain = s.plain[1].ns;
+    mp_speculation_account(&s, 1, 0, 0, 1);
+    MP_CHECK_NEAR(s.plain[1].ns, plain * (1 - 0.2 / 8) * (1 - 0.2 / 32), 1e-9);
+    const mp_speculation before = s;
+    mp_speculation_account(&s, MP_DRAFT_ROWS + 1, 0, 0, 5000); /* too many rows for drafts: not recorded */
+    mp_speculation_account(&s, 1, MP_DRAFT_ROWS, 0, 5000);
+    MP_CHECK(memcmp(&s, &before, sizeof s) == 0);
+    for (int i = 0; i < 1000; i++)
+        mp_speculation_account(&s, 1, 0, 0, (uint64_t)s.plain[1].ns);
+    MP_CHECK_NEAR(s.balance_ns, 8 * s.plain[1].ns, 1e-9); /* the most */
+}
+
 MP_TEST(models_speculation_pays_or_backs_off) {
     static const world worlds[] = {
         /* memory-bound; drafts are mostly, often, rarely, never accepted */

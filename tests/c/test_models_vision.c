@@ -10,6 +10,7 @@
 #include "vision_fixture.h"
 #include "recorded_fixture.h"
 #include "speculation_fixture.h"
+#include "missing_fixture.h"
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     mp_error error;
@@ -490,6 +491,52 @@ MP_TEST(models_vision_frees_its_scratch) {
         mp_request_destroy(&jobs[0].call->base);
     }
     tiny_unload(&tiny);
+}
+
+/* Rows of a tile: a fixed network takes squares of one size; others take multiples of merged patches. */
+MP_TEST(models_vision_rows_of_tiles) {
+    static const struct {
+        bool any_size, keep_class;
+        int merge, height, width, rows;
+    } cases[] = {
+        {false, false, 1, 16, 16, 16}, {false, true, 1, 16, 16, 17}, {false, false, 2, 16, 16, 4},
+        {false, false, 1, 16, 12, 0},  {false, false, 1, 12, 16, 0}, {false, false, 1, 32, 32, 0},
+        {true, false, 2, 16, 24, 6},   {true, false, 2, 8, 8, 1},    {true, false, 2, 8, 4, 0},
+        {true, false, 2, 4, 8, 0},     {true, false, 2, 16, 12, 0},  {true, false, 2, 12, 16, 0},
+        {true, true, 1, 4, 20, 6},     {true, false, 1, 0, 4, 0},    {true, false, 1, 4, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const mp_vision vision = {.image_encoder = {.grid = 4, .patch = 4, .any_size = cases[i].any_size},
+                                  .merge = cases[i].merge, .keep_class = cases[i].keep_class};
+        if (mp_vision_rows(&vision, cases[i].height, cases[i].width) != cases[i].rows)
+            MP_FAIL("case %d has %d rows, expected %d", (int)i,
+                    mp_vision_rows(&vision, cases[i].height, cases[i].width), cases[i].rows);
+    }
+}
+
+static int merge; /* patches per side that the projector merges */
+
+static void add_merging(tiny_file *file) {
+    add_image_encoder(file);
+    tiny_int(file->spec, "mpool.vision.merge", merge);
+}
+
+/* At most 16 patches per side are merged; fewer are refused if they do not divide the patches of a side. */
+MP_TEST(models_vision_refuses_unsuitable_merges) {
+    static const mp_dtype floats[] = {MP_F32};
+    static const int merges[] = {0, 16, 17};
+    const tiny_kind kind = {.arch = "llava", .more = add_merging};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (int i = 0; i < 3; i++) {
+        merge = merges[i];
+        MP_CHECK_STATUS(load_only(tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, &error), MP_FORMAT,
+                        &error);
+        MP_CHECK_INT(strcmp(error.field, "mpool.vision.merge") == 0, merge != 16);
+        if (merge != 16)
+            MP_CHECK_HAS(error.allowed, "1 to 16");
+    }
 }
 
 /* Requests that exceed a limit of the model are refused before they are queued. */

@@ -220,8 +220,24 @@ MP_TEST(models_vit_memory_is_predicted) {
         }
 }
 
+/* A model whose packed weights are shared with another process computes the same bits. */
+MP_TEST(models_vit_weights_are_shared) {
+    static test_images all;
+    float own[WIDTH], shared[WIDTH];
+    tiny_model tiny;
+    tiny_shared both;
+    make_images(&all, true);
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run(&tiny, &all, 1, 1, UINT64_MAX, own), MP_OUTCOME_DONE);
+    tiny_share(&tiny, MP_COMPUTE_F32, &both);
+    MP_CHECK_INT(run(&both.second, &all, 1, 1, UINT64_MAX, shared), MP_OUTCOME_DONE);
+    MP_CHECK(memcmp(own, shared, sizeof own) == 0);
+    tiny_unshare(&both);
+    tiny_unload(&tiny);
+}
+
 MP_TEST(models_vit_refuses_invalid_requests) {
-    static uint8_t pixels[3 * 640 * 640];
+    static uint8_t pixels[3 * 145 * PATCH * 64 * PATCH];
     mp_error error;
     mp_image_embedding_request *call;
     const struct {
@@ -254,6 +270,8 @@ MP_TEST(models_vit_refuses_invalid_requests) {
                  {PATCH, PATCH, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
                  {640, 633, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
                  {640, 640, 0, MP_EMBED_POOLED, MP_LIMIT, MP_INVALID_ARGUMENT},
+                 {128 * PATCH, 64 * PATCH, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT}, /* 8192 patches, the most */
+                 {145 * PATCH, 57 * PATCH, 0, MP_EMBED_POOLED, MP_LIMIT, MP_INVALID_ARGUMENT}, /* 8265 */
                  {PATCH - 1, PATCH, 0, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
                  {PATCH, PATCH - 1, 0, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -551,6 +569,62 @@ MP_TEST(models_vit_large_images_run_in_parts) {
         check_large("dinov2", threads);
         check_large("siglip", threads);
     }
+}
+
+/* Images of each item in a step that may take as long as `room` images; -1 for an item that is not in it. */
+static void plan_of(tiny_model *tiny, mp_item **items, int n, uint64_t room, int *images) {
+    mp_vit *model = (mp_vit *)tiny->model;
+    atomic_store(&model->mega_ns, 1000);
+    const uint64_t one_ns = mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID));
+    mp_plan plan;
+    tiny->engine->ops->plan(tiny->engine, items, n, room * one_ns, &plan);
+    uint64_t planned = 0;
+    for (int i = 0; i < n; i++) {
+        images[i] = -1;
+        for (int k = 0; k < plan.count; k++)
+            if (plan.items[k] == items[i]) {
+                images[i] = (int)plan.amount[k];
+                planned += plan.amount[k];
+            }
+    }
+    MP_CHECK_INT(plan.cost_ns, planned * one_ns);
+}
+
+/* Requests share the time of a step: each gets an equal share of the time that is left, but at least a group of 512
+ * rows if there is as much. */
+MP_TEST(models_vit_plan_shares_a_step) {
+    enum { MANY = 60, FEW = 3, BYTES = 3 * PATCH * GRID * PATCH * GRID };
+    static uint8_t pixels[MANY * BYTES];
+    int32_t sizes[2 * MANY];
+    int images[2];
+    tiny_model tiny;
+    mp_item item[3];
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    for (int i = 0; i < 2 * MANY; i++)
+        sizes[i] = PATCH * GRID;
+    for (int i = 0; i < 3; i++) {
+        mp_error error;
+        mp_image_embedding_request *call;
+        const int count = i == 1 ? FEW : MANY;
+        MP_CHECK_OK(make_image_embedding_request(count, sizes, pixels, (int64_t)count * BYTES, &call, &error), &error);
+        check_item(&tiny, &item[i], call);
+    }
+    static const struct {
+        int first, second, room, images[2];
+    } cases[] = {{0, 2, 80, {40, 40}}, {0, 1, 80, {40, FEW}}, {1, 0, 40, {FEW, 37}}, {1, 2, 100, {FEW, MANY}},
+                 {0, 2, 5, {5, -1}},   {0, 2, 1, {1, -1}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_item *items[] = {&item[cases[i].first], &item[cases[i].second]};
+        plan_of(&tiny, items, 2, (uint64_t)cases[i].room, images);
+        for (int k = 0; k < 2; k++)
+            if (images[k] != cases[i].images[k])
+                MP_FAIL("case %d: item %d has %d images, expected %d", (int)i, k, images[k], cases[i].images[k]);
+    }
+    for (int i = 0; i < 3; i++) {
+        tiny.engine->ops->retire(tiny.engine, &item[i]);
+        mp_request_destroy(item[i].request);
+    }
+    tiny_unload(&tiny);
 }
 
 /* A step without other requests may take four times as long, but not if it computes a part of a large image: a request

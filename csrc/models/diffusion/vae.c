@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "models/diffusion/diffusion.h"
+#include "models/nn/scratch.h"
 
 static const float EPS = 1e-6f;
 
@@ -68,12 +69,27 @@ uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide) {
     return top;
 }
 
-/* Bytes of mp_diff_run.shared: sums, mean and scale of a group norm, and the prepared activations of the attention's
- * products. */
+/* ---- scratch: the same layout for sizing and for use ------------------------------------------------------------- */
+
+typedef struct buffers { /* mp_diff_run.shared */
+    float *scale, *mean, *sums; /* group norm: [widest], [widest], [blocks, widest] */
+    void *acts;                 /* prepared activations of the attention's products */
+} buffers;
+
+static buffers lay_out(const mp_vae_op *op, int64_t pixels, uint8_t *at) {
+    const int32_t n = widest(op);
+    buffers r;
+    r.scale = mp_scratch_take(&at, floats(1, n));
+    r.mean = mp_scratch_take(&at, floats(1, n));
+    r.sums = mp_scratch_take(&at, floats(mp_group_norm_blocks(pixels), n));
+    r.acts = at;
+    return r;
+}
+
 size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels) {
     const mp_vae_op *op = &model->ops[index];
-    const int32_t n = widest(op);
-    size_t norm = floats(mp_group_norm_blocks(pixels), n) + 2 * floats(1, n), products = 0;
+    uint8_t *const start = (uint8_t *)64; /* any aligned address: only differences count */
+    size_t norm = (size_t)((uint8_t *)lay_out(op, pixels, start).acts - start), products = 0;
     if (op->kind == MP_VAE_ATTENTION)
         products = most(mp_diff_linear_scratch(&block->as.vae.qkv, pixels),
                         mp_diff_linear_scratch(&block->as.vae.out, pixels));
@@ -101,12 +117,11 @@ static bool convolve(mp_diff_thread *l, const mp_conv *conv, const float *x, int
     return mp_diff_barrier(l);
 }
 
-static bool normalise(mp_diff_thread *l, const mp_group_norm *norm, const float *x, int64_t rows, mp_act act,
-                      float *y) {
+static bool normalise(mp_diff_thread *l, const buffers *r, const mp_group_norm *norm, const float *x, int64_t rows,
+                      mp_act act, float *y) {
     const int32_t n = norm->channels;
     const int64_t blocks = mp_group_norm_blocks(rows);
-    float *sums = (float *)l->run->shared, *mean = sums + floats(blocks, n) / sizeof(float);
-    float *scale = mean + floats(1, n) / sizeof(float);
+    float *sums = r->sums, *mean = r->mean, *scale = r->scale;
     int64_t from, to;
     mp_team_split(l->thread, blocks, 1, &from, &to);
     for (int pass = 0; pass < 2; pass++) {
@@ -122,8 +137,8 @@ static bool normalise(mp_diff_thread *l, const mp_group_norm *norm, const float 
             return false;
     }
     mp_team_split(l->thread, rows, 1, &from, &to);
-    for (int64_t r = from; r < to; r++)
-        mp_kernels_get()->affine(x + r * n, mean, scale, norm->bias, act, n, y + r * n);
+    for (int64_t row = from; row < to; row++)
+        mp_kernels_get()->affine(x + row * n, mean, scale, norm->bias, act, n, y + row * n);
     return mp_diff_barrier(l);
 }
 
@@ -139,9 +154,10 @@ static bool residual(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block 
     const int high = image->high, wide = image->wide;
     const int64_t rows = (int64_t)high * wide;
     const bool same = op->in == op->out;
-    if (!normalise(l, &block->norm[0], x, rows, MP_ACT_SILU, a) ||
+    const buffers r = lay_out(op, rows, l->run->shared);
+    if (!normalise(l, &r, &block->norm[0], x, rows, MP_ACT_SILU, a) ||
         !convolve(l, &block->conv[0], a, high, wide, false, NULL, b) ||
-        !normalise(l, &block->norm[1], b, rows, MP_ACT_SILU, b) ||
+        !normalise(l, &r, &block->norm[1], b, rows, MP_ACT_SILU, b) ||
         !convolve(l, &block->conv[1], b, high, wide, false, same ? x : NULL, a))
         return false;
     return same || convolve(l, &block->shortcut, x, high, wide, false, a, a);
@@ -153,11 +169,11 @@ static bool attention(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block
     const mp_epilogue sum = {.residual = x, .ld_residual = n};
     const mp_attention head = {.heads = 1, .kv_heads = 1, .head_dim = op->in, .scale = 1 / sqrtf((float)n)};
     const mp_attention_rows qkv = {.q = b, .k = b + n, .v = b + 2 * n, .ld = 3 * n, .out = a, .ld_out = n};
-    void *acts = l->run->shared + floats(mp_group_norm_blocks(rows), widest(op)) + 2 * floats(1, widest(op));
-    return normalise(l, &block->norm[0], x, rows, MP_ACT_NONE, a) &&
-           mp_diff_forward(l, &block->qkv, a, n, rows, NULL, acts, b, 3 * n) &&
+    const buffers r = lay_out(op, rows, l->run->shared);
+    return normalise(l, &r, &block->norm[0], x, rows, MP_ACT_NONE, a) &&
+           mp_diff_forward(l, &block->qkv, a, n, rows, NULL, r.acts, b, 3 * n) &&
            mp_diff_attend(l, &head, &qkv, (int)rows) &&
-           mp_diff_forward(l, &block->out, a, n, rows, &sum, acts, x, n);
+           mp_diff_forward(l, &block->out, a, n, rows, &sum, r.acts, x, n);
 }
 
 bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_block *block, int index,
@@ -167,6 +183,7 @@ bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_
     float *x = image->x, *a = image->a, *b = image->b;
     int32_t high = image->high << op->doubled, wide = image->wide << op->doubled;
     bool done = false, in_a = true;
+    buffers r;
     switch (op->kind) {
     case MP_VAE_CONV:
         done = convolve(l, &weights->conv[0], x, high, wide, op->doubled, NULL, a);
@@ -179,7 +196,8 @@ bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_
         in_a = false;
         break;
     case MP_VAE_END:
-        done = normalise(l, &weights->norm[0], x, (int64_t)high * wide, MP_ACT_SILU, b) &&
+        r = lay_out(op, (int64_t)high * wide, l->run->shared);
+        done = normalise(l, &r, &weights->norm[0], x, (int64_t)high * wide, MP_ACT_SILU, b) &&
                convolve(l, &weights->conv[0], b, high, wide, false, NULL, a);
         break;
     }

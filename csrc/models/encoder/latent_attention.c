@@ -53,7 +53,7 @@ static void multiply_body(const mp_team_thread *thread, void *arg) {
         if (head >= run->latent->heads)
             return;
         multiply_head(run, head, scratch, scratch + block, scratch + 2 * block);
-        mp_progress_set(run->progress, "multiplying latents", (uint32_t)(100 * (head + 1) / run->latent->heads));
+        mp_progress_part(run->progress, "multiplying latents", (uint64_t)head + 1, (uint64_t)run->latent->heads);
     }
 }
 

@@ -204,7 +204,7 @@ static void pack_body(const mp_team_thread *thread, void *arg) {
         mp_wmat *w = &job->linear->w[job->part];
         mp_wmat_pack(w, &job->tensor, 0, w->panels);
         mp_weights_release(run->builder->weights, &job->tensor);
-        mp_progress_set(run->progress, "packing", (uint32_t)(100 * (int64_t)i / run->builder->count));
+        mp_progress_part(run->progress, "packing", (uint64_t)i, (uint64_t)run->builder->count);
     }
 }
 
@@ -274,7 +274,7 @@ static void fill_body(const mp_team_thread *thread, void *arg) {
     while ((from = atomic_fetch_add_explicit(&run->next, SLICE, memory_order_relaxed)) < bytes) {
         if (!mp_shm_fill(run->shared, from, bytes - from < SLICE ? bytes - from : SLICE))
             atomic_store_explicit(&run->refused, true, memory_order_relaxed);
-        mp_progress_set(run->progress, "making memory", (uint32_t)(100 * from / bytes));
+        mp_progress_part(run->progress, "making memory", from, bytes);
     }
 }
 
@@ -347,7 +347,6 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     }
     size_t bytes = builder->slab_bytes + MP_WMAT_SLACK;
     MP_TRY(place_slab(builder, bytes, lease, budget, progress, error));
-    builder->slab_bytes = bytes;
     mp_progress_set(progress, "packing", 0);
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];

@@ -35,7 +35,7 @@ typedef struct mp_builder {
     int count, capacity;
     mp_shm *shared; /* NULL, or the memory of the slab: see `mp_load_args.shared` */
     uint8_t *slab;  /* after finish: owned by the model, to be freed with mp_free; NULL if shared */
-    size_t slab_bytes;
+    size_t slab_bytes; /* excludes the slack after the last tensor */
     uint64_t charged; /* after finish: bytes charged to the budget */
     int64_t parameters;
     uint64_t pack_on_use; /* threshold in bytes for finish. Only quantised matrices, and float ones added while

@@ -96,7 +96,7 @@ static void fetch_body(const mp_team_thread *thread, void *arg) {
         uint64_t at = (chunk - first) * FETCH_BYTES, left = tensor->nbytes - at;
         mp_sys_advise((uint8_t *)tensor->data + at, (size_t)(left < FETCH_BYTES ? left : FETCH_BYTES),
                       MP_ADVISE_POPULATE);
-        mp_progress_set(run->progress, "mapping", (uint32_t)(100 * i / stored->count));
+        mp_progress_part(run->progress, "mapping", (uint64_t)i, (uint64_t)stored->count);
     }
 }
 

@@ -191,6 +191,7 @@ mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out
         text_destroy(&to->base);
         return mp_fail_memory(error, (uint64_t)args->n_prompt * sizeof *args->prompt, "a request");
     }
+    *bytes += (size_t)args->n_choices * sizeof *to->choices;
     for (int32_t i = 0; i < args->n_choices; i++)
         to->choices[i].stop_index = -1;
     *out = to;

@@ -36,7 +36,7 @@ typedef struct mp_vision { /* the image part of a decoder; immutable once loaded
 } mp_vision;
 
 /* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision even on failure;
- * the caller destroys it. */
+ * the caller destroys it. Leaves the builder with the compute type of the image network. */
 mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **vision,
                          mp_error *error);
 void mp_vision_destroy(mp_vision *vision);

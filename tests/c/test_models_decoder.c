@@ -1,0 +1,120 @@
+/* test_models_decoder.c: rotary divisors of a decoder, shared weights, and the description that requests receive. */
+#include "model_fixture.h"
+#include "models/decoder/decoder.h"
+
+enum { PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
+
+static const mp_dtype floats[] = {MP_F32};
+
+static void make_job(const tiny_model *tiny, tiny_job *job) {
+    int32_t prompt[40];
+    for (int i = 0; i < 40; i++)
+        prompt[i] = i * 37 % TINY_VOCAB;
+    const mp_text_args args = {
+        .n_prompt = 40,
+        .prompt = prompt,
+        .n_choices = 1,
+        .want_prompt_logits = true,
+        .capture_values = 3,
+        .capture_records = 50,
+        .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 6, .logprobs = 2, .ignore_eos = true},
+    };
+    tiny_job_make(tiny, job, &args, 0);
+}
+
+static uint64_t hash_of(tiny_model *tiny) {
+    tiny_job job;
+    make_job(tiny, &job);
+    tiny_job_admit(tiny, &job);
+    tiny_job_finish(tiny, &job);
+    const uint64_t hash = tiny_job_hash(&job);
+    mp_request_destroy(&job.call->base);
+    return hash;
+}
+
+/* check() tells the request's caller about the model: isolated workers need all of it to judge a result. */
+MP_TEST(models_decoder_describes_itself_to_requests) {
+    tiny_model tiny;
+    tiny_job job;
+    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 51), MP_COMPUTE_F32, 1);
+    make_job(&tiny, &job);
+    MP_CHECK_INT(job.call->vocab, TINY_VOCAB);
+    MP_CHECK_INT(job.call->sampled_vocab, TINY_VOCAB);
+    MP_CHECK_INT(job.call->hidden, TINY_HIDDEN);
+    MP_CHECK_INT(job.call->context, TINY_CONTEXT);
+    MP_CHECK_INT(job.call->n_ends, 1);
+    MP_CHECK_INT(job.call->ends[0], TINY_VOCAB - 1);
+    MP_CHECK_INT(job.call->capture.layers, TINY_LAYERS);
+    MP_CHECK_INT(job.call->capture.hidden, TINY_HIDDEN);
+    MP_CHECK_INT(job.call->capture.vocab, TINY_VOCAB);
+    MP_CHECK_INT(job.item.total, 40 + 6 + 1);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* A decoder whose packed weights are shared with another process computes the same bits. */
+MP_TEST(models_decoder_weights_are_shared) {
+    static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};
+    for (int c = 0; c < 2; c++) {
+        const mp_compute compute = c ? MP_COMPUTE_AUTO : MP_COMPUTE_F32;
+        tiny_model tiny;
+        tiny_shared shared;
+        tiny_load(&tiny, tiny_decoder_spec(c ? quantised : floats, c ? 3 : 1, 52), compute, 2);
+        const uint64_t own = hash_of(&tiny);
+        tiny_share(&tiny, compute, &shared);
+        MP_CHECK(hash_of(&shared.second) == own);
+        tiny_unshare(&shared);
+        tiny_unload(&tiny);
+    }
+}
+
+/* ---- divisors of the rotary angles ------------------------------------------------------------------------------- */
+
+static bool varied; /* another divisor for each pair; otherwise 4 */
+
+static double divisor(int pair) { return varied ? 1 + 0.25 * pair : 4; }
+
+static void divide_by_list(tiny_file *file) {
+    double divisors[PAIRS];
+    mp_error error;
+    for (int i = 0; i < PAIRS; i++)
+        divisors[i] = divisor(i);
+    mp_value list = {.type = MP_VALUE_FLOATS, .gguf_type = -1, .count = PAIRS, .as.reals = divisors};
+    MP_CHECK_OK(mp_spec_set(file->spec, "mpool.rope_divisors", &list, &error), &error);
+}
+
+static void divide_by_tensor(tiny_file *file) {
+    tiny_tensor(file, "rope_freqs.weight", MP_F32, 1, PAIRS, 1, 0);
+    for (int i = 0; i < PAIRS; i++) {
+        const float value = (float)divisor(i);
+        memcpy(file->bytes + file->used - (size_t)(PAIRS - i) * sizeof value, &value, sizeof value);
+    }
+}
+
+static void scale_linearly(tiny_file *file) {
+    mp_error error;
+    mp_value type = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 6, .as.string = "linear"};
+    MP_CHECK_OK(mp_spec_set(file->spec, "llama.rope.scaling.type", &type, &error), &error);
+    tiny_float(file->spec, "llama.rope.scaling.factor", 4);
+}
+
+static uint64_t hash_with(void (*more)(tiny_file *file)) {
+    tiny_model tiny;
+    const tiny_kind kind = {.arch = "llama", .more = more};
+    tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 53, -1), MP_COMPUTE_F32, 1);
+    const uint64_t hash = hash_of(&tiny);
+    tiny_unload(&tiny);
+    return hash;
+}
+
+/* Divisors come from the spec of a model folder or from a tensor of a GGUF file. Equal divisors are linear scaling. */
+MP_TEST(models_decoder_divides_rotary_angles) {
+    const uint64_t linear = hash_with(scale_linearly);
+    MP_CHECK(hash_with(NULL) != linear);
+    MP_CHECK(hash_with(divide_by_list) == linear);
+    MP_CHECK(hash_with(divide_by_tensor) == linear);
+    varied = true;
+    const uint64_t by_list = hash_with(divide_by_list);
+    MP_CHECK(by_list != linear);
+    MP_CHECK(hash_with(divide_by_tensor) == by_list);
+}
