@@ -110,7 +110,7 @@ MP_TEST(registry_upkeep_evicts_what_is_lacking) {
     } rows[] = {{3 * HELD + 1, 1, true, EACH + 2 * HELD},
                 {3 * EACH, 3, true, 3 * EACH},
                 {3 * EACH + 1, 0, true, 0},
-                {3 * EACH + 1, 3, false, 3 * EACH}};
+                {3 * EACH + 1, 0, false, 3 * HELD}}; /* caches first */
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         several all;
         open_several(&all, MOST);
