@@ -146,6 +146,26 @@ MP_TEST(quarantine_of_steps_that_stand_still) {
     fake_end(registry);
 }
 
+/* A request that was alone in two steps that stood still is the culprit. */
+MP_TEST(quarantine_of_a_request_that_stands_still_alone) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    mp_status status;
+    for (int i = 0; i < 2; i++) {
+        atomic_store(&fake.step_stalls, true);
+        MP_CHECK_INT(once(registry, 1, 0), MP_RECV);
+        atomic_store(&fake.step_stalls, false);
+        while (atomic_load(&fake.in_steps)) /* the abandoned thread has not returned */
+            mp_sys_sleep_ns(FAKE_MS(1));
+    }
+    int steps = fake.steps;
+    MP_CHECK(!fake_submit(registry, "a", call_of(1, 0), &status));
+    MP_CHECK_INT(status, MP_MODEL);
+    MP_CHECK_INT(once(registry, 2, 0), MP_OK);
+    MP_CHECK_INT(fake.steps - steps, 1);
+    fake_end(registry);
+}
+
 /* Equal requests in one step are one suspect. Once one of them is quarantined, the others reach no worker. */
 MP_TEST(quarantine_of_equal_requests) {
     fake fake;
