@@ -228,6 +228,12 @@ MP_TEST(quarantine_counts_suspicions) {
     MP_CHECK_INT(mp_quarantine_check(&q, 3, 2000), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_check(&q, 1000 + 3 * MP_QUARANTINE_ROWS - 1, 2000), 1);
     MP_CHECK_INT(mp_quarantine_check(&q, 1000, 2000), 0); /* the oldest row was replaced */
+    /* a row expires 10 minutes after its last loss */
+    const uint64_t TEN_MINUTES = 600ull * 1000 * 1000 * 1000;
+    mp_quarantine_add(&q, 4, true, 3000);
+    mp_quarantine_add(&q, 4, true, 5000);
+    MP_CHECK_INT(mp_quarantine_check(&q, 4, 5000 + TEN_MINUTES - 1), MP_QUARANTINE_FAULTS);
+    MP_CHECK_INT(mp_quarantine_check(&q, 4, 5000 + TEN_MINUTES), 0);
     /* every row expires, which empties the table */
     MP_CHECK_INT(mp_quarantine_check(&q, 2, 601ull * 1000 * 1000 * 1000), 0);
     MP_CHECK(mp_quarantine_is_empty(&q));

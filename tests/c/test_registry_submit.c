@@ -77,6 +77,39 @@ MP_TEST(registry_submit_returns_probes) {
     scene_close(&scene);
 }
 
+/* A fault opens the breaker once: when the window has as many faults as the threshold, or a probe fails. */
+MP_TEST(registry_submit_faults_open_the_breaker_once) {
+    const mp_breaker_rule rule = {.threshold = 2, .probes = 1, .successes = 1, .window_ns = 100, .backoff_ns = 1000};
+    const mp_breaker_rule never = {.threshold = -1, .probes = 1, .successes = 1, .window_ns = 100, .backoff_ns = 1000};
+    mp_breaker breaker = {0};
+    uint32_t probe;
+    uint64_t left_ns;
+    for (uint64_t i = 0; i < 10; i++)
+        MP_CHECK(!mp_breaker_fault(&breaker, &never, i));
+    MP_CHECK_STR(mp_breaker_name(&breaker), "closed");
+    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 1000));
+    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 1101)); /* the first is outside of the window */
+    MP_CHECK(mp_breaker_fault(&breaker, &rule, 1201));
+    MP_CHECK_STR(mp_breaker_name(&breaker), "open");
+    MP_CHECK_INT(breaker.epoch, 1);
+    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 1202)); /* open already */
+    MP_CHECK_INT(breaker.open_until_ns, 2201);
+    MP_CHECK(!mp_breaker_ask(&breaker, &rule, 2200, &probe, &left_ns));
+    MP_CHECK_INT(left_ns, 1);
+    MP_CHECK(mp_breaker_ask(&breaker, &rule, 2201, &probe, &left_ns));
+    MP_CHECK_INT(probe, 1);
+    MP_CHECK(!mp_breaker_ask(&breaker, &rule, 2202, &probe, &left_ns));
+    MP_CHECK(left_ns == 0 && probe == 0);
+    MP_CHECK(mp_breaker_fault(&breaker, &rule, 3000)); /* of the probe */
+    MP_CHECK_INT(breaker.open_until_ns, 4000);
+    MP_CHECK(mp_breaker_ask(&breaker, &rule, 4000, &probe, &left_ns));
+    mp_breaker_end(&breaker, &rule, 1, true); /* a probe of an earlier opening */
+    MP_CHECK_STR(mp_breaker_name(&breaker), "half-open");
+    mp_breaker_end(&breaker, &rule, probe, true);
+    MP_CHECK_STR(mp_breaker_name(&breaker), "closed");
+    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 4001)); /* faults before the opening do not count */
+}
+
 /* An entry that refuses: the status, the message and `gone`. */
 MP_TEST(registry_submit_refusals) {
     for (int i = 0; i < 6; i++) {
