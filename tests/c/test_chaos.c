@@ -173,7 +173,7 @@ MP_TEST(chaos_is_off_unless_asked_for) {
     fake_end(registry);
 }
 
-/* What the wrapped engine says of its loss, its process and its prefix cache is what the wrapper says. */
+/* The wrapper reports the loss, the process and the prefix cache of the wrapped engine. */
 MP_TEST(chaos_wraps_what_an_engine_tells) {
     for (int lost = 0; lost < 2; lost++)
         for (int outside = 0; outside < 2; outside++) {

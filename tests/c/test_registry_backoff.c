@@ -84,8 +84,8 @@ MP_TEST(registry_backoff_of_deaths) {
     }
     MP_CHECK_INT(entry->health, MP_HEALTH_BROKEN);
     MP_CHECK_INT(entry->failure.code, MP_NO_WORKERS);
-    MP_CHECK_STR(entry->failure.message, "a: 5 workers failed within 60 s; no more are started until the model is loaded "
-                 "again. Last failure: a bad instruction");
+    MP_CHECK_STR(entry->failure.message, "a: 5 workers failed within 60 s; no more are started until the model is "
+                 "loaded again. Last failure: a bad instruction");
     mp_fail(&error, MP_INTERNAL, "another");
     uint64_t before = mp_sys_now_ns();
     mp_entry_note_death(entry, false, &error); /* `death_ns` holds five */
@@ -104,7 +104,8 @@ MP_TEST(registry_backoff_watch) {
         bool silent;
         uint64_t silent_ns, total_ns;
     } rows[] = {
-        {5100, 1, false, 0, 100},      {5300, 1, false, 200, 300},   {5200, 1, false, 200, 300}, /* the clock went back */
+        {5100, 1, false, 0, 100},      {5300, 1, false, 200, 300},
+        {5200, 1, false, 200, 300}, /* the clock went back */
         {5400, 1, false, 400, 500},    {6300, 1, false, 900, 1000},  {6399, 1, false, 999, 1099},
         {6400, 1, true, 1000, 1100},   {6500, 2, false, 0, 1200},    {9500, 2, false, 500, 1700},
         {99000, 2, true, 1000, 2200},  {99001, 3, false, 0, 2201},   {99501, 3, false, 500, 2701},
@@ -157,7 +158,8 @@ MP_TEST(registry_backoff_sweep_of_requests) {
     scene.tickets[3]->due_ns = now;
     mp_entry_sweep(entry, now);
     MP_CHECK_INT(active->cause, MP_TIMEOUT);
-    MP_CHECK(mp_ticket_done(scene.tickets[3]) && !mp_ticket_done(scene.tickets[2]) && !mp_ticket_done(scene.tickets[4]));
+    MP_CHECK(!mp_ticket_done(scene.tickets[2]) && mp_ticket_done(scene.tickets[3]) &&
+             !mp_ticket_done(scene.tickets[4]));
     MP_CHECK_INT(mp_ticket_status(scene.tickets[3], NULL), MP_TIMEOUT);
     MP_CHECK_INT(scene.tickets[0]->cause, 0);
     MP_CHECK_INT(entry->queue.count, 3);

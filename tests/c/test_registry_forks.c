@@ -143,7 +143,7 @@ static void look_at_slots(void) {
 MP_TEST(forks_hold_the_locks_of_shared_objects) {
     fake fake;
     fake_init(&fake);
-    /* of handlers that run before a fork the last registered runs first: this one runs when all locks are taken */
+    /* The handler registered last runs first before a fork, so this one runs when all locks are taken. */
     MP_CHECK_INT(pthread_atfork(look_at_slots, NULL, NULL), 0);
     mp_registry *registry = fake_registry(1, 0);
     pid_t child = fork();

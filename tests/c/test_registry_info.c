@@ -1,5 +1,5 @@
-/* What callers see of an entry (mp_entry_info), of a ticket and of the size of an entry (mp_eviction): every field has
- * exactly the value that the entry, its workers and its requests have. */
+/* Every field of mp_entry_info, mp_eviction and a new ticket has exactly the value that the entry, its workers and the
+ * options of the request have. */
 #include "base/sys.h"
 #include "test_registry_scene.h"
 

@@ -1,5 +1,5 @@
-/* Keys of a registry, and what operations on all of it wait for: order of keys, removal, close, files that change, loads
- * in spite of a backoff. */
+/* Keys of a registry and operations on all of it: order of keys, removal, close, files that change, loads in spite of a
+ * backoff, the clock of requests. */
 #include <stdatomic.h>
 
 #include "base/sys.h"

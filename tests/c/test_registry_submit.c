@@ -1,5 +1,5 @@
-/* Submitting to one entry: the patience of a request, probes of the breaker, the worker that a policy chooses, and who is
- * woken. */
+/* Submitting to one entry: the patience of a request, probes of the breaker, the worker that a policy chooses, and the
+ * threads that progress wakes. */
 #include "base/sys.h"
 #include "test_registry_scene.h"
 
@@ -65,8 +65,8 @@ MP_TEST(registry_submit_returns_probes) {
     }
     ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
     MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), MP_CIRCUIT_OPEN, &error);
-    MP_CHECK_STR(error.message, "a: the circuit breaker is half-open after repeated worker faults; try again when its 3 "
-                                "probe requests have ended");
+    MP_CHECK_STR(error.message, "a: the circuit breaker is half-open after repeated worker faults; try again when its "
+                                "3 probe requests have ended");
     MP_CHECK_INT(ticket->probe, 0);
     MP_CHECK_INT(breaker->probing, 3);
     breaker->state = MP_BREAKER_OPEN;
@@ -100,7 +100,7 @@ MP_TEST(registry_submit_faults_open_the_breaker_once) {
     MP_CHECK_INT(probe, 1);
     MP_CHECK(!mp_breaker_ask(&breaker, &rule, 2202, &probe, &left_ns));
     MP_CHECK(left_ns == 0 && probe == 0);
-    MP_CHECK(mp_breaker_fault(&breaker, &rule, 3000)); /* of the probe */
+    MP_CHECK(mp_breaker_fault(&breaker, &rule, 3000)); /* the probe failed */
     MP_CHECK_INT(breaker.open_until_ns, 4000);
     MP_CHECK(mp_breaker_ask(&breaker, &rule, 4000, &probe, &left_ns));
     mp_breaker_end(&breaker, &rule, 1, true); /* a probe of an earlier opening */
