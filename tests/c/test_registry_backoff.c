@@ -232,3 +232,27 @@ MP_TEST(registry_backoff_sweep_of_loads) {
     MP_CHECK_INT(second->moved_ns, now - FAKE_MS(5000));
     scene_close(&scene);
 }
+
+/* An entry without workers and requests: the sweep frees a model that waits for the end of a backoff, and everything of
+ * a model that is being removed. */
+MP_TEST(registry_backoff_sweep_of_entries_without_workers) {
+    for (int loaded = 0; loaded < 2; loaded++)
+        for (int dead = 0; dead < 2; dead++)
+            for (int removed = 0; removed < 2; removed++) {
+                scene scene;
+                scene_open(&scene, "a", NULL, 1000 * 1000);
+                mp_entry *entry = scene.entry;
+                if (loaded)
+                    scene_load(&scene);
+                entry->spawn_ns = dead ? fake_in_ms(60000) : 0;
+                entry->removal = removed ? MP_REMOVAL_DRAINING : MP_REMOVAL_NONE;
+                MP_CHECK(mp_entry_sweep(entry, mp_sys_now_ns()) == UINT64_MAX);
+                bool frees = loaded && (dead || removed);
+                MP_CHECK_INT(scene.fake.models, loaded && !frees);
+                MP_CHECK_INT(entry->unloads, frees);
+                MP_CHECK_INT(scene.services->metrics[MP_METRIC_evictions], frees);
+                MP_CHECK_INT(scene.fake.loaders, !removed);
+                MP_CHECK_INT(entry->removal, removed ? MP_REMOVAL_GONE : MP_REMOVAL_NONE);
+                scene_close(&scene);
+            }
+}

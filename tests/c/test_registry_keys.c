@@ -52,6 +52,10 @@ MP_TEST(registry_keys_are_ordered) {
         }
         MP_CHECK_INT(visited.count, count);
     }
+    mp_ticket *ticket;
+    mp_submit_options options = {0};
+    MP_CHECK_INT(mp_registry_submit(registry, "none", &fake_call_create(1)->base, &options, &ticket, NULL),
+                 MP_UNKNOWN_MODEL);
     fake_end(registry);
 }
 
@@ -81,6 +85,7 @@ MP_TEST(registry_keys_wait_until_removed) {
     MP_CHECK_STATUS(mp_registry_remove(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error);
     MP_CHECK_STR(error.message, "a: requests left: 1; the removal continues in the background");
     MP_CHECK_STATUS(mp_registry_wait_removed(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error);
+    MP_CHECK_STATUS(mp_registry_remove(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error); /* waits again */
     fake_add(registry, "a", &fakes[1], false); /* the key has a new entry */
     MP_CHECK_STATUS(mp_registry_wait_removed(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error);
     MP_CHECK_OK(mp_thread_start(&thread, "waits", wait_until_removed, registry, &error), &error);

@@ -17,7 +17,7 @@ static void no_event(mp_registry *registry, mp_entry *entry, mp_entry_event even
 
 static mp_services *make_services(uint64_t memory) {
     mp_error error;
-    mp_registry_config config = {.threads = 1, .memory_limit = memory, .spin_ns = 1};
+    mp_registry_config config = {.threads = 4, .memory_limit = memory, .spin_ns = 1};
     mp_services *services = mp_alloc_zeroed(sizeof(*services), MP_TAG_POOL);
     MP_CHECK(services);
     atomic_init(&services->references, 1);

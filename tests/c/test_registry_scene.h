@@ -19,7 +19,7 @@ typedef struct scene {
     int worker_count, ticket_count;
 } scene;
 
-/* `services`: shared with another scene; NULL: new ones, with 1 compute thread and a budget of `memory` bytes. */
+/* `services`: shared with another scene; NULL: new ones, with 4 compute threads and a budget of `memory` bytes. */
 void scene_open(scene *scene, const char *key, mp_services *services, uint64_t memory);
 /* Frees everything, whatever states the test has set. */
 void scene_close(scene *scene);

@@ -178,3 +178,19 @@ MP_TEST(registry_serving_counts_work) {
     MP_CHECK_INT(scene.services->metrics[MP_METRIC_batches_of_all], 7);
     scene_close(&scene);
 }
+
+/* The engine is trimmed once for each time that a request has left, not for each refusal. */
+MP_TEST(registry_serving_trims_again_after_a_request_has_left) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.memory = 1;
+    mp_worker *worker = scene_ready(&scene);
+    for (int i = 0; i < 3; i++)
+        call_of(queue(&scene, 1, (mp_submit_options){0}))->memory = 1;
+    scene_serve(&scene, worker);
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_INT(mp_ticket_status(scene.tickets[i], NULL), MP_OK);
+    MP_CHECK_INT(scene.fake.trims, 2); /* for the second request while the first ran, for the third while the second */
+    MP_CHECK_INT(scene.fake.steps, 3);
+    scene_close(&scene);
+}

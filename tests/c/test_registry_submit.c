@@ -206,7 +206,123 @@ MP_TEST(registry_submit_home_of_two_choices) {
     scene_close(&scene);
 }
 
+/* A sequential request waits for an idle worker. Once it is old, a busy worker takes no other request before it. */
+MP_TEST(registry_submit_sequential_requests_age) {
+    for (int old = 0; old < 2; old++)
+        for (int busy = 0; busy < 2; busy++) {
+            scene scene;
+            scene_open(&scene, "a", NULL, 1000 * 1000);
+            mp_worker *worker = scene_worker(&scene, busy ? MP_WORKER_PROCESSING : MP_WORKER_IDLE);
+            if (busy)
+                scene_activate(worker, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
+            mp_ticket *sequential = scene_ticket(&scene, 1, (mp_submit_options){.policy = MP_POLICY_SEQUENTIAL}),
+                      *shared = scene_ticket(&scene, 1, (mp_submit_options){.priority = 1});
+            if (old)
+                sequential->node.since_ns -= 2 * MP_QUEUE_AGEING_NS;
+            scene_queue(&scene, sequential);
+            scene_queue(&scene, shared);
+            MP_CHECK_INT(mp_dispatch_offers(scene.entry, worker), !busy || !old);
+            mp_dispatch_take(scene.entry, worker);
+            MP_CHECK(sequential->worker == (busy ? NULL : worker));
+            MP_CHECK(shared->worker == (busy && !old ? worker : NULL)); /* not beside a sequential one */
+            MP_CHECK_INT(worker->exclusive, !busy);
+            scene_close(&scene);
+        }
+}
+
+/* Workers that the forecast asks for start one after the other. */
+MP_TEST(registry_submit_predicted_workers_start_in_turn) {
+    static const struct {
+        mp_worker_state first, second;
+        bool starts;
+    } rows[] = {{MP_WORKER_IDLE, MP_WORKER_IDLE, true},        {MP_WORKER_LOADING, MP_WORKER_IDLE, false},
+                {MP_WORKER_IDLE, MP_WORKER_LOADING, false},    {MP_WORKER_SPAWNING, MP_WORKER_IDLE, false},
+                {MP_WORKER_IDLE, MP_WORKER_SPAWNING, false},   {MP_WORKER_PROCESSING, MP_WORKER_IDLE, true},
+                {MP_WORKER_EVICTING, MP_WORKER_FAILED, false}, {MP_WORKER_IDLE, MP_WORKER_EVICTING, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        scene scene;
+        mp_guard guard = {0};
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_entry *entry = scene.entry;
+        scene_load(&scene);
+        scene.services->predictive_scaling = true;
+        entry->policy = MP_POLICY_SHARED;
+        uint64_t now = mp_sys_now_ns();
+        for (int j = 0; j < 200; j++)
+            mp_forecast_arrive(&entry->forecast, now - FAKE_MS(5) * (uint64_t)(200 - j));
+        mp_forecast_serve(&entry->forecast, FAKE_MS(1000));
+        MP_CHECK_INT(mp_dispatch_predicted(entry, mp_sys_now_ns()), 4);
+        scene_worker(&scene, rows[i].first);
+        scene_worker(&scene, rows[i].second)->engine_bytes = 123;
+        MP_CHECK_INT(mp_dispatch_predict(entry, &guard), rows[i].starts);
+        MP_CHECK_INT(entry->starting, rows[i].starts);
+        MP_CHECK_INT(guard.bytes, rows[i].starts ? 123 : 0);
+        MP_CHECK(!mp_dispatch_predict(entry, &(mp_guard){0})); /* one is starting */
+        mp_guard_release(&guard);
+        scene_close(&scene);
+    }
+}
+
+/* --- a forked child --- */
+
+/* The child has the model and nothing of the parent's work; bytes of requests are free again. */
+MP_TEST(registry_submit_forked_child_has_no_work) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_entry *entry = scene.entry;
+    mp_budget *budget = mp_governor_budget(scene.services->governor);
+    scene_load(&scene);
+    mp_resident_pin(entry->resident);
+    mp_worker *worker = scene_worker(&scene, MP_WORKER_PROCESSING);
+    uint64_t used = atomic_load(&budget->used);
+    for (int i = 0; i < 3; i++) {
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        ticket->charged = 1000u << i;
+        MP_CHECK(mp_budget_take(budget, ticket->charged));
+        if (i < 2)
+            scene_queue(&scene, ticket);
+        else
+            scene_activate(worker, ticket, MP_TICKET_ADMITTED);
+    }
+    entry->starting = entry->abandoned = entry->room_waiters = 1;
+    entry->unload = MP_UNLOAD_REQUESTED;
+    entry->attempts = 5;
+    entry->attempts_over = 4;
+    entry->breaker = (mp_breaker){.state = MP_BREAKER_OPEN, .epoch = 3, .fault_count = 2};
+    mp_forecast_arrive(&entry->forecast, 1);
+    mp_entry_fork_child(entry);
+    MP_CHECK_INT(budget->used, used);
+    MP_CHECK_INT(entry->queue.count, 0);
+    MP_CHECK(entry->worker_count == 0 && entry->starting == 0 && entry->abandoned == 0 && entry->room_waiters == 0);
+    MP_CHECK_INT(entry->unload, MP_UNLOAD_NONE);
+    MP_CHECK_INT(entry->attempts_over, 5);
+    MP_CHECK_STR(mp_breaker_name(&entry->breaker), "closed");
+    MP_CHECK(entry->breaker.epoch == 0 && entry->breaker.fault_count == 0);
+    MP_CHECK(memcmp(&entry->forecast, &(mp_forecast){0}, sizeof(mp_forecast)) == 0);
+    MP_CHECK_INT(entry->resident->references, 1);
+    for (int i = 0; i < 3; i++)
+        scene.tickets[i]->charged = 0;
+    scene_close(&scene);
+}
+
 /* --- progress --- */
+
+/* A thread that parks announces the progress that it waits for: the next one after that which it has seen. */
+MP_TEST(registry_submit_parked_threads_announce_what_they_wait_for) {
+    scene scene;
+    uint64_t progress;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+    static const uint64_t seen[] = {6, 4, 5}, lowest[] = {7, 5, 5};
+    for (int i = 0; i < 3; i++) {
+        MP_CHECK(!mp_ticket_wait(ticket, seen[i], mp_sys_now_ns() + FAKE_MS(1), &progress));
+        MP_CHECK_INT(progress, 0);
+        MP_CHECK_INT(ticket->wait_at, lowest[i]);
+        MP_CHECK_INT(ticket->wake_at, lowest[i]);
+        MP_CHECK_INT(ticket->waiters, 0);
+    }
+    scene_close(&scene);
+}
 
 /* A stream chunk wakes the waiters only once progress has reached what they wait for, and takes the ticket's lock only
  * then. A notifier is told of each chunk, which does not wake the waiters. */
