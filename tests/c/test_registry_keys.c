@@ -28,7 +28,7 @@ MP_TEST(registry_keys_are_ordered) {
     mp_error error;
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
-    char keys[KEYS][8];
+    char keys[KEYS][16];
     bool present[KEYS] = {0};
     for (int i = 0; i < KEYS; i++)
         snprintf(keys[i], sizeof keys[i], "k%02d", i);
