@@ -236,7 +236,12 @@ MP_TEST(forks_while_a_load_waits_for_memory) {
     mp_error error;
     mp_entry_info info;
     mp_thread thread;
-    mp_registry *registry = fake_registry(1, 200000);
+    mp_governor *governor;
+    mp_registry *registry;
+    mp_registry_config config = {.threads = 1, .spin_ns = 1, .max_workers = 1};
+    MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error); /* the registry uses it too */
+    atomic_store(&mp_governor_budget(governor)->limit, 200000);
+    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
     for (int i = 0; i < 3; i++) {
         fake_init(&fakes[i]);
         fakes[i].model_bytes = i < 2 ? 150000 : 1000;
@@ -253,14 +258,20 @@ MP_TEST(forks_while_a_load_waits_for_memory) {
     pid_t child = fork();
     if (child == 0) {
         alarm(5);
-        mp_status status = mp_registry_load(registry, "c", false, fake_in_ms(2000), &error);
-        _exit((int)status);
+        mp_guard guard;
+        if (!mp_governor_try_reserve(governor, 1, &guard))
+            _exit(1);
+        mp_guard_release(&guard);
+        _exit(mp_registry_load(registry, "c", false, fake_in_ms(2000), &error) == MP_OK ? 0 : 2);
     }
     expect_child(child);
+    mp_guard guard;
+    MP_CHECK(!mp_governor_try_reserve(governor, 1, &guard)); /* in the parent, the load comes first */
     atomic_store(&fakes[0].hold, false);
     MP_CHECK_INT(fake_finish(ticket), MP_OK);
     mp_thread_join(&thread);
     fake_end(registry);
+    mp_governor_close(governor);
 }
 
 static mp_status run_until(mp_registry *registry, uint64_t ms) { /* with a deadline, in a step that does not end */
