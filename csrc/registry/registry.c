@@ -124,7 +124,8 @@ static mp_status enter(mp_registry *registry, const char *key, bool want_incomin
     return status;
 }
 
-static void leave(mp_registry *registry, mp_entry *entry) { /* `entry`: NULL if the operation had none */
+/* Must not hold the lock. `entry`: NULL if the operation was on none. */
+static void leave(mp_registry *registry, mp_entry *entry) {
     mp_mutex_lock(&registry->lock);
     if (--registry->inside == 0 && registry->closing != OPEN)
         mp_cond_broadcast(&registry->changed);
