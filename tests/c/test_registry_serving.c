@@ -125,7 +125,7 @@ MP_TEST(registry_serving_ends_expired_requests) {
 MP_TEST(registry_serving_preempts_requests_that_hold_memory) {
     scene scene;
     scene_open(&scene, "a", NULL, 1000 * 1000);
-    scene.fake.memory = 3;
+    scene.fake.memory = 2;
     scene.fake.step_units = 1;
     mp_worker *worker = scene_ready(&scene);
     mp_ticket *tickets[3];
@@ -133,7 +133,8 @@ MP_TEST(registry_serving_preempts_requests_that_hold_memory) {
         tickets[i] = queue(&scene, 2, (mp_submit_options){.priority = 2});
         call_of(tickets[i])->memory = 1;
     }
-    call_of(tickets[0])->memory_a_step = 1;
+    call_of(tickets[0])->memory_a_step = 1; /* its first step lacks memory */
+    call_of(tickets[0])->units = 1;
     call_of(tickets[1])->units = 9;
     atomic_store(&tickets[2]->cause, MP_CANCELLED); /* between the check of the queue and its admission */
     scene_serve(&scene, worker);
@@ -141,7 +142,11 @@ MP_TEST(registry_serving_preempts_requests_that_hold_memory) {
     MP_CHECK_INT(mp_ticket_status(tickets[1], NULL), MP_OK);
     MP_CHECK_INT(mp_ticket_status(tickets[2], NULL), MP_CANCELLED);
     MP_CHECK_INT(call_of(tickets[2])->starts, 0);
-    MP_CHECK_INT(scene.services->metrics[MP_METRIC_preemptions], scene.fake.preempted);
+    /* twice the second request, which is admitted again when the cancelled one has ended */
+    MP_CHECK_INT(scene.fake.preempted, 2);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_preemptions], 2);
+    MP_CHECK_INT(call_of(tickets[0])->starts, 1);
+    MP_CHECK_INT(call_of(tickets[1])->starts, 3);
     scene_close(&scene);
 }
 
