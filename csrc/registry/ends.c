@@ -33,8 +33,7 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
 }
 
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket) {
-    if (ticket->charged)
-        mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
+    mp_budget_give(mp_governor_budget(entry->services->governor), ticket->charged);
     ticket->charged = 0;
 }
 

@@ -8,12 +8,11 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
-/* Must not hold the lock. Frees the worker's engine, model reference and memory guard. */
+/* Must not hold the lock. Frees the worker's engine and model reference. */
 static void free_engine(mp_worker *worker) {
     if (worker->engine)
         worker->engine->ops->destroy(worker->engine);
     worker->engine = NULL;
-    mp_guard_release(&worker->guard);
     mp_resident_unpin(worker->resident);
     worker->resident = NULL;
 }

@@ -124,6 +124,7 @@ static mp_status enter(mp_registry *registry, const char *key, bool want_incomin
     return status;
 }
 
+/* Must not hold the lock. `entry`: NULL if the operation was on none. */
 static void leave(mp_registry *registry, mp_entry *entry) {
     mp_mutex_lock(&registry->lock);
     if (--registry->inside == 0 && registry->closing != OPEN)
@@ -278,17 +279,16 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     return mp_pool_create("mpool-worker", MAX_THREADS, &services->pool, error);
 }
 
-/* Call when no worker exists. Clears both pointers under the lock: a concurrent fork sees complete objects or NULL. */
+/* Call once, when no worker exists. Clears the pointer to the pool under the lock: a concurrent fork sees a complete
+ * pool or NULL. */
 static void release_threads(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_mutex_lock(&registry->lock);
     mp_pool *pool = services->pool;
-    mp_cpu_allocator *allocator = services->allocator;
     services->pool = NULL;
-    services->allocator = NULL;
     mp_mutex_unlock(&registry->lock);
     mp_pool_destroy(pool);
-    mp_cpu_allocator_close(allocator);
+    mp_cpu_allocator_close(services->allocator);
 }
 
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry_out, mp_error *error) {
@@ -631,10 +631,7 @@ void mp_registry_maintain(mp_registry *registry) {
     if (!open)
         return;
     mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
-    mp_mutex_lock(&registry->lock);
-    if (--registry->inside == 0 && registry->closing != OPEN)
-        mp_cond_broadcast(&registry->changed);
-    mp_mutex_unlock(&registry->lock);
+    leave(registry, NULL);
 }
 
 /* --- requests --- */

@@ -179,11 +179,12 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
         w->held_bytes = held;
         return;
     }
-    uint64_t due = mp_sys_after(w->idle_since_ns, entry->keep_alive_ns);
+    uint64_t wait_ns = entry->keep_alive_ns;
     mp_spin_rule rule = mp_entry_spin_rule(entry);
     bool critical = mp_governor_pressure(services->governor) == MP_PRESSURE_CRITICAL;
-    if (critical && due > w->idle_since_ns + CRITICAL_POLL_NS)
-        due = w->idle_since_ns + CRITICAL_POLL_NS;
+    if (critical && wait_ns > CRITICAL_POLL_NS)
+        wait_ns = CRITICAL_POLL_NS;
+    uint64_t due = mp_sys_after(w->idle_since_ns, wait_ns);
     if (w->runnable || due < atomic_load_explicit(&services->maintenance.next_ns, memory_order_relaxed)) {
         mp_mutex_unlock(&entry->lock);
         mp_worker_set_runnable(w, false);

@@ -6,6 +6,7 @@
 #include "mp_test.h"
 #include "registry/chaos.h"
 #include "test_registry_fake.h"
+#include "test_registry_scene.h"
 
 MP_TEST(chaos_is_a_function_of_seed_key_worker_and_step) {
     enum { STEPS = 20000 };
@@ -170,4 +171,34 @@ MP_TEST(chaos_is_off_unless_asked_for) {
     MP_CHECK_INT(stats.chaos_faults, 0);
     MP_CHECK_INT(fake.steps, 50);
     fake_end(registry);
+}
+
+/* The wrapper reports the loss, the process and the prefix cache of the wrapped engine. */
+MP_TEST(chaos_wraps_what_an_engine_tells) {
+    for (int lost = 0; lost < 2; lost++)
+        for (int outside = 0; outside < 2; outside++) {
+            scene scene;
+            mp_error error;
+            mp_prefix_counters counters;
+            scene_open(&scene, "a", NULL, 1000 * 1000);
+            scene.services->chaos = (mp_chaos_rule){.slow = 1};
+            scene.fake.process = 77;
+            mp_worker *worker = scene_ready(&scene);
+            mp_engine *inner = worker->engine;
+            inner->outside = outside;
+            inner->prefix = &counters;
+            MP_CHECK_OK(mp_chaos_wrap(scene.services, "a", 0, &worker->engine, &error), &error);
+            MP_CHECK(worker->engine != inner);
+            MP_CHECK_INT(worker->engine->process, 77);
+            MP_CHECK(worker->engine->prefix == &counters);
+            MP_CHECK_INT(worker->engine->ops->bytes(worker->engine), 100);
+            if (lost) {
+                mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+                ((fake_call *)mp_ticket_request(ticket))->loses_at_admit = true;
+                MP_CHECK_INT(worker->engine->ops->admit(worker->engine, &ticket->item, &error), MP_RECV);
+            }
+            MP_CHECK_INT(worker->engine->lost(worker->engine) != NULL, lost);
+            MP_CHECK_INT(worker->engine->outside, outside);
+            scene_close(&scene);
+        }
 }

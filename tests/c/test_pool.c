@@ -308,6 +308,56 @@ MP_TEST(pool_flows_are_bounded) {
     mp_flows_destroy(&flows);
 }
 
+/* Against a list of idle flows in the order in which they became idle: a new flow gets a slot that was never used, else
+ * that of the longest idle flow; a known flow gets its own. */
+MP_TEST(pool_flows_reuse_the_longest_idle) {
+    enum { OWN = 6, KEYS = 10, ROUNDS = 4000 };
+    mp_flows flows;
+    mp_error error;
+    mp_test_random random = {7};
+    int slot_of[KEYS], users[KEYS] = {0}, idle[KEYS], idle_count = 0, used = 0, busy = 0, reused = 0, returned = 0;
+    bool fresh;
+    for (int i = 0; i < KEYS; i++)
+        slot_of[i] = -1;
+    MP_CHECK_OK(mp_flows_create(&flows, OWN, 1, &error), &error);
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t dice = mp_test_random_u64(&random);
+        int key = (int)(dice % KEYS);
+        if (dice >> 32 & 3 && users[key]) {
+            mp_flows_leave(&flows, slot_of[key]);
+            if (--users[key] == 0) {
+                idle[idle_count++] = key;
+                busy--;
+            }
+            continue;
+        }
+        if (!users[key] && busy == OWN)
+            continue;
+        int expected = slot_of[key], victim = -1;
+        bool known = expected >= 0;
+        if (!known && used < OWN)
+            expected = used++;
+        else if (!known)
+            expected = slot_of[victim = idle[0]];
+        for (int i = 0, kept = 0, count = idle_count; i < count; i++) { /* take the key or the victim off the list */
+            if (idle[i] == (known ? key : victim))
+                idle_count--;
+            else
+                idle[kept++] = idle[i];
+        }
+        if (victim >= 0)
+            slot_of[victim] = -1;
+        reused += victim >= 0;
+        returned += known && !users[key];
+        slot_of[key] = mp_flows_enter(&flows, (uint64_t)key * 1000, 0, &fresh);
+        busy += users[key]++ == 0;
+        MP_CHECK_INT(slot_of[key], expected);
+        MP_CHECK_INT(fresh, !known);
+    }
+    MP_CHECK(reused > 100 && returned > 100);
+    mp_flows_destroy(&flows);
+}
+
 static mp_status make_queue(void *arg, mp_error *error) {
     (void)arg;
     mp_queue queue;

@@ -181,6 +181,12 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             outcomes[i] = MP_OUTCOME_DONE;
         }
     }
+    mp_step_work *work = &engine->base.work;
+    work->passes += fake->work.passes;
+    work->rows += fake->work.rows;
+    work->found += fake->work.found;
+    work->drafted += fake->work.drafted;
+    work->accepted += fake->work.accepted;
     atomic_fetch_sub(&fake_threads_in_steps, lease->threads);
     atomic_fetch_add(&fake->steps, 1);
     atomic_fetch_sub(&fake->in_steps, 1);
@@ -246,7 +252,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
         return mp_fail_memory(error, model->fake->engine_bytes, "a fake engine");
     }
     engine->base.ops = &ops;
-    engine->base.lost = engine_lost;
+    engine->base.lost = model->fake->never_lost ? NULL : engine_lost;
     engine->base.outside = model->fake->outside;
     engine->base.process = model->fake->process;
     engine->fake = model->fake;

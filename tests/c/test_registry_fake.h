@@ -39,6 +39,8 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic bool hold;  /* steps do not end while this is set */
     bool whole;         /* a step with a faulty request fails for all its requests, as when a process dies */
     bool outside;       /* the failing process was killed from outside */
+    bool never_lost;    /* engines have no function `lost`: idle workers do not poll */
+    mp_step_work work;  /* added to the engine's totals by each step */
 } fake;
 
 /* Number of compute threads that are in steps of any fake. */

@@ -1,4 +1,5 @@
 /* Forks while other threads operate on registries: parents and children keep working. test_registry_ends.c has more. */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -120,4 +121,216 @@ MP_TEST(forks_while_other_threads_look_up_shared_objects) {
     for (int i = 0; i < THREADS; i++)
         mp_thread_join(&threads[i]);
     mp_registry_destroy(registry);
+}
+
+/* --- one object after the other --- */
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define SKIP_IF_SANITIZED() MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever")
+#else
+#define SKIP_IF_SANITIZED() (void)0
+#endif
+
+static _Atomic int forks_seen, slots_locked;
+
+static void look_at_slots(void) {
+    atomic_fetch_add(&forks_seen, 1);
+    atomic_fetch_add(&slots_locked, atomic_load(&mp_governor_slot()->busy));
+    atomic_fetch_add(&slots_locked, atomic_load(&mp_cpu_allocator_slot()->busy));
+}
+
+/* The forking thread holds the locks of the shared objects while the process is copied. */
+MP_TEST(forks_hold_the_locks_of_shared_objects) {
+    fake fake;
+    fake_init(&fake);
+    /* The handler registered last runs first before a fork, so this one runs when all locks are taken. */
+    MP_CHECK_INT(pthread_atfork(look_at_slots, NULL, NULL), 0);
+    mp_registry *registry = fake_registry(1, 0);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(atomic_load(&mp_governor_slot()->busy) + 2 * atomic_load(&mp_cpu_allocator_slot()->busy));
+    expect_child(child);
+    MP_CHECK_INT(forks_seen, 1);
+    MP_CHECK_INT(slots_locked, 2);
+    MP_CHECK_INT(mp_governor_slot()->busy, 0);
+    MP_CHECK_INT(mp_cpu_allocator_slot()->busy, 0);
+    fake_end(registry);
+}
+
+MP_TEST(forks_of_a_closed_registry) {
+    fake fake;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    mp_registry_close(registry, 0);
+    pid_t child = fork();
+    if (child == 0) {
+        mp_status status;
+        alarm(5);
+        _exit(fake_submit(registry, "a", fake_call_create(1), &status) != NULL || status != MP_SHUTTING_DOWN);
+    }
+    expect_child(child);
+    fake_end(registry);
+}
+
+/* A model that was being removed has no workers in the child, so its removal ends there. */
+MP_TEST(forks_while_a_removal_waits) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    mp_error error;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    atomic_store(&fake.hold, true);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.in_steps, 1);
+    MP_CHECK_STATUS(mp_registry_remove(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(5);
+        _exit(mp_registry_wait_removed(registry, "a", fake_in_ms(1000), &error));
+    }
+    expect_child(child);
+    atomic_store(&fake.hold, false);
+    MP_CHECK_INT(fake_finish(ticket), MP_OK);
+    fake_end(registry);
+}
+
+/* Requests that made workers fail are known in the child, and its lock is free. */
+MP_TEST(forks_with_a_request_in_quarantine) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    mp_status status;
+    fake_init(&fake);
+    mp_registry *registry =
+        fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .breaker_threshold = -1});
+    fake_add(registry, "a", &fake, false);
+    fake_call *call = fake_call_create(1);
+    uint64_t fingerprint = call->fingerprint;
+    call->fault = MP_INTERNAL;
+    call->faults = 2;
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_INTERNAL);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(5);
+        call = fake_call_create(1);
+        call->fingerprint = fingerprint;
+        int wrong = fake_submit(registry, "a", call, &status) || status != MP_MODEL;
+        mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), &status);
+        _exit(wrong | (!ticket || fake_finish(ticket) != MP_OK) << 1);
+    }
+    expect_child(child);
+    fake_end(registry);
+}
+
+static void load_b(void *registry) {
+    mp_error error;
+    MP_CHECK_OK(mp_registry_load(registry, "b", false, fake_in_ms(10000), &error), &error);
+}
+
+/* A load of the parent waits for memory. A load of the child need not wait for that load's turn. */
+MP_TEST(forks_while_a_load_waits_for_memory) {
+    SKIP_IF_SANITIZED();
+    fake fakes[3];
+    mp_error error;
+    mp_entry_info info;
+    mp_thread thread;
+    mp_governor *governor;
+    mp_registry *registry;
+    mp_registry_config config = {.threads = 1, .spin_ns = 1, .max_workers = 1};
+    MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error); /* the registry uses it too */
+    atomic_store(&mp_governor_budget(governor)->limit, 200000);
+    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+    for (int i = 0; i < 3; i++) {
+        fake_init(&fakes[i]);
+        fakes[i].model_bytes = i < 2 ? 150000 : 1000;
+        fake_add(registry, (const char *[]){"a", "b", "c"}[i], &fakes[i], false);
+    }
+    atomic_store(&fakes[0].hold, true);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fakes[0].in_steps, 1);
+    MP_CHECK_OK(mp_thread_start(&thread, "loads", load_b, registry, &error), &error);
+    do
+        fake_info(registry, "b", &info);
+    while (!info.worker_count || strcmp(info.worker[0].state, "loading") != 0);
+    mp_sys_sleep_ns(FAKE_MS(20)); /* it waits for its turn */
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(5);
+        mp_guard guard;
+        if (!mp_governor_try_reserve(governor, 1, &guard))
+            _exit(1);
+        mp_guard_release(&guard);
+        _exit(mp_registry_load(registry, "c", false, fake_in_ms(2000), &error) == MP_OK ? 0 : 2);
+    }
+    expect_child(child);
+    mp_guard guard;
+    MP_CHECK(!mp_governor_try_reserve(governor, 1, &guard)); /* in the parent, the load comes first */
+    atomic_store(&fakes[0].hold, false);
+    MP_CHECK_INT(fake_finish(ticket), MP_OK);
+    mp_thread_join(&thread);
+    fake_end(registry);
+    mp_governor_close(governor);
+}
+
+static mp_status run_until(mp_registry *registry, uint64_t ms) { /* with a deadline, in a step that does not end */
+    mp_submit_options options = {.priority = 2, .deadline_ns = fake_in_ms(ms)};
+    mp_ticket *ticket;
+    mp_error error;
+    mp_status status = mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error);
+    return status == MP_OK ? fake_finish(ticket) : MP_INTERNAL;
+}
+
+static void run_short(void *registry) { MP_CHECK_INT(run_until(registry, 150), MP_TIMEOUT); }
+
+/* The child has a maintenance thread of its own, which enforces deadlines after those of the parent. */
+MP_TEST(forks_with_a_deadline_announced) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    mp_error error;
+    mp_thread thread;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
+    atomic_store(&fake.hold, true);
+    MP_CHECK_OK(mp_thread_start(&thread, "waits", run_short, registry, &error), &error);
+    fake_until(&fake.in_steps, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(5);
+        atomic_store(&fake.in_steps, 0);
+        atomic_store(&fake_threads_in_steps, 0);
+        mp_sys_sleep_ns(FAKE_MS(170)); /* the time that the parent has announced is over */
+        _exit(run_until(registry, 50) != MP_TIMEOUT);
+    }
+    expect_child(child);
+    mp_thread_join(&thread);
+    atomic_store(&fake.hold, false);
+    fake_end(registry);
+}
+
+/* Ids that a notifier lists belong to the parent. */
+MP_TEST(forks_with_a_notifier) {
+    fake fake;
+    mp_error error;
+    mp_notifier *notifier;
+    uint64_t ids[2];
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
+    MP_CHECK(mp_ticket_bind(ticket, notifier, 7));
+    pid_t child = fork();
+    if (child == 0)
+        _exit(mp_notifier_take(notifier, ids, 2));
+    expect_child(child);
+    MP_CHECK_INT(mp_notifier_take(notifier, ids, 2), 1);
+    MP_CHECK_INT(ids[0], 7);
+    mp_ticket_release(ticket);
+    mp_notifier_destroy(notifier);
+    fake_end(registry);
 }

@@ -146,6 +146,26 @@ MP_TEST(quarantine_of_steps_that_stand_still) {
     fake_end(registry);
 }
 
+/* A request that was alone in two steps that stood still is the culprit. */
+MP_TEST(quarantine_of_a_request_that_stands_still_alone) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    mp_status status;
+    for (int i = 0; i < 2; i++) {
+        atomic_store(&fake.step_stalls, true);
+        MP_CHECK_INT(once(registry, 1, 0), MP_RECV);
+        atomic_store(&fake.step_stalls, false);
+        while (atomic_load(&fake.in_steps)) /* the abandoned thread has not returned */
+            mp_sys_sleep_ns(FAKE_MS(1));
+    }
+    int steps = fake.steps;
+    MP_CHECK(!fake_submit(registry, "a", call_of(1, 0), &status));
+    MP_CHECK_INT(status, MP_MODEL);
+    MP_CHECK_INT(once(registry, 2, 0), MP_OK);
+    MP_CHECK_INT(fake.steps - steps, 1);
+    fake_end(registry);
+}
+
 /* Equal requests in one step are one suspect. Once one of them is quarantined, the others reach no worker. */
 MP_TEST(quarantine_of_equal_requests) {
     fake fake;
@@ -208,6 +228,12 @@ MP_TEST(quarantine_counts_suspicions) {
     MP_CHECK_INT(mp_quarantine_check(&q, 3, 2000), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_check(&q, 1000 + 3 * MP_QUARANTINE_ROWS - 1, 2000), 1);
     MP_CHECK_INT(mp_quarantine_check(&q, 1000, 2000), 0); /* the oldest row was replaced */
+    /* a row expires 10 minutes after its last loss */
+    const uint64_t TEN_MINUTES = 600ull * 1000 * 1000 * 1000;
+    mp_quarantine_add(&q, 4, true, 3000);
+    mp_quarantine_add(&q, 4, true, 5000);
+    MP_CHECK_INT(mp_quarantine_check(&q, 4, 5000 + TEN_MINUTES - 1), MP_QUARANTINE_FAULTS);
+    MP_CHECK_INT(mp_quarantine_check(&q, 4, 5000 + TEN_MINUTES), 0);
     /* every row expires, which empties the table */
     MP_CHECK_INT(mp_quarantine_check(&q, 2, 601ull * 1000 * 1000 * 1000), 0);
     MP_CHECK(mp_quarantine_is_empty(&q));

@@ -1,0 +1,358 @@
+/* Every field of mp_entry_info, mp_eviction and a new ticket has exactly the value that the entry, its workers and the
+ * options of the request have. */
+#include "base/sys.h"
+#include "test_registry_scene.h"
+
+static void describe(scene *scene, mp_entry_info *info) {
+    mp_resident *pinned;
+    mp_entry_describe(scene->entry, info, &pinned);
+    mp_resident_unpin(pinned);
+}
+
+/* --- the state of an entry --- */
+
+enum { NONE = -1 };
+
+MP_TEST(registry_info_state_of_an_entry) {
+    static const struct {
+        const char *expected;
+        int first, second; /* states of workers, or NONE */
+        int active;        /* active requests of the first worker */
+        mp_entry_unload unload;
+        mp_entry_health health;
+        int starting;
+    } rows[] = {
+        {"cold", NONE, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"failed", NONE, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_FAILED, 0},
+        {"failed", NONE, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_BROKEN, 0},
+        {"evicting", NONE, NONE, 0, MP_UNLOAD_RUNNING, MP_HEALTH_SOUND, 0},
+        {"evicting", NONE, NONE, 0, MP_UNLOAD_RUNNING, MP_HEALTH_FAILED, 0},
+        {"loading", NONE, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 1},
+        {"loading", NONE, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_FAILED, 1},
+        {"loading", MP_WORKER_SPAWNING, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"loading", MP_WORKER_LOADING, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"loading", MP_WORKER_LOADING, MP_WORKER_EVICTING, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"loading", MP_WORKER_FAILED, MP_WORKER_SPAWNING, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"ready", MP_WORKER_READY, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"ready", MP_WORKER_IDLE, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_BROKEN, 0},
+        {"ready", MP_WORKER_PROCESSING, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"ready", MP_WORKER_LOADING, MP_WORKER_READY, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 1},
+        {"ready", MP_WORKER_EVICTING, MP_WORKER_IDLE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"busy", MP_WORKER_PROCESSING, NONE, 1, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"busy", MP_WORKER_PROCESSING, MP_WORKER_IDLE, 2, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"evicting", MP_WORKER_PROCESSING, NONE, 1, MP_UNLOAD_REQUESTED, MP_HEALTH_SOUND, 0},
+        {"evicting", MP_WORKER_IDLE, NONE, 0, MP_UNLOAD_REQUESTED, MP_HEALTH_SOUND, 0},
+        {"evicting", MP_WORKER_EVICTING, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
+        {"evicting", MP_WORKER_FAILED, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_FAILED, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        scene scene;
+        mp_entry_info info;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        for (int j = 0; j < 2; j++)
+            if ((j ? rows[i].second : rows[i].first) != NONE)
+                scene_worker(&scene, (mp_worker_state)(j ? rows[i].second : rows[i].first));
+        for (int j = 0; j < rows[i].active; j++)
+            scene_activate(scene.workers[0], scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
+        scene.entry->unload = rows[i].unload;
+        scene.entry->health = rows[i].health;
+        scene.entry->starting = rows[i].starting;
+        describe(&scene, &info);
+        if (strcmp(info.state, rows[i].expected) != 0)
+            MP_FAIL("row %zu: the state is %s, not %s", i, info.state, rows[i].expected);
+        scene_close(&scene);
+    }
+}
+
+/* --- all fields --- */
+
+/* A number whose bits are those of no other field. */
+static uint64_t odd(int field) { return 1000003u * (uint64_t)field + 17; }
+
+MP_TEST(registry_info_has_every_field) {
+    scene scene;
+    mp_entry_info info;
+    scene_open(&scene, "key of the model", NULL, 1000 * 1000);
+    mp_entry *entry = scene.entry;
+    describe(&scene, &info);
+    MP_CHECK(!info.model && info.model_bytes == 0 && info.predicted_bytes == 0 && info.idle_ns == 0);
+    scene_load(&scene);
+    mp_worker *busy = scene_worker(&scene, MP_WORKER_PROCESSING), *idle = scene_worker(&scene, MP_WORKER_IDLE),
+              *loading = scene_worker(&scene, MP_WORKER_LOADING), *leaving = scene_worker(&scene, MP_WORKER_EVICTING);
+    mp_worker *workers[] = {busy, idle, loading, leaving};
+    uint64_t now = mp_sys_now_ns();
+    for (int i = 0; i < 4; i++) {
+        workers[i]->served = odd(10 + i);
+        workers[i]->step_ns = odd(20 + i);
+        workers[i]->held_bytes = odd(30 + i);
+        workers[i]->engine_bytes = odd(40 + i);
+        workers[i]->process = 100 + i;
+        workers[i]->idle_since_ns = now - FAKE_MS(1000) * (uint64_t)(i + 1);
+    }
+    for (int i = 0; i < 3; i++)
+        scene_activate(busy, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
+    for (int i = 0; i < 5; i++)
+        scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){.service_class = i < 3}));
+    entry->breaker.state = MP_BREAKER_HALF_OPEN;
+    entry->abandoned = 2;
+    entry->pinned = true;
+    entry->calls = odd(1);
+    entry->keep_alive_ns = odd(2);
+    entry->latency.count = odd(3);
+    entry->units_in = odd(4);
+    entry->units_out = odd(5);
+    entry->last_error = MP_NUMERIC;
+    atomic_store(&entry->errors, odd(6));
+    entry->resident->predicted_bytes = odd(7);
+    describe(&scene, &info);
+    MP_CHECK_STR(info.key, "key of the model");
+    MP_CHECK_INT(info.capability, MP_TEXT_EMBEDDING);
+    MP_CHECK_INT(info.policy, entry->policy);
+    MP_CHECK_STR(info.state, "busy");
+    MP_CHECK_STR(info.breaker, "half-open");
+    MP_CHECK_INT(info.workers, 3); /* the worker that leaves still has an engine */
+    MP_CHECK_INT(info.busy, 1);
+    MP_CHECK_INT(info.dead, 2);
+    MP_CHECK_INT(info.queued, 5);
+    MP_CHECK_INT(info.running, 3);
+    MP_CHECK_INT(info.waiting[MP_SERVICE_INTERACTIVE], 2);
+    MP_CHECK_INT(info.waiting[MP_SERVICE_BULK], 3);
+    for (int i = 0; i < MP_SERVICE_COUNT; i++)
+        MP_CHECK_INT(info.capacity[i], scene.services->queue_capacity[MP_TEXT_EMBEDDING][i]);
+    MP_CHECK(info.capacity[0] != info.capacity[1]);
+    MP_CHECK(info.pinned);
+    MP_CHECK_INT(info.calls, odd(1));
+    MP_CHECK_INT(info.keep_alive_ns, odd(2));
+    MP_CHECK_INT(info.latency.count, odd(3));
+    MP_CHECK_INT(info.units_in, odd(4));
+    MP_CHECK_INT(info.units_out, odd(5));
+    MP_CHECK_INT(info.last_error, MP_NUMERIC);
+    MP_CHECK_INT(info.errors, odd(6));
+    MP_CHECK_INT(info.predicted_bytes, odd(7));
+    MP_CHECK_INT(info.model_bytes, 1000);
+    MP_CHECK(info.model == entry->resident->model);
+    MP_CHECK_INT(info.engine_bytes, odd(30) + odd(31) + odd(33));
+    MP_CHECK_INT(info.idle_ns, 0); /* one worker is busy */
+    MP_CHECK(info.arrivals == 0 && info.predicted == 0);
+    MP_CHECK_INT(info.worker_count, 4);
+    static const char *const states[] = {"processing", "idle", "loading", "evicting"};
+    uint64_t after = mp_sys_now_ns();
+    for (int i = 0; i < 4; i++) {
+        const mp_worker_info *worker = &info.worker[i];
+        bool has_engine = i != 2;
+        MP_CHECK_INT(worker->id, i + 1);
+        MP_CHECK_INT(worker->node, mp_cpu_allocator_node_number(scene.services->allocator_pinned, workers[i]->home));
+        MP_CHECK_STR(worker->state, states[i]);
+        MP_CHECK_INT(worker->running, i == 0 ? 3 : 0);
+        MP_CHECK_INT(worker->served, odd(10 + i));
+        MP_CHECK_INT(worker->busy_ns, odd(20 + i));
+        MP_CHECK_INT(worker->engine_bytes, has_engine ? odd(30 + i) : 0);
+        MP_CHECK_INT(worker->predicted_bytes, odd(40 + i));
+        MP_CHECK_INT(worker->process, has_engine ? 100 + i : 0);
+        if (i == 1)
+            MP_CHECK(worker->idle_ns >= FAKE_MS(2000) && worker->idle_ns <= after - idle->idle_since_ns);
+        else
+            MP_CHECK_INT(worker->idle_ns, 0);
+    }
+    /* The entry is idle for as long as the worker that worked last. */
+    busy->active_count = 0;
+    describe(&scene, &info);
+    after = mp_sys_now_ns();
+    MP_CHECK_INT(info.busy, 0);
+    MP_CHECK(info.idle_ns >= FAKE_MS(1000) && info.idle_ns <= after - busy->idle_since_ns);
+    scene_close(&scene);
+}
+
+MP_TEST(registry_info_of_predictive_scaling) {
+    scene scene;
+    mp_entry_info info;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    uint64_t now = mp_sys_now_ns();
+    for (int i = 0; i < 100; i++)
+        mp_forecast_arrive(&scene.entry->forecast, now - FAKE_MS(10) * (uint64_t)(100 - i));
+    describe(&scene, &info);
+    MP_CHECK(info.arrivals == 0 && info.predicted == 0);
+    scene.services->predictive_scaling = true;
+    scene.entry->policy = MP_POLICY_SHARED;
+    mp_forecast_serve(&scene.entry->forecast, FAKE_MS(15));
+    describe(&scene, &info);
+    double rate = mp_forecast_rate(&scene.entry->forecast, mp_sys_now_ns());
+    MP_CHECK(rate > 50);
+    MP_CHECK_NEAR(info.arrivals, rate, rate / 2);
+    MP_CHECK(info.predicted > 0);
+    MP_CHECK_INT(info.predicted, mp_dispatch_predicted(scene.entry, mp_sys_now_ns()));
+    scene_close(&scene);
+}
+
+/* --- the size of an entry, by which the registry chooses models to evict --- */
+
+MP_TEST(registry_info_of_evictions) {
+    enum { MODEL = 1000, HELD = 300 };
+    static const struct {
+        int first, second; /* states of workers, or NONE */
+        int active, queued;
+        mp_entry_unload unload;
+        bool pinned, removed, asked, woken, trim, freed;
+        uint64_t bytes, coming, busy, caches, trimming;
+    } rows[] = {
+        {NONE, NONE, .bytes = MODEL + 1},
+        {NONE, NONE, .pinned = true},
+        {NONE, NONE, .asked = true},
+        {NONE, NONE, .removed = true},
+        {MP_WORKER_IDLE, NONE, .bytes = MODEL + HELD + 1, .caches = HELD},
+        {MP_WORKER_READY, MP_WORKER_IDLE, .bytes = MODEL + 2 * HELD + 1, .caches = 2 * HELD},
+        {MP_WORKER_IDLE, NONE, .trim = true, .bytes = MODEL + HELD + 1, .trimming = HELD},
+        {MP_WORKER_IDLE, MP_WORKER_IDLE, .trim = true, .bytes = MODEL + 2 * HELD + 1, .caches = HELD, .trimming = HELD},
+        {MP_WORKER_IDLE, NONE, .freed = true, .bytes = MODEL + HELD + 1},
+        {MP_WORKER_IDLE, NONE, .pinned = true, .caches = HELD},
+        /* the workers become idle soon: the memory is coming */
+        {MP_WORKER_IDLE, NONE, .woken = true, .coming = MODEL + HELD + 1},
+        {MP_WORKER_PROCESSING, NONE, .coming = MODEL + HELD + 1},
+        {MP_WORKER_IDLE, NONE, .unload = MP_UNLOAD_REQUESTED, .coming = MODEL + HELD + 1},
+        {MP_WORKER_PROCESSING, NONE, .active = 1, .unload = MP_UNLOAD_REQUESTED, .coming = MODEL + HELD + 1},
+        /* in use */
+        {MP_WORKER_PROCESSING, NONE, .active = 1, .busy = MODEL + HELD},
+        {MP_WORKER_PROCESSING, MP_WORKER_IDLE, .active = 1, .busy = MODEL + 2 * HELD, .caches = HELD},
+        {MP_WORKER_PROCESSING, NONE, .active = 1, .pinned = true},
+        {MP_WORKER_PROCESSING, NONE, .active = 1, .removed = true},
+        {NONE, NONE, .queued = 1, .busy = MODEL},
+        {MP_WORKER_SPAWNING, NONE, .queued = 1, .busy = MODEL + HELD},
+        {MP_WORKER_FAILED, NONE, .queued = 1, .busy = MODEL + HELD},
+        {MP_WORKER_LOADING, NONE, .queued = 1}, /* it may wait for the very memory */
+        {MP_WORKER_SPAWNING, MP_WORKER_LOADING, .queued = 1},
+        {MP_WORKER_IDLE, MP_WORKER_LOADING, .queued = 1, .busy = MODEL + 2 * HELD, .caches = HELD},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        scene scene;
+        mp_eviction value;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_entry *entry = scene.entry;
+        scene_load(&scene);
+        entry->resident->load_ns = 77;
+        uint64_t now = mp_sys_now_ns();
+        for (int j = 0; j < 2; j++)
+            if ((j ? rows[i].second : rows[i].first) != NONE) {
+                mp_worker *worker = scene_worker(&scene, (mp_worker_state)(j ? rows[i].second : rows[i].first));
+                worker->held_bytes = HELD;
+                worker->idle_since_ns = now - FAKE_MS(500);
+            }
+        for (int j = 0; j < rows[i].active; j++)
+            scene_activate(scene.workers[0], scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
+        for (int j = 0; j < rows[i].queued; j++)
+            scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
+        entry->unload = rows[i].unload;
+        entry->pinned = rows[i].pinned;
+        entry->asked = rows[i].asked;
+        entry->removal = rows[i].removed ? MP_REMOVAL_DRAINING : MP_REMOVAL_NONE;
+        if (scene.worker_count) {
+            scene.workers[0]->woken = rows[i].woken;
+            scene.workers[0]->trim = rows[i].trim;
+            scene.workers[0]->caches_freed = rows[i].freed;
+        }
+        mp_entry_value(entry, &value);
+        uint64_t idle_most = mp_sys_now_ns() - now + FAKE_MS(500);
+        bool in_order = !value.coming && scene.worker_count;
+        if (value.bytes != rows[i].bytes || value.coming != rows[i].coming || value.busy != rows[i].busy ||
+            value.caches != rows[i].caches || value.trimming != rows[i].trimming)
+            MP_FAIL("row %zu: bytes %d, coming %d, busy %d, caches %d, trimming %d", i, (int)value.bytes,
+                    (int)value.coming, (int)value.busy, (int)value.caches, (int)value.trimming);
+        MP_CHECK_INT(value.load_ns, value.coming ? 0 : 77);
+        MP_CHECK(!in_order || (value.idle_ns >= FAKE_MS(500) && value.idle_ns <= idle_most));
+        entry->removal = MP_REMOVAL_NONE;
+        scene_close(&scene);
+    }
+}
+
+/* A model that is being freed counts with the bytes noted before, because the model may not be touched any more. */
+MP_TEST(registry_info_of_a_running_unload) {
+    scene scene;
+    mp_eviction value;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.entry->unload = MP_UNLOAD_RUNNING;
+    scene.entry->unload_bytes = 1234;
+    mp_entry_value(scene.entry, &value);
+    MP_CHECK_INT(value.coming, 1234);
+    MP_CHECK(value.bytes == 0 && value.busy == 0 && value.load_ns == 0);
+    scene_close(&scene);
+}
+
+/* --- tickets --- */
+
+MP_TEST(registry_info_of_tickets) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.services->patience_ns = FAKE_MS(3000);
+    uint64_t before = mp_sys_now_ns();
+    for (int i = 0; i < 12; i++) {
+        static const uint64_t patience[] = {0, MP_FOREVER, FAKE_MS(50)}, expected[] = {FAKE_MS(3000), 0, FAKE_MS(50)};
+        scene.services->scale_timeout = i < 6;
+        mp_submit_options options = {.deadline_ns = i % 4 ? before + FAKE_MS(10000) * (uint64_t)(i + 1) : 0,
+                                     .patience_ns = patience[i % 3],
+                                     .priority = (uint8_t)(i % 5),
+                                     .service_class = (uint8_t)(i % 2),
+                                     .policy = (mp_policy)(1 + i % (MP_POLICY_COUNT - 1)),
+                                     .tenant = (uint32_t)i * 7};
+        mp_ticket *ticket = scene_ticket(&scene, 1, options);
+        MP_CHECK_INT(ticket->item.priority, i % 5);
+        MP_CHECK_INT(ticket->item.service_class, i % 2);
+        MP_CHECK_INT(ticket->item.tenant, i * 7);
+        MP_CHECK_INT(ticket->item.deadline_ns, options.deadline_ns);
+        MP_CHECK(ticket->item.ticket == ticket && ticket->item.request == mp_ticket_request(ticket));
+        MP_CHECK_INT(ticket->node.priority, i % 5);
+        MP_CHECK_INT(ticket->node.kind, i % 2);
+        MP_CHECK_INT(ticket->node.tenant, i * 7);
+        MP_CHECK_INT(ticket->policy, options.policy);
+        MP_CHECK_INT(ticket->due_ns, options.deadline_ns); /* no pause has moved the clock of requests */
+        MP_CHECK_INT(ticket->patience_ns, expected[i % 3]);
+        MP_CHECK_INT(ticket->stretches, i < 6 && i % 3 == 0);
+        uint64_t submitted, started, finished;
+        mp_ticket_times(ticket, &submitted, &started, &finished);
+        MP_CHECK(submitted >= before && submitted <= mp_sys_now_ns() && started == 0 && finished == 0);
+        MP_CHECK_INT(ticket->node.since_ns, submitted);
+        MP_CHECK_INT(ticket->moved_ns, submitted);
+    }
+    mp_ticket *late = scene_ticket(&scene, 1, (mp_submit_options){.deadline_ns = 5});
+    MP_CHECK_INT(late->due_ns, 1);
+    scene_close(&scene);
+}
+
+/* The predicted time is the cost of the requests ahead, half of the cost of the active ones, and the request's own. */
+MP_TEST(registry_info_of_positions) {
+    scene scene;
+    uint64_t eta = 99;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_worker *worker = scene_worker(&scene, MP_WORKER_PROCESSING);
+    mp_ticket *active = scene_ticket(&scene, 1, (mp_submit_options){0});
+    active->node.cost = FAKE_MS(400);
+    scene_activate(worker, active, MP_TICKET_ADMITTED);
+    mp_ticket *tickets[3];
+    for (int i = 0; i < 3; i++) {
+        tickets[i] = scene_ticket(&scene, 1, (mp_submit_options){.priority = 2});
+        tickets[i]->node.cost = FAKE_MS(10) * (uint64_t)(i + 1);
+        scene_queue(&scene, tickets[i]);
+    }
+    for (int i = 0; i < 3; i++) {
+        static const uint64_t costs[] = {210, 230, 260};
+        scene.entry->pace = 0;
+        MP_CHECK_INT(mp_ticket_position(tickets[i], &eta), i);
+        MP_CHECK_INT(eta, 0); /* unknown */
+        scene.entry->pace = 2;
+        MP_CHECK_INT(mp_ticket_position(tickets[i], &eta), i);
+        MP_CHECK_INT(eta, FAKE_MS(2) * costs[i]);
+        MP_CHECK_INT(mp_ticket_position(tickets[i], NULL), i);
+    }
+    MP_CHECK_INT(mp_ticket_position(active, &eta), -1);
+    MP_CHECK_INT(eta, FAKE_MS(800)); /* it has not started */
+    uint64_t before = mp_sys_now_ns();
+    atomic_store(&active->started_ns, before - FAKE_MS(300));
+    MP_CHECK_INT(mp_ticket_position(active, &eta), -1);
+    MP_CHECK(eta <= FAKE_MS(500) && eta >= FAKE_MS(500) - (mp_sys_now_ns() - before));
+    atomic_store(&active->started_ns, before - FAKE_MS(900));
+    MP_CHECK_INT(mp_ticket_position(active, &eta), -1);
+    MP_CHECK_INT(eta, 1); /* any moment */
+    mp_ticket *other = scene_ticket(&scene, 1, (mp_submit_options){0}); /* neither queued nor active */
+    eta = 99;
+    MP_CHECK_INT(mp_ticket_position(other, &eta), -1);
+    MP_CHECK_INT(eta, 0);
+    scene_close(&scene);
+}

@@ -1,0 +1,201 @@
+/* A worker's loop (serve.c) on the test's thread: the order of requests, the accounts of flows, memory, and metrics.
+ * The accounts are compared exactly with the measured durations of the steps. */
+#include "base/sys.h"
+#include "test_registry_scene.h"
+
+static mp_ticket *queue(scene *scene, uint32_t units, mp_submit_options options) {
+    mp_ticket *ticket = scene_ticket(scene, units, options);
+    scene_queue(scene, ticket);
+    return ticket;
+}
+
+static fake_call *call_of(mp_ticket *ticket) { return (fake_call *)mp_ticket_request(ticket); }
+
+/* More urgent requests take all steps first, whatever service each request had before. */
+MP_TEST(registry_serving_orders_active_requests_by_priority) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.plan_items = 1;
+    scene.fake.step_units = 1;
+    mp_worker *worker = scene_ready(&scene);
+    static const uint8_t priorities[] = {4, 2, 0, 2};
+    mp_ticket *tickets[4];
+    for (int i = 0; i < 4; i++)
+        tickets[i] = queue(&scene, 3, (mp_submit_options){.priority = priorities[i], .tenant = (uint32_t)i});
+    scene_serve(&scene, worker);
+    int step[4];
+    for (int i = 0; i < 4; i++) {
+        MP_CHECK_INT(mp_ticket_status(tickets[i], NULL), MP_OK);
+        step[i] = call_of(tickets[i])->finished_step;
+    }
+    MP_CHECK_INT(step[2], 2);
+    MP_CHECK_INT(step[1] > step[3] ? step[1] : step[3], 8);
+    MP_CHECK_INT(step[0], 11);
+    MP_CHECK_INT(worker->served, 4);
+    scene_close(&scene);
+}
+
+static int slot_of(const mp_worker *worker, int service_class, uint32_t tenant) {
+    uint64_t key = (uint64_t)service_class << 32 | tenant;
+    for (int i = 0; i < worker->flows.used; i++)
+        if (worker->flows.slots[i].key == key)
+            return i;
+    MP_FAIL("tenant %u has no flow", tenant);
+}
+
+/* Bulk work is charged four times its service, and virtual time advances by an equal weighted share. A flow that comes
+ * late, for the first time or again, starts at virtual time. */
+MP_TEST(registry_serving_charges_flows) {
+    enum { WEIGHT = 4 };
+    static const struct {
+        int service_class;
+        uint32_t tenant;
+    } rows[] = {{MP_SERVICE_INTERACTIVE, 1}, {MP_SERVICE_BULK, 1},        {MP_SERVICE_INTERACTIVE, 2},
+                {MP_SERVICE_INTERACTIVE, 1}, {MP_SERVICE_BULK, 1},        {MP_SERVICE_BULK, 2},
+                {MP_SERVICE_INTERACTIVE, 2}, {MP_SERVICE_INTERACTIVE, 2}, {MP_SERVICE_BULK, 2}};
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.step_units = 1;
+    scene.fake.step_ns = FAKE_MS(1) / 4;
+    mp_worker *worker = scene_ready(&scene);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) { /* one request at a time */
+        uint64_t virtual_ns = worker->virtual_ns, weight = rows[i].service_class == MP_SERVICE_BULK ? WEIGHT : 1;
+        uint64_t step_ns = worker->step_ns, clock_ns = 0;
+        for (int j = 0; j < worker->flows.used; j++)
+            if (worker->flows.slots[j].key == ((uint64_t)rows[i].service_class << 32 | rows[i].tenant))
+                clock_ns = worker->clock_ns[j];
+        mp_ticket *ticket = queue(&scene, 3, (mp_submit_options){.service_class = (uint8_t)rows[i].service_class,
+                                                                  .tenant = rows[i].tenant});
+        scene_serve(&scene, worker);
+        MP_CHECK_INT(mp_ticket_status(ticket, NULL), MP_OK);
+        uint64_t took = worker->step_ns - step_ns;
+        MP_CHECK(took >= 3 * FAKE_MS(1) / 4);
+        int slot = slot_of(worker, rows[i].service_class, rows[i].tenant);
+        MP_CHECK_INT(ticket->had_ns, took);
+        MP_CHECK_INT(ticket->virtual_ns, clock_ns + took);
+        MP_CHECK_INT(worker->clock_ns[slot], clock_ns + took);
+        MP_CHECK_INT(worker->flow_ns[slot], virtual_ns + weight * took);
+        MP_CHECK_INT(worker->virtual_ns, virtual_ns + weight * took);
+        MP_CHECK_INT(ticket->flow, -1);
+        MP_CHECK_INT(worker->flows.slots[slot].users, 0);
+    }
+    scene_close(&scene);
+}
+
+/* Two flows in each step: an interactive and a bulk request of equal cost. */
+MP_TEST(registry_serving_shares_steps_among_flows) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_worker *worker = scene_ready(&scene);
+    scene.fake.step_ns = FAKE_MS(1) / 4;
+    mp_ticket *tickets[3];
+    for (int i = 0; i < 3; i++) /* two requests of the interactive flow */
+        tickets[i] = queue(&scene, 6, (mp_submit_options){.service_class = i == 2, .tenant = 9});
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(scene.fake.steps, 1);
+    uint64_t took = worker->step_ns, share = (uint64_t)((double)took * (1.0 / 3));
+    int interactive = slot_of(worker, MP_SERVICE_INTERACTIVE, 9), bulk = slot_of(worker, MP_SERVICE_BULK, 9);
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_NEAR(tickets[i]->had_ns, share, 1);
+    MP_CHECK_NEAR(worker->flow_ns[interactive], 2 * share, 2);
+    MP_CHECK_NEAR(worker->flow_ns[bulk], 4 * share, 4);
+    MP_CHECK_NEAR(worker->clock_ns[interactive], share, 2); /* an equal share for each of its two requests */
+    MP_CHECK_NEAR(worker->clock_ns[bulk], share, 1);
+    MP_CHECK_INT(worker->virtual_ns, took * 4 / 5);
+    scene_close(&scene);
+}
+
+/* A request that expired in the queue is not served, even if the sweep is late. */
+MP_TEST(registry_serving_ends_expired_requests) {
+    scene scene;
+    mp_error error;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_worker *worker = scene_ready(&scene);
+    mp_ticket *late = queue(&scene, 1, (mp_submit_options){.deadline_ns = mp_sys_now_ns() - 1});
+    mp_ticket *other = queue(&scene, 1, (mp_submit_options){.deadline_ns = fake_in_ms(60000)});
+    scene_serve(&scene, worker);
+    MP_CHECK_STATUS(mp_ticket_status(late, &error), MP_TIMEOUT, &error);
+    MP_CHECK_INT(call_of(late)->starts, 0);
+    MP_CHECK_INT(call_of(late)->finished, 0);
+    MP_CHECK_INT(mp_ticket_status(other, &error), MP_OK);
+    scene_close(&scene);
+}
+
+/* The victim of a preemption holds memory. A request that was cancelled before its admission holds none. */
+MP_TEST(registry_serving_preempts_requests_that_hold_memory) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.memory = 2;
+    scene.fake.step_units = 1;
+    mp_worker *worker = scene_ready(&scene);
+    mp_ticket *tickets[3];
+    for (int i = 0; i < 3; i++) {
+        tickets[i] = queue(&scene, 2, (mp_submit_options){.priority = 2});
+        call_of(tickets[i])->memory = 1;
+    }
+    call_of(tickets[0])->memory_a_step = 1; /* its first step lacks memory */
+    call_of(tickets[0])->units = 1;
+    call_of(tickets[1])->units = 9;
+    atomic_store(&tickets[2]->cause, MP_CANCELLED); /* between the check of the queue and its admission */
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(mp_ticket_status(tickets[0], NULL), MP_OK);
+    MP_CHECK_INT(mp_ticket_status(tickets[1], NULL), MP_OK);
+    MP_CHECK_INT(mp_ticket_status(tickets[2], NULL), MP_CANCELLED);
+    MP_CHECK_INT(call_of(tickets[2])->starts, 0);
+    /* twice the second request, which is admitted again when the cancelled one has ended */
+    MP_CHECK_INT(scene.fake.preempted, 2);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_preemptions], 2);
+    MP_CHECK_INT(call_of(tickets[0])->starts, 1);
+    MP_CHECK_INT(call_of(tickets[1])->starts, 3);
+    scene_close(&scene);
+}
+
+/* Every count of the work of steps goes to its own metric, once. */
+MP_TEST(registry_serving_counts_work) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.work = (mp_step_work){.passes = 1, .rows = 30, .found = 500, .drafted = 7000, .accepted = 90000};
+    scene.fake.step_units = 1;
+    mp_worker *worker = scene_ready(&scene);
+    for (int round = 1; round <= 2; round++) {
+        queue(&scene, 3, (mp_submit_options){0});
+        queue(&scene, 2, (mp_submit_options){0});
+        scene_serve(&scene, worker);
+        _Atomic uint64_t *metrics = scene.services->metrics;
+        MP_CHECK_INT(metrics[MP_METRIC_passes], 3 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_rows], 3 * 30 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_prefix_tokens], 3 * 500 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_guessed_tokens], 3 * 7000 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_right_guesses], 3 * 90000 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_steps], 3 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_step_items], 5 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_batches_of_all], 3 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_batches_of_budget], 0);
+        MP_CHECK_INT(metrics[MP_METRIC_completed], 2 * round);
+        MP_CHECK_INT(scene.entry->answered, 2 * round);
+        MP_CHECK_INT(scene.entry->latency.count, 2 * round);
+    }
+    scene.fake.plan_items = 1; /* a step has no room for the second request */
+    queue(&scene, 1, (mp_submit_options){0});
+    queue(&scene, 1, (mp_submit_options){0});
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_batches_of_budget], 1);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_batches_of_all], 7);
+    scene_close(&scene);
+}
+
+/* The engine is trimmed once for each time that a request has left, not for each refusal. */
+MP_TEST(registry_serving_trims_again_after_a_request_has_left) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.memory = 1;
+    mp_worker *worker = scene_ready(&scene);
+    for (int i = 0; i < 3; i++)
+        call_of(queue(&scene, 1, (mp_submit_options){0}))->memory = 1;
+    scene_serve(&scene, worker);
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_INT(mp_ticket_status(scene.tickets[i], NULL), MP_OK);
+    MP_CHECK_INT(scene.fake.trims, 2); /* for the second request while the first ran, for the third while the second */
+    MP_CHECK_INT(scene.fake.steps, 3);
+    scene_close(&scene);
+}

@@ -1,0 +1,356 @@
+/* Submitting to one entry: the patience of a request, probes of the breaker, the worker that a policy chooses, and the
+ * threads that progress wakes. */
+#include "base/sys.h"
+#include "test_registry_scene.h"
+
+static mp_status submit(scene *scene, mp_ticket *ticket, bool *gone, mp_error *error) {
+    mp_submit_options options = {.fail_fast = true};
+    return mp_entry_submit(scene->entry, ticket, &options, gone, error);
+}
+
+/* With scale_timeout the patience is three times the predicted wait, but at least and at most what is configured. */
+MP_TEST(registry_submit_stretches_patience) {
+    static const struct {
+        int cost_ms, pace, expected_ms;
+    } rows[] = {{0, 1, 100}, {33, 1, 100}, {40, 1, 120}, {100, 1, 300}, {100, 2, 600}, {333, 1, 999}, {334, 1, 1000},
+                {5000, 1, 1000}, {100, 0, 100}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        scene scene;
+        mp_error error;
+        bool gone;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        scene.services->patience_ns = FAKE_MS(100);
+        scene.services->scale_timeout = true;
+        scene_worker(&scene, MP_WORKER_LOADING); /* an entry with a worker starts no other */
+        scene.entry->pace = rows[i].pace;
+        mp_ticket *ahead = scene_ticket(&scene, 1, (mp_submit_options){0});
+        ahead->node.cost = FAKE_MS(rows[i].cost_ms);
+        scene_queue(&scene, ahead);
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0}),
+                  *own = scene_ticket(&scene, 1, (mp_submit_options){.patience_ns = FAKE_MS(100)});
+        MP_CHECK_OK(submit(&scene, ticket, &gone, &error), &error);
+        MP_CHECK_OK(submit(&scene, own, &gone, &error), &error);
+        MP_CHECK_INT(ticket->patience_ns, FAKE_MS(rows[i].expected_ms));
+        MP_CHECK_INT(own->patience_ns, FAKE_MS(100)); /* chosen by the caller */
+        MP_CHECK_INT(scene.entry->calls, 3);
+        MP_CHECK(ticket->timed && own->timed && !ahead->timed);
+        MP_CHECK_INT(scene.services->maintenance.timed, 2);
+        scene_close(&scene);
+    }
+}
+
+/* A probe that is refused for another reason is none any more: the breaker is asked again for its next submit. */
+MP_TEST(registry_submit_returns_probes) {
+    scene scene;
+    mp_error error;
+    bool gone;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene_ready(&scene);
+    mp_breaker *breaker = &scene.entry->breaker;
+    breaker->state = MP_BREAKER_HALF_OPEN;
+    breaker->epoch = 3;
+    mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+    ((fake_call *)mp_ticket_request(ticket))->bad_argument = true;
+    MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_INT(ticket->probe, 0);
+    MP_CHECK_INT(ticket->load, 0);
+    MP_CHECK_INT(ticket->charged, 0);
+    MP_CHECK_INT(breaker->probing, 0);
+    MP_CHECK_INT(breaker->succeeded, 0);
+    for (int i = 0; i < 3; i++) {
+        ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        MP_CHECK_OK(submit(&scene, ticket, &gone, &error), &error);
+        MP_CHECK_INT(ticket->probe, 3);
+        MP_CHECK_INT(breaker->probing, i + 1);
+    }
+    ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+    MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), MP_CIRCUIT_OPEN, &error);
+    MP_CHECK_STR(error.message, "a: the circuit breaker is half-open after repeated worker faults; try again when its "
+                                "3 probe requests have ended");
+    MP_CHECK_INT(ticket->probe, 0);
+    MP_CHECK_INT(breaker->probing, 3);
+    breaker->state = MP_BREAKER_OPEN;
+    breaker->open_until_ns = fake_in_ms(7440);
+    MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), MP_CIRCUIT_OPEN, &error);
+    MP_CHECK_STR(error.message, "a: the circuit breaker is open after repeated worker faults; try again in 7.4 s");
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_circuit_rejections], 2);
+    scene_close(&scene);
+}
+
+/* A fault opens the breaker once: when the window has as many faults as the threshold, or a probe fails. */
+MP_TEST(registry_submit_faults_open_the_breaker_once) {
+    const mp_breaker_rule rule = {.threshold = 2, .probes = 1, .successes = 1, .window_ns = 100, .backoff_ns = 1000};
+    const mp_breaker_rule never = {.threshold = -1, .probes = 1, .successes = 1, .window_ns = 100, .backoff_ns = 1000};
+    mp_breaker breaker = {0};
+    uint32_t probe;
+    uint64_t left_ns;
+    for (uint64_t i = 0; i < 10; i++)
+        MP_CHECK(!mp_breaker_fault(&breaker, &never, i));
+    MP_CHECK_STR(mp_breaker_name(&breaker), "closed");
+    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 1000));
+    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 1101)); /* the first is outside of the window */
+    MP_CHECK(mp_breaker_fault(&breaker, &rule, 1201));
+    MP_CHECK_STR(mp_breaker_name(&breaker), "open");
+    MP_CHECK_INT(breaker.epoch, 1);
+    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 1202)); /* open already */
+    MP_CHECK_INT(breaker.open_until_ns, 2201);
+    MP_CHECK(!mp_breaker_ask(&breaker, &rule, 2200, &probe, &left_ns));
+    MP_CHECK_INT(left_ns, 1);
+    MP_CHECK(mp_breaker_ask(&breaker, &rule, 2201, &probe, &left_ns));
+    MP_CHECK_INT(probe, 1);
+    MP_CHECK(!mp_breaker_ask(&breaker, &rule, 2202, &probe, &left_ns));
+    MP_CHECK(left_ns == 0 && probe == 0);
+    MP_CHECK(mp_breaker_fault(&breaker, &rule, 3000)); /* the probe failed */
+    MP_CHECK_INT(breaker.open_until_ns, 4000);
+    MP_CHECK(mp_breaker_ask(&breaker, &rule, 4000, &probe, &left_ns));
+    mp_breaker_end(&breaker, &rule, 1, true); /* a probe of an earlier opening */
+    MP_CHECK_STR(mp_breaker_name(&breaker), "half-open");
+    mp_breaker_end(&breaker, &rule, probe, true);
+    MP_CHECK_STR(mp_breaker_name(&breaker), "closed");
+    MP_CHECK(!mp_breaker_fault(&breaker, &rule, 4001)); /* faults before the opening do not count */
+}
+
+/* An entry that refuses: the status, the message and `gone`. */
+MP_TEST(registry_submit_refusals) {
+    for (int i = 0; i < 6; i++) {
+        static const struct {
+            mp_status status;
+            const char *message;
+            bool gone;
+        } rows[] = {
+            {MP_SHUTTING_DOWN, "a: the pool is shutting down", false}, {MP_UNKNOWN_MODEL, "a was removed", true},
+            {MP_SHUTTING_DOWN, "a: the pool is shutting down", false}, {MP_IO, "no file", false},
+            {MP_NO_WORKERS, "too many deaths", false},                 {MP_OK, NULL, false},
+        };
+        scene scene;
+        mp_error error;
+        bool gone;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_entry *entry = scene.entry;
+        scene_worker(&scene, MP_WORKER_LOADING);
+        entry->shutdown = i == 0 || i == 2 ? MP_SHUTDOWN_CLOSED : MP_SHUTDOWN_OPEN;
+        entry->removal = i == 1 || i == 2 ? MP_REMOVAL_DRAINING : MP_REMOVAL_NONE;
+        entry->health = i == 4 ? MP_HEALTH_BROKEN : MP_HEALTH_SOUND;
+        entry->retry_ns = i == 3 ? fake_in_ms(60000) : 0;
+        if (i == 3 || i == 4)
+            mp_fail(&entry->failure, rows[i].status, "%s", rows[i].message);
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        MP_CHECK_STATUS(submit(&scene, ticket, &gone, &error), rows[i].status, &error);
+        MP_CHECK_INT(gone, rows[i].gone);
+        if (rows[i].message)
+            MP_CHECK_STR(error.message, rows[i].message);
+        MP_CHECK_INT(entry->queue.count, rows[i].status == MP_OK);
+        if (i < 3) { /* a caller that loads the model learns the same */
+            MP_CHECK_STATUS(mp_entry_load(entry, true, 0, &gone, &error), rows[i].status, &error);
+            MP_CHECK_INT(gone, rows[i].gone);
+            MP_CHECK_STR(error.message, rows[i].message);
+            MP_CHECK(!entry->pinned);
+        }
+        scene_close(&scene);
+    }
+}
+
+/* While a backoff prevents the start of a worker, the sweep is announced for its end. */
+MP_TEST(registry_submit_announces_the_end_of_a_backoff) {
+    scene scene;
+    mp_error error;
+    bool gone;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_maintenance *maintenance = &scene.services->maintenance;
+    maintenance->running = true; /* announcing a sweep starts no thread */
+    atomic_store(&maintenance->next_ns, UINT64_MAX);
+    scene.entry->spawn_ns = fake_in_ms(50000);
+    MP_CHECK_OK(submit(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}), &gone, &error), &error);
+    MP_CHECK_INT(maintenance->next_ns, scene.entry->spawn_ns);
+    MP_CHECK_INT(scene.entry->starting, 0);
+    atomic_store(&maintenance->next_ns, UINT64_MAX); /* a worker exists: the sweep has nothing to start */
+    scene_worker(&scene, MP_WORKER_LOADING);
+    MP_CHECK_OK(submit(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}), &gone, &error), &error);
+    MP_CHECK(maintenance->next_ns == UINT64_MAX);
+    maintenance->running = false;
+    scene_close(&scene);
+}
+
+/* MP_POLICY_P2C: of two workers the less loaded, of equal ones the older. */
+MP_TEST(registry_submit_home_of_two_choices) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    MP_CHECK(!mp_dispatch_home(scene.entry));
+    for (int count = 1; count <= SCENE_WORKERS; count++) {
+        bool seen[SCENE_WORKERS] = {0};
+        mp_worker *last = scene_worker(&scene, MP_WORKER_IDLE);
+        for (int i = 0; i < 200; i++) {
+            const mp_worker *home = mp_dispatch_home(scene.entry);
+            MP_CHECK(home->id >= 1 && home->id <= (uint32_t)count);
+            seen[home->id - 1] = true;
+        }
+        for (int i = 0; i < count; i++) /* the youngest is never the older of two */
+            MP_CHECK_INT(seen[i], count == 1 || i < count - 1);
+        (void)last;
+    }
+    scene.workers[0]->leave = true;
+    scene.workers[1]->state = MP_WORKER_LOADING;
+    for (int i = 0; i < 50; i++)
+        MP_CHECK(mp_dispatch_home(scene.entry) == scene.workers[2]);
+    mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0}); /* costs nothing, but is a request */
+    scene_activate(scene.workers[2], ticket, MP_TICKET_ADMITTED);
+    for (int i = 0; i < 50; i++)
+        MP_CHECK(mp_dispatch_home(scene.entry) == scene.workers[3]);
+    mp_ticket *queued = scene_ticket(&scene, 1, (mp_submit_options){0});
+    queued->node.cost = 1;
+    scene_queue(&scene, queued);
+    queued->home = scene.workers[3];
+    for (int i = 0; i < 50; i++)
+        MP_CHECK(mp_dispatch_home(scene.entry) == scene.workers[2]);
+    queued->home = NULL;
+    scene_close(&scene);
+}
+
+/* A sequential request waits for an idle worker. Once it is old, a busy worker takes no other request before it. */
+MP_TEST(registry_submit_sequential_requests_age) {
+    for (int old = 0; old < 2; old++)
+        for (int busy = 0; busy < 2; busy++) {
+            scene scene;
+            scene_open(&scene, "a", NULL, 1000 * 1000);
+            mp_worker *worker = scene_worker(&scene, busy ? MP_WORKER_PROCESSING : MP_WORKER_IDLE);
+            if (busy)
+                scene_activate(worker, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
+            mp_ticket *sequential = scene_ticket(&scene, 1, (mp_submit_options){.policy = MP_POLICY_SEQUENTIAL}),
+                      *shared = scene_ticket(&scene, 1, (mp_submit_options){.priority = 1});
+            if (old)
+                sequential->node.since_ns -= 2 * MP_QUEUE_AGEING_NS;
+            scene_queue(&scene, sequential);
+            scene_queue(&scene, shared);
+            MP_CHECK_INT(mp_dispatch_offers(scene.entry, worker), !busy || !old);
+            mp_dispatch_take(scene.entry, worker);
+            MP_CHECK(sequential->worker == (busy ? NULL : worker));
+            MP_CHECK(shared->worker == (busy && !old ? worker : NULL)); /* not beside a sequential one */
+            MP_CHECK_INT(worker->exclusive, !busy);
+            scene_close(&scene);
+        }
+}
+
+/* Workers that the forecast asks for start one after the other. */
+MP_TEST(registry_submit_predicted_workers_start_in_turn) {
+    static const struct {
+        mp_worker_state first, second;
+        bool starts;
+    } rows[] = {{MP_WORKER_IDLE, MP_WORKER_IDLE, true},        {MP_WORKER_LOADING, MP_WORKER_IDLE, false},
+                {MP_WORKER_IDLE, MP_WORKER_LOADING, false},    {MP_WORKER_SPAWNING, MP_WORKER_IDLE, false},
+                {MP_WORKER_IDLE, MP_WORKER_SPAWNING, false},   {MP_WORKER_PROCESSING, MP_WORKER_IDLE, true},
+                {MP_WORKER_EVICTING, MP_WORKER_FAILED, false}, {MP_WORKER_IDLE, MP_WORKER_EVICTING, true}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        scene scene;
+        mp_guard guard = {0};
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_entry *entry = scene.entry;
+        scene_load(&scene);
+        scene.services->predictive_scaling = true;
+        entry->policy = MP_POLICY_SHARED;
+        uint64_t now = mp_sys_now_ns();
+        for (int j = 0; j < 200; j++)
+            mp_forecast_arrive(&entry->forecast, now - FAKE_MS(5) * (uint64_t)(200 - j));
+        mp_forecast_serve(&entry->forecast, FAKE_MS(1000));
+        MP_CHECK_INT(mp_dispatch_predicted(entry, mp_sys_now_ns()), 4);
+        scene_worker(&scene, rows[i].first);
+        scene_worker(&scene, rows[i].second)->engine_bytes = 123;
+        MP_CHECK_INT(mp_dispatch_predict(entry, &guard), rows[i].starts);
+        MP_CHECK_INT(entry->starting, rows[i].starts);
+        MP_CHECK_INT(guard.bytes, rows[i].starts ? 123 : 0);
+        MP_CHECK(!mp_dispatch_predict(entry, &(mp_guard){0})); /* one is starting */
+        mp_guard_release(&guard);
+        scene_close(&scene);
+    }
+}
+
+/* --- a forked child --- */
+
+/* The child has the model and nothing of the parent's work; bytes of requests are free again. */
+MP_TEST(registry_submit_forked_child_has_no_work) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_entry *entry = scene.entry;
+    mp_budget *budget = mp_governor_budget(scene.services->governor);
+    scene_load(&scene);
+    mp_resident_pin(entry->resident);
+    mp_worker *worker = scene_worker(&scene, MP_WORKER_PROCESSING);
+    uint64_t used = atomic_load(&budget->used);
+    for (int i = 0; i < 3; i++) {
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        ticket->charged = 1000u << i;
+        MP_CHECK(mp_budget_take(budget, ticket->charged));
+        if (i < 2)
+            scene_queue(&scene, ticket);
+        else
+            scene_activate(worker, ticket, MP_TICKET_ADMITTED);
+    }
+    entry->starting = entry->abandoned = entry->room_waiters = 1;
+    entry->unload = MP_UNLOAD_REQUESTED;
+    entry->attempts = 5;
+    entry->attempts_over = 4;
+    entry->breaker = (mp_breaker){.state = MP_BREAKER_OPEN, .epoch = 3, .fault_count = 2};
+    mp_forecast_arrive(&entry->forecast, 1);
+    mp_entry_fork_child(entry);
+    MP_CHECK_INT(budget->used, used);
+    MP_CHECK_INT(entry->queue.count, 0);
+    MP_CHECK(entry->worker_count == 0 && entry->starting == 0 && entry->abandoned == 0 && entry->room_waiters == 0);
+    MP_CHECK_INT(entry->unload, MP_UNLOAD_NONE);
+    MP_CHECK_INT(entry->attempts_over, 5);
+    MP_CHECK_STR(mp_breaker_name(&entry->breaker), "closed");
+    MP_CHECK(entry->breaker.epoch == 0 && entry->breaker.fault_count == 0);
+    MP_CHECK(memcmp(&entry->forecast, &(mp_forecast){0}, sizeof(mp_forecast)) == 0);
+    MP_CHECK_INT(entry->resident->references, 1);
+    for (int i = 0; i < 3; i++)
+        scene.tickets[i]->charged = 0;
+    scene_close(&scene);
+}
+
+/* --- progress --- */
+
+/* A thread that parks announces the progress that it waits for: the next one after that which it has seen. */
+MP_TEST(registry_submit_parked_threads_announce_what_they_wait_for) {
+    scene scene;
+    uint64_t progress;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+    static const uint64_t seen[] = {6, 4, 5}, lowest[] = {7, 5, 5};
+    for (int i = 0; i < 3; i++) {
+        MP_CHECK(!mp_ticket_wait(ticket, seen[i], mp_sys_now_ns() + FAKE_MS(1), &progress));
+        MP_CHECK_INT(progress, 0);
+        MP_CHECK_INT(ticket->wait_at, lowest[i]);
+        MP_CHECK_INT(ticket->wake_at, lowest[i]);
+        MP_CHECK_INT(ticket->waiters, 0);
+    }
+    scene_close(&scene);
+}
+
+/* A stream chunk wakes the waiters only once progress has reached what they wait for, and takes the ticket's lock only
+ * then. A notifier is told of each chunk, which does not wake the waiters. */
+MP_TEST(registry_submit_progress_wakes_whom_it_must) {
+    scene scene;
+    mp_error error;
+    mp_notifier *notifier;
+    uint64_t ids[4];
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
+    for (int bound = 0; bound < 2; bound++) {
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        if (bound)
+            mp_ticket_bind(ticket, notifier, 5);
+        ticket->waiters = 1; /* as a thread that is parked until progress is 3 */
+        ticket->wait_at = 3;
+        if (!bound)
+            atomic_store(&ticket->wake_at, 3);
+        for (int i = 1; i <= 4; i++) {
+            mp_ticket_publish(ticket);
+            MP_CHECK_INT(ticket->progress, i);
+            MP_CHECK(ticket->wait_at == (i < 3 ? 3 : UINT64_MAX));
+            MP_CHECK(ticket->wake_at == (bound ? 0 : i < 3 ? 3 : UINT64_MAX));
+            MP_CHECK_INT(mp_notifier_take(notifier, ids, 4), bound);
+            MP_CHECK(!bound || ids[0] == 5);
+        }
+        ticket->waiters = 0;
+    }
+    scene_close(&scene);
+    mp_notifier_destroy(notifier);
+}
