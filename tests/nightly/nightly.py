@@ -84,7 +84,7 @@ JOBS: dict[str, Job] = {
                      _python("integrations/test_ray_cluster.py", "integrations/test_ray_failures.py")),
     "schedules": Job("seeded thread switches and injected failures in the Python layer", _python("schedules")),
     "builds": Job("the core under sanitizers, the simulator, by other compilers, and for ARM",
-                    _python("core/test_c_builds.py"), all=True),
+                    _python("core/test_c_builds.py", "core/test_c_races.py"), all=True),
     "fuzz": Job("every fuzz target, ten minutes each", _python("core/test_fuzz.py"), {"MPOOL_FUZZ_SECONDS": "600"},
                   all=True),
     "templates": Job("every filter, test and function of jinja2 with hostile arguments",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = Path(__file__).parent / "helpers"
 #: Files that take longest.
-LONG_FILES = ("test_c_builds.py",)
+LONG_FILES = ("test_c_builds.py", "test_c_races.py")
 pytest.register_assert_rewrite(*(path.stem for path in HELPERS.glob("*.py")))
 # `python -m pytest` puts the working directory first on the path. Sources without the compiled core there would shadow
 # the installed package.
@@ -99,6 +99,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def builds_wanted(pytestconfig: pytest.Config) -> bool:
     """True if tests marked ``builds`` run."""
     return _wanted(pytestconfig)["builds"]
+
+
+@pytest.fixture(scope="session")
+def out() -> Path:
+    """Build folder of the variants of the C core: ``MPOOL_TEST_BUILD``, by default build/c."""
+    return Path(os.environ.get("MPOOL_TEST_BUILD") or ROOT / "build" / "c")
 
 
 @pytest.fixture(scope="session")

@@ -26,12 +26,6 @@ import coretests
 check_tiers = coretests.load("check_tiers")
 
 
-@pytest.fixture(scope="session")
-def out() -> Path:
-    """Build folder of the variants: ``MPOOL_TEST_BUILD``, by default build/c."""
-    return Path(os.environ.get("MPOOL_TEST_BUILD") or ROOT / "build" / "c")
-
-
 def _record_models(runner: Path, record_property: Callable[[str, object], None]) -> None:
     """Tell the summary which kernels ran on models of their instructions."""
     for name in ("avxvnni", "amx"):
@@ -49,14 +43,6 @@ def test_gcc_seam(builds_wanted: bool, out: Path, record_property: Callable[[str
     _record_models(runner, record_property)
 
 
-def test_gcc_simulator_in_short(builds_wanted: bool, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry in the simulator: a tenth of the schedules, without the planted bugs."""
-    if builds_wanted:
-        pytest.skip("all schedules run")
-    monkeypatch.setenv("MPOOL_SIM_PERCENT", "10")
-    coretests.run("sim", coretests.make("sim", out), "--slow", "5")
-
-
 @pytest.mark.builds
 def test_gcc_release(out: Path, record_property: Callable[[str, object], None]) -> None:
     """All tests, in the variant of the extension, with -Wall -Wextra -Werror and with the binding."""
@@ -70,25 +56,6 @@ def test_gcc_address_and_undefined_sanitizers(out: Path) -> None:
     """All tests under ASan, LSan and UBSan, with injected system failures."""
     runner = coretests.make("asan", out)
     coretests.run("asan", runner, "--slow", "10")
-
-
-@pytest.mark.builds
-def test_gcc_thread_sanitizer(out: Path) -> None:
-    """Code with threads: base, the pool, and worker processes."""
-    runner = coretests.make("tsan", out)
-    listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
-    assert "base_team_barrier_2_threads" in listed
-    coretests.run("tsan", runner, "--slow", "20", "--only", "base_", "--only", "pool_", "--only", "registry_", "--only",
-         "isolation_a_registry", "--only", "isolation_processes")
-
-
-@pytest.mark.builds
-def test_gcc_simulator(out: Path) -> None:
-    """The registry in the simulator: tens of thousands of schedules, all schedules of tiny cases, and planted bugs."""
-    runner = coretests.make("sim", out)
-    listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
-    assert {"sim_world_shutdown", "sim_world_reclaim", "sim_mutations_are_found"} <= set(listed.split())
-    coretests.run("sim", runner, "--slow", "10")
 
 
 # C tests to run under emulation: those of the kernels, without the ones that use only the reference variant.
@@ -130,20 +97,6 @@ def test_arm_clang_compiles_without_a_warning(out: Path) -> None:
     if shutil.which("aarch64-linux-gnu-gcc") is None:
         pytest.skip("aarch64-linux-gnu-gcc and its C library are not installed")
     coretests.make("arm-clang", out)
-
-
-@pytest.mark.builds
-@pytest.mark.parametrize("name", ["clang", "clang-debug"])
-def test_clang_compiles_without_a_warning(name: str, out: Path) -> None:
-    """clang with -Wall -Wextra -Werror, including the binding and the seam build."""
-    coretests.make(name, out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["seam", "debug"])
-def test_gcc_other_builds(name: str, out: Path) -> None:
-    """Failure injection and assertions, without sanitizers."""
-    coretests.run(name, coretests.make(name, out))
 
 
 @pytest.mark.builds
