@@ -240,8 +240,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> judge.Workplace:
     for name, text in {"csrc/tiny.c": TINY_C, "csrc/tiny.h": header, "tests/c/test_tiny.c": TINY_TEST}.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
-    for path in ("csrc/base/error.c", "csrc/base/error.h", "csrc/base/status.def", "tests/c/runner.c",
-                 "tests/c/mp_test.h", "tests/mutation/trace.c"):
+    for path in ("csrc/base/error.c", "csrc/base/error.h", "csrc/base/status.def", "csrc/base/alloc.h",
+                 "tests/c/runner.c", "tests/c/mp_test.h", "tests/mutation/trace.c"):
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, place / path)
     built = {}

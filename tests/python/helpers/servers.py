@@ -79,8 +79,9 @@ class Process:
         self.process.communicate()
 
 
-async def streamed(port: int, body: dict[str, Any]) -> tuple[str, str]:
-    """Return the text of a streamed chat completion, and its end: "done" or an error code.
+async def streamed(port: int, body: dict[str, Any], begun: Callable[[], None] = lambda: None) -> tuple[str, str]:
+    """Return the text of a streamed chat completion, and its end: "done" or an error code. Calls `begun` when the
+    response begins.
 
     Uses a plain socket, so that the client adds little load.
     """
@@ -91,7 +92,9 @@ async def streamed(port: int, body: dict[str, Any]) -> tuple[str, str]:
     text, end = "", ""
     try:
         async for line in reader:
-            if line.startswith(b"data: [DONE]"):
+            if line.startswith(b"HTTP/1.1 200"):
+                begun()
+            elif line.startswith(b"data: [DONE]"):
                 end += "done"
             elif line.startswith(b"data: "):
                 chunk = json.loads(line[6:])

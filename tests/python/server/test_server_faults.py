@@ -29,11 +29,13 @@ def test_serve_shuts_down_under_load(bert: Path, llama: Path, number: signal.Sig
     """The signal arrives while streams are in flight that exceed the grace period, and new requests keep arriving. Each
     accepted stream receives exactly one final event, later requests are refused, and the exit code is 0."""
     ends: list[str] = []
+    long: set[int] = set()  # clients whose long stream has begun
 
     async def client(port: int, at: int) -> None:
         while True:
+            tokens, begun = (16_000, lambda: long.add(at)) if at % 2 else (5, lambda: None)
             try:
-                _, end = await streamed(port, {**CHAT, "seed": at, "n": 4, "max_tokens": 16_000 if at % 2 else 5})
+                _, end = await streamed(port, {**CHAT, "seed": at, "n": 4, "max_tokens": tokens}, begun)
             except ConnectionError:
                 return  # the socket is closed, or the connection was closed before the request was read
             if not end:
@@ -43,7 +45,11 @@ def test_serve_shuts_down_under_load(bert: Path, llama: Path, number: signal.Sig
     async def load(server: Process) -> None:
         clients = [asyncio.ensure_future(client(server.port, at)) for at in range(24)]
         await asyncio.sleep(1.5)
-        assert not any(task.done() for task in clients)
+        for _ in range(300):
+            if len(long) == 12:
+                break
+            await asyncio.sleep(0.1)
+        assert len(long) == 12 and not any(task.done() for task in clients)
         server.process.send_signal(number)
         await asyncio.wait_for(asyncio.gather(*clients), 60)
 
