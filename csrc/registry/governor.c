@@ -323,10 +323,7 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
 }
 
 uint64_t mp_governor_reclaim(mp_governor *governor, uint64_t bytes, bool whole) {
-    mp_mutex_lock(&governor->lock);
-    uint64_t free = free_of(governor);
-    mp_mutex_unlock(&governor->lock);
-    return reclaim_from_all((mp_shortage){governor, bytes, free}, whole);
+    return reclaim_from_all((mp_shortage){governor, bytes, UINT64_MAX}, whole);
 }
 
 uint64_t mp_shortage_left(const mp_shortage *shortage) {

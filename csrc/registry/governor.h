@@ -62,7 +62,7 @@ const char *mp_pressure_name(mp_pressure pressure);
 /* Memory that a caller lacks. */
 typedef struct mp_shortage {
     mp_governor *governor;
-    uint64_t bytes, free; /* `bytes` were lacking when `free` bytes were free */
+    uint64_t bytes, free; /* `bytes` were lacking when `free` bytes were free; UINT64_MAX: whatever is free */
 } mp_shortage;
 
 /* Returns the bytes that are still lacking: fewer than before if memory has become free. A reclaimer calls this after
