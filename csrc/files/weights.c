@@ -171,11 +171,15 @@ mp_status mp_weights_check_biases(const mp_weights *weights, const char *prefix,
             if (!layer_has(weights, prefix, layer, owner, owner_length, ".weight"))
                 continue; /* the layer lacks more than a bias */
         }
-        for (int i = 0; i < layers; i++) {
-            char lacking[LAYER_NAME];
-            if (layer_has(weights, prefix, i, part, length, end) ||
-                !layer_has(weights, prefix, i, owner, owner_length, ".weight"))
+        /* If a layer lacks the bias, then so does a neighbour of one that has it: each bias looks at the next owner in
+         * both directions only, because a file may have many layers. */
+        for (int step = -1; step <= 1; step += 2) {
+            int i = layer + step;
+            while (i >= 0 && i < layers && !layer_has(weights, prefix, i, owner, owner_length, ".weight"))
+                i += step;
+            if (i < 0 || i >= layers || layer_has(weights, prefix, i, part, length, end))
                 continue;
+            char lacking[LAYER_NAME];
             snprintf(lacking, sizeof lacking, "%s%d.%s", prefix, i, part);
             return mp_fail_file(error, MP_FORMAT, file_of(weights, NULL), -1, lacking,
                                 "a bias in all layers, or in none", "missing, but layer %d has it", layer);

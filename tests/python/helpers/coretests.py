@@ -29,7 +29,7 @@ build = load("build")
 
 
 def _jobs() -> int:
-    """Return how many compilers and C tests run at once: the cores that other test processes leave."""
+    """Return how many C tests run at once: the cores that other test processes leave."""
     cores = len(os.sched_getaffinity(0))
     return max(1, cores // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
@@ -44,10 +44,9 @@ def make(name: str, out: Path, folders: list[str] | None = None, tests: list[str
     for tool in needed:
         if build.compiler_of(variant) is None if tool == variant.compiler else shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    beside = "PYTEST_XDIST_WORKER" in os.environ
+    priority = 10 if "PYTEST_XDIST_WORKER" in os.environ else 0
     try:
-        return build.build(name, out, folders=folders, tests=tests, jobs=None if beside else _jobs(),
-                           priority=10 if beside else 0)
+        return build.build(name, out, folders=folders, tests=tests, priority=priority)
     except build.BuildError as error:
         pytest.fail(f"{name} does not build:\n{error}", pytrace=False)
 
