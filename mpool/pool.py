@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .runtime.health import CapabilityPools, Health, Pong
     from .tasks.options import Compute
 
+#: Seconds for which :meth:`Pool.close` waits for callbacks.
+EVENT_SECONDS = 1.0
+
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
@@ -657,13 +660,16 @@ class Pool(PoolVerbs):
     def close(self) -> None:
         """Refuse new requests, wait up to ``shutdown_grace`` seconds for those in flight, and free all memory.
 
-        Requests that have not completed by then raise ShuttingDown. Idempotent. Thread-safe.
+        Requests that have not completed by then raise ShuttingDown. Callbacks of :meth:`on` get their last events
+        before the method returns, unless they take longer than a second. Idempotent. Thread-safe.
         """
         self.begin_shutdown()
         registry = self._registry
         if registry is not None:
             registry.close()
             _logging.flush()
+            if self._callbacks:
+                _logging.wait_for_events(EVENT_SECONDS)
 
     def __enter__(self) -> Pool:
         return self

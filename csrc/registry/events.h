@@ -13,7 +13,7 @@
 typedef enum mp_event_kind {
     MP_EVENT_SPAWN,            /* a worker begins to load */
     MP_EVENT_READY,            /* the worker serves */
-    MP_EVENT_EVICT,            /* the worker was stopped to free memory */
+    MP_EVENT_EVICT,            /* the worker was stopped without a fault */
     MP_EVENT_FAIL,             /* a worker did not start, failed, or was abandoned; `status` is the reason */
     MP_EVENT_REQUEST_START,    /* first step of a request */
     MP_EVENT_REQUEST_COMPLETE, /* an accepted request succeeded */

@@ -25,9 +25,10 @@ class PoolEvent:
     """An event of a worker or request. See :meth:`mpool.Pool.on`.
 
     Attributes:
-        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (the worker was stopped to free memory),
-            ``"fail"`` (the worker could not start, failed, or was abandoned); ``"request_start"`` (the first step of a
-            request), ``"request_complete"``, ``"request_fail"`` (the request ended in an error, or was refused).
+        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (the worker was stopped: to free
+            memory, after ``keep_alive``, or because the model was unloaded or the pool closed), ``"fail"`` (the worker
+            could not start, failed, or was abandoned); ``"request_start"`` (the first step of a request),
+            ``"request_complete"``, ``"request_fail"`` (the request ended in an error, or was refused).
         model: key of the model.
         worker_id: number of the worker; None: the event concerns no single worker.
         request: 64-bit number of the request, equal in its start and end, and never used again in this process; None

@@ -38,6 +38,7 @@ class _Drain:
         self.missing = False  # True: the thread could not start, or ended
         self.level, self.period = -1, PERIOD
         self.hurried = threading.Event()
+        self.rounds, self.ended = 0, threading.Condition()  # rounds so far; notified at the end of each
 
     def start(self) -> None:
         """Start the thread unless it runs or the interpreter exits. A thread that cannot start is no error."""
@@ -79,6 +80,7 @@ class _Drain:
         finally:  # also after an exception such as SystemExit: the next request starts another thread
             if not self.stopping.is_set():
                 self.thread, self.missing = None, True
+            self.end_round()
 
     def round(self) -> None:
         """Wait for the end of a period, then deliver what the rings hold."""
@@ -89,6 +91,19 @@ class _Drain:
         self.update_level()
         self.flush()
         self.deliver()
+        self.end_round()
+
+    def end_round(self) -> None:
+        with self.ended:
+            self.rounds += 1
+            self.ended.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the thread has delivered what the rings hold now. On the thread itself, return at once."""
+        thread, rounds = self.thread, self.rounds
+        if thread is not None and thread is not threading.current_thread():
+            with self.ended:  # the round that runs now may have read the rings before the last record was written
+                self.ended.wait_for(lambda: self.thread is not thread or self.rounds >= rounds + 2, seconds)
 
     def deliver(self) -> None:
         # Import nothing here: a dataclass that is defined while the interpreter exits discards a pending Ctrl-C.
@@ -152,6 +167,11 @@ def flush() -> None:
     _drain.flush()
     if _drain.missing:
         _drain.deliver()
+
+
+def wait_for_events(seconds: float) -> None:
+    """Wait until the callbacks of all events so far have returned. Called by a callback, return at once."""
+    _drain.wait(seconds)
 
 
 def stop() -> None:

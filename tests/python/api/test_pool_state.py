@@ -388,6 +388,34 @@ def test_a_failed_load_has_an_event(bert: Path) -> None:
         assert event.status == "MEMORY_EXHAUSTED" and event.request is None
 
 
+def test_close_delivers_the_last_events(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callbacks have returned when close returns, also slow ones; one that closes the pool does not wait for itself."""
+    monkeypatch.setattr("mpool.pool.EVENT_SECONDS", 600)
+    for _ in range(3):
+        seen: list[str] = []
+
+        def record(event: mpool.PoolEvent) -> None:
+            time.sleep(0.1)
+            seen.append(event.event)
+
+        pool = mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1))
+        pool.on("request_complete", record)
+        pool.on("evict", record)
+        pool.embed("a", bert)
+        pool.close()
+        assert seen == ["request_complete", "evict"]
+
+    pool, closed = mpool.Pool(mpool.PoolConfig(threads=1)), threading.Event()
+
+    def close(event: mpool.PoolEvent) -> None:
+        pool.close()
+        closed.set()
+
+    pool.on("request_complete", close)
+    pool.embed("a", bert)
+    assert closed.wait(60)
+
+
 FORKING = """
 import os, sys, time
 import mpool
