@@ -2,6 +2,7 @@
  * image, or after the process that encoded the image was killed. False results are refused. */
 #include <signal.h>
 
+#include "base/sanitize.h"
 #include "isolated_fixture.h"
 #include "isolation_scene.h"
 #include "vision_fixture.h"
@@ -80,7 +81,7 @@ static void check_moves(const tiny_kind *kind) {
     mp_spec *spec = tiny_decoder_spec_as(kind, floats, 1, 42, -1);
     alone(spec, expected);
     isolated_load(&it, mp_spec_pin(spec), MP_COMPUTE_F32, 1, isolation_options("spec"));
-    for (uint64_t seed = 1; seed <= 4; seed++) {
+    for (uint64_t seed = 1; seed <= 1 + (uint64_t)mp_test_rounds(3); seed++) {
         mp_test_random random = {seed};
         tiny_job jobs[ITEMS];
         int home[ITEMS];
@@ -130,9 +131,9 @@ MP_TEST_SECONDS(isolation_vision_with_windows_has_the_same_bytes_in_any_process,
     check_moves(&axial_kind);
 }
 
-enum { LARGE = 96 * PATCH, SEEN = 100, ALL = 100000 };
+enum { LARGE = (MP_SANITIZED ? 64 : 96) * PATCH, SEEN = 100, ALL = 100000 };
 
-/* Make a request with an image of 9,216 patches, of which the prompt uses SEEN rows. The image takes many of the
+/* Make a request with an image of 9,216 patches (4,096 in a sanitizer build), of which the prompt uses SEEN rows. The image takes many of the
  * shortest steps. */
 static void make_large(mp_model *model, tiny_job *job) {
     static uint8_t pixels[LARGE * LARGE * 3];

@@ -34,7 +34,7 @@ MODULES = ["argparse", "ast", "asyncio.base_events", "asyncio.events", "asyncio.
            "random", "re", "reprlib", "sched", "selectors", "shelve", "shlex", "shutil", "signal", "smtplib", "socket",
            "socketserver", "sqlite3", "ssl", "stat", "statistics", "string", "struct", "subprocess", "symtable",
            "sysconfig", "tarfile", "tempfile", "textwrap", "threading", "time", "timeit", "tokenize", "trace",
-           "traceback", "tracemalloc", "turtle", "types", "typing", "unittest.case", "unittest.mock", "urllib.parse",
+           "traceback", "tracemalloc", "types", "typing", "unittest.case", "unittest.mock", "urllib.parse",
            "urllib.request", "uuid", "warnings", "weakref", "webbrowser", "xml.dom.minidom", "xml.etree.ElementTree",
            "xml.sax.handler", "xmlrpc.client", "zipfile", "zipimport"]
 
