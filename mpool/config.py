@@ -49,11 +49,12 @@ class PoolConfig:
     """Options of a :class:`mpool.Pool`. Immutable. The constructor checks every value.
 
     Attributes:
-        threads: number of compute threads; 0: ``MPOOL_THREADS``, or the number of CPUs available to this process.
-        memory_bytes: limit for models, caches and queues together, in bytes; 0: ``MPOOL_MEMORY_MB``, or a share of
-            the memory of the machine or its cgroup. To make room for a model, the pool unloads idle models: first those
-            that have been idle for long and are quick to load again. Models that are in use, pinned, or have not served
-            a request yet stay loaded.
+        threads: number of compute threads of this pool alone; 0: share those of the process, whose number is
+            ``MPOOL_THREADS``, or the number of CPUs available to this process.
+        memory_bytes: limit for models, caches and queues of this pool alone, in bytes; 0: share the limit of the
+            process, which is ``MPOOL_MEMORY_MB``, or a share of the memory of the machine or its cgroup. To make room
+            for a model, the pool unloads idle models: first those that have been idle for long and are quick to load
+            again. Models that are in use, pinned, or have not served a request yet stay loaded.
         step_budget: seconds that one compute step may take while other requests wait; 0: ``MPOOL_STEP_BUDGET_MS``.
         load_timeout: seconds without progress after which loading a model is aborted.
         load_ceiling: maximum seconds for loading a model.
@@ -94,8 +95,8 @@ class PoolConfig:
             affect the others. Its requests are retried once (generation continues at the same token), then they raise
             RecvError. Linux only. :func:`mpool.load` and :func:`mpool.register` can override it for a model.
         process_memory: bytes that a worker process may use for caches, scratch and requests; 0: four times the initial
-            use of a worker in a thread, plus the bytes of one image for vision models. They are reserved from
-            ``memory_bytes`` while the process lives.
+            use of a worker in a thread; for vision models this use and 192 MiB; for image generation this use, a
+            quarter more, and 64 MiB. They are reserved from ``memory_bytes`` while the process lives.
         fail_fast: requests raise Overloaded if the queue is full, instead of waiting. A request can override it.
         max_embed_inputs: maximum number of texts per :func:`mpool.embed`; :func:`mpool.embed_iter` has no limit.
         offline: True: never download; False: allow downloads; None: ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` decide.

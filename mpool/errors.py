@@ -144,7 +144,7 @@ class UnsafeFormat(MpoolError, ValueError):
 
 
 class TemplateError(MpoolError, ValueError):
-    """A chat template failed, or exceeded its limits on time or output size."""
+    """A chat template failed, refused the conversation, or exceeded its limits on time, memory or output size."""
 
     code, name = 18, "TEMPLATE"
 
@@ -238,7 +238,8 @@ class CircuitOpen(PoolError, RuntimeError):
 
 
 class Overloaded(PoolError, RuntimeError):
-    """The queue of the model is full, and the request does not wait (``fail_fast``, or :func:`mpool.submit`)."""
+    """The queue of the model is full, and the request does not wait (``fail_fast``, or :func:`mpool.submit`); or all
+    threads for a kind of native call are stuck."""
 
     code, name = 60, "OVERLOADED"
 

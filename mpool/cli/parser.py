@@ -214,7 +214,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
         one.add_argument("--cpus", type=int, default=1, metavar="N", help="compute threads per process, and CPUs that "
                                                                           "Ray reserves for it (default: 1)")
         one.add_argument("--memory-mb", type=int, default=0, metavar="N",
-                         help="memory per process in megabytes (default: proportional to --cpus)")
+                         help="memory per process in MiB (default: proportional to --cpus)")
         one.add_argument("--address", metavar="ADDRESS", help="address of a Ray cluster; auto: the cluster of "
                                                               "this machine (default: start Ray for this command)")
     serve.add_argument("--offline", action="store_true", help="never download")

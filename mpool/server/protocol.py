@@ -496,9 +496,10 @@ class Connection(HttpToolsProtocol):
         if self._phase == _BODY and self.cycle.response_started:
             self.transport.abort()
             return
-        body, status = error_body(refusal, ""), refusal.row.status
-        self.transport.write(_status_line(status) + b"content-type: application/json\r\ncontent-length: %d\r\n"
-                             b"connection: close\r\n\r\n%b" % (len(body), body))
+        body, row = error_body(refusal, ""), refusal.row
+        retry = b"retry-after: %d\r\n" % row.retry_after if row.retry_after else b""
+        self.transport.write(_status_line(row.status) + b"content-type: application/json\r\ncontent-length: %d\r\n%b"
+                             b"connection: close\r\n\r\n%b" % (len(body), retry, body))
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # the application waits for the body, which will not arrive
             self.cycle.message_event.set()

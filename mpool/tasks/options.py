@@ -269,7 +269,7 @@ TASKS = ("query", "document")
 _COMPUTE = ('compute type: ``"float32"``, ``"bfloat16"``, ``"int8"`` or ``"auto"``. ``"auto"`` selects the fastest '
             "type on this CPU whose vectors of sentences have a cosine similarity of at least 0.9999 to those of "
             "float32, and of degenerate texts, such as one repeated word, 0.9995 (measured for some models); models "
-            "with more than 12 layers whose weights were published in 16 bits are computed in 16 bits. Use "
+            "with more than 12 pre-norm layers whose weights are stored in float32 are computed in float32. Use "
             '``"float32"`` for results that are identical across machines.')
 
 

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #endif
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -435,4 +436,36 @@ MP_TEST(registry_memory_of_engines_is_what_they_report) {
         MP_CHECK_INT(atomic_load(&fakes[0].held_bytes), 40000);
         fake_end(registry);
     }
+}
+
+/* --- the limit --- */
+
+/* The limit of the process grows for a single model that needs more, up to what is left after the reserve. */
+MP_TEST(registry_memory_limit_grows_for_one_large_model) {
+    mp_governor *governor;
+    mp_error error;
+    mp_guard guard;
+    if (getenv("MPOOL_MEMORY_MB"))
+        MP_SKIP("MPOOL_MEMORY_MB sets the limit");
+    MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
+    mp_budget *budget = mp_governor_budget(governor);
+    uint64_t most, limit = mp_governor_limit_of(mp_cpu_memory_bytes(), &most);
+    MP_CHECK_INT(mp_governor_reserve(governor, "a", most + 1, most + 1, false, NULL, NULL, &guard, &error),
+                 MP_MEMORY_EXHAUSTED);
+    MP_CHECK_INT(atomic_load(&budget->limit), limit);
+    MP_CHECK(mp_budget_take(budget, limit / 2)); /* another model is loaded */
+    MP_CHECK_INT(mp_governor_reserve(governor, "a", limit / 2 + 2, limit / 2 + 2, false, NULL, NULL, &guard, &error),
+                 MP_MEMORY_EXHAUSTED);
+    MP_CHECK_INT(atomic_load(&budget->limit), limit);
+    mp_budget_give(budget, limit / 2);
+    MP_CHECK_OK(mp_governor_reserve(governor, "a", most, most, false, NULL, NULL, &guard, &error), &error);
+    MP_CHECK_INT(atomic_load(&budget->limit), most);
+    mp_guard_release(&guard);
+    mp_governor_close(governor);
+
+    MP_CHECK_OK(mp_governor_open(1000, &governor, &error), &error); /* a limit that a pool sets does not grow */
+    MP_CHECK_INT(mp_governor_reserve(governor, "a", 1001, 1001, false, NULL, NULL, &guard, &error),
+                 MP_MEMORY_EXHAUSTED);
+    MP_CHECK_INT(atomic_load(&mp_governor_budget(governor)->limit), 1000);
+    mp_governor_close(governor);
 }

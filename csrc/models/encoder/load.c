@@ -299,11 +299,11 @@ static mp_status make_position_bias(mp_encoder *model, mp_budget *budget, mp_err
     return MP_OK;
 }
 
-/* Choose the fastest compute type whose vectors keep a cosine of 0.9999 to fp32: bf16 (0.99996 at worst) where the CPU
- * has bf16 products, else fp32. int8 only reaches 0.995. Quantised weights are dequantised first. Pre-norm models never
- * norm the residual stream, so rounding accumulates: seeded networks of 22 such layers reached 0.9993. Pre-norm models
- * with more than FEW_LAYERS layers are therefore computed in fp32 if they were published in fp32; the others were
- * trained in 16 bits. */
+/* Choose the fastest compute type whose vectors of sentences keep a cosine of 0.9999 to fp32: bf16 where the CPU has
+ * bf16 products, else fp32. int8 does not reach it; docs/models/formats.md has the measured values. Quantised weights
+ * are dequantised first. Pre-norm models never norm the residual stream, so rounding accumulates: seeded networks of 22
+ * such layers reached 0.9993. Pre-norm models with more than FEW_LAYERS layers are therefore computed in fp32 if their
+ * weights are stored in fp32; the others were trained in 16 bits. */
 static mp_compute compute_type_for(mp_compute asked, const mp_spec *spec) {
     enum { FEW_LAYERS = 12 };
     char deepest[64];

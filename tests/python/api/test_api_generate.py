@@ -17,6 +17,7 @@ import corelib
 import mpool
 import tinymodels
 from mpool.tasks import chat_prompt as chatting
+from realmodels import real_path
 
 PROMPT = "The quick brown"
 
@@ -35,6 +36,14 @@ def greedy(pool: mpool.Pool, model: Path, prompt: Any = PROMPT, **options: Any) 
 
 
 # ---- results
+
+def test_int8_needs_float_weights(llama: Path) -> None:
+    with mpool.Pool() as pool:
+        assert len(greedy(pool, llama, compute="int8").token_ids) == 24
+        assert "int8" in {row.compute for row in pool.ps()}
+        with pytest.raises(mpool.Unsupported, match="stored as Q8_0, which the requested compute type does not"):
+            greedy(pool, real_path("smollm2"), compute="int8")
+
 
 def test_greedy_tokens_match_transformers(pool: mpool.Pool, llama: Path) -> None:
     torch = pytest.importorskip("torch")

@@ -155,6 +155,15 @@ def test_metrics_count(bert: Path, llama: Path) -> None:
         pool.metrics("xml")  # type: ignore[call-overload]
 
 
+def test_pools_share_the_memory_budget_unless_one_sets_its_own(bert: Path) -> None:
+    own_limit = 1 << 28
+    with mpool.Pool() as first, mpool.Pool() as second, mpool.Pool(mpool.PoolConfig(memory_bytes=own_limit)) as own:
+        first.load(bert)
+        shared, separate = second.health().memory, own.health().memory
+        assert shared.used == first.health().memory.used > 0 and shared.limit == first.health().memory.limit
+        assert separate.limit == own_limit and separate.used == 0
+
+
 def test_percentiles_are_those_of_the_histogram(llama: Path) -> None:
     """Twenty short requests and a long one: the median and the 99th percentile are in different buckets."""
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:

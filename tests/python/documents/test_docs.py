@@ -118,6 +118,60 @@ def test_capabilities_match_the_core() -> None:
     assert capabilities <= rows
 
 
+def _rows(page: str) -> list[list[str]]:
+    """Return the rows of all tables of a page, as lists of cells."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def test_sampling_options_match_the_table() -> None:
+    """docs/guides/chat-and-streaming.md has the default and the other names of every sampling option."""
+    from mpool.tasks.sampling import ALIASES, TABLE
+
+    found = set()
+    for first, defaults, others in (row for row in _rows("docs/guides/chat-and-streaming.md") if len(row) == 3):
+        names = [name for name in re.findall(r"`(\w+)`", first) if name in TABLE]
+        found |= set(names)
+        for name, default in zip(names, defaults.split(", ")):
+            value = TABLE[name].default
+            assert default == str(value) if isinstance(value, bool) else value is None or float(default) == value, name
+        if names:
+            assert set(re.findall(r"`(\w+)`", others)) == {other for other, name in ALIASES.items() if name in names}
+    assert found == set(TABLE)
+
+
+def test_limits_of_the_server_match_its_settings() -> None:
+    """Numbers beside options of ``mpool serve`` are the defaults of these options."""
+    pytest.importorskip("msgspec")
+    from mpool.server.settings import Settings
+
+    settings, found = Settings(), set()
+    for page in sorted((ROOT / "docs" / "server").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        for option, number, unit in re.findall(r"`--([a-z-]+)`(?: bytes| seconds)?,? \(?(\d[\d,]*)\b( MiB)?", text):
+            name = option.replace("-", "_")
+            assert int(number.replace(",", "")) << (20 if unit else 0) == getattr(settings, name), (page.name, option)
+            found.add(name)
+    assert found == {"max_body", "max_connections", "max_streams", "max_n", "max_tokens", "default_max_tokens",
+                     "header_timeout", "body_timeout", "write_timeout", "idle_timeout", "grace"}
+    deployment = (ROOT / "docs/server/deployment.md").read_text(encoding="utf-8")
+    assert f"client_max_body_size {settings.max_body >> 20}m;" in deployment
+    assert f"comment after {settings.ping:g} s without a chunk" in deployment
+
+
+def test_health_check_of_the_load_balancer_is_answered() -> None:
+    """The health check of HAProxy in docs/distributed.md passes the server's guards, which are those of a front."""
+    from servers import Raw, serving
+
+    text = (ROOT / "docs/distributed.md").read_text(encoding="utf-8")
+    command = re.search(r"`mpool ray serve --host 0\.0\.0\.0 --port (\d+) --allow-host (\S+)`", text)
+    check = re.search(r"http-check send meth (\w+) uri (\S+) ver HTTP/1\.1 hdr Host (\S+)$", text, re.MULTILINE)
+    assert command is not None and check is not None
+    assert set(re.findall(r"^ +server \w+ [\d.]+:(\d+) ", text, re.MULTILINE)) == {command[1]}
+    with serving([], allowed_hosts=(command[2],)) as made, Raw(made) as raw:
+        assert raw.request(check[2], method=check[1], host=check[3]).answer()[0] == 200
+
+
 def test_site_builds(tmp_path: Path) -> None:
     """``sphinx-build -W``: a warning is an error."""
     pytest.importorskip("sphinx")

@@ -29,6 +29,7 @@ from mpool.models import (
 from mpool.models import catalogue as catalogue_module
 from mpool.checks import nearest
 from mpool.models.catalogue import read
+from mpool.models.describing import is_offline
 from mpool.models.sources.hub import choose_folder, choose_gguf, gguf_models, split_siblings
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -313,3 +314,17 @@ def test_exports_are_lazy_and_complete() -> None:
 
 def test_catalogue_is_read_once() -> None:
     assert load_catalogue() is load_catalogue() and catalogue_module.load is load_catalogue
+
+
+@pytest.mark.parametrize("name", ["MPOOL_OFFLINE", "HF_HUB_OFFLINE"])
+def test_variables_that_disable_downloads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values that docs/settings.md names; an argument takes precedence."""
+    for other in ("MPOOL_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(other, raising=False)
+    assert not is_offline(None)
+    for value in ("1", "on", "YES", "true"):
+        monkeypatch.setenv(name, value)
+        assert is_offline(None) and not is_offline(False)
+    for value in ("", "0", "no"):
+        monkeypatch.setenv(name, value)
+        assert not is_offline(None) and is_offline(True)

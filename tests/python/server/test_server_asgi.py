@@ -282,6 +282,30 @@ def test_disconnect_cancels_a_request_without_stream(under: Any, llama: Path) ->
         assert pool.registry.stats()["cancelled"] == 1
 
 
+def test_environment_variables_configure_the_application(bert: Path, tmp_path: Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """The four variables of docs/server/deployment.md replace the options of ``mpool serve``."""
+    token, origin = tmp_path / "token", "https://page.example"
+    for name, value in {"MODELS": f"one={bert}, two={bert}", "TOKEN_FILE": str(token),
+                        "ALLOW_HOSTS": "models.example, other.example:8000",
+                        "ALLOW_ORIGINS": origin}.items():
+        monkeypatch.setenv(f"MPOOL_SERVER_{name}", value)
+    app = create_app()
+    bearer = {"authorization": f"Bearer {token.read_text().strip()}"}
+
+    async def run() -> None:
+        async with lifespan(app), httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+            for host in ("models.example", "other.example:8000"):
+                found = await client.get(f"http://{host}/v1/models", headers={**bearer, "origin": origin})
+                assert found.status_code == 200 and {"one", "two"} <= {row["id"] for row in found.json()["data"]}
+                assert found.headers["access-control-allow-origin"] == origin
+            for host, headers, status in (("models.example", {}, 401), ("models.example:8000", bearer, 421),
+                                          ("models.example", {**bearer, "origin": "https://other.example"}, 403)):
+                assert (await client.get(f"http://{host}/v1/models", headers=headers)).status_code == status
+
+    asyncio.run(run())
+
+
 def test_uvicorn_runs_the_factory(bert: Path) -> None:
     environment = {**os.environ, "MPOOL_SERVER_MODELS": f"b={bert}", "MPOOL_SERVER_ALLOW_HOSTS": "models.example",
                    "PYTHONUNBUFFERED": "1"}

@@ -438,6 +438,15 @@ def test_settings_are_checked(field: dict[str, Any]) -> None:
         Settings(**field)
 
 
+@pytest.mark.parametrize("path, body, status", [("/health", None, 200), ("/v1/models", None, 200),
+                                                ("/v1/embeddings", BODY, 200), ("/v1/embeddings", b"{", 400),
+                                                ("/v1/embeddings", BODY.replace(b"bert", b"none"), 404)])
+def test_responses_of_endpoints_have_an_id(server: Any, path: str, body: bytes | None, status: int) -> None:
+    with Raw(server) as raw:
+        found, headers, _ = raw.request(path, body).answer()
+    assert found == status and len(headers["x-request-id"]) >= 8
+
+
 # ---- connections -----------------------------------------------------------------------------------------------------
 
 def test_number_of_connections_is_limited(bert: Path) -> None:
@@ -446,8 +455,9 @@ def test_number_of_connections_is_limited(bert: Path) -> None:
         for raw in held:
             assert raw.request("/health").answer()[0] == 200
         with Raw(made) as raw:
-            status, _, body = raw.answer()
+            status, headers, body = raw.answer()
             assert status == 503 and json.loads(body)["error"]["code"] == "too_many_connections" and raw.closed()
+            assert headers["retry-after"] == "1"
         held.pop().socket.close()
         until = time.monotonic() + 5
         while time.monotonic() < until:
