@@ -555,9 +555,9 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
     default:
         return;
     }
-    uintptr_t page = page_size(), begin, end;
-    if (__builtin_add_overflow((uintptr_t)data, page - 1, &begin) ||
-        __builtin_add_overflow((uintptr_t)data, bytes, &end))
+    const bool reads = advice == MP_ADVISE_WILLNEED || advice == MP_ADVISE_POPULATE;
+    uintptr_t page = page_size(), begin = (uintptr_t)data, end, *up = reads ? &end : &begin; /* `up` is rounded up */
+    if (bytes == 0 || __builtin_add_overflow(begin, bytes, &end) || __builtin_add_overflow(*up, page - 1, up))
         return;
     begin &= ~(page - 1);
     end &= ~(page - 1);

@@ -115,7 +115,9 @@ bool mp_sys_fill(int fd, size_t from, size_t bytes);
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
 enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULATE };
-/* Advise the system about whole pages inside the range. Best effort. */
+/* Advise the system about the pages of a range. Best effort. WILLNEED and POPULATE cover every page that contains a
+ * byte of the range, because reading more bytes is harmless. DONTNEED and HUGE cover only whole pages inside the range,
+ * because the other bytes of a page may be in use. */
 void mp_sys_advise(void *data, size_t bytes, int advice);
 
 #ifdef MP_SEAM

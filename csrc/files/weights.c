@@ -3,6 +3,7 @@
 #include "files/weights.h"
 
 #include <stdio.h> /* snprintf only */
+#include <stdlib.h> /* qsort, bsearch */
 #include <string.h>
 
 #include "base/alloc.h"
@@ -135,57 +136,82 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
 
 enum { LAYER_NAME = 160 }; /* longer than any name that a model reads */
 
-/* Returns the part behind "<prefix><layer>." of a name, or NULL for another name. */
-static const char *part_of(const char *name, const char *prefix, int *layer) {
-    const size_t length = strlen(prefix);
-    if (strncmp(name, prefix, length) != 0 || strlen(name) >= LAYER_NAME - 12)
-        return NULL;
-    *layer = 0;
-    const char *at = name + length;
-    for (; *at >= '0' && *at <= '9' && *layer < 100000; at++)
-        *layer = *layer * 10 + (*at - '0');
-    return at > name + length && *at == '.' ? at + 1 : NULL;
+typedef struct layer_part { /* "<prefix><layer>.<part>" of a tensor's name, without ".weight" or ".bias" */
+    const char *part;
+    int length, layer; /* length: bytes of `part` */
+} layer_part;
+
+/* Splits a name that ends with `end`. Returns false for any other name, and for a layer that the model does not
+ * have. */
+static bool split_name(const char *name, const char *prefix, int layers, const char *end, layer_part *out) {
+    const size_t total = strlen(name), before = strlen(prefix), after = strlen(end);
+    if (total >= LAYER_NAME - 12 || strncmp(name, prefix, before) != 0)
+        return false;
+    const char *digits = name + before, *at = digits;
+    int64_t layer = 0;
+    for (; *at >= '0' && *at <= '9' && layer < layers; at++)
+        layer = layer * 10 + (*at - '0');
+    const bool canonical = at > digits && (*digits != '0' || at == digits + 1); /* "007" is no layer's number */
+    const int64_t length = (int64_t)total - (at + 1 - name) - (int64_t)after;
+    if (!canonical || layer >= layers || *at != '.' || length <= 0 || strcmp(name + total - after, end) != 0)
+        return false;
+    *out = (layer_part){.part = at + 1, .length = (int)length, .layer = (int)layer};
+    return true;
 }
 
-/* True if the layer has the tensor <part><end>; `length`: bytes of `part`. */
-static bool layer_has(const mp_weights *weights, const char *prefix, int layer, const char *part, int length,
-                      const char *end) {
-    char name[LAYER_NAME];
-    snprintf(name, sizeof name, "%s%d.%.*s%s", prefix, layer, length, part, end);
-    return mp_weights_has(weights, name);
+static bool same_part(const layer_part *a, const layer_part *b) {
+    return a->length == b->length && memcmp(a->part, b->part, (size_t)a->length) == 0;
 }
 
+/* Order: all layers of a part are neighbours, and ascend. */
+static int compare_parts(const void *left, const void *right) {
+    const layer_part *a = left, *b = right;
+    if (a->length != b->length)
+        return a->length < b->length ? -1 : 1;
+    const int order = memcmp(a->part, b->part, (size_t)a->length);
+    return order ? order : (a->layer > b->layer) - (a->layer < b->layer);
+}
+
+/* Writes the name of another layer's bias. */
+static void name_bias(const char *prefix, int layer, const layer_part *bias, char name[LAYER_NAME]) {
+    snprintf(name, LAYER_NAME, "%s%d.%.*s.bias", prefix, layer, bias->length, bias->part);
+}
+
+/* Sorting keeps the time near the number of tensors: a file may declare many layers, and a bias in few of them. */
 mp_status mp_weights_check_biases(const mp_weights *weights, const char *prefix, int layers, mp_error *error) {
-    static const char end[] = ".bias", router[] = "ffn_gate_inp";
-    for (int t = 0; t < mp_spec_tensor_count(weights->spec); t++) {
-        const char *name = mp_spec_tensor_at(weights->spec, t)->name;
-        int layer;
-        const char *part = part_of(name, prefix, &layer), *owner = part;
-        int length = part ? (int)strlen(part) - (int)strlen(end) : 0;
-        if (length <= 0 || layer >= layers || strcmp(part + length, end) != 0)
+    static const char router[] = "ffn_gate_inp";
+    const int tensors = mp_spec_tensor_count(weights->spec);
+    layer_part part, *list = mp_alloc_array((size_t)tensors + 1, sizeof *list, MP_TAG_MISC);
+    mp_status status = MP_OK;
+    size_t count = 0;
+    if (!list)
+        return mp_fail_memory(error, ((uint64_t)tensors + 1) * sizeof *list, "the names of a model's layers");
+    for (int t = 0; t < tensors; t++)
+        if (split_name(mp_spec_tensor_at(weights->spec, t)->name, prefix, layers, ".weight", &part))
+            list[count++] = part;
+    qsort(list, count, sizeof *list, compare_parts);
+    for (int t = 0; t < tensors && status == MP_OK; t++) {
+        if (!split_name(mp_spec_tensor_at(weights->spec, t)->name, prefix, layers, ".bias", &part))
             continue;
-        int owner_length = length;
-        if (!layer_has(weights, prefix, layer, part, length, ".weight")) {
-            owner = router;
-            owner_length = (int)strlen(router);
-            if (!layer_has(weights, prefix, layer, owner, owner_length, ".weight"))
-                continue; /* the layer lacks more than a bias */
-        }
-        /* If a layer lacks the bias, then so does a neighbour of one that has it: each bias looks at the next owner in
-         * both directions only, because a file may have many layers. */
-        for (int step = -1; step <= 1; step += 2) {
-            int i = layer + step;
-            while (i >= 0 && i < layers && !layer_has(weights, prefix, i, owner, owner_length, ".weight"))
-                i += step;
-            if (i < 0 || i >= layers || layer_has(weights, prefix, i, part, length, end))
+        const layer_part gate = {.part = router, .length = (int)strlen(router), .layer = part.layer};
+        const layer_part *owner = bsearch(&part, list, count, sizeof *list, compare_parts);
+        if (!owner)
+            owner = bsearch(&gate, list, count, sizeof *list, compare_parts);
+        /* Without an owner, the layer lacks more than a bias. If a layer lacks the bias, then so does a neighbour of
+         * one that has it: the next layers with the owner, before and after, are enough. */
+        for (int step = -1; owner && step <= 1 && status == MP_OK; step += 2) {
+            char name[LAYER_NAME];
+            const ptrdiff_t at = owner - list + step;
+            if (at < 0 || at >= (ptrdiff_t)count || !same_part(owner, &list[at]))
                 continue;
-            char lacking[LAYER_NAME];
-            snprintf(lacking, sizeof lacking, "%s%d.%s", prefix, i, part);
-            return mp_fail_file(error, MP_FORMAT, file_of(weights, NULL), -1, lacking,
-                                "a bias in all layers, or in none", "missing, but layer %d has it", layer);
+            name_bias(prefix, list[at].layer, &part, name);
+            if (!mp_weights_has(weights, name))
+                status = mp_fail_file(error, MP_FORMAT, file_of(weights, NULL), -1, name,
+                                      "a bias in all layers, or in none", "missing, but layer %d has it", part.layer);
         }
     }
-    return MP_OK;
+    mp_free(list);
+    return status;
 }
 
 void mp_weights_release(const mp_weights *weights, const mp_tensor *tensor) {

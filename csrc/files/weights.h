@@ -23,7 +23,8 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
 bool mp_weights_has(const mp_weights *weights, const char *name);
 /* Check the biases of layers 0 to `layers` - 1, whose tensors are named "<prefix><layer>.". FORMAT names a bias that is
  * missing in a layer and present in another one, if both have its weight. Layers without the weight need no bias. A
- * bias without a weight of its own, such as exp_probs_b.bias, belongs to the router, ffn_gate_inp.weight. */
+ * bias without a weight of its own, such as exp_probs_b.bias, belongs to the router, ffn_gate_inp.weight. The time
+ * depends on the number of tensors, not on `layers`. */
 mp_status mp_weights_check_biases(const mp_weights *weights, const char *prefix, int layers, mp_error *error);
 /* Give the pages of a tensor back to the system. Call after the tensor is packed; a later access reads the file
  * again. */

@@ -303,6 +303,12 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
             status = mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
             break;
         }
+        if (!in_time && attempt > entry->attempts && entry->unload != MP_UNLOAD_NONE) {
+            status = mp_fail(error, MP_TIMEOUT,
+                             "%s: the model was being evicted until the deadline, so its load has not begun; load it "
+                             "again", entry->key);
+            break;
+        }
         if (!in_time) {
             status = mp_fail(error, MP_TIMEOUT,
                              "%s: the load did not end before the deadline (stage: %s); it continues in the background",

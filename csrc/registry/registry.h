@@ -105,7 +105,7 @@ mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t de
 mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 /* Loads the model and waits until a worker is ready. Concurrent callers share one load. Ignores the backoff of an
  * earlier failure. `pin`: the registry itself never evicts the model. If the key is being replaced, waits for the
- * replacement. TIMEOUT: the load continues in the background. */
+ * replacement. TIMEOUT: the load continues in the background, but if the model is being evicted, no load follows. */
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error);
 /* Frees the model, even if the model is pinned, and keeps the key. Waits for active requests until the deadline
  * (TIMEOUT: the eviction continues in the background). Queued requests load the model again. */

@@ -4,8 +4,9 @@
 
 #include "model_fixture.h"
 
-/* Copy a spec without tensor number `missing`, or with `fewer` rows less of it. */
-static inline mp_spec *spec_without(const mp_spec *from, int missing, int fewer) {
+/* Copy a spec without tensor number `missing`, or with `fewer` rows less of it. -1: copy all tensors. More tensors may
+ * be added to the copy. */
+static inline mp_spec *spec_copy(const mp_spec *from, int missing, int fewer) {
     mp_error error;
     mp_spec *spec = mp_spec_create();
     MP_CHECK_OK(mp_spec_set_architecture(spec, mp_spec_architecture(from), &error), &error);
@@ -26,6 +27,11 @@ static inline mp_spec *spec_without(const mp_spec *from, int missing, int fewer)
     }
     if (mp_spec_tokens(from))
         MP_CHECK_OK(mp_spec_set_tokens(spec, mp_spec_tokens(from), &error), &error);
+    return spec;
+}
+
+static inline mp_spec *spec_without(const mp_spec *from, int missing, int fewer) {
+    mp_spec *spec = spec_copy(from, missing, fewer);
     mp_spec_freeze(spec);
     return spec;
 }

@@ -132,6 +132,58 @@ MP_TEST(base_sys_advise_touches_whole_pages_inside_only) {
 
 #ifdef MP_SEAM
 
+static uintptr_t advised_from, advised_bytes;
+static int advised_calls;
+
+static int note_advice(void *data, size_t bytes, int advice) {
+    (void)advice;
+    advised_from = (uintptr_t)data;
+    advised_bytes = bytes;
+    advised_calls++;
+    return 0;
+}
+
+/* Advice to read covers each page that the range touches; other advice covers the pages inside the range. */
+MP_TEST(base_sys_seam_advice_rounds_to_pages) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), base = 1024 * page, top = UINTPTR_MAX / page * page;
+    const struct {
+        uintptr_t from, bytes, outer_from, outer_bytes, inner_from, inner_bytes; /* bytes 0: no advice */
+    } rows[] = {
+        {base, 2 * page, base, 2 * page, base, 2 * page},
+        {base, 0, 0, 0, 0, 0},
+        {base + 1, 0, 0, 0, 0, 0},
+        {base, 1, base, page, 0, 0},
+        {base + page - 1, 1, base, page, 0, 0},
+        {base + page - 1, 2, base, 2 * page, 0, 0},
+        {base + 1, page - 1, base, page, 0, 0},
+        {base + 1, 2 * page - 1, base, 2 * page, base + page, page},
+        {base, 3 * page - 1, base, 3 * page, base, 2 * page},
+        {base - 1, 2 * page + 2, base - page, 4 * page, base, 2 * page},
+        /* ranges whose end, or whose rounded end, exceeds the address space */
+        {base, UINTPTR_MAX, 0, 0, 0, 0},
+        {top - page, page + 1, 0, 0, top - page, page},
+        {top + 1, page - 2, 0, 0, 0, 0},
+    };
+    static const struct {
+        int advice;
+        bool outer;
+    } kinds[] = {{MP_ADVISE_WILLNEED, true}, {MP_ADVISE_POPULATE, true}, {MP_ADVISE_DONTNEED, false},
+                 {MP_ADVISE_HUGE, false}};
+    mp_sys_table.madvise = note_advice;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            const uintptr_t from = kinds[k].outer ? rows[i].outer_from : rows[i].inner_from;
+            const uintptr_t bytes = kinds[k].outer ? rows[i].outer_bytes : rows[i].inner_bytes;
+            advised_from = advised_bytes = 0;
+            advised_calls = 0;
+            mp_sys_advise((void *)rows[i].from, rows[i].bytes, kinds[k].advice);
+            if (advised_calls != (bytes > 0) || advised_from != from || advised_bytes != bytes)
+                MP_FAIL("row %zu, advice %d: %d calls, %zu bytes from %zu", i, kinds[k].advice, advised_calls,
+                        (size_t)advised_bytes, (size_t)advised_from);
+        }
+    mp_sys_table.madvise = mp_sys_real.madvise;
+}
+
 static int interruptions;
 
 static int64_t one_byte_at_a_time(int fd, void *to, size_t bytes, int64_t offset) {

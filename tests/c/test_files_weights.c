@@ -155,11 +155,59 @@ MP_TEST(files_weights_layers_have_the_same_biases) {
         {"blk.0.up.bias blk.1.up.weight blk.1.up.bias blk.1.ffn_gate_inp.weight", 2, ""},
         /* names of other tensors */
         {"v.blk.0.q.weight v.blk.0.q.bias v.blk.1.q.weight blk.x.q.bias blk.1q.bias blk..bias blk.bias", 2, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.1.q.weights blk.1.q blk.1. blk.1 blk.1.weight blk.1..weight", 2, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.01.q.weight blk.00.q.weight blk.-1.q.weight blk.+1.q.weight", 2, ""},
+        {"blk.0.q.weight blk.0.q.bias blk.0.qq.weight blk.1.qq.weight blk.1.kq.weight blk.1.r.weight", 2, ""},
+        /* the layers that have a part need not follow each other, and the file lists them in any order */
+        {"blk.7.q.weight blk.2.q.weight blk.2.q.bias blk.5.k.weight blk.4.q.weight blk.4.q.bias", 8, "blk.7.q.bias"},
+        {"blk.4.q.weight blk.4.q.bias blk.7.q.weight blk.7.q.bias blk.2.q.weight blk.3.k.weight", 8, "blk.2.q.bias"},
+        {"blk.7.q.weight blk.7.q.bias blk.2.q.weight blk.2.q.bias blk.3.k.weight blk.5.k.weight", 8, ""},
+        /* a model may declare any number of layers */
+        {"blk.0.q.weight blk.0.q.bias blk.0.k.weight blk.0.k.bias", INT32_MAX, ""},
+        {"blk.0.q.weight blk.2147483646.q.weight blk.2147483646.q.bias", INT32_MAX, "blk.0.q.bias"},
+        {"blk.0.q.weight blk.0.q.bias blk.2147483646.q.weight", INT32_MAX, "blk.2147483646.q.bias"},
+        {"blk.0.q.weight blk.0.q.bias blk.2147483647.q.weight blk.4294967297.q.weight", INT32_MAX, ""},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         fixture f;
         MP_CHECK_STR(missing_bias(&f, rows[i].names, rows[i].layers), rows[i].missing);
     }
+}
+
+/* Biases of many parts and many layers, between which the file has no layer: a check that visits every declared layer
+ * for every bias would exceed the test's timeout. */
+MP_TEST(files_weights_biases_of_many_declared_layers) {
+    enum { PARTS = 2000, APART = 1000000 };
+    fixture f;
+    char name[64];
+    begin(&f);
+    for (int i = 0; i < PARTS; i++)
+        for (int layer = 0; layer < 2; layer++)
+            for (int bias = 0; bias < 2; bias++) {
+                snprintf(name, sizeof name, "blk.%d.part%d.%s", layer * APART, i, bias ? "bias" : "weight");
+                if (!bias || i < PARTS - 1 || layer)
+                    add(&f, name, MP_F32, 0, 4, 0, 0);
+            }
+    mp_weights *weights = open_weights(&f);
+    MP_CHECK_OK(mp_weights_check_biases(weights, "blk.", APART, &f.error), &f.error);
+    MP_CHECK_STATUS(mp_weights_check_biases(weights, "blk.", INT32_MAX, &f.error), MP_FORMAT, &f.error);
+    MP_CHECK_STR(f.error.field, "blk.0.part1999.bias");
+    MP_CHECK_HAS(f.error.message, "layer 1000000 has it");
+    mp_weights_close(weights);
+}
+
+static mp_status check_biases(void *weights, mp_error *error) {
+    return mp_weights_check_biases(weights, "blk.", 2, error);
+}
+
+MP_TEST(files_weights_biases_without_memory) {
+    fixture f;
+    begin(&f);
+    add(&f, "blk.0.q.weight", MP_F32, 0, 4, 0, 0);
+    add(&f, "blk.0.q.bias", MP_F32, 0, 4, 0, 0);
+    mp_weights *weights = open_weights(&f);
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_ALLOC, check_biases, weights), 1);
+    mp_weights_close(weights);
 }
 
 MP_TEST(files_weights_checks_bounds_again) {

@@ -133,8 +133,8 @@ MP_TEST_SECONDS(isolation_vision_with_windows_has_the_same_bytes_in_any_process,
 
 enum { LARGE = (MP_SANITIZED ? 64 : 96) * PATCH, SEEN = 100, ALL = 100000 };
 
-/* Make a request with an image of 9,216 patches (4,096 in a sanitizer build), of which the prompt uses SEEN rows. The image takes many of the
- * shortest steps. */
+/* Make a request with an image of 9,216 patches (4,096 in a sanitizer build), of which the prompt uses SEEN rows. The
+ * image takes many of the shortest steps. */
 static void make_large(mp_model *model, tiny_job *job) {
     static uint8_t pixels[LARGE * LARGE * 3];
     static const uint8_t key[MP_IMAGE_KEY] = {9};

@@ -2,6 +2,7 @@
  * any step length, after a preemption and under a tight budget; failing allocations. */
 #include "models/diffusion/schedule.h"
 #include "image_generation_fixture.h"
+#include "missing_fixture.h"
 #include "recorded_fixture.h"
 
 typedef struct way { /* how to run a request */
@@ -206,6 +207,76 @@ MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
         MP_CHECK_INT(tiny.budget.used, 0);
         tiny_unload(&tiny);
     }
+}
+
+/* ---- biases of layers ---- */
+
+static bool ends_with(const char *name, const char *end) {
+    const size_t length = strlen(name), tail = strlen(end);
+    return length >= tail && strcmp(name + length - tail, end) == 0;
+}
+
+/* True if only one layer of the tiny pipelines has this part, so that it may lack a bias. */
+static bool is_of_one_layer(const char *name, bool flux) {
+    static const char *const parts[] = {".norm1_context.", ".attn.to_add_out.", ".ff_context.", ".attn2."};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts && !flux; i++)
+        if (strstr(name, parts[i]))
+            return true;
+    return strncmp(name, "transformer.", 12) == 0 && strncmp(name, "transformer.joint.", 18) != 0 &&
+           strncmp(name, "transformer.single.", 19) != 0;
+}
+
+/* A pipeline in which a layer of a text encoder or of the transformer lacks a bias that another layer has is refused by
+ * the name of the missing bias. */
+MP_TEST_SECONDS(models_image_generation_layers_have_the_same_biases, 60) {
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (int flux = 0; flux < 2; flux++) {
+        mp_spec *whole = pipeline(flux);
+        int refused = 0, loaded = 0;
+        for (int t = 0; t < mp_spec_tensor_count(whole); t++) {
+            const char *name = mp_spec_tensor_at(whole, t)->name;
+            const bool network = strncmp(name, "vae.", 4) != 0 && !strstr(name, "final_layer_norm");
+            if (!network || !ends_with(name, ".bias") || strstr(name, "text_projection"))
+                continue;
+            const mp_status status = load_only(spec_without(whole, t, 0), MP_COMPUTE_F32, &error);
+            if (is_of_one_layer(name, flux)) {
+                MP_CHECK_STATUS(status, MP_OK, &error);
+                loaded++;
+                continue;
+            }
+            MP_CHECK_STATUS(status, MP_FORMAT, &error);
+            MP_CHECK_STR(error.field, name);
+            MP_CHECK_HAS(error.message, "a bias in all layers, or in none");
+            refused++;
+        }
+        /* CLIP: 8 biases per layer; transformer: 10 or 14 per joint layer, 6 per single layer; 2 layers each */
+        MP_CHECK_INT(refused, 2 * (flux ? 8 + 14 + 6 : 8 + 8 + 10));
+        MP_CHECK_INT(loaded, flux ? 9 : 9 + 2 + 4 + 4);
+        mp_spec_unpin(whole);
+    }
+}
+
+/* T5 as published has no biases. A file with biases in one of its layers is refused, one with biases in all is not. */
+MP_TEST(models_image_generation_t5_has_the_same_biases) {
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_spec *whole = pipeline(true);
+    for (int layers = 1; layers <= 2; layers++) {
+        mp_spec *spec = spec_copy(whole, -1, 0);
+        for (int i = 0; i < layers; i++) {
+            char name[64];
+            snprintf(name, sizeof name, "t5.block.%d.attn.q.bias", i);
+            const mp_tensor_entry entry = {.name = name, .dtype = MP_F32, .ndim = 1, .shape = {24}, .nbytes = 96};
+            MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
+        }
+        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_F32, &error), layers == 2 ? MP_OK : MP_FORMAT, &error);
+        if (layers == 1)
+            MP_CHECK_STR(error.field, "t5.block.1.attn.q.bias");
+    }
+    mp_spec_unpin(whole);
 }
 
 /* A step whose cancel flag is raised returns without progress: an abandoned request does not occupy the engine. */

@@ -150,7 +150,7 @@ MP_TEST(models_pages_of_an_encoder_are_read_once) {
 }
 
 /* A load whose matrices stay in the file reads them, so that the first step does not wait for them page by page: every
- * page of these matrices, and no other. (Advice covers whole pages, so the ends of a matrix may be left out.) */
+ * page with a byte of these matrices, and no other. A page that matrices share is read for each of them. */
 MP_TEST(models_pages_of_stored_weights_are_fetched_by_the_load) {
     tiny_model tiny;
     load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0");
@@ -160,7 +160,7 @@ MP_TEST(models_pages_of_stored_weights_are_fetched_by_the_load) {
     for (int i = 0; i < stored->count; i++) {
         const mp_tensor *tensor = &stored->parts[i].tensor;
         size_t from = (size_t)((uint8_t *)tensor->data - file_data), end = from + tensor->nbytes;
-        for (size_t at = (from + page - 1) / page; (at + 1) * page <= end; at++, most++)
+        for (size_t at = from / page; at * page < end; at++, most++)
             expected[at]++;
     }
     MP_CHECK(most > 10);
@@ -192,39 +192,61 @@ static int noted_madvise(void *data, size_t bytes, int advice) {
     return 0;
 }
 
-MP_TEST(models_pages_of_large_matrices_are_fetched_in_chunks) {
-    enum { CHUNK = 4 << 20, COUNT = 4 };
-    const size_t sizes[COUNT] = {2 * CHUNK + 4096, 4096, CHUNK, CHUNK - 4096};
+enum { FETCH_CHUNK = 4 << 20, FETCHED_MOST = 4 };
+
+/* Fetches matrices of these sizes, one after the other from byte `offset` of a page on, in chunks. The addresses are
+ * numbers only: no memory is mapped there. Checks that every page of each matrix is fetched once, and no other page. */
+static void check_chunks(const size_t *sizes, int count, size_t offset, int expected_calls) {
+    static int expected[PAGES_MOST];
     const mp_wmat w = {.panels = 1};
     tiny_model tiny;
     mp_stored_part *part;
     mp_progress progress = {0};
     mp_error error;
-    size_t total = 0;
-    mp_stored *stored = mp_stored_create(NULL, COUNT);
+    size_t at = offset;
+    mp_stored *stored = mp_stored_create(NULL, FETCHED_MOST);
     MP_CHECK(stored);
     page = (size_t)sysconf(_SC_PAGESIZE);
-    for (int i = 0; i < COUNT; i++) {
-        mp_tensor tensor = {.data = (void *)((uintptr_t)1 << 30), .nbytes = sizes[i]};
-        tensor.data = (uint8_t *)tensor.data + total;
+    for (int i = 0; i < count; i++) {
+        mp_tensor tensor = {.data = (void *)(((uintptr_t)1 << 30) + at), .nbytes = sizes[i]};
         MP_CHECK_OK(mp_stored_add(stored, &w, &tensor, &part, &error), &error);
-        total += sizes[i];
+        for (size_t p = at / page; p * page < at + sizes[i]; p++)
+            expected[p]++;
+        at += sizes[i];
     }
+    MP_CHECK(at < PAGES_MOST * page);
     tiny_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, 3);
-    file_data = (uint8_t *)((uintptr_t)1 << 30); /* addresses only: no memory is mapped there */
+    file_data = (uint8_t *)((uintptr_t)1 << 30);
     mp_sys_table.madvise = noted_madvise;
     mp_stored_fetch(stored, &tiny.lease, &progress);
     mp_sys_table.madvise = mp_sys_real.madvise;
-    if (page <= 4096) {
-        MP_CHECK_INT(atomic_load(&longest_fetch), CHUNK);
-        MP_CHECK_INT(atomic_load(&calls_of_fetch), 3 + 1 + 1 + 1);
-        for (size_t at = 0; at < PAGES_MOST; at++)
-            MP_CHECK_INT(atomic_load(&fetches[at]), at < total / page);
-    }
+    MP_CHECK(atomic_load(&longest_fetch) <= FETCH_CHUNK);
+    MP_CHECK_INT(atomic_load(&calls_of_fetch), expected_calls);
+    for (size_t p = 0; p < PAGES_MOST; p++)
+        if (atomic_load(&fetches[p]) != expected[p])
+            MP_FAIL("page %zu was fetched %d times, expected %d", p, atomic_load(&fetches[p]), expected[p]);
     MP_CHECK(atomic_load(&progress.beat_ns) > 0);
     MP_CHECK_STR(atomic_load(&progress.stage), "mapping");
     mp_stored_destroy(stored);
     tiny_unload(&tiny);
+}
+
+/* Chunks end at multiples of their size, so a matrix that begins between two of them has one more. */
+MP_TEST(models_pages_of_large_matrices_are_fetched_in_chunks) {
+    const size_t sizes[] = {2 * FETCH_CHUNK + 65536, 65536, FETCH_CHUNK, FETCH_CHUNK - 2 * 65536};
+    check_chunks(sizes, 4, 0, 3 + 1 + 2 + 1);
+    MP_CHECK_INT(atomic_load(&longest_fetch), FETCH_CHUNK);
+}
+
+/* The data of a matrix begins anywhere in a page: the pages at the ends of its chunks are fetched too. */
+MP_TEST(models_pages_of_unaligned_matrices_are_fetched) {
+    const size_t sizes[] = {2 * FETCH_CHUNK + 5000, 200, FETCH_CHUNK + 1, FETCH_CHUNK - 1};
+    check_chunks(sizes, 4, 100, 3 + 1 + 2 + 2);
+}
+
+MP_TEST(models_pages_of_a_matrix_that_ends_with_a_chunk_are_fetched) {
+    const size_t sizes[] = {FETCH_CHUNK - 32, FETCH_CHUNK};
+    check_chunks(sizes, 2, 32, 1 + 1);
 }
 
 /* One request covers all packed weights, in one mapping that starts at a huge page. */

@@ -299,8 +299,8 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
                              mp_error *error) {
     static const mp_model_ops ops = {model_engine, model_check, model_healthy, model_bytes, model_destroy};
     fake *fake = self;
+    mp_progress_set(progress, "packing", 10); /* first: a test that sees the load counted sees this stage too */
     atomic_fetch_add(&fake->loads, 1);
-    mp_progress_set(progress, "packing", 10);
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->load_ns);
     while (mp_sys_now_ns() < end || atomic_load(&fake->load_stalls)) {
         mp_sys_sleep_ns(FAKE_MS(1) / 4);
@@ -399,6 +399,18 @@ mp_registry *fake_registry_of(mp_registry_config config) {
 
 mp_registry *fake_registry(int threads, uint64_t memory) {
     return fake_registry_of((mp_registry_config){.threads = threads, .memory_limit = memory, .max_workers = 1});
+}
+
+mp_registry *fake_begin(fake *fake, int threads, mp_ticket **stepping) {
+    fake_init(fake);
+    mp_registry *registry = fake_registry(threads, 0);
+    fake_add(registry, "a", fake, false);
+    if (stepping) {
+        atomic_store(&fake->hold, true);
+        *stepping = fake_submit(registry, "a", fake_call_create(1), NULL);
+        fake_until(&fake->in_steps, 1);
+    }
+    return registry;
 }
 
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status) {

@@ -80,6 +80,10 @@ mp_registry *fake_registry_of(mp_registry_config config);
 /* Creates a registry with `threads` compute threads and `memory` bytes (0 = 1 GB), one worker per model and no
  * spinning. */
 mp_registry *fake_registry(int threads, uint64_t memory);
+/* The usual beginning of a test: initialises the fake, creates a registry with fake_registry(threads, 0), and adds the
+ * fake under "a". If `stepping` is not NULL, also sets `hold`, submits a request of one unit and returns when the
+ * request is in a step; *stepping receives its ticket. */
+mp_registry *fake_begin(fake *fake, int threads, mp_ticket **stepping);
 /* Submits a request with this many units. Returns the ticket, or NULL with *status. If `status` is NULL, a refusal
  * fails the test. */
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status);

@@ -159,9 +159,7 @@ MP_TEST(forks_hold_the_locks_of_shared_objects) {
 
 MP_TEST(forks_of_a_closed_registry) {
     fake fake;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     mp_registry_close(registry, 0);
     pid_t child = fork();
@@ -179,12 +177,8 @@ MP_TEST(forks_while_a_removal_waits) {
     SKIP_IF_SANITIZED();
     fake fake;
     mp_error error;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
-    atomic_store(&fake.hold, true);
-    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
-    fake_until(&fake.in_steps, 1);
+    mp_ticket *ticket;
+    mp_registry *registry = fake_begin(&fake, 1, &ticket);
     MP_CHECK_STATUS(mp_registry_remove(registry, "a", fake_in_ms(1), &error), MP_TIMEOUT, &error);
     pid_t child = fork();
     if (child == 0) {
@@ -290,9 +284,7 @@ MP_TEST(forks_with_a_deadline_announced) {
     fake fake;
     mp_error error;
     mp_thread thread;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     atomic_store(&fake.hold, true);
     MP_CHECK_OK(mp_thread_start(&thread, "waits", run_short, registry, &error), &error);
@@ -317,9 +309,7 @@ MP_TEST(forks_with_a_notifier) {
     mp_error error;
     mp_notifier *notifier;
     uint64_t ids[2];
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
     MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);

@@ -112,12 +112,8 @@ MP_TEST(registry_keys_second_close_waits_for_the_first) {
     fake fake;
     mp_thread thread;
     mp_error error;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
-    atomic_store(&fake.hold, true);
-    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
-    fake_until(&fake.in_steps, 1);
+    mp_ticket *ticket;
+    mp_registry *registry = fake_begin(&fake, 1, &ticket);
     MP_CHECK_OK(mp_thread_start(&thread, "closes", close_slowly, registry, &error), &error);
     mp_sys_sleep_ns(FAKE_MS(20));
     mp_registry_close(registry, 0);

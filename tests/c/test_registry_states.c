@@ -218,12 +218,8 @@ static bool all_but_one_are_held(const mp_mutex *mutex) { return mutex != free_l
 MP_TEST(registry_audit_reports_what_does_not_agree) {
     fake fake;
     mp_error error;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(2, 0);
-    fake_add(registry, "a", &fake, false);
-    atomic_store(&fake.hold, true);
-    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
-    fake_until(&fake.in_steps, 1);
+    mp_ticket *ticket;
+    mp_registry *registry = fake_begin(&fake, 2, &ticket);
     mp_entry *entry = ticket->entry;
     mp_mutex_lock(&entry->lock);
     mp_worker *worker = entry->workers[0];

@@ -233,6 +233,22 @@ static mp_status check_fit(const mp_diffusion *model, mp_error *error) {
     return MP_OK;
 }
 
+/* Check that the layers of each network have the same biases, because mp_diff_linear reads a bias only if the file has
+ * it. The decoder's only optional biases are those of its one attention. */
+static mp_status check_biases(const mp_diffusion *model, mp_error *error) {
+    const struct {
+        const char *prefix;
+        int32_t layers;
+    } lists[] = {{"clip_l.layers.", model->encoder[MP_DIFF_CLIP_L].layers},
+                 {"clip_g.layers.", model->encoder[MP_DIFF_CLIP_G].layers},
+                 {"t5.block.", model->encoder[MP_DIFF_T5].layers},
+                 {"transformer.joint.", model->joint_layers},
+                 {"transformer.single.", model->single_layers}};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        MP_TRY(mp_weights_check_biases(model->weights, lists[i].prefix, lists[i].layers, error));
+    return MP_OK;
+}
+
 static mp_status check_blocks(mp_diffusion *model, int64_t *parameters, mp_error *error) {
     for (int s = 0; s < MP_DIFF_ENCODERS; s++)
         model->block_count[s] = model->encoder[s].layers ? model->encoder[s].layers + 1 : 0;
@@ -272,6 +288,7 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
     MP_TRY_GOTO(read_transformer(model, args->spec, error));
     MP_TRY_GOTO(read_decoder(model, args->spec, error));
     MP_TRY_GOTO(check_fit(model, error));
+    MP_TRY_GOTO(check_biases(model, error));
     mp_progress_set(args->progress, "checking", 50);
     MP_TRY_GOTO(check_blocks(model, &parameters, error));
     atomic_init(&model->gflop_ns, 10 * 1000 * 1000);

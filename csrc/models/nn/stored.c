@@ -12,7 +12,8 @@ enum { STORED, KEEPING, PACKED };
  * first second; with a smaller budget, more steps pack all panels and keep few of them. */
 static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
 
-/* Bytes that a thread reads between two progress reports: the file may have to come from a disk. */
+/* Maximum bytes that a thread reads between two progress reports: the file may have to come from a disk. Must be a
+ * multiple of the page size. */
 enum { FETCH_BYTES = 4 << 20 };
 
 /* Runs in the child of a fork, and marks panels that were being kept as stored: the threads that packed them do not
@@ -78,7 +79,19 @@ typedef struct fetch_run {
     _Atomic uint64_t chunk; /* the next chunk, counted over all matrices */
 } fetch_run;
 
-static uint64_t chunks_of(const mp_tensor *tensor) { return (tensor->nbytes + FETCH_BYTES - 1) / FETCH_BYTES; }
+/* Chunks of a matrix end at addresses that are multiples of FETCH_BYTES, wherever its data begins, so that no page of
+ * the matrix belongs to two chunks. Returns the bytes from the previous such address to the first byte. */
+static uint64_t chunk_offset(const mp_tensor *tensor) { return (uintptr_t)tensor->data % FETCH_BYTES; }
+
+static uint64_t chunks_of(const mp_tensor *tensor) {
+    return (chunk_offset(tensor) + tensor->nbytes + FETCH_BYTES - 1) / FETCH_BYTES;
+}
+
+static void fetch_chunk(const mp_tensor *tensor, uint64_t chunk) {
+    const uint64_t offset = chunk_offset(tensor), end = (chunk + 1) * FETCH_BYTES - offset;
+    const uint64_t from = chunk ? chunk * FETCH_BYTES - offset : 0, to = end < tensor->nbytes ? end : tensor->nbytes;
+    mp_sys_advise((uint8_t *)tensor->data + from, (size_t)(to - from), MP_ADVISE_POPULATE);
+}
 
 static void fetch_body(const mp_team_thread *thread, void *arg) {
     (void)thread;
@@ -92,10 +105,7 @@ static void fetch_body(const mp_team_thread *thread, void *arg) {
             first += chunks_of(&stored->parts[i++].tensor);
         if (i == stored->count)
             return;
-        const mp_tensor *tensor = &stored->parts[i].tensor;
-        uint64_t at = (chunk - first) * FETCH_BYTES, left = tensor->nbytes - at;
-        mp_sys_advise((uint8_t *)tensor->data + at, (size_t)(left < FETCH_BYTES ? left : FETCH_BYTES),
-                      MP_ADVISE_POPULATE);
+        fetch_chunk(&stored->parts[i].tensor, chunk - first);
         mp_progress_part(run->progress, "mapping", (uint64_t)i, (uint64_t)stored->count);
     }
 }
