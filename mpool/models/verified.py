@@ -41,6 +41,7 @@ _DECODER = "parity/test_parity_tiny.py::test_decoder_layers"
 _DECODER_GGUF = "parity/test_parity_gguf_tiny.py::test_decoder"
 _DECODER_LLAMA_CPP = "parity/test_parity_gguf_tiny.py::test_decoder_against_llama_cpp"
 _KL = "parity/test_parity_gguf.py::test_divergence_is_no_larger_than_llama_cpps"
+_KL_TEXTS = "parity/test_parity_gguf.py::test_divergence_of_several_texts_is_not_larger_than_llama_cpps"
 _IMAGE = "parity/test_parity_images.py::test_image_layers"
 _IMAGE_TEXT = "parity/test_parity_images.py::test_image_texts"
 _VISION = "parity/test_parity_vision.py::test_rows_and_logits"
@@ -82,8 +83,8 @@ ROWS = (
              (f"{_ENCODER}[modern_bert]", f"{_ENCODER_GGUF}[modern_bert]")),
     Verified("gte", "gte v1.5 and multilingual, Stella 400M v5", "transformers", "",
              (f"{_ENCODER}[gte]", f"{_ENCODER}[gte_published]")),
-    Verified("jina_bert_v2", "jina-embeddings-v2, jina-reranker-v1", "a fork of Jina AI's modeling_bert.py", "llama.cpp",
-             (f"{_RECORDED}[jina_bert_v2]", f"{_ENCODER}[jina_bert_v2]", f"{_RECORDED_GGUF}[jina_bert_v2]",
+    Verified("jina_bert_v2", "jina-embeddings-v2, jina-reranker-v1", "a fork of Jina AI's modeling_bert.py",
+             "llama.cpp", (f"{_RECORDED}[jina_bert_v2]", f"{_ENCODER}[jina_bert_v2]", f"{_RECORDED_GGUF}[jina_bert_v2]",
               f"{_ENCODER_GGUF}[jina_bert_v2]")),
     Verified("jina_bert_v2_code", "jina-embeddings-v2-base-code", "text-embeddings-inference", "llama.cpp",
              (f"{_RECORDED}[jina_bert_v2_code]", f"{_ENCODER}[jina_bert_v2_code]",
@@ -105,7 +106,7 @@ ROWS = (
              (f"{_RECORDED}[nv_embed]", "parity/test_parity_encoders.py::test_nv_embed_pools_as_public_code",
               f"{_ENCODER}[nv_embed]", f"{_EMBEDDING}test_nv_embed")),
     _decoder("llama", "Llama 2 and 3, SmolLM2, TinyLlama, Mistral",
-             more=(f"{_DECODER}[llama_mistral]", f"{_KL}[smollm2]")),
+             more=(f"{_DECODER}[llama_mistral]", f"{_KL}[smollm2]", f"{_KL_TEXTS}[smollm2]")),
     _decoder("qwen2", "Qwen2, Qwen2.5 and its Coder", more=(f"{_KL}[qwen05]",)),
     _decoder("qwen3", "Qwen3"),
     _decoder("qwen3moe", "Qwen3 MoE, Qwen3-Coder"),

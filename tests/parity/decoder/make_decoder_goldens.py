@@ -14,8 +14,8 @@ Run by hand. The two halves need different interpreters, because llama-cpp-pytho
     python make_decoder_goldens.py reference MODEL.gguf out.npz     # torch, transformers, gguf
     python make_decoder_goldens.py llama MODEL.gguf out.npz         # llama-cpp-python; completes the same file
 
-``texts-reference`` and ``texts-llama`` make a second file in the same way, ``out_texts.npz``: for each text of texts/ and
-for text.txt its tokens, the reference with TEXTS_TOP tokens, and llama.cpp's divergence at each position.
+``texts-reference`` and ``texts-llama`` make a second file in the same way, such as smollm2_texts.npz: for each text of
+texts/ and for text.txt its tokens, the reference with TEXTS_TOP tokens, and llama.cpp's divergence at each position.
 """
 
 from __future__ import annotations

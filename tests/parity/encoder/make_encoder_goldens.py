@@ -3,27 +3,30 @@
 The models are the seeded ones of tests/python/helpers/encodermodels.py with LAYERS layers, so no weights are needed.
 For each text of TEXTS the goldens hold the last hidden states of each token; for NV-Embed also one pooled embedding.
 
-| command | model | implementation | commit |
-|---|---|---|---|
-| contrastors | nomic_bert_moe | github.com/nomic-ai/contrastors, by the authors of the model | 613ddfd37309 |
-| jina | jina_bert_v2 | Jina AI's modeling_bert.py, in models/jinabert of github.com/veya2ztn/sci-bert-finetune | 09cc4c7e14d1 |
-| tei | jina_bert_v2_code | github.com/huggingface/text-embeddings-inference, backends/python | 0d124dc9773b |
-| nv_embed | nv_embed | NVIDIA's modeling_nvembed.py, in github.com/abhaybd/NV-Embed-v2_fixed | 8b8cb489e947 |
-| llama | GGUF files of the first three | llama.cpp, by llama-cpp-python 0.3.36 | |
+| command | model | implementation | repository on GitHub | commit |
+|---|---|---|---|---|
+| contrastors | nomic_bert_moe | that of the model's authors | nomic-ai/contrastors | 613ddfd37309 |
+| jina | jina_bert_v2 | fork of Jina AI's modeling_bert.py | veya2ztn/sci-bert-finetune | 09cc4c7e14d1 |
+| tei | jina_bert_v2_code | its Python backend | huggingface/text-embeddings-inference | 0d124dc9773b |
+| nv_embed | nv_embed | fork of NVIDIA's modeling_nvembed.py | abhaybd/NV-Embed-v2_fixed | 8b8cb489e947 |
+| llama | GGUF files of the first three | llama.cpp, as built by llama-cpp-python 0.3.36 | | |
 
 The fork of Jina's file adds options (flash attention, scaled ALiBi) that are off here. The fork of NVIDIA's file adapts
 it to transformers 4.48 and turns the KV cache off; that code is licensed for non-commercial use.
 
-Replaced, because it needs a GPU or a server: in contrastors, flash-attention's attention and rotary embedding by torch
-(``_stub_flash_attention``), and megablocks by contrastors' own ``MoEBlock``, which has one linear layer per expert; in
-text-embeddings-inference, the server around the network; in NVIDIA's file, the tokenizer and ``datasets``. Dropout is 0:
-text-embeddings-inference would apply it at inference.
+Replaced, because it needs a GPU or a server:
+
+- in contrastors, flash-attention's attention and rotary embedding by torch (``_stub_flash_attention``), and megablocks
+  by contrastors' own ``MoEBlock``, which has linear layers per expert;
+- in text-embeddings-inference, the server around the network. Its dropout layers stay in training mode, so their rate
+  is set to 0;
+- in NVIDIA's file, the tokenizer and ``datasets``.
 
 Run by hand. CHECKOUT is a working tree of the repository:
 
-    python tests/parity/encoder/make_encoder_goldens.py models FOLDER    # torch, transformers, gguf
-    python tests/parity/encoder/make_encoder_goldens.py contrastors FOLDER CHECKOUT    # torch, transformers 4.49, einops
-    python tests/parity/encoder/make_encoder_goldens.py llama FOLDER    # llama-cpp-python
+    python make_encoder_goldens.py models FOLDER                  # torch, transformers, gguf
+    python make_encoder_goldens.py contrastors FOLDER CHECKOUT    # torch, transformers 4.49, einops
+    python make_encoder_goldens.py llama FOLDER                   # llama-cpp-python
 
 ``models`` writes the models, and the other commands complete encoders.npz beside this file.
 """

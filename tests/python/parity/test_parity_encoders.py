@@ -46,7 +46,7 @@ def test_encoder_layers(tmp_path: Path, name: str, layers: int) -> None:
 
 @pytest.mark.parametrize("name", recorded.PUBLIC.values())
 def test_encoder_against_public_code(tmp_path: Path, name: str) -> None:
-    """mpool and the tests' torch model match the results of public code (``make_encoder_goldens.py``) for each token."""
+    """mpool and the tests' torch model match recorded results of public code for each token."""
     encoder = ENCODERS[name]
     model = built(name, recorded.LAYERS)
     folder = encoder.write(model, tmp_path)

@@ -63,7 +63,7 @@ def mean_interval(texts: list[np.ndarray], block: int = 16, resamples: int = 10_
 
 @pytest.mark.parametrize("case", ["smollm2"], indirect=True)
 def test_divergence_of_several_texts_is_not_larger_than_llama_cpps(case) -> None:
-    """Over texts of several kinds, mpool's mean divergence is at most MARGIN above llama.cpp's, with 99 % confidence."""
+    """Over texts of several kinds, the mean divergence is at most MARGIN above llama.cpp's, with 99 % confidence."""
     pool, path, _ = case
     with np.load(PARITY / "smollm2_texts.npz") as golden:
         texts = {key.removesuffix(".tokens"): {part: golden[key.replace("tokens", part)] for part in
