@@ -34,10 +34,14 @@ class Verified:
 
 _ENCODER = "parity/test_parity_encoders.py::test_encoder_layers"
 _ENCODER_GGUF = "parity/test_parity_gguf_tiny.py::test_encoder"
+#: Results of public code that tests cannot run: tests/parity/encoder/make_encoder_goldens.py names code and commits.
+_RECORDED = "parity/test_parity_encoders.py::test_encoder_against_public_code"
+_RECORDED_GGUF = "parity/test_parity_gguf_tiny.py::test_encoder_against_llama_cpp"
 _DECODER = "parity/test_parity_tiny.py::test_decoder_layers"
 _DECODER_GGUF = "parity/test_parity_gguf_tiny.py::test_decoder"
 _DECODER_LLAMA_CPP = "parity/test_parity_gguf_tiny.py::test_decoder_against_llama_cpp"
 _KL = "parity/test_parity_gguf.py::test_divergence_is_no_larger_than_llama_cpps"
+_KL_TEXTS = "parity/test_parity_gguf.py::test_divergence_of_several_texts_is_not_larger_than_llama_cpps"
 _IMAGE = "parity/test_parity_images.py::test_image_layers"
 _IMAGE_TEXT = "parity/test_parity_images.py::test_image_texts"
 _VISION = "parity/test_parity_vision.py::test_rows_and_logits"
@@ -71,17 +75,20 @@ ROWS = (
     Verified("nomic_bert", "nomic-embed-text v1, v1.5", "transformers", "transformers",
              (f"{_ENCODER}[nomic_bert]", f"{_ENCODER}[nomic_bert_published]",
               f"{_ENCODER_GGUF}[nomic_bert_published]")),
-    Verified("nomic_bert_moe", "nomic-embed-text v2 moe", "torch, from the paper", "torch, from the paper",
-             (f"{_ENCODER}[nomic_bert_moe]", f"{_ENCODER_GGUF}[nomic_bert_moe]")),
+    Verified("nomic_bert_moe", "nomic-embed-text v2 moe", "contrastors", "llama.cpp",
+             (f"{_RECORDED}[nomic_bert_moe]", f"{_ENCODER}[nomic_bert_moe]", f"{_RECORDED_GGUF}[nomic_bert_moe]",
+              f"{_ENCODER_GGUF}[nomic_bert_moe]")),
     Verified("mpnet", "all-mpnet-base-v2", "transformers", "", (f"{_ENCODER}[mpnet]",)),
     Verified("modern_bert", "ModernBERT, nomic modernbert-embed, gte-modernbert", "transformers", "transformers",
              (f"{_ENCODER}[modern_bert]", f"{_ENCODER_GGUF}[modern_bert]")),
     Verified("gte", "gte v1.5 and multilingual, Stella 400M v5", "transformers", "",
              (f"{_ENCODER}[gte]", f"{_ENCODER}[gte_published]")),
-    Verified("jina_bert_v2", "jina-embeddings-v2, jina-reranker-v1", "torch, from the paper",
-             "torch, from the paper", (f"{_ENCODER}[jina_bert_v2]", f"{_ENCODER_GGUF}[jina_bert_v2]")),
-    Verified("jina_bert_v2_code", "jina-embeddings-v2-base-code", "torch, from its tensors", "torch, from its tensors",
-             (f"{_ENCODER}[jina_bert_v2_code]", f"{_ENCODER_GGUF}[jina_bert_v2_code]")),
+    Verified("jina_bert_v2", "jina-embeddings-v2, jina-reranker-v1", "a fork of Jina AI's modeling_bert.py",
+             "llama.cpp", (f"{_RECORDED}[jina_bert_v2]", f"{_ENCODER}[jina_bert_v2]", f"{_RECORDED_GGUF}[jina_bert_v2]",
+              f"{_ENCODER_GGUF}[jina_bert_v2]")),
+    Verified("jina_bert_v2_code", "jina-embeddings-v2-base-code", "text-embeddings-inference", "llama.cpp",
+             (f"{_RECORDED}[jina_bert_v2_code]", f"{_ENCODER}[jina_bert_v2_code]",
+              f"{_RECORDED_GGUF}[jina_bert_v2_code]", f"{_ENCODER_GGUF}[jina_bert_v2_code]")),
     Verified("clip_text", "text encoder of CLIP", "transformers", "", (f"{_IMAGE_TEXT}[clip]",)),
     Verified("siglip_text", "text encoder of SigLIP and SigLIP 2", "transformers", "", (f"{_IMAGE_TEXT}[siglip]",)),
     Verified("llama_embedding", "gte-Qwen2, Stella 1.5B v5, embedding models based on Llama and Mistral",
@@ -95,10 +102,11 @@ ROWS = (
     Verified("gemma_embedding", "EmbeddingGemma", "sentence-transformers, transformers", "transformers",
              (f"{_ENCODER}[gemma_embedding]", f"{_EMBEDDING}test_embedding_gemma",
               f"{_EMBEDDING}test_gguf_of_embedding_gemma")),
-    Verified("nv_embed", "NV-Embed v2", "torch, from the paper", "",
-             (f"{_ENCODER}[nv_embed]", f"{_EMBEDDING}test_nv_embed")),
+    Verified("nv_embed", "NV-Embed v2", "a fork of NVIDIA's modeling_nvembed.py", "",
+             (f"{_RECORDED}[nv_embed]", "parity/test_parity_encoders.py::test_nv_embed_pools_as_public_code",
+              f"{_ENCODER}[nv_embed]", f"{_EMBEDDING}test_nv_embed")),
     _decoder("llama", "Llama 2 and 3, SmolLM2, TinyLlama, Mistral",
-             more=(f"{_DECODER}[llama_mistral]", f"{_KL}[smollm2]")),
+             more=(f"{_DECODER}[llama_mistral]", f"{_KL}[smollm2]", f"{_KL_TEXTS}[smollm2]")),
     _decoder("qwen2", "Qwen2, Qwen2.5 and its Coder", more=(f"{_KL}[qwen05]",)),
     _decoder("qwen3", "Qwen3"),
     _decoder("qwen3moe", "Qwen3 MoE, Qwen3-Coder"),

@@ -13,6 +13,9 @@ Run by hand. The two halves need different interpreters, because llama-cpp-pytho
 
     python make_decoder_goldens.py reference MODEL.gguf out.npz     # torch, transformers, gguf
     python make_decoder_goldens.py llama MODEL.gguf out.npz         # llama-cpp-python; completes the same file
+
+``texts-reference`` and ``texts-llama`` make a second file in the same way, such as smollm2_texts.npz: for each text of
+texts/ and for text.txt its tokens, the reference with TEXTS_TOP tokens, and llama.cpp's divergence at each position.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 TOP = 48
+TEXTS_TOP = 16
 GREEDY = 64
 ENDS = ("<|endoftext|>", "<|im_end|>")
 PROMPTS = ("The capital of France is Paris. The largest city of Germany is",
@@ -32,10 +36,10 @@ PROMPTS = ("The capital of France is Paris. The largest city of Germany is",
 
 
 def coarse_kl(ids: np.ndarray, reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """Return KL(reference || softmax(logits)) per position, over the reference's TOP tokens and one bucket for the
-    rest.
+    """Return KL(reference || softmax(logits)) per position, over the reference's most likely tokens and one bucket for
+    the rest.
 
-    Shapes: ids (n, TOP) int32, reference (n, TOP) log probabilities, logits (n, vocab).
+    Shapes: ids (n, TOP) integers, reference (n, TOP) log probabilities, logits (n, vocab).
     """
     logits = logits.astype(np.float64)
     top = logits.max(axis=1, keepdims=True)
@@ -103,5 +107,42 @@ def llama(model: Path, out: Path) -> None:
     print(f"{model.name}: {len(golden['tokens'])} tokens, KL {kl.mean():.6f}, top-1 {golden['llama_top1']:.4f}")
 
 
+def texts_reference(model: Path, out: Path) -> None:
+    """Write the reference half of the texts."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model.parent, gguf_file=model.name)
+    net = AutoModelForCausalLM.from_pretrained(model.parent, gguf_file=model.name, dtype=torch.float32).eval()
+    here, golden = Path(__file__).parent, {}
+    for path in sorted([*(here / "texts").glob("*.txt"), here / "text.txt"]):
+        tokens = tokenizer(path.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            top = torch.log_softmax(net(torch.tensor([tokens])).logits[0].double(), -1).topk(TEXTS_TOP, dim=-1)
+        golden |= {f"{path.stem}.tokens": np.array(tokens, np.int32),
+                   f"{path.stem}.ids": top.indices.numpy().astype(np.uint32),
+                   f"{path.stem}.logprobs": top.values.numpy().astype(np.float32)}
+    np.savez_compressed(out, **golden)
+
+
+def texts_llama(model: Path, out: Path) -> None:
+    """Add llama.cpp's divergences from the reference of the texts."""
+    import llama_cpp
+
+    golden = dict(np.load(out))
+    engine = llama_cpp.Llama(str(model), n_ctx=2048, n_batch=512, n_threads=2, verbose=False, logits_all=True,
+                             flash_attn=True)
+    for name in [key.removesuffix(".tokens") for key in golden if key.endswith(".tokens")]:
+        tokens = golden[f"{name}.tokens"]
+        engine.reset()
+        engine.eval(tokens.tolist())
+        kl = coarse_kl(golden[f"{name}.ids"], golden[f"{name}.logprobs"], np.array(engine.scores[: len(tokens)]))
+        golden[f"{name}.llama"] = kl.astype(np.float32)
+        print(f"{name}: {len(tokens)} tokens, KL {kl.mean():.6f}")
+    golden["llama_version"] = np.array(llama_cpp.__version__)
+    np.savez_compressed(out, **golden)
+
+
 if __name__ == "__main__":
-    {"reference": reference, "llama": llama}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    commands = {"reference": reference, "llama": llama, "texts-reference": texts_reference, "texts-llama": texts_llama}
+    commands[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,5 +1,6 @@
 """Seeded encoders for parity tests, named after rows of archs.def. If transformers has the family, its model is used;
-otherwise (the original is code in a model repository) a plain torch model written from the paper and configuration."""
+otherwise (the original is code in a model repository) a plain torch model written from the paper and configuration.
+``test_encoder_against_public_code`` compares these with recorded results of public code."""
 
 from __future__ import annotations
 

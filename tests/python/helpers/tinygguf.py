@@ -283,7 +283,7 @@ def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooli
 
 
 def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: int = 1,
-                  each: bool = False) -> Path:
+                  each: bool = False, fused: bool = True) -> Path:
     """Write a model of ``encodermodels`` as a GGUF file.
 
     As in the converter, the first rows of RoBERTa's position table are dropped.
@@ -292,6 +292,7 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
         kind: type of the layers' matrices; None: F32. All other tensors are float32.
         pooling: GGUF's number of the pooling.
         each: write the pattern of windows layer by layer.
+        fused: False: write the halves of jina_bert_v2_code's gated layer as two tensors, as older converters do.
 
     Returns:
         The path.
@@ -301,6 +302,10 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
     arch, tokenizer = ENCODERS[name]
     arch = getattr(gguf.MODEL_ARCH, arch)
     encoder, state = made[name], made[name].published(model)
+    if not fused:
+        for key in [key for key in state if "up_gated_layer" in key]:
+            for part, half in zip("vw", state.pop(key).chunk(2)):
+                state[key.replace("up_gated_layer", f"gated_layers_{part}")] = half
     layers = 1 + max(int(key.split("layer")[1].split(".")[1]) for key in state if "layer" in key and "." in
                      key.split("layer")[1] and key.split("layer")[1].split(".")[1].isdigit())
     names = gguf.get_tensor_name_map(arch, layers)
@@ -343,6 +348,14 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def without_dropped(model: Any) -> Any:
+    """Set the tensors of a model that the converter drops to zero: the shared bias of experts. Returns the model."""
+    for key, tensor in model.state_dict().items():
+        if key.endswith("experts.bias"):
+            tensor.zero_()
+    return model
 
 
 def write_gemma(path: Path, model: Any, dense: dict[str, Any]) -> Path:

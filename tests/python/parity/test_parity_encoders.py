@@ -1,8 +1,10 @@
-"""Every layer of every encoder family in float32, compared with transformers or torch models written from papers."""
+"""Every layer of every encoder family in float32, compared with transformers, or with torch models written from papers
+and recorded results of public code."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,10 @@ from corelib import token_vectors
 from encodermodels import ENCODERS, VOCAB, built
 from paritymodels import randomise
 from rounding import deviations
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "parity" / "encoder"))
+
+import make_encoder_goldens as recorded  # noqa: E402
 
 TOLERANCE = 1e-4
 LAYERS = 3
@@ -36,6 +42,33 @@ def test_encoder_layers(tmp_path: Path, name: str, layers: int) -> None:
     for ids, vectors in zip(texts, got):
         expected = encoder.expected(model, ids)
         assert np.abs(vectors - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", recorded.PUBLIC.values())
+def test_encoder_against_public_code(tmp_path: Path, name: str) -> None:
+    """mpool and the tests' torch model match recorded results of public code for each token."""
+    encoder = ENCODERS[name]
+    model = built(name, recorded.LAYERS)
+    folder = encoder.write(model, tmp_path)
+    with np.load(recorded.GOLDENS) as goldens:
+        known, expected = (goldens[f"{name}.{part}"] for part in ("hash", "rows"))
+    assert np.array_equal(recorded.folder_hash(folder), known), "the weights changed: regenerate the goldens"
+    with mpool.Pool() as pool:
+        got = np.concatenate(token_vectors(pool, str(folder), recorded.TEXTS))
+    own = np.concatenate([encoder.expected(model, ids) for ids in recorded.TEXTS])
+    assert np.abs(got - expected).max() <= TOLERANCE * np.abs(expected).max()
+    assert np.abs(own - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+def test_nv_embed_pools_as_public_code(tmp_path: Path) -> None:
+    """The pooled embedding leaves out the instruction, as in the public code."""
+    folder = ENCODERS["nv_embed"].write(built("nv_embed", recorded.LAYERS), tmp_path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "w0", "eos_token": "w1"}))
+    words = [f"w{i}" for i in recorded.POOLED[:-1]]
+    prompt, text = " ".join(words[:recorded.INSTRUCTION]) + " ", " ".join(words[recorded.INSTRUCTION:])
+    with mpool.Pool() as pool:
+        got = pool.embed(text, str(folder), prompt=prompt, compute="float32")
+    assert np.abs(got - np.load(recorded.GOLDENS)["nv_embed.pooled"]).max() <= 1e-5
 
 
 #: Largest 1 - cosine of the mean of a text's embeddings and of each token's, three times the largest of all families

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ from encodermodels import ENCODERS, VOCAB, built
 from paritymodels import DECODERS, FOLDERS_ONLY, randomise, torch, transformers
 from rounding import deviations, stable_tokens
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "parity" / "encoder"))
+
+import make_encoder_goldens as encoder_goldens  # noqa: E402
+
 TOLERANCE = 1e-4
+#: Tolerance of encoders with GELU against llama.cpp, relative to the largest value; the largest difference is 1.6e-3.
+NEAR_GELU = 2e-3
 TOKENS = np.random.default_rng(31).integers(2, 157, 131)
 
 
@@ -130,10 +137,7 @@ def test_bert(models: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name, each", [*((name, False) for name in tinygguf.ENCODERS), ("modern_bert", True)])
 def test_encoder(tmp_path: Path, name: str, each: bool) -> None:
-    model, encoder = built(name, 3), ENCODERS[name]
-    for key, tensor in model.state_dict().items():
-        if key.endswith("experts.bias"):
-            tensor.zero_()  # the converter drops it
+    model, encoder = tinygguf.without_dropped(built(name, 3)), ENCODERS[name]
     path = str(tinygguf.write_encoder(tmp_path / "m.gguf", name, model, each=each))
     texts = [np.random.default_rng(n).integers(5, VOCAB, n).tolist() for n in (1, 17, encoder.longest)]
     with mpool.Pool() as pool:
@@ -141,6 +145,19 @@ def test_encoder(tmp_path: Path, name: str, each: bool) -> None:
     for ids, vectors in zip(texts, got):
         expected = encoder.expected(model, ids)
         assert np.abs(vectors - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", encoder_goldens.GGUF)
+def test_encoder_against_llama_cpp(tmp_path: Path, name: str) -> None:
+    """The hidden states match those of llama.cpp for the same bytes (``make_encoder_goldens.py``). Its GELU is the
+    approximation with tanh, from a half-precision table."""
+    path = encoder_goldens.write_gguf(tmp_path / "m.gguf", name)
+    with np.load(encoder_goldens.GOLDENS) as goldens:
+        known, expected = (goldens[f"{name}.gguf.{part}"] for part in ("hash", "rows"))
+    assert np.array_equal(encoder_goldens.file_hash(path), known), "the file changed: regenerate the goldens"
+    with mpool.Pool() as pool:
+        got = np.concatenate(token_vectors(pool, str(path), encoder_goldens.TEXTS))
+    assert np.abs(got - expected).max() <= NEAR_GELU * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("name, kind", [("nomic_bert_published", "Q8_0"), ("nomic_bert_published", "Q4_0"),
