@@ -22,9 +22,10 @@ sys.path.insert(0, str(PARITY))
 
 from make_decoder_goldens import GREEDY, PROMPTS, coarse_kl  # noqa: E402
 
-#: Limit of the mean difference of divergences, as a part of llama.cpp's: three times the upper end of the interval
-#: with AVX2, -10 % to +3 %. A scale of activations that is 1 % too large gives +44 % to +76 %.
-MARGIN = 0.1
+#: Limit of the mean difference of divergences, as a part of llama.cpp's. With AVX2 its interval is -10 % to +3 %; other
+#: instruction sets add in another order, which moves it by a few percent. A scale of activations that is 1 % too large
+#: gives +44 % to +76 %.
+MARGIN = 0.2
 MODELS = ["smollm2", "qwen05", "qwen15"]
 
 
