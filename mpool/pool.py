@@ -180,8 +180,8 @@ class Pool(PoolVerbs):
                 as ``"5m"``; 0: unload at once; below 0: for ever.
             compute: as for :func:`embed`.
             progress: show a progress bar for downloads; None: if standard error is a terminal.
-            timeout: seconds for loading, without downloads. After a timeout, loading continues in the background, unless
-                the model was being unloaded until then.
+            timeout: seconds for loading, without downloads. After a timeout, loading continues in the background,
+                unless the model was being unloaded until then.
             isolation: where the model's workers run from now on, ``"thread"`` or ``"process"``; see
                 ``PoolConfig.isolation``. None: unchanged. A loaded model keeps serving until the new one is loaded.
 
