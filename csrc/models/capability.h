@@ -150,7 +150,7 @@ typedef struct mp_choice { /* one of n completions; written by the engine, read 
     _Atomic uint32_t token_count; /* tokens written; stored with release order once they are complete */
     _Atomic uint32_t
         text_bytes;         /* bytes of `text` that will not change: whole characters, before any possible start of a
-                             * stop string */
+                             * stop string. Stored after token_count, so a reader of text finds its tokens */
     _Atomic int32_t finish; /* mp_finish */
     int32_t stop_index;     /* index of the stop string or stop id that ended the completion, or -1 */
 } mp_choice;

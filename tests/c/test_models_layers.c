@@ -237,6 +237,8 @@ static int feed(mp_choice *choice, mp_stream *stream, const char *chunks, int n_
     while (*chunks) {
         size_t n = strcspn(chunks, "|");
         int found = mp_stream_append(stream, (const uint8_t *)chunks, n, n_stop, stop, lengths);
+        MP_CHECK_INT(decided(choice), last); /* the token is published before its text */
+        mp_stream_publish(stream);
         MP_CHECK(decided(choice) >= last); /* published text is never taken back */
         last = decided(choice);
         if (found >= 0)

@@ -47,6 +47,7 @@ static mp_status accept(mp_text_engine *engine, mp_text_request *request, mp_seq
     stop = mp_stream_append(&seq->stream, bytes, count, request->n_stop, request->stop, request->stop_bytes);
     choice->tokens[index] = (mp_token_out){id, logprob, seq->stream.bytes};
     atomic_store_explicit(&choice->token_count, index + 1, memory_order_release);
+    mp_stream_publish(&seq->stream);
     if (stop >= 0) {
         finish_choice(engine, seq, choice, MP_FINISH_STOP, stop);
     } else if ((int32_t)index + 1 >= request->sampling.max_tokens || seq->count >= engine->model->context) {

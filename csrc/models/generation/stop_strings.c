@@ -86,7 +86,7 @@ static uint32_t held_from(const char *text, uint32_t from, uint32_t bytes, int n
 int mp_stream_append(mp_stream *stream, const uint8_t *bytes, size_t count, int n_stop, char *const *stop,
                      const int32_t *stop_bytes) {
     mp_choice *choice = stream->choice;
-    uint32_t decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed);
+    uint32_t decided = stream->final;
     for (size_t i = 0; i < count; i++)
         append_byte(stream, bytes[i]);
     /* a stop string cannot begin in text that is final already */
@@ -100,15 +100,16 @@ int mp_stream_append(mp_stream *stream, const uint8_t *bytes, size_t count, int 
                 break;
             }
     if (found >= 0) {
-        stream->bytes = found_at;
+        stream->bytes = stream->final = found_at;
         stream->pending_bytes = 0;
-        atomic_store_explicit(&choice->text_bytes, found_at, memory_order_release);
         return found;
     }
-    uint32_t held = held_from(choice->text, decided, stream->bytes, n_stop, stop, stop_bytes);
-    if (held > decided)
-        atomic_store_explicit(&choice->text_bytes, held, memory_order_release);
+    stream->final = held_from(choice->text, decided, stream->bytes, n_stop, stop, stop_bytes);
     return -1;
+}
+
+void mp_stream_publish(mp_stream *stream) {
+    atomic_store_explicit(&stream->choice->text_bytes, stream->final, memory_order_release);
 }
 
 void mp_stream_finish(mp_stream *stream) {
@@ -116,5 +117,6 @@ void mp_stream_finish(mp_stream *stream) {
         put_replacement(stream);
         stream->pending_bytes = 0;
     }
-    atomic_store_explicit(&stream->choice->text_bytes, stream->bytes, memory_order_release);
+    stream->final = stream->bytes;
+    mp_stream_publish(stream);
 }
