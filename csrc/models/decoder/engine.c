@@ -223,20 +223,20 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
             bool decoding;
             int missing, rows = wanted_rows(engine, items[i], &decoding, &missing, &plan->masks);
-            int room = STEP_ROWS - planned;
             if (prompts && rows == 0 && missing >= 0)
                 choose_image_part(engine, items[i], missing);
             if (decoding == (prompts == 1) || rows == 0)
                 continue;
+            int room = !prompts ? STEP_ROWS - planned : first && left < LEAST_ROWS ? LEAST_ROWS : left;
+            if (prompts && rows > room)
+                rows = room;
+            if (rows <= 0 || rows > room)
+                continue;
             if (prompts) {
-                room = first && left < LEAST_ROWS ? LEAST_ROWS : left;
-                rows = rows < room ? rows : room;
                 first = false;
                 left -= rows;
                 plan->cost_ns += (uint64_t)rows * row_ns;
             }
-            if (rows <= 0 || (!prompts && rows > room))
-                continue;
             plan->items[plan->count] = items[i];
             plan->amount[plan->count++] = (uint32_t)rows;
             planned += rows;
