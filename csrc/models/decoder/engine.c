@@ -341,7 +341,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                                            want < left ? want : left, &missing);
             if (want == 0)
                 continue;
-            mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
+            mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want};
             if (add_step(engine, &step, &item->error) != MP_OK) {
                 outcomes[p] = MP_OUTCOME_FAILED;
                 break;
