@@ -2,6 +2,7 @@
  * projections that are stored in separate halves, queries without a latent, and several groups of heads. */
 #include "model_fixture.h"
 #include "models/decoder/decoder.h"
+#include "models/decoder/mla.h"
 
 enum { LAYERS = 2, WIDTH = 64, FFN = 96, RANK = 64, PLAIN = 32, ROTATED = 16, VALUE = 96, PROMPT = 70, GREEDY = 5 };
 
@@ -222,4 +223,22 @@ MP_TEST(models_latents_in_groups_of_heads) {
     MP_CHECK(most <= 1e-4 * largest);
     run(&(latents){.heads = 75}, 3, 3, &shared);
     MP_CHECK(memcmp(&forward, &shared, sizeof shared) == 0);
+}
+
+/* Impossible shapes count as 0 bytes: their load fails. Other tensors are not counted here. */
+MP_TEST(models_latents_footprint) {
+    mp_tensor_entry entry = {.name = "blk.0.attn_kv_b.weight", .ndim = 2, .shape = {64, 96}};
+    mp_wmat w;
+    mp_wkind kind;
+    mp_kernels_init();
+    MP_CHECK(mp_wmat_kind_for(MP_F32, MP_COMPUTE_F32, &kind));
+    mp_wmat_init(&w, kind, 64, 96);
+    MP_CHECK_INT(mp_mla_footprint(&entry, MP_COMPUTE_F32), mp_wmat_bytes(&w));
+    for (int d = 0; d < 2; d++) {
+        mp_tensor_entry large = entry;
+        large.shape[d] = INT64_C(1) << 31;
+        MP_CHECK_INT(mp_mla_footprint(&large, MP_COMPUTE_F32), 0);
+    }
+    entry.name = "blk.0.attn_q.weight";
+    MP_CHECK_INT(mp_mla_footprint(&entry, MP_COMPUTE_F32), 0);
 }

@@ -277,6 +277,40 @@ MP_TEST(models_stream_replaces_invalid_utf8) {
     }
 }
 
+/* Return true if `a` and `b` begin a character, according to the code points that UTF-8 can encode: no surrogates, no
+ * code points that need fewer bytes, none above 10FFFF. */
+static bool begins_character(int a, int b) {
+    if (b < 0x80 || b > 0xBF)
+        return false;
+    const int length = a >= 0xF0 ? 4 : a >= 0xE0 ? 3 : 2;
+    const long least[] = {0x80, 0x800, 0x10000};
+    long low = a & (0x7F >> length), high;
+    low = low << 6 | (b & 0x3F);
+    high = low;
+    for (int i = 2; i < length; i++) {
+        low <<= 6;
+        high = high << 6 | 0x3F;
+    }
+    return low >= least[length - 2] && high <= 0x10FFFF && !(low >= 0xD800 && high <= 0xDFFF);
+}
+
+/* A second byte either continues the character of the first one, or U+FFFD replaces the first one. */
+MP_TEST(models_stream_knows_all_second_bytes) {
+    for (int a = 0xC2; a <= 0xF4; a++)
+        for (int b = 0x80; b <= 0xFF; b++) {
+            const uint8_t bytes[] = {(uint8_t)a, (uint8_t)b};
+            mp_choice choice = {.text = text, .text_capacity = sizeof text};
+            mp_stream stream;
+            mp_stream_init(&stream, &choice);
+            mp_stream_append(&stream, bytes, 2, 0, NULL, NULL);
+            mp_stream_publish(&stream);
+            const bool fits = begins_character(a, b), lead = b >= 0xC2 && b <= 0xF4;
+            const uint32_t expected = fits ? (a < 0xE0 ? 2 : 0) : lead ? 3 : 6; /* U+FFFD has 3 bytes */
+            if (decided(&choice) != expected)
+                MP_FAIL("bytes %02X %02X: %u bytes of text, expected %u", a, b, decided(&choice), expected);
+        }
+}
+
 MP_TEST(models_stream_holds_stop_strings_back) {
     mp_choice choice;
     mp_stream stream;

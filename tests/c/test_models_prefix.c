@@ -271,6 +271,39 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     take_down(&b);
 }
 
+/* A block that is published again gives its window part to the published block, which has lost its own. */
+MP_TEST(models_prefix_window_parts_are_replaced) {
+    bench b;
+    uint32_t first, second;
+    mp_error error;
+    mp_kv_group group = {.layers = 1, .window_layers = 1, .window = 64, .heads = 1, .k_dim = 16, .v_dim = 16,
+                         .dtype = MP_I16};
+    set_up(&b, 25);
+    mp_prefix_deinit(&b.cache);
+    mp_prefix_init(&b.cache, &group, &b.budget, 25);
+    const mp_kv_cache *kv = &b.cache.kv;
+    publish(&b, 0, b.tokens, 1, &first);
+    mp_prefix_unref(&b.cache, first); /* the sequence goes on, beyond the window */
+    MP_CHECK_INT(mp_prefix_shrink(&b.cache, 1), kv->window_bytes);
+    MP_CHECK(!mp_kv_has_window(kv, first));
+    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
+    MP_CHECK_OK(mp_prefix_take(&b.cache, &second, &error), &error);
+    const uint32_t own = second;
+    const void *part = kv->window_memory[own];
+    mp_prefix_publish(&b.cache, &chain, b.tokens, &second);
+    MP_CHECK_INT(second, first);
+    MP_CHECK(kv->window_memory[first] == part && !kv->window_memory[own]);
+    MP_CHECK_INT(kv->seen[first], 1);
+    MP_CHECK_INT(kv->seen[own], 0);
+    MP_CHECK_INT(kv->references[first], 3); /* two sequences and the cache */
+    MP_CHECK_INT(kv->references[own], 0);
+    MP_CHECK_INT(b.budget.used, 2 * kv->block_bytes + kv->window_bytes);
+    mp_prefix_unref(&b.cache, second);
+    give(&b, &second, 1);
+    give(&b, &first, 1);
+    take_down(&b);
+}
+
 /* Random sequences of operations, compared with a simple model of the blocks that must be found. */
 MP_TEST_SECONDS(models_prefix_random_use, 60) {
     enum { HELD = 12, STEPS = 20000, DEEP = 5 };

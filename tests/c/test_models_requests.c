@@ -1,4 +1,7 @@
-/* test_models_requests.c: every request charges exactly the memory that it allocates, and frees all of it. */
+/* test_models_requests.c: every request charges exactly the memory that it allocates, frees all of it, counts its
+ * units, and refuses contradictory arguments. */
+#include <stdatomic.h>
+
 #include "base/alloc.h"
 #include "mp_test.h"
 #include "request_fixture.h"
@@ -119,5 +122,184 @@ MP_TEST(models_requests_charge_image_generation) {
                                       (uint64_t)keep * (IMAGES * pixels + latents + IMAGES * STEPS * latents +
                                                         2 * (ROWS * WIDTH + POOLED) * sizeof(float)));
         end(&call->base);
+    }
+}
+
+/* ---- outputs of text requests ------------------------------------------------------------------------------------ */
+
+static mp_text_request *make_text(bool prompt_logits, int n_choices) {
+    static const int32_t prompt[] = {1, 2, 3, 4, 5};
+    const mp_text_args args = {.n_prompt = 5, .prompt = prompt, .n_choices = n_choices,
+                               .want_prompt_logits = prompt_logits,
+                               .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 8, .logprobs = -1}};
+    mp_text_request *call;
+    mp_error error;
+    MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);
+    return call;
+}
+
+/* A request whose outputs were refused has none, and gets them from the next model. */
+MP_TEST(models_requests_recover_from_refused_outputs) {
+    mp_text_request *call;
+    mp_error error;
+    begin();
+    call = make_text(false, 2);
+    MP_CHECK_OK(mp_text_request_output(call, 4, &error), &error);
+    MP_CHECK_STATUS(mp_text_request_output(call, UINT32_MAX, &error), MP_LIMIT, &error);
+    check_charge(&call->base, 0);
+    MP_CHECK(!call->choices[0].text && !call->choices[1].tokens);
+    MP_CHECK_OK(mp_text_request_output(call, 4, &error), &error);
+    MP_CHECK(call->choices[0].text && call->choices[1].tokens);
+    end(&call->base);
+}
+
+/* Outputs stay if the next model has the same sizes: a reader of the prompt's logits keeps its memory. */
+MP_TEST(models_requests_keep_outputs_of_the_same_sizes) {
+    enum { SIZES = 3 };
+    mp_text_request *call;
+    mp_error error;
+    begin();
+    call = make_text(true, 1);
+    int32_t *const sizes[SIZES] = {&call->vocab, &call->hidden, &call->capture.layers};
+    for (int i = 0; i < SIZES; i++)
+        *sizes[i] = 10 + i;
+    MP_CHECK_OK(mp_text_request_output(call, 4, &error), &error);
+    const float *before = call->prompt_logits;
+    atomic_store(&call->choices[0].token_count, 1);
+    MP_CHECK_OK(mp_text_request_output(call, 4, &error), &error);
+    MP_CHECK(call->prompt_logits == before);
+    for (int i = 0; i < SIZES; i++) {
+        ++*sizes[i];
+        MP_CHECK_STATUS(mp_text_request_output(call, 4, &error), MP_MODEL, &error);
+        --*sizes[i];
+    }
+    MP_CHECK(call->prompt_logits == before);
+    end(&call->base);
+}
+
+/* ---- units ------------------------------------------------------------------------------------------------------- */
+
+static void check_usage(mp_request *call, uint64_t in, uint64_t out) {
+    uint64_t got_in = 77, got_out = 78;
+    call->usage(call, &got_in, &got_out);
+    MP_CHECK_INT(got_in, in);
+    MP_CHECK_INT(got_out, out);
+}
+
+MP_TEST(models_requests_count_units) {
+    static const int32_t ids[5] = {5, 6, 7, 8, 9}, sizes[] = {1, 1, 1, 1, 1, 1};
+    static const int64_t offsets[] = {0, 3, 5};
+    static const uint8_t pixels[9];
+    static const float noise[4], times[1], sigmas[2];
+    mp_error error;
+    mp_embedding_request *embed;
+    MP_CHECK_OK(make_embedding_request(2, ids, offsets, NULL, &embed, &error), &error);
+    check_usage(&embed->base, 5, 0);
+    mp_request_destroy(&embed->base);
+
+    mp_image_embedding_request *images;
+    MP_CHECK_OK(make_image_embedding_request(3, sizes, pixels, 9, &images, &error), &error);
+    check_usage(&images->base, 3, 0);
+    mp_request_destroy(&images->base);
+
+    mp_text_request *text = make_text(false, 2);
+    check_usage(&text->base, 5, 0);
+    atomic_store(&text->choices[0].token_count, 2);
+    atomic_store(&text->choices[1].token_count, 4);
+    check_usage(&text->base, 5, 6);
+    MP_CHECK(text->base.goes_on); /* tokens that were published survive a worker fault */
+    mp_request_destroy(&text->base);
+
+    mp_image_generation_args args = {.width = 8, .height = 8, .n_images = 4, .n_steps = 1, .n_texts = 2,
+                                     .times = times, .sigmas = sigmas, .noise = noise, .n_noise = 4};
+    for (int e = 0; e < 2; e++) {
+        args.n_ids[e] = 4 + e;
+        args.ids[0][e] = args.ids[1][e] = ids;
+    }
+    mp_image_generation_request *generation;
+    MP_CHECK_OK(mp_image_generation_request_create(&args, &generation, &error), &error);
+    check_usage(&generation->base, 2 * (4 + 5), 0);
+    atomic_store(&generation->images_done, 3);
+    check_usage(&generation->base, 2 * (4 + 5), 3);
+    mp_request_destroy(&generation->base);
+}
+
+/* ---- fingerprints ------------------------------------------------------------------------------------------------ */
+
+/* Every bit of the pixels, and the shape, tell image requests apart. */
+MP_TEST(models_requests_tell_images_apart) {
+    enum { BYTES = 3 * 5 };
+    static const int32_t wide[] = {1, 5}, high[] = {5, 1};
+    uint64_t seen[2 + 8 * BYTES];
+    uint8_t pixels[BYTES] = {1, 2, 3};
+    mp_error error;
+    int n = 0;
+    for (int bit = -2; bit < 8 * BYTES; bit++) {
+        mp_image_embedding_request *call;
+        if (bit >= 0)
+            pixels[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        MP_CHECK_OK(make_image_embedding_request(1, bit == -2 ? high : wide, pixels, BYTES, &call, &error), &error);
+        if (bit >= 0)
+            pixels[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        seen[n] = call->base.fingerprint(&call->base);
+        MP_CHECK(seen[n] != 0);
+        for (int i = 0; i < n; i++)
+            MP_CHECK(seen[i] != seen[n]);
+        n++;
+        mp_request_destroy(&call->base);
+    }
+}
+
+/* ---- contradictions ---------------------------------------------------------------------------------------------- */
+
+MP_TEST(models_requests_refuse_wrong_offsets) {
+    static const int32_t ids[5];
+    static const int64_t wrong[][4] = {{1, 3, 4, 5}, {0, 3, 2, 5}, {0, 3, 4, 4}, {0, 3, 6, 6}, {-1, 0, 4, 5}};
+    static const int64_t right[] = {0, 0, 5, 5};
+    mp_error error;
+    mp_embedding_request *call;
+    mp_embedding_args args = {.n_texts = 3, .n_tokens = 5, .ids = ids, .normalize = -1};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        args.offsets = wrong[i];
+        MP_CHECK_STATUS(mp_embedding_request_create(&args, &call, &error), MP_INVALID_ARGUMENT, &error);
+        MP_CHECK(!call);
+        MP_CHECK_HAS(error.message, "offsets");
+    }
+    args.offsets = right;
+    MP_CHECK_OK(mp_embedding_request_create(&args, &call, &error), &error);
+    mp_request_destroy(&call->base);
+}
+
+/* Runs of image rows are in order, do not overlap, and end within the prompt. */
+MP_TEST(models_requests_refuse_wrong_image_runs) {
+    static const int32_t prompt[12], sizes[] = {1, 1, 1, 1};
+    static const uint8_t keys[2 * MP_IMAGE_KEY], pixels[6];
+    static const struct {
+        int32_t spans[6];
+        mp_status status;
+    } cases[] = {
+        {{1, 4, 1, 5, 3, 1}, MP_OK},
+        {{0, 4, 1, 4, 8, 1}, MP_OK},
+        {{1, 4, 1, 4, 3, 1}, MP_INVALID_ARGUMENT}, /* the second run begins in the first */
+        {{5, 3, 1, 1, 4, 1}, MP_INVALID_ARGUMENT},
+        {{1, 4, 1, 5, 8, 1}, MP_INVALID_ARGUMENT}, /* ends after the prompt */
+        {{1, 4, 1, 12, 1, 1}, MP_INVALID_ARGUMENT},
+        {{1, 4, 1, 5, 0, 1}, MP_INVALID_ARGUMENT},
+        {{1, 4, 2, 5, 3, 1}, MP_INVALID_ARGUMENT}, /* three tiles of two */
+        {{1, 4, 1, 5, 3, 0}, MP_INVALID_ARGUMENT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const mp_text_args args = {
+            .n_prompt = 12, .prompt = prompt, .n_choices = 1, .vision = true,
+            .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .logprobs = -1},
+            .images = {.n_tiles = 2, .n_runs = 2, .n_bytes = 6, .sizes = sizes, .tile_keys = keys, .run_keys = keys,
+                       .spans = cases[i].spans, .pixels = pixels},
+        };
+        mp_text_request *call;
+        mp_error error;
+        if (mp_text_request_create(&args, &call, &error) != cases[i].status)
+            MP_FAIL("case %zu: %s", i, call ? "accepted" : error.message);
+        if (call)
+            mp_request_destroy(&call->base);
     }
 }

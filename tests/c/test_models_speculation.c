@@ -377,7 +377,15 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
     tiny_unload(&tiny);
 }
 
-/* If all drafts are accepted, a step yields up to 16 tokens instead of one. */
+static float sum_of_odds(const mp_engine *engine) {
+    const float *odds = ((const mp_text_engine *)engine)->speculation.odds;
+    float sum = 0;
+    for (int i = 0; i < MP_ODDS; i++)
+        sum += odds[i];
+    return sum;
+}
+
+/* If all drafts are accepted, a step yields up to 16 tokens instead of one, and the engine expects more of drafts. */
 MP_TEST(models_speculation_saves_passes) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
@@ -396,7 +404,9 @@ MP_TEST(models_speculation_saves_passes) {
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_known, &answer);
     tiny.engine->ops->trim(tiny.engine);
     mp_step_work before = tiny.engine->work;
+    const float odds = sum_of_odds(tiny.engine);
     ask(&tiny, &job, &args);
+    MP_CHECK(sum_of_odds(tiny.engine) > odds);
     MP_CHECK_INT(tiny.engine->work.passes - before.passes, 4); /* yielding 1 (prompt), 16, 16 and 7 tokens */
     MP_CHECK_INT(tiny.engine->work.drafted - before.drafted, 36);
     MP_CHECK_INT(tiny.engine->work.accepted - before.accepted, 36);
@@ -433,7 +443,9 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     int32_t wrong = 5;
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
     tiny.budget.limit = enough + 2048; /* for memory freed at the end of the request */
+    const float odds = sum_of_odds(tiny.engine);
     ask(&tiny, &again, &args);
+    MP_CHECK(sum_of_odds(tiny.engine) < odds);
     check_same(&job, &again, "with little memory");
     mp_request_destroy(&again.call->base);
     tiny.budget.limit = UINT64_MAX;

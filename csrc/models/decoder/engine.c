@@ -223,20 +223,20 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         for (int i = 0; i < n && plan->count < MP_PLAN_MAX; i++) {
             bool decoding;
             int missing, rows = wanted_rows(engine, items[i], &decoding, &missing, &plan->masks);
-            int room = STEP_ROWS - planned;
             if (prompts && rows == 0 && missing >= 0)
                 choose_image_part(engine, items[i], missing);
             if (decoding == (prompts == 1) || rows == 0)
                 continue;
+            int room = !prompts ? STEP_ROWS - planned : first && left < LEAST_ROWS ? LEAST_ROWS : left;
+            if (prompts && rows > room)
+                rows = room;
+            if (rows <= 0 || rows > room)
+                continue;
             if (prompts) {
-                room = first && left < LEAST_ROWS ? LEAST_ROWS : left;
-                rows = rows < room ? rows : room;
                 first = false;
                 left -= rows;
                 plan->cost_ns += (uint64_t)rows * row_ns;
             }
-            if (rows <= 0 || (!prompts && rows > room))
-                continue;
             plan->items[plan->count] = items[i];
             plan->amount[plan->count++] = (uint32_t)rows;
             planned += rows;
@@ -293,25 +293,22 @@ static mp_status add_step(mp_text_engine *engine, const mp_step_seq *step, mp_er
     return MP_OK;
 }
 
-/* Samples the next token of a sequence that waited for its mask, if the mask is set now. Returns false if the sequence
- * then has no row to compute. */
-static bool sample_deferred(mp_text_engine *engine, mp_item *item, int c, mp_outcome *outcome) {
-    const mp_sequence_group *state = item->state;
+/* Samples the next token of a sequence that waited for its mask, if the mask is set now. */
+static void sample_deferred(mp_text_engine *engine, mp_item *item, int c, mp_outcome *outcome) {
     mp_error error;
     if (!mp_sequence_group_may_sample(item, c))
-        return false;
+        return;
     mp_status status = reserve(engine, mp_sample_bytes(engine->model), &error);
     if (status != MP_OK) {
         *outcome = MP_OUTCOME_WAIT_MEMORY;
         item->error = error;
-        return false;
+        return;
     }
     mp_arena_reset(&engine->arena); /* nothing of this step is in the arena yet */
     status = mp_sequence_group_sample_deferred(engine, item, c,
                                                mp_arena_take(&engine->arena, mp_sample_bytes(engine->model)));
     if (status != MP_OK)
         *outcome = MP_OUTCOME_FAILED;
-    return status == MP_OK && !state->seqs[c].done;
 }
 
 /* Selects the sequences of the step and the number of rows of each. Returns the total. Takes no memory that outlives
@@ -331,17 +328,16 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             mp_sequence *seq = &state->seqs[c];
             if (!seq->active || seq->done)
                 continue;
-            if (seq->waits && !sample_deferred(engine, item, c, &outcomes[p])) {
-                if (outcomes[p] != MP_OUTCOME_MORE)
-                    break;
-                continue;
-            }
-            int missing, want = seq->count - seq->cached;
+            if (seq->waits)
+                sample_deferred(engine, item, c, &outcomes[p]);
+            if (outcomes[p] != MP_OUTCOME_MORE)
+                break;
+            int missing, want = seq->done ? 0 : seq->count - seq->cached; /* 0 also while the sequence waits */
             want = mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->request, state, seq,
                                            want < left ? want : left, &missing);
             if (want == 0)
                 continue;
-            mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
+            mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want};
             if (add_step(engine, &step, &item->error) != MP_OK) {
                 outcomes[p] = MP_OUTCOME_FAILED;
                 break;

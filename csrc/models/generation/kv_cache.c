@@ -56,7 +56,6 @@ void mp_kv_deinit(mp_kv_cache *cache) {
     while (cache->spare_count > 0)
         unmake(cache, cache->spare[--cache->spare_count], cache->window_bytes);
     drop_tables(cache);
-    *cache = (mp_kv_cache){0};
 }
 
 static bool grow_list(uint32_t **list, uint32_t capacity) {
