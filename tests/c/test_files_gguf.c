@@ -607,6 +607,40 @@ MP_TEST(files_gguf_open_and_map_failures) {
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);
 }
 
+#ifdef MP_SEAM
+static void *refuse_large(size_t bytes, size_t alignment) {
+    return bytes > 50000 ? NULL : mp_sys_real.alloc(bytes, alignment);
+}
+#endif
+
+/* The error has the number of bytes that were asked for: a key or a string, and its terminator. */
+MP_TEST(files_gguf_refused_memory_has_its_size) {
+#ifdef MP_SEAM
+    static const struct { size_t key, string; const char *part; } cases[] = {{1, 200000, "needs 200001 bytes"},
+                                                                            {60000, 1, "needs 60001 bytes"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_bytes b = {0};
+        mp_error error;
+        mp_spec *spec;
+        put_header(&b, 0, 1);
+        put_u64(&b, cases[i].key);
+        for (size_t j = 0; j < cases[i].key; j++)
+            put_u8(&b, 'k');
+        put_u32(&b, G_STRING);
+        put_u64(&b, cases[i].string);
+        for (size_t j = 0; j < cases[i].string; j++)
+            put_u8(&b, 7);
+        mp_sys_table.alloc = refuse_large;
+        MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_MEMORY_EXHAUSTED, &error);
+        mp_sys_table = mp_sys_real;
+        MP_CHECK_HAS(error.message, cases[i].part);
+        free(b.data);
+    }
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}
+
 /* Another thread writes to the file during reading, so a length that is read twice may differ. Any status is allowed,
  * but no memory error. */
 enum { FIRST_STRING = 60000, EMPTY_STRINGS = 100000 };
