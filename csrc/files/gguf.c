@@ -38,7 +38,6 @@ typedef struct reader {
     uint64_t value_count, tensor_count, alignment;
     uint64_t elements;   /* elements of all arrays so far; each uses up to 8 bytes in memory, 1 or more in the file */
     uint64_t data_bytes; /* bytes of all tensors read so far, each padded to `alignment` */
-    uint64_t last_end;   /* end of the last tensor, without padding */
 } reader;
 
 /* Fail with an error about the file being read. `at` is the byte offset of the field. */
@@ -55,12 +54,9 @@ static mp_status no_memory(mp_error *error, uint64_t bytes) {
 static mp_status read_string(reader *r, const char *field, const uint8_t **bytes, uint64_t *length, mp_error *error) {
     uint64_t at = r->c.at;
     MP_TRY(mp_cursor_u64(&r->c, field, length, error));
-    if (*length > mp_cursor_left(&r->c)) {
-        uint64_t left = mp_cursor_left(&r->c);
-        r->c.at = at;
+    if (*length > mp_cursor_left(&r->c))
         return REFUSE(at, field, "a string that ends within the file", "%llu bytes long with %llu left",
-                      LL(*length), LL(left));
-    }
+                      LL(*length), LL(mp_cursor_left(&r->c)));
     if (*length > MP_GGUF_MAX_STRING)
         return REFUSE_AT(MP_LIMIT, at, field, "at most 16777216 bytes (MP_GGUF_MAX_STRING)", "%llu bytes long",
                          LL(*length));
@@ -396,7 +392,6 @@ static mp_status read_tensor(reader *r, mp_error *error) {
         entry.offset + entry.nbytes > r->c.size)
         return REFUSE(at, FIELD("size"), "an end within the file", "%llu bytes at offset %llu in a file of %llu",
                       LL(entry.nbytes), LL(entry.offset), LL(r->c.size));
-    r->last_end = entry.offset + entry.nbytes;
     r->data_bytes = next;
     return mp_spec_add_tensor(r->spec, &entry, error);
 #undef FIELD

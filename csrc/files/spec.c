@@ -58,10 +58,9 @@ static inline void sip_round(uint64_t v[4]) {
     v[2] += v[1], v[1] = rotate(v[1], 17) ^ v[2], v[2] = rotate(v[2], 32);
 }
 
-/* SipHash-1-3 (Aumasson and Bernstein, "SipHash: a fast short-input PRF"). */
-static uint32_t name_hash(const mp_spec *spec, const char *name, uint32_t length) {
-    uint64_t v[4] = {spec->hash_key[0] ^ 0x736f6d6570736575u, spec->hash_key[1] ^ 0x646f72616e646f6du,
-                     spec->hash_key[0] ^ 0x6c7967656e657261u, spec->hash_key[1] ^ 0x7465646279746573u};
+uint64_t mp_siphash(const uint64_t key[2], const char *name, uint32_t length) {
+    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du,
+                     key[0] ^ 0x6c7967656e657261u, key[1] ^ 0x7465646279746573u};
     uint32_t at = 0;
     for (; length - at >= 8; at += 8) {
         uint64_t word;
@@ -79,7 +78,11 @@ static uint32_t name_hash(const mp_spec *spec, const char *name, uint32_t length
     v[2] ^= 0xff;
     for (int i = 0; i < 3; i++)
         sip_round(v);
-    uint64_t hash = v[0] ^ v[1] ^ v[2] ^ v[3];
+    return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+static uint32_t name_hash(const mp_spec *spec, const char *name, uint32_t length) {
+    uint64_t hash = mp_siphash(spec->hash_key, name, length);
     return (uint32_t)(hash ^ hash >> 32);
 }
 

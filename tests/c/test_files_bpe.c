@@ -76,6 +76,33 @@ MP_TEST(files_bpe_subsets_of_a_vocabulary) {
     mp_bpe_destroy(NULL);
 }
 
+/* The table grows with the vocabulary: every token is found, and a text that is no token is not. */
+MP_TEST(files_bpe_many_tokens) {
+    enum { N = 3000 };
+    static uint64_t offsets[N + 1];
+    static char bytes[8 * N];
+    static const char *const merge[] = {"t t1"}; /* "tt1" is token 1 */
+    mp_error error;
+    mp_spec *spec = mp_spec_create();
+    for (int i = 0; i < N; i++) {
+        char token[16];
+        snprintf(token, sizeof token, "t%d", i - 1);
+        const char *from = i == 0 ? "t" : i == 1 ? "tt1" : token;
+        memcpy(bytes + offsets[i], from, strlen(from));
+        offsets[i + 1] = offsets[i] + strlen(from);
+    }
+    mp_value tokens = {.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = N, .as.strings = {bytes, offsets}};
+    MP_CHECK_OK(mp_spec_set(spec, "tokenizer.ggml.tokens", &tokens, &error), &error);
+    set_strings(spec, "tokenizer.ggml.merges", 1, merge);
+    mp_bpe *bpe = bpe_of(spec);
+    MP_CHECK(bpe != NULL);
+    for (int i = 0; i < N; i++)
+        MP_CHECK_INT(mp_bpe_find(bpe, bytes + offsets[i], offsets[i + 1] - offsets[i]), i);
+    MP_CHECK_INT(mp_bpe_find(bpe, "t2999", 5), -1);
+    check_part(bpe, "tt1", "0 1 2 | 0+2");
+    mp_bpe_destroy(bpe);
+}
+
 MP_TEST(files_bpe_refuses_unsuitable) {
     static const struct {
         const char *tokens[4], *merges[2];

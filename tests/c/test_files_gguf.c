@@ -163,6 +163,63 @@ MP_TEST(files_gguf_parse_refuses_split) {
     free(b.data);
 }
 
+/* Each bound of printable ASCII. The error has the offset of the character in the file. */
+MP_TEST(files_gguf_characters_of_keys) {
+    static const struct { char byte; mp_status status; } cases[] = {
+        {0x1f, MP_FORMAT}, {0x20, MP_OK}, {0x7e, MP_OK}, {0x7f, MP_FORMAT}, {(char)0x80, MP_FORMAT}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_bytes b = {0};
+        mp_error error;
+        mp_spec *spec;
+        char key[] = "a?b";
+        key[1] = cases[i].byte;
+        put_header(&b, 0, 2);
+        put_architecture(&b);
+        const size_t at = b.size + 8 + 1; /* behind the key's length and its first character */
+        put_key(&b, key, G_U8);
+        put_u8(&b, 1);
+        MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), cases[i].status, &error);
+        if (cases[i].status == MP_OK) {
+            MP_CHECK(mp_spec_find(spec, key) != NULL);
+            mp_spec_unpin(spec);
+        } else {
+            MP_CHECK_STR(error.field, "key");
+            MP_CHECK_INT(error.offset, at);
+            MP_CHECK(spec == NULL);
+        }
+        free(b.data);
+    }
+}
+
+/* The file is long enough for the tensor's data, but not for the header before it. */
+MP_TEST(files_gguf_tensor_without_its_last_byte) {
+    static const uint64_t sizes[] = {8};
+    for (size_t missing = 0; missing < 2; missing++) {
+        test_bytes b = {0};
+        mp_error error;
+        mp_spec *spec;
+        put_header(&b, 1, 1);
+        put_architecture(&b);
+        put_tensor(&b, "t", 1, sizes, 0, 0);
+        put_padding(&b, 32);
+        const size_t data = b.size;
+        for (size_t i = missing; i < 32; i++)
+            put_u8(&b, 1);
+        MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), missing ? MP_FORMAT : MP_OK, &error);
+        if (missing) {
+            char got[96];
+            snprintf(got, sizeof got, "32 bytes at offset %zu in a file of %zu", data, data + 31);
+            MP_CHECK_STR(error.field, "t: size");
+            MP_CHECK_STR(error.got, got);
+            MP_CHECK(spec == NULL);
+        } else {
+            MP_CHECK_INT(mp_spec_find_tensor(spec, "t")->offset, data);
+            mp_spec_unpin(spec);
+        }
+        free(b.data);
+    }
+}
+
 /* --- large files: cases 8, 9, 10, 13, 14, 15 --- */
 
 static mp_status read_bytes(const test_bytes *b, uint64_t size, mp_spec **spec, mp_error *error) {
@@ -550,9 +607,43 @@ MP_TEST(files_gguf_open_and_map_failures) {
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);
 }
 
+#ifdef MP_SEAM
+static void *refuse_large(size_t bytes, size_t alignment) {
+    return bytes > 50000 ? NULL : mp_sys_real.alloc(bytes, alignment);
+}
+#endif
+
+/* The error has the number of bytes that were asked for: a key or a string, and its terminator. */
+MP_TEST(files_gguf_refused_memory_has_its_size) {
+#ifdef MP_SEAM
+    static const struct { size_t key, string; const char *part; } cases[] = {{1, 200000, "needs 200001 bytes"},
+                                                                            {60000, 1, "needs 60001 bytes"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_bytes b = {0};
+        mp_error error;
+        mp_spec *spec;
+        put_header(&b, 0, 1);
+        put_u64(&b, cases[i].key);
+        for (size_t j = 0; j < cases[i].key; j++)
+            put_u8(&b, 'k');
+        put_u32(&b, G_STRING);
+        put_u64(&b, cases[i].string);
+        for (size_t j = 0; j < cases[i].string; j++)
+            put_u8(&b, 7);
+        mp_sys_table.alloc = refuse_large;
+        MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_MEMORY_EXHAUSTED, &error);
+        mp_sys_table = mp_sys_real;
+        MP_CHECK_HAS(error.message, cases[i].part);
+        free(b.data);
+    }
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}
+
 /* Another thread writes to the file during reading, so a length that is read twice may differ. Any status is allowed,
  * but no memory error. */
-enum { EMPTY_STRINGS = 100000 };
+enum { FIRST_STRING = 60000, EMPTY_STRINGS = 100000 };
 static _Atomic bool stop_writing;
 
 static void rewrite(void *arg) {
@@ -560,7 +651,7 @@ static void rewrite(void *arg) {
     static const uint64_t lengths[] = {9, 50000};
     /* the last string follows the header, the architecture, the key "x", its type, element type, count and the other
      * strings */
-    const off_t at = 24 + 44 + 9 + 4 + 4 + 8 + 8 * (off_t)EMPTY_STRINGS;
+    const off_t at = 24 + 44 + 9 + 4 + 4 + 8 + 8 + FIRST_STRING + 8 * (off_t)EMPTY_STRINGS;
     for (uint64_t i = 0; fd >= 0 && !atomic_load(&stop_writing); i++)
         if (pwrite(fd, &lengths[i % 2], 8, at) != 8)
             MP_FAIL("cannot write");
@@ -577,7 +668,10 @@ MP_TEST_SECONDS(files_gguf_modified_while_read, 60) {
     put_architecture(&b);
     put_key(&b, "x", G_ARRAY);
     put_u32(&b, G_STRING);
-    put_u64(&b, EMPTY_STRINGS + 1);
+    put_u64(&b, EMPTY_STRINGS + 2);
+    put_u64(&b, FIRST_STRING); /* longer than the last string becomes: what is left counts, not the total */
+    for (int i = 0; i < FIRST_STRING; i++)
+        put_u8(&b, 7);
     for (int i = 0; i < EMPTY_STRINGS; i++)
         put_u64(&b, 0);
     put_u64(&b, 9);

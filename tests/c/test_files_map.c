@@ -342,6 +342,16 @@ MP_TEST(files_map_release) {
     mp_file_map_close(map);
 }
 
+/* In a process without standard input, the file gets descriptor 0. It is closed like any other. */
+MP_TEST(files_map_closes_descriptor_zero) {
+    char path[400];
+    close(STDIN_FILENO);
+    mp_file_map *map = map_of(path, sizeof path, "a", 5000);
+    MP_CHECK_INT(fcntl(STDIN_FILENO, F_GETFD), -1);
+    MP_CHECK_INT(sum_of(map, 0, 5000), 5000 * 0xA5);
+    mp_file_map_close(map);
+}
+
 MP_TEST(files_map_limit) {
     enum { MOST = 4096 };
     static mp_file_map *maps[MOST];

@@ -3,6 +3,7 @@
 
 #include "spec_fixture.h"
 #include "base/alloc.h"
+#include "files/spec_build.h"
 #include "test_files.h"
 
 static mp_value integer(int64_t x) { return (mp_value){.type = MP_VALUE_INT, .gguf_type = G_U32, .as.integer = x}; }
@@ -73,6 +74,68 @@ MP_TEST(files_spec_pins) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), before);
 }
 
+/* The expected values come from a Python implementation, which agrees with CPython's hash of bytes under a key of zeros
+ * and, with 2 and 4 rounds, with the test vector of the paper. */
+MP_TEST(files_spec_siphash) {
+    static const struct { uint32_t length; uint64_t hash; } cases[] = {
+        {0, 0xabac0158050fc4dc},  {1, 0xc9f49bf37d57ca93},  {7, 0xd3927d989bb11140},
+        {8, 0x369095118d299a8e},  {9, 0x25a48eb36c063de4},  {15, 0xd320d86d2a519956},
+        {16, 0xcc4fdd1a7d908b66}, {23, 0x525a0e7fdae6c123}, {63, 0x9d199062b7bbb3a8},
+    };
+    static const uint64_t key[] = {0x0706050403020100, 0x0f0e0d0c0b0a0908};
+    char bytes[64];
+    for (int i = 0; i < 64; i++)
+        bytes[i] = (char)i;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        MP_CHECK_INT(mp_siphash(key, bytes, cases[i].length), cases[i].hash);
+}
+
+/* Callers may leave the count of a scalar unset. A long string is stored once. */
+MP_TEST(files_spec_counts_and_sizes) {
+    enum { LONG = 100000 };
+    mp_spec *spec = llama();
+    mp_error error;
+    const char *const names[] = {"bool", "int", "float"};
+    set(spec, "bool", (mp_value){.type = MP_VALUE_BOOL, .count = 9, .as.integer = 7});
+    set(spec, "int", (mp_value){.type = MP_VALUE_INT, .count = 9, .as.integer = 7});
+    set(spec, "float", (mp_value){.type = MP_VALUE_FLOAT, .count = 9, .as.real = 7});
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_INT(mp_spec_find(spec, names[i])->count, 1);
+    MP_CHECK_INT(mp_spec_find(spec, "bool")->as.integer, 1);
+    char *longer = calloc(1, LONG + 1);
+    memset(longer, 'x', LONG);
+    uint64_t before = mp_alloc_bytes(MP_TAG_SPEC);
+    set(spec, "long", text(longer));
+    uint64_t used = mp_alloc_bytes(MP_TAG_SPEC) - before;
+    if (used < LONG || used > LONG + 40000) /* the string, and at most one more block of memory for its key */
+        MP_FAIL("a string of %d bytes takes %llu", LONG, (unsigned long long)used);
+    static const mp_value_type types[] = {MP_VALUE_STRING, MP_VALUE_BOOLS, MP_VALUE_INTS, MP_VALUE_FLOATS};
+    for (int i = 0; i < 4; i++) { /* the size and its terminator overflow: refused before a byte is read */
+        mp_value huge = {.type = types[i], .count = UINT64_MAX, .as.string = longer};
+        MP_CHECK_STATUS(mp_spec_set(spec, "huge", &huge, &error), MP_MEMORY_EXHAUSTED, &error);
+    }
+    MP_CHECK(!mp_spec_memory(spec, UINT64_MAX) && !mp_spec_memory(spec, (uint64_t)INT64_MAX + 1));
+    MP_CHECK(!mp_spec_find(spec, "huge"));
+    free(longer);
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(files_spec_many_files) {
+    mp_error error;
+    mp_spec *spec = mp_spec_create();
+    char path[32];
+    for (int i = 0; i < 1000; i++) {
+        snprintf(path, sizeof path, "/models/%d", i);
+        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+    }
+    MP_CHECK_INT(mp_spec_file_count(spec), 1000);
+    for (int i = 0; i < 1000; i++) {
+        snprintf(path, sizeof path, "/models/%d", i);
+        MP_CHECK_STR(mp_spec_file(spec, i), path);
+    }
+    mp_spec_unpin(spec);
+}
+
 MP_TEST(files_spec_many_names) {
     enum { N = 100000 };
     mp_error error;
@@ -124,6 +187,10 @@ MP_TEST(files_spec_refuses_names) {
     MP_CHECK_OK(mp_spec_add_tensor(spec, &tensor, &error), &error);
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, "", &error), MP_FORMAT, &error);
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, "a b", &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_set_architecture(spec, " ab", &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_set_architecture(spec, "ab\x7f", &error), MP_FORMAT, &error);
+    MP_CHECK_OK(mp_spec_set_architecture(spec, "~", &error), &error);
+    MP_CHECK_STR(mp_spec_architecture(spec), "~");
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, "\xc3\xa4", &error), MP_FORMAT, &error);
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, longer + 65536 - 65, &error), MP_FORMAT, &error);
     MP_CHECK_OK(mp_spec_set_architecture(spec, longer + 65536 - 64, &error), &error);
@@ -149,10 +216,13 @@ MP_TEST(files_spec_frozen) {
     mp_error error;
     mp_spec *spec = llama();
     mp_value one = integer(1);
+    set(spec, "known", one);
     mp_tensor_entry tensor = entry("t", MP_F32, 1, 1, 4);
     mp_spec_freeze(spec);
     mp_spec_freeze(spec);
     MP_CHECK_STATUS(mp_spec_set(spec, "a", &one, &error), MP_INVALID_ARGUMENT, &error);
+    /* not FORMAT for a duplicate: a call on a frozen spec, which other threads read, stops before it reads or stores */
+    MP_CHECK_STATUS(mp_spec_set(spec, "known", &one, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_add_file(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
@@ -229,7 +299,11 @@ MP_TEST(files_spec_integers) {
     MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.block_count", 1, 29, NULL, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.got, "30");
     MP_CHECK_STATUS(mp_spec_int_capped(spec, "{arch}.block_count", 1, 29, NULL, &out, &error), MP_LIMIT, &error);
-    MP_CHECK_HAS(error.allowed, "29");
+    MP_CHECK_STR(error.allowed, "an integer from 1 to 29 (a limit of mpool)");
+    MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.block_count", 31, INT64_MAX, NULL, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.allowed, "an integer of at least 31");
+    MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.block_count", 31, 31, NULL, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.allowed, "the integer 31");
     MP_CHECK_STATUS(mp_spec_int_capped(spec, "{arch}.block_count", 31, 99, NULL, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STATUS(mp_spec_int_capped(spec, "{arch}.context_length", 1, 1 << 24, NULL, &out, &error), MP_LIMIT,
                     &error);
@@ -287,7 +361,12 @@ MP_TEST(files_spec_floats) {
         MP_CHECK_STR(error.allowed, "a finite number above 0");
     }
     MP_CHECK_STATUS(mp_spec_float(spec, "bad0", -DBL_MAX, DBL_MAX, &def, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.allowed, "a finite number");
     MP_CHECK_STATUS(mp_spec_float(spec, "bad1", -DBL_MAX, DBL_MAX, &def, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(mp_spec_float(spec, "bad3", FLT_MIN, 1, &def, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.allowed, "a number above 0, up to 1");
+    MP_CHECK_STATUS(mp_spec_float(spec, "bad3", 0.5, FLT_MAX, &def, &out, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.allowed, "a finite number of at least 0.5");
     set(spec, "good", real(0.25));
     MP_CHECK_OK(mp_spec_float(spec, "good", FLT_MIN, 1, NULL, &out, &error), &error);
     MP_CHECK(out == 0.25);
@@ -389,6 +468,26 @@ MP_TEST(files_spec_tokens) {
     mp_spec_unpin(spec);
     MP_CHECK(mp_spec_tokens(copy)->offsets[3] == 6);
     mp_spec_unpin(copy);
+}
+
+/* One token, of the largest size that a token may have. */
+MP_TEST(files_spec_one_token_at_its_cap) {
+    static const uint8_t control[] = {0};
+    static uint8_t bytes[65536 + 1];
+    uint64_t offsets[] = {0, 65536};
+    const mp_token_table table = {.count = 1, .bytes = bytes, .offsets = offsets, .control = control};
+    mp_spec *spec = llama();
+    mp_error error;
+    bytes[65535] = 7;
+    MP_CHECK_OK(mp_spec_set_tokens(spec, &table, &error), &error);
+    const mp_token_table *got = mp_spec_tokens(spec);
+    MP_CHECK(got && got->count == 1 && got->offsets[1] == 65536 && got->bytes[65535] == 7);
+    mp_spec_unpin(spec);
+    spec = llama();
+    offsets[1]++;
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &table, &error), MP_LIMIT, &error);
+    MP_CHECK_STR(error.got, "65537, of token 0");
+    mp_spec_unpin(spec);
 }
 
 /* mp_spec_note_files stores the identities of the files that exist, and none for the others. */

@@ -265,6 +265,44 @@ MP_TEST(files_weights_release_keeps_the_data) {
     mp_weights_close(weights);
 }
 
+#ifdef MP_SEAM
+static uintptr_t released_from, released_to;
+static int released_ranges;
+
+static int record_advice(void *data, size_t bytes, int advice) {
+    released_from = (uintptr_t)data, released_to = (uintptr_t)data + bytes;
+    released_ranges++;
+    return mp_sys_real.madvise(data, bytes, advice);
+}
+#endif
+
+/* Release gives back the whole pages of the tensor's range, and no others. */
+MP_TEST(files_weights_release_gives_pages_back) {
+#ifdef MP_SEAM
+    fixture f;
+    begin(&f);
+    add(&f, "t", MP_I8, 0, 18000, 0, 1000);
+    add(&f, "u", MP_I8, 0, 1000, 1, 0);
+    mp_weights *weights = open_weights(&f);
+    mp_tensor t, u, elsewhere = {.data = (const uint8_t *)&f, .nbytes = sizeof f};
+    MP_CHECK_OK(mp_weights_get(weights, "t", 1, (int64_t[]){18000}, &t, &f.error), &f.error);
+    MP_CHECK_OK(mp_weights_get(weights, "u", 1, (int64_t[]){1000}, &u, &f.error), &f.error);
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begins = (uintptr_t)t.data, ends = begins + 18000;
+    const uintptr_t from = (begins + page - 1) / page * page, to = ends / page * page;
+    mp_sys_table.madvise = record_advice;
+    mp_weights_release(weights, &u); /* less than a page */
+    mp_weights_release(weights, &elsewhere);
+    MP_CHECK_INT(released_ranges, 0);
+    mp_weights_release(weights, &t);
+    mp_sys_table = mp_sys_real;
+    MP_CHECK_INT(released_ranges, from < to);
+    MP_CHECK(from >= to || (released_from == from && released_to == to));
+    mp_weights_close(weights);
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}
+
 MP_TEST(files_weights_file_gone_or_changed) {
     fixture f;
     begin(&f);
@@ -279,6 +317,9 @@ MP_TEST(files_weights_file_gone_or_changed) {
     write_pattern(f.b, 1001); /* long enough, but not the file that the spec describes */
     MP_CHECK_STATUS(mp_weights_open(f.spec, &again, &f.error), MP_INTEGRITY, &f.error);
     MP_CHECK_HAS(f.error.message, "b.bin");
+    mp_test_write_file(f.b, "", 0); /* an empty file cannot be mapped, but the error must name its cause: the change */
+    MP_CHECK_STATUS(mp_weights_open(f.spec, &again, &f.error), MP_INTEGRITY, &f.error);
+    MP_CHECK(again == NULL);
     mp_weights_close(weights);
     mp_spec_unpin(f.spec);
 }
