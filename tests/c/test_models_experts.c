@@ -162,6 +162,40 @@ MP_TEST(models_experts_match_the_reference) {
     check(false);
 }
 
+static mp_status read_routing(int count, int used, int groups, int groups_used, mp_error *error) {
+    mp_routing routing;
+    mp_spec *spec = mp_spec_create();
+    mp_error_clear(error);
+    tiny_int(spec, "mpool.expert_groups", groups);
+    tiny_int(spec, "mpool.expert_groups_used", groups_used);
+    const mp_status status = mp_routing_read(&routing, spec, count, used, error);
+    mp_spec_unpin(spec);
+    return status;
+}
+
+/* The groups in use have at least as many experts as a row uses, in groups of equal size. */
+MP_TEST(models_experts_in_groups_suffice) {
+    mp_error error;
+    MP_CHECK_OK(read_routing(8, 2, 4, 1, &error), &error);
+    MP_CHECK_STATUS(read_routing(8, 3, 4, 1, &error), MP_FORMAT, &error);
+    MP_CHECK_OK(read_routing(8, 4, 4, 2, &error), &error);
+    MP_CHECK_STATUS(read_routing(8, 5, 4, 2, &error), MP_FORMAT, &error);
+    MP_CHECK_OK(read_routing(8, 8, 1, 1, &error), &error);
+    MP_CHECK_STATUS(read_routing(8, 2, 3, 1, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(read_routing(8, 1, 8, 1, &error), MP_FORMAT, &error); /* groups of one */
+}
+
+/* Sigmoid scores may all round to 0. The normalised weights are then 0 and not NaN. */
+MP_TEST(models_experts_without_any_score_add_nothing) {
+    const mp_routing routing = {.sigmoid = true, .normalise = true, .scale = 1, .groups = 1, .groups_used = 1};
+    float scores[4] = {-200, -300, -200, -250}, merit[4], weight[2];
+    int32_t chosen[2];
+    mp_kernels_init();
+    mp_route(&routing, NULL, 4, 2, scores, merit, chosen, weight);
+    for (int j = 0; j < 2; j++)
+        MP_CHECK(weight[j] >= 0 && weight[j] < 1e-10f);
+}
+
 /* Make the last expert's weights, at the end of the file, unreadable: the router never chooses this expert. */
 static void forbid_last(const tiny_model *tiny, const char *path) {
     mp_error error;
