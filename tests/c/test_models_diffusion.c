@@ -212,6 +212,16 @@ MP_TEST(models_image_generation_memory_is_predicted) {
     mp_spec_unpin(spec);
 }
 
+/* The operations of a pass: 24 hidden^2 per row in products, 4 hidden for each pair of rows in attention, in each
+ * layer. The charged time of a request follows from it. */
+MP_TEST(models_image_generation_operations) {
+    const mp_diffusion model = {.hidden = 1000, .joint_layers = 2, .single_layers = 3};
+    MP_CHECK_NEAR(mp_diff_gflop(&model, 6, 10), 5 * (24e6 * 16 + 4e3 * 16 * 16) * 1e-9, 1e-9);
+    MP_CHECK_NEAR(mp_diff_gflop(&model, 100, 900), 5 * (24e9 + 4e9) * 1e-9, 1e-6);
+    const mp_diffusion joint = {.hidden = 1000, .joint_layers = 1};
+    MP_CHECK_NEAR(mp_diff_gflop(&joint, 100, 900), 28, 1e-6);
+}
+
 /* A request whose latents become NaN fails in that step. The next request gets its images. */
 MP_TEST(models_image_generation_nan_fails_its_request) {
     mp_error error;
