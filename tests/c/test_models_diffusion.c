@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "image_generation_fixture.h"
+#include "models/diffusion/schedule.h"
 #include "models/diffusion/texts.h"
 
 /* ---- products in chunks of rows ---------------------------------------------------------------------------------- */
@@ -220,6 +221,43 @@ MP_TEST(models_image_generation_operations) {
     MP_CHECK_NEAR(mp_diff_gflop(&model, 100, 900), 5 * (24e9 + 4e9) * 1e-9, 1e-6);
     const mp_diffusion joint = {.hidden = 1000, .joint_layers = 1};
     MP_CHECK_NEAR(mp_diff_gflop(&joint, 100, 900), 28, 1e-6);
+}
+
+/* The scratch of a transformer block covers all rows of the image. */
+MP_TEST(models_image_generation_scratch_covers_the_image) {
+    mp_error error;
+    tiny_model tiny;
+    mp_item item = {0}, *items[1] = {&item};
+    uint64_t cost;
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    int blocks = 0;
+    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
+    MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
+    const mp_image_generation_request *call = (const mp_image_generation_request *)item.request;
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+    const mp_diffusion_engine *engine = (const mp_diffusion_engine *)tiny.engine;
+    do {
+        tiny.engine->ops->trim(tiny.engine); /* each step reserves what it needs */
+        tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        const mp_diff_position *at = &((const mp_diff_state *)item.state)->at;
+        if (at->phase != MP_DIFF_DENOISE || at->block == 0)
+            continue;
+        const mp_diff_block *all = engine->blocks[MP_DIFF_TRANSFORMER];
+        const int last = at->block - 1;
+        const int64_t rows = (HIGH / MP_DIFF_PATCH) * (WIDE / MP_DIFF_PATCH);
+        const size_t shared = mp_dit_scratch(engine->model, &all[0], &all[last], last, call->text_rows, rows);
+        const size_t own = mp_dit_own(engine->model, call->text_rows + rows); /* one thread */
+        MP_CHECK(engine->arena.size >= mp_arena_cost(shared) + mp_arena_cost(own));
+        blocks++;
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    MP_CHECK(blocks > 0);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_request_destroy(item.request);
+    tiny_unload(&tiny);
 }
 
 /* A request whose latents become NaN fails in that step. The next request gets its images. */
