@@ -229,6 +229,20 @@ static void check_variants(tiny_model *tiny, request *requests, int count, float
     drop(requests, count);
 }
 
+/* At least half of the slots of a step's table stay empty, so that a search ends early. The table keeps its size. */
+MP_TEST(models_encoder_table_of_texts_is_half_empty) {
+    static const int steps[][2] = {{1, 64}, {32, 64}, {33, 128}, {100, 256}, {1000, 2048}, {5, 2048}};
+    mp_error error;
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_encoder_dedup dedup;
+    mp_dedup_init(&dedup, &budget, POSITIONS, WIDTH);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        MP_CHECK_OK(mp_dedup_begin(&dedup, steps[i][0], &error), &error);
+        MP_CHECK_INT(dedup.slot_count, steps[i][1]);
+    }
+    mp_dedup_deinit(&dedup);
+}
+
 MP_TEST(models_encoder_options_make_texts_differ) {
     static const variant variants[] = {{-1, 0, 1, 3}, {1, 0, 1, 3},  {2, 0, 1, 3},  {-1, 40, 1, 3},
                                        {-1, 41, 1, 3}, {-1, 0, 0, 3}, {-1, 40, 0, 3}, {-1, 0, 1, 2}};

@@ -9,6 +9,8 @@ typedef struct family {
     bool pre_norm, gated, biased, positions, relative, rope, rms, head_norms, output_norms, causal, latents;
     bool query_norms, input_twice, experts;
     int kv_heads, window; /* every second layer has the window */
+    bool causal_unset, quantised_latents;
+    float latent_epsilon; /* 0: 1e-5 */
 } family;
 
 enum { EXPERTS = 5 };
@@ -115,19 +117,19 @@ static void make_layer(tiny_file *file, const family *f, int l) {
 }
 
 /* Latent attention pooling: 7 latents, 3 heads of size 10. */
-static void make_latents(tiny_file *file) {
+static void make_latents(tiny_file *file, const family *f) {
     enum { COUNT = 7, INNER = 30, FFN = 4 * TINY_WIDTH };
     static const char *const norms[] = {"latent.norm", "latent.norm_context", "latent.ffn_norm"};
     tiny_int(file->spec, "mpool.latent_heads", 3);
     tiny_int(file->spec, "mpool.latent_count", COUNT);
     tiny_int(file->spec, "mpool.latent_head_size", INNER / 3);
     tiny_int(file->spec, "mpool.latent_feed_forward", FFN);
-    tiny_float(file->spec, "mpool.latent_epsilon", 1e-5);
+    tiny_float(file->spec, "mpool.latent_epsilon", f->latent_epsilon > 0 ? (double)f->latent_epsilon : 1e-5);
     tiny_tensor(file, "latent.latents", MP_F32, COUNT, TINY_WIDTH, 1, 0);
     for (int n = 0; n < 3; n++)
         make_norm(file, norms[n], TINY_WIDTH, true);
     tiny_tensor(file, "latent.to_q.weight", MP_F32, INNER, TINY_WIDTH, 0.2f, 0);
-    tiny_tensor(file, "latent.to_kv.weight", MP_F32, 2 * INNER, TINY_WIDTH, 0.2f, 0);
+    tiny_tensor(file, "latent.to_kv.weight", f->quantised_latents ? MP_Q8_0 : MP_F32, 2 * INNER, TINY_WIDTH, 0.2f, 0);
     tiny_tensor(file, "latent.to_out.weight", MP_F32, TINY_WIDTH, INNER, 0.2f, 0);
     tiny_tensor(file, "latent.ffn_gate.weight", MP_F32, FFN, TINY_WIDTH, 0.2f, 0);
     tiny_tensor(file, "latent.ffn_gate.bias", MP_F32, 1, FFN, 0.2f, 0);
@@ -159,7 +161,8 @@ static mp_spec *make_spec(const void *arg) {
     tiny_float(file.spec, name, 1e-6);
     mp_value causal = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = f->causal};
     key(name, f, "attention.causal");
-    MP_CHECK_OK(mp_spec_set(file.spec, name, &causal, &error), &error);
+    if (!f->causal_unset)
+        MP_CHECK_OK(mp_spec_set(file.spec, name, &causal, &error), &error);
     int64_t windows[TINY_ENCODER_LAYERS] = {0};
     for (int l = 1; l < TINY_ENCODER_LAYERS; l += 2)
         windows[l] = f->window;
@@ -189,7 +192,7 @@ static mp_spec *make_spec(const void *arg) {
     for (int l = 0; l < TINY_ENCODER_LAYERS; l++)
         make_layer(&file, f, l);
     if (f->latents)
-        make_latents(&file);
+        make_latents(&file, f);
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);
     free(file.bytes);
@@ -247,6 +250,73 @@ MP_TEST(models_encoder_families_recorded) {
         wrong += !family_is_recorded(&families[i], MP_COMPUTE_I8, recorded[i][2], RECORDED_ROUNDED);
     }
     MP_CHECK_INT(wrong, 0);
+}
+
+/* Embed one text. */
+static void embed_one(const family *f, float *out) {
+    static texts all;
+    tiny_model tiny;
+    make_texts(&all);
+    tiny_load(&tiny, make_spec(f), MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run(&tiny, &all, 2, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
+    tiny_unload(&tiny);
+}
+
+/* A file that does not say so has no causal mask. */
+MP_TEST(models_encoder_families_are_not_causal_by_default) {
+    float expected[WIDTH], causal[WIDTH], out[WIDTH];
+    family f = families[0];
+    embed_one(&f, expected);
+    f.causal = true;
+    embed_one(&f, causal);
+    MP_CHECK(memcmp(expected, causal, sizeof expected) != 0);
+    f.causal_unset = true;
+    embed_one(&f, out);
+    MP_CHECK(memcmp(expected, out, sizeof out) == 0);
+}
+
+static const family *latent_family(void) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (families[i].latents)
+            return &families[i];
+    MP_FAIL("no family with latents");
+    return NULL;
+}
+
+/* The norms of latent attention use the file's epsilon, and so do the latents, which are normed at loading. Quantised
+ * matrices of latents are refused. */
+MP_TEST(models_encoder_families_read_latents) {
+    float small[WIDTH], large[WIDTH];
+    mp_error error;
+    tiny_model tiny;
+    family f = *latent_family();
+    embed_one(&f, small);
+    f.latent_epsilon = 0.5f;
+    embed_one(&f, large);
+    MP_CHECK(memcmp(small, large, sizeof small) != 0);
+    tiny_load(&tiny, make_spec(&f), MP_COMPUTE_F32, 1);
+    const mp_latent_attention *latent = &((const mp_encoder *)tiny.model)->latent;
+    MP_CHECK(latent->eps == 0.5f && latent->norm.eps == 0.5f && latent->ffn_norm.eps == 0.5f);
+    tiny_unload(&tiny);
+    f.quantised_latents = true;
+    MP_CHECK_STATUS(load_only(make_spec(&f), MP_COMPUTE_F32, &error), MP_UNSUPPORTED, &error);
+    MP_CHECK_HAS(error.message, "Q8_0");
+}
+
+/* A model reports its sizes as its file states them. */
+MP_TEST(models_encoder_families_report_their_sizes) {
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec(&families[0]), MP_COMPUTE_F32, 1);
+    const mp_model_facts *facts = &((const mp_encoder *)tiny.model)->base.facts;
+    MP_CHECK_STR(facts->compute, mp_compute_name(MP_COMPUTE_F32));
+    MP_CHECK_INT(facts->context_length, TINY_POSITIONS);
+    MP_CHECK_INT(facts->vocab, TINY_VOCAB);
+    MP_CHECK_INT(facts->hidden_size, TINY_WIDTH);
+    MP_CHECK_INT(facts->output_size, TINY_WIDTH);
+    MP_CHECK_INT(facts->layers, TINY_ENCODER_LAYERS);
+    MP_CHECK(facts->parameters > TINY_VOCAB * TINY_WIDTH);
+    MP_CHECK_INT(facts->weight_bytes, (int64_t)tiny.model->ops->bytes(tiny.model) - MP_WMAT_SLACK);
+    tiny_unload(&tiny);
 }
 
 /* True for a bias that another layer has too. */

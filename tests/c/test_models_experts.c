@@ -162,6 +162,121 @@ MP_TEST(models_experts_match_the_reference) {
     check(false);
 }
 
+static mp_status read_routing(int count, int used, int groups, int groups_used, mp_error *error) {
+    mp_routing routing;
+    mp_spec *spec = mp_spec_create();
+    mp_error_clear(error);
+    tiny_int(spec, "mpool.expert_groups", groups);
+    tiny_int(spec, "mpool.expert_groups_used", groups_used);
+    const mp_status status = mp_routing_read(&routing, spec, count, used, error);
+    mp_spec_unpin(spec);
+    return status;
+}
+
+/* The groups in use have at least as many experts as a row uses, in groups of equal size. */
+MP_TEST(models_experts_in_groups_suffice) {
+    mp_error error;
+    MP_CHECK_OK(read_routing(8, 2, 4, 1, &error), &error);
+    MP_CHECK_STATUS(read_routing(8, 3, 4, 1, &error), MP_FORMAT, &error);
+    MP_CHECK_OK(read_routing(8, 4, 4, 2, &error), &error);
+    MP_CHECK_STATUS(read_routing(8, 5, 4, 2, &error), MP_FORMAT, &error);
+    MP_CHECK_OK(read_routing(8, 8, 1, 1, &error), &error);
+    MP_CHECK_STATUS(read_routing(8, 2, 3, 1, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(read_routing(8, 1, 8, 1, &error), MP_FORMAT, &error); /* groups of one */
+}
+
+/* Sigmoid scores may all round to 0. The normalised weights are then 0 and not NaN. */
+MP_TEST(models_experts_without_any_score_add_nothing) {
+    const mp_routing routing = {.sigmoid = true, .normalise = true, .scale = 1, .groups = 1, .groups_used = 1};
+    float scores[4] = {-200, -300, -200, -250}, merit[4], weight[2];
+    int32_t chosen[2];
+    mp_kernels_init();
+    mp_route(&routing, NULL, 4, 2, scores, merit, chosen, weight);
+    for (int j = 0; j < 2; j++)
+        MP_CHECK(weight[j] >= 0 && weight[j] < 1e-10f);
+}
+
+/* ---- tensors that hold all experts ------------------------------------------------------------------------------- */
+
+static void add_all(tiny_file *file, const char *name, int64_t count, int64_t rows, int64_t columns) {
+    mp_error error;
+    mp_tensor_entry entry = {.name = name, .dtype = MP_F32, .ndim = 3, .shape = {count, rows, columns},
+                             .offset = file->used, .nbytes = (uint64_t)(count * rows * columns) * sizeof(float)};
+    MP_CHECK(file->used + entry.nbytes <= file->capacity);
+    for (int64_t i = 0; i < count * rows * columns; i++)
+        ((float *)(void *)(file->bytes + file->used))[i] = (float)i;
+    MP_CHECK_OK(mp_spec_add_tensor(file->spec, &entry, &error), &error);
+    file->used += entry.nbytes;
+}
+
+static void check_slices(mp_builder *builder, const char *part, mp_expert_layout layout, int64_t rows,
+                         int64_t columns) {
+    mp_error error;
+    mp_expert_matrix matrix;
+    MP_CHECK_OK(mp_expert_matrix_init(&matrix, builder, 0, part, COUNT, FFN, HIDDEN, false, &error), &error);
+    MP_CHECK_INT(matrix.layout, layout);
+    MP_CHECK_INT(matrix.dtype, MP_F32);
+    for (int e = 0; e < COUNT; e++) {
+        const mp_tensor *one = &matrix.tensors[e];
+        MP_CHECK(one->dtype == MP_F32 && one->ndim == 2 && one->shape[0] == rows && one->shape[1] == columns);
+        MP_CHECK_INT(one->nbytes, (uint64_t)(rows * columns) * sizeof(float));
+        MP_CHECK(*(const float *)(const void *)one->data == (float)(e * rows * columns));
+    }
+    mp_expert_matrix_deinit(&matrix);
+}
+
+/* One tensor may hold a matrix of all experts, by rows, or gate and up together by columns. The limit on the inputs of
+ * int8 products concerns int8 alone. */
+MP_TEST(models_experts_in_one_tensor) {
+    enum { LONG = MP_I8_MOST_INPUTS + 1 };
+    mp_error error;
+    mp_weights *weights;
+    mp_builder builder;
+    mp_expert_matrix matrix;
+    char path[512];
+    snprintf(path, sizeof path, "%s/all.bin", mp_test_directory());
+    tiny_file file = {.spec = mp_spec_create(), .capacity = 1 << 20, .bytes = malloc(1 << 20)};
+    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
+    add_all(&file, "blk.0.ffn_gate_up_exps.columns", COUNT, HIDDEN, 2 * FFN);
+    add_all(&file, "blk.0.ffn_down_exps.weight", COUNT, FFN, HIDDEN);
+    add_all(&file, "blk.1.ffn_down_exps.weight", 1, 2, LONG);
+    mp_spec_freeze(file.spec);
+    mp_test_write_file(path, file.bytes, file.used);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_weights_open(file.spec, &weights, &error), &error);
+    mp_builder_init(&builder, weights, MP_COMPUTE_F32);
+    check_slices(&builder, "gate", MP_EXPERT_COLUMNS, HIDDEN, 2 * FFN);
+    check_slices(&builder, "up", MP_EXPERT_COLUMNS, HIDDEN, 2 * FFN);
+    check_slices(&builder, "down", MP_EXPERT_ROWS, FFN, HIDDEN);
+    for (int c = 0; c < 2; c++) {
+        builder.compute = c ? MP_COMPUTE_I8 : MP_COMPUTE_F32;
+        MP_CHECK_STATUS(mp_expert_matrix_init(&matrix, &builder, 1, "down", 1, 2, LONG, false, &error),
+                        c ? MP_UNSUPPORTED : MP_OK, &error);
+        mp_expert_matrix_deinit(&matrix);
+    }
+    mp_builder_deinit(&builder);
+    mp_weights_close(weights);
+    mp_spec_unpin(file.spec);
+    free(file.bytes);
+}
+
+/* The builder frees a matrix that it took, also if it refuses the matrix. */
+MP_TEST(models_refused_matrices_are_freed) {
+    enum { LONG = MP_I8_MOST_INPUTS + 1 };
+    mp_error error;
+    mp_builder builder;
+    mp_linear linear = {0};
+    const uint64_t before = mp_alloc_bytes(MP_TAG_MISC);
+    mp_kernels_init();
+    mp_builder_init(&builder, NULL, MP_COMPUTE_I8);
+    float *matrix = mp_alloc_array(LONG, sizeof *matrix, MP_TAG_MISC);
+    MP_CHECK(matrix && mp_alloc_bytes(MP_TAG_MISC) > before);
+    MP_CHECK_STATUS(mp_builder_linear_taken(&builder, &linear, matrix, 1, LONG, &error), MP_UNSUPPORTED, &error);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_MISC), before);
+    mp_builder_deinit(&builder);
+}
+
 /* Make the last expert's weights, at the end of the file, unreadable: the router never chooses this expert. */
 static void forbid_last(const tiny_model *tiny, const char *path) {
     mp_error error;

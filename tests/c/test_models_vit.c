@@ -354,6 +354,52 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     tiny_unload(&tiny);
 }
 
+/* An image whose vector is not finite fails its request. The next request is computed as before. */
+MP_TEST(models_vit_nan_fails_its_request) {
+    static test_images all;
+    static float expected[2 * WIDTH], out[2 * WIDTH];
+    make_images(&all, true);
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
+    MP_CHECK_INT(run(&tiny, &all, 1, 2, UINT64_MAX, expected), MP_OUTCOME_DONE);
+    float *class_token = ((mp_vit *)tiny.model)->class_token, whole = *class_token;
+    *class_token = NAN;
+    MP_CHECK_INT(run(&tiny, &all, 1, 2, UINT64_MAX, out), MP_OUTCOME_FAILED);
+    *class_token = whole;
+    MP_CHECK_INT(run(&tiny, &all, 1, 2, UINT64_MAX, out), MP_OUTCOME_DONE);
+    MP_CHECK(memcmp(out, expected, sizeof out) == 0);
+    tiny_unload(&tiny);
+}
+
+/* Run two images of different sizes and return the vectors of all tokens. */
+static size_t run_tokens(tiny_model *tiny, const test_images *all, uint64_t budget_ns, float *out) {
+    const mp_vit *model = (const mp_vit *)tiny->model;
+    mp_image_embedding_request *call = make_call(all, 1, 2);
+    size_t rows = 0;
+    call->output = MP_EMBED_TOKENS;
+    for (int i = 1; i < 3; i++)
+        rows += (size_t)mp_vit_rows(model, all->sizes[2 * i] / PATCH, all->sizes[2 * i + 1] / PATCH);
+    MP_CHECK_INT(run_call(tiny, &call->base, budget_ns), MP_OUTCOME_DONE);
+    memcpy(out, call->vectors, rows * HIDDEN * sizeof *out);
+    mp_request_destroy(&call->base);
+    return rows * HIDDEN;
+}
+
+/* The vectors of an image's tokens follow those of the image before, also if both images are computed in parts. */
+MP_TEST(models_vit_tokens_of_large_images) {
+    enum { MOST = 2 * ((MOST_SIDE / PATCH) * (MOST_SIDE / PATCH) + 1) * HIDDEN };
+    static test_images all;
+    static float expected[MOST], out[MOST];
+    make_images(&all, true);
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    const size_t n = run_tokens(&tiny, &all, UINT64_MAX, expected);
+    cut(&tiny);
+    MP_CHECK_INT(run_tokens(&tiny, &all, 0, out), n);
+    MP_CHECK(memcmp(out, expected, n * sizeof *out) == 0);
+    tiny_unload(&tiny);
+}
+
 typedef struct parted { /* a group of images and its progress through the layers */
     mp_vit_pass pass;
     uint8_t *own;
@@ -465,6 +511,8 @@ MP_TEST(models_vit_costs) {
     MP_CHECK_INT(mp_vit_part_ops(&model), 2000000000); /* 10 ms */
     mp_vit_learn(&model, 1000000000, 1000000000);
     MP_CHECK_INT(atomic_load(&model.mega_ns), (3 * 5000 + 1000000) / 4 + 1);
+    atomic_store(&model.mega_ns, 100000000);
+    MP_CHECK_INT(mp_vit_part_ops(&model), 200000000); /* the minimum, on a slow machine */
     model.most_ops = 1000;
     MP_CHECK_INT(mp_vit_part_ops(&model), 1000);
 }
@@ -651,7 +699,8 @@ MP_TEST(models_vit_large_images_delay_no_other_request) {
     tiny_unload(&tiny);
 }
 
-/* If memory for a second large image is lacking, its request waits until the first image is done. */
+/* If memory for a second large image is lacking, its request waits until the first image is done. The step that finds
+ * no memory computes nothing, so the estimate of the time of an image stays the same. */
 MP_TEST(models_vit_large_images_wait_for_memory) {
     static test_images all;
     tiny_model tiny;
@@ -667,8 +716,10 @@ MP_TEST(models_vit_large_images_wait_for_memory) {
         check_item(&tiny, &item[i], make_call(&all, i, 1));
     for (int i = 0; i < 2; i++) {
         tiny.engine->ops->plan(tiny.engine, both + i, 1, 0, &plan);
+        const uint64_t mega_ns = atomic_load(&((mp_vit *)tiny.model)->mega_ns);
         tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
         MP_CHECK_INT(outcomes[0], i ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_MORE);
+        MP_CHECK(i == 0 || atomic_load(&((mp_vit *)tiny.model)->mega_ns) == mega_ns);
         tiny.budget.limit = tiny.budget.used;
     }
     tiny.engine->ops->preempt(tiny.engine, &item[1]);

@@ -169,29 +169,32 @@ static void gemm_through_scratch(const mp_stored_part *part, const mp_wmat *w, c
     mp_gemm(&one, x, 0, M, 0, 1, &end, y + n0, ldy);
 }
 
+/* Computes with one panel that is not packed: packs it for good if there is time and no other thread packs it. */
+static void gemm_stored(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel,
+                        const mp_epilogue *ep, float *y, int64_t ldy, const mp_unpacked *own) {
+    uint8_t expected = STORED;
+    if (mp_sys_now_ns() < own->keep_until_ns &&
+        atomic_compare_exchange_strong_explicit(&part->state[panel], &expected, KEEPING, memory_order_acq_rel,
+                                                memory_order_relaxed)) {
+        mp_wmat whole = *w;
+        mp_wmat_pack(&whole, &part->tensor, panel, panel + 1);
+        mp_gemm(w, x, 0, M, panel, panel + 1, ep, y, ldy);
+        packed(part, panel);
+    } else {
+        gemm_through_scratch(part, w, x, M, panel, ep, y, ldy, own->scratch);
+    }
+}
+
 void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel0, int panel1,
                     const mp_epilogue *ep, float *y, int64_t ldy, const mp_unpacked *own) {
-    for (int p = panel0; p < panel1;) {
-        int end = p;
+    for (int p = panel0, end; p < panel1; p = end) {
+        end = p;
         while (end < panel1 && is_packed(part, end))
             end++;
-        if (end > p) {
+        if (end > p)
             mp_gemm(w, x, 0, M, p, end, ep, y, ldy);
-            p = end;
-            continue;
-        }
-        uint8_t expected = STORED;
-        if (mp_sys_now_ns() < own->keep_until_ns &&
-            atomic_compare_exchange_strong_explicit(&part->state[p], &expected, KEEPING, memory_order_acq_rel,
-                                                    memory_order_relaxed)) {
-            mp_wmat whole = *w;
-            mp_wmat_pack(&whole, &part->tensor, p, p + 1);
-            mp_gemm(w, x, 0, M, p, p + 1, ep, y, ldy);
-            packed(part, p);
-        } else {
-            gemm_through_scratch(part, w, x, M, p, ep, y, ldy, own->scratch);
-        }
-        p++;
+        else
+            gemm_stored(part, w, x, M, end++, ep, y, ldy, own);
     }
 }
 

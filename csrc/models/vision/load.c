@@ -7,8 +7,6 @@
 enum { MAX_MERGE = 16, MAX_IMAGE_TOKEN = 1 << 24 };
 
 void mp_vision_destroy(mp_vision *vision) {
-    if (!vision)
-        return;
     mp_free(vision->image_encoder.layers);
     mp_free(vision);
 }

@@ -1,0 +1,290 @@
+/* Parts of image pipelines: products over many rows, the cache of texts, predicted memory, requests that fail. */
+#include <math.h>
+
+#include "image_generation_fixture.h"
+#include "models/diffusion/schedule.h"
+#include "models/diffusion/texts.h"
+
+/* ---- products in chunks of rows ---------------------------------------------------------------------------------- */
+
+enum { INPUTS = 64, OUTPUTS = 20, LAST = 100, MANY = 2 * MP_DIFF_ROWS + LAST, MARGIN = 16 };
+
+typedef struct scene {
+    mp_spec *spec;
+    mp_weights *weights;
+    mp_team *team;
+    mp_lease lease;
+    mp_budget budget;
+    mp_builder builder;
+    mp_diffusion model;
+    mp_linear exact, quantised, again;
+    float *matrix; /* that of `exact`, in file.bytes */
+    tiny_file file;
+} scene;
+
+static void set_up(scene *s, mp_compute compute, int threads) {
+    mp_error error;
+    char path[512];
+    *s = (scene){.budget = {.limit = UINT64_MAX}, .file = {.spec = mp_spec_create(), .random = {29}}};
+    s->spec = s->file.spec;
+    snprintf(path, sizeof path, "%s/products.bin", mp_test_directory());
+    MP_CHECK_OK(mp_spec_add_file(s->spec, path, &error), &error);
+    tiny_tensor(&s->file, "quantised.weight", MP_Q8_0, OUTPUTS, INPUTS, 0.3f, 0);
+    tiny_tensor(&s->file, "exact.weight", MP_F32, OUTPUTS, INPUTS, 0.3f, 0);
+    s->matrix = (float *)(void *)(s->file.bytes + s->file.used - OUTPUTS * INPUTS * sizeof(float));
+    mp_spec_freeze(s->spec);
+    mp_test_write_file(path, s->file.bytes, s->file.used);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_team_create(threads - 1, &s->team, &error), &error);
+    mp_team_lease(s->team, threads, &s->lease);
+    MP_CHECK_OK(mp_weights_open(s->spec, &s->weights, &error), &error);
+    s->model = (mp_diffusion){.weights = s->weights, .compute = compute};
+    mp_builder_init(&s->builder, s->weights, mp_float_class(compute));
+    const struct {
+        mp_linear *linear;
+        const char *name;
+    } list[] = {{&s->quantised, "quantised"}, {&s->exact, "exact"}, {&s->again, "quantised"}};
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_OK(mp_diff_linear(&s->model, &s->builder, list[i].linear, list[i].name, OUTPUTS, INPUTS, &error),
+                    &error);
+    MP_CHECK_OK(mp_builder_finish(&s->builder, &s->lease, &s->budget, NULL, &error), &error);
+}
+
+static void take_down(scene *s) {
+    mp_budget_give(&s->budget, s->builder.charged);
+    mp_builder_deinit(&s->builder);
+    mp_weights_close(s->weights);
+    mp_team_return(&s->lease);
+    mp_team_destroy(s->team);
+    mp_spec_unpin(s->spec);
+    free(s->file.bytes);
+}
+
+/* Quantised matrices stay quantised if the compute type leaves the choice to the file; float matrices do not follow
+ * them. */
+MP_TEST(models_image_generation_keeps_quantised_matrices) {
+    scene s;
+    set_up(&s, MP_COMPUTE_AUTO, 1);
+    MP_CHECK_INT(s.quantised.w[0].kind, MP_W_Q8_0);
+    MP_CHECK(s.exact.w[0].kind == MP_W_BF16 || s.exact.w[0].kind == MP_W_F32);
+    MP_CHECK_INT(s.again.w[0].kind, MP_W_Q8_0);
+    take_down(&s);
+}
+
+typedef struct product {
+    scene *s;
+    mp_diff_run run;
+    const float *x, *gate;
+    float *rows, *y;
+    void *acts;
+    _Atomic int complete; /* threads whose product was not cancelled */
+} product;
+
+static void forward_body(const mp_team_thread *thread, void *arg) {
+    product *p = arg;
+    mp_diff_thread l = {.thread = thread, .run = &p->run};
+    const bool done = mp_diff_forward(&l, &p->s->exact, p->x, INPUTS, MANY, NULL, p->acts, p->y, OUTPUTS);
+    atomic_fetch_add(&p->complete, done);
+}
+
+static void gated_body(const mp_team_thread *thread, void *arg) {
+    product *p = arg;
+    mp_diff_thread l = {.thread = thread, .run = &p->run};
+    const bool done = mp_diff_add_gated(&l, &p->s->exact, p->x, INPUTS, MANY, p->gate, p->acts, p->rows, p->y);
+    atomic_fetch_add(&p->complete, done);
+}
+
+static void fill(float *to, int n, float value) {
+    for (int i = 0; i < n; i++)
+        to[i] = value;
+}
+
+/* y = x W^T, and y += gate * (x W^T), over three chunks of rows. A cancelled product says so, and computes one chunk at
+ * most. The scratch of two chunks suffices. */
+static void check_products(int threads) {
+    static float x[MANY * INPUTS], y[MANY * OUTPUTS], sum[MANY * OUTPUTS], rows[2 * MP_DIFF_ROWS * OUTPUTS + MARGIN];
+    static const _Atomic int raised = 1;
+    float gate[OUTPUTS];
+    scene s;
+    mp_test_random random = {41};
+    set_up(&s, MP_COMPUTE_F32, threads);
+    for (int i = 0; i < MANY * INPUTS; i++)
+        x[i] = mp_test_random_float(&random, -1, 1);
+    for (int i = 0; i < OUTPUTS; i++)
+        gate[i] = mp_test_random_float(&random, -2, 2);
+    product p = {.s = &s, .run = {.lease = &s.lease}, .x = x, .gate = gate, .rows = rows, .y = y};
+    p.acts = mp_alloc(mp_diff_linear_scratch(&s.exact, MANY), MP_TAG_SCRATCH);
+    fill(y, MANY * OUTPUTS, 7);
+    mp_lease_run(&s.lease, forward_body, &p);
+    MP_CHECK_INT(p.complete, threads);
+    p.y = sum;
+    fill(sum, MANY * OUTPUTS, 3);
+    fill(rows, sizeof rows / sizeof *rows, 7);
+    mp_lease_run(&s.lease, gated_body, &p);
+    MP_CHECK_INT(p.complete, 2 * threads);
+    for (int i = 0; i < MARGIN; i++)
+        MP_CHECK(rows[2 * MP_DIFF_ROWS * OUTPUTS + i] == 7);
+    for (int r = 0; r < MANY; r++)
+        for (int n = 0; n < OUTPUTS; n++) {
+            double expected = 0;
+            for (int k = 0; k < INPUTS; k++)
+                expected += (double)x[r * INPUTS + k] * (double)s.matrix[n * INPUTS + k];
+            MP_CHECK_NEAR(y[r * OUTPUTS + n], expected, 1e-5);
+            MP_CHECK_NEAR(sum[r * OUTPUTS + n], 3 + (double)gate[n] * expected, 3e-5);
+        }
+    s.lease.cancelled = &raised;
+    p.y = y;
+    fill(y, MANY * OUTPUTS, 7);
+    mp_lease_run(&s.lease, forward_body, &p);
+    mp_lease_run(&s.lease, gated_body, &p);
+    MP_CHECK_INT(p.complete, 2 * threads);
+    for (int i = MP_DIFF_ROWS * OUTPUTS; i < MANY * OUTPUTS; i++)
+        MP_CHECK(y[i] == 7);
+    s.lease.cancelled = NULL;
+    mp_free(p.acts);
+    take_down(&s);
+}
+
+MP_TEST(models_image_generation_products_of_many_rows) {
+    check_products(1);
+    check_products(2);
+}
+
+/* ---- texts ------------------------------------------------------------------------------------------------------- */
+
+/* A text that was not completed is forgotten with its last user. A complete one stays until the cache is trimmed. */
+MP_TEST(models_image_generation_forgets_incomplete_texts) {
+    mp_error error;
+    mp_request *base;
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_diff_cache cache;
+    mp_diff_texts *first, *second;
+    bool known;
+    MP_CHECK_OK(make_call(true, 1, &base, &error), &error);
+    mp_image_generation_request *call = (mp_image_generation_request *)base;
+    call->text_rows = 3;
+    call->text_width = 4;
+    call->pooled_width = 2;
+    mp_diff_cache_init(&cache, &budget);
+    MP_CHECK_OK(mp_diff_texts_get(&cache, call, 0, &first, &known, &error), &error);
+    MP_CHECK(!known);
+    MP_CHECK_OK(mp_diff_texts_get(&cache, call, 0, &second, &known, &error), &error);
+    MP_CHECK(!known && second != first);
+    const uint64_t one = first->bytes;
+    MP_CHECK_INT(budget.used, 2 * one);
+    mp_diff_texts_release(&cache, first);
+    MP_CHECK_INT(budget.used, one);
+    MP_CHECK(cache.list == second && !second->next);
+    mp_diff_texts_complete(&cache, second);
+    MP_CHECK_OK(mp_diff_texts_get(&cache, call, 0, &first, &known, &error), &error);
+    MP_CHECK(known && first == second);
+    mp_diff_texts_release(&cache, first);
+    MP_CHECK_INT(mp_diff_cache_trim(&cache), 0); /* in use */
+    mp_diff_texts_release(&cache, second);
+    MP_CHECK_INT(budget.used, one);
+    MP_CHECK_INT(cache.charged, one);
+    MP_CHECK_INT(mp_diff_cache_trim(&cache), one);
+    MP_CHECK(!cache.list);
+    MP_CHECK_INT(budget.used, 0);
+    mp_request_destroy(base);
+}
+
+/* ---- memory and failures ----------------------------------------------------------------------------------------- */
+
+/* The memory predicted for an engine is that of the largest stage and its scratch. Tables of positions and tokens are
+ * used in their files. */
+MP_TEST(models_image_generation_memory_is_predicted) {
+    enum { WIDTH = 32, HEAD = 16, TEXTS = 512 };
+    mp_spec *spec = pipeline(false);
+    uint64_t model, engine, weights = 0, positions = 0;
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
+        const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
+        if (strcmp(entry->name, "transformer.positions") == 0)
+            positions = entry->nbytes;
+        else if (strncmp(entry->name, "transformer.", 12) == 0)
+            weights += entry->nbytes;
+    }
+    MP_CHECK(positions > 0);
+    mp_diffusion_footprint(spec, MP_COMPUTE_F32, &model, &engine);
+    MP_CHECK_INT(model, 0);
+    MP_CHECK_INT(engine, weights + (16 << 20) +
+                             sizeof(float) * (6 * TEXTS * WIDTH + 8 * MP_DIFF_ROWS * WIDTH + 4 * TEXTS * HEAD));
+    mp_spec_unpin(spec);
+}
+
+/* The operations of a pass: 24 hidden^2 per row in products, 4 hidden for each pair of rows in attention, in each
+ * layer. The charged time of a request follows from it. */
+MP_TEST(models_image_generation_operations) {
+    const mp_diffusion model = {.hidden = 1000, .joint_layers = 2, .single_layers = 3};
+    MP_CHECK_NEAR(mp_diff_gflop(&model, 6, 10), 5 * (24e6 * 16 + 4e3 * 16 * 16) * 1e-9, 1e-9);
+    MP_CHECK_NEAR(mp_diff_gflop(&model, 100, 900), 5 * (24e9 + 4e9) * 1e-9, 1e-6);
+    const mp_diffusion joint = {.hidden = 1000, .joint_layers = 1};
+    MP_CHECK_NEAR(mp_diff_gflop(&joint, 100, 900), 28, 1e-6);
+}
+
+/* The scratch of a transformer block covers all rows of the image. */
+MP_TEST(models_image_generation_scratch_covers_the_image) {
+    mp_error error;
+    tiny_model tiny;
+    mp_item item = {0}, *items[1] = {&item};
+    uint64_t cost;
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    int blocks = 0;
+    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
+    MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
+    const mp_image_generation_request *call = (const mp_image_generation_request *)item.request;
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+    const mp_diffusion_engine *engine = (const mp_diffusion_engine *)tiny.engine;
+    do {
+        tiny.engine->ops->trim(tiny.engine); /* each step reserves what it needs */
+        tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+        const mp_diff_position *at = &((const mp_diff_state *)item.state)->at;
+        if (at->phase != MP_DIFF_DENOISE || at->block == 0)
+            continue;
+        const mp_diff_block *all = engine->blocks[MP_DIFF_TRANSFORMER];
+        const int last = at->block - 1;
+        const int64_t rows = (HIGH / MP_DIFF_PATCH) * (WIDE / MP_DIFF_PATCH);
+        const size_t shared = mp_dit_scratch(engine->model, &all[0], &all[last], last, call->text_rows, rows);
+        const size_t own = mp_dit_own(engine->model, call->text_rows + rows); /* one thread */
+        MP_CHECK(engine->arena.size >= mp_arena_cost(shared) + mp_arena_cost(own));
+        blocks++;
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    MP_CHECK(blocks > 0);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_request_destroy(item.request);
+    tiny_unload(&tiny);
+}
+
+/* A request whose latents become NaN fails in that step. The next request gets its images. */
+MP_TEST(models_image_generation_nan_fails_its_request) {
+    mp_error error;
+    tiny_model tiny;
+    mp_item item = {0}, next = {0}, *items[1] = {&item};
+    uint64_t cost;
+    mp_plan plan;
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
+    MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
+    mp_image_generation_request *call = (mp_image_generation_request *)item.request;
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
+    ((float *)call->noise)[0] = NAN;
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+    tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_FAILED);
+    MP_CHECK_INT(item.error.code, MP_NUMERIC);
+    MP_CHECK_HAS(item.error.message, "in step 1");
+    MP_CHECK_INT(call->steps_done, 0);
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_request_destroy(item.request);
+    MP_CHECK_OK(make_call(true, 1, &next.request, &error), &error);
+    serve_alone(&tiny, &next);
+    tiny.engine->ops->retire(tiny.engine, &next);
+    mp_request_destroy(next.request);
+    tiny_unload(&tiny);
+}

@@ -1,0 +1,130 @@
+/* The head of embedding models as files describe it: dense layers, their norms, and the sizes of vectors. */
+#include <math.h>
+
+#include "model_fixture.h"
+#include "models/nn/pooling.h"
+
+enum { IN = 4, OUT = 16, SMALL = 5 };
+
+static const double EPS = 0.5;
+
+typedef struct scene {
+    mp_spec *spec;
+    mp_weights *weights;
+    mp_team *team;
+    mp_lease lease;
+    mp_budget budget;
+    mp_builder builder;
+    mp_head head;
+    tiny_file file;
+    size_t weight, norm, bias, small; /* offsets in file.bytes */
+} scene;
+
+static size_t add(tiny_file *file, const char *name, int rows, int columns) {
+    tiny_tensor(file, name, MP_F32, rows, columns, 0.7f, 0);
+    return file->used - (size_t)(rows * columns) * sizeof(float);
+}
+
+/* Build a head with one dense layer. The layer has a norm, or the head has a layer for SMALL outputs. */
+static void set_up(scene *s, bool normed) {
+    mp_error error;
+    char path[512];
+    *s = (scene){.budget = {.limit = UINT64_MAX}, .file = {.spec = mp_spec_create(), .random = {31}}};
+    mp_spec *spec = s->spec = s->file.spec;
+    snprintf(path, sizeof path, "%s/head.bin", mp_test_directory());
+    MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+    tiny_int(spec, "mpool.dense_count", 1);
+    s->weight = add(&s->file, "dense.0.weight", OUT, IN);
+    if (normed) {
+        tiny_float(spec, "mpool.dense.0.norm_epsilon", EPS);
+        s->norm = add(&s->file, "dense.0.norm.weight", 1, OUT);
+        s->bias = add(&s->file, "dense.0.norm.bias", 1, OUT);
+    } else {
+        tiny_ints(spec, "mpool.dense_sizes", (int64_t[]){SMALL}, 1);
+        s->small = add(&s->file, "dense.size.5.weight", SMALL, IN);
+    }
+    mp_spec_freeze(spec);
+    mp_test_write_file(path, s->file.bytes, s->file.used);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(mp_team_create(0, &s->team, &error), &error);
+    mp_team_lease(s->team, 1, &s->lease);
+    MP_CHECK_OK(mp_weights_open(spec, &s->weights, &error), &error);
+    mp_builder_init(&s->builder, s->weights, MP_COMPUTE_F32);
+    MP_CHECK_OK(mp_head_init(&s->head, &s->builder, IN, &error), &error);
+    MP_CHECK_OK(mp_builder_finish(&s->builder, &s->lease, &s->budget, NULL, &error), &error);
+}
+
+static void take_down(scene *s) {
+    mp_budget_give(&s->budget, s->builder.charged);
+    mp_builder_deinit(&s->builder);
+    mp_weights_close(s->weights);
+    mp_team_return(&s->lease);
+    mp_team_destroy(s->team);
+    mp_spec_unpin(s->spec);
+    free(s->file.bytes);
+}
+
+static double stored(const scene *s, size_t offset, int index) {
+    float x;
+    memcpy(&x, s->file.bytes + offset + (size_t)index * sizeof x, sizeof x);
+    return (double)x;
+}
+
+/* Apply the head to one token, with exactly the scratch that it asks for: the floats behind it keep their value. */
+static void apply(const scene *s, const float *token, int dimensions, float *out) {
+    enum { MARGIN = 2 * OUT };
+    const size_t n = mp_head_scratch(&s->head);
+    float *scratch = malloc((n + MARGIN) * sizeof *scratch);
+    MP_CHECK(scratch);
+    for (size_t i = 0; i < n + MARGIN; i++)
+        scratch[i] = 7;
+    mp_head_apply(&s->head, token, 1, 0, dimensions, false, scratch, out);
+    for (size_t i = n; i < n + MARGIN; i++)
+        MP_CHECK(scratch[i] == 7);
+    free(scratch);
+}
+
+static const float token[IN] = {0.3f, -0.4f, 0.9f, 1.7f};
+
+static double product(const scene *s, size_t matrix, int row) {
+    double sum = 0;
+    for (int k = 0; k < IN; k++)
+        sum += stored(s, matrix, row * IN + k) * (double)token[k];
+    return sum;
+}
+
+/* The epsilon of the norm is the file's: it is as large as the variance here, so that it decides the result. */
+MP_TEST(models_head_reads_the_norm_of_a_dense_layer) {
+    scene s;
+    float out[OUT];
+    double y[OUT], mean = 0, square = 0;
+    set_up(&s, true);
+    apply(&s, token, OUT, out);
+    for (int i = 0; i < OUT; i++) {
+        y[i] = product(&s, s.weight, i);
+        mean += y[i] / OUT;
+    }
+    for (int i = 0; i < OUT; i++)
+        square += (y[i] - mean) * (y[i] - mean) / OUT;
+    for (int i = 0; i < OUT; i++)
+        MP_CHECK_NEAR(out[i], (y[i] - mean) / sqrt(square + EPS) * stored(&s, s.norm, i) + stored(&s, s.bias, i), 1e-5);
+    take_down(&s);
+}
+
+/* A head with a layer for 5 outputs gives vectors of 5 and of all components, and no truncated vectors. */
+MP_TEST(models_head_gives_the_sizes_of_its_layers) {
+    scene s;
+    float out[OUT];
+    set_up(&s, false);
+    for (int n = 0; n <= OUT + 1; n++)
+        MP_CHECK_INT(mp_head_gives(&s.head, n), n == SMALL || n == OUT);
+    MP_CHECK_INT(mp_head_widest(&s.head), OUT);
+    apply(&s, token, OUT, out);
+    for (int i = 0; i < OUT; i++)
+        MP_CHECK_NEAR(out[i], product(&s, s.weight, i), 1e-5);
+    apply(&s, token, SMALL, out);
+    for (int i = 0; i < SMALL; i++)
+        MP_CHECK_NEAR(out[i], product(&s, s.small, i), 1e-5);
+    take_down(&s);
+}

@@ -1,0 +1,133 @@
+/* Images of several tiles, the first matrix of an axial network in two halves, and the predicted memory of images. */
+#include "models/decoder/decoder.h"
+#include "models/vision/vision.h"
+#include "vision_fixture.h"
+
+enum { TILES = 2, BEFORE = 3, AFTER = 5, PROMPT = BEFORE + TILES * ROWS + AFTER };
+
+/* Make a request with two tiles side by side: of one image, or of two images. swapped: the tiles in the other order. */
+static void make_tiles(const tiny_model *tiny, tiny_job *job, bool one_image, bool swapped) {
+    static uint8_t pixels[TILES * PIXELS], keys[TILES * MP_IMAGE_KEY], run_keys[TILES * MP_IMAGE_KEY];
+    const int32_t sizes[2 * TILES] = {SIDE, SIDE, SIDE, SIDE};
+    const int32_t one[] = {BEFORE, TILES * ROWS, TILES}, two[] = {BEFORE, ROWS, 1, BEFORE + ROWS, ROWS, 1};
+    int32_t prompt[PROMPT];
+    for (int t = 0; t < TILES; t++) {
+        const int seed = swapped ? TILES - t : 1 + t;
+        mp_test_random own = {1000 + (uint64_t)seed};
+        for (int p = 0; p < PIXELS; p++)
+            pixels[t * PIXELS + p] = (uint8_t)mp_test_random_u64(&own);
+        keys[t * MP_IMAGE_KEY] = (uint8_t)seed;
+        run_keys[t * MP_IMAGE_KEY] = (uint8_t)(10 + 2 * one_image + seed);
+    }
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = i >= BEFORE && i < BEFORE + TILES * ROWS ? MARK : 7 + i;
+    const mp_text_args args = {
+        .n_prompt = PROMPT,
+        .prompt = prompt,
+        .n_choices = 1,
+        .want_prompt_logits = true,
+        .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = ANSWER, .logprobs = 3, .ignore_eos = true},
+        .vision = true,
+        .images = {.n_tiles = TILES, .n_runs = one_image ? 1 : TILES, .sizes = sizes, .pixels = pixels,
+                   .n_bytes = TILES * PIXELS, .tile_keys = keys, .run_keys = run_keys,
+                   .spans = one_image ? one : two},
+    };
+    tiny_job_make(tiny, job, &args, 0);
+}
+
+static uint64_t hash_of_tiles(tiny_model *tiny, bool one_image, bool swapped) {
+    tiny_job job;
+    mp_item *items[1] = {&job.item};
+    mp_plan plan;
+    make_tiles(tiny, &job, one_image, swapped);
+    tiny_job_admit(tiny, &job);
+    mp_outcome outcomes[MP_PLAN_MAX];
+    do {
+        tiny->engine->ops->plan(tiny->engine, items, 1, UINT64_MAX, &plan);
+        tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+    } while (outcomes[0] == MP_OUTCOME_MORE);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+    tiny->engine->ops->retire(tiny->engine, &job.item);
+    const uint64_t hash = tiny_job_hash(&job);
+    mp_request_destroy(&job.call->base);
+    return hash;
+}
+
+/* The rows of an image's tiles follow each other, as those of two images do. */
+MP_TEST(models_vision_tiles_of_an_image_follow_each_other) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    const uint64_t two = hash_of_tiles(&tiny, false, false);
+    MP_CHECK(hash_of_tiles(&tiny, true, false) == two);
+    MP_CHECK(hash_of_tiles(&tiny, true, true) != two);
+    tiny_unload(&tiny);
+}
+
+/* A tile of another size than the network's is named in the error, also if it is the last one. */
+MP_TEST(models_vision_names_unsuitable_tiles) {
+    static const mp_dtype floats[] = {MP_F32};
+    static const char *const names[TILES] = {"tile 0 is 20 x 16 pixels", "tile 1 is 20 x 16 pixels"};
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    for (int t = 0; t < TILES; t++) {
+        mp_error error;
+        tiny_job job;
+        uint64_t cost;
+        uint32_t total;
+        make_tiles(&tiny, &job, true, false);
+        job.call->images.sizes[2 * t + 1] = SIDE + PATCH;
+        MP_CHECK_STATUS(tiny.model->ops->check(tiny.model, &job.call->base, &cost, &total, &error),
+                        MP_INVALID_ARGUMENT, &error);
+        MP_CHECK_HAS(error.message, names[t]);
+        mp_request_destroy(&job.call->base);
+    }
+    tiny_unload(&tiny);
+}
+
+/* A first matrix that is stored as two halves, one per frame, is their sum: an image counts as two equal frames. */
+MP_TEST(models_vision_adds_the_halves_of_the_first_matrix) {
+    enum { INPUTS = 3 * PATCH * PATCH };
+    static const mp_dtype floats[] = {MP_F32};
+    const int64_t shape[2] = {HIDDEN, INPUTS};
+    mp_error error;
+    mp_tensor first, second;
+    float row[INPUTS];
+    tiny_model tiny;
+    halves = true;
+    tiny_load(&tiny, tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    halves = false;
+    const mp_decoder *model = (const mp_decoder *)tiny.model;
+    const mp_linear *patches = &model->vision->image_encoder.patches;
+    MP_CHECK_OK(mp_weights_get(model->weights, "v.patch_embd.weight", 2, shape, &first, &error), &error);
+    MP_CHECK_OK(mp_weights_get(model->weights, "v.patch_embd.weight.1", 2, shape, &second, &error), &error);
+    MP_CHECK(patches->N == HIDDEN && patches->K == INPUTS && patches->parts == 1);
+    for (int r = 0; r < HIDDEN; r++) {
+        const float *a = (const float *)(const void *)mp_tensor_row(&first, r);
+        const float *b = (const float *)(const void *)mp_tensor_row(&second, r);
+        mp_wmat_row(&patches->w[0], r, row);
+        for (int i = 0; i < INPUTS; i++)
+            MP_CHECK(row[i] == a[i] + b[i]);
+    }
+    tiny_unload(&tiny);
+}
+
+/* The memory predicted for an engine covers one image: state of the network, working memory of a part, rows of the
+ * image, and their space in the KV cache. */
+MP_TEST(models_vision_memory_of_an_image_is_predicted) {
+    static const mp_dtype floats[] = {MP_F32};
+    static const mp_compute types[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16};
+    const uint64_t state = 5 * mp_arena_cost((ROWS + 1) * HIDDEN * sizeof(float)), part = 16 << 20;
+    const uint64_t kv = TINY_LAYERS * 2 * TINY_KV_HEADS * (TINY_HIDDEN / TINY_HEADS);
+    for (int c = 0; c < 2; c++) {
+        const uint64_t row = TINY_HIDDEN * sizeof(float) + kv * (types[c] == MP_COMPUTE_F32 ? 4 : 2);
+        uint64_t model, engine, decoder_model, decoder_engine;
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), types[c], 1);
+        tiny.loader.ops->footprint(tiny.loader.self, &model, &engine);
+        mp_decoder_footprint(tiny.spec, types[c], &decoder_model, &decoder_engine);
+        MP_CHECK(model > decoder_model);
+        MP_CHECK_INT(engine - decoder_engine, state + part + (ROWS + 1) * row);
+        tiny_unload(&tiny);
+    }
+}
