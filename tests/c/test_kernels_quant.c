@@ -591,6 +591,27 @@ MP_TEST(kernels_stored_extremes) {
     }
 }
 
+/* The smallest scales of MXFP4, which its exponents encode as denormals. */
+MP_TEST(kernels_stored_smallest_exponents) {
+    const stored *type = types;
+    while (type->dtype != MP_MXFP4)
+        type++;
+    const int M = 3, N = 9, K = 96;
+    mp_tensor src = make_weights(type, N, K, FILL_RANDOM, SCALES_COMMON, 6);
+    uint8_t *data = (uint8_t *)(uintptr_t)src.data;
+    for (uint64_t at = 0; at < src.nbytes; at += 17)
+        data[at] = (uint8_t)(at / 17 % 3);
+    float *x = kt_alloc((size_t)(M * K) * 4);
+    mp_test_random random = {28};
+    for (int i = 0; i < M * K; i++)
+        x[i] = mp_test_random_float(&random, -1e6f, 1e6f);
+    kt_use("");
+    mp_acts acts = make_acts(x, M, K);
+    compare_stored(type, &src, &acts, "exponents 0 to 2");
+    kt_free(x);
+    drop_acts(&acts), drop_weights(&src);
+}
+
 /* Few rows of a type with a slot use it, where the CPU has a variant; all others are packed. */
 MP_TEST(kernels_stored_product_for) {
     for (int t = 0; t < TYPES; t++) {

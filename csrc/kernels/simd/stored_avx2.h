@@ -221,9 +221,9 @@ static MP_INLINE s_codes s_two(const uint8_t *first, const uint8_t *second) {
     return (s_codes){_mm256_and_si256(x, mask), _mm256_and_si256(_mm256_srli_epi16(x, 4), mask)};
 }
 
-/* The activations of s_codes. A block that is alone is its own partner, whose sums are dropped. */
-static MP_INLINE s_codes s_two_acts(const s_acts *a, bool alone) {
-    const __m256i first = s_load(a->q), second = alone ? first : s_load(a->q + 32);
+/* The activations of s_codes. After the last block of an odd number follows padding (mp_acts). */
+static MP_INLINE s_codes s_two_acts(const s_acts *a) {
+    const __m256i first = s_load(a->q), second = s_load(a->q + 32);
     return (s_codes){s_half(first, second, 0), s_half(first, second, 1)};
 }
 
@@ -256,7 +256,7 @@ static MP_INLINE __m256i s_codes_sum(__m256i first, __m256i second, int h, int o
 
 static MP_INLINE __m256 s_q4_0(const uint8_t *const *at, const s_acts *a, int count, __m256 f) {
     enum { OFFSET = 8, BYTES = 18 };
-    const s_codes q = s_two_acts(a, count == 1);
+    const s_codes q = s_two_acts(a);
     __m256i part[S_ROWS], first, second;
     MP_UNROLL
     for (int r = 0; r < S_ROWS; r++)
@@ -282,7 +282,7 @@ static MP_INLINE __m256 s_mxfp4(const uint8_t *const *at, const s_acts *a, int c
     enum { OFFSET = 12, BYTES = 17 };
     const __m128i values = _mm_loadu_si128((const __m128i *)(const void *)mp_stored_table(MP_MXFP4));
     const __m256i table = _mm256_broadcastsi128_si256(_mm_add_epi8(values, _mm_set1_epi8(OFFSET)));
-    const s_codes q = s_two_acts(a, count == 1);
+    const s_codes q = s_two_acts(a);
     __m256i part[S_ROWS], first, second;
     MP_UNROLL
     for (int r = 0; r < S_ROWS; r++) {
