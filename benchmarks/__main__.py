@@ -9,7 +9,7 @@
     isolation          worker processes compared with worker threads
     masks              overhead of structured output
     kernels            each kernel as per cent of the machine's peak
-    synthetic          write a GGUF file with the shapes of Qwen3-1.7B and random values
+    synthetic          write a GGUF file with the shapes of a published model and random values
 
 ``python -m benchmarks COMMAND --help`` lists the options of a command. ``benchmarks/README.md`` describes the method.
 """

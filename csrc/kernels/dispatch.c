@@ -1,6 +1,7 @@
 /* dispatch.c: fills the table of kernels. Variants are set from the lowest instruction set to the highest, so the best
  * supported variant of each slot wins. */
 #include <assert.h>
+#include <string.h>
 
 #include "base/cpu.h"
 #include "kernels/variants.h"
@@ -65,6 +66,8 @@ const mp_kernels *mp_kernels_get(void) {
     assert(g_table.variant[0] && "call mp_kernels_init first");
     return &g_table.call;
 }
+
+bool mp_kernels_is_ref(int slot) { return strcmp(g_table.variant[slot], "ref") == 0; }
 
 int mp_kernels_count(void) { return MP_SLOT_COUNT; }
 

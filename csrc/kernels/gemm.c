@@ -5,6 +5,7 @@
 #include "kernels/blas.h"
 #include "kernels/epilogue.h"
 #include "kernels/pack_dense.h"
+#include "kernels/variants.h"
 
 void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
              float *y, int64_t ldy) {
@@ -24,6 +25,24 @@ void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int
         [MP_W_TABLE16_MINS] = k->gemm_table16_mins,
     };
     by_kind[w->kind](w, x, m0, m1, panel0, panel1, ep, y, ldy);
+}
+
+mp_stored_product *mp_stored_product_for(mp_dtype dtype, int rows) {
+    enum { MOST_ROWS = 2 };
+    const mp_kernels *k = mp_kernels_get();
+    if (rows > MOST_ROWS)
+        return NULL;
+    switch (dtype) {
+#define CASE(type, slot) case type: return mp_kernels_is_ref(MP_SLOT_##slot) ? NULL : k->slot
+        CASE(MP_Q4_0, stored_q4_0);
+        CASE(MP_Q8_0, stored_q8_0);
+        CASE(MP_Q4_K, stored_q4_k);
+        CASE(MP_Q5_K, stored_q5_k);
+        CASE(MP_Q6_K, stored_q6_k);
+        CASE(MP_MXFP4, stored_mxfp4);
+#undef CASE
+    default: return NULL;
+    }
 }
 
 void mp_epilogue_apply(const mp_epilogue *ep, int m0, int m1, int n0, int n1, float *tile, int64_t ld) {

@@ -178,6 +178,13 @@ typedef struct mp_epilogue {
 void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
              float *y, int64_t ldy);
 
+/* Multiply row m of x (A_Q8) by n weight rows as they are stored, without packing them: y[o] = x[m] . row o, for o < n.
+ * `rows` points at the first row, and `stride` is the distance of rows in bytes. The bits are those of mp_gemm with the
+ * packed rows. For few rows of x, this is faster than packing; mp_stored_product_for returns NULL where it is not: for
+ * `rows` rows of x, for a type without a slot, and on instruction sets without a variant of the slot. */
+typedef void mp_stored_product(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y);
+mp_stored_product *mp_stored_product_for(mp_dtype dtype, int rows);
+
 /* Compute act(x w^T + bias) of one part, or gated(act) of two parts with the same N: parts[0] is the gate, parts[1] the
  * values to be gated. Write the result as the last N inputs of `out` (kind A_Q8 or A_BF16), the activations of the next
  * product. `out` may have other inputs before these N; their number must be a multiple of MP_PANEL_N. The outputs of

@@ -23,6 +23,9 @@ typedef struct mp_kernel_table {
 #define MP_SET(table, slot_name, function, variant_name) \
     ((table)->call.slot_name = (function), (table)->variant[MP_SLOT_##slot_name] = (variant_name))
 
+/* True if the slot's function in use is that of ref/. */
+bool mp_kernels_is_ref(int slot);
+
 void mp_ref_dense(mp_kernel_table *table);
 void mp_ref_quant(mp_kernel_table *table);
 void mp_ref_rows(mp_kernel_table *table);

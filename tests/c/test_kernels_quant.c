@@ -488,3 +488,143 @@ MP_TEST(kernels_quant_gemm_epilogue) {
         drop_weights(&src);
     }
 }
+
+/* ---- rows as stored -------------------------------------------------------------------------------------------- */
+
+/* The product of a slot stored_* of a set. */
+static mp_stored_product *stored_slot(const kt_set *set, mp_dtype dtype, int *slot) {
+    switch (dtype) {
+#define CASE(type, name) case type: *slot = MP_SLOT_##name; return set->call.name
+        CASE(MP_Q4_0, stored_q4_0);
+        CASE(MP_Q8_0, stored_q8_0);
+        CASE(MP_Q4_K, stored_q4_k);
+        CASE(MP_Q5_K, stored_q5_k);
+        CASE(MP_Q6_K, stored_q6_k);
+        CASE(MP_MXFP4, stored_mxfp4);
+#undef CASE
+    default: return NULL;
+    }
+}
+
+/* Multiply all rows of src by every row of acts, `count` rows at a time, with guard bytes around each part. */
+static void multiply_stored(mp_stored_product *product, const mp_tensor *src, const mp_acts *acts, int count,
+                            float *y) {
+    const int N = (int)src->shape[0];
+    const size_t stride = src->nbytes / (uint64_t)N;
+    for (int m = 0; m < acts->M; m++)
+        for (int n = 0; n < N; n += count) {
+            const int rows = N - n < count ? N - n : count;
+            float *part = kt_alloc((size_t)rows * 4);
+            product(src->data + (size_t)n * stride, stride, rows, acts, m, part);
+            memcpy(y + m * N + n, part, (size_t)rows * 4);
+            kt_free(part);
+        }
+}
+
+/* Every variant gives the bits of mp_gemm with packed rows, for any number of rows at a time. */
+static void compare_stored(const stored *type, const mp_tensor *src, const mp_acts *acts, const char *what) {
+    const int N = (int)src->shape[0], counts[] = {32, 1, 7, 8, 11};
+    int slot = 0;
+    kt_set set = kt_ref();
+    mp_wmat w = pack_by(type, src, 1);
+    float *expected = gemm_all(&w, acts, NULL, N), *got = kt_alloc((size_t)(acts->M * N) * 4);
+    stored_slot(&set, type->dtype, &slot);
+    do {
+        for (int i = 0; i < (int)(sizeof counts / sizeof *counts); i++) {
+            multiply_stored(stored_slot(&set, type->dtype, &slot), src, acts, counts[i], got);
+            kt_same_matrix(&set, expected, got, acts->M, N, N, "stored %s %s, %d rows at a time, K=%d", name_of(type),
+                           what, counts[i], w.K);
+        }
+    } while (kt_next(&set, slot));
+    kt_free(expected), kt_free(got), kt_free(w.data);
+}
+
+MP_TEST(kernels_stored_variants) {
+    mp_test_random random = {26};
+    for (int t = 0; t < TYPES; t++) {
+        kt_set set = kt_ref();
+        int slot = 0;
+        if (!stored_slot(&set, types[t].dtype, &slot))
+            continue;
+        for (int i = 0; i < 4; i++) {
+            const int M = 2, N = 45 - i, K = unit_of(&types[t]) * (2 * i + 1);
+            mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, i % 2 ? SCALES_EXTREME : SCALES_COMMON,
+                                         (uint64_t)(t * 10 + i));
+            float *x = kt_alloc((size_t)(M * K) * 4);
+            kt_random(&random, x, M * K);
+            kt_use("");
+            mp_acts acts = make_acts(x, M, K);
+            compare_stored(&types[t], &src, &acts, "random");
+            kt_free(x);
+            drop_acts(&acts), drop_weights(&src);
+        }
+    }
+}
+
+/* The largest integers of either sign, all weight patterns and extreme activations. */
+MP_TEST(kernels_stored_extremes) {
+    const int patterns[5][2] = {{127, 127}, {-127, -127}, {127, -127}, {-127, 127}, {0, 127}};
+    mp_test_random random = {27};
+    for (int t = 0; t < TYPES; t++) {
+        kt_set set = kt_ref();
+        int slot = 0;
+        if (!stored_slot(&set, types[t].dtype, &slot))
+            continue;
+        for (int fill = 0; fill < FILLS; fill++)
+            for (int e = 0; e < KT_EXTREMES; e++) {
+                const int M = 7, N = 9, K = unit_of(&types[t]) * 2;
+                mp_tensor src = make_weights(&types[t], N, K, (enum fill)fill,
+                                             e % 2 ? SCALES_EXTREME : SCALES_COMMON, 5);
+                float *x = kt_alloc((size_t)(M * K) * 4);
+                kt_extreme(&random, (enum kt_extreme)e, x, M * K);
+                kt_use("");
+                mp_acts acts = make_acts(x, M, K);
+                for (int m = 0; m < 5; m++)
+                    set_row(&acts, m, patterns[m][0], patterns[m][1]);
+                const uint32_t control = e % 2 ? mp_cpu_flush_denormals() : 0;
+                compare_stored(&types[t], &src, &acts, kt_extreme_names[e]);
+                if (e % 2)
+                    mp_cpu_restore_float(control);
+                kt_free(x);
+                drop_acts(&acts), drop_weights(&src);
+            }
+    }
+}
+
+/* The smallest scales of MXFP4, which its exponents encode as denormals. */
+MP_TEST(kernels_stored_smallest_exponents) {
+    const stored *type = types;
+    while (type->dtype != MP_MXFP4)
+        type++;
+    const int M = 3, N = 9, K = 96;
+    mp_tensor src = make_weights(type, N, K, FILL_RANDOM, SCALES_COMMON, 6);
+    uint8_t *data = (uint8_t *)(uintptr_t)src.data;
+    for (uint64_t at = 0; at < src.nbytes; at += 17)
+        data[at] = (uint8_t)(at / 17 % 3);
+    float *x = kt_alloc((size_t)(M * K) * 4);
+    mp_test_random random = {28};
+    for (int i = 0; i < M * K; i++)
+        x[i] = mp_test_random_float(&random, -1e6f, 1e6f);
+    kt_use("");
+    mp_acts acts = make_acts(x, M, K);
+    compare_stored(type, &src, &acts, "exponents 0 to 2");
+    kt_free(x);
+    drop_acts(&acts), drop_weights(&src);
+}
+
+/* Few rows of a type with a slot use it, where the CPU has a variant; all others are packed. */
+MP_TEST(kernels_stored_product_for) {
+    for (int t = 0; t < TYPES; t++) {
+        kt_set set = kt_ref();
+        int slot = 0;
+        mp_stored_product *product = stored_slot(&set, types[t].dtype, &slot);
+        MP_CHECK(!mp_stored_product_for(types[t].dtype, 1)); /* ref/ alone: packing is not slower */
+        kt_use("");
+        const bool fast = product && strcmp(mp_kernels_variant(slot), "ref") != 0;
+        set.call = *mp_kernels_get();
+        product = fast ? stored_slot(&set, types[t].dtype, &slot) : NULL;
+        MP_CHECK(mp_stored_product_for(types[t].dtype, 1) == product);
+        MP_CHECK(!mp_stored_product_for(types[t].dtype, 100));
+    }
+    MP_CHECK(!mp_stored_product_for(MP_F32, 1) && !mp_stored_product_for(MP_BF16, 1));
+}

@@ -52,6 +52,46 @@ static void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0,
     }
 }
 
+/* One block of one row at a time is packed as the first output of a panel. */
+static void stored_product(mp_wkind kind, mp_dtype dtype, const uint8_t *rows, size_t stride, int n, const mp_acts *x,
+                           int m, float *y) {
+    enum { MOST = 256 * MP_PANEL_N * 9 / 8 + 1024 };
+    _Alignas(64) uint8_t panel[MOST];
+    const mp_dtype_row *row = mp_dtype_get(dtype);
+    mp_pack_view view;
+    mp_wmat w;
+    mp_wmat_init(&w, kind, 1, row->items);
+    assert(w.panel_bytes <= sizeof panel && x->kind == MP_A_Q8 && x->K % row->items == 0);
+    w.data = panel;
+    for (int o = 0; o < n; o++) {
+        float f = 0;
+        for (int b = 0; b < x->K / 32; b++) {
+            const int at = b * 32 % row->items;
+            if (at == 0) {
+                const mp_tensor block = {.dtype = dtype, .ndim = 2, .shape = {1, row->items},
+                                         .data = rows + (size_t)o * stride + (size_t)(b * 32 / row->items * row->bytes),
+                                         .nbytes = (uint64_t)row->bytes};
+                mp_pack_quant(&w, &block, 0, 1);
+            }
+            mp_pack_view_block(kind, panel, at / 32, 0, &view);
+            f = add_block(&view, x, m, b, f);
+        }
+        y[o] = f;
+    }
+}
+
+#define STORED(name, kind, dtype)                                                                             \
+    static void stored_##name(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y) { \
+        stored_product(kind, dtype, rows, stride, n, x, m, y);                                                \
+    }
+STORED(q4_0, MP_W_Q4_0, MP_Q4_0)
+STORED(q8_0, MP_W_Q8_0, MP_Q8_0)
+STORED(q4_k, MP_W_Q4_K, MP_Q4_K)
+STORED(q5_k, MP_W_Q5_K, MP_Q5_K)
+STORED(q6_k, MP_W_Q6_K, MP_Q6_K)
+STORED(mxfp4, MP_W_TABLE32, MP_MXFP4)
+#undef STORED
+
 /* A block whose maximum is so small (below 4e-37) that 127 / max overflows is quantised to zeros. */
 static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum16) {
     assert(K % 32 == 0);
@@ -86,4 +126,10 @@ void mp_ref_quant(mp_kernel_table *table) {
     MP_SET(table, gemm_table32, gemm, "ref");
     MP_SET(table, gemm_table16, gemm, "ref");
     MP_SET(table, gemm_table16_mins, gemm, "ref");
+    MP_SET(table, stored_q4_0, stored_q4_0, "ref");
+    MP_SET(table, stored_q8_0, stored_q8_0, "ref");
+    MP_SET(table, stored_q4_k, stored_q4_k, "ref");
+    MP_SET(table, stored_q5_k, stored_q5_k, "ref");
+    MP_SET(table, stored_q6_k, stored_q6_k, "ref");
+    MP_SET(table, stored_mxfp4, stored_mxfp4, "ref");
 }

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/dequantize.h"
 #include "kernels/epilogue.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
@@ -45,6 +46,14 @@ static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a) {
 }
 
 #include "kernels/simd/quant_tmpl.h"
+
+enum { S_SHORT = 1 };
+static MP_INLINE __m256i s_short_dot(__m256i w, __m256i a) { return _mm256_maddubs_epi16(w, a); }
+static MP_INLINE __m256i s_dot(__m256i w, __m256i a) {
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1));
+}
+
+#include "kernels/simd/stored_avx2.h"
 
 static MP_INLINE __m256i magnitudes(__m256 x) {
     return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
@@ -108,5 +117,6 @@ MP_TARGET_END
 void mp_avx2_quant(mp_kernel_table *table) {
     MP_SET(table, acts_q8, acts_q8, "avx2");
     q_set_gemms(table, "avx2");
+    s_set_products(table, "avx2");
 }
 #endif

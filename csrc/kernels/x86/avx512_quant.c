@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "kernels/dequantize.h"
 #include "kernels/epilogue.h"
 #include "kernels/simd/target.h"
 #include "kernels/variants.h"
@@ -69,6 +70,12 @@ static MP_INLINE void q_dot_bytes(qi *part, qi *sum, qi w, qi a) { q_dot(part, s
 static MP_INLINE void q_flush(qi *part, qi *sum) { (void)part, (void)sum; }
 
 #include "kernels/simd/quant_tmpl.h"
+
+enum { S_SHORT = 0 };
+static MP_INLINE __m256i s_dot(__m256i w, __m256i a) { return _mm256_dpbusd_epi32(_mm256_setzero_si256(), w, a); }
+static MP_INLINE __m256i s_short_dot(__m256i w, __m256i a) { return s_dot(w, a); }
+
+#include "kernels/simd/stored_avx2.h"
 
 MP_TARGET_END
 
@@ -156,7 +163,9 @@ MP_TARGET_END
 
 void mp_avx512_quant(mp_kernel_table *table, uint32_t features) {
     MP_SET(table, acts_q8, acts_q8, "avx512");
-    if (features & MP_CPU_AVX512_VNNI)
+    if (features & MP_CPU_AVX512_VNNI) {
         q_set_gemms(table, "avx512vnni");
+        s_set_products(table, "avx512vnni");
+    }
 }
 #endif

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "kernels/dequantize.h"
 #include "kernels/epilogue.h"
 #include "kernels/variants.h"
 
@@ -27,7 +28,16 @@ static MP_INLINE void q_flush(q_part *part, qi *sum) { (void)part, (void)sum; }
 
 #include "kernels/simd/quant_tmpl.h"
 
+enum { S_SHORT = 0 };
+static MP_INLINE __m256i s_short_dot(__m256i w, __m256i a) { return vex_dpbusd(_mm256_setzero_si256(), w, a); }
+static MP_INLINE __m256i s_dot(__m256i w, __m256i a) { return vex_dpbusd(_mm256_setzero_si256(), w, a); }
+
+#include "kernels/simd/stored_avx2.h"
+
 MP_TARGET_END
 
-void mp_avxvnni_quant(mp_kernel_table *table) { q_set_gemms(table, "avxvnni"); }
+void mp_avxvnni_quant(mp_kernel_table *table) {
+    q_set_gemms(table, "avxvnni");
+    s_set_products(table, "avxvnni");
+}
 #endif

@@ -153,22 +153,32 @@ static void group(const mp_experts *experts, int M, const expert_scratch *s) {
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
 
-/* Computes the outputs of one panel of an expert, from 32 * panel on, for entries [from, to). Packs the panel into
- * `own` first. */
+/* Computes the outputs of one panel of an expert, from 32 * panel on, for entries [from, to). If there are many
+ * entries, packs the panel into `own` first. */
 static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, const mp_acts *acts, int32_t from,
                       int32_t to, uint8_t *own, float *y, int64_t ldy) {
     int32_t n0 = panel * MP_PANEL_N, n = matrix->N - n0 < MP_PANEL_N ? matrix->N - n0 : MP_PANEL_N;
     mp_tensor rows = mp_expert_rows(matrix, expert, n0, n, own + panel_bytes(matrix));
-    mp_wmat one;
-    mp_wmat_init(&one, matrix->kind, n, matrix->K);
-    one.data = own;
-    mp_wmat_pack(&one, &rows, 0, 1);
     float biases[MP_PANEL_N];
     mp_epilogue end = {0};
     if (matrix->biases.data) {
         mp_expert_biases(matrix, expert, n0, n, biases);
         end.bias = biases;
     }
+    mp_stored_product *product = acts->kind == MP_A_Q8 ? mp_stored_product_for(rows.dtype, to - from) : NULL;
+    if (product) {
+        for (int32_t m = from; m < to; m++) {
+            float *out = y + m * ldy + n0;
+            product(rows.data, rows.nbytes / (uint64_t)n, n, acts, m, out);
+            for (int32_t i = 0; end.bias && i < n; i++)
+                out[i] += end.bias[i];
+        }
+        return;
+    }
+    mp_wmat one;
+    mp_wmat_init(&one, matrix->kind, n, matrix->K);
+    one.data = own;
+    mp_wmat_pack(&one, &rows, 0, 1);
     mp_gemm(&one, acts, from, to, 0, 1, &end, y + n0, ldy);
 }
 

@@ -1,10 +1,11 @@
 /* nn/experts.h: the feed-forward sublayer as a mixture of experts (MoE). A router assigns each row a few experts, and
  * their weighted outputs are added up ("Outrageously Large Neural Networks", arXiv:1701.06538).
  *
- * Expert matrices stay as stored: each thread packs one panel at a time into its scratch and computes with it. Experts
- * therefore take no memory besides the mapped file, and the bytes of an expert without rows are not read. Rows are
- * grouped by expert, so each matrix is read once a pass. The output of a row depends on its own routing alone: ties go
- * to the lowest id, and expert outputs are added in routing order. */
+ * Expert matrices stay as stored. If an expert has few rows, its stored rows are multiplied as they are
+ * (mp_stored_product_for); otherwise each thread packs one panel at a time into its scratch and computes with it.
+ * Experts therefore take no memory besides the mapped file, and the bytes of an expert without rows are not read. Rows
+ * are grouped by expert, so each matrix is read once a pass. The output of a row depends on its own routing alone: ties
+ * go to the lowest id, and expert outputs are added in routing order. */
 #ifndef MP_MODELS_NN_EXPERTS_H
 #define MP_MODELS_NN_EXPERTS_H
 
