@@ -757,10 +757,12 @@ MP_TEST(kernels_dense_dispatch) {
     }
 #elif defined(__aarch64__)
     MP_CHECK(kt_use("neon"));
-    for (int i = 0; i < mp_kernels_count(); i++) { /* two slots have variants only for AMX tiles */
-        const bool tiles = i == MP_SLOT_attn_full_bf16 || i == MP_SLOT_gemm_bf16_acts;
-        MP_CHECK_STR(mp_kernels_variant(i), tiles ? "ref" : "neon");
+    for (int i = 0; i < mp_kernels_count(); i++) {
+        const bool tiles = i == MP_SLOT_attn_full_bf16 || i == MP_SLOT_gemm_bf16_acts; /* variants for AMX only */
+        const bool stored = strncmp(mp_kernels_slot(i), "stored_", 7) == 0;            /* variants for x86 only */
+        MP_CHECK_STR(mp_kernels_variant(i), tiles || stored ? "ref" : "neon");
     }
+    MP_CHECK(!mp_stored_product_for(MP_Q4_K, 1)); /* packing is faster than the slot's function of ref/ */
     if (kt_use("dotprod")) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "dotprod");
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "dotprod");
