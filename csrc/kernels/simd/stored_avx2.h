@@ -110,36 +110,14 @@ static MP_INLINE __m256 s_add_super(int s, __m256i sum, const __m256i *words, __
     return _mm256_fnmadd_ps(_mm256_mul_ps(dmin, _mm256_cvtepi32_ps(mn)), _mm256_set1_ps(factor), f);
 }
 
-static MP_INLINE __m256 s_q4_k(const uint8_t *const *at, const s_acts *a, int count, __m256 f) {
-    (void)count;
-    const __m256i mask = _mm256_set1_epi8(15);
-    const __m256i words[] = {s_words(at, 4), s_words(at, 8), s_words(at, 12)};
-    __m256 d, dmin;
-    s_split_halves(s_words(at, 0), &d, &dmin);
-    MP_UNROLL
-    for (int pair = 0; pair < 4; pair++) {
-        const __m256i a0 = s_load(a->q + 64 * pair), a1 = s_load(a->q + 64 * pair + 32);
-        __m256i low[S_ROWS], high[S_ROWS];
-        MP_UNROLL
-        for (int r = 0; r < S_ROWS; r++) {
-            const __m256i x = s_load(at[r] + 16 + 32 * pair);
-            low[r] = s_short_dot(_mm256_and_si256(x, mask), a0);
-            high[r] = s_short_dot(_mm256_and_si256(_mm256_srli_epi16(x, 4), mask), a1);
-        }
-        f = s_add_super(2 * pair, s_collect4(low), words, d, dmin, a, f);
-        f = s_add_super(2 * pair + 1, s_collect4(high), words, d, dmin, a, f);
-    }
-    return f;
-}
-
 /* Bit s of each byte as bit 4. */
 static MP_INLINE __m256i s_fifth(__m256i bits, int s) {
     const __m256i moved = s < 4 ? _mm256_slli_epi16(bits, 4 - s) : _mm256_srli_epi16(bits, s - 4);
     return _mm256_and_si256(moved, _mm256_set1_epi8(16));
 }
 
-static MP_INLINE __m256 s_q5_k(const uint8_t *const *at, const s_acts *a, int count, __m256 f) {
-    (void)count;
+/* Q4_K, or if `fives`, Q5_K, which has 32 bytes of fifth bits before the nibbles. */
+static MP_INLINE __m256 s_super(int fives, const uint8_t *const *at, const s_acts *a, __m256 f) {
     const __m256i mask = _mm256_set1_epi8(15);
     const __m256i words[] = {s_words(at, 4), s_words(at, 8), s_words(at, 12)};
     __m256 d, dmin;
@@ -150,15 +128,27 @@ static MP_INLINE __m256 s_q5_k(const uint8_t *const *at, const s_acts *a, int co
         __m256i low[S_ROWS], high[S_ROWS];
         MP_UNROLL
         for (int r = 0; r < S_ROWS; r++) {
-            const __m256i x = s_load(at[r] + 48 + 32 * pair), bits = s_load(at[r] + 16);
-            const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
-            low[r] = s_dot(_mm256_or_si256(_mm256_and_si256(x, mask), s_fifth(bits, 2 * pair)), a0);
-            high[r] = s_dot(_mm256_or_si256(upper, s_fifth(bits, 2 * pair + 1)), a1);
+            const __m256i x = s_load(at[r] + (fives ? 48 : 16) + 32 * pair), bits = s_load(at[r] + 16);
+            const __m256i lower = _mm256_and_si256(x, mask), upper = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
+            low[r] = fives ? s_dot(_mm256_or_si256(lower, s_fifth(bits, 2 * pair)), a0) : s_short_dot(lower, a0);
+            high[r] = fives ? s_dot(_mm256_or_si256(upper, s_fifth(bits, 2 * pair + 1)), a1) : s_short_dot(upper, a1);
         }
-        f = s_add_super(2 * pair, s_collect(low), words, d, dmin, a, f);
-        f = s_add_super(2 * pair + 1, s_collect(high), words, d, dmin, a, f);
+        const __m256i first = fives ? s_collect(low) : s_collect4(low);
+        const __m256i second = fives ? s_collect(high) : s_collect4(high);
+        f = s_add_super(2 * pair, first, words, d, dmin, a, f);
+        f = s_add_super(2 * pair + 1, second, words, d, dmin, a, f);
     }
     return f;
+}
+
+static MP_INLINE __m256 s_q4_k(const uint8_t *const *at, const s_acts *a, int count, __m256 f) {
+    (void)count;
+    return s_super(0, at, a, f);
+}
+
+static MP_INLINE __m256 s_q5_k(const uint8_t *const *at, const s_acts *a, int count, __m256 f) {
+    (void)count;
+    return s_super(1, at, a, f);
 }
 
 static MP_INLINE __m256 s_q6_k(const uint8_t *const *at, const s_acts *a, int count, __m256 f) {

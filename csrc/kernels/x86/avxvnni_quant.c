@@ -29,8 +29,8 @@ static MP_INLINE void q_flush(q_part *part, qi *sum) { (void)part, (void)sum; }
 #include "kernels/simd/quant_tmpl.h"
 
 enum { S_SHORT = 0 };
-static MP_INLINE __m256i s_short_dot(__m256i w, __m256i a) { return vex_dpbusd(_mm256_setzero_si256(), w, a); }
 static MP_INLINE __m256i s_dot(__m256i w, __m256i a) { return vex_dpbusd(_mm256_setzero_si256(), w, a); }
+static MP_INLINE __m256i s_short_dot(__m256i w, __m256i a) { return s_dot(w, a); }
 
 #include "kernels/simd/stored_avx2.h"
 
