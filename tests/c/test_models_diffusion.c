@@ -4,61 +4,36 @@
 #include "image_generation_fixture.h"
 #include "models/diffusion/schedule.h"
 #include "models/diffusion/texts.h"
+#include "parts_fixture.h"
 
 /* ---- products in chunks of rows ---------------------------------------------------------------------------------- */
 
 enum { INPUTS = 64, OUTPUTS = 20, LAST = 100, MANY = 2 * MP_DIFF_ROWS + LAST, MARGIN = 16 };
 
 typedef struct scene {
-    mp_spec *spec;
-    mp_weights *weights;
-    mp_team *team;
-    mp_lease lease;
-    mp_budget budget;
-    mp_builder builder;
+    tiny_parts parts;
     mp_diffusion model;
     mp_linear exact, quantised, again;
-    float *matrix; /* that of `exact`, in file.bytes */
-    tiny_file file;
+    float *matrix; /* that of `exact`, in parts.file.bytes */
 } scene;
 
 static void set_up(scene *s, mp_compute compute, int threads) {
     mp_error error;
-    char path[512];
-    *s = (scene){.budget = {.limit = UINT64_MAX}, .file = {.spec = mp_spec_create(), .random = {29}}};
-    s->spec = s->file.spec;
-    snprintf(path, sizeof path, "%s/products.bin", mp_test_directory());
-    MP_CHECK_OK(mp_spec_add_file(s->spec, path, &error), &error);
-    tiny_tensor(&s->file, "quantised.weight", MP_Q8_0, OUTPUTS, INPUTS, 0.3f, 0);
-    tiny_tensor(&s->file, "exact.weight", MP_F32, OUTPUTS, INPUTS, 0.3f, 0);
-    s->matrix = (float *)(void *)(s->file.bytes + s->file.used - OUTPUTS * INPUTS * sizeof(float));
-    mp_spec_freeze(s->spec);
-    mp_test_write_file(path, s->file.bytes, s->file.used);
-    MP_CHECK_OK(mp_cpu_init("", &error), &error);
-    mp_kernels_init();
-    MP_CHECK_OK(mp_team_create(threads - 1, &s->team, &error), &error);
-    mp_team_lease(s->team, threads, &s->lease);
-    MP_CHECK_OK(mp_weights_open(s->spec, &s->weights, &error), &error);
-    s->model = (mp_diffusion){.weights = s->weights, .compute = compute};
-    mp_builder_init(&s->builder, s->weights, mp_float_class(compute));
+    *s = (scene){0};
+    tiny_parts_begin(&s->parts, "products.bin", 29);
+    tiny_tensor(&s->parts.file, "quantised.weight", MP_Q8_0, OUTPUTS, INPUTS, 0.3f, 0);
+    tiny_tensor(&s->parts.file, "exact.weight", MP_F32, OUTPUTS, INPUTS, 0.3f, 0);
+    s->matrix = (float *)(void *)(s->parts.file.bytes + s->parts.file.used - OUTPUTS * INPUTS * sizeof(float));
+    tiny_parts_open(&s->parts, mp_float_class(compute), threads);
+    s->model = (mp_diffusion){.weights = s->parts.weights, .compute = compute};
     const struct {
         mp_linear *linear;
         const char *name;
     } list[] = {{&s->quantised, "quantised"}, {&s->exact, "exact"}, {&s->again, "quantised"}};
     for (int i = 0; i < 3; i++)
-        MP_CHECK_OK(mp_diff_linear(&s->model, &s->builder, list[i].linear, list[i].name, OUTPUTS, INPUTS, &error),
+        MP_CHECK_OK(mp_diff_linear(&s->model, &s->parts.builder, list[i].linear, list[i].name, OUTPUTS, INPUTS, &error),
                     &error);
-    MP_CHECK_OK(mp_builder_finish(&s->builder, &s->lease, &s->budget, NULL, &error), &error);
-}
-
-static void take_down(scene *s) {
-    mp_budget_give(&s->budget, s->builder.charged);
-    mp_builder_deinit(&s->builder);
-    mp_weights_close(s->weights);
-    mp_team_return(&s->lease);
-    mp_team_destroy(s->team);
-    mp_spec_unpin(s->spec);
-    free(s->file.bytes);
+    tiny_parts_finish(&s->parts);
 }
 
 /* Quantised matrices stay quantised if the compute type leaves the choice to the file; float matrices do not follow
@@ -69,7 +44,7 @@ MP_TEST(models_image_generation_keeps_quantised_matrices) {
     MP_CHECK_INT(s.quantised.w[0].kind, MP_W_Q8_0);
     MP_CHECK(s.exact.w[0].kind == MP_W_BF16 || s.exact.w[0].kind == MP_W_F32);
     MP_CHECK_INT(s.again.w[0].kind, MP_W_Q8_0);
-    take_down(&s);
+    tiny_parts_close(&s.parts);
 }
 
 typedef struct product {
@@ -113,15 +88,15 @@ static void check_products(int threads) {
         x[i] = mp_test_random_float(&random, -1, 1);
     for (int i = 0; i < OUTPUTS; i++)
         gate[i] = mp_test_random_float(&random, -2, 2);
-    product p = {.s = &s, .run = {.lease = &s.lease}, .x = x, .gate = gate, .rows = rows, .y = y};
+    product p = {.s = &s, .run = {.lease = &s.parts.lease}, .x = x, .gate = gate, .rows = rows, .y = y};
     p.acts = mp_alloc(mp_diff_linear_scratch(&s.exact, MANY), MP_TAG_SCRATCH);
     fill(y, MANY * OUTPUTS, 7);
-    mp_lease_run(&s.lease, forward_body, &p);
+    mp_lease_run(&s.parts.lease, forward_body, &p);
     MP_CHECK_INT(p.complete, threads);
     p.y = sum;
     fill(sum, MANY * OUTPUTS, 3);
     fill(rows, sizeof rows / sizeof *rows, 7);
-    mp_lease_run(&s.lease, gated_body, &p);
+    mp_lease_run(&s.parts.lease, gated_body, &p);
     MP_CHECK_INT(p.complete, 2 * threads);
     for (int i = 0; i < MARGIN; i++)
         MP_CHECK(rows[2 * MP_DIFF_ROWS * OUTPUTS + i] == 7);
@@ -133,17 +108,17 @@ static void check_products(int threads) {
             MP_CHECK_NEAR(y[r * OUTPUTS + n], expected, 1e-5);
             MP_CHECK_NEAR(sum[r * OUTPUTS + n], 3 + (double)gate[n] * expected, 3e-5);
         }
-    s.lease.cancelled = &raised;
+    s.parts.lease.cancelled = &raised;
     p.y = y;
     fill(y, MANY * OUTPUTS, 7);
-    mp_lease_run(&s.lease, forward_body, &p);
-    mp_lease_run(&s.lease, gated_body, &p);
+    mp_lease_run(&s.parts.lease, forward_body, &p);
+    mp_lease_run(&s.parts.lease, gated_body, &p);
     MP_CHECK_INT(p.complete, 2 * threads);
     for (int i = MP_DIFF_ROWS * OUTPUTS; i < MANY * OUTPUTS; i++)
         MP_CHECK(y[i] == 7);
-    s.lease.cancelled = NULL;
+    s.parts.lease.cancelled = NULL;
     mp_free(p.acts);
-    take_down(&s);
+    tiny_parts_close(&s.parts);
 }
 
 MP_TEST(models_image_generation_products_of_many_rows) {

@@ -6,22 +6,16 @@
 #include <unistd.h>
 
 #include "files/file_map.h"
-#include "model_fixture.h"
 #include "models/decoder/decoder.h"
 #include "models/nn/experts.h"
+#include "parts_fixture.h"
 
 enum { COUNT = 5, USED = 2, HIDDEN = 48, FFN = 40, ROWS = 9 };
 
 typedef struct scene {
-    mp_spec *spec;
-    mp_weights *weights;
-    mp_team *team;
-    mp_lease lease;
-    mp_budget budget;
-    mp_builder builder;
+    tiny_parts parts;
     mp_experts experts;
-    float *router, *gate, *up, *down; /* pointers into `bytes`; gate, up and down are those of expert 0 */
-    uint8_t *bytes;
+    float *router, *gate, *up, *down; /* pointers into the file; gate, up and down are those of expert 0 */
 } scene;
 
 static float *add(tiny_file *file, const char *part, int expert, int rows, int columns) {
@@ -34,48 +28,33 @@ static float *add(tiny_file *file, const char *part, int expert, int rows, int c
 /* Build experts. Router rows 1 and 3 are equal, to test ties. */
 static void set_up(scene *s, bool normalise) {
     mp_error error;
-    char path[512];
-    *s = (scene){.budget = {.limit = UINT64_MAX}};
-    snprintf(path, sizeof path, "%s/experts.bin", mp_test_directory());
-    tiny_file file = {.spec = mp_spec_create(), .random = {17}, .capacity = 1 << 20, .bytes = malloc(1 << 20)};
-    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
-    s->router = add(&file, "gate_inp", -1, COUNT, HIDDEN);
+    *s = (scene){0};
+    tiny_parts_begin(&s->parts, "experts.bin", 17);
+    tiny_file *file = &s->parts.file; /* does not move while tensors are added */
+    file->capacity = 1 << 20;
+    file->bytes = malloc(file->capacity);
+    s->router = add(file, "gate_inp", -1, COUNT, HIDDEN);
     memcpy(s->router + 3 * HIDDEN, s->router + HIDDEN, HIDDEN * sizeof(float));
     for (int e = 0; e < COUNT; e++) {
-        float *gate = add(&file, "gate", e, FFN, HIDDEN), *up = add(&file, "up", e, FFN, HIDDEN);
-        float *down = add(&file, "down", e, HIDDEN, FFN);
+        float *gate = add(file, "gate", e, FFN, HIDDEN), *up = add(file, "up", e, FFN, HIDDEN);
+        float *down = add(file, "down", e, HIDDEN, FFN);
         if (e == 0) {
             s->gate = gate;
             s->up = up;
             s->down = down;
         }
     }
-    mp_spec_freeze(file.spec);
-    mp_test_write_file(path, file.bytes, file.used);
-    s->spec = file.spec;
-    s->bytes = file.bytes;
-    MP_CHECK_OK(mp_cpu_init("", &error), &error);
-    mp_kernels_init();
-    MP_CHECK_OK(mp_team_create(1, &s->team, &error), &error);
-    mp_team_lease(s->team, 2, &s->lease);
-    MP_CHECK_OK(mp_weights_open(s->spec, &s->weights, &error), &error);
-    mp_builder_init(&s->builder, s->weights, MP_COMPUTE_F32);
+    tiny_parts_open(&s->parts, MP_COMPUTE_F32, 2);
     mp_experts_shape shape = {.count = COUNT, .used = USED, .hidden = HIDDEN, .ffn = FFN,
                               .routing = {.normalise = normalise, .scale = 1, .groups = 1, .groups_used = 1},
                               .act = MP_ACT_SILU};
-    MP_CHECK_OK(mp_experts_init(&s->experts, &shape, &s->builder, &error), &error);
-    MP_CHECK_OK(mp_builder_finish(&s->builder, &s->lease, &s->budget, NULL, &error), &error);
+    MP_CHECK_OK(mp_experts_init(&s->experts, &shape, &s->parts.builder, &error), &error);
+    tiny_parts_finish(&s->parts);
 }
 
 static void take_down(scene *s) {
     mp_experts_deinit(&s->experts);
-    mp_budget_give(&s->budget, s->builder.charged);
-    mp_builder_deinit(&s->builder);
-    mp_weights_close(s->weights);
-    mp_team_return(&s->lease);
-    mp_team_destroy(s->team);
-    mp_spec_unpin(s->spec);
-    free(s->bytes);
+    tiny_parts_close(&s->parts);
 }
 
 typedef struct run {
@@ -129,7 +108,7 @@ static void check(bool normalise) {
     run r = {&s, x, y, mp_alloc(mp_experts_scratch(&s.experts, ROWS), MP_TAG_SCRATCH), {NULL, NULL}};
     for (int l = 0; l < 2; l++)
         r.own[l] = mp_alloc(mp_experts_thread_scratch(&s.experts), MP_TAG_SCRATCH);
-    mp_lease_run(&s.lease, body, &r);
+    mp_lease_run(&s.parts.lease, body, &r);
     for (int row = 0; row < ROWS; row++) {
         const float *in = x + row * HIDDEN;
         int chosen[USED];

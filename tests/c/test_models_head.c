@@ -1,7 +1,7 @@
 /* The head of embedding models as files describe it: dense layers, their norms, and the sizes of vectors. */
 #include <math.h>
 
-#include "model_fixture.h"
+#include "parts_fixture.h"
 #include "models/nn/pooling.h"
 
 enum { IN = 4, OUT = 16, SMALL = 5 };
@@ -9,15 +9,9 @@ enum { IN = 4, OUT = 16, SMALL = 5 };
 static const double EPS = 0.5;
 
 typedef struct scene {
-    mp_spec *spec;
-    mp_weights *weights;
-    mp_team *team;
-    mp_lease lease;
-    mp_budget budget;
-    mp_builder builder;
+    tiny_parts parts;
     mp_head head;
-    tiny_file file;
-    size_t weight, norm, bias, small; /* offsets in file.bytes */
+    size_t weight, norm, bias, small; /* offsets in parts.file.bytes */
 } scene;
 
 static size_t add(tiny_file *file, const char *name, int rows, int columns) {
@@ -28,46 +22,27 @@ static size_t add(tiny_file *file, const char *name, int rows, int columns) {
 /* Build a head with one dense layer. The layer has a norm, or the head has a layer for SMALL outputs. */
 static void set_up(scene *s, bool normed) {
     mp_error error;
-    char path[512];
-    *s = (scene){.budget = {.limit = UINT64_MAX}, .file = {.spec = mp_spec_create(), .random = {31}}};
-    mp_spec *spec = s->spec = s->file.spec;
-    snprintf(path, sizeof path, "%s/head.bin", mp_test_directory());
-    MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+    *s = (scene){0};
+    tiny_parts_begin(&s->parts, "head.bin", 31);
+    mp_spec *spec = s->parts.file.spec;
     tiny_int(spec, "mpool.dense_count", 1);
-    s->weight = add(&s->file, "dense.0.weight", OUT, IN);
+    s->weight = add(&s->parts.file, "dense.0.weight", OUT, IN);
     if (normed) {
         tiny_float(spec, "mpool.dense.0.norm_epsilon", EPS);
-        s->norm = add(&s->file, "dense.0.norm.weight", 1, OUT);
-        s->bias = add(&s->file, "dense.0.norm.bias", 1, OUT);
+        s->norm = add(&s->parts.file, "dense.0.norm.weight", 1, OUT);
+        s->bias = add(&s->parts.file, "dense.0.norm.bias", 1, OUT);
     } else {
         tiny_ints(spec, "mpool.dense_sizes", (int64_t[]){SMALL}, 1);
-        s->small = add(&s->file, "dense.size.5.weight", SMALL, IN);
+        s->small = add(&s->parts.file, "dense.size.5.weight", SMALL, IN);
     }
-    mp_spec_freeze(spec);
-    mp_test_write_file(path, s->file.bytes, s->file.used);
-    MP_CHECK_OK(mp_cpu_init("", &error), &error);
-    mp_kernels_init();
-    MP_CHECK_OK(mp_team_create(0, &s->team, &error), &error);
-    mp_team_lease(s->team, 1, &s->lease);
-    MP_CHECK_OK(mp_weights_open(spec, &s->weights, &error), &error);
-    mp_builder_init(&s->builder, s->weights, MP_COMPUTE_F32);
-    MP_CHECK_OK(mp_head_init(&s->head, &s->builder, IN, &error), &error);
-    MP_CHECK_OK(mp_builder_finish(&s->builder, &s->lease, &s->budget, NULL, &error), &error);
-}
-
-static void take_down(scene *s) {
-    mp_budget_give(&s->budget, s->builder.charged);
-    mp_builder_deinit(&s->builder);
-    mp_weights_close(s->weights);
-    mp_team_return(&s->lease);
-    mp_team_destroy(s->team);
-    mp_spec_unpin(s->spec);
-    free(s->file.bytes);
+    tiny_parts_open(&s->parts, MP_COMPUTE_F32, 1);
+    MP_CHECK_OK(mp_head_init(&s->head, &s->parts.builder, IN, &error), &error);
+    tiny_parts_finish(&s->parts);
 }
 
 static double stored(const scene *s, size_t offset, int index) {
     float x;
-    memcpy(&x, s->file.bytes + offset + (size_t)index * sizeof x, sizeof x);
+    memcpy(&x, s->parts.file.bytes + offset + (size_t)index * sizeof x, sizeof x);
     return (double)x;
 }
 
@@ -109,7 +84,7 @@ MP_TEST(models_head_reads_the_norm_of_a_dense_layer) {
         square += (y[i] - mean) * (y[i] - mean) / OUT;
     for (int i = 0; i < OUT; i++)
         MP_CHECK_NEAR(out[i], (y[i] - mean) / sqrt(square + EPS) * stored(&s, s.norm, i) + stored(&s, s.bias, i), 1e-5);
-    take_down(&s);
+    tiny_parts_close(&s.parts);
 }
 
 /* A head with a layer for 5 outputs gives vectors of 5 and of all components, and no truncated vectors. */
@@ -126,5 +101,5 @@ MP_TEST(models_head_gives_the_sizes_of_its_layers) {
     apply(&s, token, SMALL, out);
     for (int i = 0; i < SMALL; i++)
         MP_CHECK_NEAR(out[i], product(&s, s.small, i), 1e-5);
-    take_down(&s);
+    tiny_parts_close(&s.parts);
 }
