@@ -202,22 +202,50 @@ static void pack_q8_0(const rows *rows, int b, uint8_t *to) {
 
 /* ---- superblocks: `to` is the head ------------------------------------------------------------------------------- */
 
+typedef uint8_t v16 __attribute__((vector_size(16)));
+
+#if defined(__clang__)
+#define INTERLEAVE(a, b) \
+    __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#else
+#define INTERLEAVE(a, b) \
+    __builtin_shuffle(a, b, (v16){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23})
+#endif
+
+/* Byte j of lane i -> byte i of lane j. */
+static inline v4 transpose_bytes(v4 x) {
+    v16 once = INTERLEAVE((v16)x, (v16)SHUFFLE(x, x, 2, 3, 2, 3));
+    return (v4)INTERLEAVE(once, (v16)SHUFFLE((v4)once, (v4)once, 2, 3, 2, 3));
+}
+
+/* Store four small numbers of each of 16 outputs. of[i]: one word per output 4 i ... 4 i + 3, byte s for block s.
+ * `small` points at the number of the first output in the first block. */
+static inline void store_small(v4 *of, uint8_t *small, size_t block) {
+    for (int i = 0; i < 4; i++)
+        of[i] = transpose_bytes(of[i]);
+    transpose4(of);
+    for (int s = 0; s < 4; s++)
+        store4(small + (size_t)s * block, of[s]);
+}
+
 /* Q4_K and Q5_K: unpack the 12 bytes of 6-bit numbers, four per word, as the format lays them out. */
 static inline void pack_k_scales(const rows *rows, int b, uint8_t *to, size_t block, size_t at) {
-    uint32_t sc[2][MP_PANEL_N], mn[2][MP_PANEL_N];
-    for (int o = 0; o < MP_PANEL_N; o++) {
-        uint32_t s[3];
-        memcpy(s, block_of(rows, o, b) + 4, sizeof s);
-        sc[0][o] = s[0] & 0x3f3f3f3fu;
-        mn[0][o] = s[1] & 0x3f3f3f3fu;
-        sc[1][o] = (s[2] & 0x0f0f0f0fu) | (s[0] >> 2 & 0x30303030u);
-        mn[1][o] = (s[2] >> 4 & 0x0f0f0f0fu) | (s[1] >> 2 & 0x30303030u);
-    }
-    for (int s = 0; s < 8; s++) {
-        uint8_t *small = to + 2 * MP_PACK_HALVES + (size_t)s * block + at;
-        for (int o = 0; o < MP_PANEL_N; o++) {
-            small[o] = (uint8_t)(sc[s / 4][o] >> (8 * (s % 4)));
-            small[MP_PACK_SMALL + o] = (uint8_t)(mn[s / 4][o] >> (8 * (s % 4)));
+    uint8_t *small = to + 2 * MP_PACK_HALVES + at;
+    for (int o = 0; o < MP_PANEL_N; o += 16, small += 16) {
+        v4 sc[2][4], mn[2][4];
+        for (int i = 0; i < 4; i++) {
+            v4 words[4]; /* the fourth belongs to the quants */
+            for (int r = 0; r < 4; r++)
+                words[r] = load4(block_of(rows, o + 4 * i + r, b) + 4);
+            transpose4(words);
+            sc[0][i] = words[0] & 0x3f3f3f3fu;
+            mn[0][i] = words[1] & 0x3f3f3f3fu;
+            sc[1][i] = (words[2] & 0x0f0f0f0fu) | (words[0] >> 2 & 0x30303030u);
+            mn[1][i] = (words[2] >> 4 & 0x0f0f0f0fu) | (words[1] >> 2 & 0x30303030u);
+        }
+        for (int half = 0; half < 2; half++) {
+            store_small(sc[half], small + (size_t)(4 * half) * block, block);
+            store_small(mn[half], small + (size_t)(4 * half) * block + MP_PACK_SMALL, block);
         }
     }
 }
@@ -313,12 +341,26 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
                     store4(blocks + (size_t)(half * 4 + r) * block + (size_t)h * PAIRS_1 + lane_at(o), word[r]);
             }
         }
-    for (int o = 0; o < MP_PANEL_N; o++) {
-        const uint8_t *scales = block_of(rows, o, b) + 192;
-        for (int s = 0; s < 8; s++) {
-            uint8_t *small = blocks + (size_t)s * block + BLOCK_Q6;
-            small[o] = scales[2 * s];
-            small[MP_PACK_SMALL + o] = scales[2 * s + 1];
+    /* 16 scales: word w of a row holds those of blocks 2 w and 2 w + 1, low inputs first */
+    for (int o = 0; o < MP_PANEL_N; o += 16) {
+        v4 words[4][4];
+        for (int i = 0; i < 4; i++) {
+            v4 lanes[4];
+            for (int r = 0; r < 4; r++)
+                lanes[r] = load4(block_of(rows, o + 4 * i + r, b) + 192);
+            transpose4(lanes);
+            for (int w = 0; w < 4; w++)
+                words[w][i] = lanes[w];
+        }
+        for (int w = 0; w < 4; w++) {
+            uint8_t *small = blocks + (size_t)(2 * w) * block + BLOCK_Q6 + o;
+            for (int i = 0; i < 4; i++)
+                words[w][i] = transpose_bytes(words[w][i]);
+            transpose4(words[w]);
+            store4(small, words[w][0]);
+            store4(small + MP_PACK_SMALL, words[w][1]);
+            store4(small + block, words[w][2]);
+            store4(small + block + MP_PACK_SMALL, words[w][3]);
         }
     }
 }

@@ -31,6 +31,29 @@ typedef struct thread_view {
     int block, first, rows; /* the current row block: index, first row, number of rows */
 } thread_view;
 
+/* ---- the last layer ---------------------------------------------------------------------------------------------- */
+
+/* Returns true if the pass needs the last layer's results of its output rows only. The layer stores the keys and values
+ * of all rows. */
+static bool only_outputs(const mp_decoder_pass *pass, const mp_decoder_layer *layer) {
+    const mp_decoder *model = pass->model;
+    bool all = layer != &model->layers[model->layer_count - 1] || pass->rows.n_capture > 0;
+    for (int s = 0; !all && s < pass->rows.n_seq; s++)
+        all = pass->rows.seq[s].all_outputs != NULL;
+    return !all;
+}
+
+/* Returns the number of output rows in [row0, row0 + rows), and the index of the first in *first. */
+static int outputs_in(const mp_decoder_pass *pass, int row0, int rows, int *first) {
+    int begin = 0, end;
+    while (begin < pass->rows.n_output && pass->rows.output_row[begin] < row0)
+        begin++;
+    for (end = begin; end < pass->rows.n_output && pass->rows.output_row[end] < row0 + rows;)
+        end++;
+    *first = begin;
+    return end - begin;
+}
+
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
 static float *rotation(const mp_decoder_pass *pass, int row, int rope) {
@@ -184,9 +207,13 @@ static void attend_units(const mp_decoder_pass *pass, const mp_team_thread *thre
                          const thread_view *view) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
+    const bool some = pass->mode == MP_ATTEND_TILES && only_outputs(pass, layer);
     int u, end = units_of(pass, thread, view, &u);
     for (; u < end; u++) {
         const mp_attention_unit *unit = &pass->units[u];
+        int first, row0 = pass->rows.seq[unit->seq].row0 + unit->row0;
+        if (some && outputs_in(pass, row0, unit->rows, &first) == 0)
+            continue;
         if (pass->mode == MP_ATTEND_FUSED) {
             store_row(pass, view, &pass->rows.seq[unit->seq], 0, layer, unit->head);
             rotate_queries(pass, view, &pass->rows.seq[unit->seq], 0, layer, unit->head);
@@ -355,17 +382,63 @@ static void add_output(const mp_decoder_pass *pass, const mp_team_thread *thread
     mp_team_barrier(thread);
 }
 
+/* Moves the output rows of the block to its first rows, in the residual sums and in `attended` [rows, width], or the
+ * residual sums back to their rows. Ends with a barrier. */
+static void move_outputs(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view, int first,
+                         int count, float *attended, int64_t width, bool back) {
+    const int64_t hidden = pass->model->hidden;
+    float *x = pass->x + view->first * hidden;
+    for (int i = 0; i < count && thread->index == 0; i++) {
+        const int at = back ? count - 1 - i : i; /* rows move down one by one, and back in the opposite order */
+        const int row = pass->rows.output_row[first + at] - view->first, from = back ? at : row, to = back ? row : at;
+        if (from == to)
+            continue;
+        memcpy(x + to * hidden, x + from * hidden, (size_t)hidden * sizeof *x);
+        if (!back)
+            memcpy(attended + to * width, attended + from * width, (size_t)width * sizeof *attended);
+    }
+    mp_team_barrier(thread);
+}
+
+/* Adds the feed-forward sublayer to the rows of the view. Ends with a barrier. */
+static void feed_forward(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer,
+                         const thread_view *view) {
+    const mp_decoder *model = pass->model;
+    const int M = view->rows;
+    const int64_t hidden = model->hidden;
+    int64_t ld;
+    float *x = pass->x + view->first * hidden;
+    const mp_row_context context = context_of(pass, thread, view);
+    const float *in = norm_rows(model, thread, view, x, &layer->ffn_norm, M, pass->normed);
+    if (layer->experts.count > 0) {
+        mp_experts_forward(&layer->experts, thread, in, M, model->residual_scale, pass->experts,
+                           view->base + view->at.expert, x);
+        if (layer->ffn == 0)
+            return;
+    }
+    if (M >= GATED_LEAST && !pass->unpacked && model->residual_scale == 1 &&
+        mp_linear_fits(&layer->gate_up, &layer->down)) {
+        mp_linear_into(&layer->gate_up, &layer->down, thread, in, hidden, M, pass->acts, model->act, pass->inner);
+        mp_team_barrier(thread);
+        add_output(pass, thread, view, &layer->down, &layer->ffn_after, NULL, 0);
+        return;
+    }
+    mp_row_linear(&context, &layer->gate_up, in, hidden, M, NULL, pass->inner, 2 * (int64_t)layer->ffn);
+    mp_team_barrier(thread);
+    in = gate_rows(model, thread, view, layer->ffn, M, pass->inner, &ld);
+    add_output(pass, thread, view, &layer->down, &layer->ffn_after, in, ld);
+}
+
 static void run_layer(const mp_decoder_pass *pass, const mp_team_thread *thread, int index, const thread_view *view) {
     const mp_decoder *model = pass->model;
     const mp_decoder_layer *layer = &model->layers[index];
-    int M = view->rows;
+    const int M = view->rows;
     int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->value_dim;
-    int64_t wide = 2 * (int64_t)layer->ffn, ld;
-    const float *x = pass->x + view->first * hidden;
     const mp_row_context context = context_of(pass, thread, view);
 
-    const float *in = norm_rows(model, thread, view, x, &layer->attention_norm, M, pass->normed);
-    const float *attended = pass->mixed;
+    const float *in = norm_rows(model, thread, view, pass->x + view->first * hidden, &layer->attention_norm, M,
+                                pass->normed);
+    float *attended = pass->mixed;
     if (model->latent.rank > 0)
         mp_mla_project(pass, thread, layer, M, in, context.own_acts, context.unpacked, view->base + view->at.by_head);
     else
@@ -379,25 +452,18 @@ static void run_layer(const mp_decoder_pass *pass, const mp_team_thread *thread,
         attended = pass->per_head;
         mixed = (int64_t)model->heads * model->latent.value;
     }
-    add_output(pass, thread, view, &layer->out, &layer->attention_after, attended, mixed);
-    in = norm_rows(model, thread, view, x, &layer->ffn_norm, M, pass->normed);
-    if (layer->experts.count > 0) {
-        mp_experts_forward(&layer->experts, thread, in, M, model->residual_scale, pass->experts,
-                           view->base + view->at.expert, pass->x + view->first * hidden);
-        if (layer->ffn == 0)
-            return;
-    }
-    if (M >= GATED_LEAST && !pass->unpacked && model->residual_scale == 1 &&
-        mp_linear_fits(&layer->gate_up, &layer->down)) {
-        mp_linear_into(&layer->gate_up, &layer->down, thread, in, hidden, M, pass->acts, model->act, pass->inner);
-        mp_team_barrier(thread);
-        add_output(pass, thread, view, &layer->down, &layer->ffn_after, NULL, 0);
+    thread_view rest = *view; /* the rows whose results are wanted */
+    int first = 0;
+    if (only_outputs(pass, layer))
+        rest.rows = outputs_in(pass, view->first, M, &first);
+    if (rest.rows == 0)
         return;
-    }
-    mp_row_linear(&context, &layer->gate_up, in, hidden, M, NULL, pass->inner, wide);
-    mp_team_barrier(thread);
-    in = gate_rows(model, thread, view, layer->ffn, M, pass->inner, &ld);
-    add_output(pass, thread, view, &layer->down, &layer->ffn_after, in, ld);
+    if (rest.rows < M)
+        move_outputs(pass, thread, view, first, rest.rows, attended, mixed, false);
+    add_output(pass, thread, &rest, &layer->out, &layer->attention_after, attended, mixed);
+    feed_forward(pass, thread, layer, &rest);
+    if (rest.rows < M)
+        move_outputs(pass, thread, view, first, rest.rows, NULL, 0, true);
 }
 
 static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread) {
