@@ -557,8 +557,11 @@ static void fail_corrupted(const mp_plan *plan, mp_outcome *outcomes) {
 /* Returns true if the parts of files that a pass has read (token table, experts, unpacked weights) are unchanged since
  * the load. Called after the pass, before tokens become visible. Costs a third of a microsecond per file. `report`
  * handles truncated files. */
-static bool is_sound(const mp_decoder *model, bool unpacked) {
+static bool is_sound(const mp_decoder *model, bool unpacked, bool kept_experts) {
     if (mp_stored_corrupted(model->stored) || (unpacked && !mp_stored_sound(model->stored)))
+        return false;
+    if (mp_packed_experts_corrupted(model->packed_experts) ||
+        (kept_experts && !mp_packed_experts_sound(model->packed_experts)))
         return false;
     bool reads = !model->tied || model->experts.count > 0;
     return !reads || mp_weights_poisoned(model->weights) || mp_weights_unchanged(model->weights);
@@ -692,13 +695,16 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         void *sampling = mp_arena_take(&engine->arena, mp_sample_bytes(engine->model));
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
+        mp_packed_experts *experts = engine->model->packed_experts;
+        const uint64_t packed = mp_packed_experts_begin(experts);
         mp_lease_run(lease, pass_body, &pass);
-        if (!is_sound(engine->model, pass.unpacked)) {
+        const bool kept = mp_packed_experts_end(experts, packed);
+        if (!is_sound(engine->model, pass.unpacked, kept)) {
             fail_corrupted(plan, outcomes);
         } else if (!pass.stop) {
             mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);
-            if (!pass.unpacked) /* a pass that packs weights takes longer than later passes */
+            if (!pass.unpacked && !kept) /* a pass that packs weights takes longer than later passes */
                 learn(engine, &rows, start, thread_ns);
         }
     }
@@ -710,6 +716,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 static uint64_t engine_trim(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX);
+    bytes += mp_packed_experts_drop(engine->model->packed_experts);
     if (engine->admitted > 0)
         return bytes; /* keep the scratch: the next step needs it */
     bytes += mp_decoder_images_trim(&engine->images);
