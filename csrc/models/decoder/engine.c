@@ -560,11 +560,13 @@ static void fail_corrupted(const mp_plan *plan, mp_outcome *outcomes) {
 static bool is_sound(const mp_decoder *model, bool unpacked, bool kept_experts) {
     if (mp_stored_corrupted(model->stored) || (unpacked && !mp_stored_sound(model->stored)))
         return false;
+    if (mp_weights_poisoned(model->weights))
+        return true;
     if (mp_packed_experts_corrupted(model->packed_experts) ||
         (kept_experts && !mp_packed_experts_sound(model->packed_experts)))
         return false;
     bool reads = !model->tied || model->experts.count > 0;
-    return !reads || mp_weights_poisoned(model->weights) || mp_weights_unchanged(model->weights);
+    return !reads || mp_weights_unchanged(model->weights);
 }
 
 static void sum_drafts(const mp_text_engine *engine, int *drafts, int *accepted) {
@@ -713,19 +715,22 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-static uint64_t engine_trim(mp_engine *base) {
-    mp_text_engine *engine = (mp_text_engine *)base;
+static uint64_t release_memory(mp_text_engine *engine) {
     uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX);
-    bytes += mp_packed_experts_drop(engine->model->packed_experts);
     if (engine->admitted > 0)
         return bytes; /* keep the scratch: the next step needs it */
     bytes += mp_decoder_images_trim(&engine->images);
     return bytes + mp_engine_release(&engine->arena, engine->budget, &engine->charged);
 }
 
+static uint64_t engine_trim(mp_engine *base) {
+    mp_text_engine *engine = (mp_text_engine *)base;
+    return release_memory(engine) + mp_packed_experts_drop(engine->model->packed_experts);
+}
+
 static void engine_destroy(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    engine_trim(base);
+    release_memory(engine);
     if (engine->images.ops)
         engine->images.ops->close(engine->images.store);
     mp_prefix_deinit(&engine->cache);
