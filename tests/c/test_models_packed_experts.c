@@ -68,7 +68,7 @@ static uint64_t kept_bytes(const tiny_model *tiny) {
     return bytes;
 }
 
-/* What the jobs give if nothing is kept. */
+/* Runs the jobs on a model that keeps nothing. */
 static void expect(const tiny_kind *kind, uint64_t *expected) {
     tiny_model tiny;
     load(&tiny, kind, 1);

@@ -1,6 +1,6 @@
 /* nn/expert_matrix.h: one matrix of every expert of a layer, in the layout of its file. Loading copies nothing;
- * whenever an expert is used, its rows are converted to the form that kernels/pack.h takes, unless a packed copy is kept
- * (nn/packed_experts.h). */
+ * whenever an expert is used, its rows are converted to the form that kernels/pack.h takes, unless a packed copy of
+ * them is kept (nn/packed_experts.h). */
 #ifndef MP_MODELS_NN_EXPERT_MATRIX_H
 #define MP_MODELS_NN_EXPERT_MATRIX_H
 
