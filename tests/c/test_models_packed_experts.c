@@ -1,4 +1,4 @@
-/* Packed copies of experts: the bits are the same whichever panels are kept; the copies are charged, leave a quarter of
+/* Packed copies of experts: the bits are the same whichever panels are kept; the copies are charged, leave a third of
  * the budget free and are given back. */
 #include <fcntl.h>
 #include <pthread.h>
@@ -72,8 +72,8 @@ static uint64_t kept_bytes(const tiny_model *tiny) {
 static void expect(const tiny_kind *kind, uint64_t *expected) {
     tiny_model tiny;
     load(&tiny, kind, 1);
-    tiny.budget.limit = UINT64_MAX - 1; /* a limit whose first three quarters are in use */
-    const uint64_t fill = UINT64_MAX / 4 * 3 - atomic_load(&tiny.budget.used);
+    tiny.budget.limit = UINT64_MAX - 1; /* a limit whose first two thirds are in use */
+    const uint64_t fill = UINT64_MAX / 3 * 2 - atomic_load(&tiny.budget.used);
     MP_CHECK(mp_budget_take(&tiny.budget, fill));
     run_all(&tiny, expected);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
@@ -143,18 +143,18 @@ MP_TEST(models_packed_experts_are_charged) {
     tiny_unload(&tiny); /* checks that nothing stays charged */
 }
 
-/* A quarter of the budget stays free for requests. */
+/* A third of the budget stays free for requests. */
 MP_TEST(models_packed_experts_leave_memory_free) {
     tiny_model tiny;
     load(&tiny, &kinds[0], 1);
     run(&tiny, 1);
     const uint64_t kept = kept_bytes(&tiny), all = tiny.budget.used;
     mp_packed_experts_drop(experts_of(&tiny));
-    tiny.budget.limit = (all - kept / 2) / 3 * 4; /* three quarters of it have room for half of the copies */
+    tiny.budget.limit = (all - kept / 2) / 2 * 3; /* two thirds of it have room for half of the copies */
     run(&tiny, 1);
     const uint64_t less = kept_bytes(&tiny);
     MP_CHECK(less > 0 && less < kept);
-    MP_CHECK(tiny.budget.used <= tiny.budget.limit / 4 * 3 + 3);
+    MP_CHECK(tiny.budget.used <= tiny.budget.limit / 3 * 2 + 2);
     MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
     tiny_unload(&tiny);
 }

@@ -154,11 +154,12 @@ bool mp_packed_experts_sound(mp_packed_experts *experts) {
     return false;
 }
 
-/* Charges a panel if a quarter of the budget stays free: requests need memory for KV blocks and scratch. */
+/* Charges a panel if a third of the budget stays free: requests need memory for KV blocks and scratch, and the governor
+ * frees caches when little is left. */
 static bool take(mp_packed_experts *experts, uint64_t bytes) {
     const uint64_t limit = atomic_load_explicit(&experts->budget->limit, memory_order_relaxed);
     const uint64_t used = atomic_load_explicit(&experts->budget->used, memory_order_relaxed);
-    if (limit != UINT64_MAX && used + bytes > limit - limit / 4)
+    if (limit != UINT64_MAX && used + bytes > limit - limit / 3)
         return false;
     return mp_budget_take(experts->budget, bytes);
 }

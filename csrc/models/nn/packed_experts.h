@@ -6,7 +6,7 @@
  * the panels of experts with few rows. When the last panel of an expert's matrix is kept, the matrix's source pages are
  * released, so memory holds the expert once.
  *
- * Copies are charged to the memory budget panel by panel, as long as a quarter of it stays free. They are optional:
+ * Copies are charged to the memory budget panel by panel, as long as a third of it stays free. They are optional:
  * mp_packed_experts_drop frees all of them, and later passes may pack them again. The bits of the outputs do not depend
  * on which panels are kept.
  *
