@@ -32,8 +32,7 @@ static void decoder_destroy(mp_model *base) {
 
 static bool decoder_healthy(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
-    return !mp_stored_corrupted(model->stored) && !mp_packed_experts_corrupted(model->packed_experts) &&
-           mp_weights_sound(model->weights);
+    return !mp_stored_corrupted(model->stored) && mp_weights_sound(model->weights);
 }
 
 static uint64_t decoder_bytes(const mp_model *base) {

@@ -139,21 +139,6 @@ uint64_t mp_packed_experts_bytes(const mp_packed_experts *experts) {
     return experts ? atomic_load_explicit(&experts->charged, memory_order_relaxed) : 0;
 }
 
-bool mp_packed_experts_corrupted(const mp_packed_experts *experts) {
-    return experts && atomic_load_explicit(&experts->corrupted, memory_order_relaxed);
-}
-
-bool mp_packed_experts_sound(mp_packed_experts *experts) {
-    if (!experts)
-        return true;
-    if (mp_packed_experts_corrupted(experts))
-        return false;
-    if (mp_weights_sound(experts->weights))
-        return true;
-    atomic_store_explicit(&experts->corrupted, true, memory_order_relaxed);
-    return false;
-}
-
 /* Charges a panel if a third of the budget stays free: requests need memory for KV blocks and scratch, and the governor
  * frees caches when little is left. */
 static bool take(mp_packed_experts *experts, uint64_t bytes) {

@@ -44,7 +44,6 @@ typedef struct mp_packed_experts {
     _Atomic uint64_t charged;       /* bytes of kept panels */
     _Atomic uint64_t packed;        /* panels kept since the load, including dropped ones */
     _Atomic int32_t passes;         /* passes in progress; -1 while the copies are dropped */
-    _Atomic bool corrupted;
 } mp_packed_experts;
 
 /* Creates an empty set. `weights` and `budget` must outlive it. Returns NULL if memory is exhausted. */
@@ -60,11 +59,6 @@ bool mp_packed_experts_end(mp_packed_experts *experts, uint64_t packed);
 uint64_t mp_packed_experts_drop(mp_packed_experts *experts);
 /* Bytes charged to the budget now. NULL: 0. */
 uint64_t mp_packed_experts_bytes(const mp_packed_experts *experts);
-/* mp_packed_experts_sound: call after a pass that kept panels. Returns true if the files are those that were loaded.
- * After it has returned false it stays false, and mp_packed_experts_corrupted returns true: kept panels may be wrong.
- * NULL: true, and false. */
-bool mp_packed_experts_sound(mp_packed_experts *experts);
-bool mp_packed_experts_corrupted(const mp_packed_experts *experts);
 
 /* NULL: nothing is kept. */
 static inline bool mp_packed_is_kept(const mp_packed_matrix *matrix, int expert, int panel) {
