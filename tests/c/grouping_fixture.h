@@ -4,7 +4,6 @@
 
 #include "model_fixture.h"
 
-/* Run a request to its end. Returns MP_OUTCOME_DONE, or MP_OUTCOME_FAILED because of NaN. */
 /* Run a request until it ends. Sets *code if it fails. */
 static inline mp_outcome end_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns, mp_status *code) {
     mp_error error;
@@ -24,6 +23,7 @@ static inline mp_outcome end_call(tiny_model *tiny, mp_request *call, uint64_t b
     return outcomes[0];
 }
 
+/* Run a request to its end. Returns MP_OUTCOME_DONE, or MP_OUTCOME_FAILED because of NaN. */
 static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns) {
     mp_status code;
     const mp_outcome outcome = end_call(tiny, call, budget_ns, &code);
