@@ -4,8 +4,8 @@
 
 #include "model_fixture.h"
 
-/* Run a request to its end. Returns MP_OUTCOME_DONE, or MP_OUTCOME_FAILED because of NaN. */
-static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns) {
+/* Run a request until it ends. Sets *code if it fails. */
+static inline mp_outcome end_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns, mp_status *code) {
     mp_error error;
     mp_item item = {.request = call}, *items[1] = {&item};
     uint64_t cost;
@@ -19,11 +19,19 @@ static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t b
         tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
     } while (outcomes[0] == MP_OUTCOME_MORE);
     tiny->engine->ops->retire(tiny->engine, &item);
-    if (outcomes[0] != MP_OUTCOME_DONE) {
-        MP_CHECK_INT(outcomes[0], MP_OUTCOME_FAILED);
-        MP_CHECK_INT(item.error.code, MP_NUMERIC);
-    }
+    *code = item.error.code;
     return outcomes[0];
+}
+
+/* Run a request to its end. Returns MP_OUTCOME_DONE, or MP_OUTCOME_FAILED because of NaN. */
+static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns) {
+    mp_status code;
+    const mp_outcome outcome = end_call(tiny, call, budget_ns, &code);
+    if (outcome != MP_OUTCOME_DONE) {
+        MP_CHECK_INT(outcome, MP_OUTCOME_FAILED);
+        MP_CHECK_INT(code, MP_NUMERIC);
+    }
+    return outcome;
 }
 
 typedef struct grouped { /* a model, `count` inputs, and functions that run requests with these inputs */

@@ -262,6 +262,38 @@ static void embed_one(const family *f, float *out) {
     tiny_unload(&tiny);
 }
 
+/* Packed experts are kept and charged. Every step reads experts: after the file was changed in place, steps fail. */
+MP_TEST(models_encoder_families_read_experts) {
+    static texts all;
+    float before[WIDTH], out[WIDTH];
+    tiny_model tiny;
+    size_t i = 0;
+    while (!families[i].experts)
+        i++;
+    make_texts(&all);
+    tiny_load(&tiny, make_spec(&families[i]), MP_COMPUTE_F32, 1);
+    const mp_packed_experts *experts = ((const mp_encoder *)tiny.model)->packed_experts;
+    const uint64_t bytes = tiny.model->ops->bytes(tiny.model);
+    MP_CHECK_INT(run(&tiny, &all, 2, 1, UINT64_MAX, before), MP_OUTCOME_DONE);
+    const uint64_t kept = mp_packed_experts_bytes(experts);
+    MP_CHECK(kept > 0);
+    MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), bytes + kept);
+    MP_CHECK(tiny.engine->ops->trim(tiny.engine) >= kept && mp_packed_experts_bytes(experts) == 0);
+    MP_CHECK_INT(run(&tiny, &all, 2, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
+    MP_CHECK(memcmp(before, out, sizeof out) == 0);
+    FILE *file = fopen(mp_spec_file(tiny.spec, 0), "r+b");
+    MP_CHECK(file && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
+    const int64_t offsets[] = {0, 2};
+    mp_error error;
+    mp_embedding_request *call;
+    MP_CHECK_OK(make_embedding_request(1, (const int32_t[]){9, 10}, offsets, NULL, &call, &error), &error);
+    mp_status code;
+    MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code), MP_OUTCOME_FAILED);
+    MP_CHECK_INT(code, MP_INTEGRITY);
+    mp_request_destroy(&call->base);
+    tiny_unload(&tiny);
+}
+
 /* A file that does not say so has no causal mask. */
 MP_TEST(models_encoder_families_are_not_causal_by_default) {
     float expected[WIDTH], causal[WIDTH], out[WIDTH];

@@ -178,6 +178,37 @@ MP_TEST(models_pages_of_packed_weights_are_not_fetched) {
     tiny_unload(&tiny);
 }
 
+/* Whole pages of an expert's matrix are released once all its panels are kept, and pages of other experts are not. */
+MP_TEST(models_pages_of_kept_experts_are_released) {
+    tiny_model tiny;
+    tiny_job job;
+    int32_t prompt[70];
+    int checked = 0;
+    load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6}, quantised, 1,
+                                     5, -1), MP_COMPUTE_AUTO, "1048576");
+    for (int i = 0; i < 70; i++)
+        prompt[i] = i * 7 % TINY_VOCAB;
+    mp_text_args args = {.n_prompt = 70, .prompt = prompt, .n_choices = 1,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .logprobs = -1,
+                                      .ignore_eos = true}};
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    tiny_job_finish(&tiny, &job);
+    mp_request_destroy(&job.call->base);
+    const mp_decoder *model = (const mp_decoder *)tiny.model;
+    for (int l = 0; l < TINY_LAYERS; l++)
+        for (int e = 0; e < 6; e++) {
+            const mp_expert_matrix *matrix = &model->layers[l].experts.up;
+            const size_t from = (size_t)(matrix->tensors[e].data - file_data), end = from + matrix->tensors[e].nbytes;
+            if (atomic_load(&matrix->packed->left[e]) > 0)
+                continue;
+            for (size_t at = (from + page - 1) / page; (at + 1) * page <= end; at++, checked++)
+                MP_CHECK(atomic_load(&closed_page[at]) && atomic_load(&uses[at]) > 0);
+        }
+    MP_CHECK(checked > 10);
+    tiny_unload(&tiny);
+}
+
 /* Large matrices are fetched in chunks, so that progress is reported between two of them. */
 static _Atomic size_t longest_fetch, calls_of_fetch;
 

@@ -95,8 +95,8 @@ MP_TEST(registry_waiting_request_moves_to_the_replacement) {
     MP_CHECK(waits.ticket->entry != before);
     MP_CHECK_STR(mp_entry_key(waits.ticket->entry), "a");
     /* the registry, the worker and five tickets; the watcher's references are short */
-    const uint64_t settled = fake_in_ms(5000);
-    while (atomic_load(&before->references) != 1 + 1 + 1 + ROOM && mp_sys_now_ns() < settled)
+    const uint64_t until = fake_in_ms(5000);
+    while (atomic_load(&before->references) != 1 + 1 + 1 + ROOM && mp_sys_now_ns() < until)
         mp_sys_sleep_ns(FAKE_MS(1) / 4);
     MP_CHECK_INT(atomic_load(&before->references), 1 + 1 + 1 + ROOM);
     fake_until(&next.in_steps, 1);

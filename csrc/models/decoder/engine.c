@@ -692,13 +692,16 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         void *sampling = mp_arena_take(&engine->arena, mp_sample_bytes(engine->model));
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
+        mp_packed_experts *experts = engine->model->packed_experts;
+        const uint64_t packed = mp_packed_experts_begin(experts);
         mp_lease_run(lease, pass_body, &pass);
+        const bool kept = mp_packed_experts_end(experts, packed);
         if (!is_sound(engine->model, pass.unpacked)) {
             fail_corrupted(plan, outcomes);
         } else if (!pass.stop) {
             mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);
-            if (!pass.unpacked) /* a pass that packs weights takes longer than later passes */
+            if (!pass.unpacked && !kept) /* a pass that packs weights takes longer than later passes */
                 learn(engine, &rows, start, thread_ns);
         }
     }
@@ -707,8 +710,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-static uint64_t engine_trim(mp_engine *base) {
-    mp_text_engine *engine = (mp_text_engine *)base;
+static uint64_t release_memory(mp_text_engine *engine) {
     uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX);
     if (engine->admitted > 0)
         return bytes; /* keep the scratch: the next step needs it */
@@ -716,9 +718,14 @@ static uint64_t engine_trim(mp_engine *base) {
     return bytes + mp_engine_release(&engine->arena, engine->budget, &engine->charged);
 }
 
+static uint64_t engine_trim(mp_engine *base) {
+    mp_text_engine *engine = (mp_text_engine *)base;
+    return release_memory(engine) + mp_packed_experts_drop(engine->model->packed_experts);
+}
+
 static void engine_destroy(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    engine_trim(base);
+    release_memory(engine);
     if (engine->images.ops)
         engine->images.ops->close(engine->images.store);
     mp_prefix_deinit(&engine->cache);

@@ -21,6 +21,7 @@ static void decoder_destroy(mp_model *base) {
     for (int i = 0; model->layers && i < model->layer_count; i++)
         mp_experts_deinit(&model->layers[i].experts);
     mp_stored_destroy(model->stored);
+    mp_packed_experts_destroy(model->packed_experts);
     mp_free(model->slab);
     mp_free(model->layers);
     if (model->budget)
@@ -34,7 +35,10 @@ static bool decoder_healthy(const mp_model *base) {
     return !mp_stored_corrupted(model->stored) && mp_weights_sound(model->weights);
 }
 
-static uint64_t decoder_bytes(const mp_model *base) { return ((const mp_decoder *)base)->charged; }
+static uint64_t decoder_bytes(const mp_model *base) {
+    const mp_decoder *model = (const mp_decoder *)base;
+    return model->charged + mp_packed_experts_bytes(model->packed_experts);
+}
 
 static const mp_model_ops decoder_ops = {mp_decoder_engine, mp_decoder_check, decoder_healthy, decoder_bytes,
                                          decoder_destroy};
@@ -226,6 +230,13 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     builder.shared = args->shared;
     builder.pack_on_use = (uint64_t)mp_options_get()->pack_on_use_mb << 20;
     builder.floats_on_use = true;
+    if (model->experts.count > 0 && !args->shared) { /* worker processes do not share what they pack */
+        model->packed_experts = builder.packed_experts = mp_packed_experts_create(model->weights, args->budget);
+        if (!model->packed_experts) {
+            status = mp_fail_memory(error, sizeof *model->packed_experts, "the list of experts");
+            goto cleanup;
+        }
+    }
     /* nonzero for model folders whose norms multiply by 1 + weight */
     MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
     MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));

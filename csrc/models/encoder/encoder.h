@@ -31,6 +31,7 @@ typedef struct mp_encoder {
     mp_attention attention;
     int32_t q_width, kv_width, qkv_width; /* columns of the queries of all heads; of the keys; of queries, keys and
                                            * values together */
+    mp_packed_experts *packed_experts;    /* or NULL */
     int32_t experts, experts_used;        /* 0: no experts */
     int32_t experts_every;                /* layers 1, 1 + experts_every, ... have experts */
     mp_routing routing;

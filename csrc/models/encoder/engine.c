@@ -250,10 +250,17 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
+    mp_packed_experts *experts = engine->model->packed_experts;
+    const uint64_t packed = mp_packed_experts_begin(experts);
     mp_group_step_run(&run.step);
+    mp_packed_experts_end(experts, packed);
 
     bool stopped = mp_lease_poll(lease);
     bool whole = mp_weights_whole(engine->model->weights, &error) == MP_OK;
+    if (whole && engine->model->experts > 0 && !mp_weights_unchanged(engine->model->weights)) {
+        mp_fail(&error, MP_INTEGRITY, "a model file was changed while it was in use"); /* each step reads experts */
+        whole = false;
+    }
     uint64_t end = mp_sys_now_ns();
     if (!stopped)
         share_results(engine, texts, end, whole);
@@ -280,14 +287,18 @@ static void engine_retire(mp_engine *engine, mp_item *item) {
     item->state = NULL;
 }
 
+static uint64_t release_memory(mp_encoder_engine_state *engine) {
+    return mp_engine_release(&engine->arena, engine->budget, &engine->charged) + mp_dedup_trim(&engine->dedup);
+}
+
 static uint64_t engine_trim(mp_engine *base) {
     mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
-    return mp_engine_release(&engine->arena, engine->budget, &engine->charged) + mp_dedup_trim(&engine->dedup);
+    return release_memory(engine) + mp_packed_experts_drop(engine->model->packed_experts);
 }
 
 static void engine_destroy(mp_engine *base) {
     mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
-    engine_trim(base);
+    release_memory(engine);
     mp_dedup_deinit(&engine->dedup);
     mp_free(engine->copies);
     mp_free(engine->texts);

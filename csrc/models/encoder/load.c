@@ -24,6 +24,7 @@ static void encoder_destroy(mp_model *base) {
             mp_free(model->layers[i].experts);
         }
     mp_free(model->layers);
+    mp_packed_experts_destroy(model->packed_experts);
     if (model->budget)
         mp_budget_give(model->budget, model->charged);
     mp_weights_close(model->weights);
@@ -34,7 +35,10 @@ static bool encoder_healthy(const mp_model *base) {
     return mp_weights_sound(((const mp_encoder *)base)->weights);
 }
 
-static uint64_t encoder_bytes(const mp_model *base) { return ((const mp_encoder *)base)->charged; }
+static uint64_t encoder_bytes(const mp_model *base) {
+    const mp_encoder *model = (const mp_encoder *)base;
+    return model->charged + mp_packed_experts_bytes(model->packed_experts);
+}
 
 static const mp_model_ops encoder_ops = {mp_encoder_engine, mp_encoder_check, encoder_healthy, encoder_bytes,
                                          encoder_destroy};
@@ -337,6 +341,13 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->compute = model->attention.compute = compute;
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
+    if (model->experts > 0 && !args->shared) {
+        model->packed_experts = builder.packed_experts = mp_packed_experts_create(model->weights, args->budget);
+        if (!model->packed_experts) {
+            status = mp_fail_memory(error, sizeof *model->packed_experts, "the list of experts");
+            goto cleanup;
+        }
+    }
     MP_TRY_GOTO(read_embeddings(model, &builder, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers) {

@@ -122,6 +122,15 @@ static mp_status find_biases(mp_expert_matrix *matrix, const mp_weights *weights
     return MP_OK;
 }
 
+/* Low-bit types take up to three times their stored size when packed; such experts stay in the file, so that a model
+ * never needs much more memory than its file. */
+static void keep_copies(mp_expert_matrix *matrix, mp_packed_experts *packed) {
+    mp_wmat w;
+    mp_wmat_init(&w, matrix->kind, matrix->N, matrix->K);
+    if (packed && mp_wmat_bytes(&w) / 20 <= mp_expert_bytes(matrix) / 17)
+        matrix->packed = mp_packed_experts_add(packed, &w, matrix->count);
+}
+
 mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, int layer, const char *part,
                                 int32_t count, int32_t N, int32_t K, bool biased, mp_error *error) {
     *matrix = (mp_expert_matrix){.count = count, .N = N, .K = K, .step = 1};
@@ -140,6 +149,7 @@ mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, i
         return mp_fail(error, MP_UNSUPPORTED, "the experts have %d inputs, int8 allows at most %d", K,
                        MP_I8_MOST_INPUTS);
     builder->parameters += (int64_t)count * N * K;
+    keep_copies(matrix, builder->packed_experts);
     return MP_OK;
 }
 

@@ -153,33 +153,64 @@ static void group(const mp_experts *experts, int M, const expert_scratch *s) {
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
 
-/* Computes the outputs of one panel of an expert, from 32 * panel on, for entries [from, to). If there are many
- * entries, packs the panel into `own` first. */
-static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, const mp_acts *acts, int32_t from,
-                      int32_t to, uint8_t *own, float *y, int64_t ldy) {
-    int32_t n0 = panel * MP_PANEL_N, n = matrix->N - n0 < MP_PANEL_N ? matrix->N - n0 : MP_PANEL_N;
-    mp_tensor rows = mp_expert_rows(matrix, expert, n0, n, own + panel_bytes(matrix));
+/* Panels [panel, panel + panels) of a packed matrix as a matrix of their own, whose data is at `data`. */
+static mp_wmat part_of(const mp_expert_matrix *matrix, int panel, int panels, uint8_t *data) {
+    const int32_t left = matrix->N - panel * MP_PANEL_N, most = panels * MP_PANEL_N;
+    mp_wmat part;
+    mp_wmat_init(&part, matrix->kind, left < most ? left : most, matrix->K);
+    part.data = data;
+    return part;
+}
+
+/* Multiplies the stored rows of a panel. */
+static void run_stored(mp_stored_product *product, const mp_tensor *rows, const mp_acts *acts, int32_t from,
+                       int32_t to, const float *bias, float *y, int64_t ldy) {
+    const int32_t n = (int32_t)rows->shape[0];
+    for (int32_t m = from; m < to; m++) {
+        float *out = y + m * ldy;
+        product(rows->data, rows->nbytes / (uint64_t)n, n, acts, m, out);
+        for (int32_t i = 0; bias && i < n; i++)
+            out[i] += bias[i];
+    }
+}
+
+/* Computes the outputs of panels of an expert, the first of them `panel`, for entries [from, to). Returns the number of
+ * panels, at most `panels`: one, or a run of panels that are kept. A panel that is not kept is packed into its place if
+ * it will be kept, and into `own` otherwise, unless there are so few entries that the stored rows are multiplied. */
+static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int panels, const mp_acts *acts,
+                      int32_t from, int32_t to, uint8_t *own, float *y, int64_t ldy) {
+    mp_packed_matrix *packed = matrix->packed;
+    const bool biased = matrix->biases.data;
+    const int32_t n0 = panel * MP_PANEL_N;
+    int kept = 0;
+    while (kept < (biased ? 1 : panels) && mp_packed_is_kept(packed, expert, panel + kept))
+        kept++;
+    mp_wmat part = part_of(matrix, panel, kept ? kept : 1, own);
     float biases[MP_PANEL_N];
     mp_epilogue end = {0};
-    if (matrix->biases.data) {
-        mp_expert_biases(matrix, expert, n0, n, biases);
+    if (biased) {
+        mp_expert_biases(matrix, expert, n0, part.N, biases);
         end.bias = biases;
     }
-    mp_stored_product *product = acts->kind == MP_A_Q8 ? mp_stored_product_for(rows.dtype, to - from) : NULL;
-    if (product) {
-        for (int32_t m = from; m < to; m++) {
-            float *out = y + m * ldy + n0;
-            product(rows.data, rows.nbytes / (uint64_t)n, n, acts, m, out);
-            for (int32_t i = 0; end.bias && i < n; i++)
-                out[i] += end.bias[i];
+    if (!kept) {
+        mp_stored_product *product = acts->kind == MP_A_Q8 ? mp_stored_product_for(matrix->dtype, to - from) : NULL;
+        const bool keep = mp_packed_wants(packed, expert, panel, product != NULL);
+        const mp_tensor rows = mp_expert_rows(matrix, expert, n0, part.N, own + panel_bytes(matrix));
+        if (product && !keep) {
+            run_stored(product, &rows, acts, from, to, end.bias, y + n0, ldy);
+            return 1;
         }
-        return;
+        if (keep)
+            part.data = mp_packed_data(packed, expert) + (size_t)panel * part.panel_bytes;
+        mp_wmat_pack(&part, &rows, 0, 1);
+        mp_gemm(&part, acts, from, to, 0, 1, &end, y + n0, ldy);
+        if (keep)
+            mp_packed_keep(packed, expert, panel, &matrix->tensors[expert]);
+        return 1;
     }
-    mp_wmat one;
-    mp_wmat_init(&one, matrix->kind, n, matrix->K);
-    one.data = own;
-    mp_wmat_pack(&one, &rows, 0, 1);
-    mp_gemm(&one, acts, from, to, 0, 1, &end, y + n0, ldy);
+    part.data = mp_packed_data(packed, expert) + (size_t)panel * part.panel_bytes;
+    mp_gemm(&part, acts, from, to, 0, kept, &end, y + n0, ldy);
+    return kept;
 }
 
 /* Computes the panels of all selected experts: the `count` matrices `parts` of each expert. Each thread takes a
@@ -187,7 +218,7 @@ static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, con
 static void run_matrices(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s,
                          const mp_expert_matrix *const *parts, int count, const mp_acts *acts, uint8_t *own, float *y,
                          int64_t ldy) {
-    int panels = (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N;
+    const int panels = (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N;
     int64_t chosen = 0, begin, end, at = 0;
     for (int e = 0; e < experts->count; e++)
         chosen += s->first[e + 1] > s->first[e];
@@ -195,12 +226,13 @@ static void run_matrices(const mp_experts *experts, const mp_team_thread *thread
     for (int e = 0; e < experts->count && at < end; e++) {
         if (s->first[e + 1] == s->first[e])
             continue;
-        for (int64_t unit = begin > at ? begin - at : 0; unit < count * panels && at + unit < end; unit++) {
-            int part = (int)(unit / panels);
-            run_panel(parts[part], e, (int)(unit % panels), acts, s->first[e], s->first[e + 1], own,
-                      y + (int64_t)part * parts[0]->N, ldy);
+        for (int part = 0; part < count; part++, at += panels) {
+            int first = begin > at ? begin - at < panels ? (int)(begin - at) : panels : 0;
+            const int last = end - at < panels ? (int)(end - at) : panels;
+            while (first < last)
+                first += run_panels(parts[part], e, first, last - first, acts, s->first[e], s->first[e + 1], own,
+                                    y + (int64_t)part * parts[0]->N, ldy);
         }
-        at += (int64_t)count * panels;
     }
 }
 

@@ -45,6 +45,8 @@ typedef struct mp_builder {
                            * mp_unpacked */
     float bias_scale;     /* factor on the biases of linear layers that are added next; 1 after init */
     mp_stored *stored;    /* after finish: the unpacked matrices, owned by the model, or NULL */
+    struct mp_packed_experts *packed_experts; /* not owned: keeps packed copies of the experts that are added
+                                               * (nn/packed_experts.h), or NULL */
 } mp_builder;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);

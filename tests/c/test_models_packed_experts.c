@@ -1,0 +1,311 @@
+/* Packed copies of experts: the bits are the same whichever panels are kept; the copies are charged, leave a third of
+ * the budget free and are given back. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/options.h"
+#include "files/file_map.h"
+#include "model_fixture.h"
+#include "models/decoder/decoder.h"
+
+static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K, MP_Q5_K, MP_Q6_K, MP_Q4_0};
+enum { TYPES = sizeof types / sizeof *types, JOBS = 4, ANSWER = 6, EXPERTS = 6 };
+
+static const tiny_kind kinds[] = {
+    {.arch = "qwen3moe", .head_norms = true, .experts = EXPERTS},
+    {.arch = "gpt_oss", .window = 80, .experts = EXPERTS, .biased = true},
+};
+
+static mp_packed_experts *experts_of(const tiny_model *tiny) { return ((mp_decoder *)tiny->model)->packed_experts; }
+
+static void load(tiny_model *tiny, const tiny_kind *kind, int threads) {
+    mp_error error;
+    setenv("MPOOL_SPECULATION", "0", 1); /* draft tokens would give experts more rows, depending on time */
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    tiny_load(tiny, tiny_decoder_spec_as(kind, types, TYPES, 5, -1), MP_COMPUTE_AUTO, threads);
+    MP_CHECK(experts_of(tiny) != NULL);
+    experts_of(tiny)->keep_ns = 0;
+}
+
+static uint64_t run(tiny_model *tiny, int index) {
+    static const int lengths[JOBS] = {1, 70, 5, 33}; /* experts get one row, many rows, and few rows */
+    mp_test_random random = {100 + (uint64_t)index};
+    int32_t prompt[128];
+    for (int i = 0; i < lengths[index]; i++)
+        prompt[i] = (int32_t)(mp_test_random_u64(&random) % (TINY_VOCAB - 1));
+    mp_text_args args = {.n_prompt = lengths[index], .prompt = prompt, .n_choices = 1, .want_prompt_logits = true,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = ANSWER, .logprobs = 4,
+                                      .ignore_eos = true}};
+    tiny_job job;
+    tiny_job_make(tiny, &job, &args, 0);
+    tiny_job_admit(tiny, &job);
+    tiny_job_finish(tiny, &job);
+    uint64_t hash = tiny_job_hash(&job);
+    mp_request_destroy(&job.call->base);
+    return hash;
+}
+
+static void run_all(tiny_model *tiny, uint64_t *hashes) {
+    for (int i = 0; i < JOBS; i++)
+        hashes[i] = run(tiny, i);
+}
+
+static int panels_in(const tiny_model *tiny, mp_panel_state state) {
+    int found = 0;
+    for (mp_packed_matrix *matrix = experts_of(tiny)->first; matrix; matrix = matrix->next)
+        for (int i = 0; i < matrix->count * matrix->panels; i++)
+            found += atomic_load(&matrix->state[i]) == state;
+    return found;
+}
+
+/* The bytes of the panels that count as kept. */
+static uint64_t kept_bytes(const tiny_model *tiny) {
+    uint64_t bytes = 0;
+    for (mp_packed_matrix *matrix = experts_of(tiny)->first; matrix; matrix = matrix->next)
+        for (int i = 0; i < matrix->count * matrix->panels; i++)
+            bytes += atomic_load(&matrix->state[i]) == MP_PANEL_KEPT ? matrix->panel_bytes : 0;
+    return bytes;
+}
+
+/* Runs the jobs on a model that keeps nothing. */
+static void expect(const tiny_kind *kind, uint64_t *expected) {
+    tiny_model tiny;
+    load(&tiny, kind, 1);
+    tiny.budget.limit = UINT64_MAX - 1; /* a limit whose first two thirds are in use */
+    const uint64_t fill = UINT64_MAX / 3 * 2 - atomic_load(&tiny.budget.used);
+    MP_CHECK(mp_budget_take(&tiny.budget, fill));
+    run_all(&tiny, expected);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
+    mp_budget_give(&tiny.budget, fill);
+    tiny_unload(&tiny);
+}
+
+MP_TEST_SECONDS(models_packed_experts_give_the_same_bits, 120) {
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        uint64_t expected[JOBS], got[JOBS];
+        expect(&kinds[k], expected);
+        for (int threads = 1; threads <= 3; threads++) {
+            tiny_model tiny;
+            load(&tiny, &kinds[k], threads);
+            MP_CHECK(run(&tiny, 0) == expected[0]); /* packs nothing for single rows: keep_ns is 0 */
+            run_all(&tiny, got);
+            MP_CHECK(memcmp(got, expected, sizeof got) == 0);
+            const int some = panels_in(&tiny, MP_PANEL_KEPT);
+            MP_CHECK(some > 0 && panels_in(&tiny, MP_PANEL_STORED) > 0);
+            run_all(&tiny, got); /* reads kept panels */
+            MP_CHECK(memcmp(got, expected, sizeof got) == 0);
+            MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), some);
+            MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
+            const uint64_t kept = kept_bytes(&tiny);
+            MP_CHECK_INT(mp_packed_experts_drop(experts_of(&tiny)), kept);
+            run_all(&tiny, got);
+            MP_CHECK(memcmp(got, expected, sizeof got) == 0);
+            tiny_unload(&tiny);
+        }
+    }
+}
+
+/* With time for it, a pass also packs the panels of experts with a single row. */
+MP_TEST(models_packed_experts_of_single_rows_are_kept_in_time) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    if (!mp_stored_product_for(MP_Q4_K, 1)) {
+        tiny_unload(&tiny);
+        MP_SKIP("all panels are packed before use on this CPU");
+    }
+    const uint64_t expected = run(&tiny, 0);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_KEPT), 0);
+    experts_of(&tiny)->keep_ns = UINT64_MAX / 4;
+    MP_CHECK(run(&tiny, 0) == expected);
+    MP_CHECK(panels_in(&tiny, MP_PANEL_KEPT) > 0);
+    MP_CHECK(run(&tiny, 0) == expected);
+    tiny_unload(&tiny);
+}
+
+/* Copies are charged to the budget and counted as weights; a trim gives both back. */
+MP_TEST(models_packed_experts_are_charged) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    const uint64_t model = tiny.model->ops->bytes(tiny.model), weights = mp_alloc_bytes(MP_TAG_WEIGHTS);
+    run(&tiny, 1);
+    const uint64_t kept = kept_bytes(&tiny);
+    MP_CHECK(kept > 0);
+    MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), model + kept);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_WEIGHTS), weights + kept);
+    MP_CHECK_INT(tiny.budget.used, model + kept + tiny.engine->ops->bytes(tiny.engine));
+    mp_error error; /* the end of one engine frees nothing that other engines use */
+    mp_engine *second;
+    MP_CHECK_OK(tiny.model->ops->engine(tiny.model, &tiny.budget, &second, &error), &error);
+    second->ops->destroy(second);
+    MP_CHECK_INT(kept_bytes(&tiny), kept);
+    MP_CHECK(tiny.engine->ops->trim(tiny.engine) >= kept);
+    MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), model);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_WEIGHTS), weights);
+    MP_CHECK_INT(tiny.budget.used, model + tiny.engine->ops->bytes(tiny.engine));
+    run(&tiny, 1);
+    MP_CHECK_INT(kept_bytes(&tiny), kept);
+    tiny_unload(&tiny); /* checks that nothing stays charged */
+}
+
+/* A third of the budget stays free for requests. */
+MP_TEST(models_packed_experts_leave_memory_free) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    run(&tiny, 1);
+    const uint64_t kept = kept_bytes(&tiny), all = tiny.budget.used;
+    mp_packed_experts_drop(experts_of(&tiny));
+    tiny.budget.limit = (all - kept / 2) / 2 * 3; /* two thirds of it have room for half of the copies */
+    run(&tiny, 1);
+    const uint64_t less = kept_bytes(&tiny);
+    MP_CHECK(less > 0 && less < kept);
+    MP_CHECK(tiny.budget.used <= tiny.budget.limit / 3 * 2 + 2);
+    MP_CHECK_INT(panels_in(&tiny, MP_PANEL_PACKING), 0);
+    tiny_unload(&tiny);
+}
+
+/* Types that would grow stay in the file, and so do the experts of models whose weights are shared by processes. */
+MP_TEST(models_packed_experts_that_would_grow_are_not_kept) {
+    static const mp_dtype low[] = {MP_IQ2_XS, MP_Q2_K, MP_Q3_K};
+    tiny_model tiny;
+    tiny_shared shared;
+    for (size_t i = 0; i < sizeof low / sizeof *low; i++) {
+        tiny_load(&tiny, tiny_decoder_spec_as(&kinds[0], &low[i], 1, 5, -1), MP_COMPUTE_AUTO, 1);
+        run(&tiny, 1);
+        MP_CHECK(experts_of(&tiny)->first == NULL);
+        MP_CHECK_INT(mp_packed_experts_bytes(experts_of(&tiny)), 0);
+        tiny_unload(&tiny);
+    }
+    load(&tiny, &kinds[0], 1);
+    tiny_share(&tiny, MP_COMPUTE_AUTO, &shared);
+    MP_CHECK(!experts_of(&shared.first) && !experts_of(&shared.second));
+    tiny_unshare(&shared);
+    tiny_unload(&tiny);
+}
+
+/* ---- several engines --------------------------------------------------------------------------------------------- */
+
+enum { ENGINES = 3, ROUNDS = 4 };
+
+typedef struct parallel_run {
+    tiny_model tiny;
+    uint64_t hashes[ROUNDS][JOBS];
+} parallel_run;
+
+static void *run_in_parallel(void *arg) {
+    parallel_run *one = arg;
+    for (int i = 0; i < ROUNDS; i++)
+        run_all(&one->tiny, one->hashes[i]);
+    return NULL;
+}
+
+/* Several engines keep panels of one model, while copies are dropped again and again. */
+MP_TEST_SECONDS(models_packed_experts_are_shared_by_engines, 60) {
+    uint64_t expected[JOBS];
+    tiny_model tiny;
+    parallel_run runs[ENGINES];
+    pthread_t threads[ENGINES];
+    mp_error error;
+    expect(&kinds[0], expected);
+    load(&tiny, &kinds[0], 1);
+    experts_of(&tiny)->keep_ns = 20000;
+    for (int i = 0; i < ENGINES; i++) {
+        runs[i].tiny = tiny;
+        MP_CHECK_OK(mp_team_create(0, &runs[i].tiny.team, &error), &error);
+        mp_team_lease(runs[i].tiny.team, 1, &runs[i].tiny.lease);
+        MP_CHECK_OK(tiny.model->ops->engine(tiny.model, &tiny.budget, &runs[i].tiny.engine, &error), &error);
+    }
+    for (int i = 0; i < ENGINES; i++)
+        MP_CHECK(pthread_create(&threads[i], NULL, run_in_parallel, &runs[i]) == 0);
+    for (int i = 0; i < 200; i++) {
+        mp_packed_experts_drop(experts_of(&tiny));
+        mp_sys_sleep_ns(200 * 1000);
+    }
+    for (int i = 0; i < ENGINES; i++) {
+        pthread_join(threads[i], NULL);
+        for (int k = 0; k < ROUNDS; k++)
+            MP_CHECK(memcmp(runs[i].hashes[k], expected, sizeof expected) == 0);
+        runs[i].tiny.engine->ops->destroy(runs[i].tiny.engine);
+        mp_team_return(&runs[i].tiny.lease);
+        mp_team_destroy(runs[i].tiny.team);
+    }
+    MP_CHECK_INT(mp_packed_experts_bytes(experts_of(&tiny)), kept_bytes(&tiny));
+    tiny_unload(&tiny);
+}
+
+/* No copy is freed while a pass may read it. */
+MP_TEST(models_packed_experts_are_not_dropped_in_a_pass) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    run(&tiny, 1);
+    mp_packed_experts *experts = experts_of(&tiny);
+    const uint64_t kept = mp_packed_experts_bytes(experts), packed = mp_packed_experts_begin(experts);
+    MP_CHECK(kept > 0);
+    MP_CHECK_INT(mp_packed_experts_drop(experts), 0);
+    MP_CHECK_INT(kept_bytes(&tiny), kept);
+    MP_CHECK(!mp_packed_experts_end(experts, packed));
+    MP_CHECK_INT(mp_packed_experts_drop(experts), kept);
+    MP_CHECK_INT(mp_packed_experts_drop(experts), 0);
+    tiny_unload(&tiny);
+}
+
+/* A forked child continues with the panels that the parent has kept. A pass or a packing of another thread of the
+ * parent does not exist there. */
+MP_TEST_SECONDS(models_packed_experts_after_a_fork, 60) {
+    tiny_model tiny;
+    load(&tiny, &kinds[0], 1);
+    const uint64_t expected = run(&tiny, 1);
+    mp_packed_experts *experts = experts_of(&tiny);
+    mp_packed_matrix *matrix = experts->first;
+    mp_packed_experts_begin(experts);
+    atomic_store(&matrix->state[0], MP_PANEL_PACKING);
+    pid_t child = fork();
+    if (child == 0) {
+        mp_error error;
+        bool same = mp_team_create(0, &tiny.team, &error) == MP_OK && atomic_load(&matrix->state[0]) == MP_PANEL_STORED;
+        mp_team_lease(tiny.team, 1, &tiny.lease);
+        same &= run(&tiny, 1) == expected && mp_packed_experts_drop(experts) > 0 && run(&tiny, 1) == expected;
+        _exit(same ? 0 : 1);
+    }
+    int status;
+    MP_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    MP_CHECK_INT(WEXITSTATUS(status), 0);
+    atomic_store(&matrix->state[0], MP_PANEL_STORED);
+    mp_packed_experts_end(experts, 0);
+    MP_CHECK(run(&tiny, 1) == expected);
+    tiny_unload(&tiny);
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------- */
+
+/* A pass that packs panels of a changed file fails, and so do later passes, even if the file's times are set back. */
+MP_TEST(models_packed_experts_of_a_changed_file_fail) {
+    tiny_model tiny;
+    mp_file_map_init();
+    load(&tiny, &kinds[0], 1);
+    const char *path = mp_spec_file(tiny.spec, 0);
+    struct stat before;
+    MP_CHECK(stat(path, &before) == 0 && tiny.model->ops->healthy(tiny.model));
+    FILE *file = fopen(path, "r+b");
+    MP_CHECK(file && fseek(file, 100000, SEEK_SET) == 0 && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
+    int32_t prompt[40] = {0};
+    mp_text_args args = {.n_prompt = 40, .prompt = prompt, .n_choices = 1,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2, .logprobs = -1}};
+    for (int attempt = 0; attempt < 2; attempt++) {
+        tiny_job job;
+        tiny_job_make(&tiny, &job, &args, 0);
+        tiny_job_admit(&tiny, &job);
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_FAILED);
+        MP_CHECK_INT(job.item.error.code, MP_INTEGRITY);
+        tiny.engine->ops->retire(tiny.engine, &job.item);
+        mp_request_destroy(&job.call->base);
+        struct timespec times[2] = {before.st_atim, before.st_mtim};
+        MP_CHECK(utimensat(AT_FDCWD, path, times, 0) == 0);
+        MP_CHECK(!tiny.model->ops->healthy(tiny.model));
+    }
+    tiny_unload(&tiny);
+}
