@@ -83,6 +83,11 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
     return MP_OK;
 }
 
+/* True if the request's vectors are made of the first rows of its images alone. */
+static bool first_only(const mp_vit *model, const mp_image_embedding_request *request) {
+    return !model->attention_pool && request->output != MP_EMBED_TOKENS;
+}
+
 mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                        mp_error *error) {
     const mp_vit *model = (const mp_vit *)base;
@@ -100,7 +105,7 @@ mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *co
         MP_TRY(check_size(model, i, height, width, error));
         const uint64_t own = mp_vit_image_parts(model, height / model->patch, width / model->patch);
         rows += mp_vit_rows(model, height / model->patch, width / model->patch);
-        ops += mp_vit_image_ops(model, height / model->patch, width / model->patch);
+        ops += mp_vit_image_ops(model, height / model->patch, width / model->patch, first_only(model, request));
         parts = own > parts ? own : parts;
     }
     request->most_parts = parts;
@@ -123,7 +128,8 @@ static int64_t image_rows(const mp_vit *model, const mp_image_embedding_request 
 
 static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
     return mp_vit_ns(model, mp_vit_image_ops(model, request->sizes[2 * image] / model->patch,
-                                             request->sizes[2 * image + 1] / model->patch));
+                                             request->sizes[2 * image + 1] / model->patch,
+                                             first_only(model, request)));
 }
 
 /* True if the item's next image is large: it has a slot already, or its predicted time exceeds `budget_ns`. */
@@ -340,6 +346,7 @@ static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_reque
         .dimensions = request->width,
         .normalize = request->normalize < 0 ? model->head.normalize : request->normalize > 0,
         .want_tokens = request->output == MP_EMBED_TOKENS,
+        .first_only = first_only(model, request),
         .out = request->vectors + at * request->width,
     };
 }
