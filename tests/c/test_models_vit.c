@@ -536,6 +536,66 @@ MP_TEST(models_vit_plan_shares_a_step) {
     tiny_unload(&tiny);
 }
 
+/* Images that would leave threads without work are not planned: the next step has more images, or one image for all
+ * threads. */
+MP_TEST(models_vit_plan_keeps_threads_busy) {
+    enum { ALL = 9, BYTES = 3 * PATCH * GRID * PATCH * GRID };
+    static const struct {
+        int threads, total, room, planned;
+    } cases[] = {{2, 8, 3, 2}, {2, 8, 4, 4}, {2, 8, 5, 4}, {2, 3, 9, 2}, {2, 1, 9, 1}, {2, 2, 1, 1}, {2, 4, 9, 4},
+                 {3, 8, 5, 3}, {3, 5, 9, 5}, {3, 4, 9, 3}, {3, 8, 2, 2}, {1, 8, 3, 3}};
+    static uint8_t pixels[ALL * BYTES];
+    int32_t sizes[2 * ALL];
+    for (int i = 0; i < 2 * ALL; i++)
+        sizes[i] = PATCH * GRID;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tiny_model tiny;
+        mp_item item, *items[] = {&item};
+        mp_image_embedding_request *call;
+        mp_error error;
+        mp_outcome outcomes[MP_PLAN_MAX];
+        int images;
+        tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, cases[i].threads);
+        MP_CHECK_OK(make_image_embedding_request(ALL, sizes, pixels, ALL * BYTES, &call, &error), &error);
+        check_item(&tiny, &item, call);
+        mp_plan plan = {.count = 1, .items = {&item}, .amount = {1}};
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes); /* the engine learns the number of threads */
+        item.cursor = (uint32_t)(ALL - cases[i].total);
+        plan_of(&tiny, items, 1, (uint64_t)cases[i].room, &images);
+        if (images != cases[i].planned)
+            MP_FAIL("case %d: %d images, expected %d", (int)i, images, cases[i].planned);
+        tiny.engine->ops->retire(tiny.engine, &item);
+        mp_request_destroy(item.request);
+        tiny_unload(&tiny);
+    }
+}
+
+/* With several requests, the last ones wait for the next step. */
+MP_TEST(models_vit_plan_leaves_whole_requests) {
+    enum { COUNT = 5 };
+    static test_images all;
+    mp_item item[COUNT], *items[COUNT];
+    mp_outcome outcomes[MP_PLAN_MAX];
+    int images[COUNT];
+    tiny_model tiny;
+    make_images(&all, false);
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
+    for (int i = 0; i < COUNT; i++) {
+        check_item(&tiny, &item[i], make_call(&all, i, i == 0 ? 2 : 1));
+        items[i] = &item[i];
+    }
+    mp_plan plan = {.count = 1, .items = {&item[0]}, .amount = {1}};
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    plan_of(&tiny, items, COUNT, 2 * COUNT, images); /* five images: one of each request */
+    for (int i = 0; i < COUNT; i++)
+        MP_CHECK_INT(images[i], i == COUNT - 1 ? -1 : 1);
+    for (int i = 0; i < COUNT; i++) {
+        tiny.engine->ops->retire(tiny.engine, &item[i]);
+        mp_request_destroy(item[i].request);
+    }
+    tiny_unload(&tiny);
+}
+
 /* A step without other requests may take four times as long, but not if it computes a part of a large image: a request
  * that arrives would have to wait for the end of the step. */
 MP_TEST(models_vit_large_images_delay_no_other_request) {
