@@ -2,6 +2,7 @@
  * with any number of threads; a failing text affects no other text. */
 #include <time.h>
 
+#include "counted_fixture.h"
 #include "encoder_fixture.h"
 
 static mp_spec *plain(const void *arg) {
@@ -375,6 +376,81 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
     MP_CHECK_INT(dedup->recalled, 3); /* text 4, three times in the second round */
     MP_CHECK_INT(dedup->shared, 4);
     tiny_unload(&tiny);
+}
+
+/* ---- the last layer ---------------------------------------------------------------------------------------------- */
+
+/* Pooled and token vectors in one group: the last layer computes one row of a text or all rows, and both have the bits
+ * of requests of their own. */
+MP_TEST(models_encoder_last_layer_beside_tokens) {
+    enum { FIRST = 3, SECOND = 4 };
+    static texts all;
+    static float pooled[FIRST * WIDTH], tokens[SECOND * POSITIONS * WIDTH];
+    static const int first[FIRST] = {7, 8, 9}, second[SECOND] = {10, 11, 12, 13};
+    make_texts(&all);
+    const size_t bytes = (size_t)(all.offsets[14] - all.offsets[10]) * WIDTH * sizeof(float);
+    for (int threads = 1; threads <= 2; threads++) {
+        tiny_model tiny;
+        request requests[2];
+        mp_outcome outcomes[MP_PLAN_MAX];
+        tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, threads);
+        ((mp_encoder *)tiny.model)->head.mode[0] = MP_POOL_CLS;
+        compute_all(&tiny);
+        for (int round = 0; round < 4; round++) { /* each request alone, then both in either order */
+            request *pool = &requests[round == 3], *token = &requests[round == 2];
+            if (round != 1)
+                make_request(&tiny, &all, first, FIRST, -1, 0, -1, MP_EMBED_POOLED, pool);
+            if (round != 0)
+                make_request(&tiny, &all, second, SECOND, -1, 0, -1, MP_EMBED_TOKENS, token);
+            serve(&tiny, requests, round < 2 ? 1 : 2, outcomes);
+            MP_CHECK(outcomes[0] == MP_OUTCOME_DONE && (round < 2 || outcomes[1] == MP_OUTCOME_DONE));
+            if (round == 0)
+                memcpy(pooled, pool->call->vectors, sizeof pooled);
+            if (round == 1)
+                memcpy(tokens, token->call->vectors, bytes);
+            MP_CHECK(round == 1 || memcmp(pool->call->vectors, pooled, sizeof pooled) == 0);
+            MP_CHECK(round == 0 || memcmp(token->call->vectors, tokens, bytes) == 0);
+            drop(requests, round < 2 ? 1 : 2);
+        }
+        tiny_unload(&tiny);
+    }
+}
+
+/* Compare the kernels' work for texts [0, count) with that of a last layer which computes one row per text, or all
+ * rows. */
+static void check_work(mp_pooling_mode mode, int threads, int count, bool one_row) {
+    static texts all;
+    static float out[TEXTS * WIDTH];
+    enum { KEYS = 2 * WIDTH * WIDTH, REST = 2 * WIDTH * WIDTH + 2 * WIDTH * TINY_ENCODER_FFN,
+           BEFORE = TINY_ENCODER_LAYERS - 1 };
+    uint64_t squares = 0, rows;
+    tiny_model tiny;
+    make_texts(&all);
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, threads);
+    ((mp_encoder *)tiny.model)->head.mode[0] = mode;
+    for (int t = 0; t < count; t++) {
+        rows = (uint64_t)(all.offsets[t + 1] - all.offsets[t]);
+        squares += rows * rows;
+    }
+    rows = (uint64_t)all.offsets[count];
+    const uint64_t last = one_row ? (uint64_t)count : rows, seen = one_row ? rows : squares;
+    count_kernels();
+    MP_CHECK_INT(run(&tiny, &all, 0, count, UINT64_MAX, out), MP_OUTCOME_DONE);
+    mp_kernels_init();
+    MP_CHECK_INT(counted.products, rows * (BEFORE + 1) * KEYS + (rows * BEFORE + last) * REST);
+    MP_CHECK_INT(counted.attention, 2 * WIDTH * (squares * BEFORE + seen));
+    MP_CHECK_INT(counted.norms, rows * (1 + 2 * BEFORE) + 2 * last); /* with that of the embeddings */
+    tiny_unload(&tiny);
+}
+
+/* The last layer computes one row of a text if only this row is pooled. */
+MP_TEST(models_encoder_last_layer_work) {
+    check_work(MP_POOL_CLS, 1, 9, true);
+    check_work(MP_POOL_LAST_TOKEN, 1, 9, true);
+    check_work(MP_POOL_CLS, 2, 9, true);
+    check_work(MP_POOL_LAST_TOKEN, 2, 1, true); /* the threads share the text */
+    check_work(MP_POOL_MEAN, 1, 9, false);
+    check_work(MP_POOL_MAX, 2, 9, false);
 }
 
 /* With each allocation failing in turn, a request either fails or returns the same vectors, and nothing leaks. */

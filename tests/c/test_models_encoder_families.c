@@ -252,6 +252,71 @@ MP_TEST(models_encoder_families_recorded) {
     MP_CHECK_INT(wrong, 0);
 }
 
+/* ---- the last layer ---------------------------------------------------------------------------------------------- */
+
+static void pool_first(tiny_model *tiny) {
+    ((mp_encoder *)tiny->model)->head.mode[0] = MP_POOL_CLS;
+    compute_all(tiny);
+}
+
+static void pool_last(tiny_model *tiny) {
+    ((mp_encoder *)tiny->model)->head.mode[0] = MP_POOL_LAST_TOKEN;
+    compute_all(tiny);
+}
+
+/* Pool the vectors of all tokens of texts [0, count): the last layer computes all rows. out: [count, WIDTH]. */
+static void pool_tokens(tiny_model *tiny, const texts *all, int count, float *out) {
+    const mp_encoder *model = (const mp_encoder *)tiny->model;
+    mp_embedding_request *call;
+    mp_error error;
+    float *scratch = mp_alloc(mp_head_scratch(&model->head) * sizeof *scratch, MP_TAG_SCRATCH);
+    MP_CHECK_OK(make_embedding_request(count, all->ids, all->offsets, NULL, &call, &error), &error);
+    call->output = MP_EMBED_TOKENS;
+    MP_CHECK_INT(run_call(tiny, &call->base, UINT64_MAX), MP_OUTCOME_DONE);
+    for (int t = 0; t < count; t++)
+        mp_head_apply(&model->head, call->vectors + all->offsets[t] * WIDTH,
+                      (int)(all->offsets[t + 1] - all->offsets[t]), 0, WIDTH, model->head.normalize, scratch,
+                      out + t * WIDTH);
+    mp_request_destroy(&call->base);
+    mp_free(scratch);
+}
+
+/* A vector of the first or the last token has the bits of that row of a pass that computes all rows of the last layer:
+ * alone, in a batch and on several threads. */
+static void check_last_layer(const family *f, mp_compute compute, void (*pool)(tiny_model *tiny)) {
+    enum { SOME = 12, ALONE = 3 }; /* text 5 is the longest */
+    static texts all;
+    static float expected[SOME * WIDTH], out[SOME * WIDTH];
+    make_texts(&all);
+    for (int threads = 1; threads <= 3; threads += 2) {
+        tiny_model tiny;
+        tiny_load(&tiny, make_spec(f), compute, threads);
+        pool(&tiny);
+        if (threads == 1)
+            pool_tokens(&tiny, &all, SOME, expected);
+        MP_CHECK_INT(run(&tiny, &all, 0, SOME, UINT64_MAX, out), MP_OUTCOME_DONE);
+        if (memcmp(out, expected, sizeof out) != 0)
+            MP_FAIL("%s in a batch on %d threads: other bits", f->arch, threads);
+        for (int t = 5; t < 5 + ALONE; t++) {
+            MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
+            if (memcmp(out, expected + t * WIDTH, WIDTH * sizeof *out) != 0)
+                MP_FAIL("%s: text %d alone on %d threads: other bits", f->arch, t, threads);
+        }
+        tiny_unload(&tiny);
+    }
+}
+
+MP_TEST(models_encoder_families_last_layer) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        check_last_layer(&families[i], MP_COMPUTE_F32, i % 2 ? pool_first : pool_last);
+    check_last_layer(&families[0], MP_COMPUTE_BF16, pool_first);
+    check_last_layer(&families[1], MP_COMPUTE_I8, pool_last);
+    check_last_layer(&families[2], MP_COMPUTE_BF16, pool_last);
+    check_last_layer(&families[4], MP_COMPUTE_I8, pool_first);
+}
+
+/* ---- options of families ----------------------------------------------------------------------------------------- */
+
 /* Embed one text. */
 static void embed_one(const family *f, float *out) {
     static texts all;

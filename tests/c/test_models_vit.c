@@ -2,150 +2,9 @@
  * use is as predicted. */
 #include <stdatomic.h>
 
-#include "grouping_fixture.h"
 #include "missing_fixture.h"
-#include "models/image/vit.h"
 #include "recorded_fixture.h"
-#include "request_fixture.h"
-
-enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
-
-/* Make the fp32 spec of dinov2 (any image size), dinov2_with_registers or siglip (attention pooling). */
-static mp_spec *make_spec(const char *arch, bool gated) {
-    const bool pool = strcmp(arch, "siglip") == 0, registers = strcmp(arch, "dinov2_with_registers") == 0;
-    const int before = pool ? 0 : 1;
-    const int ffn = registers ? 88 : 96; /* 96: whole panels, passed between products without a float copy */
-    mp_error error;
-    char path[512], key[64], name[64];
-    snprintf(path, sizeof path, "%s/%s%d.bin", mp_test_directory(), arch, gated);
-    tiny_file file = {.spec = mp_spec_create(), .random = {17}};
-    mp_spec *spec = file.spec;
-    MP_CHECK_OK(mp_spec_set_architecture(spec, arch, &error), &error);
-    MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
-    const struct {
-        const char *key;
-        int value;
-    } numbers[] = {{"block_count", LAYERS},     {"embedding_length", HIDDEN}, {"feed_forward_length", ffn},
-                   {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", PATCH * GRID}};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        snprintf(key, sizeof key, "%s.vision.%s", arch, numbers[i].key);
-        tiny_int(spec, key, numbers[i].value);
-    }
-    snprintf(key, sizeof key, "%s.vision.attention.layer_norm_epsilon", arch);
-    tiny_float(spec, key, 1e-6);
-    mp_value gate = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = gated};
-    MP_CHECK_OK(mp_spec_set(spec, "mpool.image.gated", &gate, &error), &error);
-    static const char cls[] = "cls";
-    static const uint64_t ends[] = {0, 3};
-    mp_value pooling = {.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 1};
-    pooling.as.strings.bytes = cls;
-    pooling.as.strings.offsets = ends;
-    MP_CHECK_OK(mp_spec_set(spec, "mpool.pooling", &pooling, &error), &error);
-    tiny_int(spec, "mpool.dense_count", 1);
-    tiny_tensor(&file, "v.patch_embd.weight", MP_F32, HIDDEN, 3 * PATCH * PATCH, 0.2f, 0);
-    tiny_tensor(&file, "v.patch_embd.bias", MP_F32, 1, HIDDEN, 0.2f, 0);
-    if (!pool)
-        tiny_tensor(&file, "v.class_embd", MP_F32, 1, HIDDEN, 1, 0);
-    if (registers) {
-        tiny_int(spec, "mpool.image.registers", 3);
-        tiny_tensor(&file, "v.register_embd", MP_F32, 3, HIDDEN, 1, 0);
-    }
-    tiny_tensor(&file, "v.position_embd.weight", MP_F32, before + GRID * GRID, HIDDEN, 1, 0);
-    const struct {
-        const char *name;
-        int rows, columns;
-    } matrices[] = {{"attn_q", HIDDEN, HIDDEN},   {"attn_k", HIDDEN, HIDDEN}, {"attn_v", HIDDEN, HIDDEN},
-                    {"attn_out", HIDDEN, HIDDEN}, {"ffn_up", ffn, HIDDEN},    {"ffn_down", HIDDEN, ffn},
-                    {"ffn_gate", ffn, HIDDEN}};
-    for (int l = 0; l < LAYERS + pool; l++) {
-        char prefix[32];
-        snprintf(prefix, sizeof prefix, l < LAYERS ? "v.blk.%d" : "v.head", l);
-        for (size_t m = 0; m < sizeof matrices / sizeof *matrices - !(gated && l < LAYERS); m++) {
-            snprintf(name, sizeof name, "%s.%s.weight", prefix, matrices[m].name);
-            tiny_tensor(&file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
-            snprintf(name, sizeof name, "%s.%s.bias", prefix, matrices[m].name);
-            tiny_tensor(&file, name, MP_F32, 1, matrices[m].rows, 0.2f, 0);
-        }
-        static const char *const norms[] = {"ln1", "ln2", "ln"};
-        for (int n = l < LAYERS ? 0 : 2; n < (l < LAYERS ? 2 : 3); n++) {
-            snprintf(name, sizeof name, "%s.%s.weight", prefix, norms[n]);
-            tiny_tensor(&file, name, MP_F32, 1, HIDDEN, 0.3f, 1);
-            snprintf(name, sizeof name, "%s.%s.bias", prefix, norms[n]);
-            tiny_tensor(&file, name, MP_F32, 1, HIDDEN, 0.3f, 0);
-        }
-        for (int s = 1; !pool && s <= 2; s++) {
-            snprintf(name, sizeof name, "%s.ls%d.weight", prefix, s);
-            tiny_tensor(&file, name, MP_F32, 1, HIDDEN, 0.5f, 0.5f);
-        }
-    }
-    if (pool)
-        tiny_tensor(&file, "v.head.probe", MP_F32, 1, HIDDEN, 1, 0);
-    tiny_tensor(&file, "v.post_ln.weight", MP_F32, 1, HIDDEN, 0.3f, 1);
-    tiny_tensor(&file, "v.post_ln.bias", MP_F32, 1, HIDDEN, 0.3f, 0);
-    tiny_tensor(&file, "dense.0.weight", MP_F32, WIDTH, HIDDEN, 0.3f, 0);
-    mp_spec_freeze(spec);
-    mp_test_write_file(path, file.bytes, file.used);
-    free(file.bytes);
-    return spec;
-}
-
-typedef struct test_images {
-    int32_t sizes[2 * IMAGES];
-    int64_t offsets[IMAGES + 1];
-    uint8_t pixels[IMAGES * 3 * MOST_SIDE * MOST_SIDE];
-} test_images;
-
-static void make_images(test_images *all, bool any_size) {
-    mp_test_random random = {5};
-    for (int i = 0; i < IMAGES; i++) {
-        for (int side = 0; side < 2; side++)
-            all->sizes[2 * i + side] =
-                any_size && i % 4 ? PATCH + (int)(mp_test_random_u64(&random) % (MOST_SIDE - PATCH)) : PATCH * GRID;
-        int64_t bytes = 3 * (int64_t)all->sizes[2 * i] * all->sizes[2 * i + 1];
-        for (int64_t b = 0; b < bytes; b++)
-            all->pixels[all->offsets[i] + b] = (uint8_t)mp_test_random_u64(&random);
-        all->offsets[i + 1] = all->offsets[i] + bytes;
-    }
-}
-
-static mp_image_embedding_request *make_call(const test_images *all, int first, int count) {
-    mp_error error;
-    mp_image_embedding_request *call;
-    MP_CHECK_OK(make_image_embedding_request(count, all->sizes + 2 * first, all->pixels + all->offsets[first],
-                                     all->offsets[first + count] - all->offsets[first], &call, &error),
-                &error);
-    return call;
-}
-
-/* Run images [first, first + count) as one request. */
-static mp_outcome run(tiny_model *tiny, const void *all, int first, int count, uint64_t budget_ns, float *out) {
-    mp_image_embedding_request *call = make_call(all, first, count);
-    const mp_outcome outcome = run_call(tiny, &call->base, budget_ns);
-    MP_CHECK_INT(call->width, WIDTH);
-    if (outcome == MP_OUTCOME_DONE) {
-        memcpy(out, call->vectors, (size_t)count * WIDTH * sizeof(float));
-        MP_CHECK_INT(call->done, count);
-    }
-    mp_request_destroy(&call->base);
-    return outcome;
-}
-
-typedef struct family {
-    const char *arch;
-    bool gated;
-} family;
-
-static mp_spec *make_family(const void *arg) {
-    const family *of = arg;
-    return make_spec(of->arch, of->gated);
-}
-
-/* Divide layers into parts of about 5 rows. */
-static void cut(tiny_model *tiny) {
-    mp_vit *model = (mp_vit *)tiny->model;
-    model->grain = 5;
-    model->most_ops = 1000000;
-}
+#include "vit_fixture.h"
 
 static void check_grouping(const char *arch, bool gated, mp_compute compute) {
     static test_images all;
@@ -435,7 +294,7 @@ static int run_parts(tiny_model *tiny, const test_images *all, int first, int co
         p.pass.M += image->n;
         p.pass.P += image->down * image->across;
         longest = image->n > longest ? image->n : longest;
-        ops += mp_vit_image_ops(model, image->down, image->across);
+        ops += mp_vit_image_ops(model, image->down, image->across, image->first_only);
     }
     p.pass.part_ops = mp_vit_part_ops(model);
     p.pass.part_rows = mp_vit_part_rows(model, p.pass.M, p.pass.part_ops);
@@ -504,7 +363,8 @@ MP_TEST(models_vit_costs) {
                     (uint64_t)(image.windows[w + 1] - image.windows[w]);
         mp_free(memory);
         const uint64_t linear = 2 * 64 * 12 + 2 * 2 * 64 * (4 * 64 + 3 * 96);
-        MP_CHECK_INT(mp_vit_image_ops(&model, image.down, image.across), (uint64_t)rows * linear + 4 * 64 * seen);
+        MP_CHECK_INT(mp_vit_image_ops(&model, image.down, image.across, false),
+                     (uint64_t)rows * linear + 4 * 64 * seen);
     }
     MP_CHECK_INT(mp_vit_ns(&model, 3000000), 15001);
     model.most_ops = UINT64_MAX;
@@ -552,9 +412,10 @@ static void check_large(const char *arch, int threads) {
     model->grain = GRAIN;
     model->most_ops = 1;
     atomic_store(&model->mega_ns, 1);
-    const uint64_t one_ns = mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID)), budget_ns = any_size ? one_ns : 0;
+    const uint64_t one_ns = mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID, any_size));
+    const uint64_t budget_ns = any_size ? one_ns : 0;
     const int32_t down = all.sizes[6] / PATCH, rows = mp_vit_rows(model, down, down);
-    MP_CHECK(mp_vit_ns(model, mp_vit_image_ops(model, down, down)) > budget_ns);
+    MP_CHECK(mp_vit_ns(model, mp_vit_image_ops(model, down, down, any_size)) > budget_ns);
     for (int i = 0; i < 3; i++)
         check_item(&tiny, &item[i], make_call(&all, i < 2 ? 3 : 4, i < 2 ? 2 : 1));
     int steps = 0;
@@ -623,7 +484,7 @@ MP_TEST(models_vit_large_images_run_in_parts) {
 static void plan_of(tiny_model *tiny, mp_item **items, int n, uint64_t room, int *images) {
     mp_vit *model = (mp_vit *)tiny->model;
     atomic_store(&model->mega_ns, 1000);
-    const uint64_t one_ns = mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID));
+    const uint64_t one_ns = mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID, !model->attention_pool));
     mp_plan plan;
     tiny->engine->ops->plan(tiny->engine, items, n, room * one_ns, &plan);
     uint64_t planned = 0;
@@ -675,6 +536,66 @@ MP_TEST(models_vit_plan_shares_a_step) {
     tiny_unload(&tiny);
 }
 
+/* Images that would leave threads without work are not planned: the next step has more images, or one image for all
+ * threads. */
+MP_TEST(models_vit_plan_keeps_threads_busy) {
+    enum { ALL = 9, BYTES = 3 * PATCH * GRID * PATCH * GRID };
+    static const struct {
+        int threads, total, room, planned;
+    } cases[] = {{2, 8, 3, 2}, {2, 8, 4, 4}, {2, 8, 5, 4}, {2, 3, 9, 2}, {2, 1, 9, 1}, {2, 2, 1, 1}, {2, 4, 9, 4},
+                 {3, 8, 5, 3}, {3, 5, 9, 5}, {3, 4, 9, 3}, {3, 8, 2, 2}, {1, 8, 3, 3}};
+    static uint8_t pixels[ALL * BYTES];
+    int32_t sizes[2 * ALL];
+    for (int i = 0; i < 2 * ALL; i++)
+        sizes[i] = PATCH * GRID;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tiny_model tiny;
+        mp_item item, *items[] = {&item};
+        mp_image_embedding_request *call;
+        mp_error error;
+        mp_outcome outcomes[MP_PLAN_MAX];
+        int images;
+        tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, cases[i].threads);
+        MP_CHECK_OK(make_image_embedding_request(ALL, sizes, pixels, ALL * BYTES, &call, &error), &error);
+        check_item(&tiny, &item, call);
+        mp_plan plan = {.count = 1, .items = {&item}, .amount = {1}};
+        tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes); /* the engine learns the number of threads */
+        item.cursor = (uint32_t)(ALL - cases[i].total);
+        plan_of(&tiny, items, 1, (uint64_t)cases[i].room, &images);
+        if (images != cases[i].planned)
+            MP_FAIL("case %d: %d images, expected %d", (int)i, images, cases[i].planned);
+        tiny.engine->ops->retire(tiny.engine, &item);
+        mp_request_destroy(item.request);
+        tiny_unload(&tiny);
+    }
+}
+
+/* With several requests, the last ones wait for the next step. */
+MP_TEST(models_vit_plan_leaves_whole_requests) {
+    enum { COUNT = 5 };
+    static test_images all;
+    mp_item item[COUNT], *items[COUNT];
+    mp_outcome outcomes[MP_PLAN_MAX];
+    int images[COUNT];
+    tiny_model tiny;
+    make_images(&all, false);
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
+    for (int i = 0; i < COUNT; i++) {
+        check_item(&tiny, &item[i], make_call(&all, i, i == 0 ? 2 : 1));
+        items[i] = &item[i];
+    }
+    mp_plan plan = {.count = 1, .items = {&item[0]}, .amount = {1}};
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    plan_of(&tiny, items, COUNT, 2 * COUNT, images); /* five images: one of each request */
+    for (int i = 0; i < COUNT; i++)
+        MP_CHECK_INT(images[i], i == COUNT - 1 ? -1 : 1);
+    for (int i = 0; i < COUNT; i++) {
+        tiny.engine->ops->retire(tiny.engine, &item[i]);
+        mp_request_destroy(item[i].request);
+    }
+    tiny_unload(&tiny);
+}
+
 /* A step without other requests may take four times as long, but not if it computes a part of a large image: a request
  * that arrives would have to wait for the end of the step. */
 MP_TEST(models_vit_large_images_delay_no_other_request) {
@@ -688,7 +609,7 @@ MP_TEST(models_vit_large_images_delay_no_other_request) {
     mp_vit *model = (mp_vit *)tiny.model;
     model->most_ops = 1;
     atomic_store(&model->mega_ns, 100000000);
-    MP_CHECK(mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID)) > 4 * STEP_NS);
+    MP_CHECK(mp_vit_ns(model, mp_vit_image_ops(model, GRID, GRID, !model->attention_pool)) > 4 * STEP_NS);
     check_item(&tiny, &item, make_call(&all, 0, 1));
     tiny.engine->ops->plan(tiny.engine, items, 1, 4 * STEP_NS, &plan);
     MP_CHECK_INT(plan.cost_ns, STEP_NS);

@@ -1,5 +1,6 @@
 /* encoder/encoder.c: the forward pass of encoders (BERT: Devlin et al., arXiv:1810.04805), by the flags of their row in
- * archs.def. Layers are those of nn/transformer.h. */
+ * archs.def. Layers are those of nn/transformer.h. The last layer computes only the rows that are read: all rows for
+ * token vectors and for poolings such as the mean, one row per text for CLS and last-token pooling. */
 #include "models/encoder/encoder.h"
 
 #include <string.h>
@@ -41,7 +42,7 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
            mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(inner_bytes(model, M)) +
            mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) +
            (model->flags & MP_ENCODER_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
-           mp_arena_cost((size_t)M * sizeof(mp_row_span)) + acts;
+           2 * mp_arena_cost((size_t)M * sizeof(mp_row_span)) + acts;
 }
 
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T) {
@@ -59,7 +60,8 @@ typedef struct pass {
     mp_row_context context;
     const mp_encoder_text *texts;
     int count;
-    int64_t row0, row1;       /* the thread's rows, where rows are split */
+    mp_row_span *wanted; /* [count] the rows of each text that are read after the last layer; NULL: all rows */
+    int64_t row0, row1;  /* the thread's rows, where rows are split */
     mp_transformer_rows rows; /* `mixed` also holds the rows that experts read; `qkv` has at least `wide` columns */
     float *angles[2];         /* [longest text, dim] of each rope */
     float *input;             /* [M, hidden] copy of the layer's input, for MP_ENCODER_INPUT_TWICE */
@@ -93,6 +95,12 @@ static void norm_sum(const pass *p, const mp_norm *norm) {
 
 enum { PLACED = MP_ENCODER_ROPE | MP_ENCODER_HEAD_NORMS | MP_ENCODER_QUERY_NORMS };
 
+/* Returns true if the row of text `t` is a query of the layer's attention. */
+static bool is_query(const pass *p, int t, int64_t row) {
+    const mp_row_span *wanted = p->context.wanted ? &p->context.wanted[t] : NULL;
+    return !wanted || (row >= wanted->row0 && row < wanted->row0 + wanted->rows);
+}
+
 /* Norm and rotate queries and keys of the thread's rows. */
 static void rotate(const pass *p, const mp_transformer_layer *layer) {
     const mp_encoder *model = p->model;
@@ -106,30 +114,36 @@ static void rotate(const pass *p, const mp_transformer_layer *layer) {
                 continue;
             float *q = p->rows.qkv + row * model->qkv_width, *k = q + model->q_width;
             const float *angles = rope ? p->angles[which] + (int64_t)i * rope->dim : NULL;
+            const bool query = is_query(p, t, row);
             if (model->flags & MP_ENCODER_QUERY_NORMS) {
-                mp_norm_row(&layer->q_norm, q, q);
+                if (query)
+                    mp_norm_row(&layer->q_norm, q, q);
                 mp_norm_row(&layer->k_norm, k, k);
                 continue;
             }
-            mp_attention_place(&layer->q_norm, rope, angles, 0, shape->heads, shape->head_dim, q);
+            if (query)
+                mp_attention_place(&layer->q_norm, rope, angles, 0, shape->heads, shape->head_dim, q);
             mp_attention_place(&layer->k_norm, rope, angles, 0, shape->kv_heads, shape->head_dim, k);
         }
 }
 
-static void finish_text(const mp_encoder *model, mp_encoder_text *text, const float *x, float *scratch) {
+/* rows: those of the text that the last layer computed, [count, hidden]. */
+static void finish_text(const mp_encoder *model, mp_encoder_text *text, const float *rows, int32_t count,
+                        float *scratch) {
     const mp_kernels *call = mp_kernels_get();
-    const float *rows = x + (int64_t)text->row * model->hidden;
+    const int skip = count < text->n ? 0 : text->skip;
     int64_t floats = text->dimensions;
     if (text->want_tokens) {
         floats = (int64_t)text->n * model->hidden;
         memcpy(text->out, rows, (size_t)floats * sizeof(float));
     } else {
-        mp_head_apply(&model->head, rows, text->n, text->skip, text->dimensions, text->normalize, scratch, text->out);
+        mp_head_apply(&model->head, rows, count, skip, text->dimensions, text->normalize, scratch, text->out);
     }
     text->finite = call->all_finite(text->out, floats);
 }
 
-static void rotate_and_attend(const pass *p, const mp_transformer_layer *layer) {
+/* Compute attention. In the last layer, drop the rows that are not read: `p` then holds the others only. */
+static void rotate_and_attend(pass *p, const mp_transformer_layer *layer) {
     mp_row_meet(&p->context);
     if (p->model->flags & PLACED) {
         rotate(p, layer);
@@ -137,6 +151,13 @@ static void rotate_and_attend(const pass *p, const mp_transformer_layer *layer) 
     }
     mp_transformer_attend(&p->context, layer, &p->model->attention, &p->rows, 0, p->thread_scratch);
     mp_row_meet(&p->context);
+    if (!p->context.wanted)
+        return;
+    if (p->input)
+        mp_transformer_keep_also(&p->context, &p->rows, p->model->hidden, p->input);
+    p->rows = mp_transformer_keep(&p->context, &p->rows);
+    p->context.wanted = NULL;
+    mp_team_split(p->context.thread, p->rows.M, 1, &p->row0, &p->row1);
 }
 
 static void add_attended(const pass *p, const mp_transformer_layer *layer) {
@@ -158,18 +179,18 @@ static void experts_half(const pass *p, const mp_encoder_layer *layer, const flo
 }
 
 /* Post-norm: norms follow the residual additions, so each sublayer reads the residual stream directly. */
-static void layer_post_norm(const pass *p, const mp_encoder_layer *layer) {
+static void layer_post_norm(pass *p, const mp_encoder_layer *layer) {
     const mp_transformer_rows *rows = &p->rows;
-    const int64_t n = p->model->hidden, at = p->row0 * n, floats = (p->row1 - p->row0) * n;
+    const int64_t n = p->model->hidden;
     const mp_residual sum = mp_transformer_residual(rows, NULL, NULL);
     if (p->input)
-        memcpy(p->input + at, rows->x + at, (size_t)floats * sizeof(float));
-    mp_row_linear(&p->context, &layer->base.qkv, rows->x, n, rows->M, NULL, rows->qkv, rows->ld_qkv);
+        memcpy(p->input + p->row0 * n, rows->x + p->row0 * n, (size_t)((p->row1 - p->row0) * n) * sizeof(float));
+    mp_transformer_project(&p->context, &layer->base, rows->x, rows);
     rotate_and_attend(p, &layer->base);
     add_attended(p, &layer->base);
     norm_sum(p, &layer->base.attention_norm);
     if (p->input) {
-        p->call->add(p->input + at, floats, rows->x + at);
+        p->call->add(p->input + p->row0 * n, (p->row1 - p->row0) * n, rows->x + p->row0 * n);
         norm_sum(p, &layer->input_norm);
     }
     mp_row_meet(&p->context);
@@ -185,7 +206,7 @@ static void layer_post_norm(const pass *p, const mp_encoder_layer *layer) {
 
 /* Pre-norm: norms precede the sublayers. A layer without attention norm (ModernBERT's first layer, whose input is
  * already normed) reads the residual stream directly. */
-static void layer_pre_norm(const pass *p, const mp_encoder_layer *layer) {
+static void layer_pre_norm(pass *p, const mp_encoder_layer *layer) {
     mp_transformer_before(&p->context, &layer->base, &p->rows);
     rotate_and_attend(p, &layer->base);
     if (layer->experts) {
@@ -227,7 +248,25 @@ int mp_encoder_barriers(const mp_encoder *model) {
     layer += model->flags & MP_ENCODER_GATED ? 1 : 0;
     layer += model->flags & MP_ENCODER_OUTPUT_NORMS ? 2 : 0;
     layer += model->experts ? 6 : 0;
-    return layer * model->layer_count + 1 + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
+    enum { LAST = 5 }; /* the last layer has more, to move the wanted rows: see nn/transformer.h */
+    return layer * model->layer_count + 1 + LAST + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
+}
+
+/* Lists the rows of each text that are read after the last layer. Returns true if these are not all rows. Only thread 0
+ * writes the list. */
+static bool list_wanted(const pass *p) {
+    bool all = true;
+    for (int t = 0; t < p->count; t++) {
+        const mp_encoder_text *text = &p->texts[t];
+        mp_row_span wanted = {.rows = text->n};
+        if (!text->want_tokens)
+            wanted = mp_head_reads(&p->model->head, text->n);
+        all = all && wanted.rows == text->n;
+        wanted.row0 += text->row;
+        if (p->context.thread->index == 0)
+            p->wanted[t] = wanted;
+    }
+    return !all;
 }
 
 static pass begin(const mp_encoder *model, const mp_team_thread *thread, const mp_encoder_text *texts, int count, int M,
@@ -250,11 +289,14 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, const m
     if (model->flags & MP_ENCODER_INPUT_TWICE)
         p.input = mp_scratch_take(&at, rows * (size_t)model->hidden);
     mp_row_span *spans = mp_scratch_take(&at, (size_t)M * sizeof *spans);
+    p.wanted = mp_scratch_take(&at, (size_t)M * sizeof *p.wanted);
     for (int t = 0; t < count && thread->index == 0; t++) /* only thread 0 writes `spans`; the others read it after the
                                                            * first barrier */
         spans[t] = (mp_row_span){.row0 = texts[t].row, .rows = texts[t].n};
     p.context.spans = spans;
     p.context.acts = at;
+    if (!list_wanted(&p))
+        p.wanted = NULL;
     mp_team_split(thread, M, 1, &p.row0, &p.row1);
     return p;
 }
@@ -264,16 +306,18 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
     int longest = 1;
     for (int t = 0; t < count; t++)
         longest = texts[t].n > longest ? texts[t].n : longest;
-    const pass p = begin(model, thread, texts, count, M, group_scratch, thread_scratch);
+    pass p = begin(model, thread, texts, count, M, group_scratch, thread_scratch);
     embed(&p, longest);
     mp_team_barrier(thread);
 
     const bool post_norm = model->flags & MP_ENCODER_POST_NORM;
-    for (int l = 0; l < model->layer_count; l++)
+    for (int l = 0; l < model->layer_count; l++) {
+        p.context.wanted = l == model->layer_count - 1 ? p.wanted : NULL;
         if (post_norm)
             layer_post_norm(&p, &model->layers[l]);
         else
             layer_pre_norm(&p, &model->layers[l]);
+    }
     if (model->output_norm.weight) {
         norm_sum(&p, &model->output_norm);
         mp_team_barrier(thread);
@@ -283,8 +327,13 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
         attend_to_latents(&p);
 
     int64_t text0, text1;
+    const float *rows = p.rows.x;
     mp_team_split(thread, count, 1, &text0, &text1);
-    for (int64_t t = text0; t < text1; t++)
-        finish_text(model, &texts[t], p.rows.x, thread_scratch);
+    for (int64_t t = 0; t < text1; t++) {
+        const int32_t kept = p.wanted ? p.wanted[t].rows : texts[t].n;
+        if (t >= text0)
+            finish_text(model, &texts[t], rows, kept, thread_scratch);
+        rows += (int64_t)kept * model->hidden;
+    }
     mp_team_barrier(thread);
 }

@@ -12,7 +12,11 @@ enum {
 
 static uint64_t inner_width(const mp_vit *model) { return (uint64_t)model->ffn * (model->gated ? 2 : 1); }
 
-uint64_t mp_vit_before_ops(const mp_vit *model) { return 6 * (uint64_t)model->hidden * (uint64_t)model->hidden; }
+uint64_t mp_vit_keys_ops(const mp_vit *model) { return 4 * (uint64_t)model->hidden * (uint64_t)model->hidden; }
+
+uint64_t mp_vit_queries_ops(const mp_vit *model) { return mp_vit_keys_ops(model) / 2; }
+
+uint64_t mp_vit_before_ops(const mp_vit *model) { return mp_vit_keys_ops(model) + mp_vit_queries_ops(model); }
 
 uint64_t mp_vit_after_ops(const mp_vit *model) {
     return 2 * (uint64_t)model->hidden * ((uint64_t)model->hidden + inner_width(model) + (uint64_t)model->ffn);
@@ -28,13 +32,19 @@ static uint64_t squares(int32_t side, int32_t window) {
     return (uint64_t)(side / window) * whole * whole + rest * rest;
 }
 
-uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across) {
+uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across, bool first_only) {
     const uint64_t rows = (uint64_t)mp_vit_rows(model, down, across), patches = (uint64_t)down * (uint64_t)across;
     const int32_t side = model->window * model->cell;
     uint64_t ops = 2 * patches * (uint64_t)model->patches.K * (uint64_t)model->hidden;
     for (int l = 0; l < model->layer_count; l++) {
         uint64_t seen = model->layers[l].windowed ? squares(down, side) * squares(across, side) : rows * rows;
-        ops += rows * (mp_vit_before_ops(model) + mp_vit_after_ops(model)) + 4 * (uint64_t)model->hidden * seen;
+        uint64_t queries = rows;
+        if (first_only && l == model->layer_count - 1) {
+            queries = 1;
+            seen = rows;
+        }
+        ops += rows * mp_vit_keys_ops(model) + queries * (mp_vit_queries_ops(model) + mp_vit_after_ops(model)) +
+               4 * (uint64_t)model->hidden * seen;
     }
     return ops;
 }

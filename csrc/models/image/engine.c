@@ -11,6 +11,8 @@ enum {
     GROUP_ROWS = 512,   /* maximum rows of a group, unless a single image has more. The layers are wider than those of
                          * small text encoders, and more rows amortise one pass over their weights */
     STEP_ROWS = 16384, /* maximum rows in a step, whatever the budget */
+    EVEN_ROWS = 16,    /* minimum rows of an image that is left to the next step so that no thread is idle: with fewer
+                        * rows, reading the weights once more would take longer */
     MOST_LARGE = 4,    /* maximum large images in progress: each needs a state */
     LARGE_MS = 25,     /* maximum time that a step spends on a large image: a request that arrives meanwhile waits until
                         * the step ends */
@@ -42,6 +44,7 @@ typedef struct vit_engine {
     uint64_t charged;     /* bytes charged for `arena` */
     mp_vit_image *images; /* [capacity] images of the step */
     int capacity;
+    int threads;      /* threads of the last step; 0: none was run */
     mp_groups groups; /* groups of the step's images */
     position_table positions;
     large_image large[MOST_LARGE];
@@ -83,6 +86,11 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
     return MP_OK;
 }
 
+/* True if the request's vectors are made of the first rows of its images alone. */
+static bool first_only(const mp_vit *model, const mp_image_embedding_request *request) {
+    return !model->attention_pool && request->output != MP_EMBED_TOKENS;
+}
+
 mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                        mp_error *error) {
     const mp_vit *model = (const mp_vit *)base;
@@ -100,7 +108,7 @@ mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *co
         MP_TRY(check_size(model, i, height, width, error));
         const uint64_t own = mp_vit_image_parts(model, height / model->patch, width / model->patch);
         rows += mp_vit_rows(model, height / model->patch, width / model->patch);
-        ops += mp_vit_image_ops(model, height / model->patch, width / model->patch);
+        ops += mp_vit_image_ops(model, height / model->patch, width / model->patch, first_only(model, request));
         parts = own > parts ? own : parts;
     }
     request->most_parts = parts;
@@ -123,7 +131,8 @@ static int64_t image_rows(const mp_vit *model, const mp_image_embedding_request 
 
 static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
     return mp_vit_ns(model, mp_vit_image_ops(model, request->sizes[2 * image] / model->patch,
-                                             request->sizes[2 * image + 1] / model->patch));
+                                             request->sizes[2 * image + 1] / model->patch,
+                                             first_only(model, request)));
 }
 
 /* True if the item's next image is large: it has a slot already, or its predicted time exceeds `budget_ns`. */
@@ -176,6 +185,34 @@ static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_n
     plan->threads = threads > plan->threads ? threads : plan->threads;
 }
 
+static bool has_more(const mp_plan *plan) {
+    for (int i = 0; i < plan->count; i++)
+        if (plan->items[i]->cursor + plan->amount[i] < plan->items[i]->total)
+            return true;
+    return false;
+}
+
+/* Takes the last images out of a plan of `images` if they would keep only a part of the threads busy, while the others
+ * wait for the end of the step. The next step computes them beside further images, or a single one on all threads:
+ * three images on two threads take as long as four, but two and then one take as long as three. Returns the number of
+ * images that remain. */
+static uint32_t even_out(const vit_engine *engine, mp_plan *plan, uint32_t images, int64_t rows) {
+    const uint32_t threads = (uint32_t)engine->threads;
+    if (threads < 2 || images <= threads || rows < (int64_t)images * EVEN_ROWS)
+        return images;
+    const uint32_t over = images % threads;
+    if (over > 1 && !has_more(plan)) /* the next step could not keep all threads busy with them either */
+        return images;
+    for (uint32_t i = 0; i < over; i++) {
+        const int last = plan->count - 1;
+        const mp_item *item = plan->items[last];
+        plan->cost_ns -= image_ns(engine->model, (const mp_image_embedding_request *)item->request,
+                                  item->cursor + --plan->amount[last]);
+        plan->count -= plan->amount[last] == 0;
+    }
+    return images - over;
+}
+
 /* As in the text encoder's engine, each item in turn is offered an equal share of the remaining time, and the first
  * item gets at least one image. The large image gets the time that is left. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
@@ -216,6 +253,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->items[plan->count] = item;
         plan->amount[plan->count++] = taken;
     }
+    images = even_out(engine, plan, images, planned);
     plan->together = images == 1; /* else each thread computes whole images */
     plan->threads = images < 256 ? (int)images : 256;
     if (plan->together)
@@ -340,6 +378,7 @@ static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_reque
         .dimensions = request->width,
         .normalize = request->normalize < 0 ? model->head.normalize : request->normalize > 0,
         .want_tokens = request->output == MP_EMBED_TOKENS,
+        .first_only = first_only(model, request),
         .out = request->vectors + at * request->width,
     };
 }
@@ -511,6 +550,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         return;
     }
     mp_groups *groups = &engine->groups;
+    engine->threads = lease->threads;
     mp_groups_make(groups, images, rows, lease->threads, GROUP_ROWS);
     place_images(engine);
     step_run run = {.engine = engine,

@@ -20,6 +20,8 @@ typedef struct work { /* one thread's view of a pass */
     float *mixed; /* [M, hidden] in turn: patches, normed rows, outputs of attention */
     float *wide;  /* [M, 3 hidden] in turn: queries, keys and values; outputs to be scaled before they are added */
     float *inner; /* scratch of the part: mp_mlp_scratch; unfolded patches */
+    mp_row_span *wanted; /* [count] the rows of each image that the last layer computes */
+    int64_t kept;        /* the number of these rows */
     mp_row_context context;
     mp_attention attention;
 } work;
@@ -47,6 +49,8 @@ static size_t inner_bytes(const mp_vit *model, int part_rows) {
     return mp_arena_cost((size_t)part_rows * width * sizeof(float));
 }
 
+static size_t wanted_bytes(int count) { return mp_arena_cost((size_t)count * sizeof(mp_row_span)); }
+
 size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count) {
     const mp_vit_pool *pool = &model->pool;
     const mp_linear *const linears[] = {&model->patches, &pool->q,      &pool->kv,
@@ -56,7 +60,7 @@ size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count) {
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++)
         if (linears[i]->parts)
             acts = larger(acts, mp_linear_scratch(linears[i], part_rows));
-    return inner_bytes(model, part_rows) + mp_arena_cost(acts);
+    return wanted_bytes(count) + inner_bytes(model, part_rows) + mp_arena_cost(acts);
 }
 
 size_t mp_vit_thread_scratch(const mp_vit *model, int T) {
@@ -67,8 +71,14 @@ size_t mp_vit_thread_scratch(const mp_vit *model, int T) {
     return mp_arena_cost(larger(larger(attention, head), position));
 }
 
+/* Rows of the image that the last layer computes. */
+static int kept_rows(const mp_vit_image *image) { return image->first_only ? 1 : image->n; }
+
 static work work_of(mp_vit_thread *l) {
     const mp_vit_pass *pass = l->pass;
+    int64_t kept = 0;
+    for (int i = 0; i < pass->count; i++)
+        kept += kept_rows(&pass->images[i]);
     const mp_vit *model = pass->model;
     const size_t bytes = row_bytes(model, pass->M);
     const int part_rows = pass->part_rows > pass->count ? pass->part_rows : pass->count;
@@ -80,8 +90,12 @@ static work work_of(mp_vit_thread *l) {
         .x = (float *)(void *)pass->state,
         .mixed = (float *)(void *)(pass->state + bytes),
         .wide = (float *)(void *)(pass->state + 2 * bytes),
-        .inner = (float *)(void *)pass->part,
-        .context = {.thread = l->thread, .acts = pass->part + inner_bytes(model, part_rows)},
+        .inner = (float *)(void *)(pass->part + wanted_bytes(pass->count)),
+        .wanted = (mp_row_span *)(void *)pass->part,
+        .kept = kept,
+        .context = {.thread = l->thread,
+                    .n_spans = pass->count,
+                    .acts = pass->part + wanted_bytes(pass->count) + inner_bytes(model, part_rows)},
         .attention = attention_of(model),
     };
 }
@@ -114,10 +128,15 @@ int64_t mp_vit_next_rows(const mp_vit *model, int64_t left, int64_t most) {
     return rows < most ? (rows < left ? rows : left) : (most < left ? most : left);
 }
 
-/* Rows [*row0, *row1) of the next part. */
-static void next_rows(const work *w, const mp_vit_cursor *at, int64_t *row0, int64_t *row1) {
+/* True if the layer computes fewer rows than it reads. */
+static bool drops_rows(const work *w, int layer) {
+    return layer == w->model->layer_count - 1 && w->kept < w->pass->M;
+}
+
+/* Rows [*row0, *row1) of the next part of a stage that goes through `all` rows. */
+static void next_rows(const work *w, const mp_vit_cursor *at, int64_t all, int64_t *row0, int64_t *row1) {
     *row0 = at->at;
-    *row1 = at->at + mp_vit_next_rows(w->model, w->pass->M - at->at, w->pass->part_rows);
+    *row1 = at->at + mp_vit_next_rows(w->model, all - at->at, w->pass->part_rows);
 }
 
 static void step_on(mp_vit_cursor *at, int64_t done, int64_t all) {
@@ -202,7 +221,7 @@ static int64_t patch_at(const work *w, int64_t row) {
 static uint64_t embed(const work *w, mp_vit_cursor *at) {
     const mp_vit *model = w->model;
     int64_t first, end, row0, row1;
-    next_rows(w, at, &row0, &row1);
+    next_rows(w, at, w->pass->M, &row0, &row1);
     const int64_t patch0 = patch_at(w, row0), patch1 = patch_at(w, row1);
     unfold(w, patch0, patch1, w->inner);
     mp_team_barrier(w->thread);
@@ -227,6 +246,7 @@ static mp_transformer_rows rows_of(const work *w, int64_t row0, int64_t row1) {
     const int64_t hidden = w->model->hidden;
     return (mp_transformer_rows){.M = (int)(row1 - row0),
                                  .hidden = w->model->hidden,
+                                 .row0 = row0,
                                  .x = w->x + row0 * hidden,
                                  .mixed = w->mixed + row0 * hidden,
                                  .ld_mixed = hidden,
@@ -252,50 +272,75 @@ static void rotate(const work *w, int64_t row0, int64_t row1) {
     }
 }
 
+/* Number of rows in [row0, row1) that are queries of attention. */
+static int64_t queries_in(const work *w, bool drops, int64_t row0, int64_t row1) {
+    int64_t count = 0;
+    for (int i = 0; drops && i < w->pass->count; i++) {
+        const int64_t first = w->pass->images[i].row, end = first + kept_rows(&w->pass->images[i]);
+        const int64_t from = first > row0 ? first : row0, to = end < row1 ? end : row1;
+        count += to > from ? to - from : 0;
+    }
+    return drops ? count : row1 - row0;
+}
+
 static uint64_t before_attention(const work *w, mp_vit_cursor *at) {
+    const bool drops = drops_rows(w, at->layer);
     int64_t row0, row1;
-    next_rows(w, at, &row0, &row1);
+    next_rows(w, at, w->pass->M, &row0, &row1);
     const mp_transformer_rows rows = rows_of(w, row0, row1);
-    mp_transformer_before(&w->context, &w->model->layers[at->layer].base, &rows);
+    mp_row_context context = w->context;
+    context.wanted = drops ? w->wanted : NULL;
+    mp_transformer_before(&context, &w->model->layers[at->layer].base, &rows);
     if (w->model->axial) {
         mp_team_barrier(w->thread);
         rotate(w, row0, row1);
     }
     step_on(at, row1, w->pass->M);
-    return (uint64_t)(row1 - row0) * mp_vit_before_ops(w->model);
+    return (uint64_t)(row1 - row0) * mp_vit_keys_ops(w->model) +
+           (uint64_t)queries_in(w, drops, row0, row1) * mp_vit_queries_ops(w->model);
 }
 
 static uint64_t after_attention(const work *w, mp_vit_cursor *at) {
+    const bool drops = drops_rows(w, at->layer);
+    const int64_t all = drops ? w->kept : w->pass->M;
     int64_t row0, row1;
-    next_rows(w, at, &row0, &row1);
+    if (drops && at->at == 0) {
+        const mp_transformer_rows every = rows_of(w, 0, w->pass->M);
+        mp_row_context context = w->context;
+        context.wanted = w->wanted;
+        mp_transformer_keep(&context, &every);
+    }
+    next_rows(w, at, all, &row0, &row1);
     const mp_transformer_rows rows = rows_of(w, row0, row1);
     mp_transformer_after(&w->context, &w->model->layers[at->layer].base, &rows);
-    step_on(at, row1, w->pass->M);
+    step_on(at, row1, all);
     return (uint64_t)(row1 - row0) * mp_vit_after_ops(w->model);
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* Rows that attend to each other: those of an image, or of one window of it. A part is a range of these rows in one
- * head; parts are numbered head by head. */
+/* Rows that attend to each other: those of an image, or of one window of it. A part is a range of the first `queries`
+ * rows in one head; parts are numbered head by head. */
 typedef struct field {
-    int64_t row0;  /* first row within the group */
-    int T, each;   /* T: rows; each: rows of a part */
+    int64_t row0;         /* first row within the group */
+    int T, queries, each; /* rows; rows that the layer computes; rows of a part */
     int64_t part_count, parts; /* parts: number per head; part_count: number in all heads */
     uint64_t ops;          /* operations of a part; the last of a head may be smaller */
 } field;
 
-static field field_at(const work *w, bool windowed, int image, int window) {
+static field field_at(const work *w, int layer, int image, int window) {
     const mp_vit *model = w->model;
     const mp_vit_image *one = &w->pass->images[image];
+    const bool windowed = model->layers[layer].windowed;
     const int first = windowed ? one->windows[window] : 0, end = windowed ? one->windows[window + 1] : one->n;
     field f = {.row0 = one->row + first, .T = end - first};
+    f.queries = drops_rows(w, layer) ? kept_rows(one) : f.T;
     const bool plain = mp_attn_full_for(model->compute, f.T, model->head_dim) == mp_kernels_get()->attn_full;
     const uint64_t limit = PART_OPS < model->most_ops ? PART_OPS : model->most_ops;
     const int64_t least = (int64_t)(plain ? PART_GRAINS : PART_GRAINS_BF16) * model->grain;
     const int64_t most = (int64_t)(limit / mp_vit_attention_ops(model, 1, f.T)) / model->grain * model->grain;
-    f.each = (int)mp_vit_next_rows(model, f.T, most > least ? most : least);
-    f.parts = (f.T + f.each - 1) / f.each;
+    f.each = (int)mp_vit_next_rows(model, f.queries, most > least ? most : least);
+    f.parts = (f.queries + f.each - 1) / f.each;
     f.part_count = (int64_t)model->heads * f.parts;
     f.ops = mp_vit_attention_ops(model, f.each, f.T);
     return f;
@@ -303,7 +348,8 @@ static field field_at(const work *w, bool windowed, int image, int window) {
 
 static void attend_part(const work *w, const field *f, int64_t part) {
     const mp_vit *model = w->model;
-    const int row0 = (int)(part % f->parts) * f->each, row1 = row0 + f->each < f->T ? row0 + f->each : f->T;
+    const int row0 = (int)(part % f->parts) * f->each;
+    const int row1 = row0 + f->each < f->queries ? row0 + f->each : f->queries;
     const mp_row_span span = {.row0 = f->row0, .rows = f->T};
     const mp_attention_rows rows = {.q = w->wide,
                                     .k = w->wide + model->hidden,
@@ -326,7 +372,7 @@ static uint64_t attend(const work *w, mp_vit_cursor *at) {
     uint64_t ops = 0;
     for (int i = 0; i < pass->count; i++)
         for (int n = 0; n < (windowed ? pass->images[i].window_count : 1); n++) {
-            const field f = field_at(w, windowed, i, n);
+            const field f = field_at(w, at->layer, i, n);
             const int64_t there = all + f.part_count - (first + taken);
             all += f.part_count;
             if (there <= 0 || (ops >= pass->part_ops && taken % threads == 0))
@@ -337,13 +383,13 @@ static uint64_t attend(const work *w, mp_vit_cursor *at) {
             taken += more;
             const int64_t lasts = (f.part_count - there + more) / f.parts - (f.part_count - there) / f.parts;
             ops += (uint64_t)more * f.ops -
-                   mp_vit_attention_ops(w->model, lasts * (f.parts * f.each - f.T), f.T);
+                   mp_vit_attention_ops(w->model, lasts * (f.parts * f.each - f.queries), f.T);
         }
     mp_team_split(w->thread, taken, 1, &begin, &end);
     int64_t part = first + begin, last = first + end, base = 0;
     for (int i = 0; i < pass->count && part < last; i++)
         for (int n = 0; n < (windowed ? pass->images[i].window_count : 1) && part < last; n++) {
-            const field f = field_at(w, windowed, i, n);
+            const field f = field_at(w, at->layer, i, n);
             for (; part < last && part < base + f.part_count; part++)
                 attend_part(w, &f, part - base);
             base += f.part_count;
@@ -360,6 +406,11 @@ bool mp_vit_advance(mp_vit_thread *l) {
     mp_vit_cursor at = l->pass->cursor;
     if (at.layer == layers)
         return true;
+    for (int i = 0; l->thread->index == 0 && i < l->pass->count; i++) {
+        const mp_vit_image *image = &l->pass->images[i];
+        w.wanted[i] = (mp_row_span){.row0 = image->row, .rows = kept_rows(image)};
+    }
+    mp_team_barrier(l->thread);
     bool go_on = true;
     while (go_on && at.layer < layers) {
         uint64_t ops = stages[at.stage](&w, &at);
@@ -444,13 +495,14 @@ static void finish_image(const mp_vit *model, mp_vit_image *image, const float *
 
 static void copy_tokens(const work *w) {
     int64_t first, end;
+    const float *rows = w->x;
     mp_team_split(w->thread, w->pass->count, 1, &first, &end);
-    for (int64_t i = first; i < end; i++) {
+    for (int64_t i = 0; i < end; rows += (int64_t)kept_rows(&w->pass->images[i++]) * w->model->hidden) {
         mp_vit_image *image = &w->pass->images[i];
         int64_t floats = (int64_t)image->n * w->model->hidden;
-        if (!image->want_tokens)
+        if (i < first || !image->want_tokens)
             continue;
-        memcpy(image->out, w->x + (int64_t)image->row * w->model->hidden, (size_t)floats * sizeof *image->out);
+        memcpy(image->out, rows, (size_t)floats * sizeof *image->out);
         image->finite = mp_kernels_get()->all_finite(image->out, floats);
     }
 }
@@ -458,6 +510,7 @@ static void copy_tokens(const work *w) {
 bool mp_vit_forward(mp_vit_thread *l) {
     const work w = work_of(l);
     mp_vit_image *images = l->pass->images;
+    const float *rows = w.x;
     int64_t first, end;
     if (!mp_vit_advance(l))
         return false;
@@ -466,10 +519,9 @@ bool mp_vit_forward(mp_vit_thread *l) {
     if (w.model->attention_pool && !pool_by_attention(&w))
         return false;
     mp_team_split(l->thread, l->pass->count, 1, &first, &end);
-    for (int64_t i = first; i < end; i++)
-        if (!images[i].want_tokens)
-            finish_image(w.model, &images[i], w.x + (int64_t)images[i].row * w.model->hidden,
-                         w.model->attention_pool ? w.x + i * w.model->hidden : NULL, l->own);
+    for (int64_t i = 0; i < end; rows += (int64_t)kept_rows(&images[i++]) * w.model->hidden)
+        if (i >= first && !images[i].want_tokens)
+            finish_image(w.model, &images[i], rows, w.model->attention_pool ? w.x + i * w.model->hidden : NULL, l->own);
     mp_team_barrier(l->thread);
     return true;
 }

@@ -1,6 +1,8 @@
 /* image/vit.h: image transformers over packed rows: the patches of all images of a group are concatenated, attention
  * runs per image, and nothing is padded. Internal to this folder and vision/.
  *
+ * If only the class token is read, the last layer computes the keys and values of all rows, and the rest of this row.
+ *
  *   pixels -> patches [n, 3 p^2] -> linear -> + positions -> (class token, registers, patches) -> layers (pre-norm)
  *   -> norm -> class token, or attention pooling -> projection (the head) -> vector */
 #ifndef MP_MODELS_IMAGE_VIT_H
@@ -74,6 +76,8 @@ typedef struct mp_vit_image { /* one image of a group */
     int32_t n, row, patch; /* rows; first row in the group; first patch in the group */
     int32_t dimensions;
     bool normalize, want_tokens, finite;
+    bool first_only; /* nothing but the image's first row is read after the last layer, which computes no other row (not
+                      * for axial networks) */
     const float *positions; /* [down * across, hidden] positions of the patches; NULL: computed on the fly */
     /* Axial networks only (mp_vit_axes). `place`: row of each patch. `windows`: first row of each window, then the
      * number of rows. `rotation`: cosines and sines of each row. Patches are ordered by window, then cell, then
@@ -112,13 +116,16 @@ void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory);
 
 /* ---- cost (image/cost.c) ----------------------------------------------------------------------------------------- */
 
-/* Operations of a row in one layer before attention, and after it. */
+/* Operations of a row in one layer before attention (keys and values, queries, and both), and after it. */
+uint64_t mp_vit_keys_ops(const mp_vit *model);
+uint64_t mp_vit_queries_ops(const mp_vit *model);
 uint64_t mp_vit_before_ops(const mp_vit *model);
 uint64_t mp_vit_after_ops(const mp_vit *model);
 /* Operations of attention in one head, from `rows` rows to T rows. */
 uint64_t mp_vit_attention_ops(const mp_vit *model, int64_t rows, int64_t T);
-/* Operations of an image from its pixels to the last layer. Attention is quadratic in the rows. */
-uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across);
+/* Operations of an image from its pixels to the last layer. Attention is quadratic in the rows. first_only: as in
+ * mp_vit_image. */
+uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across, bool first_only);
 /* Upper bound of the number of parts of an image, whatever the measured speed; includes attention pooling. */
 uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across);
 /* mp_vit_ns predicts the time of `ops` operations. mp_vit_part_ops returns the operations of a part that takes about 10
@@ -144,7 +151,8 @@ typedef struct mp_vit_pass { /* a group of images in progress, shared by all thr
     mp_vit_image *images;
     int count, M, P;      /* images, rows, patches; M >= P */
     uint8_t *state;       /* mp_vit_state_bytes bytes; must persist between parts and steps. Starts with the residual
-                           * stream [M, hidden] */
+                           * stream [M, hidden]; after the last layer these are one row of each image with first_only,
+                           * and all rows of the others, without gaps */
     uint8_t *part;        /* mp_vit_part_bytes bytes, for part_rows rows */
     int part_rows;        /* mp_vit_part_rows */
     uint64_t part_ops;    /* approximate operations of a part on all threads */

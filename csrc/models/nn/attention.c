@@ -32,17 +32,19 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
 
 void mp_attention_forward(const mp_row_context *context, const mp_attention *attention, const mp_attention_rows *rows,
                           int window, int each, void *scratch) {
+    const mp_row_span *const queries = context->wanted ? context->wanted : context->spans;
     int64_t units = 0, begin, end, base = 0;
     for (int s = 0; s < context->n_spans; s++)
-        units += (int64_t)attention->heads * (each ? (context->spans[s].rows + each - 1) / each : 1);
+        units += (int64_t)attention->heads * (each ? (queries[s].rows + each - 1) / each : 1);
     mp_team_split(context->thread, units, 1, &begin, &end);
     for (int s = 0; s < context->n_spans && begin < end; s++) {
         const mp_row_span *span = &context->spans[s];
-        const int rows_each = each ? each : span->rows, parts = each ? (span->rows + each - 1) / each : 1;
+        const int first = (int)(queries[s].row0 - span->row0), last_row = first + queries[s].rows;
+        const int rows_each = each ? each : queries[s].rows, parts = each ? (queries[s].rows + each - 1) / each : 1;
         const int64_t last = base + (int64_t)attention->heads * parts;
         for (; begin < end && begin < last; begin++) {
-            const int row0 = (int)((begin - base) % parts) * rows_each;
-            const int row1 = row0 + rows_each < span->rows ? row0 + rows_each : span->rows;
+            const int row0 = first + (int)((begin - base) % parts) * rows_each;
+            const int row1 = row0 + rows_each < last_row ? row0 + rows_each : last_row;
             if (context->poll && context->poll(context->arg))
                 return;
             mp_attention_head(attention, rows, span, (int)((begin - base) / parts), window, row0, row1, scratch);

@@ -30,9 +30,9 @@ size_t mp_attention_scratch(const mp_attention *attention, int T);
 void mp_attention_head(const mp_attention *attention, const mp_attention_rows *rows, const mp_row_span *span, int head,
                        int window, int row0, int row1, void *scratch);
 
-/* Computes all heads of all sequences of the context; each thread takes a contiguous range of units. A unit is one head
- * of one sequence; if `each` is not 0, at most `each` rows of that head. Each thread polls before every unit, and
- * returns if `poll` returns true. No barrier. */
+/* Computes the wanted rows of all heads of all sequences of the context; each thread takes a contiguous range of units.
+ * A unit is one head of one sequence; if `each` is not 0, at most `each` rows of that head. Each thread polls before
+ * every unit, and returns if `poll` returns true. No barrier. */
 void mp_attention_forward(const mp_row_context *context, const mp_attention *attention, const mp_attention_rows *rows,
                           int window, int each, void *scratch);
 

@@ -490,6 +490,19 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
     multiply(linear, thread, acts, M, unpacked, ep, y, ldy);
 }
 
+mp_linear mp_linear_view(const mp_linear *linear, int first, int count) {
+    assert(first >= 0 && first + count <= linear->parts);
+    mp_linear view = {.parts = count, .bias = linear->bias, .K = linear->K};
+    for (int p = 0; p < count; p++) {
+        view.w[p] = linear->w[first + p];
+        view.column[p] = linear->column[first + p];
+        view.acts[p] = linear->acts[first + p];
+        view.stored[p] = linear->stored[first + p];
+        view.N += view.w[p].N;
+    }
+    return view;
+}
+
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next) {
     const bool gated = linear->parts == 2 && linear->w[0].N == linear->w[1].N;
     return (gated || linear->parts == 1) && next->parts == 1 && linear->w[0].N <= next->K &&

@@ -94,6 +94,9 @@ enum { MP_PRIVATE_ROWS = 4 };
 void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
                        void *scratch, void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep,
                        float *y, int64_t ldy);
+/* Returns a view of the parts [first, first + count) of a layer. mp_linear_forward with the view computes the columns
+ * of these parts only, at their place in the rows of the whole layer. */
+mp_linear mp_linear_view(const mp_linear *linear, int first, int count);
 /* Computes act(linear(x)), or act(gate) * up for a layer of two parts, and stores it in `next_scratch` as the prepared
  * activations of layer `next` (size: mp_linear_scratch of `next`). The 32 outputs of a panel are rounded while they are
  * in the thread's cache. All parts must be packed. The bits equal those of mp_linear_forward, the kernel `gated` and

@@ -148,6 +148,14 @@ int32_t mp_head_widest(const mp_head *head) {
     return widest;
 }
 
+mp_row_span mp_head_reads(const mp_head *head, int32_t n) {
+    if (head->modes == 1 && head->mode[0] == MP_POOL_CLS)
+        return (mp_row_span){.row0 = 0, .rows = 1};
+    if (head->modes == 1 && head->mode[0] == MP_POOL_LAST_TOKEN)
+        return (mp_row_span){.row0 = n - 1, .rows = 1};
+    return (mp_row_span){.row0 = 0, .rows = n};
+}
+
 size_t mp_head_scratch(const mp_head *head) {
     size_t widest = (size_t)head->pooled;
     for (int i = 0; i < head->dense_count; i++)

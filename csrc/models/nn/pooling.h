@@ -3,7 +3,7 @@
 #ifndef MP_MODELS_NN_POOLING_H
 #define MP_MODELS_NN_POOLING_H
 
-#include "models/nn/linear.h"
+#include "models/nn/row_context.h"
 
 typedef enum mp_pooling_mode {
     MP_POOL_CLS, /* the first token */
@@ -47,6 +47,10 @@ mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_er
  * largest number of components that the head can return. */
 bool mp_head_gives(const mp_head *head, int dimensions);
 int32_t mp_head_widest(const mp_head *head);
+/* Returns the rows of a sequence of n tokens that mp_head_apply reads: one row if the only pooling is CLS or that of
+ * the last token, otherwise all rows. The other rows need not be computed: for this row alone, with n = 1 and skip = 0,
+ * mp_head_apply gives the same vector. */
+mp_row_span mp_head_reads(const mp_head *head, int32_t n);
 /* Floats of scratch that mp_head_apply needs. */
 size_t mp_head_scratch(const mp_head *head);
 /* Pools tokens [n, hidden], n >= 1, into out[dimensions]; mp_head_gives must be true for `dimensions`. Mean-like

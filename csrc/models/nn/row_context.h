@@ -8,7 +8,7 @@
 
 #include "models/nn/linear.h"
 
-typedef struct mp_row_span { /* the rows of one sequence */
+typedef struct mp_row_span { /* the rows of one sequence, or a range of them */
     int64_t row0;
     int32_t rows;
 } mp_row_span;
@@ -17,6 +17,8 @@ typedef struct mp_row_context {
     const mp_team_thread *thread; /* the calling thread */
     const mp_row_span *spans;    /* [n_spans], or NULL if no block needs sequences */
     int n_spans;
+    const mp_row_span *wanted;   /* [n_spans] the rows of each sequence that are queries of attention: see
+                                  * nn/transformer.h. NULL: all rows */
     void *acts;                  /* shared: prepared activations, mp_linear_scratch of the largest layer */
     void *own_acts;              /* private to the thread, for up to MP_PRIVATE_ROWS rows; may be NULL */
     const mp_unpacked *unpacked; /* as in mp_linear_forward */

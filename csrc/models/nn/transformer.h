@@ -20,6 +20,7 @@ typedef struct mp_transformer_layer {
 typedef struct mp_transformer_rows { /* a range of M rows; the threads share all arrays */
     int M;
     int32_t hidden;
+    int64_t row0; /* index of the first row in the pass; read only if the context has wanted rows */
     float *x;     /* [M, hidden] the residual sum */
     float *mixed; /* [M, hidden] normed rows; [M, ld_mixed] output of attention */
     int64_t ld_mixed; /* >= hidden for mp_transformer_forward */
@@ -38,6 +39,26 @@ const float *mp_transformer_normed(const mp_row_context *context, const mp_norm 
 /* Returns the residual sum together with the norm or scale of the sublayer's output. */
 mp_residual mp_transformer_residual(const mp_transformer_rows *rows, const mp_norm *after, const float *scale);
 
+/* ---- the last layer ---------------------------------------------------------------------------------------------- */
+/* If only few rows of the last layer's result are read (the first row of each sequence, for example), the layer needs
+ * the keys and values of all rows, but everything else of these wanted rows only. With `wanted` in the context, the
+ * first part of a layer computes all keys and values and the wanted queries, the second part computes the wanted rows.
+ * mp_transformer_keep then moves the wanted rows together, and the third part takes the rows that it returns. */
+
+/* Moves the wanted rows of x and mixed to the first rows, in order, and returns these. `rows`: all rows of the pass,
+ * complete (after a barrier). Ends with a barrier. */
+mp_transformer_rows mp_transformer_keep(const mp_row_context *context, const mp_transformer_rows *rows);
+/* Moves the wanted rows of another array [M, width] in the same way. No barrier. */
+void mp_transformer_keep_also(const mp_row_context *context, const mp_transformer_rows *rows, int64_t width,
+                              float *array);
+
+/* ---- layers ------------------------------------------------------------------------------------------------------ */
+
+/* qkv = queries, keys and values of `in` [M, hidden]: x, or the rows that mp_transformer_normed returned. With wanted
+ * rows, `mixed` is overwritten, and there are four barriers more inside. Ends WITHOUT a barrier. Returns false if the
+ * step is over. */
+bool mp_transformer_project(const mp_row_context *context, const mp_transformer_layer *layer, const float *in,
+                            const mp_transformer_rows *rows);
 /* A pre-norm layer in three parts. Each part needs complete input (after a barrier) and ends WITHOUT a barrier. The
  * first and the last part accept any range of rows, and return false if the step is over. */
 bool mp_transformer_before(const mp_row_context *context, const mp_transformer_layer *layer,
@@ -47,9 +68,9 @@ void mp_transformer_attend(const mp_row_context *context, const mp_transformer_l
                            void *scratch); /* computes mixed from qkv, for all rows of the context's sequences */
 bool mp_transformer_after(const mp_row_context *context, const mp_transformer_layer *layer,
                           const mp_transformer_rows *rows); /* updates x from mixed */
-/* Runs all three parts over all rows, the first and the last in ranges of at most `most` rows. `inner` and the
- * context's `acts` are sized for `most`. each, scratch: as in mp_attention_forward. Ends with a barrier. Returns false
- * if the step is over. */
+/* Runs all three parts over all rows, the first and the last in ranges of at most `most` rows. The context must have no
+ * wanted rows. `inner` and the context's `acts` are sized for `most`. each, scratch: as in mp_attention_forward. Ends
+ * with a barrier. Returns false if the step is over. */
 bool mp_transformer_forward(const mp_row_context *context, const mp_transformer_layer *layer,
                             const mp_attention *attention, const mp_transformer_rows *rows, int most, int each,
                             void *scratch);

@@ -353,7 +353,7 @@ static int32_t rows_of(const mp_vision *vision, const mp_vit_image *image) {
 uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, int tile) {
     const mp_vision *vision = store->vision;
     const mp_vit_image image = describe(vision, &request->images, tile);
-    const uint64_t all = mp_vit_image_ops(&vision->image_encoder, image.down, image.across) +
+    const uint64_t all = mp_vit_image_ops(&vision->image_encoder, image.down, image.across, false) +
                          (uint64_t)rows_of(vision, &image) * project_ops(vision);
     const mp_tile_job *job = find_job(store, request, tile);
     const uint64_t done = job ? job->ops : 0;
