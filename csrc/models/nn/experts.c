@@ -21,15 +21,15 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
     };
     /* The router computes in fp32: a rounding error can select another expert, which is not a small error. */
     const mp_compute compute = builder->compute;
-    const bool on_use = builder->floats_on_use;
+    const mp_on_use on_use = builder->on_use;
     builder->compute = MP_COMPUTE_F32;
-    builder->floats_on_use = false;
+    builder->on_use = MP_ON_USE_NEVER;
     snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", shape->layer);
     mp_status status = mp_builder_linear(builder, &experts->router, name, shape->biased ? bias : NULL, shape->count,
                                          shape->hidden, error);
     builder->compute = compute;
-    builder->floats_on_use = on_use;
+    builder->on_use = on_use;
     MP_TRY(status);
     snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", shape->layer);
     if (shape->routing.corrected)
@@ -165,7 +165,7 @@ static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, con
         mp_expert_biases(matrix, expert, n0, n, biases);
         end.bias = biases;
     }
-    mp_stored_product *product = acts->kind == MP_A_Q8 ? mp_stored_product_for(rows.dtype, to - from) : NULL;
+    mp_stored_product *product = mp_stored_product_for(rows.dtype, acts->kind, to - from);
     if (product) {
         for (int32_t m = from; m < to; m++) {
             float *out = y + m * ldy + n0;
