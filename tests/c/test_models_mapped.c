@@ -1,5 +1,5 @@
-/* Weights that are used as they are mapped: the bits are those of packed weights, at every stage of packing, and weights
- * that are never packed take no memory. */
+/* Weights that are used as they are mapped: the bits are those of packed weights, at every stage of packing, and
+ * weights that are never packed take no memory. */
 #include "base/options.h"
 #include "encoder_fixture.h"
 #include "kernel_test.h"

@@ -122,8 +122,9 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
  * writes the inputs before them. */
 void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_team_thread *thread, const float *x,
                     int64_t ldx, int M, void *scratch, mp_act act, void *next_scratch);
-/* Returns true if mp_linear_into supports the pair: `linear` is not a layer that is never packed, `next` takes Q8 or BF16 activations (not I8, which has one scale
- * per row), and the layer has one part, or gate and up as two parts of equal size. */
+/* Returns true if mp_linear_into supports the pair: `linear` is not a layer that is never packed, `next` takes Q8 or
+ * BF16 activations (not I8, which has one scale per row), and the layer has one part, or gate and up as two parts of
+ * equal size. */
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
 /* Prepares the thread's rows of x [M, n] as the first n inputs of `next`, those that mp_linear_into does not write. No
  * barrier. */
