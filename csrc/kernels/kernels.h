@@ -179,8 +179,8 @@ void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int
              float *y, int64_t ldy);
 
 /* Multiply row m of x by n weight rows as they are stored, without packing them: y[o] = x[m] . row o, for o < n. `rows`
- * points at the first row, and `stride` is the distance of rows in bytes. x is of kind A_F32 for rows of F32, else A_Q8.
- * The bits are those of mp_gemm with the packed rows. For few rows of x, this is faster than packing;
+ * points at the first row, and `stride` is the distance of rows in bytes. x is of kind A_F32 for rows of F32, otherwise
+ * A_Q8. The bits are those of mp_gemm with the packed rows. For few rows of x, this is faster than packing;
  * mp_stored_product_for returns NULL where it is not: for `rows` rows of x, for a type without a slot, for activations
  * of another kind, and on instruction sets without a variant of the slot. */
 typedef void mp_stored_product(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y);
