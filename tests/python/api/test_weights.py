@@ -6,8 +6,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-from helpers import tinymodels
-from helpers.poolstates import until
+import tinymodels
+from poolstates import until
 
 import mpool
 
