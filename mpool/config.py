@@ -10,7 +10,7 @@ from .chaos import chaos_of
 from .checks import integer, one_of, refuse, shown, unknown_option
 from .durations import seconds_of
 from .errors import InvalidArgument
-from .names import CAPABILITIES, ISOLATION, POLICIES
+from .names import CAPABILITIES, ISOLATION, POLICIES, WEIGHTS
 from .resources import typed
 
 #: Field -> (types, minimum, maximum). Where 0 is allowed as a default, the field's description says what it selects.
@@ -94,6 +94,15 @@ class PoolConfig:
             own, which shares the memory of the weights. A worker process that crashes, is killed or hangs does not
             affect the others. Its requests are retried once (generation continues at the same token), then they raise
             RecvError. Linux only. :func:`mpool.load` and :func:`mpool.register` can override it for a model.
+        weights: how the weights of text models are used; the results have the same bytes. ``"packed"``: copied into the
+            order in which the kernels read them, before the first result. ``"mapped"``: never copied. The kernels read
+            them from the file in the page cache, which processes share, and only scratch and caches count in
+            ``memory_bytes``. Slower; for quantised files by as much as it takes to unpack them on every use.
+            ``"auto"``: models of at least ``MPOOL_PACK_ON_USE_MB`` answer from the mapped file at first while they are
+            packed; smaller models, quantised text encoders, and models with ``isolation="process"`` are packed before
+            the first result. Weights of experts stay mapped, and weights of image networks are packed, whatever the
+            value; so are those of language models that compute in another type than that of their file (float32 as
+            bfloat16, or int8). :func:`mpool.load` can override it for a model.
         process_memory: bytes that a worker process may use for caches, scratch and requests; 0: four times the initial
             use of a worker in a thread; for vision models this use and 192 MiB; for image generation this use, a
             quarter more, and 64 MiB. They are reserved from ``memory_bytes`` while the process lives.
@@ -151,6 +160,7 @@ class PoolConfig:
     breaker_window: float = 60.0
     breaker_rest: float = 60.0
     isolation: str = "thread"
+    weights: str = "auto"
     process_memory: int = 0
     fail_fast: bool = False
     max_embed_inputs: int = 10_000
@@ -172,6 +182,7 @@ class PoolConfig:
             refuse("request_timeout", limit, "a number of seconds above 0, or None")
         seconds_of(self.keep_alive, "keep_alive")
         one_of("isolation", self.isolation, ISOLATION)
+        one_of("weights", self.weights, WEIGHTS)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 refuse(name, getattr(self, name), "True or False")
@@ -250,5 +261,5 @@ class PoolConfig:
 
 
 assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "queue_capacity", *_SWITCHES, "chaos",
-                       "isolation"} == {
+                       "isolation", "weights"} == {
     field.name for field in fields(PoolConfig)}

@@ -8,5 +8,7 @@ CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "
 POLICIES = ("shared", "pack", "p2c", "sequential")
 #: Where the workers of a model run: in threads of this process, or each in a process of its own.
 ISOLATION = ("thread", "process")
+#: How the weights of text models are used; :class:`mpool.PoolConfig` describes the values.
+WEIGHTS = ("auto", "mapped", "packed")
 #: Compute types that a request can ask for; ``"auto"`` leaves the choice to the core.
 COMPUTE = ("auto", "float32", "bfloat16", "int8")

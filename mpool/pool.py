@@ -16,6 +16,7 @@ from .debug import show
 from .durations import seconds_of
 from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
 from .model import Model
+from .names import WEIGHTS
 from .resources import typed
 from .runtime import hosts
 from .runtime import logs as _logging
@@ -166,7 +167,8 @@ class Pool(PoolVerbs):
     @typed
     def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
              keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
-             timeout: float | None = None, isolation: Literal["thread", "process"] | None = None) -> Model:
+             timeout: float | None = None, isolation: Literal["thread", "process"] | None = None,
+             weights: Literal["auto", "mapped", "packed"] | None = None) -> Model:
         """Load a model now, downloading missing files first, and wait until it can serve requests.
 
         Requests load their model by themselves. Call this to choose when the wait happens. If the model's files have
@@ -184,6 +186,8 @@ class Pool(PoolVerbs):
                 unless the model was being unloaded until then.
             isolation: where the model's workers run from now on, ``"thread"`` or ``"process"``; see
                 ``PoolConfig.isolation``. None: unchanged. A loaded model keeps serving until the new one is loaded.
+            weights: how the weights of a text model are used from now on, ``"auto"``, ``"mapped"`` or ``"packed"``; see
+                ``PoolConfig.weights``. None: unchanged. As for ``isolation``, a loaded model is loaded again.
 
         Raises:
             InvalidArgument: the alias is invalid or already used, or the reference has an unknown format.
@@ -201,6 +205,8 @@ class Pool(PoolVerbs):
             (384,)
         """
         _check_isolation(isolation)
+        if weights is not None:
+            one_of("weights", weights, WEIGHTS)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             refuse("pin", pin, "True or False")
@@ -218,14 +224,13 @@ class Pool(PoolVerbs):
             self._forget(entry)
             raise
         parts = entry.parts()
-        was = [part.isolation for part in parts]
+        was = [part.loading for part in parts]
         try:
-            if isolation is not None:
-                entry.isolate(isolation)
+            entry.set_loading(isolation, weights)
             keys = [part.core_key(compute) for part in parts]
         except BaseException:
             for part, before in zip(parts, was):
-                part.isolation = before
+                part.isolation, part.weights = before
             raise
         for part, key in zip(parts, keys):
             if part.describe().tokenizes and part.describe().tokenizer is not None:  # None: built, or no file
@@ -237,7 +242,7 @@ class Pool(PoolVerbs):
                 self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
             except BaseException as error:
                 for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
-                    part.isolation = before
+                    part.isolation, part.weights = before
                 if isinstance(error, MemoryExhausted):
                     self._name_idle(error, key)
                 raise
@@ -494,9 +499,10 @@ class Pool(PoolVerbs):
         """
         self.registry.maintain()
 
-    def _register(self, key: str, ref: str, overrides: Mapping[str, Any], isolation: str | None = None) -> Model:
+    def _register(self, key: str, ref: str, overrides: Mapping[str, Any], isolation: str | None = None,
+                  weights: str | None = None) -> Model:
         assert set(overrides) <= set(OVERRIDES)
-        entry = Entry(self, key, _absolute(ref), None, overrides, isolation)
+        entry = Entry(self, key, _absolute(ref), None, overrides, isolation, weights)
         self._check_free("key", key, None)
         entry.describe()
         with self._lock:
@@ -506,18 +512,18 @@ class Pool(PoolVerbs):
 
     @typed
     def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
-                 isolation: str | None = None) -> Model:
+                 isolation: str | None = None, weights: str | None = None) -> Model:
         """Return the handle of a pickled model, possibly of another process. An existing entry stays unchanged."""
         with self._lock:
             entry = self._names.get(key)
             if entry is None or entry.ref != ref:
                 entry = None
         if entry is None and (overrides or key != ref):
-            return Model(self._register(key, ref, overrides, isolation)._entry, compute)
+            return Model(self._register(key, ref, overrides, isolation, weights)._entry, compute)
         if entry is None:
             entry = self._find(ref)
-            if isolation is not None and entry.isolation is None and not entry.core_keys():
-                entry.isolate(isolation)
+            if entry.loading == (None, None) and not entry.core_keys():
+                entry.set_loading(isolation, weights)
         return Model(entry, compute)
 
     def _check_free(self, param: str, name: Any, entry: Entry | None) -> None:
@@ -568,7 +574,7 @@ class Pool(PoolVerbs):
             return default
         if isinstance(model, Model):  # a handle from another pool
             entry = model._entry
-            return self._restore(entry.key, entry.ref, entry.overrides, "auto", entry.isolation)._entry
+            return self._restore(entry.key, entry.ref, entry.overrides, "auto", *entry.loading)._entry
         if not isinstance(model, (str, os.PathLike)):
             refuse("model", model, "a key, a reference, a path or a Model")
         reference = parse_reference(model)

@@ -51,6 +51,8 @@ static struct {
     mp_environment_override environment;
 } g_blas = {.lock = MP_MUTEX_STATIC};
 
+static _Atomic uint64_t g_work; /* see mp_blas_work */
+
 /* --- lock and fork ------------------------------------------------------------------------------------------------ */
 
 static void unlock(void) { mp_mutex_unlock(&g_blas.lock); }
@@ -243,18 +245,21 @@ static int ensure(void) {
     return state;
 }
 
+bool mp_blas_takes(int M, int N, int K) {
+    return M >= MIN_SIDE && N >= MIN_SIDE && (int64_t)M * N * K > g_min_work && ensure() == SERVING;
+}
+
 bool mp_blas_sgemm(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
                    int64_t ldy) {
     assert(K <= MP_K_CHUNK);
-    if (M < MIN_SIDE || N < MIN_SIDE || (int64_t)M * N * K <= g_min_work)
-        return false;
-    if (ldx > INT32_MAX || ldw > INT32_MAX || ldy > INT32_MAX)
-        return false;
-    if (ensure() != SERVING)
+    if (ldx > INT32_MAX || ldw > INT32_MAX || ldy > INT32_MAX || !mp_blas_takes(M, N, K))
         return false;
     call(M, N, K, x, ldx, w, ldw, add, y, ldy);
+    atomic_fetch_add_explicit(&g_work, (uint64_t)M * (uint64_t)N * (uint64_t)K, memory_order_relaxed);
     return true;
 }
+
+uint64_t mp_blas_work(void) { return atomic_load_explicit(&g_work, memory_order_relaxed); }
 
 const char *mp_blas_core(const char **why) {
     ensure();

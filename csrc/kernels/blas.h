@@ -9,6 +9,8 @@
  * from ours (small products). Thread-safe; the first call loads the library. */
 bool mp_blas_sgemm(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
                    int64_t ldy);
+/* Returns true if mp_blas_sgemm computes products of this size. Thread-safe; may load the library. */
+bool mp_blas_takes(int M, int N, int K);
 /* mp_gemm_f32_plain without OpenBLAS: the reference of the self-test. */
 void mp_gemm_f32_own(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y,
                      int64_t ldy);

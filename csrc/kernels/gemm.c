@@ -27,10 +27,10 @@ void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int
     by_kind[w->kind](w, x, m0, m1, panel0, panel1, ep, y, ldy);
 }
 
-mp_stored_product *mp_stored_product_for(mp_dtype dtype, int rows) {
+mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows) {
     enum { MOST_ROWS = 2 };
     const mp_kernels *k = mp_kernels_get();
-    if (rows > MOST_ROWS)
+    if (rows > MOST_ROWS || acts != (dtype == MP_F32 ? MP_A_F32 : MP_A_Q8))
         return NULL;
     switch (dtype) {
 #define CASE(type, slot) case type: return mp_kernels_is_ref(MP_SLOT_##slot) ? NULL : k->slot
@@ -40,6 +40,7 @@ mp_stored_product *mp_stored_product_for(mp_dtype dtype, int rows) {
         CASE(MP_Q5_K, stored_q5_k);
         CASE(MP_Q6_K, stored_q6_k);
         CASE(MP_MXFP4, stored_mxfp4);
+        CASE(MP_F32, stored_f32);
 #undef CASE
     default: return NULL;
     }
@@ -102,6 +103,54 @@ void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const f
         if (!mp_blas_sgemm(M, N, chunk, x + k, ldx, w + k, ldw, k > 0, y, ldy))
             plain_chunk(M, N, chunk, x + k, ldx, w + k, ldw, k > 0, y, ldy);
     }
+}
+
+static int blocks_of(int n, int most) { return (n + most - 1) / most; }
+
+/* Store the epilogue of a tile of sums into y. */
+static void put_tile(const mp_epilogue *ep, int m0, int m1, int n0, int n1, float *tile, float *y, int64_t ldy) {
+    mp_epilogue_apply(ep, m0, m1, n0, n1, tile, n1 - n0);
+    for (int m = m0; m < m1; m++)
+        memcpy(y + m * ldy + n0, tile + (int64_t)(m - m0) * (n1 - n0), sizeof *y * (size_t)(n1 - n0));
+}
+
+/* Multiply by OpenBLAS in tiles of at most TILE_ROWS times TILE_COLUMNS outputs, all about equally large: OpenBLAS
+ * copies both inputs of each call, and a chunk that is too small for it is computed by our own kernel. */
+static void stored_by_blas(const mp_tensor *w, const mp_acts *x, int n0, int n1, const mp_epilogue *ep, float *tile,
+                           float *y, int64_t ldy) {
+    enum { TILE_ROWS = 256, TILE_COLUMNS = MP_STORED_TILE / TILE_ROWS };
+    const int down = blocks_of(x->M, TILE_ROWS), rows = blocks_of(x->M, down);
+    const int across = blocks_of(n1 - n0, TILE_COLUMNS), columns = blocks_of(n1 - n0, across);
+    for (int n = n0, end; n < n1; n = end) {
+        end = n1 - n < columns ? n1 : n + columns;
+        for (int m = 0, last; m < x->M; m = last) {
+            last = x->M - m < rows ? x->M : m + rows;
+            mp_gemm_f32_plain(last - m, end - n, x->K, x->f32 + m * x->ld_f32, x->ld_f32,
+                              (const float *)(const void *)w->data + (int64_t)n * x->K, x->K, tile, end - n);
+            put_tile(ep, m, last, n, end, tile, y, ldy);
+        }
+    }
+}
+
+bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, const mp_epilogue *ep, float *tile, float *y,
+                    int64_t ldy) {
+    enum { BLAS_ROWS = 96 }; /* with fewer rows, OpenBLAS is slower than packing a panel and our kernel */
+    const size_t stride = (size_t)(w->nbytes / (uint64_t)w->shape[0]);
+    mp_stored_product *product = mp_stored_product_for(w->dtype, x->kind, x->M);
+    for (int n = n0, end; product && n < n1; n = end) {
+        end = n1 - n < MP_PANEL_N ? n1 : n + MP_PANEL_N;
+        for (int m = 0; m < x->M; m++) {
+            product(w->data + (size_t)n * stride, stride, end - n, x, m, tile);
+            put_tile(ep, m, m + 1, n, end, tile, y, ldy);
+        }
+    }
+    if (product)
+        return true;
+    if (w->dtype != MP_F32 || x->kind != MP_A_F32 || x->M < BLAS_ROWS ||
+        !mp_blas_takes(x->M, n1 - n0, x->K < MP_K_CHUNK ? x->K : MP_K_CHUNK))
+        return false;
+    stored_by_blas(w, x, n0, n1, ep, tile, y, ldy);
+    return true;
 }
 
 void mp_gemm_f32_own(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y,

@@ -178,12 +178,20 @@ typedef struct mp_epilogue {
 void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
              float *y, int64_t ldy);
 
-/* Multiply row m of x (A_Q8) by n weight rows as they are stored, without packing them: y[o] = x[m] . row o, for o < n.
- * `rows` points at the first row, and `stride` is the distance of rows in bytes. The bits are those of mp_gemm with the
- * packed rows. For few rows of x, this is faster than packing; mp_stored_product_for returns NULL where it is not: for
- * `rows` rows of x, for a type without a slot, and on instruction sets without a variant of the slot. */
+/* Multiply row m of x by n weight rows as they are stored, without packing them: y[o] = x[m] . row o, for o < n. `rows`
+ * points at the first row, and `stride` is the distance of rows in bytes. x is of kind A_F32 for rows of F32, otherwise
+ * A_Q8. The bits are those of mp_gemm with the packed rows. For few rows of x, this is faster than packing;
+ * mp_stored_product_for returns NULL where it is not: for `rows` rows of x, for a type without a slot, for activations
+ * of another kind, and on instruction sets without a variant of the slot. */
 typedef void mp_stored_product(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y);
-mp_stored_product *mp_stored_product_for(mp_dtype dtype, int rows);
+mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows);
+
+/* Multiply all rows of x by outputs [n0, n1) of w, a tensor [N, K], without packing it: by mp_stored_product, or for
+ * many rows of x and a tensor of F32 by OpenBLAS. ep, y and the bits are as for mp_gemm. Returns false, and does
+ * nothing, where packing is faster. tile: scratch of the thread, MP_STORED_TILE floats. */
+enum { MP_STORED_TILE = 256 * 512 };
+bool mp_gemm_stored(const mp_tensor *w, const mp_acts *x, int n0, int n1, const mp_epilogue *ep, float *tile, float *y,
+                    int64_t ldy);
 
 /* Compute act(x w^T + bias) of one part, or gated(act) of two parts with the same N: parts[0] is the gate, parts[1] the
  * values to be gated. Write the result as the last N inputs of `out` (kind A_Q8 or A_BF16), the activations of the next
@@ -381,5 +389,7 @@ void mp_blas_set_path(const char *path);
 /* The core type of OpenBLAS ("SkylakeX", "Haswell", ...), or "" if it is not in use. Sets *why (`why` may be NULL) to a
  * sentence that states which kernels are in use and the reason. Tries to load the library if no earlier call did. */
 const char *mp_blas_core(const char **why);
+/* Multiply-adds that OpenBLAS has computed since the process started. */
+uint64_t mp_blas_work(void);
 
 #endif

@@ -4,6 +4,9 @@
 #include <assert.h>
 #include <math.h>
 #include <string.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 /* Inputs dequantised at a time: a multiple of every block size. CHUNK inputs of 32 outputs fit L1. */
 enum { CHUNK = 256 };
@@ -139,6 +142,10 @@ void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
         const int n0 = p * MP_PANEL_N;
         const int cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
         memset(rows, 0, sizeof rows); /* zeros for outputs beyond N */
+        if (w->kind == MP_W_F32 && src->dtype == MP_F32) {
+            mp_pack_dense_f32((const float *)(const void *)mp_tensor_row(src, n0), K, cols, K, (float *)panel);
+            continue;
+        }
         if (w->kind == MP_W_I8) {
             pack_i8_panel(src, n0, cols, K, panel, rows);
             continue;
@@ -158,10 +165,34 @@ void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     }
 }
 
-void mp_pack_dense_f32(const float *w, int64_t ldw, int cols, int K, float *panel) {
+/* Pack inputs [0, K) of outputs [j, j + 4), K a multiple of 4: transpose blocks of 4 x 4. */
+static void pack_four(const float *w, int64_t ldw, int K, float *panel) {
+#if defined(__SSE__)
+    for (int k = 0; k < K; k += 4) {
+        __m128 a = _mm_loadu_ps(w + k), b = _mm_loadu_ps(w + ldw + k);
+        __m128 c = _mm_loadu_ps(w + 2 * ldw + k), d = _mm_loadu_ps(w + 3 * ldw + k);
+        _MM_TRANSPOSE4_PS(a, b, c, d);
+        float *to = panel + (int64_t)k * MP_PANEL_N;
+        _mm_storeu_ps(to, a);
+        _mm_storeu_ps(to + MP_PANEL_N, b);
+        _mm_storeu_ps(to + 2 * MP_PANEL_N, c);
+        _mm_storeu_ps(to + 3 * MP_PANEL_N, d);
+    }
+#else
     for (int k = 0; k < K; k++)
-        for (int j = 0; j < MP_PANEL_N; j++)
-            panel[k * MP_PANEL_N + j] = j < cols ? w[j * ldw + k] : 0.0f;
+        for (int j = 0; j < 4; j++)
+            panel[(int64_t)k * MP_PANEL_N + j] = w[j * ldw + k];
+#endif
+}
+
+/* Four rows at a time over all inputs: 32 rows at once are more streams than prefetchers follow. */
+void mp_pack_dense_f32(const float *w, int64_t ldw, int cols, int K, float *panel) {
+    const int fours = cols / 4 * 4, whole = K / 4 * 4;
+    for (int j = 0; j < fours; j += 4)
+        pack_four(w + j * ldw, ldw, whole, panel + j);
+    for (int k = 0; k < K; k++)
+        for (int j = k < whole ? fours : 0; j < MP_PANEL_N; j++)
+            panel[(int64_t)k * MP_PANEL_N + j] = j < cols ? w[j * ldw + k] : 0.0f;
 }
 
 void mp_pack_dense_row(const mp_wmat *w, int32_t n, float *out) {

@@ -92,6 +92,8 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
 typedef struct mp_model_base {
     mp_model base;
     mp_model_facts facts;
+    const _Atomic int32_t *packing; /* NULL: facts.weights holds; else it holds while this counter is above 0, and the
+                                     * weights are packed after that */
     _Atomic uint64_t *speed[MP_MODEL_SPEEDS]; /* running speed estimates of the model; NULL: no such estimate */
 } mp_model_base;
 

@@ -65,9 +65,14 @@ typedef struct spec_loader {
     mp_compute compute;
 } spec_loader;
 
+static const char packed[] = "packed";
+
 static mp_status load(const mp_arch *arch, mp_load_args *args, mp_model **model, mp_error *error) {
     MP_TRY(arch->load(args, model, error));
-    ((mp_model_base *)*model)->facts.architecture = arch->name;
+    mp_model_base *base = (mp_model_base *)*model;
+    base->facts.architecture = arch->name;
+    if (!base->facts.weights)
+        base->facts.weights = packed;
     return MP_OK;
 }
 
@@ -130,7 +135,10 @@ void mp_model_set_speed(mp_model *model, const uint64_t speed[MP_MODEL_SPEEDS]) 
 }
 
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
-    *facts = ((const mp_model_base *)model)->facts;
+    const mp_model_base *base = (const mp_model_base *)model;
+    *facts = base->facts;
+    if (base->packing && atomic_load_explicit(base->packing, memory_order_acquire) == 0)
+        facts->weights = packed;
 }
 
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {

@@ -36,6 +36,8 @@ const mp_arch_info *mp_arch_at(int index);
 /* Facts of a loaded model, as shown in Python; 0 if a fact does not apply to the model. */
 typedef struct mp_model_facts {
     const char *architecture, *compute;
+    const char *weights; /* "packed"; "mapped": used as they are mapped; "packing": mapped, and packed on use. Tables of
+                          * rows and experts are mapped always */
     int64_t context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes;
 } mp_model_facts;
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts);

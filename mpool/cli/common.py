@@ -23,7 +23,8 @@ def make_pool(arguments: argparse.Namespace) -> Pool:
     from ..config import PoolConfig
     from ..pool import Pool
 
-    return Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None))
+    return Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None,
+                           weights=arguments.weights))
 
 
 def for_output(text: str, stream: TextIO) -> str:

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..names import CAPABILITIES, COMPUTE
+from ..names import CAPABILITIES, COMPUTE, WEIGHTS
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
 
@@ -88,7 +88,14 @@ def _pool(command: argparse.ArgumentParser) -> None:
     command.add_argument("--offline", action="store_true", help="never download")
     command.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: the number "
                                                                              "of CPUs of this process)")
+    _weights(command)
     _compute(command)
+
+
+def _weights(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--weights", default="auto", choices=WEIGHTS,
+                         help="use the weights of text models as they are mapped from the file, or packed, which takes "
+                              "memory and is faster (default: auto, mapped until they are packed)")
 
 
 def _compute(command: argparse.ArgumentParser) -> None:

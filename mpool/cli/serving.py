@@ -54,7 +54,7 @@ def serve(arguments: argparse.Namespace) -> int:
     with _packages():
         from ..server.serving import Serving
     settings, path = settings_of(arguments)
-    pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None,
+    pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
                            shutdown_grace=settings.grace))
     with pool:
         server = Serving(settings, pool, arguments.model, not arguments.only, arguments.compute)
@@ -91,8 +91,8 @@ def worker(arguments: argparse.Namespace) -> int:
     capture = None if arguments.capture is None else Capture(arguments.capture)
     try:
         made = Worker(arguments.model, worker_settings(arguments.port, token),
-                      worker_config(arguments.threads, arguments.offline or None), arguments.compute, arguments.busy,
-                      arguments.timeout, capture,
+                      worker_config(arguments.threads, arguments.offline or None, weights=arguments.weights),
+                      arguments.compute, arguments.busy, arguments.timeout, capture,
                       lambda share, what: note(f"mpool: loading {share} %: {what}"))
     except MpoolError as error:
         note(f"mpool: {worker_code(refusal_of(error, 'load'))}")

@@ -31,6 +31,9 @@ class ModelRow:
         capability: capability of the model.
         state: ``"cold"`` (not in memory), ``"loading"``, ``"ready"``, ``"busy"``, ``"evicting"``, ``"failed"``.
         compute: compute type; None before the model is loaded.
+        weights: how the weights are used now: ``"packed"``; ``"mapped"``: read from the file on every use;
+            ``"packing"``: read from the file until they are packed, see ``PoolConfig.weights``. None before the model
+            is loaded.
         isolation: where the workers run: ``"thread"``, or ``"process"`` (each in its own process).
         processes: ids of the worker processes.
         workers: number of workers that serve the model.
@@ -56,6 +59,7 @@ class ModelRow:
     capability: str
     state: str
     compute: str | None
+    weights: str | None
     isolation: str
     processes: tuple[int, ...]
     workers: int
@@ -104,7 +108,7 @@ class ModelTable(Sequence[ModelRow]):
 
     def _cells(self) -> list[tuple[str, ...]]:
         last = [(",".join(map(str, row.nodes)) or "-",) if self._on_nodes() else () for row in self._rows]
-        return [(row.key, row.capability, _state(row), row.compute or "-", megabytes(row.model_bytes),
+        return [(row.key, row.capability, _state(row), row.compute or "-", _weights(row),
                  megabytes(row.engine_bytes), _workers(row), str(row.running), str(row.queued),
                  str(row.calls) + (f" ({row.errors} failed)" if row.errors else ""), _idle(row), *more)
                 for row, more in zip(self._rows, last)]
@@ -124,6 +128,10 @@ class ModelTable(Sequence[ModelRow]):
 def _state(row: ModelRow) -> str:
     return row.state + (", pinned" if row.pinned else "") \
         + ("" if row.breaker == "closed" else f", breaker {row.breaker}")
+
+
+def _weights(row: ModelRow) -> str:
+    return megabytes(row.model_bytes) + (f", {row.weights}" if row.weights in ("mapped", "packing") else "")
 
 
 def _idle(row: ModelRow) -> str:
@@ -147,7 +155,7 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = ()) -> M
     rows = []
     for entry in entries:
         facts = dict(entry.get("facts") or {})
-        made: dict[str, Any] = {"facts": facts, "compute": facts.get("compute"),
+        made: dict[str, Any] = {"facts": facts, "compute": facts.get("compute"), "weights": facts.get("weights"),
                 "nodes": tuple(sorted({worker["node"] for worker in entry["worker"]} - {-1})),
                 "isolation": "process" if entry["key"] in isolated else "thread",
                 "processes": tuple(worker["process"] for worker in entry["worker"] if worker["process"])}

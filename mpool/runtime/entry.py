@@ -38,12 +38,14 @@ class Entry:
         ref: reference of the model's files.
         overrides: settings that replace those of the files (see :meth:`mpool.Pool.register`).
         isolation: where the model's workers run, ``"thread"`` or ``"process"``; None: the pool's setting.
+        weights: how the model's weights are used, one of :data:`mpool.names.WEIGHTS`; None: the pool's setting.
         plans: cache of embedding options -> their plan; see tasks/vectors.py.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
-                 overrides: Mapping[str, Any] | None = None, isolation: str | None = None) -> None:
-        self.pool, self.key, self.ref, self.isolation = pool, key, ref, isolation
+                 overrides: Mapping[str, Any] | None = None, isolation: str | None = None,
+                 weights: str | None = None) -> None:
+        self.pool, self.key, self.ref, self.isolation, self.weights = pool, key, ref, isolation, weights
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
         self._capability = capability
@@ -117,7 +119,7 @@ class Entry:
         if found is None and any(part.capability == capability for part in self.describe().networks):
             with self._lock:
                 if capability not in self._networks:
-                    network = Entry(self.pool, self.key, self.ref, capability, None, self.isolation)
+                    network = Entry(self.pool, self.key, self.ref, capability, None, self.isolation, self.weights)
                     network._main = self
                     self._networks[capability] = network
             found = self._networks[capability]
@@ -261,21 +263,35 @@ class Entry:
         """Where the model's workers run: ``"thread"`` or ``"process"``."""
         return self.isolation or self.pool.config.isolation
 
-    def isolate(self, isolation: str) -> None:
-        """Set where the model's workers run. Loaded workers keep serving until the model is loaded again."""
+    @property
+    def uses_weights(self) -> str:
+        """How the model's weights are used: one of :data:`mpool.names.WEIGHTS`."""
+        return self.weights or self.pool.config.weights
+
+    @property
+    def loading(self) -> tuple[str | None, str | None]:
+        """Arguments of :meth:`set_loading` that restore the present state of this entry."""
+        return self.isolation, self.weights
+
+    def set_loading(self, isolation: str | None, weights: str | None) -> None:
+        """Set where the model's workers run and how its weights are used; None: unchanged.
+
+        Loaded workers keep serving until the model is loaded again.
+        """
         with self._lock:
-            before, was = self.runs_in, self.isolation
-            self.isolation = isolation
+            before, was = (self.runs_in, self.uses_weights), self.loading
+            self.isolation, self.weights = isolation or self.isolation, weights or self.weights
             for network in self._networks.values():
-                network.isolate(isolation)
-            if before == isolation:
+                network.set_loading(isolation, weights)
+            if before == (self.runs_in, self.uses_weights):
                 return
             try:
                 for compute, key in list(self._core.items()):
                     if compute == "auto" or key != self._core.get("auto"):
                         self._add(compute, replace=True)
             except BaseException:
-                self.isolation = was  # loaded workers still run in this mode; a repeated call must not return early
+                # loaded workers still run in this mode; a repeated call must not return early
+                self.isolation, self.weights = was
                 raise
 
     def _add(self, compute: str, replace: bool = False) -> str:
@@ -292,6 +308,8 @@ class Entry:
             spec.add_file(path)
         for name, value in description.spec.kv.items():
             spec.set(name, value)
+        if self.uses_weights != "auto":
+            spec.set("mpool.weights", self.uses_weights)
         for tensor in description.spec.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         if description.generation is not None:

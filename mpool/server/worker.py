@@ -427,15 +427,17 @@ class TokenSplitter:
         return found
 
 
-def worker_config(threads: int = 0, offline: bool | None = None, grace: float = GRACE) -> PoolConfig:
+def worker_config(threads: int = 0, offline: bool | None = None, grace: float = GRACE,
+                  weights: str = "auto") -> PoolConfig:
     """Return the configuration of a worker's pool: one request at a time, and the model stays loaded.
 
     Args:
         threads: Number of compute threads; 0: the default of :class:`mpool.PoolConfig`.
         offline: True: never download; None: the default of :class:`mpool.PoolConfig`.
         grace: Seconds that the running job has to complete when the worker stops.
+        weights: As in :class:`mpool.PoolConfig`.
     """
-    return PoolConfig(threads=threads, offline=offline, shutdown_grace=grace, policy="sequential",
+    return PoolConfig(threads=threads, offline=offline, shutdown_grace=grace, weights=weights, policy="sequential",
                       max_workers_per_model=1, keep_alive=-1)
 
 

@@ -98,6 +98,20 @@ static inline void tiny_tensor(tiny_file *file, const char *name, mp_dtype dtype
     file->used += bytes;
 }
 
+static const char *tiny_weights; /* value of `mpool.weights` in the specs made next; NULL: none */
+
+static inline void tiny_use(mp_spec *spec) {
+    mp_error error;
+    if (tiny_weights) /* else the default */
+        MP_CHECK_OK(mp_spec_set(spec, "mpool.weights",
+                                &(mp_value){.type = MP_VALUE_STRING,
+                                            .gguf_type = -1,
+                                            .count = strlen(tiny_weights),
+                                            .as.string = tiny_weights},
+                                &error),
+                    &error);
+}
+
 static inline void tiny_int(mp_spec *spec, const char *key, int64_t value) {
     mp_error error;
     mp_value v = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = value};
@@ -340,6 +354,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     if (kind->more)
         kind->more(&file);
     tiny_tokens(file.spec);
+    tiny_use(file.spec);
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);
     free(file.bytes);
@@ -407,6 +422,7 @@ static inline mp_spec *tiny_encoder_spec_of(bool poison, bool dense) {
         tiny_tensor(&file, "dense.0.weight", MP_F32, TINY_WIDTH, TINY_WIDTH, 0.3f, 0);
         tiny_tensor(&file, "dense.0.bias", MP_F32, 1, TINY_WIDTH, 0.3f, 0);
     }
+    tiny_use(file.spec);
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);
     free(file.bytes);

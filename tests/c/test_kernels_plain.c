@@ -62,6 +62,31 @@ MP_TEST_SECONDS(kernels_plain_matches_definition, 60) {
     MP_CHECK_HAS(why, "own kernels");
 }
 
+/* Every variant of the product with rows as stored gives the bits of the definition, for any number of rows. */
+MP_TEST(kernels_stored_f32_variants) {
+    static const int Ks[] = {1, 7, 8, 40, MP_K_CHUNK, MP_K_CHUNK + 1, 2 * MP_K_CHUNK + 13};
+    mp_test_random random = {650};
+    for (size_t i = 0; i < sizeof Ks / sizeof *Ks; i++)
+        for (int n = 1; n <= 19; n += 3) {
+            const int K = Ks[i], M = 2, ldw = K + 3;
+            float *w = kt_alloc(sizeof(float) * (size_t)(n * ldw)), *x = kt_alloc(sizeof(float) * (size_t)(M * K));
+            float *y = kt_alloc(sizeof(float) * (size_t)n);
+            kt_random(&random, w, n * ldw);
+            kt_random(&random, x, M * K);
+            const mp_acts acts = {.kind = MP_A_F32, .M = M, .K = K, .f32 = x, .ld_f32 = K};
+            kt_set set = kt_ref();
+            do {
+                for (int m = 0; m < M; m++) {
+                    set.call.stored_f32((const uint8_t *)w, sizeof(float) * (size_t)ldw, n, &acts, m, y);
+                    for (int o = 0; o < n; o++)
+                        if (!kt_equal(chain(x + m * K, w + o * ldw, K), y[o]))
+                            MP_FAIL("stored_f32 n=%d K=%d: output %d of row %d differs", n, K, o, m);
+                }
+            } while (kt_next(&set, MP_SLOT_stored_f32));
+            kt_free(w), kt_free(x), kt_free(y);
+        }
+}
+
 MP_TEST(kernels_blas_missing) {
     mp_test_random random = {700};
     const char *why;

@@ -618,13 +618,14 @@ MP_TEST(kernels_stored_product_for) {
         kt_set set = kt_ref();
         int slot = 0;
         mp_stored_product *product = stored_slot(&set, types[t].dtype, &slot);
-        MP_CHECK(!mp_stored_product_for(types[t].dtype, 1)); /* ref/ alone: packing is not slower */
+        MP_CHECK(!mp_stored_product_for(types[t].dtype, MP_A_Q8, 1)); /* ref/ alone: packing is not slower */
         kt_use("");
         const bool fast = product && strcmp(mp_kernels_variant(slot), "ref") != 0;
         set.call = *mp_kernels_get();
         product = fast ? stored_slot(&set, types[t].dtype, &slot) : NULL;
-        MP_CHECK(mp_stored_product_for(types[t].dtype, 1) == product);
-        MP_CHECK(!mp_stored_product_for(types[t].dtype, 100));
+        MP_CHECK(mp_stored_product_for(types[t].dtype, MP_A_Q8, 1) == product);
+        MP_CHECK(!mp_stored_product_for(types[t].dtype, MP_A_Q8, 100));
     }
-    MP_CHECK(!mp_stored_product_for(MP_F32, 1) && !mp_stored_product_for(MP_BF16, 1));
+    MP_CHECK(!mp_stored_product_for(MP_F32, MP_A_Q8, 1) && !mp_stored_product_for(MP_Q8_0, MP_A_F32, 1));
+    MP_CHECK(!mp_stored_product_for(MP_BF16, MP_A_BF16, 1) && !mp_stored_product_for(MP_F32, MP_A_BF16, 1));
 }

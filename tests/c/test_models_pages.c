@@ -235,7 +235,7 @@ static void check_chunks(const size_t *sizes, int count, size_t offset, int expe
     mp_progress progress = {0};
     mp_error error;
     size_t at = offset;
-    mp_stored *stored = mp_stored_create(NULL, FETCHED_MOST);
+    mp_stored *stored = mp_stored_create(NULL, FETCHED_MOST, false);
     MP_CHECK(stored);
     page = (size_t)sysconf(_SC_PAGESIZE);
     for (int i = 0; i < count; i++) {

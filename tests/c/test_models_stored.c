@@ -98,6 +98,32 @@ MP_TEST_SECONDS(models_stored_weights_give_the_same_bits, 120) { check_bits(-1);
 
 MP_TEST_SECONDS(models_stored_weights_give_the_same_bits_with_an_output_matrix, 120) { check_bits(UNTIED); }
 
+/* `mapped` packs nothing, whatever the time budget and the minimum size; `packed` leaves nothing unpacked. */
+MP_TEST_SECONDS(models_stored_weights_that_are_never_packed_give_the_same_bits, 60) {
+    uint64_t expected[JOBS];
+    tiny_model tiny;
+    tiny_weights = "packed";
+    load(&tiny, "0", 1, -1);
+    MP_CHECK(!stored_of(&tiny));
+    for (int i = 0; i < JOBS; i++)
+        expected[i] = run(&tiny, i);
+    tiny_unload(&tiny);
+    tiny_weights = "mapped";
+    for (int threads = 1; threads <= 2; threads++) {
+        load(&tiny, "1048576", threads, -1);
+        mp_stored *stored = stored_of(&tiny);
+        const int left = atomic_load(&stored->left);
+        const uint64_t decode_ns = atomic_load(&((mp_decoder *)tiny.model)->decode_ns);
+        stored->keep_ns = UINT64_MAX / 4;
+        for (int i = 0; i < JOBS; i++)
+            MP_CHECK(run(&tiny, i) == expected[i]);
+        MP_CHECK_INT(atomic_load(&stored->left), left);
+        MP_CHECK(atomic_load(&((mp_decoder *)tiny.model)->decode_ns) != decode_ns); /* steps are measured */
+        tiny_unload(&tiny);
+    }
+    tiny_weights = NULL;
+}
+
 MP_TEST(models_stored_weights_have_a_minimum_size) {
     tiny_model tiny;
     load(&tiny, "1", 1, -1); /* the fixture is larger than the minimum of 1 byte */

@@ -127,6 +127,22 @@ static void hadamard(const float *x, int K, int size, float *y) {
             }
 }
 
+static void stored_f32(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y) {
+    const float *a = x->f32 + m * x->ld_f32;
+    assert(x->kind == MP_A_F32);
+    for (int o = 0; o < n; o++) {
+        const float *w = (const float *)(const void *)(rows + (size_t)o * stride);
+        y[o] = 0;
+        for (int k0 = 0; k0 < x->K; k0 += MP_K_CHUNK) {
+            const int k1 = x->K - k0 < MP_K_CHUNK ? x->K : k0 + MP_K_CHUNK;
+            float chain = 0;
+            for (int k = k0; k < k1; k++)
+                chain = fmaf(a[k], w[k], chain);
+            y[o] = k0 == 0 ? chain : y[o] + chain;
+        }
+    }
+}
+
 void mp_ref_dense(mp_kernel_table *table) {
     MP_SET(table, gemm_f32, gemm_f32, "ref");
     MP_SET(table, gemm_bf16, gemm_bf16, "ref");
@@ -135,4 +151,5 @@ void mp_ref_dense(mp_kernel_table *table) {
     MP_SET(table, acts_bf16, acts_bf16, "ref");
     MP_SET(table, acts_i8, acts_i8, "ref");
     MP_SET(table, hadamard, hadamard, "ref");
+    MP_SET(table, stored_f32, stored_f32, "ref");
 }

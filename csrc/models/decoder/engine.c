@@ -701,7 +701,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         } else if (!pass.stop) {
             mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);
-            if (!pass.unpacked && !kept) /* a pass that packs weights takes longer than later passes */
+            if (!pass.packing && !kept) /* a pass that packs weights takes longer than later passes */
                 learn(engine, &rows, start, thread_ns);
         }
     }

@@ -228,9 +228,10 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     MP_TRY_GOTO(mp_weights_check_biases(model->weights, "blk.", model->layer_count, error));
     mp_builder_init(&builder, model->weights, args->compute);
     builder.shared = args->shared;
-    builder.pack_on_use = (uint64_t)mp_options_get()->pack_on_use_mb << 20;
-    builder.floats_on_use = true;
-    if (model->experts.count > 0 && !args->shared) { /* worker processes do not share what they pack */
+    MP_TRY_GOTO(mp_builder_read_use(&builder, error));
+    builder.on_use = MP_ON_USE_EXACT;
+    /* worker processes do not share what they pack */
+    if (model->experts.count > 0 && !args->shared && builder.use != MP_WEIGHTS_MAPPED) {
         model->packed_experts = builder.packed_experts = mp_packed_experts_create(model->weights, args->budget);
         if (!model->packed_experts) {
             status = mp_fail_memory(error, sizeof *model->packed_experts, "the list of experts");
@@ -249,7 +250,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     MP_TRY_GOTO(read_dense_layers(model, args->spec, error));
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, (float)norm_offset, error));
-    builder.floats_on_use = false;
+    builder.on_use = MP_ON_USE_NEVER;
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
     const int64_t parameters = builder.parameters;
     if (ops)
@@ -266,14 +267,14 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         exact = exact && in_floats(&model->layers[i]);
     model->kv.dtype = mp_kv_dtype(exact);
     int64_t idle = 0; /* parameters that a row does not use */
-    uint64_t mapped = 0;
+    uint64_t mapped = builder.mapped_bytes;
     for (int i = 0; i < model->layer_count; i++)
         count_experts(&model->layers[i].experts, &idle, &mapped);
     atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
-    atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* assumes that weights are read at 20 GB/s, until a
-                                                                  * step is measured */
+    /* until a step is measured, assume that weights are read at 20 GB/s */
+    atomic_init(&model->decode_ns, (builder.slab_bytes + builder.mapped_bytes) / 20 + 1);
     const bool floats = exact && (!ops || ops->is_float32(model->vision));
     model->base.facts = (mp_model_facts){
         .compute = floats ? "float32" : mp_compute_name(args->compute),
@@ -284,6 +285,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         .parameters = builder.parameters,
         .weight_bytes = (int64_t)(builder.slab_bytes + mapped),
     };
+    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.packing);
     *out = &model->base.base;
     model = NULL;
 cleanup:
@@ -294,6 +296,10 @@ cleanup:
 
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t bytes = 0;
+    mp_weights_use use;
+    mp_error error;
+    if (mp_weights_use_read(spec, &use, &error) != MP_OK)
+        use = MP_WEIGHTS_AUTO; /* the load will fail */
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
@@ -307,6 +313,8 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
             continue;
         if (entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX)
             continue; /* the load will fail */
+        if (use == MP_WEIGHTS_MAPPED && mp_may_stay_unpacked(MP_ON_USE_EXACT, use, entry->dtype, kind))
+            continue;
         mp_wmat w;
         mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
         bytes += mp_wmat_bytes(&w);

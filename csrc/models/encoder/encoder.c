@@ -45,12 +45,17 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
            2 * mp_arena_cost((size_t)M * sizeof(mp_row_span)) + acts;
 }
 
+/* Bytes of a thread's scratch for unpacked weights, which come first. */
+static size_t panel_scratch(const mp_encoder *model) {
+    return mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0;
+}
+
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T) {
     size_t most = larger(mp_attention_scratch(&model->attention, T), mp_head_scratch(&model->head) * sizeof(float));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
             most = larger(most, mp_experts_thread_scratch(model->layers[i].experts));
-    return mp_arena_cost(larger(most, (size_t)model->hidden * sizeof(float)));
+    return panel_scratch(model) + mp_arena_cost(larger(most, (size_t)model->hidden * sizeof(float)));
 }
 
 /* A thread's view of a pass: the group, and its own range of rows. */
@@ -302,11 +307,13 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, const m
 }
 
 void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
-                        void *group_scratch, void *thread_scratch) {
+                        uint64_t keep_until_ns, void *group_scratch, void *thread_scratch) {
+    const mp_unpacked unpacked = {thread_scratch, keep_until_ns};
     int longest = 1;
     for (int t = 0; t < count; t++)
         longest = texts[t].n > longest ? texts[t].n : longest;
-    pass p = begin(model, thread, texts, count, M, group_scratch, thread_scratch);
+    pass p = begin(model, thread, texts, count, M, group_scratch, (uint8_t *)thread_scratch + panel_scratch(model));
+    p.context.unpacked = &unpacked;
     embed(&p, longest);
     mp_team_barrier(thread);
 
@@ -332,7 +339,7 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
     for (int64_t t = 0; t < text1; t++) {
         const int32_t kept = p.wanted ? p.wanted[t].rows : texts[t].n;
         if (t >= text0)
-            finish_text(model, &texts[t], rows, kept, thread_scratch);
+            finish_text(model, &texts[t], rows, kept, p.thread_scratch);
         rows += (int64_t)kept * model->hidden;
     }
     mp_team_barrier(thread);

@@ -25,6 +25,7 @@ typedef struct mp_encoder {
     mp_budget *budget;
     uint64_t charged; /* bytes charged to the budget */
     uint8_t *slab;
+    mp_stored *stored; /* matrices that are not packed yet, or NULL */
     uint32_t flags; /* MP_ARCH_* */
     mp_compute compute;
     int32_t hidden, ffn, layer_count, vocab, context;
@@ -60,13 +61,15 @@ typedef struct mp_encoder_text { /* one text of a group */
     uint64_t key[2]; /* see encoder/dedup.h */
 } mp_encoder_text;
 
-/* Bytes of scratch per group of M rows, and per thread for texts of up to T tokens. */
+/* Bytes of scratch per group of M rows, and per thread for texts of up to T tokens. Once all weights are packed, a
+ * thread needs less. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M);
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T);
 /* Compute a group. Call on all threads of the region with the same group and group scratch, each with its own thread
- * scratch. Sets `finite` of every text. The bits do not depend on the grouping or the threads. */
+ * scratch. keep_until_ns: of mp_stored_begin. Sets `finite` of every text. The bits do not depend on the grouping or
+ * the threads. */
 void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
-                        void *group_scratch, void *thread_scratch);
+                        uint64_t keep_until_ns, void *group_scratch, void *thread_scratch);
 /* Maximum barriers of a pass. */
 int mp_encoder_barriers(const mp_encoder *model);
 

@@ -113,13 +113,14 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 typedef struct step_run {
     mp_encoder_engine_state *engine;
     mp_group_step step;
+    uint64_t keep_until_ns;
 } step_run;
 
 static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slice, void *thread_scratch) {
     const step_run *run = arg;
     const mp_encoder_engine_state *engine = run->engine;
     mp_encoder_forward(engine->model, thread, engine->texts + group->first, group->count, group->rows,
-                       mp_group_scratch(&run->step, slice), thread_scratch);
+                       run->keep_until_ns, mp_group_scratch(&run->step, slice), thread_scratch);
 }
 
 static mp_status make_lists(mp_encoder_engine_state *engine, int texts, mp_error *error) {
@@ -224,6 +225,15 @@ static void conclude(mp_encoder_engine_state *engine, const mp_plan *plan, int t
     }
 }
 
+/* Returns MP_OK if the files that a step has read, also into packed panels, are those that were loaded. */
+static mp_status check_files(const mp_encoder *model, bool unpacked, mp_error *error) {
+    MP_TRY(mp_weights_whole(model->weights, error));
+    const bool experts_changed = model->experts > 0 && !mp_weights_unchanged(model->weights); /* each step reads them */
+    if (mp_stored_corrupted(model->stored) || (unpacked && !mp_stored_sound(model->stored)) || experts_changed)
+        return mp_fail(error, MP_INTEGRITY, "a model file was changed or truncated while it was in use");
+    return MP_OK;
+}
+
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
     mp_error error;
@@ -238,7 +248,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_groups_make(&engine->groups, texts, rows, lease->threads, GROUP_TOKENS);
     for (int t = 0; t < texts; t++)
         engine->texts[t].row = engine->groups.row0[t];
+    const bool unpacked = mp_stored_left(engine->model->stored), packing = mp_stored_packing(engine->model->stored);
     step_run run = {.engine = engine,
+                    .keep_until_ns = unpacked ? mp_stored_begin(engine->model->stored, (int)rows) : 0,
                     .step = {.groups = &engine->groups,
                              .lease = lease,
                              .together = texts == 1 && lease->threads > 1, /* all threads share a single text */
@@ -256,11 +268,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_packed_experts_end(experts, packed);
 
     bool stopped = mp_lease_poll(lease);
-    bool whole = mp_weights_whole(engine->model->weights, &error) == MP_OK;
-    if (whole && engine->model->experts > 0 && !mp_weights_unchanged(engine->model->weights)) {
-        mp_fail(&error, MP_INTEGRITY, "a model file was changed while it was in use"); /* each step reads experts */
-        whole = false;
-    }
+    bool whole = check_files(engine->model, unpacked, &error) == MP_OK;
     uint64_t end = mp_sys_now_ns();
     if (!stopped)
         share_results(engine, texts, end, whole);
@@ -270,7 +278,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_engine_fail_all(plan, &error, outcomes);
     else if (!stopped)
         conclude(engine, plan, texts, outcomes);
-    if (rows > 0 && !stopped) {
+    if (rows > 0 && !stopped && !packing) { /* a step that packs weights takes longer than later steps */
         uint64_t spent = (end - start) / (uint64_t)rows;
         uint64_t old = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
         atomic_store_explicit(&engine->model->token_ns, (7 * old + spent) / 8 + 1, memory_order_relaxed);

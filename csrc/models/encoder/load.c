@@ -13,6 +13,7 @@ static void encoder_destroy(mp_model *base) {
     mp_encoder *model = (mp_encoder *)base;
     if (!model)
         return;
+    mp_stored_destroy(model->stored);
     mp_free(model->slab);
     mp_free(model->embedding.types);
     mp_free(model->position_bias);
@@ -32,7 +33,8 @@ static void encoder_destroy(mp_model *base) {
 }
 
 static bool encoder_healthy(const mp_model *base) {
-    return mp_weights_sound(((const mp_encoder *)base)->weights);
+    const mp_encoder *model = (const mp_encoder *)base;
+    return !mp_stored_corrupted(model->stored) && mp_weights_sound(model->weights);
 }
 
 static uint64_t encoder_bytes(const mp_model *base) {
@@ -341,7 +343,8 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->compute = model->attention.compute = compute;
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
-    if (model->experts > 0 && !args->shared) {
+    MP_TRY_GOTO(mp_builder_read_use(&builder, error));
+    if (model->experts > 0 && !args->shared && builder.use != MP_WEIGHTS_MAPPED) {
         model->packed_experts = builder.packed_experts = mp_packed_experts_create(model->weights, args->budget);
         if (!model->packed_experts) {
             status = mp_fail_memory(error, sizeof *model->packed_experts, "the list of experts");
@@ -354,8 +357,10 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
         goto cleanup;
     }
+    builder.on_use = MP_ON_USE_ENCODER;
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, error));
+    builder.on_use = MP_ON_USE_NEVER;
     MP_TRY_GOTO(read_windows(model, args->spec, error));
     if (model->flags & MP_ENCODER_LATENTS)
         MP_TRY_GOTO(mp_latent_attention_init(&model->latent, &builder, model->hidden,
@@ -366,7 +371,9 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->slab = builder.slab;
     model->charged = builder.charged;
     model->budget = args->budget;
+    model->stored = builder.stored;
     builder.slab = NULL;
+    builder.stored = NULL;
     MP_TRY_GOTO(make_position_bias(model, args->budget, error));
     atomic_init(&model->token_ns, (uint64_t)builder.parameters / 64 + 100);
     model->base.speed[0] = &model->token_ns;
@@ -378,8 +385,9 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         .layers = model->layer_count,
         .output_size = model->head.width,
         .parameters = builder.parameters,
-        .weight_bytes = (int64_t)builder.slab_bytes,
+        .weight_bytes = (int64_t)(builder.slab_bytes + builder.mapped_bytes),
     };
+    mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.packing);
     *out = &model->base.base;
     model = NULL;
 cleanup:
@@ -393,6 +401,10 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
     compute = compute_type_for(compute, spec);
     int64_t per_weight_x4 = compute == MP_COMPUTE_BF16 ? 8 : compute == MP_COMPUTE_I8 ? 4 : 16;
     uint64_t bytes = 0;
+    mp_weights_use use;
+    mp_error error;
+    if (mp_weights_use_read(spec, &use, &error) != MP_OK)
+        use = MP_WEIGHTS_AUTO; /* the load will fail */
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         int64_t items = 1;
@@ -403,13 +415,15 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
             continue; /* only the products of these tensors are packed */
         if (mp_expert_owns(entry->name))
             continue; /* experts stay in the file */
+        if (use == MP_WEIGHTS_MAPPED && entry->ndim == 2 && strncmp(entry->name, "blk.", 4) == 0 &&
+            !strstr(entry->name, ".ffn_gate_inp."))
+            continue; /* linear layers are never packed; routers are */
         if (strncmp(entry->name, "blk.", 4) == 0 || strncmp(entry->name, "latent.ffn_", 11) == 0)
             bytes += (uint64_t)(items / 4 * per_weight_x4);
         else if (strncmp(entry->name, "dense.", 6) == 0)
             bytes += (uint64_t)items * sizeof(float);
     }
     int64_t heads, count, hidden, zero = 0;
-    mp_error error;
     if (mp_spec_int(spec, "mpool.latent_heads", 0, 256, &zero, &heads, &error) == MP_OK &&
         mp_spec_int(spec, "mpool.latent_count", 0, 8192, &zero, &count, &error) == MP_OK &&
         mp_spec_int(spec, "{arch}.embedding_length", 0, MAX_WIDTH, &zero, &hidden, &error) == MP_OK)

@@ -21,15 +21,15 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
     };
     /* The router computes in fp32: a rounding error can select another expert, which is not a small error. */
     const mp_compute compute = builder->compute;
-    const bool on_use = builder->floats_on_use;
+    const mp_on_use on_use = builder->on_use;
     builder->compute = MP_COMPUTE_F32;
-    builder->floats_on_use = false;
+    builder->on_use = MP_ON_USE_NEVER;
     snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", shape->layer);
     snprintf(bias, sizeof bias, "blk.%d.ffn_gate_inp.bias", shape->layer);
     mp_status status = mp_builder_linear(builder, &experts->router, name, shape->biased ? bias : NULL, shape->count,
                                          shape->hidden, error);
     builder->compute = compute;
-    builder->floats_on_use = on_use;
+    builder->on_use = on_use;
     MP_TRY(status);
     snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", shape->layer);
     if (shape->routing.corrected)
@@ -193,7 +193,7 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
         end.bias = biases;
     }
     if (!kept) {
-        mp_stored_product *product = acts->kind == MP_A_Q8 ? mp_stored_product_for(matrix->dtype, to - from) : NULL;
+        mp_stored_product *product = mp_stored_product_for(matrix->dtype, acts->kind, to - from);
         const bool keep = mp_packed_wants(packed, expert, panel, product != NULL);
         const mp_tensor rows = mp_expert_rows(matrix, expert, n0, part.N, own + panel_bytes(matrix));
         if (product && !keep) {

@@ -4,6 +4,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/options.h"
+
 typedef struct mp_build_job {
     mp_linear *linear; /* packed matrix: part `part` of this layer; otherwise NULL */
     int part;
@@ -18,12 +20,40 @@ typedef struct mp_build_job {
     char name[MP_BUILDER_NAME];
     mp_tensor tensor; /* convolution: finish replaces it by the tensor of `turned` */
     float *turned;
-    bool floats_on_use; /* see mp_builder */
+    bool may_stay; /* may stay unpacked; false for matrices that are not in a file */
     size_t offset; /* offset in the slab */
 } mp_build_job;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute) {
     *builder = (mp_builder){.weights = weights, .compute = compute, .pack_on_use = UINT64_MAX, .bias_scale = 1};
+}
+
+mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error *error) {
+    static const char *const names[] = {
+        [MP_WEIGHTS_AUTO] = "auto", [MP_WEIGHTS_MAPPED] = "mapped", [MP_WEIGHTS_PACKED] = "packed"};
+    const char *name;
+    MP_TRY(mp_spec_string(spec, "mpool.weights", names[MP_WEIGHTS_AUTO], &name, error));
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (strcmp(names[i], name) == 0) {
+            *use = (mp_weights_use)i;
+            return MP_OK;
+        }
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.weights", "auto, mapped, packed", "%s",
+                        name);
+}
+
+mp_status mp_builder_read_use(mp_builder *builder, mp_error *error) {
+    MP_TRY(mp_weights_use_read(mp_weights_spec(builder->weights), &builder->use, error));
+    builder->pack_on_use = builder->use == MP_WEIGHTS_AUTO     ? (uint64_t)mp_options_get()->pack_on_use_mb << 20
+                           : builder->use == MP_WEIGHTS_MAPPED ? 0
+                                                               : UINT64_MAX;
+    return MP_OK;
+}
+
+bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, mp_wkind kind) {
+    if (on_use == MP_ON_USE_ENCODER)
+        return use == MP_WEIGHTS_MAPPED || (kind == MP_W_F32 && dtype == MP_F32);
+    return on_use == MP_ON_USE_EXACT && (kind == MP_W_BF16 ? dtype == MP_BF16 : kind != MP_W_I8);
 }
 
 void mp_builder_deinit(mp_builder *builder) {
@@ -109,7 +139,11 @@ static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job j
     linear->acts[part] = (uint8_t)mp_wmat_acts(kind);
     linear->column[part] = linear->N;
     linear->K = K;
-    job.offset = reserve(builder, mp_wmat_bytes(&linear->w[part]));
+    job.may_stay = job.may_stay && mp_may_stay_unpacked(builder->on_use, builder->use, job.tensor.dtype, kind);
+    if (job.may_stay && builder->use == MP_WEIGHTS_MAPPED)
+        builder->mapped_bytes += job.tensor.nbytes;
+    else
+        job.offset = reserve(builder, mp_wmat_bytes(&linear->w[part]));
     builder->parameters += (int64_t)N * K;
     MP_TRY(add_job(builder, &job, error));
     if (bias_name) {
@@ -123,7 +157,7 @@ static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job j
 
 mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                             int32_t K, mp_error *error) {
-    mp_build_job job = {.floats_on_use = builder->floats_on_use};
+    mp_build_job job = {.may_stay = true};
     int64_t shape[2] = {N, K};
     MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
     return add_part(builder, linear, job, name, bias_name, N, K, error);
@@ -224,32 +258,23 @@ static void split_body(const mp_team_thread *thread, void *arg) {
         mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
 }
 
-/* Returns true if a matrix may stay as stored: packing does not round it, so its rows are equal before and after. */
-static bool can_stay_stored(const mp_build_job *job) {
-    if (!job->linear)
-        return false;
-    mp_wkind kind = job->linear->w[job->part].kind;
-    if (kind == MP_W_F32 || kind == MP_W_BF16)
-        return job->floats_on_use && (kind == MP_W_F32 || job->tensor.dtype == MP_BF16);
-    return kind != MP_W_I8;
-}
-
-/* Leaves the matrices that can_stay_stored allows as stored, if together they have at least `pack_on_use` bytes. */
+/* Leaves the matrices that may stay unpacked as stored, if together they have at least `pack_on_use` bytes. */
 static mp_status keep_stored(mp_builder *builder, mp_lease *lease, mp_progress *progress, mp_error *error) {
     uint64_t bytes = 0;
     int count = 0;
     for (int i = 0; i < builder->count; i++)
-        if (can_stay_stored(&builder->jobs[i])) {
+        if (builder->jobs[i].may_stay) {
             bytes += builder->jobs[i].tensor.nbytes;
             count++;
         }
-    if (builder->shared || count == 0 || bytes < builder->pack_on_use)
+    const bool mapped = builder->use == MP_WEIGHTS_MAPPED; /* without packed data, which processes share */
+    if ((builder->shared && !mapped) || count == 0 || bytes < builder->pack_on_use)
         return MP_OK;
-    if (!(builder->stored = mp_stored_create(builder->weights, count)))
+    if (!(builder->stored = mp_stored_create(builder->weights, count, mapped)))
         return mp_fail_memory(error, (uint64_t)count * sizeof(mp_stored_part), "the list of matrices");
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
-        if (!can_stay_stored(job))
+        if (!job->may_stay)
             continue;
         mp_linear *linear = job->linear;
         MP_TRY(mp_stored_add(builder->stored, &linear->w[job->part], &job->tensor, &linear->stored[job->part], error));
@@ -351,7 +376,8 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
         if (job->linear) {
-            job->linear->w[job->part].data = builder->slab + job->offset;
+            if (!job->may_stay || builder->use != MP_WEIGHTS_MAPPED)
+                job->linear->w[job->part].data = builder->slab + job->offset;
             continue;
         }
         if (!job->append || job->at == 0)
@@ -366,11 +392,11 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         if (job->rows > 1 && !filled)
             mp_weights_release(builder->weights, &job->tensor);
     }
+    mp_status status = keep_stored(builder, lease, progress, error);
     if (filled) {
         builder->slab = NULL;
-        return MP_OK;
+        return status;
     }
-    mp_status status = keep_stored(builder, lease, progress, error);
     if (status != MP_OK) {
         drop_slab(builder, budget);
         return status;
@@ -470,7 +496,7 @@ static void multiply(const mp_linear *linear, const mp_team_thread *thread, cons
             part.residual += linear->column[p];
         mp_stored_part *stored = linear->stored[p];
         if (stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0)
-            mp_stored_gemm(stored, w, &acts[p], M, (int)from, (int)to, &part, y + linear->column[p], ldy, unpacked);
+            mp_stored_gemm(stored, w, &acts[p], (int)from, (int)to, &part, y + linear->column[p], ldy, unpacked);
         else
             mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
     }
@@ -505,6 +531,9 @@ mp_linear mp_linear_view(const mp_linear *linear, int first, int count) {
 
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next) {
     const bool gated = linear->parts == 2 && linear->w[0].N == linear->w[1].N;
+    for (int i = 0; i < linear->parts; i++)
+        if (linear->stored[i] && linear->stored[i]->all->mapped)
+            return false;
     return (gated || linear->parts == 1) && next->parts == 1 && linear->w[0].N <= next->K &&
            next->K % MP_PANEL_N == 0 && mp_gemm_acts_can(linear->w[0].N, (mp_akind)next->acts[0]);
 }

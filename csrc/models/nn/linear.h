@@ -27,6 +27,23 @@ typedef struct mp_linear {
 
 /* ---- building ---------------------------------------------------------------------------------------------------- */
 
+/* How a model uses its weights; the bits are the same. AUTO: matrices of large models are used as they are mapped, and
+ * packed on use. MAPPED: matrices are never packed, and their packed data is neither allocated nor charged. PACKED:
+ * all matrices are packed before the first step. */
+typedef enum mp_weights_use { MP_WEIGHTS_AUTO, MP_WEIGHTS_MAPPED, MP_WEIGHTS_PACKED } mp_weights_use;
+/* Reads `mpool.weights` of the spec: auto (default), mapped, packed. */
+mp_status mp_weights_use_read(const mp_spec *spec, mp_weights_use *use, mp_error *error);
+
+/* Matrices that may stay unpacked. Rows of a matrix that is also a table of rows (mp_stored_row) must not depend on
+ * packing, which rounds floats to bf16 and int8. */
+typedef enum mp_on_use {
+    MP_ON_USE_NEVER,
+    MP_ON_USE_EXACT,   /* those whose values packing does not round */
+    MP_ON_USE_ENCODER, /* AUTO: matrices of F32 that compute in fp32; MAPPED: all */
+} mp_on_use;
+/* Returns true if a matrix of type `dtype`, packed as `kind`, may stay unpacked. */
+bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, mp_wkind kind);
+
 /* Collects the tensors of a model, then allocates one slab for all of them and packs on every thread of the lease. */
 typedef struct mp_builder {
     const mp_weights *weights;
@@ -38,11 +55,13 @@ typedef struct mp_builder {
     size_t slab_bytes; /* excludes the slack after the last tensor */
     uint64_t charged; /* after finish: bytes charged to the budget */
     int64_t parameters;
-    uint64_t pack_on_use; /* threshold in bytes for finish. Only quantised matrices, and float ones added while
-                           * `floats_on_use` is true, can stay unpacked: if their total size is at least this
-                           * threshold, finish leaves all of them unpacked, else it packs all of them */
-    bool floats_on_use;   /* float matrices added now may stay unpacked; calls of their layers must then pass an
+    mp_weights_use use;   /* see mp_builder_read_use */
+    uint64_t pack_on_use; /* threshold in bytes for finish with MP_WEIGHTS_AUTO. If the matrices that may stay unpacked
+                           * have at least this total size, finish leaves all of them unpacked, else it packs all of
+                           * them */
+    mp_on_use on_use;     /* which of the matrices added now may stay unpacked; calls of their layers must then pass an
                            * mp_unpacked */
+    uint64_t mapped_bytes; /* bytes in the files of the matrices that are never packed */
     float bias_scale;     /* factor on the biases of linear layers that are added next; 1 after init */
     mp_stored *stored;    /* after finish: the unpacked matrices, owned by the model, or NULL */
     struct mp_packed_experts *packed_experts; /* not owned: keeps packed copies of the experts that are added
@@ -50,6 +69,9 @@ typedef struct mp_builder {
 } mp_builder;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);
+/* For families whose layers pass an mp_unpacked: sets `use` and `pack_on_use` from the spec and the options. Families
+ * that do not call this pack all matrices. Call before adding matrices. */
+mp_status mp_builder_read_use(mp_builder *builder, mp_error *error);
 void mp_builder_deinit(mp_builder *builder); /* frees the job list, and the slab unless finish succeeded */
 /* Adds one part of a linear layer: tensor `name` [N, K]; bias_name NULL: no bias. Add the parts of a layer in order,
  * all with or all without a bias. `linear` must not move until finish. */
@@ -105,8 +127,9 @@ mp_linear mp_linear_view(const mp_linear *linear, int first, int count);
  * writes the inputs before them. */
 void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_team_thread *thread, const float *x,
                     int64_t ldx, int M, void *scratch, mp_act act, void *next_scratch);
-/* Returns true if mp_linear_into supports the pair: `next` takes Q8 or BF16 activations (not I8, which has one scale
- * per row), and the layer has one part, or gate and up as two parts of equal size. */
+/* Returns true if mp_linear_into supports the pair: `linear` is not a layer that is never packed, `next` takes Q8 or
+ * BF16 activations (not I8, which has one scale per row), and the layer has one part, or gate and up as two parts of
+ * equal size. */
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
 /* Prepares the thread's rows of x [M, n] as the first n inputs of `next`, those that mp_linear_into does not write. No
  * barrier. */

@@ -28,7 +28,7 @@ static void reset_keeping(mp_forked *self) {
     }
 }
 
-mp_stored *mp_stored_create(const mp_weights *weights, int capacity) {
+mp_stored *mp_stored_create(const mp_weights *weights, int capacity, bool mapped) {
     size_t bytes = sizeof(mp_stored) + (size_t)capacity * sizeof(mp_stored_part);
     mp_stored *stored = mp_alloc_zeroed(bytes, MP_TAG_WEIGHTS);
     if (!stored)
@@ -40,6 +40,7 @@ mp_stored *mp_stored_create(const mp_weights *weights, int capacity) {
     }
     stored->weights = weights;
     stored->capacity = capacity;
+    stored->mapped = mapped;
     stored->keep_ns = KEEP_NS;
     stored->keep_row_ns = KEEP_ROW_NS;
     return stored;
@@ -67,6 +68,8 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
     atomic_init(&part->left, w->panels);
     if (w->panel_bytes + MP_WMAT_SLACK > stored->scratch)
         stored->scratch = w->panel_bytes + MP_WMAT_SLACK;
+    if (tensor->dtype == MP_F32 && stored->scratch < MP_STORED_TILE * sizeof(float)) /* for mp_gemm_stored */
+        stored->scratch = MP_STORED_TILE * sizeof(float);
     stored->count++;
     atomic_fetch_add_explicit(&stored->left, 1, memory_order_relaxed);
     *out = part;
@@ -115,7 +118,14 @@ void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *prog
     mp_lease_run(lease, fetch_body, &run);
 }
 
+void mp_stored_facts(const mp_stored *stored, const char **weights, const _Atomic int32_t **packing) {
+    *weights = !stored ? "packed" : stored->mapped ? "mapped" : "packing";
+    *packing = stored ? &stored->left : NULL;
+}
+
 uint64_t mp_stored_begin(mp_stored *stored, int M) {
+    if (stored->mapped)
+        return 0;
     bool first = !atomic_exchange_explicit(&stored->used, true, memory_order_relaxed);
     return mp_sys_now_ns() + (first ? 0 : stored->keep_ns) + (uint64_t)M * stored->keep_row_ns;
 }
@@ -149,7 +159,7 @@ static void packed(mp_stored_part *part, int panel) {
 }
 
 /* Packs one panel into scratch, as a matrix of one panel, and computes with it. */
-static void gemm_through_scratch(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel,
+static void gemm_through_scratch(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel,
                                  const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
     int32_t n0 = panel * MP_PANEL_N, left = w->N - n0, n = left < MP_PANEL_N ? left : MP_PANEL_N;
     mp_tensor rows = part->tensor;
@@ -166,35 +176,48 @@ static void gemm_through_scratch(const mp_stored_part *part, const mp_wmat *w, c
         end.bias += n0;
     if (end.residual)
         end.residual += n0;
-    mp_gemm(&one, x, 0, M, 0, 1, &end, y + n0, ldy);
+    mp_gemm(&one, x, 0, x->M, 0, 1, &end, y + n0, ldy);
 }
 
-/* Computes with one panel that is not packed: packs it for good if there is time and no other thread packs it. */
-static void gemm_stored(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel,
-                        const mp_epilogue *ep, float *y, int64_t ldy, const mp_unpacked *own) {
+/* Computes with panels [panel0, panel1), none of which was packed a moment ago, without keeping any. */
+static void gemm_unpacked(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
+                          const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
+    const int n1 = panel1 < w->panels ? panel1 * MP_PANEL_N : w->N;
+    if (mp_gemm_stored(&part->tensor, x, panel0 * MP_PANEL_N, n1, ep, (float *)(void *)scratch, y, ldy))
+        return;
+    for (int p = panel0; p < panel1; p++)
+        gemm_through_scratch(part, w, x, p, ep, y, ldy, scratch);
+}
+
+/* Packs a panel for good if there is time and no other thread packs it. Returns true if it did. */
+static bool keep(mp_stored_part *part, const mp_wmat *w, int panel, const mp_unpacked *own) {
     uint8_t expected = STORED;
-    if (mp_sys_now_ns() < own->keep_until_ns &&
-        atomic_compare_exchange_strong_explicit(&part->state[panel], &expected, KEEPING, memory_order_acq_rel,
-                                                memory_order_relaxed)) {
-        mp_wmat whole = *w;
-        mp_wmat_pack(&whole, &part->tensor, panel, panel + 1);
-        mp_gemm(w, x, 0, M, panel, panel + 1, ep, y, ldy);
-        packed(part, panel);
-    } else {
-        gemm_through_scratch(part, w, x, M, panel, ep, y, ldy, own->scratch);
-    }
+    if (mp_sys_now_ns() >= own->keep_until_ns ||
+        !atomic_compare_exchange_strong_explicit(&part->state[panel], &expected, KEEPING, memory_order_acq_rel,
+                                                 memory_order_relaxed))
+        return false;
+    mp_wmat whole = *w;
+    mp_wmat_pack(&whole, &part->tensor, panel, panel + 1);
+    return true;
 }
 
-void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel0, int panel1,
+void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
                     const mp_epilogue *ep, float *y, int64_t ldy, const mp_unpacked *own) {
     for (int p = panel0, end; p < panel1; p = end) {
         end = p;
         while (end < panel1 && is_packed(part, end))
             end++;
-        if (end > p)
-            mp_gemm(w, x, 0, M, p, end, ep, y, ldy);
-        else
-            gemm_stored(part, w, x, M, end++, ep, y, ldy, own);
+        if (end > p) {
+            mp_gemm(w, x, 0, x->M, p, end, ep, y, ldy);
+        } else if (keep(part, w, p, own)) {
+            mp_gemm(w, x, 0, x->M, p, ++end, ep, y, ldy);
+            packed(part, p);
+        } else { /* as many panels as possible: OpenBLAS needs large products */
+            do
+                end++;
+            while (end < panel1 && !is_packed(part, end));
+            gemm_unpacked(part, w, x, p, end, ep, y, ldy, own->scratch);
+        }
     }
 }
 

@@ -1,9 +1,10 @@
-/* nn/stored.h: matrices that are packed on use, instead of before the model's first step.
+/* nn/stored.h: matrices that are used as they are mapped, and packed on use or never.
  *
  * Packing copies all weights into memory not touched before, which takes longer than a step. A thread that needs an
- * unpacked panel packs it into its own scratch and computes with that: the same kernels on the same bytes give the same
- * bits. In addition each pass has a time budget for keeping the panels it packs. When the last panel of a matrix is
- * kept, its source pages are released, so memory holds the weights once.
+ * unpacked panel multiplies its rows as they are stored (mp_gemm_stored), or where packing is faster packs the panel
+ * into its own scratch and computes with that: the bits are those of the packed matrix. In addition each pass has a
+ * time budget for keeping the panels it packs. When the last panel of a matrix is kept, its source pages are released,
+ * so memory holds the weights once. A set that is `mapped` keeps no panels, and its matrices have no packed data.
  *
  * Any number of engines may use a matrix at the same time. A panel that a thread of the parent was keeping at the time
  * of a fork counts as stored in the child. (In a grandchild it stays stored for good: slower, but correct.) */
@@ -33,6 +34,7 @@ typedef struct mp_stored {
     uint64_t keep_ns, keep_row_ns; /* time budget of a pass for keeping panels: fixed part, and part per row */
     _Atomic int32_t left;          /* parts with unpacked panels */
     _Atomic bool used, corrupted;
+    bool mapped;                   /* panels are never kept */
     int32_t count, capacity;
     mp_stored_part parts[]; /* [capacity] */
 } mp_stored;
@@ -42,8 +44,9 @@ typedef struct mp_unpacked { /* private to a thread, for one pass */
     uint64_t keep_until_ns;
 } mp_unpacked;
 
-/* Creates an empty set with capacity for `capacity` matrices. Returns NULL if memory is exhausted. */
-mp_stored *mp_stored_create(const mp_weights *weights, int capacity);
+/* Creates an empty set with capacity for `capacity` matrices. mapped: never keep panels. Returns NULL if memory is
+ * exhausted. */
+mp_stored *mp_stored_create(const mp_weights *weights, int capacity, bool mapped);
 void mp_stored_destroy(mp_stored *stored); /* NULL is legal */
 /* Adds the matrix `tensor`. w: its packed matrix, whose data is not filled yet. Sets *part, which `stored` owns. */
 mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *tensor, mp_stored_part **part,
@@ -55,6 +58,10 @@ void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *prog
 static inline bool mp_stored_left(const mp_stored *stored) {
     return stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0;
 }
+/* Returns true while passes keep panels, and therefore take longer than later passes. NULL: false. */
+static inline bool mp_stored_packing(const mp_stored *stored) { return mp_stored_left(stored) && !stored->mapped; }
+/* Facts of a model whose matrices are in `stored` (NULL: none): `facts.weights` and `packing` of mp_model_base. */
+void mp_stored_facts(const mp_stored *stored, const char **weights, const _Atomic int32_t **packing);
 /* Call before a pass of M rows. Returns the time until which the pass keeps panels. The first pass gets only
  * keep_row_ns per row, so that it ends soon. */
 uint64_t mp_stored_begin(mp_stored *stored, int M);
@@ -64,9 +71,9 @@ uint64_t mp_stored_begin(mp_stored *stored, int M);
 bool mp_stored_sound(mp_stored *stored);
 bool mp_stored_corrupted(const mp_stored *stored);
 
-/* Like mp_gemm over all M rows and panels [panel0, panel1) of the matrix of `part`; packs unpacked panels on the
+/* Like mp_gemm over all rows of x and panels [panel0, panel1) of the matrix of `part`; packs unpacked panels on the
  * way. */
-void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel0, int panel1,
+void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
                     const mp_epilogue *ep, float *y, int64_t ldy, const mp_unpacked *own);
 /* Like mp_wmat_row for the matrix of `part`, which may be unpacked. */
 void mp_stored_row(const mp_stored_part *part, const mp_wmat *w, int32_t n, float *out);

@@ -389,6 +389,14 @@ def isolation(m: Models) -> None:
             assert row.isolation == where and len(row.processes) == count
 
 
+def weights(m: Models) -> None:
+    for where in ("packed", "mapped"):
+        with pool_of(weights=where) as pool:
+            assert pool.embed("a", m.bert).shape == (32,)
+            row, = pool.ps()
+            assert row.weights == where
+
+
 def process_memory(m: Models) -> None:
     most = 3_000_000
     with pool_of(isolation="process", process_memory=most) as pool:
@@ -405,7 +413,7 @@ ROWS: dict[str, Callable[[Models], None]] = {
         threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
         breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling, scale_timeout, isolation,
-        process_memory, queue_capacity)},
+        weights, process_memory, queue_capacity)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),
