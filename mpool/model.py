@@ -149,11 +149,11 @@ class Model(ModelVerbs):
 
         pool = None if is_default(self.pool) else self.pool
         entry = self._entry
-        return _restore, (pool, entry.key, entry.ref, entry.overrides, self._compute, entry.isolation)
+        return _restore, (pool, entry.key, entry.ref, entry.overrides, self._compute, entry.isolation, entry.kv_dtype)
 
 
 def _restore(pool: Pool | None, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
-             isolation: str | None = None) -> Model:
+             isolation: str | None = None, kv_dtype: str = "auto") -> Model:
     from ._functions import default_pool
 
-    return (pool or default_pool())._restore(key, ref, overrides, compute, isolation)
+    return (pool or default_pool())._restore(key, ref, overrides, compute, isolation, kv_dtype)

@@ -10,3 +10,6 @@ POLICIES = ("shared", "pack", "p2c", "sequential")
 ISOLATION = ("thread", "process")
 #: Compute types that a request can ask for; ``"auto"`` leaves the choice to the core.
 COMPUTE = ("auto", "float32", "bfloat16", "int8")
+
+#: Values of the option ``kv_dtype``.
+KV_DTYPES = ("auto", "int8")

@@ -38,11 +38,14 @@ class Entry:
         ref: reference of the model's files.
         overrides: settings that replace those of the files (see :meth:`mpool.Pool.register`).
         isolation: where the model's workers run, ``"thread"`` or ``"process"``; None: the pool's setting.
+        kv_dtype: type of the keys and values in the KV cache, ``"auto"`` or ``"int8"``.
         plans: cache of embedding options -> their plan; see tasks/vectors.py.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
-                 overrides: Mapping[str, Any] | None = None, isolation: str | None = None) -> None:
+                 overrides: Mapping[str, Any] | None = None, isolation: str | None = None,
+                 kv_dtype: str = "auto") -> None:
+        self.kv_dtype = kv_dtype
         self.pool, self.key, self.ref, self.isolation = pool, key, ref, isolation
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
@@ -271,12 +274,33 @@ class Entry:
             if before == isolation:
                 return
             try:
-                for compute, key in list(self._core.items()):
-                    if compute == "auto" or key != self._core.get("auto"):
-                        self._add(compute, replace=True)
+                self._replace()
             except BaseException:
                 self.isolation = was  # loaded workers still run in this mode; a repeated call must not return early
                 raise
+
+    def store_kv_as(self, kv_dtype: str) -> None:
+        """Set the type of the KV cache. Loaded workers keep serving until the model is loaded again.
+
+        Raises:
+            InvalidArgument: the model has no KV cache.
+        """
+        if self.describe().generation is None and kv_dtype != "auto":
+            raise _refused(self.describe(), "kv_dtype", {"kv_dtype": kv_dtype}, "auto: the model has no KV cache")
+        with self._lock:
+            was, self.kv_dtype = self.kv_dtype, kv_dtype
+            try:
+                if was != kv_dtype:
+                    self._replace()
+            except BaseException:
+                self.kv_dtype = was
+                raise
+
+    def _replace(self) -> None:
+        """Replace the entries of the core's registry by entries with the present settings."""
+        for compute, key in list(self._core.items()):
+            if compute == "auto" or key != self._core.get("auto"):
+                self._add(compute, replace=True)
 
     def _add(self, compute: str, replace: bool = False) -> str:
         from .. import _core
@@ -292,6 +316,8 @@ class Entry:
             spec.add_file(path)
         for name, value in description.spec.kv.items():
             spec.set(name, value)
+        if self.kv_dtype != "auto":
+            spec.set("mpool.kv_dtype", self.kv_dtype)
         for tensor in description.spec.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         if description.generation is not None:
