@@ -183,6 +183,30 @@ static void keep_bytes(tiny_file *file) {
     MP_CHECK_OK(mp_spec_set(file->spec, "mpool.kv_dtype", &bytes, &error), &error);
 }
 
+static void keep_unknown(tiny_file *file) {
+    mp_error error;
+    mp_value other = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 4, .as.string = "int4"};
+    MP_CHECK_OK(mp_spec_set(file->spec, "mpool.kv_dtype", &other, &error), &error);
+}
+
+MP_TEST(models_bytes_unknown_type) {
+    static const mp_dtype floats[] = {MP_F32};
+    const tiny_kind plain = {.arch = "llama"}, unknown = {.arch = "llama", .more = keep_unknown};
+    mp_error error;
+    mp_loader loader;
+    mp_model *model = NULL;
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&plain, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    mp_spec *spec = tiny_decoder_spec_as(&unknown, floats, 1, 43, -1);
+    MP_CHECK_OK(mp_model_loader(spec, MP_COMPUTE_F32, &loader, &error), &error);
+    MP_CHECK_STATUS(loader.ops->load(loader.self, &tiny.lease, &tiny.budget, NULL, &model, &error),
+                    MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STR(error.message, "`mpool.kv_dtype` must be auto or int8, got int4");
+    loader.ops->destroy(loader.self);
+    mp_spec_unpin(spec);
+    tiny_unload(&tiny);
+}
+
 MP_TEST_SECONDS(models_contract_bytes, 300) {
     check_kind(&(tiny_kind){.arch = "qwen3", .head_norms = true, .more = keep_bytes});
 }
