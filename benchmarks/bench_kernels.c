@@ -11,7 +11,8 @@
  *
  *   --pool MB     cycle through that much memory of weights (default 0: one matrix, in cache as in an encoder)
  *   --act         include bias and GELU in the time
- *   --attention   measure attn_kv and attn_kv_i16 instead: one token and a tile of a prompt over 128 to 2,048 positions
+ *   --attention   measure attn_kv, attn_kv_i16 and attn_kv_i8 instead: one token and a tile of a prompt over 128 to
+ *                 2,048 positions
  *                 (with --pool: over as many blocks as fit), as a percentage of vfmadd231ps and vpdpwssd
  *   --kind plain  mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS if set
  *   --mask ref    measure the reference kernels */
@@ -120,7 +121,7 @@ static double probe(mp_wkind kind) {
 }
 
 static double probe_attention(mp_dtype dtype) {
-    const bool words = dtype == MP_I16 && mp_cpu_features() & MP_CPU_AVX512_VNNI;
+    const bool words = dtype != MP_F32 && mp_cpu_features() & MP_CPU_AVX512_VNNI;
     return words ? probe_rate(probe_i16, 64) : probe(MP_W_F32);
 }
 #else
@@ -237,7 +238,7 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
 static void measure_attention(mp_dtype dtype, int rows, int positions, int group, int dim, double seconds,
                               size_t pool) {
     const mp_kernels *call = mp_kernels_get();
-    const bool integers = dtype == MP_I16;
+    const bool integers = dtype != MP_F32, bytes_only = dtype == MP_I8;
     const int blocks = (positions + MP_KV_BLOCK - 1) / MP_KV_BLOCK, n = rows * group;
     const size_t bytes = mp_kv_bytes(dtype, dim), whole = 2 * bytes * (size_t)blocks;
     const int copies = pool > whole ? (int)(pool / whole) : 1;
@@ -254,7 +255,9 @@ static void measure_attention(mp_dtype dtype, int rows, int positions, int group
             *k = cache + whole * (size_t)c + 2 * bytes * (size_t)(t / MP_KV_BLOCK);
             *v = (uint8_t *)*k + bytes;
             fill(token, 2 * dim);
-            (integers ? call->kv_store_i16 : call->kv_store)(token, token + dim, dim, dim, t % MP_KV_BLOCK, *k, *v);
+            (bytes_only ? call->kv_store_i8
+             : integers ? call->kv_store_i16
+                        : call->kv_store)(token, token + dim, dim, dim, t % MP_KV_BLOCK, *k, *v);
         }
     fill(q, (int64_t)n * dim);
     for (int i = 0; i < n && integers; i++)
@@ -271,7 +274,9 @@ static void measure_attention(mp_dtype dtype, int rows, int positions, int group
                 a.k_blocks = pointers + 2 * blocks * c;
                 a.v_blocks = a.k_blocks + blocks;
                 mp_attn_begin(n, dim, &state);
-                (integers ? call->attn_kv_i16 : call->attn_kv)(&a, rows, 0, blocks, &state, scratch);
+                (bytes_only ? call->attn_kv_i8
+                 : integers ? call->attn_kv_i16
+                            : call->attn_kv)(&a, rows, 0, blocks, &state, scratch);
             }
         t = (now() - t) / times / copies;
         best = t < best ? t : best;
@@ -279,7 +284,7 @@ static void measure_attention(mp_dtype dtype, int rows, int positions, int group
     const double after = probe_attention(dtype), peak = before > after ? before : after;
     const double rate = 4.0 * n * positions * dim / best * 1e-9;
     printf("attn %s D%-3d %2d x %-2d over %-5d %8.2f us %8.1f GFLOP/s %5.1f %% of %.0f  %6.1f GB/s\n",
-           integers ? "i16" : "f32", dim, rows, group, positions, best * 1e6, rate, 100 * rate / peak, peak,
+           bytes_only ? "i8 " : integers ? "i16" : "f32", dim, rows, group, positions, best * 1e6, rate, 100 * rate / peak, peak,
            (double)whole / best * 1e-9);
     fflush(stdout);
     mp_free(cache);
@@ -291,12 +296,13 @@ static void measure_attention(mp_dtype dtype, int rows, int positions, int group
 }
 
 static void all_attention(double seconds, size_t pool) {
-    static const int heads[][2] = {{3, 64}, {7, 64}, {6, 128}}, positions[] = {128, 512, 2048};
-    for (int dtype = 0; dtype < 2; dtype++)
-        for (int h = 0; h < 3; h++)
+    static const int heads[][2] = {{3, 64}, {7, 64}, {6, 128}, {2, 128}}, positions[] = {128, 512, 2048};
+    static const mp_dtype types[] = {MP_F32, MP_I16, MP_I8};
+    for (int type = 0; type < 3; type++)
+        for (int h = 0; h < 4; h++)
             for (int p = 0; p < 3; p++)
                 for (int tile = 0; tile < 2; tile++)
-                    measure_attention(dtype ? MP_I16 : MP_F32, tile ? MP_ATTN_ROWS / heads[h][0] : 1, positions[p],
+                    measure_attention(types[type], tile ? MP_ATTN_ROWS / heads[h][0] : 1, positions[p],
                                       heads[h][0], heads[h][1], seconds, pool);
 }
 

@@ -153,7 +153,7 @@ class Model(ModelVerbs):
 
 
 def _restore(pool: Pool | None, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
-             isolation: str | None = None, weights: str | None = None) -> Model:
+             isolation: str | None = None, weights: str | None = None, kv_dtype: str | None = None) -> Model:
     from ._functions import default_pool
 
-    return (pool or default_pool())._restore(key, ref, overrides, compute, isolation, weights)
+    return (pool or default_pool())._restore(key, ref, overrides, compute, isolation, weights, kv_dtype)

@@ -12,3 +12,6 @@ ISOLATION = ("thread", "process")
 WEIGHTS = ("auto", "mapped", "packed")
 #: Compute types that a request can ask for; ``"auto"`` leaves the choice to the core.
 COMPUTE = ("auto", "float32", "bfloat16", "int8")
+
+#: Values of the option ``kv_dtype``.
+KV_DTYPES = ("auto", "int8")

@@ -16,7 +16,7 @@ from .debug import show
 from .durations import seconds_of
 from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
 from .model import Model
-from .names import WEIGHTS
+from .names import KV_DTYPES, WEIGHTS
 from .resources import typed
 from .runtime import hosts
 from .runtime import logs as _logging
@@ -168,7 +168,8 @@ class Pool(PoolVerbs):
     def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
              keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
              timeout: float | None = None, isolation: Literal["thread", "process"] | None = None,
-             weights: Literal["auto", "mapped", "packed"] | None = None) -> Model:
+             weights: Literal["auto", "mapped", "packed"] | None = None,
+             kv_dtype: Literal["auto", "int8"] | None = None) -> Model:
         """Load a model now, downloading missing files first, and wait until it can serve requests.
 
         Requests load their model by themselves. Call this to choose when the wait happens. If the model's files have
@@ -188,9 +189,14 @@ class Pool(PoolVerbs):
                 ``PoolConfig.isolation``. None: unchanged. A loaded model keeps serving until the new one is loaded.
             weights: how the weights of a text model are used from now on, ``"auto"``, ``"mapped"`` or ``"packed"``; see
                 ``PoolConfig.weights``. None: unchanged. As for ``isolation``, a loaded model is loaded again.
+            kv_dtype: type of the keys and values of a language model in its KV cache. ``"auto"``: integers of 16 bits,
+                or float32 if the model is computed in float32. ``"int8"``: about 53 % of the memory of 16 bits, and
+                faster decoding after long prompts; the probabilities of tokens differ slightly. None: unchanged. A
+                loaded model keeps serving until the new one is loaded.
 
         Raises:
-            InvalidArgument: the alias is invalid or already used, or the reference has an unknown format.
+            InvalidArgument: the alias is invalid or already used, the reference has an unknown format, or ``kv_dtype``
+                is ``"int8"`` for a model without a KV cache.
             UnknownModel, OfflineError, DownloadError, IntegrityError, FormatError, Unsupported, UnsafeFormat: the model
                 cannot be found, downloaded or read.
             MemoryExhausted: the model does not fit into the pool's memory, even after unloading every model that can be
@@ -207,6 +213,7 @@ class Pool(PoolVerbs):
         _check_isolation(isolation)
         if weights is not None:
             one_of("weights", weights, WEIGHTS)
+        _check_kv_dtype(kv_dtype)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             refuse("pin", pin, "True or False")
@@ -226,11 +233,11 @@ class Pool(PoolVerbs):
         parts = entry.parts()
         was = [part.loading for part in parts]
         try:
-            entry.set_loading(isolation, weights)
+            entry.set_loading(isolation, weights, kv_dtype)
             keys = [part.core_key(compute) for part in parts]
         except BaseException:
             for part, before in zip(parts, was):
-                part.isolation, part.weights = before
+                part.isolation, part.weights, part.kv_dtype = before
             raise
         for part, key in zip(parts, keys):
             if part.describe().tokenizes and part.describe().tokenizer is not None:  # None: built, or no file
@@ -242,7 +249,7 @@ class Pool(PoolVerbs):
                 self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
             except BaseException as error:
                 for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
-                    part.isolation, part.weights = before
+                    part.isolation, part.weights, part.kv_dtype = before
                 if isinstance(error, MemoryExhausted):
                     self._name_idle(error, key)
                 raise
@@ -292,7 +299,8 @@ class Pool(PoolVerbs):
     def register(self, key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
                  default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
                  max_length: int | None = None, chat_template: str | None = None,
-                 isolation: Literal["thread", "process"] | None = None) -> Model:
+                 isolation: Literal["thread", "process"] | None = None,
+                 kv_dtype: Literal["auto", "int8"] | None = None) -> Model:
         """Add a model under a name, which can then be used like a key of the catalogue.
 
         Reads the model's files, downloading missing ones, but loads no weights. The settings below replace those of
@@ -308,6 +316,7 @@ class Pool(PoolVerbs):
             max_length: maximum tokens of a text, at most the limit in the files.
             chat_template: Jinja template for chats.
             isolation: where the model's workers run, ``"thread"`` or ``"process"``; None: ``PoolConfig.isolation``.
+            kv_dtype: as for :func:`load`; None: ``"auto"``.
 
         Raises:
             InvalidArgument: the key is invalid or already used, or the model does not support a setting.
@@ -319,12 +328,13 @@ class Pool(PoolVerbs):
             True
         """
         _check_isolation(isolation)
+        _check_kv_dtype(kv_dtype)
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
         if not isinstance(ref, (str, os.PathLike)):
             refuse("ref", ref, "a key, a reference or a path")
         return self._register(key, os.fspath(ref), {name: value for name, value in settings.items()
-                                                    if value is not None}, isolation)
+                                                    if value is not None}, isolation, kv_dtype=kv_dtype)
 
     @typed
     def ps(self) -> show.ModelTable:
@@ -500,11 +510,12 @@ class Pool(PoolVerbs):
         self.registry.maintain()
 
     def _register(self, key: str, ref: str, overrides: Mapping[str, Any], isolation: str | None = None,
-                  weights: str | None = None) -> Model:
+                  weights: str | None = None, kv_dtype: str | None = None) -> Model:
         assert set(overrides) <= set(OVERRIDES)
         entry = Entry(self, key, _absolute(ref), None, overrides, isolation, weights)
         self._check_free("key", key, None)
         entry.describe()
+        entry.set_loading(None, None, kv_dtype)
         with self._lock:
             self._check_free("key", key, None)
             self._entries[key] = self._names[key] = entry
@@ -512,18 +523,18 @@ class Pool(PoolVerbs):
 
     @typed
     def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
-                 isolation: str | None = None, weights: str | None = None) -> Model:
+                 isolation: str | None = None, weights: str | None = None, kv_dtype: str | None = None) -> Model:
         """Return the handle of a pickled model, possibly of another process. An existing entry stays unchanged."""
         with self._lock:
             entry = self._names.get(key)
             if entry is None or entry.ref != ref:
                 entry = None
         if entry is None and (overrides or key != ref):
-            return Model(self._register(key, ref, overrides, isolation, weights)._entry, compute)
+            return Model(self._register(key, ref, overrides, isolation, weights, kv_dtype)._entry, compute)
         if entry is None:
             entry = self._find(ref)
-            if entry.loading == (None, None) and not entry.core_keys():
-                entry.set_loading(isolation, weights)
+            if entry.loading == (None, None, None) and not entry.core_keys():
+                entry.set_loading(isolation, weights, kv_dtype)
         return Model(entry, compute)
 
     def _check_free(self, param: str, name: Any, entry: Entry | None) -> None:
@@ -709,6 +720,11 @@ def _check_isolation(isolation: Any) -> None:
         from .runtime import isolation as _isolated
 
         _isolated.check(isolation, "isolation")
+
+
+def _check_kv_dtype(kv_dtype: Any) -> None:
+    if kv_dtype is not None:
+        one_of("kv_dtype", kv_dtype, KV_DTYPES)
 
 
 def _is_auto(compute: Any) -> bool:

@@ -1,9 +1,10 @@
-/* attention_scratch.h: layout of the scratch of attn_full, attn_kv and attn_kv_i16 (internal to kernels/).
+/* attention_scratch.h: layout of the scratch of attn_full, attn_kv, attn_kv_i16 and attn_kv_i8 (internal to
+ * kernels/).
  *
  * attn_full | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32]
  * attn_full_bf16 | panels of K | panels of V | scores [rows][T up to 32] | p [rows][p_ld] | q [rows][D up to 32]
  * attn_kv   | a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each
- * attn_kv_i16 | s [64][64] | p int16 [64][64] | tile [6][v_dim] | m, l, by, a, b [64] each
+ * attn_kv_i16, attn_kv_i8 | s [64][64] | p int16 [64][64] | tile [6][v_dim] | m, l, by, a, b [64] each
  *
  * "T up to 32" means T rounded up to a multiple of 32. Every part is a multiple of 64 bytes. */
 #ifndef MP_KERNELS_ATTENTION_SCRATCH_H

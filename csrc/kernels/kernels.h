@@ -257,12 +257,14 @@ typedef void (*mp_attn_full_function)(const mp_attn_full *a, int row0, int row1,
 mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D);
 enum { MP_ATTN_BF16_DEPTH = 512 };
 
-/* Attention over a paged cache. A block holds MP_KV_BLOCK tokens of one layer and one KV head, in one of two formats.
+/* Attention over a paged cache. A block holds MP_KV_BLOCK tokens of one layer and one KV head, in one of three formats.
  * The caller must zero new blocks. Attention reads all K and V from blocks, so those of current tokens must be stored
  * first.
  *   F32  K block: [k_dim][MP_KV_BLOCK] (a key's components are a column)       V block: [MP_KV_BLOCK][v_dim]
  *   I16  K block: int16 [k_dim / 2][MP_KV_BLOCK][2], fp32 scale [MP_KV_BLOCK]
  *        V block: int16 [MP_KV_BLOCK / 2][v_dim][2] (a pair is two tokens), fp32 scale [MP_KV_BLOCK]
+ *   I8   the same with int8, then the multipliers: int8 [groups of MP_I8_GROUP components, the last may have fewer]
+ *        [MP_KV_BLOCK]
  *
  * F32: the partial of one block for one row.
  *   s[t] = scale * (chain over d ascending of q[d] * k[d, t]); t is masked if its position is not visible
@@ -290,21 +292,37 @@ enum { MP_ATTN_BF16_DEPTH = 512 };
  *   o[d] = (float)(sum over t of n[t] * v[t, d]) * by
  * The merge, and the result of a row that sees no token, are as for F32.
  *
- * Softcap: s = softcap * tanh(s / softcap) in both formats, after scale. In I16, x[t] becomes softcap * tanh(x[t] * f /
- * softcap), and then f = 1. */
+ * I8: as I16. The integer of a component is its byte times the multiplier of its group. The limits of rows are
+ * MP_I8_MOST times MP_I8_KEY or MP_I8_VALUE, the greatest multipliers. The multiplier of a group is mp_i8_factor of the
+ * group's max|x|; its bytes are x * ((limit / top) / multiplier), rounded once. So a group has a scale of its own, and
+ * the sums are as exact as those of I16.
+ *
+ * Softcap: s = softcap * tanh(s / softcap) in all formats, after scale. In I16 and I8, x[t] becomes softcap *
+ * tanh(x[t] * f / softcap), and then f = 1. */
 enum { MP_I16_KEY = 4095, MP_I16_VALUE = 2047, MP_I16_WEIGHT = 16383, MP_I16_DEPTH = 128 };
+enum { MP_I8_GROUP = 32, MP_I8_MOST = 127, MP_I8_KEY = 32, MP_I8_VALUE = 16 };
 #define MP_I16_LEAST 0x1p-100f /* limit that keeps scales, their inverses and products with integers normal floats */
 
 /* Returns the v_dim for values of `dim` components: rows of V are padded with zeros to whole vectors. */
 static inline int mp_kv_width(int dim) { return (dim + 15) / 16 * 16; }
-/* Bytes of one K or V block, F32 or I16, of `dim` components. The result is a multiple of 64. */
+/* Bytes of one K or V block, F32, I16 or I8, of `dim` components. The result is a multiple of 64. */
 static inline size_t mp_kv_bytes(mp_dtype dtype, int dim) {
-    const size_t most = MP_KV_BLOCK * (size_t)dim;
-    return dtype == MP_F32 ? most * sizeof(float) : most * sizeof(int16_t) + MP_KV_BLOCK * sizeof(float);
+    const size_t most = MP_KV_BLOCK * (size_t)dim, scales = MP_KV_BLOCK * sizeof(float);
+    const size_t groups = ((size_t)dim + MP_I8_GROUP - 1) / MP_I8_GROUP;
+    return dtype == MP_F32   ? most * sizeof(float)
+           : dtype == MP_I16 ? most * sizeof(int16_t) + scales
+                             : most + scales + MP_KV_BLOCK * groups;
+}
+/* Returns the multiplier of a group of an I8 block: the least integer from 1 to `most` that is not below greatest *
+ * (factor / MP_I8_MOST). `factor` is the row's limit / top; 0: the row is stored as zeros, with multiplier 1. */
+static inline int mp_i8_factor(float greatest, float factor, int most) {
+    const float least = factor > 0.0f ? greatest * (factor / (float)MP_I8_MOST) : 0.0f;
+    const int whole = (int)least, up = whole + ((float)whole < least);
+    return up < 1 ? 1 : up < most ? up : most;
 }
 
 typedef struct mp_attn_kv {
-    const float *q;            /* [rows, group, k_dim] with the strides below; I16: as attn_query_i16 wrote it */
+    const float *q;            /* [rows, group, k_dim] with the strides below; I16, I8: as attn_query_i16 wrote it */
     int64_t ldq, ldq_group;    /* elements between rows, and between the query heads that share this KV head */
     int group;                 /* query heads per KV head; rows * group <= MP_ATTN_ROWS */
     int k_dim, v_dim;          /* k_dim even, v_dim a multiple of 16 */
@@ -329,10 +347,11 @@ typedef struct mp_attn_partial {
  * attn_kv replaces both for blocks [block0, block1): it is faster and gives the same bits. Several calls with ascending
  * ranges may continue one state. The range may contain blocks that no row sees.
  *
- * attn_block_i16 and attn_kv_i16 do the same over I16 blocks. Call attn_query_i16 on the queries first: it replaces the
- * k_dim floats of a query by k_dim int16 followed by one fp32 scale, in place. */
+ * attn_block_i16 and attn_kv_i16 do the same over I16 blocks, attn_block_i8 and attn_kv_i8 over I8 blocks. Call
+ * attn_query_i16 on the queries first: it replaces the k_dim floats of a query by k_dim int16 followed by one fp32
+ * scale, in place. */
 void mp_attn_begin(int rows, int v_dim, mp_attn_partial *state); /* m = -inf, l = 0, o = 0 for `rows` partial rows */
-size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for attn_kv and attn_kv_i16 */
+size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for attn_kv, attn_kv_i16 and attn_kv_i8 */
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
 /* The lanes of the tree start at +0 and add products by FMA. Means divide the sum by (float)n.
@@ -359,8 +378,8 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
  * exp(x)      0 where the result would be below the smallest normal float, so that flush-to-zero changes nothing
  * rope        x [dim]: pairs (i, i + dim/2) when neox, else (2i, 2i + 1); cos_sin [dim/2][2]
  *             (a, b) -> (fma(a, cos, -(b * sin)), fma(a, sin, b * cos))
- * kv_store, kv_store_i16    store k [k_dim] and v [v_dim] of one token into slot [0, MP_KV_BLOCK) of a pair of blocks.
- *             Threads may fill different slots of one block at the same time. */
+ * kv_store, kv_store_i16, kv_store_i8    store k [k_dim] and v [v_dim] of one token into slot [0, MP_KV_BLOCK) of a
+ *             pair of blocks. Threads may fill different slots of one block at the same time. */
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 

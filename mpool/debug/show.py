@@ -34,6 +34,8 @@ class ModelRow:
         weights: how the weights are used now: ``"packed"``; ``"mapped"``: read from the file on every use;
             ``"packing"``: read from the file until they are packed, see ``PoolConfig.weights``. None before the model
             is loaded.
+        kv_dtype: type of the keys and values in the KV cache: ``"int16"``, ``"float32"`` or ``"int8"``; None for models
+            without one, and before the model is loaded.
         isolation: where the workers run: ``"thread"``, or ``"process"`` (each in its own process).
         processes: ids of the worker processes.
         workers: number of workers that serve the model.
@@ -52,7 +54,8 @@ class ModelRow:
         calls: number of accepted requests since the pool was created.
         errors: number of failed requests since the pool was created.
         idle_seconds: seconds since the last request.
-        facts: architecture, context_length, parameters and further facts; empty before the model is loaded.
+        facts: architecture, context_length, parameters and further facts; of language models also ``kv_token_bytes``,
+            the bytes of a token in the KV cache. Empty before the model is loaded.
     """
 
     key: str
@@ -60,6 +63,7 @@ class ModelRow:
     state: str
     compute: str | None
     weights: str | None
+    kv_dtype: str | None
     isolation: str
     processes: tuple[int, ...]
     workers: int
@@ -84,8 +88,8 @@ class ModelRow:
 class ModelTable(Sequence[ModelRow]):
     """Result of :func:`mpool.ps`: a sequence of rows, displayed as a table in a terminal and in a notebook."""
 
-    _HEAD = ("MODEL", "CAPABILITY", "STATE", "COMPUTE", "WEIGHTS", "CACHES", "WORKERS", "RUNNING", "QUEUED", "REQUESTS",
-             "IDLE")
+    _HEAD = ("MODEL", "CAPABILITY", "STATE", "COMPUTE", "KV", "WEIGHTS", "CACHES", "WORKERS", "RUNNING", "QUEUED",
+             "REQUESTS", "IDLE")
 
     def __init__(self, rows: Iterable[ModelRow]) -> None:
         self._rows = tuple(rows)
@@ -108,7 +112,7 @@ class ModelTable(Sequence[ModelRow]):
 
     def _cells(self) -> list[tuple[str, ...]]:
         last = [(",".join(map(str, row.nodes)) or "-",) if self._on_nodes() else () for row in self._rows]
-        return [(row.key, row.capability, _state(row), row.compute or "-", _weights(row),
+        return [(row.key, row.capability, _state(row), row.compute or "-", row.kv_dtype or "-", _weights(row),
                  megabytes(row.engine_bytes), _workers(row), str(row.running), str(row.queued),
                  str(row.calls) + (f" ({row.errors} failed)" if row.errors else ""), _idle(row), *more)
                 for row, more in zip(self._rows, last)]
@@ -156,6 +160,7 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = ()) -> M
     for entry in entries:
         facts = dict(entry.get("facts") or {})
         made: dict[str, Any] = {"facts": facts, "compute": facts.get("compute"), "weights": facts.get("weights"),
+                "kv_dtype": facts.get("kv_dtype"),
                 "nodes": tuple(sorted({worker["node"] for worker in entry["worker"]} - {-1})),
                 "isolation": "process" if entry["key"] in isolated else "thread",
                 "processes": tuple(worker["process"] for worker in entry["worker"] if worker["process"])}

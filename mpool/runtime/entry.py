@@ -39,12 +39,14 @@ class Entry:
         overrides: settings that replace those of the files (see :meth:`mpool.Pool.register`).
         isolation: where the model's workers run, ``"thread"`` or ``"process"``; None: the pool's setting.
         weights: how the model's weights are used, one of :data:`mpool.names.WEIGHTS`; None: the pool's setting.
+        kv_dtype: type of the keys and values in the KV cache, one of :data:`mpool.names.KV_DTYPES`; None: ``"auto"``.
         plans: cache of embedding options -> their plan; see tasks/vectors.py.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
                  overrides: Mapping[str, Any] | None = None, isolation: str | None = None,
                  weights: str | None = None) -> None:
+        self.kv_dtype: str | None = None
         self.pool, self.key, self.ref, self.isolation, self.weights = pool, key, ref, isolation, weights
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
@@ -269,30 +271,43 @@ class Entry:
         return self.weights or self.pool.config.weights
 
     @property
-    def loading(self) -> tuple[str | None, str | None]:
+    def loading(self) -> tuple[str | None, str | None, str | None]:
         """Arguments of :meth:`set_loading` that restore the present state of this entry."""
-        return self.isolation, self.weights
+        return self.isolation, self.weights, self.kv_dtype
 
-    def set_loading(self, isolation: str | None, weights: str | None) -> None:
-        """Set where the model's workers run and how its weights are used; None: unchanged.
+    def set_loading(self, isolation: str | None, weights: str | None, kv_dtype: str | None) -> None:
+        """Set where the model's workers run, how its weights are used and the type of its KV cache; None: unchanged.
 
         Loaded workers keep serving until the model is loaded again.
+
+        Raises:
+            InvalidArgument: the KV cache has a type, but the model has no KV cache.
         """
+        if kv_dtype not in (None, "auto") and self.describe().generation is None:
+            raise _refused(self.describe(), "kv_dtype", {"kv_dtype": kv_dtype}, "auto: the model has no KV cache")
         with self._lock:
-            before, was = (self.runs_in, self.uses_weights), self.loading
+            before, was = self._settings(), self.loading
             self.isolation, self.weights = isolation or self.isolation, weights or self.weights
+            self.kv_dtype = kv_dtype or self.kv_dtype
             for network in self._networks.values():
-                network.set_loading(isolation, weights)
-            if before == (self.runs_in, self.uses_weights):
+                network.set_loading(isolation, weights, None)
+            if before == self._settings():
                 return
             try:
-                for compute, key in list(self._core.items()):
-                    if compute == "auto" or key != self._core.get("auto"):
-                        self._add(compute, replace=True)
+                self._replace()
             except BaseException:
                 # loaded workers still run in this mode; a repeated call must not return early
-                self.isolation, self.weights = was
+                self.isolation, self.weights, self.kv_dtype = was
                 raise
+
+    def _settings(self) -> tuple[str, str, str]:
+        return self.runs_in, self.uses_weights, self.kv_dtype or "auto"
+
+    def _replace(self) -> None:
+        """Replace the entries of the core's registry by entries with the present settings."""
+        for compute, key in list(self._core.items()):
+            if compute == "auto" or key != self._core.get("auto"):
+                self._add(compute, replace=True)
 
     def _add(self, compute: str, replace: bool = False) -> str:
         from .. import _core
@@ -310,6 +325,8 @@ class Entry:
             spec.set(name, value)
         if self.uses_weights != "auto":
             spec.set("mpool.weights", self.uses_weights)
+        if self.kv_dtype not in (None, "auto"):
+            spec.set("mpool.kv_dtype", self.kv_dtype)
         for tensor in description.spec.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         if description.generation is not None:

@@ -28,17 +28,22 @@ typedef struct kv_case {
 
 static void kv_put(const kt_set *set, mp_dtype dtype, const float *k, const float *v, int k_dim, int v_dim, int slot,
                    void *k_block, void *v_block) {
-    (dtype == MP_I16 ? set->call.kv_store_i16 : set->call.kv_store)(k, v, k_dim, v_dim, slot, k_block, v_block);
+    (dtype == MP_F32 ? set->call.kv_store : dtype == MP_I16 ? set->call.kv_store_i16 : set->call.kv_store_i8)(
+        k, v, k_dim, v_dim, slot, k_block, v_block);
 }
 
 static void kv_block(const kt_set *set, const kv_case *c, const mp_attn_kv *a, int rows, int block,
                      mp_attn_partial *out) {
-    (c->dtype == MP_I16 ? set->call.attn_block_i16 : set->call.attn_block)(a, rows, block, out);
+    (c->dtype == MP_F32   ? set->call.attn_block
+     : c->dtype == MP_I16 ? set->call.attn_block_i16
+                          : set->call.attn_block_i8)(a, rows, block, out);
 }
 
 static void kv_attend(const kt_set *set, const kv_case *c, const mp_attn_kv *a, int rows, int block0, int block1,
                       mp_attn_partial *state) {
-    (c->dtype == MP_I16 ? set->call.attn_kv_i16 : set->call.attn_kv)(a, rows, block0, block1, state, c->scratch);
+    (c->dtype == MP_F32   ? set->call.attn_kv
+     : c->dtype == MP_I16 ? set->call.attn_kv_i16
+                          : set->call.attn_kv_i8)(a, rows, block0, block1, state, c->scratch);
 }
 
 /* Store `tokens` tokens with ref's kv_store, and make queries for the last `rows` of them. */
@@ -66,7 +71,7 @@ static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, in
     kt_random(random, c.q, rows * ldq);
     for (int64_t i = 0; i < rows * ldq; i++)
         c.q[i] *= size;
-    for (int i = 0; i < rows * group && dtype == MP_I16; i++)
+    for (int i = 0; i < rows * group && dtype != MP_F32; i++)
         ref->call.attn_query_i16(c.q + i / group * ldq + i % group * ldq_group, k_dim);
     c.scratch = kt_alloc(mp_attn_kv_scratch(v_dim));
     c.a = (mp_attn_kv){.q = c.q,
@@ -134,8 +139,8 @@ static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
     const int k_dim = dims[kt_pick(random, 0, 13)], other = dims[kt_pick(random, 0, 13)];
     const int v_dim = mp_kv_width(kt_pick(random, 0, 3) ? k_dim : other);
     const int window = kt_pick(random, 0, 2) ? 0 : kt_pick(random, 1, 200);
-    kv_case c =
-        kv_make(ref, random, tokens, rows, group, k_dim, v_dim, kt_pick(random, 0, 2) ? MP_I16 : MP_F32, window, size);
+    static const mp_dtype types[] = {MP_F32, MP_I16, MP_I16, MP_I8, MP_I8};
+    kv_case c = kv_make(ref, random, tokens, rows, group, k_dim, v_dim, types[kt_pick(random, 0, 4)], window, size);
     c.a.softcap = kt_pick(random, 0, 2) ? 0 : 1.5f;
     return c;
 }
@@ -183,8 +188,9 @@ MP_TEST(kernels_attention_kv_wide) {
     mp_test_random random = {22};
     kt_set ref = kt_ref();
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
-        for (int integers = 0; integers < 2; integers++) {
-            kv_case c = kv_make(&ref, &random, 140, 4, 16, 576, 512, integers ? MP_I16 : MP_F32, 0, 1.0f);
+        for (int type = 0; type < 3; type++) {
+            static const mp_dtype types[] = {MP_F32, MP_I16, MP_I8};
+            kv_case c = kv_make(&ref, &random, 140, 4, 16, 576, 512, types[type], 0, 1.0f);
             const mp_attn_kv *a = kv_of(&c);
             mp_attn_partial want = partial_make(64, 512), got = partial_make(64, 512);
             kv_attend(&ref, &c, a, 4, 0, c.blocks, &want);
@@ -275,8 +281,9 @@ MP_TEST(kernels_attention_kv_nan) {
     mp_test_random random = {25};
     kt_set ref = kt_ref();
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
-        for (int what = 0; what < 10; what++) {
-            const mp_dtype dtype = what < 2 ? MP_F32 : MP_I16;
+        for (int round = 0; round < 18; round++) {
+            const int what = round < 10 ? round : round - 8;
+            const mp_dtype dtype = what < 2 ? MP_F32 : round < 10 ? MP_I16 : MP_I8;
             const float bad = what % 2 ? NAN : INFINITY;
             kv_case c = kv_make(&ref, &random, 129, 1, 3, 64, 64, dtype, 0, 1.0f);
             const mp_attn_kv *a = kv_of(&c);
@@ -320,10 +327,26 @@ MP_TEST(kernels_attention_kv_nan) {
         }
 }
 
-/* Convert `count` int16s, `step` apart, to the numbers that they encode. */
-static void from_integers(const int16_t *n, int count, int64_t step, float scale, double *x) {
-    for (int i = 0; i < count; i++)
-        x[i] = (double)n[i * step] * (double)scale;
+/* The number that component d of a token encodes in a block of integers, at `index`. Sets *step to its least unit. */
+static double from_integer(const kv_case *c, const void *block, int dim, int d, int slot, int64_t index,
+                           double *step) {
+    const int8_t *bytes = block;
+    const bool wide = c->dtype == MP_I16;
+    const float *scales = (const float *)(const void *)(bytes + MP_KV_BLOCK * dim * (wide ? 2 : 1));
+    const int by = wide ? 1 : ((const int8_t *)(scales + MP_KV_BLOCK))[d / 32 * MP_KV_BLOCK + slot];
+    *step = (double)scales[slot] * by;
+    return *step * (wide ? ((const int16_t *)block)[index] : bytes[index]);
+}
+
+/* The greatest unit that component d of a row may have. I16: the row's maximum / `limit`. I8: the maximum of the group
+ * of 32 / 127, and at most one of `multipliers` steps of the row's unit more. */
+static double most_step(const kv_case *c, const float *x, int n, int d, int limit, int multipliers) {
+    double top = 0, of_group = 0;
+    for (int i = 0; i < n; i++) {
+        top = fmax(top, fabs((double)x[i]));
+        of_group = i / 32 == d / 32 ? fmax(of_group, fabs((double)x[i])) : of_group;
+    }
+    return c->dtype == MP_I16 ? top / limit : (of_group + top / multipliers) / 127;
 }
 
 /* Compare with attention over the stored values in double precision. The remaining error comes from fp32 rounding and
@@ -335,35 +358,31 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
         kv_case c = kv_any(&ref, &random, 1.5f);
         const mp_attn_kv *a = kv_of(&c);
         const int rows = kv_rows(&c), n = rows * a->group;
-        const bool integers = c.dtype == MP_I16;
+        const bool integers = c.dtype != MP_F32;
         double *keys = malloc(sizeof(double) * (size_t)(c.tokens * a->k_dim));
         double *values = malloc(sizeof(double) * (size_t)(c.tokens * a->v_dim));
         for (int t = 0; t < c.tokens; t++) {
             const int slot = t % MP_KV_BLOCK;
-            const int16_t *k = c.k[t / MP_KV_BLOCK], *x = c.v[t / MP_KV_BLOCK];
-            if (integers) {
-                for (int d = 0; d < a->k_dim; d++)
-                    from_integers(k + (d / 2 * MP_KV_BLOCK + slot) * 2 + d % 2, 1, 0,
-                                  ((const float *)(const void *)(k + a->k_dim * MP_KV_BLOCK))[slot],
-                                  keys + t * a->k_dim + d);
-                from_integers(x + slot / 2 * a->v_dim * 2 + slot % 2, a->v_dim, 2,
-                              ((const float *)(const void *)(x + a->v_dim * MP_KV_BLOCK))[slot], values + t * a->v_dim);
+            const void *k_block = c.k[t / MP_KV_BLOCK], *v_block = c.v[t / MP_KV_BLOCK];
+            const float *k = c.keys + t * a->k_dim, *v = c.values + t * a->v_dim;
+            for (int d = 0; d < a->k_dim; d++) {
+                double step, *to = keys + t * a->k_dim + d;
+                *to = k[d];
+                if (!integers)
+                    continue;
+                *to = from_integer(&c, k_block, a->k_dim, d, slot, (d / 2 * MP_KV_BLOCK + slot) * 2 + d % 2, &step);
+                MP_CHECK_NEAR(*to, k[d], 0.501 * step);
+                MP_CHECK(step <= 1.0001 * most_step(&c, k, a->k_dim, d, 4095, 32));
             }
-            float top[2] = {0};
-            for (int d = 0; d < a->k_dim; d++)
-                top[0] = fmaxf(top[0], fabsf(c.keys[t * a->k_dim + d]));
-            for (int d = 0; d < a->v_dim; d++)
-                top[1] = fmaxf(top[1], fabsf(c.values[t * a->v_dim + d]));
-            for (int d = 0; d < a->k_dim; d++)
-                if (integers)
-                    MP_CHECK_NEAR(keys[t * a->k_dim + d], c.keys[t * a->k_dim + d], (double)top[0] * 0.501 / 4095);
-                else
-                    keys[t * a->k_dim + d] = c.keys[t * a->k_dim + d];
-            for (int d = 0; d < a->v_dim; d++)
-                if (integers)
-                    MP_CHECK_NEAR(values[t * a->v_dim + d], c.values[t * a->v_dim + d], (double)top[1] * 0.501 / 2047);
-                else
-                    values[t * a->v_dim + d] = c.values[t * a->v_dim + d];
+            for (int d = 0; d < a->v_dim; d++) {
+                double step, *to = values + t * a->v_dim + d;
+                *to = v[d];
+                if (!integers)
+                    continue;
+                *to = from_integer(&c, v_block, a->v_dim, d, slot, (slot / 2 * a->v_dim + d) * 2 + slot % 2, &step);
+                MP_CHECK_NEAR(*to, v[d], 0.501 * step);
+                MP_CHECK(step <= 1.0001 * most_step(&c, v, a->v_dim, d, 2047, 16));
+            }
         }
         mp_attn_partial got = partial_make(n, a->v_dim);
         kv_attend(&ref, &c, a, rows, 0, c.blocks, &got);
@@ -373,10 +392,8 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
             double sum = 0.0, out[256] = {0}, query[256], best = -INFINITY, score[300];
             float scale;
             memcpy(&scale, (const int16_t *)(const void *)q + a->k_dim, sizeof scale);
-            if (integers)
-                from_integers((const int16_t *)(const void *)q, a->k_dim, 1, scale, query);
-            for (int d = 0; d < a->k_dim && !integers; d++)
-                query[d] = q[d];
+            for (int d = 0; d < a->k_dim; d++)
+                query[d] = integers ? (double)((const int16_t *)(const void *)q)[d] * (double)scale : (double)q[d];
             int seen = 0;
             for (int t = 0; t < c.tokens; t++) {
                 score[t] = -INFINITY;
@@ -417,7 +434,8 @@ MP_TEST(kernels_attention_kv_store_integers) {
     enum { DIM = 48 };
     mp_test_random random = {27};
     kt_set ref = kt_ref();
-    const size_t bytes = mp_kv_bytes(MP_I16, DIM);
+    const mp_dtype types[] = {MP_I16, MP_I8};
+    const size_t bytes = mp_kv_bytes(MP_I16, DIM); /* more than an I8 block */
     void *want[2] = {kt_alloc(bytes), kt_alloc(bytes)}, *got[2] = {kt_alloc(bytes), kt_alloc(bytes)};
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store_i16);) {
         for (int i = 0; i < 2; i++) {
@@ -431,11 +449,13 @@ MP_TEST(kernels_attention_kv_store_integers) {
             kt_extreme(&random, (enum kt_extreme)(round / KT_EXTREMES % KT_EXTREMES), x, DIM);
             memcpy(q[0], k, sizeof k);
             memcpy(q[1], k, sizeof k);
-            ref.call.kv_store_i16(k, x, DIM, DIM, slot, want[0], want[1]);
-            v.call.kv_store_i16(k, x, DIM, DIM, slot, got[0], got[1]);
-            for (int i = 0; i < 2; i++)
-                kt_same_bytes(&v, want[i], got[i], bytes, "kv_store_i16 %s round %d",
-                              kt_extreme_names[round % KT_EXTREMES], round);
+            for (int type = 0; type < 2; type++) {
+                kv_put(&ref, types[type], k, x, DIM, DIM, slot, want[0], want[1]);
+                kv_put(&v, types[type], k, x, DIM, DIM, slot, got[0], got[1]);
+                for (int i = 0; i < 2; i++)
+                    kt_same_bytes(&v, want[i], got[i], bytes, "kv_store of %s, %s round %d",
+                                  mp_dtype_get(types[type])->name, kt_extreme_names[round % KT_EXTREMES], round);
+            }
             ref.call.attn_query_i16(q[0], DIM);
             v.call.attn_query_i16(q[1], DIM);
             kt_same_bytes(&v, q[0], q[1], DIM * sizeof(int16_t) + sizeof(float), "attn_query_i16 round %d", round);
@@ -452,16 +472,17 @@ MP_TEST(kernels_attention_kv_largest) {
     mp_test_random random = {29};
     kt_set ref = kt_ref();
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16);)
-        for (int sign = -1; sign <= 1; sign += 2) {
-            kv_case c = kv_make(&ref, &random, 128, 1, 2, 256, 64, MP_I16, 0, 1.0f);
+        for (int i = 0; i < 4; i++) {
+            const int sign = i % 2 ? 1 : -1;
+            kv_case c = kv_make(&ref, &random, 128, 1, 2, 256, 64, i < 2 ? MP_I16 : MP_I8, 0, 1.0f);
             const mp_attn_kv *a = kv_of(&c);
             for (int t = 0; t < 128; t++) {
                 for (int d = 0; d < 256; d++)
                     c.keys[t * 256 + d] = 0.03f;
                 for (int d = 0; d < 64; d++)
                     c.values[t * 64 + d] = (float)sign;
-                v.call.kv_store_i16(c.keys + t * 256, c.values + t * 64, 256, 64, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
-                                    c.v[t / MP_KV_BLOCK]);
+                kv_put(&v, c.dtype, c.keys + t * 256, c.values + t * 64, 256, 64, t % MP_KV_BLOCK,
+                       c.k[t / MP_KV_BLOCK], c.v[t / MP_KV_BLOCK]);
             }
             for (int i = 0; i < 2; i++) {
                 float *q = c.q + i * a->ldq_group;
@@ -491,7 +512,7 @@ MP_TEST(kernels_attention_kv_huge_scores) {
             static const float sizes[] = {1e2f, 2e3f, 2e4f, 1e6f, 1e10f, 1e15f, 1e20f};
             const float size = sizes[round % 7];
             const int tokens = round % 2 ? 40 : 130;
-            kv_case c = kv_make(&ref, &random, tokens, 3, 2, 128, 16, MP_I16, 0, size);
+            kv_case c = kv_make(&ref, &random, tokens, 3, 2, 128, 16, round / 7 % 2 ? MP_I8 : MP_I16, 0, size);
             const mp_attn_kv *a = kv_of(&c);
             mp_attn_partial got = partial_make(6, 16);
             kv_attend(&v, &c, a, 3, 0, c.blocks, &got);
@@ -507,7 +528,7 @@ MP_TEST(kernels_attention_kv_huge_scores) {
                         low = fminf(low, c.values[t * 16 + d]);
                         high = fmaxf(high, c.values[t * 16 + d]);
                     }
-                    const float mean = got.o[i * 16 + d] / got.l[i], off = 2e-3f * fmaxf(fabsf(low), fabsf(high));
+                    const float mean = got.o[i * 16 + d] / got.l[i], off = 1e-2f * fmaxf(fabsf(low), fabsf(high));
                     MP_CHECK(mean >= low - off && mean <= high + off);
                 }
             }

@@ -27,8 +27,9 @@ static const char *variant_of(const expected *row, int slot) {
                                    MP_SLOT_gemm_table32, MP_SLOT_gemm_table16, MP_SLOT_gemm_table16_mins,
                                    MP_SLOT_stored_q4_0,  MP_SLOT_stored_q8_0,  MP_SLOT_stored_q4_k,
                                    MP_SLOT_stored_q5_k,  MP_SLOT_stored_q6_k,  MP_SLOT_stored_mxfp4};
-    static const int i16[] = {MP_SLOT_kv_store_i16, MP_SLOT_attn_query_i16, MP_SLOT_attn_block_i16,
-                              MP_SLOT_attn_kv_i16};
+    static const int i16[] = {MP_SLOT_kv_store_i16,   MP_SLOT_kv_store_i8,   MP_SLOT_attn_query_i16,
+                              MP_SLOT_attn_block_i16, MP_SLOT_attn_block_i8, MP_SLOT_attn_kv_i16,
+                              MP_SLOT_attn_kv_i8};
     if (slot == MP_SLOT_attn_full_bf16 || slot == MP_SLOT_gemm_bf16_acts)
         return row->tiles;
     if (slot == MP_SLOT_gemm_i8)

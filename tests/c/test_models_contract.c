@@ -176,6 +176,54 @@ static void check_kind(const tiny_kind *kind) {
         check_contract_of(kind, floats, 1, MP_COMPUTE_F32, 2);
 }
 
+/* Keys and values in bytes: plain heads, windows and sinks, softcaps, and latents (nine groups in a key). */
+static void keep_bytes(tiny_file *file) {
+    mp_error error;
+    mp_value bytes = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 4, .as.string = "int8"};
+    MP_CHECK_OK(mp_spec_set(file->spec, "mpool.kv_dtype", &bytes, &error), &error);
+}
+
+static void keep_unknown(tiny_file *file) {
+    mp_error error;
+    mp_value other = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 4, .as.string = "int4"};
+    MP_CHECK_OK(mp_spec_set(file->spec, "mpool.kv_dtype", &other, &error), &error);
+}
+
+MP_TEST(models_bytes_unknown_type) {
+    static const mp_dtype floats[] = {MP_F32};
+    const tiny_kind plain = {.arch = "llama"}, unknown = {.arch = "llama", .more = keep_unknown};
+    mp_error error;
+    mp_loader loader;
+    mp_model *model = NULL;
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&plain, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    mp_spec *spec = tiny_decoder_spec_as(&unknown, floats, 1, 43, -1);
+    MP_CHECK_OK(mp_model_loader(spec, MP_COMPUTE_F32, &loader, &error), &error);
+    MP_CHECK_STATUS(loader.ops->load(loader.self, &tiny.lease, &tiny.budget, NULL, &model, &error),
+                    MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STR(error.message, "`mpool.kv_dtype` must be auto or int8, got int4");
+    loader.ops->destroy(loader.self);
+    mp_spec_unpin(spec);
+    tiny_unload(&tiny);
+}
+
+MP_TEST_SECONDS(models_contract_bytes, 300) {
+    check_kind(&(tiny_kind){.arch = "qwen3", .head_norms = true, .more = keep_bytes});
+}
+
+MP_TEST_SECONDS(models_contract_bytes_windows, 300) {
+    check_kind(&(tiny_kind){.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true, .more = keep_bytes});
+}
+
+MP_TEST_SECONDS(models_contract_bytes_scaled, 300) {
+    check_kind(&(tiny_kind){.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true,
+                            .more = keep_bytes});
+}
+
+MP_TEST_SECONDS(models_contract_bytes_latents, 300) {
+    check_kind(&(tiny_kind){.arch = "deepseek2", .experts = 6, .latents = true, .more = keep_bytes});
+}
+
 MP_TEST_SECONDS(models_contract_head_norms, 300) {
     check_kind(&(tiny_kind){.arch = "qwen3", .head_norms = true});
 }
@@ -213,6 +261,50 @@ static void halve_outputs(tiny_file *file) {
             x *= 0.5f;
             memcpy(at, &x, sizeof x);
         }
+    }
+}
+
+/* Keys and values in bytes change the logits of a prompt by 0.5 to 4 %, and take a quarter of fp32's memory and scales.
+ */
+MP_TEST_SECONDS(models_bytes_are_close, 60) {
+    enum { PROMPT = 100 };
+    static const mp_dtype floats[] = {MP_F32};
+    static float logits[2][PROMPT * TINY_VOCAB];
+    const tiny_kind kinds[] = {{.arch = "qwen3", .head_norms = true},
+                               {.arch = "gpt_oss", .window = 9, .experts = 5, .biased = true},
+                               {.arch = "deepseek2", .experts = 6, .latents = true}};
+    int32_t prompt[PROMPT];
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = i * 37 % TINY_VOCAB;
+    const mp_text_args args = {.n_prompt = PROMPT, .prompt = prompt, .n_choices = 1, .want_prompt_logits = true,
+                               .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1}};
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        int64_t bytes[2];
+        double far = 0, size = 0;
+        for (int i = 0; i < 2; i++) {
+            tiny_kind kind = kinds[k];
+            tiny_model tiny;
+            tiny_job job;
+            mp_model_facts facts;
+            kind.more = i ? keep_bytes : NULL;
+            tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 42, -1), MP_COMPUTE_F32, 2);
+            tiny_job_make(&tiny, &job, &args, 0);
+            tiny_job_admit(&tiny, &job);
+            tiny_job_finish(&tiny, &job);
+            memcpy(logits[i], job.call->prompt_logits, sizeof logits[i]);
+            mp_model_get_facts(tiny.model, &facts);
+            bytes[i] = facts.kv_token_bytes;
+            MP_CHECK_STR(facts.kv_dtype, i ? "int8" : "float32");
+            mp_request_destroy(&job.call->base);
+            tiny_unload(&tiny);
+        }
+        for (int i = 0; i < PROMPT * TINY_VOCAB; i++) {
+            far += pow((double)logits[0][i] - (double)logits[1][i], 2);
+            size += pow((double)logits[0][i], 2);
+        }
+        MP_CHECK(far > 0 && sqrt(far / size) < 0.05);
+        /* 32 floats become 32 bytes, a scale and one multiplier */
+        MP_CHECK(bytes[1] * 4 * 32 == bytes[0] * (32 + 4 + 1) || kinds[k].latents);
     }
 }
 

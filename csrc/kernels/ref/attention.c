@@ -175,7 +175,24 @@ static void ref_attn_query_i16(float *q, int k_dim) {
     memcpy(to + k_dim, &scale, sizeof scale);
 }
 
-static float *scales(void *block, int dim) { return (float *)((int16_t *)block + MP_KV_BLOCK * dim); }
+/* width: bytes of an integer, 2 in I16 blocks and 1 in I8 blocks */
+static float *scales(void *block, int dim, int width) {
+    return (float *)(void *)((int8_t *)block + MP_KV_BLOCK * dim * width);
+}
+
+/* The multiplier of component d of a token in an I8 block. */
+static int8_t *factor_of(void *block, int dim, int d, int slot) {
+    return (int8_t *)(scales(block, dim, 1) + MP_KV_BLOCK) + d / MP_I8_GROUP * MP_KV_BLOCK + slot;
+}
+
+static int64_t key_index(int d, int slot) { return (d / 2 * MP_KV_BLOCK + slot) * 2 + d % 2; }
+static int64_t value_index(int dim, int d, int slot) { return (slot / 2 * dim + d) * 2 + slot % 2; }
+
+/* The integer at `index`, which is component d of a token. */
+static int32_t integer_at(void *block, int dim, int width, int64_t index, int d, int slot) {
+    return width == 2 ? ((const int16_t *)block)[index]
+                      : ((const int8_t *)block)[index] * *factor_of(block, dim, d, slot);
+}
 
 static void ref_kv_store_i16(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
                              void *v_block) {
@@ -183,12 +200,47 @@ static void ref_kv_store_i16(const float *k, const float *v, int k_dim, int v_di
     enum { MAX_DIM = 4096 };
     int16_t part[MAX_DIM];
     assert(k_dim <= MAX_DIM && v_dim <= MAX_DIM);
-    scales(k_block, k_dim)[slot] = to_integers(k, k_dim, MP_I16_KEY, part);
+    scales(k_block, k_dim, 2)[slot] = to_integers(k, k_dim, MP_I16_KEY, part);
     for (int d = 0; d < k_dim; d++)
-        ((int16_t *)k_block)[(d / 2 * MP_KV_BLOCK + slot) * 2 + d % 2] = part[d];
-    scales(v_block, v_dim)[slot] = to_integers(v, v_dim, MP_I16_VALUE, part);
+        ((int16_t *)k_block)[key_index(d, slot)] = part[d];
+    scales(v_block, v_dim, 2)[slot] = to_integers(v, v_dim, MP_I16_VALUE, part);
     for (int d = 0; d < v_dim; d++)
-        ((int16_t *)v_block)[(slot / 2 * v_dim + d) * 2 + slot % 2] = part[d];
+        ((int16_t *)v_block)[value_index(v_dim, d, slot)] = part[d];
+}
+
+/* Convert a row of n floats to bytes `to` and store its scale and multipliers in slot `slot` of `block`. */
+static void to_bytes(const float *x, int n, int most, int slot, void *block, int8_t *to) {
+    uint32_t top = 0;
+    for (int i = 0; i < n; i++)
+        top = mp_ref_bits(fabsf(x[i])) > top ? mp_ref_bits(fabsf(x[i])) : top;
+    const float max = mp_ref_float(top), limit = (float)(MP_I8_MOST * most);
+    const bool finite = max < INFINITY, nothing = !finite || max < MP_I16_LEAST;
+    const float factor = nothing ? 0.0f : limit / max;
+    scales(block, n, 1)[slot] = !finite ? NAN : nothing ? 0.0f : max / limit;
+    for (int d = 0; d < n; d += MP_I8_GROUP) {
+        const int end = n - d < MP_I8_GROUP ? n : d + MP_I8_GROUP;
+        float greatest = 0.0f;
+        for (int i = d; i < end; i++)
+            greatest = fabsf(x[i]) > greatest ? fabsf(x[i]) : greatest;
+        const int by = mp_i8_factor(greatest, factor, most);
+        *factor_of(block, n, d, slot) = (int8_t)by;
+        for (int i = d; i < end; i++)
+            to[i] = nothing ? 0 : (int8_t)(fmaf(x[i], factor / (float)by, MP_ROUND_MAGIC) - MP_ROUND_MAGIC);
+    }
+}
+
+static void ref_kv_store_i8(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
+                            void *v_block) {
+    assert(0 <= slot && slot < MP_KV_BLOCK);
+    enum { MAX_DIM = 4096 };
+    int8_t part[MAX_DIM];
+    assert(k_dim <= MAX_DIM && v_dim <= MAX_DIM);
+    to_bytes(k, k_dim, MP_I8_KEY, slot, k_block, part);
+    for (int d = 0; d < k_dim; d++)
+        ((int8_t *)k_block)[key_index(d, slot)] = part[d];
+    to_bytes(v, v_dim, MP_I8_VALUE, slot, v_block, part);
+    for (int d = 0; d < v_dim; d++)
+        ((int8_t *)v_block)[value_index(v_dim, d, slot)] = part[d];
 }
 
 static float exp2_weight(float y) {
@@ -201,10 +253,10 @@ static float exp2_weight(float y) {
     return isnan(y) ? y : mp_ref_float(mp_ref_bits(p) + (mp_ref_bits(t) << 23));
 }
 
-static void ref_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {
+static void integer_block(const mp_attn_kv *a, int width, int rows, int block, mp_attn_partial *out) {
     assert(rows * a->group <= MP_ATTN_ROWS);
-    const int16_t *k = a->k_blocks[block], *v = a->v_blocks[block];
-    const float *sk = scales(a->k_blocks[block], a->k_dim), *sv = scales(a->v_blocks[block], a->v_dim);
+    void *k = a->k_blocks[block], *v = a->v_blocks[block];
+    const float *sk = scales(k, a->k_dim, width), *sv = scales(v, a->v_dim, width);
     for (int i = 0; i < rows * a->group; i++) {
         const int16_t *q =
             (const int16_t *)(const void *)(a->q + (i / a->group) * a->ldq + (i % a->group) * a->ldq_group);
@@ -217,7 +269,7 @@ static void ref_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn
             for (int d = 0; d < a->k_dim; d += MP_I16_DEPTH) {
                 int32_t dot = 0;
                 for (int e = d; e < a->k_dim && e < d + MP_I16_DEPTH; e++)
-                    dot += q[e] * k[(e / 2 * MP_KV_BLOCK + t) * 2 + e % 2];
+                    dot += q[e] * integer_at(k, a->k_dim, width, key_index(e, t), e, t);
                 x[t] = d == 0 ? (float)dot : x[t] + (float)dot;
             }
             x[t] *= sk[t];
@@ -246,21 +298,39 @@ static void ref_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn
         for (int d = 0; d < a->v_dim; d++) {
             int32_t dot = 0;
             for (int t = from; t < to; t++)
-                dot += n[t] * v[(t / 2 * a->v_dim + d) * 2 + t % 2];
+                dot += n[t] * integer_at(v, a->v_dim, width, value_index(a->v_dim, d, t), d, t);
             out->o[(int64_t)i * a->v_dim + d] = (float)dot * by;
         }
     }
 }
 
-static void ref_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state,
-                            void *scratch) {
+static void integer_kv(const mp_attn_kv *a, int width, int rows, int block0, int block1, mp_attn_partial *state,
+                       void *scratch) {
     mp_attn_kv_layout at = mp_attn_kv_plan(a->v_dim);
     uint8_t *base = scratch;
     mp_attn_partial part = {(float *)(base + at.m), (float *)(base + at.l), (float *)base};
     for (int block = block0; block < block1; block++) {
-        ref_attn_block_i16(a, rows, block, &part);
+        integer_block(a, width, rows, block, &part);
         ref_attn_merge(rows * a->group, a->v_dim, &part, state);
     }
+}
+
+static void ref_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {
+    integer_block(a, 2, rows, block, out);
+}
+
+static void ref_attn_block_i8(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {
+    integer_block(a, 1, rows, block, out);
+}
+
+static void ref_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state,
+                            void *scratch) {
+    integer_kv(a, 2, rows, block0, block1, state, scratch);
+}
+
+static void ref_attn_kv_i8(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state,
+                           void *scratch) {
+    integer_kv(a, 1, rows, block0, block1, state, scratch);
 }
 
 void mp_ref_attention(mp_kernel_table *table) {
@@ -274,4 +344,7 @@ void mp_ref_attention(mp_kernel_table *table) {
     MP_SET(table, attn_query_i16, ref_attn_query_i16, "ref");
     MP_SET(table, attn_block_i16, ref_attn_block_i16, "ref");
     MP_SET(table, attn_kv_i16, ref_attn_kv_i16, "ref");
+    MP_SET(table, kv_store_i8, ref_kv_store_i8, "ref");
+    MP_SET(table, attn_block_i8, ref_attn_block_i8, "ref");
+    MP_SET(table, attn_kv_i8, ref_attn_kv_i8, "ref");
 }

@@ -1,13 +1,17 @@
-/* attention_i16_tmpl.h: attention over a cache of I16 blocks. Template: include after a vec_*.h. kernels.h defines the
- * results.
+/* attention_i16_tmpl.h: attention over a cache of I16 or I8 blocks. Template: include after a vec_*.h. kernels.h
+ * defines the results.
  *
  * As in attention_tmpl.h, both halves are "rows of numbers times rows of vectors", here with pairs of 16-bit integers:
  *
  *     sum[r][lanes] = over pairs k of a[r][k][0] * b[k][lanes][0] + a[r][k][1] * b[k][lanes][1]
  *
  * Scores: pairs of components, lanes = keys. Output: pairs of tokens, lanes = components. The sums are exact, so their
- * order is free and one function (i16_products) computes both. Only the softmax between them (i16_softmax) must sum in
- * a fixed order. */
+ * order is free and one function (i16_step) computes both. Only the softmax between them (i16_softmax) must sum in a
+ * fixed order.
+ *
+ * I8 blocks differ in one place: i16_step widens their bytes to 16 bits and multiplies them by the multipliers of their
+ * groups. A row of keys has its pairs of a group one after the other, so the multipliers of 16 keys stay in a register
+ * for 16 pairs. A row of values has the same multiplier in all lanes of two vectors. */
 #ifndef MP_KERNELS_SIMD_ATTENTION_I16_TMPL_H
 #define MP_KERNELS_SIMD_ATTENTION_I16_TMPL_H
 
@@ -24,43 +28,65 @@
 
 enum { I16_ROWS = 6 }; /* rows of a tile */
 
+typedef enum i16_kind { I16_WORDS, I16_KEY_BYTES, I16_VALUE_BYTES } i16_kind; /* I16; keys and values of I8 */
+
 typedef struct i16_source {
-    const int16_t *data;
-    int64_t ld;          /* pairs between rows */
-    const int16_t *next; /* the same rows of the following block, to prefetch; or NULL */
+    const int8_t *data;
+    int64_t ld;           /* pairs between rows */
+    const int8_t *next;   /* the same rows of the following block, to prefetch; or NULL */
+    const int8_t *factor; /* I8: the multipliers */
 } i16_source;
 
 /* Compute columns of vecs [v, vecs) in steps of V vecs, while V vecs remain. Returns the first vec not computed. */
-static VEC_INLINE int i16_step(const int R, const int V, const int16_t *const *a, const i16_source *b, int from, int to,
-                               int v, int vecs, bool add, float *out, int64_t ld) {
+static VEC_INLINE int i16_step(const i16_kind kind, const int R, const int V, const int16_t *const *a,
+                               const i16_source *b, int from, int to, int v, int vecs, bool add, float *out,
+                               int64_t ld) {
+    enum { GROUP_PAIRS = MP_I8_GROUP / 2, GROUP_VECS = MP_I8_GROUP / VEC_N };
+    const int pair = kind == I16_WORDS ? 4 : 2, vec_bytes = pair * VEC_N; /* bytes */
     for (; v + V <= vecs; v += V) {
-        const int16_t *at = b->data + 2 * (from * b->ld + v * VEC_N);
-        const int16_t *next = b->next ? b->next + 2 * (from * b->ld + v * VEC_N) : NULL;
+        const int8_t *at = b->data + pair * (from * b->ld + v * VEC_N);
+        const int8_t *next = b->next ? b->next + pair * (from * b->ld + v * VEC_N) : NULL;
         const int16_t *row[I16_ROWS];
-        veci sum[I16_ROWS * 4];
+        veci sum[I16_ROWS * 4], factor[4];
         VEC_UNROLL
         for (int r = 0; r < R; r++)
             row[r] = a[r];
         VEC_UNROLL
         for (int i = 0; i < R * V; i++)
             sum[i] = veci_zero();
-        for (int k = from; k < to; k++, at += 2 * b->ld) {
-            veci x[4];
-            VEC_UNROLL
-            for (int i = 0; i < V; i++)
-                x[i] = veci_load(at + 2 * i * VEC_N);
-            if (next) {
+        for (int k = from, end; k < to;) {
+            end = to;
+            if (kind == I16_KEY_BYTES) {
+                const int group = k / GROUP_PAIRS;
+                end = to < (group + 1) * GROUP_PAIRS ? to : (group + 1) * GROUP_PAIRS;
                 VEC_UNROLL
                 for (int i = 0; i < V; i++)
-                    vec_prefetch(next + 2 * i * VEC_N);
-                next += 2 * b->ld;
+                    factor[i] = veci_twice_8(b->factor + group * MP_KV_BLOCK + (v + i) * VEC_N);
             }
-            VEC_UNROLL
-            for (int r = 0; r < R; r++) {
-                const veci y = veci_spread(row[r] + 2 * k);
+            for (; k < end; k++, at += pair * b->ld) {
+                veci x[4];
+                VEC_UNROLL
+                for (int i = 0; kind == I16_VALUE_BYTES && i < V; i++)
+                    factor[i] = i % GROUP_VECS
+                                    ? factor[i - 1] /* with V > 1, v is a multiple of GROUP_VECS */
+                                    : veci_spread_8(b->factor + (v + i) / GROUP_VECS * MP_KV_BLOCK + 2 * k);
                 VEC_UNROLL
                 for (int i = 0; i < V; i++)
-                    sum[r * V + i] = veci_dot(sum[r * V + i], x[i], y);
+                    x[i] = kind == I16_WORDS ? veci_load((const int16_t *)(const void *)(at + i * vec_bytes))
+                                             : veci_times_16(veci_load_8(at + i * vec_bytes), factor[i]);
+                if (next) {
+                    VEC_UNROLL
+                    for (int i = 0; i < V; i += 64 / vec_bytes) /* once per cache line */
+                        vec_prefetch(next + i * vec_bytes);
+                    next += pair * b->ld;
+                }
+                VEC_UNROLL
+                for (int r = 0; r < R; r++) {
+                    const veci y = veci_spread(row[r] + 2 * k);
+                    VEC_UNROLL
+                    for (int i = 0; i < V; i++)
+                        sum[r * V + i] = veci_dot(sum[r * V + i], x[i], y);
+                }
             }
         }
         VEC_UNROLL
@@ -73,22 +99,25 @@ static VEC_INLINE int i16_step(const int R, const int V, const int16_t *const *a
     return v;
 }
 
-static VEC_INLINE void i16_tile(const int R, const int16_t *const *a, const i16_source *b, int from, int to, int v,
-                                int vecs, bool add, float *out, int64_t ld) {
+static VEC_INLINE void i16_tile(const i16_kind kind, const int R, const int16_t *const *a, const i16_source *b,
+                                int from, int to, int v, int vecs, bool add, float *out, int64_t ld) {
     if (R * 4 <= VEC_ACCUMULATORS)
-        v = i16_step(R, 4, a, b, from, to, v, vecs, add, out, ld);
+        v = i16_step(kind, R, 4, a, b, from, to, v, vecs, add, out, ld);
     if (R * 2 <= VEC_ACCUMULATORS)
-        v = i16_step(R, 2, a, b, from, to, v, vecs, add, out, ld);
-    i16_step(R, 1, a, b, from, to, v, vecs, add, out, ld);
+        v = i16_step(kind, R, 2, a, b, from, to, v, vecs, add, out, ld);
+    i16_step(kind, R, 1, a, b, from, to, v, vecs, add, out, ld);
 }
 
 /* Set out[r * ld + c] to the sum over pairs [from, to), as a float, for the columns c of vecs [v, vecs). If `add`, add
  * the sum to out instead. */
-static MP_NOINLINE void i16_products(int rows, const int16_t *const *a, const i16_source *b, int from, int to, int v,
-                                     int vecs, bool add, float *out, int64_t ld) {
-#define I16_RUN(R)                                          \
-    case R:                                                 \
-        i16_tile(R, a, b, from, to, v, vecs, add, out, ld); \
+typedef void i16_products(int rows, const int16_t *const *a, const i16_source *b, int from, int to, int v, int vecs,
+                          bool add, float *out, int64_t ld);
+
+static VEC_INLINE void i16_tiles(const i16_kind kind, int rows, const int16_t *const *a, const i16_source *b, int from,
+                                 int to, int v, int vecs, bool add, float *out, int64_t ld) {
+#define I16_RUN(R)                                                \
+    case R:                                                       \
+        i16_tile(kind, R, a, b, from, to, v, vecs, add, out, ld); \
         break;
     switch (rows) {
         I16_RUN(1)
@@ -103,6 +132,16 @@ static MP_NOINLINE void i16_products(int rows, const int16_t *const *a, const i1
 #undef I16_RUN
 }
 
+#define I16_PRODUCTS(name, kind)                                                                                  \
+    static MP_NOINLINE void name(int rows, const int16_t *const *a, const i16_source *b, int from, int to, int v, \
+                                 int vecs, bool add, float *out, int64_t ld) {                                    \
+        i16_tiles(kind, rows, a, b, from, to, v, vecs, add, out, ld);                                             \
+    }
+I16_PRODUCTS(i16_word_products, I16_WORDS)
+I16_PRODUCTS(i16_key_products, I16_KEY_BYTES)
+I16_PRODUCTS(i16_value_products, I16_VALUE_BYTES)
+#undef I16_PRODUCTS
+
 /* Rows of the next tile when `rows` remain: as few tiles as possible, of nearly equal height. */
 static VEC_INLINE int i16_tile_rows(int rows) {
     const int tiles = (rows + I16_ROWS - 1) / I16_ROWS;
@@ -111,15 +150,20 @@ static VEC_INLINE int i16_tile_rows(int rows) {
 
 /* ---- storing ---- */
 
-/* Returns the factor that converts a row to integers (0: the integers are 0), and sets the row's *scale. */
-static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale) {
+/* Returns the greatest magnitude of a row; NaN if there is any. */
+static VEC_INLINE float i16_greatest(const float *x, int n) {
     vec top = vec_zero();
     int i = 0;
     for (; i + VEC_N <= n; i += VEC_N)
         top = vec_max_bits(vec_abs(vec_load(x + i)), top);
     if (i < n)
         top = vec_max_bits(vec_abs(vec_load_n(x + i, n - i)), top);
-    const float max = vec_top_bits(top);
+    return vec_top_bits(top);
+}
+
+/* Returns the factor that converts a row to integers (0: the integers are 0), and sets the row's *scale. */
+static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale) {
+    const float max = i16_greatest(x, n);
     *scale = max < INFINITY ? max < MP_I16_LEAST ? 0.0f : max / (float)most : NAN;
     return max < INFINITY && max >= MP_I16_LEAST ? (float)most / max : 0.0f;
 }
@@ -146,12 +190,18 @@ static void attn_attn_query_i16(float *q, int k_dim) {
     memcpy(to + k_dim, &scale, sizeof scale);
 }
 
-static VEC_INLINE float *i16_scales(void *block, int dim) { return (float *)((int16_t *)block + MP_KV_BLOCK * dim); }
+static VEC_INLINE float *i16_scales(void *block, int dim, int width) { /* width: bytes of an integer */
+    return (float *)(void *)((int8_t *)block + MP_KV_BLOCK * dim * width);
+}
+
+static VEC_INLINE int8_t *i8_factors(void *block, int dim) {
+    return (int8_t *)block + MP_KV_BLOCK * (dim + (int)sizeof(float));
+}
 
 static void attn_kv_store_i16(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
                               void *v_block) {
     assert(0 <= slot && slot < MP_KV_BLOCK && k_dim % 2 == 0 && v_dim % VEC_N == 0);
-    float factor = i16_factor(k, k_dim, MP_I16_KEY, i16_scales(k_block, k_dim) + slot);
+    float factor = i16_factor(k, k_dim, MP_I16_KEY, i16_scales(k_block, k_dim, 2) + slot);
     int16_t *column = (int16_t *)k_block + 2 * slot;
     int16_t part[VEC_N];
     int d = 0;
@@ -165,10 +215,36 @@ static void attn_kv_store_i16(const float *k, const float *v, int k_dim, int v_d
         vec_store_low16(part, i16_round(vec_load_n(k + d, k_dim - d), factor));
     for (int i = 0; i < (k_dim - d) / 2; i++)
         memcpy(column + 2 * i * MP_KV_BLOCK, part + 2 * i, 2 * sizeof *part);
-    factor = i16_factor(v, v_dim, MP_I16_VALUE, i16_scales(v_block, v_dim) + slot);
+    factor = i16_factor(v, v_dim, MP_I16_VALUE, i16_scales(v_block, v_dim, 2) + slot);
     int16_t *row = (int16_t *)v_block + slot / 2 * 2 * v_dim + slot % 2;
     for (d = 0; d < v_dim; d += VEC_N)
         vec_store_low16_strided(row + 2 * d, i16_round(vec_load(v + d), factor));
+}
+
+/* Store a row of n floats in a slot of an I8 block: pairs of bytes `pair_step` apart, the bytes of a pair `byte_step`
+ * apart. `to` is the first byte. */
+static VEC_INLINE void i8_store(const float *x, int n, int most, int slot, void *block, int8_t *to, int64_t pair_step,
+                                int64_t byte_step) {
+    const float factor = i16_factor(x, n, MP_I8_MOST * most, i16_scales(block, n, 1) + slot);
+    int8_t *by = i8_factors(block, n) + slot;
+    for (int d = 0; d < n; d += MP_I8_GROUP, by += MP_KV_BLOCK) {
+        const int count = n - d < MP_I8_GROUP ? n - d : MP_I8_GROUP;
+        int16_t part[MP_I8_GROUP];
+        *by = (int8_t)mp_i8_factor(i16_greatest(x + d, count), factor, most);
+        for (int i = 0; i < count; i += VEC_N) {
+            const int left = count - i < VEC_N ? count - i : VEC_N;
+            vec_store_low16(part + i, i16_round(vec_load_n(x + d + i, left), factor / (float)*by));
+        }
+        for (int i = 0; i < count; i++)
+            to[(d + i) / 2 * pair_step + (d + i) % 2 * byte_step] = (int8_t)part[i];
+    }
+}
+
+static void attn_kv_store_i8(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
+                             void *v_block) {
+    assert(0 <= slot && slot < MP_KV_BLOCK && k_dim % 2 == 0 && v_dim % VEC_N == 0);
+    i8_store(k, k_dim, MP_I8_KEY, slot, k_block, (int8_t *)k_block + 2 * slot, 2 * MP_KV_BLOCK, 1);
+    i8_store(v, v_dim, MP_I8_VALUE, slot, v_block, (int8_t *)v_block + slot / 2 * 2 * v_dim + slot % 2, 4, 2);
 }
 
 /* ---- a block ---- */
@@ -180,6 +256,8 @@ typedef struct i16_lanes {
 
 typedef struct i16_rows { /* the query rows of a call and their intermediate results in one block */
     const mp_attn_kv *a;
+    int width; /* bytes of an integer of a block: 2 (I16) or 1 (I8) */
+    i16_products *key_products, *value_products;
     int n;
     const int16_t *q[MP_ATTN_ROWS];
     int token[MP_ATTN_ROWS];                 /* row of the call that a query belongs to */
@@ -192,8 +270,11 @@ typedef struct i16_rows { /* the query rows of a call and their intermediate res
     i16_lanes lanes;
 } i16_rows;
 
-static VEC_INLINE void i16_begin(const mp_attn_kv *a, int rows, i16_rows *x) {
+static VEC_INLINE void i16_begin(const mp_attn_kv *a, int width, int rows, i16_rows *x) {
     x->a = a;
+    x->width = width;
+    x->key_products = width == 1 ? i16_key_products : i16_word_products;
+    x->value_products = width == 1 ? i16_value_products : i16_word_products;
     x->n = rows * a->group;
     for (int r = 0, i = 0; r < rows; r++)
         for (int g = 0; g < a->group; g++, i++) {
@@ -236,17 +317,22 @@ static VEC_INLINE bool i16_set_block(i16_rows *x, int block) {
     return oldest < newest;
 }
 
-static VEC_INLINE void i16_scores(const i16_rows *x, int block, const int16_t *next) {
+/* more: the next block exists and is to be prefetched */
+static VEC_INLINE i16_source i16_from(void *const *blocks, int block, int dim, int64_t ld, bool more) {
+    return (i16_source){blocks[block], ld, more ? blocks[block + 1] : NULL, i8_factors(blocks[block], dim)};
+}
+
+static VEC_INLINE void i16_scores(const i16_rows *x, int block, bool more) {
     const int pairs = x->a->k_dim / 2;
-    i16_source k = {x->a->k_blocks[block], MP_KV_BLOCK, next};
+    i16_source k = i16_from(x->a->k_blocks, block, x->a->k_dim, MP_KV_BLOCK, more);
     for (int i = 0, R; i < x->n; i += R) {
         int from, to;
         R = i16_tile_rows(x->n - i);
         i16_visible(x, i, R, block, &from, &to);
         for (int d = 0; d < pairs && from < to; d += MP_I16_DEPTH / 2) {
             const int end = pairs - d < MP_I16_DEPTH / 2 ? pairs : d + MP_I16_DEPTH / 2;
-            i16_products(R, x->q + i, &k, d, end, from / VEC_N, (to + VEC_N - 1) / VEC_N, d > 0,
-                         x->s + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
+            x->key_products(R, x->q + i, &k, d, end, from / VEC_N, (to + VEC_N - 1) / VEC_N, d > 0,
+                            x->s + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
         }
         k.next = NULL; /* the first tile has prefetched the next block */
     }
@@ -358,7 +444,9 @@ static MP_NOINLINE void i16_softcap(const i16_rows *x, int block, const float *s
     }
 }
 
-static MP_NOINLINE void i16_softmax(i16_rows *x, int block, const float *sk, const float *sv) {
+static MP_NOINLINE void i16_softmax(i16_rows *x, int block) {
+    const float *sk = i16_scales(x->a->k_blocks[block], x->a->k_dim, x->width);
+    const float *sv = i16_scales(x->a->v_blocks[block], x->a->v_dim, x->width);
     static const float ones[MP_KV_BLOCK] = {
 #define ONES8 1, 1, 1, 1, 1, 1, 1, 1
         ONES8, ONES8, ONES8, ONES8, ONES8, ONES8, ONES8, ONES8,
@@ -385,15 +473,15 @@ static VEC_INLINE void i16_output(const i16_rows *x, int i, int rows, int block,
     for (int r = 0; r < rows; r++)
         p[r] = x->p + (int64_t)(i + r) * MP_KV_BLOCK;
     i16_visible(x, i, rows, block, &from, &to);
-    i16_products(rows, p, v, from / 2, (to + 1) / 2, 0, x->a->v_dim / VEC_N, false, out, x->a->v_dim);
+    x->value_products(rows, p, v, from / 2, (to + 1) / 2, 0, x->a->v_dim / VEC_N, false, out, x->a->v_dim);
 }
 
-static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {
+static MP_NOINLINE void i16_attend_block(const mp_attn_kv *a, int width, int rows, int block, mp_attn_partial *out) {
     kv_check(a, rows);
     _Alignas(64) float s[MP_ATTN_ROWS * MP_KV_BLOCK], m[MP_ATTN_ROWS], l[MP_ATTN_ROWS], by[MP_ATTN_ROWS];
     _Alignas(64) int16_t p[MP_ATTN_ROWS * MP_KV_BLOCK];
     i16_rows x;
-    i16_begin(a, rows, &x);
+    i16_begin(a, width, rows, &x);
     x.s = s;
     x.p = p;
     x.m = m;
@@ -401,10 +489,10 @@ static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_att
     x.by = by;
     /* prefetch the next block if any row sees it, because callers usually continue with that block */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
-    i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
+    i16_source v = i16_from(a->v_blocks, block, a->v_dim, a->v_dim, more);
     i16_set_block(&x, block);
-    i16_scores(&x, block, more ? a->k_blocks[block + 1] : NULL);
-    i16_softmax(&x, block, i16_scales(a->k_blocks[block], a->k_dim), i16_scales(a->v_blocks[block], a->v_dim));
+    i16_scores(&x, block, more);
+    i16_softmax(&x, block);
     for (int i = 0, R; i < x.n; i += R) {
         float *o = out->o + (int64_t)i * a->v_dim;
         R = i16_tile_rows(x.n - i);
@@ -429,15 +517,15 @@ static VEC_INLINE void i16_put(float action, const float *sum, int n, float by, 
             vec_store(o + d, vec_add(vec_mul(vec_load(o + d), old), vec_mul(vec_mul(vec_load(sum + d), scale), new)));
 }
 
-static void attn_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state,
-                             void *scratch) {
+static MP_NOINLINE void i16_attend(const mp_attn_kv *a, int width, int rows, int block0, int block1,
+                                   mp_attn_partial *state, void *scratch) {
     kv_check(a, rows);
     const mp_attn_i16_layout plan = mp_attn_i16_plan(a->v_dim);
     uint8_t *base = scratch;
     float action[MP_ATTN_ROWS];
     float *tile = (float *)(base + plan.tile), *fa = (float *)(base + plan.a), *fb = (float *)(base + plan.b);
     i16_rows x;
-    i16_begin(a, rows, &x);
+    i16_begin(a, width, rows, &x);
     x.s = scratch;
     x.p = (int16_t *)(void *)(base + plan.p);
     x.m = (float *)(base + plan.m);
@@ -447,9 +535,9 @@ static void attn_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int bloc
         if (!i16_set_block(&x, block))
             continue;
         const bool more = block + 1 < block1;
-        i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
-        i16_scores(&x, block, more ? a->k_blocks[block + 1] : NULL);
-        i16_softmax(&x, block, i16_scales(a->k_blocks[block], a->k_dim), i16_scales(a->v_blocks[block], a->v_dim));
+        i16_source v = i16_from(a->v_blocks, block, a->v_dim, a->v_dim, more);
+        i16_scores(&x, block, more);
+        i16_softmax(&x, block);
         merge_factors(x.n, x.m, x.l, state, fa, fb, action);
         for (int i = 0, R; i < x.n; i += R) {
             R = i16_tile_rows(x.n - i);
@@ -462,8 +550,23 @@ static void attn_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int bloc
     }
 }
 
+#define I16_ATTEND(type, width)                                                                                    \
+    static void attn_attn_block_##type(const mp_attn_kv *a, int rows, int block, mp_attn_partial *out) {           \
+        i16_attend_block(a, width, rows, block, out);                                                              \
+    }                                                                                                              \
+    static void attn_attn_kv_##type(const mp_attn_kv *a, int rows, int block0, int block1, mp_attn_partial *state, \
+                                    void *scratch) {                                                               \
+        i16_attend(a, width, rows, block0, block1, state, scratch);                                                \
+    }
+I16_ATTEND(i16, 2)
+I16_ATTEND(i8, 1)
+#undef I16_ATTEND
+
 static void attention_i16_fill(mp_kernel_table *table, const char *variant) {
     MP_SET(table, kv_store_i16, attn_kv_store_i16, variant);
+    MP_SET(table, kv_store_i8, attn_kv_store_i8, variant);
+    MP_SET(table, attn_block_i8, attn_attn_block_i8, variant);
+    MP_SET(table, attn_kv_i8, attn_attn_kv_i8, variant);
     MP_SET(table, attn_query_i16, attn_attn_query_i16, variant);
     MP_SET(table, attn_block_i16, attn_attn_block_i16, variant);
     MP_SET(table, attn_kv_i16, attn_attn_kv_i16, variant);

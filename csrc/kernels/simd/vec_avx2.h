@@ -175,6 +175,31 @@ static MP_INLINE veci veci_spread(const int16_t *p) {
     return y;
 }
 
+static MP_INLINE veci veci_load_8(const int8_t *p) {
+    const __m128i *from = (const __m128i *)(const void *)p;
+    veci y = {_mm256_cvtepi8_epi16(_mm_loadu_si128(from)), _mm256_cvtepi8_epi16(_mm_loadu_si128(from + 1))};
+    return y;
+}
+
+static MP_INLINE veci veci_twice_8(const int8_t *p) {
+    const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)p);
+    veci y = {_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, x)), _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, x))};
+    return y;
+}
+
+static MP_INLINE veci veci_spread_8(const int8_t *p) {
+    int16_t pair;
+    memcpy(&pair, p, sizeof pair);
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_set1_epi16(pair));
+    veci y = {x, x};
+    return y;
+}
+
+static MP_INLINE veci veci_times_16(veci a, veci b) {
+    veci y = {_mm256_mullo_epi16(a.lo, b.lo), _mm256_mullo_epi16(a.hi, b.hi)};
+    return y;
+}
+
 static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
 #if defined(__clang__)
     sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo));

@@ -91,6 +91,23 @@ static MP_INLINE veci veci_spread(const int16_t *p) {
     return _mm512_set1_epi32(pair);
 }
 
+static MP_INLINE veci veci_load_8(const int8_t *p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+
+static MP_INLINE veci veci_twice_8(const int8_t *p) {
+    const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return _mm512_cvtepi8_epi16(_mm256_set_m128i(_mm_unpackhi_epi8(x, x), _mm_unpacklo_epi8(x, x)));
+}
+
+static MP_INLINE veci veci_spread_8(const int8_t *p) {
+    int16_t pair;
+    memcpy(&pair, p, sizeof pair);
+    return _mm512_cvtepi8_epi16(_mm256_set1_epi16(pair));
+}
+
+static MP_INLINE veci veci_times_16(veci a, veci b) { return _mm512_mullo_epi16(a, b); }
+
 static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
 #if defined(__clang__) && defined(VEC_VNNI)
     return _mm512_dpwssd_epi32(sum, a, b);

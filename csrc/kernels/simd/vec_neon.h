@@ -206,6 +206,33 @@ static MP_INLINE veci veci_spread(const int16_t *p) {
     return (veci){v, v, v, v};
 }
 
+static MP_INLINE veci vec_neon_wide(int8x16_t lo, int8x16_t hi) {
+    return (veci){vreinterpretq_s32_s16(vmovl_s8(vget_low_s8(lo))), vreinterpretq_s32_s16(vmovl_high_s8(lo)),
+                  vreinterpretq_s32_s16(vmovl_s8(vget_low_s8(hi))), vreinterpretq_s32_s16(vmovl_high_s8(hi))};
+}
+
+static MP_INLINE veci veci_load_8(const int8_t *p) { return vec_neon_wide(vld1q_s8(p), vld1q_s8(p + 16)); }
+
+static MP_INLINE veci veci_twice_8(const int8_t *p) {
+    const int8x16_t x = vld1q_s8(p);
+    return vec_neon_wide(vzip1q_s8(x, x), vzip2q_s8(x, x));
+}
+
+static MP_INLINE veci veci_spread_8(const int8_t *p) {
+    int16_t pair;
+    memcpy(&pair, p, sizeof pair);
+    const int8x16_t x = vreinterpretq_s8_s16(vdupq_n_s16(pair));
+    return vec_neon_wide(x, x);
+}
+
+#define VEC_NEON_TIMES(x, y) \
+    vreinterpretq_s32_s16(vmulq_s16(vreinterpretq_s16_s32(x), vreinterpretq_s16_s32(y)))
+
+static MP_INLINE veci veci_times_16(veci x, veci y) {
+    return (veci){VEC_NEON_TIMES(x.a, y.a), VEC_NEON_TIMES(x.b, y.b), VEC_NEON_TIMES(x.c, y.c),
+                  VEC_NEON_TIMES(x.d, y.d)};
+}
+
 static MP_INLINE int32x4_t vec_neon_dot(int32x4_t sum, int32x4_t x, int32x4_t y) {
     const int16x8_t p = vreinterpretq_s16_s32(x), q = vreinterpretq_s16_s32(y);
     return vaddq_s32(sum, vpaddq_s32(vmull_s16(vget_low_s16(p), vget_low_s16(q)), vmull_high_s16(p, q)));

@@ -204,6 +204,44 @@ static VEC_INLINE veci veci_spread(const int16_t *p) {
     return y;
 }
 
+static VEC_INLINE int32_t vec_plain_pair(int a, int b) {
+    const int16_t x[2] = {(int16_t)a, (int16_t)b};
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return pair;
+}
+
+/* Pairs of bytes as pairs of 16-bit integers. veci_load_8: 16 consecutive pairs; veci_twice_8: lane l has p[l] twice;
+ * veci_spread_8: one pair in all lanes */
+static VEC_INLINE veci veci_load_8(const int8_t *p) {
+    veci y;
+    VEC_EACH(l) y.lane[l] = vec_plain_pair(p[2 * l], p[2 * l + 1]);
+    return y;
+}
+
+static VEC_INLINE veci veci_twice_8(const int8_t *p) {
+    veci y;
+    VEC_EACH(l) y.lane[l] = vec_plain_pair(p[l], p[l]);
+    return y;
+}
+
+static VEC_INLINE veci veci_spread_8(const int8_t *p) {
+    veci y;
+    VEC_EACH(l) y.lane[l] = vec_plain_pair(p[0], p[1]);
+    return y;
+}
+
+/* a[0] * b[0] and a[1] * b[1]; the caller ensures that they fit int16 */
+static VEC_INLINE veci veci_times_16(veci a, veci b) {
+    VEC_EACH(l) {
+        int16_t x[2], y[2];
+        memcpy(x, &a.lane[l], sizeof x);
+        memcpy(y, &b.lane[l], sizeof y);
+        a.lane[l] = vec_plain_pair(x[0] * y[0], x[1] * y[1]);
+    }
+    return a;
+}
+
 /* sum + a[0] * b[0] + a[1] * b[1]; the caller ensures that the result fits int32 */
 static VEC_INLINE veci veci_dot(veci sum, veci a, veci b) {
     VEC_EACH(l) {

@@ -10,7 +10,11 @@
  * Attention works on units (sequence, KV head) in one of three modes:
  *   fused  one row per sequence: the thread that attends a unit also rotates and stores its row, without a barrier
  *   tiles  prefill: all rows are stored first, then units are cut into tiles of rows
- *   split  few units over long contexts: units are cut into ranges of KV blocks, whose partials are merged in order */
+ *   split  few units over long contexts: units are cut into ranges of KV blocks, whose partials are merged in order
+ *
+ * A cache of bytes holds rotated keys and values: the Hadamard matrix spreads the outliers of a head, which would take
+ * the precision of the other components of their group (QuaRot, arXiv:2404.00456). Queries are rotated like keys, so
+ * their products do not change; the output of attention is rotated back. */
 #include <math.h>
 #include <string.h>
 
@@ -66,7 +70,20 @@ static float *query_key_value(const mp_decoder_pass *pass, const thread_view *vi
     return pass->qkv + (size_t)(row - view->first) * (size_t)pass->model->qkv_width;
 }
 
-static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.dtype == MP_I16; }
+static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.dtype != MP_F32; }
+static bool in_bytes(const mp_decoder_pass *pass) { return pass->cache->group.dtype == MP_I8; }
+
+/* Rotates n components of a query, key, value or output, if the cache holds bytes. */
+static void spread(const mp_decoder_pass *pass, float *x, int n) {
+    if (in_bytes(pass))
+        mp_kernels_get()->hadamard(x, n, mp_hadamard_size(n), x);
+}
+
+/* Two rotations multiply a vector of n components by the size of the matrix. Returns the inverse of this factor, a
+ * power of two. */
+static float unspread(const mp_decoder_pass *pass, int n) {
+    return in_bytes(pass) ? 1.0f / (float)mp_hadamard_size(n) : 1.0f;
+}
 
 /* Norms and rotates one head of a query or key, if the layer has the norm and the rotation. */
 static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, const mp_norm *norm, int row, float *x) {
@@ -81,8 +98,8 @@ static void store_row(const mp_decoder_pass *pass, const thread_view *view, cons
                       const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
     float *k = query_key_value(pass, view, seq->row0 + row) + (size_t)((model->heads + head) * model->head_dim);
-    const float *v = query_key_value(pass, view, seq->row0 + row) + (model->heads + model->kv_heads) * model->head_dim +
-                     head * model->value_dim;
+    float *v = query_key_value(pass, view, seq->row0 + row) + (model->heads + model->kv_heads) * model->head_dim +
+               head * model->value_dim;
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
     place(pass, layer, &layer->k_norm, seq->row0 + row, k);
@@ -91,6 +108,8 @@ static void store_row(const mp_decoder_pass *pass, const thread_view *view, cons
         memset(padded, 0, (size_t)model->kv.v_dim * sizeof *padded);
         v = memcpy(padded, v, (size_t)model->value_dim * sizeof *padded);
     }
+    spread(pass, k, model->head_dim);
+    spread(pass, v, model->kv.v_dim);
     mp_kv_put(pass->cache, block, layer->kv, head, position % MP_KV_BLOCK, k, v);
 }
 
@@ -103,6 +122,7 @@ static void rotate_queries(const mp_decoder_pass *pass, const thread_view *view,
     float *q = query_key_value(pass, view, seq->row0 + row) + (size_t)(head * group * model->head_dim);
     for (int g = 0; g < group; g++, q += model->head_dim) {
         place(pass, layer, &layer->q_norm, seq->row0 + row, q);
+        spread(pass, q, model->head_dim);
         if (in_integers(pass))
             call->attn_query_i16(q, model->head_dim);
     }
@@ -154,7 +174,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
         .group = group,
         .k_dim = model->head_dim,
         .v_dim = model->kv.v_dim,
-        .scale = model->attention_scale,
+        .scale = model->attention_scale * unspread(pass, model->head_dim),
         .pos0 = (int64_t)seq->past + unit->row0,
         .window = layer->window,
         .softcap = model->attention_softcap,
@@ -186,9 +206,11 @@ static void finish_unit(const mp_decoder_pass *pass, const thread_view *view, co
     int group = mp_decoder_group(model), d = model->value_dim;
     for (int r = 0; r < unit->rows; r++)
         for (int g = 0; g < group; g++) {
-            const float *o = state->o + (size_t)(r * group + g) * (size_t)model->kv.v_dim;
+            float *o = state->o + (size_t)(r * group + g) * (size_t)model->kv.v_dim;
             int at = r * group + g;
             float inverse = model->residual_scale * share(layer, unit->head * group + g, state->m[at], state->l[at]);
+            inverse *= unspread(pass, model->kv.v_dim);
+            spread(pass, o, model->kv.v_dim);
             float *out = pass->mixed + (size_t)(row0 + r) * (size_t)(model->heads * d) +
                          (size_t)((unit->head * group + g) * d);
             for (int i = 0; i < d; i++)
@@ -221,8 +243,10 @@ static void attend_units(const mp_decoder_pass *pass, const mp_team_thread *thre
         mp_attn_kv attention = describe(pass, unit, layer, view);
         mp_attn_partial state = running_state(view);
         mp_attn_begin(unit->rows * attention.group, model->kv.v_dim, &state);
-        (in_integers(pass) ? call->attn_kv_i16 : call->attn_kv)(&attention, unit->rows, first_block(pass, unit, layer),
-                                                                unit->block1, &state, view->base + view->at.attention);
+        (in_bytes(pass)      ? call->attn_kv_i8
+         : in_integers(pass) ? call->attn_kv_i16
+                             : call->attn_kv)(&attention, unit->rows, first_block(pass, unit, layer), unit->block1,
+                                              &state, view->base + view->at.attention);
         finish_unit(pass, view, unit, layer, &state);
     }
 }
@@ -257,7 +281,9 @@ static void attend_split(const mp_decoder_pass *pass, const mp_team_thread *thre
         mp_attn_kv attention = describe(pass, unit, layer, view);
         for (int b = first_block(pass, unit, layer); b < unit->block1; b++) {
             mp_attn_partial partial = block_partial(pass, unit->partial + b - unit->block0);
-            (in_integers(pass) ? call->attn_block_i16 : call->attn_block)(&attention, 1, b, &partial);
+            (in_bytes(pass)      ? call->attn_block_i8
+             : in_integers(pass) ? call->attn_block_i16
+                                 : call->attn_block)(&attention, 1, b, &partial);
         }
     }
     mp_team_barrier(thread);

@@ -150,6 +150,9 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
  * the cache holds the rows, unless pass->stop. The bits of an output depend on its sequence alone. */
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread);
 
+/* Reads the spec key mpool.kv_dtype: sets *in_bytes to false for "auto" (the default) and to true for "int8". */
+mp_status mp_decoder_kv_in_bytes(const mp_spec *spec, bool *in_bytes, mp_error *error);
+
 mp_status mp_decoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_decoder_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error);

@@ -82,6 +82,15 @@ static mp_status read_experts(mp_decoder *model, const mp_spec *spec, mp_error *
     return MP_OK;
 }
 
+mp_status mp_decoder_kv_in_bytes(const mp_spec *spec, bool *in_bytes, mp_error *error) {
+    const char *name;
+    MP_TRY(mp_spec_string(spec, "mpool.kv_dtype", "auto", &name, error));
+    *in_bytes = strcmp(name, "int8") == 0;
+    if (!*in_bytes && strcmp(name, "auto") != 0)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`mpool.kv_dtype` must be auto or int8, got %.40s", name);
+    return MP_OK;
+}
+
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error) {
     int64_t layers, hidden, ffn, context;
     double eps, latent_eps;

@@ -262,10 +262,11 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     model->stored = builder.stored;
     builder.slab = NULL;
     builder.stored = NULL;
-    bool exact = true;
+    bool exact = true, in_bytes;
     for (int i = 0; i < model->layer_count; i++)
         exact = exact && in_floats(&model->layers[i]);
-    model->kv.dtype = mp_kv_dtype(exact);
+    MP_TRY_GOTO(mp_decoder_kv_in_bytes(args->spec, &in_bytes, error));
+    model->kv.dtype = mp_kv_dtype(exact, in_bytes);
     int64_t idle = 0; /* parameters that a row does not use */
     uint64_t mapped = builder.mapped_bytes;
     for (int i = 0; i < model->layer_count; i++)
@@ -278,6 +279,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     const bool floats = exact && (!ops || ops->is_float32(model->vision));
     model->base.facts = (mp_model_facts){
         .compute = floats ? "float32" : mp_compute_name(args->compute),
+        .kv_dtype = mp_kv_dtype_name(model->kv.dtype),
+        .kv_token_bytes = mp_kv_token_bytes(&model->kv),
         .context_length = model->context,
         .vocab = model->vocab,
         .hidden_size = model->hidden,

@@ -200,6 +200,8 @@ uint64_t mp_kv_trim(mp_kv_cache *cache) {
 void mp_kv_put(const mp_kv_cache *cache, uint32_t id, int layer, int head, int slot, const float *k, const float *v) {
     const mp_kernels *call = mp_kernels_get();
     const mp_kv_group *group = &cache->group;
-    (group->dtype == MP_I16 ? call->kv_store_i16 : call->kv_store)(
-        k, v, group->k_dim, group->v_dim, slot, mp_kv_k(cache, id, layer, head), mp_kv_v(cache, id, layer, head));
+    (group->dtype == MP_F32   ? call->kv_store
+     : group->dtype == MP_I16 ? call->kv_store_i16
+                              : call->kv_store_i8)(k, v, group->k_dim, group->v_dim, slot,
+                                                   mp_kv_k(cache, id, layer, head), mp_kv_v(cache, id, layer, head));
 }

@@ -19,9 +19,15 @@
 #include "base/alloc.h"
 #include "kernels/kernels.h"
 
-/* Returns the type of keys and values: fp32 for models that compute in fp32 only, otherwise integers of 13 bits (keys)
- * and 12 bits (values). */
-static inline mp_dtype mp_kv_dtype(bool is_float32) { return is_float32 ? MP_F32 : MP_I16; }
+/* Returns the type of keys and values: bytes if the caller asked for them; otherwise fp32 for models that compute in
+ * fp32 only, and integers of 13 bits (keys) and 12 bits (values) for all others. */
+static inline mp_dtype mp_kv_dtype(bool is_float32, bool in_bytes) {
+    return in_bytes ? MP_I8 : is_float32 ? MP_F32 : MP_I16;
+}
+/* Name of the type, as the facts of a model report it. */
+static inline const char *mp_kv_dtype_name(mp_dtype dtype) {
+    return dtype == MP_F32 ? "float32" : dtype == MP_I16 ? "int16" : "int8";
+}
 
 typedef struct mp_kv_group {
     int layers;        /* layers that keep every position */
@@ -87,6 +93,12 @@ static inline void *mp_kv_k(const mp_kv_cache *cache, uint32_t id, int layer, in
 }
 static inline void *mp_kv_v(const mp_kv_cache *cache, uint32_t id, int layer, int head) {
     return (uint8_t *)mp_kv_k(cache, id, layer, head) + cache->k_bytes;
+}
+
+/* Returns the bytes of one token in all layers and heads. */
+static inline int64_t mp_kv_token_bytes(const mp_kv_group *group) {
+    const size_t head = mp_kv_bytes(group->dtype, group->k_dim) + mp_kv_bytes(group->dtype, group->v_dim);
+    return (int64_t)head * (group->layers + group->window_layers) * group->heads / MP_KV_BLOCK;
 }
 
 /* Stores the key and value of one token and head in the cache's type. Other threads may store to other slots at the

@@ -90,7 +90,11 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
         if (part && (strcmp(part, ".attn_k.weight") == 0 || strcmp(part, ".attn_v.weight") == 0))
             values += (uint64_t)entry->shape[0];
     }
-    return values * (uint64_t)mp_dtype_get(mp_kv_dtype(compute == MP_COMPUTE_F32))->bytes;
+    bool in_bytes = false;
+    mp_error error;
+    if (mp_decoder_kv_in_bytes(spec, &in_bytes, &error) != MP_OK)
+        return 0; /* the load will fail */
+    return values * (uint64_t)mp_dtype_get(mp_kv_dtype(compute == MP_COMPUTE_F32, in_bytes))->bytes;
 }
 
 /* Bytes that an engine needs for one image, the largest one if sizes vary: the state of the network, the working memory

@@ -82,6 +82,22 @@ def test_divergence_of_several_texts_is_not_larger_than_llama_cpps(case) -> None
     assert high <= MARGIN
 
 
+@pytest.mark.parametrize("case", ["smollm2"], indirect=True)
+def test_divergence_with_an_8_bit_cache(case) -> None:
+    """Keys and values of 8 bits add a tenth to the divergence: with AVX2 0.00300 instead of 0.00256.
+
+    Without the rotation it is 0.00338.
+    """
+    pool, path, golden = case
+    pool.register("bytes", path, kv_dtype="int8")
+    rows = logits(pool, "bytes", golden["tokens"])
+    kl = coarse_kl(golden["top_ids"], golden["top_logprobs"], rows)
+    top1 = (rows.argmax(axis=1) == golden["top_ids"][:, 0]).mean()
+    print(f"KL {kl.mean():.6f}, top-1 {top1:.4f}")
+    assert 0 < kl.mean() <= 1.2 * golden["llama_kl"]
+    assert top1 >= golden["llama_top1"] - 0.015
+
+
 def test_float32_matches_the_reference(case) -> None:
     pool, path, golden = case
     rows = logits(pool, path, golden["tokens"], "float32")
