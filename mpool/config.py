@@ -100,9 +100,10 @@ class PoolConfig:
             ``memory_bytes``. Slower; for quantised files by as much as it takes to unpack them on every use.
             ``"auto"``: models of at least ``MPOOL_PACK_ON_USE_MB`` answer from the mapped file at first while they are
             packed; smaller models, quantised text encoders, and models with ``isolation="process"`` are packed before
-            the first result. Weights of experts stay mapped, and weights of image networks are packed, whatever the
-            value; so are those of language models that compute in another type than that of their file (float32 as
-            bfloat16, or int8). :func:`mpool.load` can override it for a model.
+            the first result. Weights of image networks are packed, whatever the value; so are those of language models
+            that compute in another type than that of their file (float32 as bfloat16, or int8). Experts are read as
+            they are used; with ``"auto"`` and ``"packed"``, packed copies of them are kept while memory is plentiful.
+            :func:`mpool.load` can override it for a model.
         process_memory: bytes that a worker process may use for caches, scratch and requests; 0: four times the initial
             use of a worker in a thread; for vision models this use and 192 MiB; for image generation this use, a
             quarter more, and 64 MiB. They are reserved from ``memory_bytes`` while the process lives.

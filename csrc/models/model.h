@@ -36,8 +36,8 @@ const mp_arch_info *mp_arch_at(int index);
 /* Facts of a loaded model, as shown in Python; 0 or NULL if a fact does not apply to the model. */
 typedef struct mp_model_facts {
     const char *architecture, *compute;
-    const char *weights; /* "packed"; "mapped": used as they are mapped; "packing": mapped, and packed on use. Tables of
-                          * rows and experts are mapped always */
+    const char *weights; /* "packed"; "mapped": used as they are mapped; "packing": mapped, and packed on use. Excludes
+                          * tables of rows and experts */
     const char *kv_dtype;   /* type of keys and values: "float32", "int16" or "int8" */
     int64_t kv_token_bytes; /* bytes of a token in the KV cache, in all layers */
     int64_t context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes;
