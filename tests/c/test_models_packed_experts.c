@@ -168,7 +168,8 @@ MP_TEST(models_packed_experts_leave_memory_free) {
     tiny_unload(&tiny);
 }
 
-/* Types that would grow stay in the file, and so do the experts of models whose weights are shared by processes. */
+/* Types that would grow stay in the file, and so do the experts of models whose weights are shared by processes, or stay
+ * mapped. */
 MP_TEST(models_packed_experts_that_would_grow_are_not_kept) {
     static const mp_dtype low[] = {MP_IQ2_XS, MP_Q2_K, MP_Q3_K};
     tiny_model tiny;
@@ -185,6 +186,12 @@ MP_TEST(models_packed_experts_that_would_grow_are_not_kept) {
     MP_CHECK(!experts_of(&shared.first) && !experts_of(&shared.second));
     tiny_unshare(&shared);
     tiny_unload(&tiny);
+    tiny_weights = "mapped";
+    tiny_load(&tiny, tiny_decoder_spec_as(&kinds[0], types, TYPES, 5, -1), MP_COMPUTE_AUTO, 1);
+    run(&tiny, 1);
+    MP_CHECK(!experts_of(&tiny));
+    tiny_unload(&tiny);
+    tiny_weights = NULL;
 }
 
 /* ---- several engines --------------------------------------------------------------------------------------------- */
