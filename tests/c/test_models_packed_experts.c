@@ -168,7 +168,7 @@ MP_TEST(models_packed_experts_leave_memory_free) {
     tiny_unload(&tiny);
 }
 
-/* Types that would grow stay in the file, and so do the experts of models whose weights are shared by processes, or stay
+/* Types that would grow stay in the file, and so do the experts of models whose weights are shared by processes or stay
  * mapped. */
 MP_TEST(models_packed_experts_that_would_grow_are_not_kept) {
     static const mp_dtype low[] = {MP_IQ2_XS, MP_Q2_K, MP_Q3_K};
