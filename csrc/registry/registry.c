@@ -563,6 +563,8 @@ mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uin
         mp_entry *entry;
         MP_TRY(enter(registry, key, true, &entry, error));
         status = mp_entry_load(entry, pin, deadline_ns, &gone, error);
+        if (status == MP_OK) /* the worker that loaded a replacement may not have made it the current entry yet */
+            on_event(registry, entry, MP_ENTRY_LOADED);
         leave(registry, entry);
     } while (gone);
     return status;

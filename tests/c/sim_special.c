@@ -309,6 +309,25 @@ static void crashes_finish(void) {
 const sim_special sim_crashes = {
     .tune = crashes_tune, .begin = crashes_begin, .call = crashes_call, .finish = crashes_finish};
 
+/* --- replaced: after a load, requests go to the model that was loaded, not to the one that it replaces --- */
+
+static void replaced_script(sim_model *model) { model->load_ns = MS * (uint64_t)of(6); }
+
+static void replaced_begin(void) {
+    mp_error error;
+    SIM_CHECK(mp_registry_load(w.registry, sim_keys[0], false, 0, &error) == MP_OK);
+    for (int i = 0; i < 3; i++) {
+        record r = {0};
+        sim_add(sim_keys[0], true, &r);
+        SIM_CHECK(mp_registry_load(w.registry, sim_keys[0], false, 0, &error) == MP_OK);
+        SIM_CHECK(sim_call_once(sim_keys[0], &error) == MP_OK);
+        if (fakes.models[fakes.count - 1].steps == 0)
+            sim_fail("a request after the load of %s went to the model that was replaced", sim_keys[0]);
+    }
+}
+
+const sim_special sim_replaced = {.script = replaced_script, .begin = replaced_begin};
+
 /* --- chaos: injected faults (registry/chaos.h) of every kind --- */
 
 static void chaos_tune(mp_registry_config *config) {

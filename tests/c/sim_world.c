@@ -242,6 +242,7 @@ static const sim_world worlds[] = {
     {.name = "deadlines", .body = registry_world, .callers = 5, .keys = 2, .special = &sim_deadlines},
     {.name = "flapping", .body = registry_world, .callers = 5, .keys = 1, .special = &sim_flapping},
     {.name = "crashes", .body = registry_world, .callers = 4, .keys = 2, .special = &sim_crashes},
+    {.name = "replaced", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_replaced},
     {.name = "chaos", .body = registry_world, .callers = 4, .keys = 2, .operations = 30, .special = &sim_chaos},
     {.name = "ahead", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_ahead},
     {.name = "balance", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_balance},

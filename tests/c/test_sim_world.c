@@ -51,6 +51,7 @@ MP_TEST_SECONDS(sim_world_reclaim, 60) { run("reclaim", 4000); }
 MP_TEST_SECONDS(sim_world_deadlines, 60) { run("deadlines", 4000); }
 MP_TEST_SECONDS(sim_world_flapping, 60) { run("flapping", 1500); }
 MP_TEST_SECONDS(sim_world_crashes, 60) { run("crashes", 4000); }
+MP_TEST_SECONDS(sim_world_replaced, 60) { run("replaced", 2000); }
 MP_TEST_SECONDS(sim_world_chaos, 60) { run("chaos", 4000); }
 MP_TEST_SECONDS(sim_world_ahead, 60) { run("ahead", 150); }
 MP_TEST_SECONDS(sim_world_balance, 60) { run("balance", 1000); }

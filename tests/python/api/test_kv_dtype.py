@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,8 @@ TOKENS = np.arange(100, 400, dtype=np.int32)
 
 
 def load(pool: mpool.Pool, model: str, kv_dtype: str | None, expected: str) -> ModelRow:
-    """Load the model and return its row, once the registry has replaced the model that was loaded before."""
+    """Load the model and return its row."""
     pool.load(model, kv_dtype=kv_dtype)  # type: ignore[arg-type]
-    until = time.monotonic() + 20
-    while pool.ps()[0].kv_dtype != expected and time.monotonic() < until:
-        time.sleep(0.01)
     assert pool.ps()[0].kv_dtype == expected
     return pool.ps()[0]
 

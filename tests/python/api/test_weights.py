@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import tinymodels
-from poolstates import until
 
 import mpool
 
@@ -56,12 +55,12 @@ def test_load_overrides_the_pool(bert: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         before = pool.embed(TEXTS, bert)
         model = pool.load(bert, weights="mapped")  # loads again
-        until(lambda: pool.ps()[0].weights == "mapped")
+        assert pool.ps()[0].weights == "mapped"
         assert model.embed(TEXTS).tobytes() == before.tobytes()
         pool.load(bert)  # None: unchanged
         assert pool.ps()[0].weights == "mapped"
         pool.load(bert, weights="packed")
-        until(lambda: pool.ps()[0].weights == "packed")
+        assert pool.ps()[0].weights == "packed"
         assert model.embed(TEXTS).tobytes() == before.tobytes()
 
 
