@@ -545,6 +545,11 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
         native = MADV_HUGEPAGE;
         break;
 #endif
+#ifdef MADV_NOHUGEPAGE
+    case MP_ADVISE_SMALL:
+        native = MADV_NOHUGEPAGE;
+        break;
+#endif
     case MP_ADVISE_POPULATE:
 #ifdef MADV_POPULATE_READ
         native = MADV_POPULATE_READ;

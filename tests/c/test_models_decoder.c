@@ -68,6 +68,38 @@ MP_TEST(models_decoder_weights_are_shared) {
     }
 }
 
+/* A file that gives no scales has none: the logits and sublayers stay as they are. */
+MP_TEST(models_decoder_scales_have_defaults) {
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 53), MP_COMPUTE_F32, 1);
+    const mp_decoder *model = (const mp_decoder *)tiny.model;
+    MP_CHECK(model->embedding_scale == 1 && model->residual_scale == 1 && model->output_scale == 1);
+    MP_CHECK(model->attention_softcap == 0 && model->output_softcap == 0);
+    MP_CHECK(model->attention_scale == 1 / sqrtf((float)(TINY_HIDDEN / TINY_HEADS)));
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_decoder_layers_have_rotary_tables) {
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "gemma3", .window = 9, .head_norms = true,
+                                                       .output_norms = true, .scaled = true}, floats, 1, 54, -1),
+              MP_COMPUTE_F32, 1);
+    const mp_decoder *model = (const mp_decoder *)tiny.model;
+    MP_CHECK_INT(model->layers[0].rope, 1);
+    MP_CHECK_INT(model->layers[1].rope, 0);
+    MP_CHECK_INT(model->layers[2].rope, -1);
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_decoder_counts_its_parameters) {
+    tiny_model tiny;
+    mp_model_facts facts;
+    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 55), MP_COMPUTE_F32, 1);
+    mp_model_get_facts(tiny.model, &facts);
+    MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
+    tiny_unload(&tiny);
+}
+
 /* ---- divisors of the rotary angles ------------------------------------------------------------------------------- */
 
 static bool varied; /* another divisor for each pair; otherwise 4 */

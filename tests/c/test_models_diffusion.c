@@ -235,6 +235,31 @@ MP_TEST(models_image_generation_scratch_covers_the_image) {
     tiny_unload(&tiny);
 }
 
+/* The plan continues the request that it computed before, wherever it stands in the list, until a more urgent one
+ * comes. */
+MP_TEST(models_image_generation_continues_its_request) {
+    tiny_model tiny;
+    mp_plan plan;
+    mp_item first = {.priority = 2, .total = 4}, second = first, urgent = {.priority = 1, .total = 4};
+    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
+    struct {
+        mp_item *items[3], *chosen;
+    } rows[] = {{{&first, &second, NULL}, &first},
+                {{&second, &first}, &first},
+                {{&second, &urgent, &first}, &first},
+                {{&urgent, &second, &first}, &urgent},
+                {{&second, &first}, &second},
+                {{&first, &second}, &second}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const int n = rows[i].items[2] ? 3 : 2;
+        tiny.engine->ops->plan(tiny.engine, rows[i].items, n, UINT64_MAX, &plan);
+        MP_CHECK_INT(plan.count, 1);
+        if (plan.items[0] != rows[i].chosen)
+            MP_FAIL("row %zu: another request was chosen", i);
+    }
+    tiny_unload(&tiny);
+}
+
 /* A request whose latents become NaN fails in that step. The next request gets its images. */
 MP_TEST(models_image_generation_nan_fails_its_request) {
     mp_error error;

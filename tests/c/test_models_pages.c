@@ -78,8 +78,9 @@ static int watched_madvise(void *data, size_t bytes, int advice) {
     return result;
 }
 
-/* Returns true if the kernel was told to use huge pages for the mapping at this address. */
-static bool wants_huge(const void *address) {
+/* Returns true if the mapping at this address has a flag of smaps: " hg" if the kernel was told to use huge pages for
+ * it, " nh" if it was told not to. */
+static bool has_flag(const void *address, const char *flag) {
     FILE *maps = fopen("/proc/self/smaps", "r");
     char line[512];
     bool inside = false, found = false;
@@ -89,7 +90,7 @@ static bool wants_huge(const void *address) {
         if (sscanf(line, "%lx-%lx ", &begin, &end) == 2)
             inside = (uintptr_t)address >= begin && (uintptr_t)address < end;
         else if (inside && strncmp(line, "VmFlags:", 8) == 0)
-            found = strstr(line, " hg") != NULL;
+            found = strstr(line, flag) != NULL;
     }
     fclose(maps);
     return found;
@@ -176,6 +177,19 @@ MP_TEST(models_pages_of_packed_weights_are_not_fetched) {
     for (size_t at = 0; at < PAGES_MOST; at++)
         MP_CHECK_INT(atomic_load(&fetches[at]), 0);
     tiny_unload(&tiny);
+}
+
+/* Memory for copies is reserved as a whole and used page by page. */
+MP_TEST(models_pages_of_kept_experts_are_small) {
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_wmat w;
+    mp_wmat_init(&w, MP_W_F32, 2048, 2048);
+    mp_packed_experts *experts = mp_packed_experts_create(NULL, &budget);
+    mp_packed_matrix *matrix = mp_packed_experts_add(experts, &w, 2);
+    if (access("/sys/kernel/mm/transparent_hugepage/enabled", F_OK) == 0)
+        MP_CHECK(matrix && has_flag(matrix->data + matrix->bytes, " nh"));
+    MP_CHECK_INT(budget.used, 0);
+    mp_packed_experts_destroy(experts);
 }
 
 /* Whole pages of an expert's matrix are released once all its panels are kept, and pages of other experts are not. */
@@ -289,7 +303,7 @@ MP_TEST(models_pages_of_packed_weights_are_huge) {
     MP_CHECK_INT(huge_calls, 1);
     MP_CHECK(huge_bytes <= charged && huge_bytes + 2 * page > charged);
     if (access("/sys/kernel/mm/transparent_hugepage/enabled", F_OK) == 0)
-        MP_CHECK(wants_huge(huge_begin));
+        MP_CHECK(has_flag(huge_begin, " hg"));
 #if !defined(__SANITIZE_ADDRESS__)
     MP_CHECK_INT((uintptr_t)(huge_begin - page) % HUGE_PAGE, 0); /* the first page has the header of mp_alloc */
 #endif

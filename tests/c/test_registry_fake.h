@@ -52,6 +52,7 @@ typedef struct fake_call {
     int memory;        /* held from admission to retirement */
     int memory_a_step; /* additional memory after each step */
     bool bad_argument; /* check() refuses the request */
+    uint64_t outputs;  /* bytes of outputs, which check() adds to the request */
     bool refused;      /* admit() refuses the request, and no retry follows */
     bool numeric;      /* its first step fails with MP_NUMERIC */
     bool loses_at_admit, loses_at_plan; /* the engine is lost in admit or plan */

@@ -25,6 +25,37 @@ static mp_status ask_for(mp_registry *registry, uint64_t bytes) {
     return ticket ? fake_finish(ticket) : status;
 }
 
+/* Outputs whose size only the model knows are charged too, and given back at the end. */
+MP_TEST(registry_memory_of_outputs_is_charged) {
+    enum { LIMIT = 1000000, INPUTS = 1000, OUTPUTS = 200000 };
+    fake fake;
+    mp_registry_stats stats;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(2, LIMIT);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    mp_registry_get_stats(registry, &stats);
+    const uint64_t before = stats.memory_used;
+    atomic_store(&fake.hold, true);
+    fake_call *call = fake_call_create(1);
+    call->base.bytes = INPUTS;
+    call->outputs = OUTPUTS;
+    mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
+    fake_until(&fake.in_steps, 1);
+    mp_registry_get_stats(registry, &stats);
+    MP_CHECK_INT(stats.memory_used, before + INPUTS + OUTPUTS);
+    atomic_store(&fake.hold, false);
+    MP_CHECK_INT(fake_finish(ticket), MP_OK);
+    mp_registry_get_stats(registry, &stats);
+    MP_CHECK_INT(stats.memory_used, before);
+    call = fake_call_create(1);
+    call->outputs = LIMIT;
+    mp_status status;
+    fake_submit(registry, "a", call, &status);
+    MP_CHECK_INT(status, MP_MEMORY_EXHAUSTED);
+    fake_end(registry);
+}
+
 /* A request that can never fit causes no reclaim. A request that lacks little memory causes the trim of one cache. */
 MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     enum { MODELS = 3, LIMIT = 1000000 };

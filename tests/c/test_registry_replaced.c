@@ -60,6 +60,42 @@ static void submit_one(void *arg) {
                 &error);
 }
 
+typedef struct loading {
+    mp_registry *registry;
+    mp_status status;
+} loading;
+
+static void load_one(void *arg) {
+    loading *self = arg;
+    mp_error error;
+    self->status = mp_registry_load(self->registry, "a", false, fake_in_ms(20000), &error);
+}
+
+/* A load waits for the replacement that was the latest when it began. If another one takes its place, the load waits
+ * for that one instead of failing. */
+MP_TEST(registry_load_follows_the_latest_replacement) {
+    fake old, superseded, last;
+    mp_error error;
+    mp_thread thread;
+    fake_init(&old);
+    fake_init(&superseded);
+    fake_init(&last);
+    superseded.load_ns = FAKE_MS(300);
+    mp_registry *registry = fake_registry(2, 0);
+    fake_add(registry, "a", &old, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_add(registry, "a", &superseded, true);
+    fake_until(&superseded.loads, 1);
+    loading waits = {.registry = registry, .status = MP_INTERNAL};
+    MP_CHECK_OK(mp_thread_start(&thread, "loads", load_one, &waits, &error), &error);
+    mp_sys_sleep_ns(FAKE_MS(50)); /* most runs: the load waits already. Otherwise it waits for the last one at once */
+    fake_add(registry, "a", &last, true);
+    mp_thread_join(&thread);
+    MP_CHECK_INT(waits.status, MP_OK);
+    MP_CHECK_INT(last.loads, 1);
+    fake_end(registry);
+}
+
 /* A request that waits for room in the queue of a replaced model moves to the replacement. Afterwards it holds a
  * reference to the replacement's entry, and none to the old entry. */
 MP_TEST(registry_waiting_request_moves_to_the_replacement) {

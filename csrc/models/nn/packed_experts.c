@@ -42,12 +42,15 @@ mp_packed_experts *mp_packed_experts_create(const mp_weights *weights, mp_budget
     return experts;
 }
 
-/* The memory of the copies is reserved as a whole, but mp_alloc_bytes counts only what is kept. */
+/* Reserves the memory of the copies as a whole; mp_alloc_bytes counts only what is kept. Where the system uses huge
+ * pages for everything, the first write to an expert would also take the memory of its neighbours, uncharged. */
 static uint8_t *reserve(const mp_packed_matrix *matrix) {
     const size_t bytes = (size_t)matrix->count * matrix->bytes + MP_WMAT_SLACK;
     uint8_t *data = mp_alloc(bytes, MP_TAG_WEIGHTS);
-    if (data)
+    if (data) {
         mp_alloc_count(MP_TAG_WEIGHTS, -(int64_t)bytes);
+        mp_sys_advise(data, bytes, MP_ADVISE_SMALL);
+    }
     return data;
 }
 
