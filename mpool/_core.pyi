@@ -265,8 +265,8 @@ class Registry:
         - worker: one dict per worker: id, state, running, served, busy_seconds, idle_seconds, engine_bytes,
           predicted_bytes, process (id of its process; 0: it is a thread), node (memory node; -1: the machine has one).
         - latency: seconds of completed requests: count, sum, min, max, p50, p99, buckets [(upper bound, count)].
-        - facts: architecture, compute, kv_dtype, kv_token_bytes, context_length, vocab, hidden_size, layers,
-          output_size, parameters, weight_bytes; empty until the model is loaded.
+        - facts: architecture, compute, weights, kv_dtype, kv_token_bytes, context_length, vocab, hidden_size,
+          layers, output_size, parameters, weight_bytes; empty until the model is loaded.
         """
     def stats(self) -> dict[str, Any]:
         """Return counters, memory and compute threads.

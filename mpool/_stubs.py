@@ -137,7 +137,8 @@ def aio() -> str:
     lines += ["""async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
                keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
                timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None,
-               weights: Literal['auto', 'mapped', 'packed'] | None = None, pool: Pool | None = None) -> Model: ...""",
+               weights: Literal['auto', 'mapped', 'packed'] | None = None,
+               kv_dtype: Literal['auto', 'int8'] | None = None, pool: Pool | None = None) -> Model: ...""",
               """async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,
                  pool: Pool | None = None) -> None: ..."""]
     return "\n".join(lines) + "\n"
