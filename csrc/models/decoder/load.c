@@ -230,14 +230,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_builder_read_use(&builder, error));
     builder.on_use = MP_ON_USE_EXACT;
-    /* worker processes do not share what they pack */
-    if (model->experts.count > 0 && !args->shared && builder.use != MP_WEIGHTS_MAPPED) {
-        model->packed_experts = builder.packed_experts = mp_packed_experts_create(model->weights, args->budget);
-        if (!model->packed_experts) {
-            status = mp_fail_memory(error, sizeof *model->packed_experts, "the list of experts");
-            goto cleanup;
-        }
-    }
+    if (model->experts.count > 0)
+        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, error));
     /* nonzero for model folders whose norms multiply by 1 + weight */
     MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
     MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));

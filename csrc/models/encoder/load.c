@@ -344,13 +344,8 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_builder_read_use(&builder, error));
-    if (model->experts > 0 && !args->shared && builder.use != MP_WEIGHTS_MAPPED) {
-        model->packed_experts = builder.packed_experts = mp_packed_experts_create(model->weights, args->budget);
-        if (!model->packed_experts) {
-            status = mp_fail_memory(error, sizeof *model->packed_experts, "the list of experts");
-            goto cleanup;
-        }
-    }
+    if (model->experts > 0)
+        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, error));
     MP_TRY_GOTO(read_embeddings(model, &builder, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers) {

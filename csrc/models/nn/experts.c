@@ -7,6 +7,14 @@
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
+mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_error *error) {
+    *packed = NULL;
+    if (builder->shared || builder->use == MP_WEIGHTS_MAPPED)
+        return MP_OK;
+    *packed = builder->packed_experts = mp_packed_experts_create(builder->weights, budget);
+    return *packed ? MP_OK : mp_fail_memory(error, sizeof **packed, "the list of experts");
+}
+
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error) {
     char name[64], bias[64];
     *experts = (mp_experts){

@@ -35,6 +35,10 @@ typedef struct mp_experts_shape {
     float clamp;
 } mp_experts_shape;
 
+/* Lets the experts that are added to the builder next keep packed copies, charged to `budget`. Sets *packed, which the
+ * caller owns, or to NULL if nothing may be kept: the weights stay mapped, or are shared with worker processes, which
+ * do not share what they pack. */
+mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_error *error);
 /* Reads blk.{layer}.ffn_gate_inp and the experts' matrices (nn/expert_matrix.h); if `biased`, the biases of all four.
  * The builder's weights must outlive the experts. */
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error);
