@@ -87,6 +87,11 @@ def difference(metadata: Mapping[bytes, bytes] | None, output: str, record: Mapp
         return f"the record of its column {output!r} is malformed"
     if "model" in differing and "revision" not in differing and str(record["revision"]).startswith("sha256:"):
         differing.remove("model")  # the same files in another folder
+    if "options" in differing and isinstance(found.get("options"), dict):
+        if found["options"].get("on_error") == "raise":  # no text failed: any other setting writes the same file
+            found["options"]["on_error"] = record["options"]["on_error"]
+            if found["options"] == record["options"]:
+                differing.remove("options")
     if not differing:
         return None
     if "options" in differing and isinstance(found.get("options"), dict):

@@ -133,6 +133,27 @@ def test_targets_of_another_call_are_refused(bert: Path, prompted: Path, tmp_pat
     assert pq.read_schema(target / "a.parquet").field("embedding").type == pa.list_(pa.float32(), 8)
 
 
+def test_failed_files_are_retried_with_nulls(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are complete have no failed text, so that another ``on_error`` keeps them. Files that may have nulls
+    are not taken for complete ones."""
+    written = fake_run(monkeypatch)
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    pq.write_table(pa.table({"text": ["A cat.", "A dog."]}), source / "a.parquet")
+    pq.write_table(pa.table({"text": ["A cat.", None]}), source / "b.parquet")
+    same: dict[str, Any] = dict(model=str(bert), memory_mb=200, progress=False)
+    with pytest.raises(mpool.FileError, match="1 of 2 files could not be embedded"):
+        embed_parquet(source, target, **same)
+    del written[:]
+    with pytest.raises(mpool.InvalidArgument, match="its precision is 'float32', not 'int8'"):
+        embed_parquet(source, target, **same, on_error="null", precision="int8")
+    assert embed_parquet(source, target, **same, on_error="null") == Embedded(1, 2, 1)
+    assert written == [str(target / "b.parquet")]
+    assert pq.read_table(target / "b.parquet").column("embedding").null_count == 1
+    with pytest.raises(mpool.InvalidArgument, match="its on_error is 'null', not 'raise'"):
+        embed_parquet(source, target, **same)
+
+
 def test_a_missing_column_is_refused_in_a_finished_target(bert: Path, tmp_path: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     """Although every file has a copy, a column that does not exist is an error."""
