@@ -53,7 +53,8 @@ def ps() -> ModelTable: ...
 def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
              default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
              max_length: int | None = None, chat_template: str | None = None,
-             isolation: Literal['thread', 'process'] | None = None, kv_dtype: Literal['auto', 'int8'] | None = None
+             isolation: Literal['thread', 'process'] | None = None,
+             weights: Literal['auto', 'mapped', 'packed'] | None = None, kv_dtype: Literal['auto', 'int8'] | None = None
 ) -> Model: ...
 def tokenize(text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True, parse_special: bool = False
 ) -> list[int]: ...

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .models import ModelDescription
     from .pool import Pool
     from .runtime.entry import Entry
+    from .runtime.load_options import LoadOptions
 
 
 class Model(ModelVerbs):
@@ -149,11 +150,11 @@ class Model(ModelVerbs):
 
         pool = None if is_default(self.pool) else self.pool
         entry = self._entry
-        return _restore, (pool, entry.key, entry.ref, entry.overrides, self._compute, *entry.loading)
+        return _restore, (pool, entry.key, entry.ref, entry.overrides, self._compute, entry.loading)
 
 
 def _restore(pool: Pool | None, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
-             isolation: str | None = None, weights: str | None = None, kv_dtype: str | None = None) -> Model:
+             options: LoadOptions) -> Model:
     from ._functions import default_pool
 
-    return (pool or default_pool())._restore(key, ref, overrides, compute, isolation, weights, kv_dtype)
+    return (pool or default_pool())._restore(key, ref, overrides, compute, options)

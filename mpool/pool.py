@@ -16,12 +16,12 @@ from .debug import show
 from .durations import seconds_of
 from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
 from .model import Model
-from .names import KV_DTYPES, WEIGHTS
 from .resources import typed
 from .runtime import hosts
 from .runtime import logs as _logging
 from .runtime import threads as _threads
 from .runtime.entry import OVERRIDES, Entry
+from .runtime.load_options import AS_CONFIGURED, LoadOptions
 from .tasks.verbs import check_capability
 
 if TYPE_CHECKING:
@@ -210,10 +210,7 @@ class Pool(PoolVerbs):
             >>> mpool.embed("A sentence.", "mini").shape
             (384,)
         """
-        _check_isolation(isolation)
-        if weights is not None:
-            one_of("weights", weights, WEIGHTS)
-        _check_kv_dtype(kv_dtype)
+        options = LoadOptions.checked(isolation, weights, kv_dtype)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             refuse("pin", pin, "True or False")
@@ -233,11 +230,11 @@ class Pool(PoolVerbs):
         parts = entry.parts()
         was = [part.loading for part in parts]
         try:
-            entry.set_loading(isolation, weights, kv_dtype)
+            entry.set_loading(options)
             keys = [part.core_key(compute) for part in parts]
         except BaseException:
             for part, before in zip(parts, was):
-                part.isolation, part.weights, part.kv_dtype = before
+                part.loading = before
             raise
         for part, key in zip(parts, keys):
             if part.describe().tokenizes and part.describe().tokenizer is not None:  # None: built, or no file
@@ -249,7 +246,7 @@ class Pool(PoolVerbs):
                 self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
             except BaseException as error:
                 for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
-                    part.isolation, part.weights, part.kv_dtype = before
+                    part.loading = before
                 if isinstance(error, MemoryExhausted):
                     self._name_idle(error, key)
                 raise
@@ -300,6 +297,7 @@ class Pool(PoolVerbs):
                  default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
                  max_length: int | None = None, chat_template: str | None = None,
                  isolation: Literal["thread", "process"] | None = None,
+                 weights: Literal["auto", "mapped", "packed"] | None = None,
                  kv_dtype: Literal["auto", "int8"] | None = None) -> Model:
         """Add a model under a name, which can then be used like a key of the catalogue.
 
@@ -316,6 +314,7 @@ class Pool(PoolVerbs):
             max_length: maximum tokens of a text, at most the limit in the files.
             chat_template: Jinja template for chats.
             isolation: where the model's workers run, ``"thread"`` or ``"process"``; None: ``PoolConfig.isolation``.
+            weights: as for :func:`load`; None: ``PoolConfig.weights``.
             kv_dtype: as for :func:`load`; None: ``"auto"``.
 
         Raises:
@@ -327,14 +326,13 @@ class Pool(PoolVerbs):
             >>> bool((model.embed("cats", "query") == mpool.embed("Search for: cats")).all())
             True
         """
-        _check_isolation(isolation)
-        _check_kv_dtype(kv_dtype)
+        options = LoadOptions.checked(isolation, weights, kv_dtype)
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
         if not isinstance(ref, (str, os.PathLike)):
             refuse("ref", ref, "a key, a reference or a path")
         return self._register(key, os.fspath(ref), {name: value for name, value in settings.items()
-                                                    if value is not None}, isolation, kv_dtype=kv_dtype)
+                                                    if value is not None}, options)
 
     @typed
     def ps(self) -> show.ModelTable:
@@ -509,13 +507,12 @@ class Pool(PoolVerbs):
         """
         self.registry.maintain()
 
-    def _register(self, key: str, ref: str, overrides: Mapping[str, Any], isolation: str | None = None,
-                  weights: str | None = None, kv_dtype: str | None = None) -> Model:
+    def _register(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions) -> Model:
         assert set(overrides) <= set(OVERRIDES)
-        entry = Entry(self, key, _absolute(ref), None, overrides, isolation, weights)
+        entry = Entry(self, key, _absolute(ref), None, overrides)
         self._check_free("key", key, None)
         entry.describe()
-        entry.set_loading(None, None, kv_dtype)
+        entry.set_loading(options)
         with self._lock:
             self._check_free("key", key, None)
             self._entries[key] = self._names[key] = entry
@@ -523,18 +520,18 @@ class Pool(PoolVerbs):
 
     @typed
     def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
-                 isolation: str | None = None, weights: str | None = None, kv_dtype: str | None = None) -> Model:
+                 options: LoadOptions) -> Model:
         """Return the handle of a pickled model, possibly of another process. An existing entry stays unchanged."""
         with self._lock:
             entry = self._names.get(key)
             if entry is None or entry.ref != ref:
                 entry = None
         if entry is None and (overrides or key != ref):
-            return Model(self._register(key, ref, overrides, isolation, weights, kv_dtype)._entry, compute)
+            return Model(self._register(key, ref, overrides, options)._entry, compute)
         if entry is None:
             entry = self._find(ref)
-            if entry.loading == (None, None, None) and not entry.core_keys():
-                entry.set_loading(isolation, weights, kv_dtype)
+            if entry.loading == AS_CONFIGURED and not entry.core_keys():
+                entry.set_loading(options)
         return Model(entry, compute)
 
     def _check_free(self, param: str, name: Any, entry: Entry | None) -> None:
@@ -585,7 +582,7 @@ class Pool(PoolVerbs):
             return default
         if isinstance(model, Model):  # a handle from another pool
             entry = model._entry
-            return self._restore(entry.key, entry.ref, entry.overrides, "auto", *entry.loading)._entry
+            return self._restore(entry.key, entry.ref, entry.overrides, "auto", entry.loading)._entry
         if not isinstance(model, (str, os.PathLike)):
             refuse("model", model, "a key, a reference, a path or a Model")
         reference = parse_reference(model)
@@ -713,18 +710,6 @@ def _restore_pool(config: PoolConfig, identity: str) -> Pool:
     """Return the pickled pool itself if it exists in this process, else a new one with the same configuration."""
     found: Pool | None = hosts.find(identity)
     return found if found is not None and not found._closed else Pool(config, _identity=identity)
-
-
-def _check_isolation(isolation: Any) -> None:
-    if isolation is not None:
-        from .runtime import isolation as _isolated
-
-        _isolated.check(isolation, "isolation")
-
-
-def _check_kv_dtype(kv_dtype: Any) -> None:
-    if kv_dtype is not None:
-        one_of("kv_dtype", kv_dtype, KV_DTYPES)
 
 
 def _is_auto(compute: Any) -> bool:

@@ -216,6 +216,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _compute(embed)
     for one in (serve, embed):
+        _weights(one)
         one.add_argument("-v", "--verbose", action="count", default=0,
                          help="log to standard error; -vv: all log records")
         one.add_argument("--cpus", type=int, default=1, metavar="N", help="compute threads per process, and CPUs that "

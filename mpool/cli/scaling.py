@@ -29,7 +29,7 @@ def serve(arguments: argparse.Namespace) -> int:
     settings, path = settings_of(arguments)
     plan = Plan(tuple(arguments.model), arguments.only, arguments.load, arguments.compute, arguments.offline or None,
                 arguments.replicas, arguments.max_replicas, arguments.calls, arguments.cpus, arguments.memory_mb,
-                arguments.fronts, settings)
+                arguments.fronts, settings, arguments.weights)
 
     def ready(url: str) -> None:
         say(f"mpool serves {arguments.replicas} pools on {url}")
@@ -47,8 +47,8 @@ def embed(arguments: argparse.Namespace) -> int:
     options = {name: getattr(arguments, name) for name in ("task", "dimensions", "compute", "on_error")}
     done = embed_parquet(arguments.source, arguments.target, column=arguments.column, output=arguments.output,
                          model=arguments.model, cpus=arguments.cpus, actors=arguments.actors,
-                         memory_mb=arguments.memory_mb, address=arguments.address, progress=not arguments.quiet,
-                         overwrite=arguments.overwrite, **options)
+                         memory_mb=arguments.memory_mb, weights=arguments.weights, address=arguments.address,
+                         progress=not arguments.quiet, overwrite=arguments.overwrite, **options)
     say(f"embedded {done.rows:,} rows of {done.files} files"
         + (f"; skipped {done.skipped} files that exist in the target folder" if done.skipped else ""))
     return 0

@@ -17,6 +17,7 @@ from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapabilit
 from ..models.layout import missing_tokenizer
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
+from .load_options import AS_CONFIGURED, LoadOptions
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
@@ -37,17 +38,13 @@ class Entry:
         key: name of the model in the pool.
         ref: reference of the model's files.
         overrides: settings that replace those of the files (see :meth:`mpool.Pool.register`).
-        isolation: where the model's workers run, ``"thread"`` or ``"process"``; None: the pool's setting.
-        weights: how the model's weights are used, one of :data:`mpool.names.WEIGHTS`; None: the pool's setting.
-        kv_dtype: type of the keys and values in the KV cache, one of :data:`mpool.names.KV_DTYPES`; None: ``"auto"``.
+        loading: how the model is loaded; see :meth:`set_loading`.
         plans: cache of embedding options -> their plan; see tasks/vectors.py.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
-                 overrides: Mapping[str, Any] | None = None, isolation: str | None = None,
-                 weights: str | None = None) -> None:
-        self.kv_dtype: str | None = None
-        self.pool, self.key, self.ref, self.isolation, self.weights = pool, key, ref, isolation, weights
+                 overrides: Mapping[str, Any] | None = None, loading: LoadOptions = AS_CONFIGURED) -> None:
+        self.pool, self.key, self.ref, self.loading = pool, key, ref, loading
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
         self._capability = capability
@@ -121,7 +118,7 @@ class Entry:
         if found is None and any(part.capability == capability for part in self.describe().networks):
             with self._lock:
                 if capability not in self._networks:
-                    network = Entry(self.pool, self.key, self.ref, capability, None, self.isolation, self.weights)
+                    network = Entry(self.pool, self.key, self.ref, capability, None, self.loading)
                     network._main = self
                     self._networks[capability] = network
             found = self._networks[capability]
@@ -263,45 +260,37 @@ class Entry:
     @property
     def runs_in(self) -> str:
         """Where the model's workers run: ``"thread"`` or ``"process"``."""
-        return self.isolation or self.pool.config.isolation
+        return self.loading.isolation or self.pool.config.isolation
 
     @property
     def uses_weights(self) -> str:
         """How the model's weights are used: one of :data:`mpool.names.WEIGHTS`."""
-        return self.weights or self.pool.config.weights
+        return self.loading.weights or self.pool.config.weights
 
-    @property
-    def loading(self) -> tuple[str | None, str | None, str | None]:
-        """Arguments of :meth:`set_loading` that restore the present state of this entry."""
-        return self.isolation, self.weights, self.kv_dtype
-
-    def set_loading(self, isolation: str | None, weights: str | None, kv_dtype: str | None) -> None:
-        """Set where the model's workers run, how its weights are used and the type of its KV cache; None: unchanged.
-
-        Loaded workers keep serving until the model is loaded again.
+    def set_loading(self, options: LoadOptions) -> None:
+        """Set how the model is loaded from now on; None: unchanged. Loaded workers serve until the next load.
 
         Raises:
             InvalidArgument: the KV cache has a type, but the model has no KV cache.
         """
-        if kv_dtype not in (None, "auto") and self.describe().generation is None:
-            raise _refused(self.describe(), "kv_dtype", {"kv_dtype": kv_dtype}, "auto: the model has no KV cache")
+        if options.kv_dtype not in (None, "auto") and self.describe().generation is None:
+            raise _refused(self.describe(), "kv_dtype", {"kv_dtype": options.kv_dtype},
+                           "auto: the model has no KV cache")
         with self._lock:
             before, was = self._settings(), self.loading
-            self.isolation, self.weights = isolation or self.isolation, weights or self.weights
-            self.kv_dtype = kv_dtype or self.kv_dtype
+            self.loading = options.over(was)
             for network in self._networks.values():
-                network.set_loading(isolation, weights, None)
+                network.set_loading(replace(options, kv_dtype=None))
             if before == self._settings():
                 return
             try:
                 self._replace()
             except BaseException:
-                # loaded workers still run in this mode; a repeated call must not return early
-                self.isolation, self.weights, self.kv_dtype = was
+                self.loading = was  # the workers still run with these settings; a repeated call must not return early
                 raise
 
     def _settings(self) -> tuple[str, str, str]:
-        return self.runs_in, self.uses_weights, self.kv_dtype or "auto"
+        return self.runs_in, self.uses_weights, self.loading.kv_dtype or "auto"
 
     def _replace(self) -> None:
         """Replace the entries of the core's registry by entries with the present settings."""
@@ -325,8 +314,8 @@ class Entry:
             spec.set(name, value)
         if self.uses_weights != "auto":
             spec.set("mpool.weights", self.uses_weights)
-        if self.kv_dtype not in (None, "auto"):
-            spec.set("mpool.kv_dtype", self.kv_dtype)
+        if self.loading.kv_dtype not in (None, "auto"):
+            spec.set("mpool.kv_dtype", self.loading.kv_dtype)
         for tensor in description.spec.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         if description.generation is not None:

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from .. import interpreter
-from ..checks import one_of
 from ..errors import SpawnFailed
-from ..names import ISOLATION
 
 # Imports only ctypes and loads the core: a worker process needs neither numpy, nor this package, nor site.
 _START = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).mp_isolation_main())"
-
-
-def check(isolation: object, what: str) -> None:
-    """Check the value of the option named ``what``.
-
-    Raises:
-        InvalidArgument: the value is not one of :data:`ISOLATION`.
-    """
-    one_of(what, isolation, ISOLATION)
 
 
 def command() -> tuple[str, ...]:

@@ -23,7 +23,8 @@ def connect(address: str | None) -> None:
         ray.init(include_dashboard=False, object_store_memory=_STORE, log_to_driver=False, logging_level="WARNING")
 
 
-def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0) -> PoolConfig:
+def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0,
+           weights: str = "auto") -> PoolConfig:
     """Return the configuration of a pool in a Ray actor.
 
     Args:
@@ -33,9 +34,10 @@ def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0) 
             because Ray places no more actors than there are CPUs.
         offline: see :class:`mpool.PoolConfig`.
         grace: seconds that running requests have to complete when the pool is closed.
+        weights: see :class:`mpool.PoolConfig`.
     """
     limit = memory_mb << 20 if memory_mb else _limit() * cpus // max(_cpus_here(), cpus)
-    return PoolConfig(threads=cpus, memory_bytes=limit, offline=offline, shutdown_grace=grace)
+    return PoolConfig(threads=cpus, memory_bytes=limit, offline=offline, shutdown_grace=grace, weights=weights)
 
 
 def _limit() -> int:

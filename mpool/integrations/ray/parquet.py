@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 
-from ...checks import refuse
+from ...checks import one_of, refuse
 from ...errors import FileError, InvalidArgument, MpoolError
 from ...models import describe
+from ...names import WEIGHTS
 from ...pool import Pool
 from . import provenance
 
@@ -42,6 +43,7 @@ class EmbedBatches:
         cpus: number of CPUs of the actor, the same as ``num_cpus`` of ``map_batches``.
         memory_mb: memory for the model in megabytes; 0: the machine's memory for pools, divided in proportion to
             ``cpus`` and Ray's CPUs.
+        weights: see :class:`mpool.PoolConfig`; with ``"mapped"``, the actors of a machine share the pages of the file.
         **options: options of :func:`mpool.embed`. With ``on_error="null"``, texts that are missing or cannot be
             embedded get a null instead of a vector.
 
@@ -51,9 +53,9 @@ class EmbedBatches:
     """
 
     def __init__(self, column: str = "text", output: str = "embedding", model: str | None = None, cpus: int = 1,
-                 memory_mb: int = 0, **options: Any) -> None:
+                 memory_mb: int = 0, weights: str = "auto", **options: Any) -> None:
         self.column, self.output, self.model, self.options = column, output, model, options
-        self.pool = Pool(_share.config(cpus, memory_mb, None))
+        self.pool = Pool(_share.config(cpus, memory_mb, None, weights=weights))
         self._made: dict[str, Any] | None = None
 
     def __call__(self, batch: pa.Table) -> pa.Table:
@@ -143,7 +145,7 @@ class Embedded:
 
 def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str], *, column: str = "text",
                   output: str = "embedding", model: str | None = None, cpus: int = 1, actors: int | None = None,
-                  memory_mb: int = 0, rows: int = ROWS, address: str | None = None,
+                  memory_mb: int = 0, weights: str = "auto", rows: int = ROWS, address: str | None = None,
                   progress: bool | Callable[[int, int], object] = True, overwrite: bool = False,
                   **options: Any) -> Embedded:
     """Copies the Parquet files of a folder and adds a column with the vectors of the texts of another column.
@@ -159,7 +161,7 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     Args:
         source: a folder with ``.parquet`` files; subfolders are ignored.
         target: another folder; it is created if it does not exist.
-        column, output, model, memory_mb, **options: see :class:`EmbedBatches`.
+        column, output, model, memory_mb, weights, **options: see :class:`EmbedBatches`.
         cpus: number of CPUs and compute threads of an actor.
         actors: number of processes; None: as many as Ray has CPUs for, but at most one per file.
         rows: number of rows per batch.
@@ -185,6 +187,7 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     files = sorted(source_folder.glob("*.parquet"))
     if not files:
         raise FileError(f"{source_folder} has no .parquet files")
+    one_of("weights", weights, WEIGHTS)
     provenance.options_of(options)  # raises for an invalid option
     if not isinstance(overwrite, bool):
         refuse("overwrite", overwrite, "True or False")
@@ -208,7 +211,7 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
         results = _run([{"source": str(path), "target": str(target_folder / path.name)} for path in missing],
                        min(actors or possible, possible, len(missing)), cpus,
                        {"rows": rows, "column": column, "output": output, "model": model, "cpus": cpus,
-                        "memory_mb": memory_mb, **options})
+                        "memory_mb": memory_mb, "weights": weights, **options})
         with _Progress(progress, total) as report:
             for result in results:
                 failed += [result["error"]] if result["error"] else []

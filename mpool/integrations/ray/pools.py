@@ -34,14 +34,14 @@ class Pools:
         models, catalogue, compute: see :class:`mpool.server.models.Models`.
         settings: limits of requests.
         load: load the models before the first request.
-        cpus, memory_mb, offline: see :func:`mpool.integrations.ray._share.config`.
+        cpus, memory_mb, offline, weights: see :func:`mpool.integrations.ray._share.config`.
     """
 
     def __init__(self, models: Sequence[str], catalogue: bool, compute: str, settings: Settings, load: bool, cpus: int,
-                 memory_mb: int, offline: bool | None) -> None:
+                 memory_mb: int, offline: bool | None, weights: str = "auto") -> None:
         from . import _share
 
-        self.pool = Pool(_share.config(cpus, memory_mb, offline, settings.grace))
+        self.pool = Pool(_share.config(cpus, memory_mb, offline, settings.grace, weights))
         self.state = State(settings, self.pool, models, catalogue, compute)
         self._app = Routes(operations(), self.state)
         self._gauges: dict[str, Any] = {}

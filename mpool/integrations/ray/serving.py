@@ -16,9 +16,10 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from ...checks import refuse, shown, unknown_option
+from ...checks import one_of, refuse, shown, unknown_option
 from ...config import PoolConfig
 from ...errors import InvalidArgument, SpawnFailed
+from ...names import WEIGHTS
 from ...pool import Pool
 from ...server.models import Models
 from ...server.settings import Settings, token_of
@@ -53,6 +54,8 @@ class Plan:
             ``cpus`` and Ray's CPUs.
         fronts: number of processes that receive requests; 0: one per node of the cluster, and at least two.
         settings: address, clients and limits.
+        weights: see :class:`mpool.PoolConfig`; with ``"mapped"``, the replicas of a machine share the pages of
+            the files.
 
     Raises:
         InvalidArgument: a number is out of range.
@@ -70,8 +73,10 @@ class Plan:
     memory_mb: int = 0
     fronts: int = 0
     settings: Settings = field(default_factory=Settings)
+    weights: str = "auto"
 
     def __post_init__(self) -> None:
+        one_of("weights", self.weights, WEIGHTS)
         for name, low, high in (("replicas", 1, 10_000), ("max_replicas", 0, 10_000), ("cpus", 1, 256),
                                 ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6), ("fronts", 0, 10_000)):
             value = getattr(self, name)
@@ -104,7 +109,7 @@ def make(plan: Plan, nodes: int = 1) -> serve.Application:
                                                   request_routing_stats_period_s=_REPORT_PERIOD), **scaled)
     # only the front has the token: replicas trust the front
     replica = pools.bind(plan.models, not plan.only, plan.compute, replace(settings, token=None, host="127.0.0.1"),
-                         plan.load, plan.cpus, plan.memory_mb, plan.offline)
+                         plan.load, plan.cpus, plan.memory_mb, plan.offline, plan.weights)
     fronts = plan.fronts or max(2, nodes)
     front = serve.deployment(serve.ingress()(Front)).options(
         name="Front", num_replicas=fronts, max_replicas_per_node=math.ceil(fronts / nodes),

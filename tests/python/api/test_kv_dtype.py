@@ -53,7 +53,7 @@ def test_two_names_and_a_process_give_the_same_bytes(model: str) -> None:
         with mpool.Pool() as other:
             handle = pickle.loads(pickle.dumps(pool.get("here")))
             entry = other._restore(*handle.__reduce__()[1][1:])._entry
-            assert entry.kv_dtype == "int8"
+            assert entry.loading.kv_dtype == "int8"
 
 
 @pytest.mark.parametrize("value", ["int4", "", 8, True])

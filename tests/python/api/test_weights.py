@@ -73,6 +73,16 @@ def test_a_pickled_model_keeps_its_weights(bert: Path) -> None:
         assert other.ps()[0].weights == "mapped"
 
 
+def test_registered_names_have_weights_of_their_own(bert: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        models = [pool.register(name, bert, weights=name) for name in ("mapped", "packed")]  # type: ignore[arg-type]
+        found = [model.embed(TEXTS).tobytes() for model in models]
+        assert found[0] == found[1]
+        assert {row.key: row.weights for row in pool.ps()} == {"mapped": "mapped", "packed": "packed"}
+        with pytest.raises(mpool.InvalidArgument, match="`weights` must be one of auto, mapped, packed"):
+            pool.register("never", bert, weights="never")  # type: ignore[arg-type]
+
+
 def test_other_values_are_refused(bert: Path) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`weights` must be one of auto, mapped, packed") as caught:
         mpool.load(bert, weights="never")  # type: ignore[arg-type]

@@ -31,7 +31,9 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_batches(bert: Path) -> None:
     """The vectors are a column of fixed-size lists. Rows, columns and their order are kept."""
-    made = EmbedBatches("body", "vector", str(bert), memory_mb=200, compute="float32", on_error="null")
+    made = EmbedBatches("body", "vector", str(bert), memory_mb=200, compute="float32", weights="mapped",
+                        on_error="null")
+    assert made.pool.config.weights == "mapped"
     table = pa.table({"id": [1, 2, 3], "body": ["A cat.", None, "A dog."], "vector": [0, 0, 0]})
     found = made(table)
     assert found.schema.names == ["id", "body", "vector"]
@@ -61,6 +63,8 @@ def test_folders_are_checked_first(tmp_path: Path) -> None:
         embed_parquet(tmp_path / "in", tmp_path / "out")
     with pytest.raises(mpool.InvalidArgument, match="`target` must be another folder than `source`, got "):
         embed_parquet(tmp_path / "in", tmp_path / "in" / ".")
+    with pytest.raises(mpool.InvalidArgument, match="`weights` must be one of auto, mapped, packed, got 'never'"):
+        embed_parquet(tmp_path / "in", tmp_path / "out", weights="never")
     with pytest.raises(mpool.InvalidArgument, match="`actors` must be 1 or more, got 0"):
         embed_parquet(tmp_path / "in", tmp_path / "out", actors=0)
 

@@ -421,7 +421,7 @@ def test_options_of_models(bert: Path, llama: Path, tmp_path: Path) -> None:
         import pickle
 
         again = pickle.loads(pickle.dumps(named))
-        assert again == named and again._entry.isolation == "process"
+        assert again == named and again._entry.loading.isolation == "process"
         for bad in ("fork", 1, ""):
             with pytest.raises(mpool.InvalidArgument, match="`isolation` must be one of thread, process, got"):
                 pool.load(bert, isolation=bad)  # type: ignore[arg-type]
