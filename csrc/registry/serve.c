@@ -148,7 +148,6 @@ static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
         return;
     mp_error error;
     mp_status status = mp_ticket_cause(ticket, &error);
-    w->engine->ops->retire(w->engine, &ticket->item);
     mp_entry_finish(entry, ticket, status, &error);
 }
 

@@ -751,3 +751,25 @@ MP_TEST(files_gguf_truncated_while_read) {
     MP_SKIP("needs the seam build");
 #endif
 }
+
+/* Types of tensors that other programs write and mpool does not read are named. */
+MP_TEST(files_gguf_unsupported_types_are_named) {
+    static const struct { uint32_t type; const char *name; } cases[] = {{9, "Q8_1"}, {15, "Q8_K"}, {41, "Q1_0"}};
+    static const uint64_t sizes[] = {256};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_bytes b = {0};
+        mp_error error;
+        mp_spec *spec;
+        put_header(&b, 1, 1);
+        put_architecture(&b);
+        put_tensor(&b, "a.weight", 1, sizes, cases[i].type, 0);
+        put_padding(&b, 32);
+        for (int j = 0; j < 2048; j++)
+            put_u8(&b, 0);
+        char wanted[64];
+        snprintf(wanted, sizeof wanted, "the tensor a.weight is stored as %s,", cases[i].name);
+        MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_UNSUPPORTED, &error);
+        MP_CHECK_HAS(error.message, wanted);
+        free(b.data);
+    }
+}

@@ -223,6 +223,8 @@ MP_TEST(files_spec_frozen) {
     MP_CHECK_STATUS(mp_spec_set(spec, "a", &one, &error), MP_INVALID_ARGUMENT, &error);
     /* not FORMAT for a duplicate: a call on a frozen spec, which other threads read, stops before it reads or stores */
     MP_CHECK_STATUS(mp_spec_set(spec, "known", &one, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_spec_adopt(spec, "a", 1, &one, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK(mp_spec_find(spec, "a") == NULL);
     MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_add_file(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, "b", &error), MP_INVALID_ARGUMENT, &error);

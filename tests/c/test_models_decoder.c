@@ -1,5 +1,5 @@
 /* test_models_decoder.c: rotary divisors of a decoder, shared weights, and the description that requests receive. */
-#include "model_fixture.h"
+#include "missing_fixture.h"
 #include "models/decoder/decoder.h"
 
 enum { PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
@@ -149,4 +149,20 @@ MP_TEST(models_decoder_divides_rotary_angles) {
     const uint64_t by_list = hash_with(divide_by_list);
     MP_CHECK(by_list != linear);
     MP_CHECK(hash_with(divide_by_tensor) == by_list);
+}
+
+/* Rotations and kernels take components in pairs. */
+MP_TEST(models_decoder_refuses_odd_heads) {
+    static const int sizes[][2] = {{15, 15}, {1, 1}, {16, 8}};
+    mp_spec *from = tiny_decoder_spec(floats, 1, 56);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        mp_error error;
+        mp_spec *spec = spec_copy(from, -1, 0);
+        tiny_int(spec, "llama.attention.key_length", sizes[i][0]);
+        tiny_int(spec, "llama.attention.value_length", sizes[i][1]);
+        mp_spec_freeze(spec);
+        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_F32, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, "attention.key_length");
+    }
+    mp_spec_unpin(from);
 }

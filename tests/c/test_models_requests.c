@@ -38,6 +38,22 @@ MP_TEST(models_requests_charge_embeddings) {
     end(&call->base);
 }
 
+static mp_status create_embeddings(void *arg, mp_error *error) {
+    static const int32_t ids[] = {5, 6, 7}, skip[] = {0, 1}, second[] = {1, 1};
+    static const int64_t offsets[] = {0, 1, 3};
+    mp_embedding_request *call;
+    (void)arg;
+    mp_status status = mp_embedding_request_create(&(mp_embedding_args){.n_texts = 2, .n_tokens = 3, .ids = ids,
+                                                                        .offsets = offsets, .skip = skip,
+                                                                        .second = second},
+                                                   &call, error);
+    if (status == MP_OK)
+        mp_request_destroy(&call->base);
+    return status;
+}
+
+MP_TEST(models_requests_for_embeddings_survive_refused_memory) { mp_test_alloc_sweep(create_embeddings, NULL); }
+
 MP_TEST(models_requests_charge_image_embeddings) {
     static const int32_t sizes[] = {2, 3, 4, 1};
     static const uint8_t pixels[3 * (2 * 3 + 4 * 1)];

@@ -251,6 +251,34 @@ MP_TEST(pool_queue_gives_newcomers_no_more_than_their_share) {
     }
 }
 
+/* A tenant that gets the slot of another one does not inherit the service that the other one had. */
+MP_TEST(pool_queue_does_not_charge_a_tenant_for_the_slot_of_another) {
+    mp_queue queue;
+    numbered_node first = {.number = 0}, others[MP_QUEUE_SPARE_FLOWS + 8], waiting[3], newcomer = {.number = 1};
+    make(&queue, 4, 4);
+    push(&queue, &first, 2, 0, 1, 1000 * 1000, 0);
+    push(&queue, &others[0], 2, 0, 100, 1, 0);
+    MP_CHECK_INT(number_of(taken(&queue, 0)), 0); /* tenant 1 has had more than its share, and is idle for longest */
+    taken(&queue, 0);
+    MP_CHECK_INT(queue.flows.used, 2);
+    for (int i = 1; i < queue.flows.count - 1; i++) { /* use all other slots once */
+        push(&queue, &others[i], 2, 0, 100 + (uint32_t)i, 1, 0);
+        taken(&queue, 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        waiting[i].number = 10 + i;
+        push(&queue, &waiting[i], 2, 0, 100, 1, 0);
+    }
+    push(&queue, &newcomer, 2, 0, 7, 1, 0); /* takes the slot of tenant 1 */
+    int place = 0;
+    while (number_of(taken(&queue, 0)) != 1)
+        place++;
+    MP_CHECK(place <= 1);
+    while (taken(&queue, 0))
+        continue;
+    mp_queue_destroy(&queue);
+}
+
 /* Old nodes of a level that its age brings forward are served by shares too. */
 MP_TEST(pool_queue_shares_a_level_that_is_served_for_its_age) {
     mp_queue queue;

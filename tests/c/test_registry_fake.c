@@ -244,6 +244,10 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
         .bytes = engine_bytes,
     };
     fake_model *model = (fake_model *)base;
+    if (atomic_load(&model->fake->one_engine) && atomic_load(&model->fake->engines) > 0) {
+        atomic_fetch_add(&model->fake->engines_refused, 1);
+        return mp_fail(error, MP_IO, "no second engine");
+    }
     fake_engine *engine = mp_alloc_zeroed(sizeof(*engine), MP_TAG_SCRATCH);
     if (!engine)
         return mp_fail_memory(error, sizeof(*engine), "a fake engine");

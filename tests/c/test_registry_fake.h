@@ -15,6 +15,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     /* script; may be changed between requests */
     _Atomic uint64_t load_ns;    /* how long a load takes */
     _Atomic int load_failures;   /* number of further loads that fail with MP_IO */
+    _Atomic bool one_engine;     /* creating an engine beside another one fails with MP_IO */
     _Atomic bool load_stalls;    /* a load makes no progress and cannot be cancelled */
     _Atomic uint64_t step_ns;    /* how long a step takes */
     _Atomic uint32_t step_units; /* units per item and step; 0 = all */
@@ -31,6 +32,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     int version;                        /* written into results */
     /* counts */
     _Atomic int loads, models, engines, loaders; /* loads begun; models, engines, loaders that exist */
+    _Atomic int engines_refused; /* see `one_engine` */
     _Atomic int steps, admitted, preempted, trims, checks;
     _Atomic int in_steps; /* threads in a step */
     _Atomic int in_bytes; /* threads inside ops->bytes */

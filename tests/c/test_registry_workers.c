@@ -65,6 +65,35 @@ MP_TEST(workers_memory_for_one_gives_one) {
     fake_end(registry);
 }
 
+/* A worker that cannot start beside one that serves fails no request, and the model does not count as failed. */
+MP_TEST(workers_that_cannot_start_beside_another_fail_no_request) {
+    fake fake;
+    fake_init(&fake);
+    fake.workers = 2;
+    fake.load_ns = FAKE_MS(20);
+    fake.memory = 1; /* one request is active, the others wait in the queue */
+    atomic_store(&fake.one_engine, true);
+    atomic_store(&fake.hold, true);
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2});
+    fake_add(registry, "a", &fake, false);
+    mp_ticket *tickets[4];
+    for (int i = 0; i < 4; i++) {
+        fake_call *call = fake_call_create(1);
+        call->memory = 1;
+        tickets[i] = fake_submit(registry, "a", call, NULL);
+    }
+    fake_until(&fake.engines_refused, 1); /* a cold model starts two workers */
+    fake_until(&fake.in_steps, 1);
+    wait_for_workers(registry, "a", 1);
+    mp_entry_info info;
+    fake_info(registry, "a", &info);
+    MP_CHECK_HAS(info.state, "busy");
+    atomic_store(&fake.hold, false);
+    for (int i = 0; i < 4; i++)
+        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
+    fake_end(registry);
+}
+
 MP_TEST(workers_memory_for_none_is_an_error) {
     fake fake;
     fake_init(&fake);

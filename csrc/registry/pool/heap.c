@@ -22,9 +22,6 @@ static mp_heap_node *merge_siblings(mp_heap_node *first) {
     while (first) {
         mp_heap_node *a = first, *b = a->next;
         first = b ? b->next : NULL;
-        a->next = NULL;
-        if (b)
-            b->next = NULL;
         a = merge(a, b);
         a->next = pairs;
         pairs = a;
