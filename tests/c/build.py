@@ -81,7 +81,9 @@ VARIANTS: dict[str, Variant] = {
     "arm-clang": Variant("clang", ["--target=aarch64-linux-gnu", "-O1", "-DNDEBUG"], link=False),
     # clang's warnings and its function effect analysis do not depend on optimisation.
     "clang": Variant("clang", ["-O0", "-DNDEBUG"], link=False, binding=True),
-    "clang-debug": Variant("clang", ["-O0", "-DMP_SEAM"], link=False),
+    # -fsyntax-only: the code that it would generate is that of the variant clang, but for assertions and injected
+    # failures.
+    "clang-debug": Variant("clang", ["-DMP_SEAM", "-fsyntax-only"], link=False),
 }
 
 
@@ -158,6 +160,7 @@ def compile_one(command: list[str], source: Path, target: Path) -> str | None:
     run = subprocess.run([*command, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)],
                          capture_output=True, text=True)
     if run.returncode == 0:
+        target.touch()  # with -fsyntax-only, the compiler writes none
         return None
     target.unlink(missing_ok=True)
     return run.stderr + run.stdout
