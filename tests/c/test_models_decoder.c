@@ -166,3 +166,34 @@ MP_TEST(models_decoder_refuses_odd_heads) {
     }
     mp_spec_unpin(from);
 }
+
+/* The text that could begin a stop string is held back. It belongs to the answer if the request ends early. */
+MP_TEST(models_decoder_publishes_held_back_text_at_the_end) {
+    tiny_model tiny;
+    tiny_job job;
+    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 57), MP_COMPUTE_F32, 1);
+    make_job(&tiny, &job);
+    tiny_job_admit(&tiny, &job);
+    tiny_job_finish(&tiny, &job);
+    const char *text = job.call->choices[0].text;
+    const char begun[] = {text[0], (char)(text[1] ^ 1)}; /* begins at the first character and does not go on */
+    mp_text_args args = {.n_prompt = 40, .prompt = job.call->prompt, .n_choices = 1, .n_stop = 1,
+                         .stop = (const char *const[]){begun}, .stop_bytes = (const int32_t[]){2},
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 6, .logprobs = -1,
+                                      .ignore_eos = true}};
+    tiny_job held;
+    tiny_job_make(&tiny, &held, &args, 0);
+    const mp_choice *choice = &held.call->choices[0];
+    tiny_job_admit(&tiny, &held);
+    while (!choice->token_count)
+        MP_CHECK_INT(tiny_job_step(&tiny, &held, 512), MP_OUTCOME_MORE);
+    MP_CHECK_INT(choice->token_count, 1);
+    MP_CHECK_INT(choice->text_bytes, 0);
+    tiny.engine->ops->retire(tiny.engine, &held.item);
+    MP_CHECK_INT(choice->finish, MP_FINISH_CANCELLED);
+    MP_CHECK_INT(choice->text_bytes, 1);
+    MP_CHECK(choice->text[0] == text[0]);
+    mp_request_destroy(&held.call->base);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
