@@ -518,3 +518,20 @@ MP_TEST(files_spec_notes_files) {
     MP_CHECK(mp_sys_identify(path[0], &now) && !mp_spec_same_file(spec, 0, &now));
     mp_spec_unpin(spec);
 }
+
+/* Without memory for the identity of a file, the file counts as changed. */
+static mp_status note_file(void *arg, mp_error *error) {
+    const mp_file_id id = {.size = 3};
+    mp_spec *spec = mp_spec_create();
+    (void)arg;
+    if (!spec)
+        return mp_fail_memory(error, 0, "a spec");
+    mp_status status = mp_spec_add_file(spec, "/a", error);
+    mp_spec_freeze(spec);
+    if (status == MP_OK && !mp_spec_same_file(spec, 0, &id))
+        status = mp_fail_memory(error, sizeof id, "the identity of a file");
+    mp_spec_unpin(spec);
+    return status;
+}
+
+MP_TEST(files_spec_identities_survive_refused_memory) { mp_test_alloc_sweep(note_file, NULL); }
