@@ -499,7 +499,7 @@ def _at_exit() -> None:
 def _cpus() -> int:
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
+    except (AttributeError, OSError):  # not on macOS
         return os.cpu_count() or 1
 
 

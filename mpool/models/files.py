@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -76,11 +76,17 @@ def _stamp_of(found: os.stat_result) -> Stamp:
 
 
 def stamp(path: str) -> Stamp:
-    """Return the identity of a file's content or of a folder's entries, from its metadata; None if it is missing."""
+    """Return the identity of a file's content or of a folder's entries, from its metadata; None if it is missing.
+
+    Raises:
+        FileError: the system does not tell.
+    """
     try:
         return _stamp_of(os.stat(path))
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def same_stamp(a: Stamp, b: Stamp) -> bool:
@@ -129,11 +135,21 @@ def note(path: str) -> None:
         stamps[path] = stamp(path)
 
 
+def _unreadable(path: str, error: Exception) -> FileError:
+    return FileError(f"{shorten(path, 400)}: {getattr(error, 'strerror', None) or error}")
+
+
+def close(fd: int) -> None:
+    """Close a file that was only read. An error of the system then says nothing about what was read."""
+    with suppress(OSError):
+        os.close(fd)
+
+
 def open_regular(path: str) -> tuple[int, int]:
     """Open a regular file for reading.
 
     Returns:
-        file descriptor, which the caller closes, and size in bytes.
+        file descriptor, which the caller closes with :func:`close`, and size in bytes.
 
     Raises:
         FormatError: the path is a directory, a FIFO, a device or a socket; none of these is opened.
@@ -151,19 +167,22 @@ def open_regular(path: str) -> tuple[int, int]:
                 if stat.S_ISREG(mode):
                     return fd, status.st_size
             except BaseException:
-                os.close(fd)
+                close(fd)
                 raise
-            os.close(fd)
+            close(fd)
     except (OSError, ValueError) as error:
-        raise FileError(f"{shorten(path, 400)}: {getattr(error, 'strerror', None) or error}") from error
+        raise _unreadable(path, error) from error
     raise FormatError(file=path, field="file type", got=file_kind(mode), allowed="a regular file")
 
 
 def read_exactly(fd: int, offset: int, size: int, *, path: str) -> bytes:
-    """Read ``size`` bytes of a file from ``offset``. Raises FileError if the file ends earlier."""
+    """Read ``size`` bytes of a file from ``offset``. Raises FileError if the file ends earlier or cannot be read."""
     chunks: list[bytes] = []
     while size:
-        chunk = os.pread(fd, min(size, 1 << 24), offset)
+        try:
+            chunk = os.pread(fd, min(size, 1 << 24), offset)
+        except OSError as error:
+            raise _unreadable(path, error) from error
         if not chunk:
             raise FileError(f"{path}: the file ended at byte {offset} while it was read",
                             hint="Try again when no other program writes to the file")
@@ -181,7 +200,7 @@ def read_small(path: str, limit: int = MAX_SMALL_FILE) -> bytes:
             raise FormatError(file=path, field="size", got=f"{size} bytes", allowed=f"at most {limit} bytes")
         return read_exactly(fd, 0, size, path=path)
     finally:
-        os.close(fd)
+        close(fd)
 
 
 class Folder:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checks import one_of, shown
-from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
+from ..errors import IntegrityError, InvalidArgument, WrongCapability
 from ..models.layout import missing_tokenizer
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
@@ -327,10 +327,11 @@ class Entry:
             registry.add(key, spec, compute, replace, _isolated.command(), self.pool.config.process_memory)
         else:
             registry.add(key, spec, compute, replace)
+        self._core[compute] = key  # before anything else can fail: the key is in use now
         try:
             # start loading while Python builds the tokenizer; the request that follows raises the error of the load
             registry.load(key, timeout=0.0)
-        except MpoolError:
+        except Exception:  # of mpool, or a lack of memory in Python
             pass
         return key
 

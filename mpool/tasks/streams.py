@@ -105,7 +105,7 @@ class StreamIterator(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        return next(self._stream)
+        return self._stream.__next__()  # not next(): a MemoryError of the call itself would have no type
 
     def __del__(self) -> None:
         if not self._stream._exhausted:

@@ -11,7 +11,7 @@ from ...errors import FormatError, Unsupported
 from .. import architectures, layout
 from ..families import Architecture
 from ..fields import Fields
-from ..files import Folder, note, open_regular, refuse_pickle
+from ..files import Folder, close, note, open_regular, read_exactly, refuse_pickle
 from ..spec import (
     GenerationSettings,
     TensorEntry,
@@ -86,13 +86,13 @@ def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:
         second, _ = open_regular(paths[b.file])
         try:
             chunk = 1 << 22
-            return all(os.pread(first, min(chunk, a.nbytes - at), a.offset + at)
-                       == os.pread(second, min(chunk, b.nbytes - at), b.offset + at)
+            return all(read_exactly(first, a.offset + at, min(chunk, a.nbytes - at), path=paths[a.file])
+                       == read_exactly(second, b.offset + at, min(chunk, b.nbytes - at), path=paths[b.file])
                        for at in range(0, a.nbytes, chunk))
         finally:
-            os.close(second)
+            close(second)
     finally:
-        os.close(first)
+        close(first)
 
 
 def tokenizer_file(folder: Folder, config: Fields) -> str | None:
@@ -121,7 +121,7 @@ def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, end_ids: tupl
         raise layout.missing_tokenizer(folder.path)
     path = folder.path_of(file)
     fd, _ = open_regular(path)
-    os.close(fd)
+    close(fd)
     settings: dict[str, Any] = {name: value for name, value in config.values.items()
                              if name not in ("chat_template", "added_tokens_decoder")}
     special = folder.fields("special_tokens_map.json", missing_ok=True)

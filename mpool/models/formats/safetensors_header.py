@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from ...errors import FormatError, Unsupported
 from .. import json_strict
 from ..fields import describe
-from ..files import Folder, open_regular, read_exactly
+from ..files import Folder, close, open_regular, read_exactly
 from ..json_strict import shorten
 from ..layout import INDEX_NAME, shard_names
 from ..spec import TensorEntry
@@ -85,7 +85,7 @@ class _Reader:
                 self.fail("header", describe(start[8:].decode("latin-1")) if length else "empty", "'{' first", offset=8)
             self.raw = read_exactly(fd, 8, length, path=self.path)
         finally:
-            os.close(fd)
+            close(fd)
         text = self.raw.rstrip(b" ")
         if text[-1:] != b"}":
             self.fail("header padding", describe(text[-1:].decode("latin-1")), "spaces after the closing '}'",

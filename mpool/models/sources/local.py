@@ -6,7 +6,7 @@ import os
 import stat
 
 from ...errors import FileError, FormatError, InvalidArgument
-from ..files import PICKLE_SUFFIXES, Folder, file_kind, open_regular, read_exactly, refuse_pickle
+from ..files import PICKLE_SUFFIXES, Folder, close, file_kind, open_regular, read_exactly, refuse_pickle
 from ..layout import gguf_models
 from ..references import LocalRef
 from . import Resolved
@@ -18,7 +18,7 @@ def first_bytes(path: str, count: int = 8) -> bytes:
     try:
         return read_exactly(fd, 0, min(count, size), path=path)
     finally:
-        os.close(fd)
+        close(fd)
 
 
 def kind_of_file(path: str) -> str:

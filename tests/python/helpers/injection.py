@@ -1,10 +1,11 @@
 """Failures injected into the Python layer, one at a time, each in a forked child of a process with nothing loaded.
 
-Run as a program: ``injection.py BERT LLAMA STRIDE OFFSET``. A first child records the sites of the package: each
-distinct line that calls a C function (of the core, of the operating system, of Python), imports a module or starts a
-thread while :func:`work` runs. Then, for every ``STRIDE``-th site from ``OFFSET`` on, a child lets that site fail once,
-and afterwards repeats the work without failures. Prints one line of JSON: [number of sites, number of failures,
-[[site, failure, verdict], ...]] with the verdicts that are wrong.
+Run as a program: ``injection.py BERT LLAMA STRIDE OFFSET [FILE:CALL ...]``. A first child records the sites of the
+package: each distinct line that calls a C function (of the core, of the operating system, of Python), imports a module
+or starts a thread while :func:`work` runs. If any FILE:CALL is given, only sites that call or import CALL in FILE
+count. Then, for every ``STRIDE``-th site from ``OFFSET`` on, a child lets that site fail once, and afterwards repeats
+the work without failures. Prints one line of JSON: [number of sites, number of failures, [[site, failure, verdict],
+...]] with the verdicts that are wrong.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ import mpool
 ROOT = os.path.dirname(os.path.abspath(mpool.__file__)) + os.sep
 #: Seconds after which a child counts as hanging.
 LIMIT = 20
-#: Calls that cannot fail. A lock that a failure leaves taken would show no fault of the package.
-_RELEASES = ("__exit__", "release", "set_result", "append", "register_at_fork")
+#: Calls that cannot fail: they only look something up (`fspath`, `globals`), or a failure would leave a lock taken,
+#: which shows no fault of the package.
+_CANNOT_FAIL = ("__exit__", "release", "set_result", "append", "register_at_fork", "fspath", "globals")
 Site = list[Any]
 
 
@@ -76,7 +78,7 @@ class Tracer:
         builtins.__import__ = self._import
 
     def _profile(self, frame: FrameType, event: str, function: Any) -> None:
-        if event == "c_call" and frame.f_code.co_filename.startswith(ROOT) and function.__name__ not in _RELEASES:
+        if event == "c_call" and frame.f_code.co_filename.startswith(ROOT) and function.__name__ not in _CANNOT_FAIL:
             home = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
             self._reached([frame.f_code.co_filename[len(ROOT):], frame.f_lineno, f"{home}.{function.__name__}"])
 
@@ -167,9 +169,12 @@ def child(bert: str, llama: str, wanted: Site | None) -> tuple[Any, int]:
     return (json.loads(text) if text else None), status
 
 
-def main(bert: str, llama: str, stride: int, offset: int) -> None:
+def main(bert: str, llama: str, stride: int, offset: int, *named: str) -> None:
     sites, status = child(bert, llama, None)
     assert status == 0 and isinstance(sites, list), sites
+    if named:
+        chosen = [name.partition(":") for name in named]
+        sites = [site for site in sites if any(site[0] == file and call in site[2] for file, _, call in chosen)]
     wrong = []
     for site in sites[offset::stride]:
         verdict, status = child(bert, llama, site)
@@ -179,4 +184,4 @@ def main(bert: str, llama: str, stride: int, offset: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

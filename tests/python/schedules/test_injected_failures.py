@@ -14,13 +14,13 @@ import pytest
 PROGRAM = Path(__file__).resolve().parents[1] / "helpers" / "injection.py"
 
 
-def sweep(bert: Path, llama: Path, stride: int, offset: int) -> int:
+def sweep(bert: Path, llama: Path, stride: int, offset: int, *named: str) -> int:
     """Let every ``stride``-th site fail. Returns the number of failures; checks that each is harmless."""
-    done = subprocess.run([sys.executable, PROGRAM, bert, llama, str(stride), str(offset)], capture_output=True,
-                          text=True, timeout=3600, env={**os.environ, "PYTHONHASHSEED": "0"})
+    done = subprocess.run([sys.executable, PROGRAM, bert, llama, str(stride), str(offset), *named],
+                          capture_output=True, text=True, timeout=3600, env={**os.environ, "PYTHONHASHSEED": "0"})
     assert done.returncode == 0, done.stderr[-3000:]
     sites, count, wrong = json.loads(done.stdout.splitlines()[-1])
-    assert sites > 500
+    assert named or sites > 500
     assert not wrong, "\n".join(map(str, wrong)) + done.stderr[-3000:]
     return int(count)
 
@@ -29,6 +29,12 @@ def test_a_failure_at_a_line_is_one_error_and_the_pool_serves_on(bert: Path, lla
     """A sample of the sites. Each call ends with its result or one error of mpool that names its cause; the same work
     succeeds afterwards, and its events arrive."""
     assert sweep(bert, llama, 250, 3) >= 3
+
+
+def test_a_failed_start_of_a_load_leaves_the_model_usable(bert: Path, llama: Path) -> None:
+    """The core has the model's key by then. Files that cannot be read or closed are errors of mpool, too."""
+    assert sweep(bert, llama, 1, 0, "runtime/entry.py:_core.load", "models/files.py:posix.pread",
+                 "models/files.py:posix.close") >= 3
 
 
 @pytest.mark.slow
