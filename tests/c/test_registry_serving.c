@@ -299,6 +299,7 @@ MP_TEST(registry_serving_announces_the_end_of_the_keep_alive) {
             if (!runnable)
                 mp_worker_wake(worker);
             mp_mutex_unlock(&entry->lock);
+            mp_sys_sleep_ns(FAKE_MS(1) / 4);
         }
         mp_thread_join(&thread);
         MP_CHECK(maintenance->next_ns == (endless ? UINT64_MAX : worker->idle_since_ns + FAKE_MS(50000)));

@@ -74,8 +74,10 @@ MP_TEST(registry_starting_worker_of_a_loaded_model_waits_for_no_turn) {
     MP_CHECK(mp_governor_try_reserve(governor, 1, &guard)); /* a load that runs: the other one waits for its end */
     waiter waits = {.governor = governor};
     MP_CHECK_OK(mp_thread_start(&thread, "waits", wait_for_memory, &waits, &error), &error);
-    while (mp_governor_try_reserve(governor, 0, &probe)) /* until the thread waits */
+    while (mp_governor_try_reserve(governor, 0, &probe)) { /* until the thread waits */
         mp_guard_release(&probe);
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+    }
     mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
     MP_CHECK(mp_worker_start(worker)); /* no request and no caller wants it: it would give up where it waits */
     MP_CHECK(worker->engine && worker->state == MP_WORKER_READY);
