@@ -294,6 +294,7 @@ static void release_threads(mp_registry *registry) {
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry_out, mp_error *error) {
     *registry_out = NULL;
     MP_TRY(mp_services_check(config, error));
+    MP_TRY(mp_fork_install(error));
     mp_registry *registry = mp_alloc_zeroed(sizeof(*registry), MP_TAG_POOL);
     if (!registry)
         return mp_fail_memory(error, sizeof(*registry), "a registry");
@@ -302,9 +303,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
     registry->grace_ns = mp_or_default(config->shutdown_grace_ns, 5000 * MS);
     mp_upkeep_init(&registry->upkeep, mp_or_default(config->maintenance_every_ns, 60000 * MS));
     registry->reclaimer = (mp_reclaimer){.reclaim = reclaim, .possible = possible, .later = later, .arg = registry};
-    mp_status status = mp_fork_install(error);
-    if (status == MP_OK)
-        status = create_services(registry, config, error);
+    mp_status status = create_services(registry, config, error);
     if (status != MP_OK) {
         if (registry->services) {
             release_threads(registry);

@@ -187,8 +187,7 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
     if (w->runnable || due < atomic_load_explicit(&services->maintenance.next_ns, memory_order_relaxed)) {
         mp_mutex_unlock(&entry->lock);
         mp_worker_set_runnable(w, false);
-        if (due != MP_FOREVER)
-            mp_maintenance_at(&services->maintenance, services->pool, due);
+        mp_maintenance_at(&services->maintenance, services->pool, due); /* MP_FOREVER: nothing to announce */
         mp_mutex_lock(&entry->lock);
         if (w->woken || w->state == MP_WORKER_DEAD)
             return;

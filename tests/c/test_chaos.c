@@ -183,6 +183,7 @@ MP_TEST(chaos_wraps_what_an_engine_tells) {
             scene_open(&scene, "a", NULL, 1000 * 1000);
             scene.services->chaos = (mp_chaos_rule){.slow = 1};
             scene.fake.process = 77;
+            scene.fake.threads = 1;
             mp_worker *worker = scene_ready(&scene);
             mp_engine *inner = worker->engine;
             inner->outside = outside;
@@ -192,6 +193,11 @@ MP_TEST(chaos_wraps_what_an_engine_tells) {
             MP_CHECK_INT(worker->engine->process, 77);
             MP_CHECK(worker->engine->prefix == &counters);
             MP_CHECK_INT(worker->engine->ops->bytes(worker->engine), 100);
+            _Atomic int cancelled = 1;
+            mp_lease lease = {.cancelled = &cancelled, .threads = scene.fake.threads};
+            worker->engine->ops->step(worker->engine, &lease, &(mp_plan){0}, NULL);
+            MP_CHECK_INT(scene.fake.steps, 1);
+            MP_CHECK_INT(worker->engine->outside, outside); /* known after the step */
             if (lost) {
                 mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
                 ((fake_call *)mp_ticket_request(ticket))->loses_at_admit = true;

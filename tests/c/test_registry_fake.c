@@ -306,6 +306,7 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
     static const mp_model_ops ops = {model_engine, model_check, model_healthy, model_bytes, model_destroy};
     fake *fake = self;
     mp_progress_set(progress, "packing", 10); /* first: a test that sees the load counted sees this stage too */
+    atomic_store(&fake->load_threads, lease->threads);
     atomic_fetch_add(&fake->loads, 1);
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->load_ns);
     while (mp_sys_now_ns() < end || atomic_load(&fake->load_stalls)) {

@@ -32,6 +32,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     int version;                        /* written into results */
     /* counts */
     _Atomic int loads, models, engines, loaders; /* loads begun; models, engines, loaders that exist */
+    _Atomic int load_threads;    /* compute threads of the last load */
     _Atomic int engines_refused; /* see `one_engine` */
     _Atomic int steps, admitted, preempted, trims, checks;
     _Atomic int in_steps; /* threads in a step */

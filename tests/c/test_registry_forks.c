@@ -255,6 +255,13 @@ MP_TEST(forks_while_a_load_waits_for_memory) {
         mp_guard guard;
         if (!mp_governor_try_reserve(governor, 1, &guard))
             _exit(1);
+        /* a turn of the child itself, which ends because the model "a" has no worker here and can be freed */
+        mp_guard more;
+        mp_budget *budget = mp_governor_budget(governor);
+        uint64_t left = atomic_load(&budget->limit) - atomic_load(&budget->used);
+        if (mp_governor_reserve(governor, "d", left, left, false, NULL, NULL, &more, &error) != MP_OK)
+            _exit(3);
+        mp_guard_release(&more);
         mp_guard_release(&guard);
         _exit(mp_registry_load(registry, "c", false, fake_in_ms(2000), &error) == MP_OK ? 0 : 2);
     }
@@ -323,4 +330,88 @@ MP_TEST(forks_with_a_notifier) {
     mp_ticket_release(ticket);
     mp_notifier_destroy(notifier);
     fake_end(registry);
+}
+
+/* Leases up to `want` CPUs and returns them with `watched_ms`, of which `lost_ms` were lost at barriers. Returns the
+ * number of compute threads. */
+static int compute(mp_cpu_allocator *allocator, int want, uint64_t watched_ms, uint64_t lost_ms) {
+    mp_lease lease;
+    mp_core_lease at;
+    MP_CHECK(mp_cpu_allocator_lease(allocator, 0, want, &lease, &at, NULL, NULL));
+    int got = lease.threads;
+    lease.together = true;
+    lease.watched_ns = FAKE_MS(watched_ms);
+    lease.lost_ns = FAKE_MS(lost_ms);
+    mp_cpu_allocator_return(allocator, &lease, &at, false);
+    return got;
+}
+
+/* The allocator of a child has all CPUs free and no measurement: leases and workers belong to the parent. */
+MP_TEST(forks_with_compute_threads_in_use) {
+    SKIP_IF_SANITIZED();
+    mp_cpu_allocator *allocator;
+    mp_error error;
+    mp_lease lease;
+    mp_core_lease at;
+    MP_CHECK_OK(mp_cpu_allocator_open(4, &allocator, &error), &error);
+    MP_CHECK_INT(compute(allocator, 4, 20, 6), 4);
+    MP_CHECK_INT(compute(allocator, 3, 9, 9), 3); /* too short to be conclusive */
+    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 3);
+    MP_CHECK(mp_cpu_allocator_lease(allocator, 0, 3, &lease, &at, NULL, NULL));
+    mp_cpu_allocator_enter(allocator);
+    mp_cpu_allocator_enter(allocator);
+    mp_cpu_allocator_fork_before(allocator);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(5);
+        int threads[MP_NODES_MAX], leased[MP_NODES_MAX], wrong = 0;
+        mp_cpu_allocator_fork_child(allocator);
+        int nodes = mp_cpu_allocator_nodes(allocator, threads, leased);
+        for (int i = 0; i < nodes; i++)
+            wrong |= leased[i] != 0;
+        wrong |= (mp_cpu_allocator_leased(allocator) != 0) << 1;
+        wrong |= (mp_cpu_allocator_barrier_threads(allocator) != 4) << 2;
+        wrong |= mp_cpu_allocator_contended(allocator) << 3;
+        wrong |= (compute(allocator, 4, 9, 9) != 4) << 4;
+        wrong |= (mp_cpu_allocator_barrier_threads(allocator) != 4) << 5; /* the parent's 9 ms do not count */
+        _exit(wrong);
+    }
+    mp_cpu_allocator_fork_parent(allocator);
+    expect_child(child);
+    MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 3);
+    MP_CHECK(mp_cpu_allocator_contended(allocator));
+    mp_cpu_allocator_leave(allocator);
+    mp_cpu_allocator_leave(allocator);
+    mp_cpu_allocator_return(allocator, &lease, &at, false);
+    mp_cpu_allocator_close(allocator);
+}
+
+/* Once the system has refused threads, an allocator computes on one thread and does not ask again. Its copy in a forked
+ * child asks again: the child may have what the parent lacked. */
+static mp_status compute_after_a_refusal(void *arg, mp_error *error) {
+    mp_cpu_allocator *allocator;
+    (void)arg;
+    MP_TRY(mp_cpu_allocator_open(2, &allocator, error));
+    int got = compute(allocator, 2, 0, 0);
+    MP_CHECK_INT(compute(allocator, 2, 0, 0), got);
+    if (got == 1) {
+        mp_cpu_allocator_fork_before(allocator);
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(5);
+            mp_team *team;
+            mp_cpu_allocator_fork_child(allocator);
+            bool refused = mp_team_create(1, &team, error) != MP_OK;
+            _exit(compute(allocator, 2, 0, 0) != 1 + !refused);
+        }
+        mp_cpu_allocator_fork_parent(allocator);
+        expect_child(child);
+    }
+    mp_cpu_allocator_close(allocator);
+    return MP_OK;
+}
+
+MP_TEST(forks_after_threads_were_refused) {
+    SKIP_IF_SANITIZED();
+    MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_THREAD, compute_after_a_refusal, NULL), 1);
 }

@@ -215,6 +215,23 @@ MP_TEST(registry_keys_load_ignores_the_backoff_of_deaths) {
     fake_end(registry);
 }
 
+/* A loader that is refused, because its key exists, is freed, and the model under the key stays. */
+MP_TEST(registry_keys_exist_once) {
+    fake fake, second;
+    mp_error error;
+    fake_init(&fake);
+    fake_init(&second);
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    mp_loader loader = fake_loader(&second);
+    MP_CHECK_STATUS(mp_registry_add(registry, "a", &loader, false, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STR(error.message, "the key \"a\" exists already; pass `replace` to load another model under it");
+    MP_CHECK_INT(second.loaders, 0);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    MP_CHECK_INT(fake.loads, 1);
+    fake_end(registry);
+}
+
 /* --- the clock of requests --- */
 
 static uint64_t never(void *arg, uint64_t now_ns) {

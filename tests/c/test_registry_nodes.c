@@ -242,6 +242,25 @@ MP_TEST(registry_nodes_forfeited) {
     mp_cpu_allocator_close(allocator);
 }
 
+/* The threads of an allocator that is closed while a lease is written off are joined when the lease is returned. */
+MP_TEST(registry_nodes_forfeited_lease_is_returned_after_the_close) {
+    uint64_t created, joined, created_now, joined_now;
+    mp_thread_counts(&created, &joined);
+    mp_cpu_allocator *allocator = mp_cpu_allocator_pin(allocator_of(4, (int[]){4}, 1));
+    holder a = {0};
+    take(allocator, &a, 3);
+    MP_CHECK_INT(a.lease.threads, 3);
+    mp_cpu_allocator_write_off(allocator, &a.threads);
+    mp_cpu_allocator_close(allocator);
+    mp_thread_counts(&created_now, &joined_now);
+    MP_CHECK_INT(created_now, created + 3);
+    MP_CHECK_INT(joined_now, joined); /* they may still compute */
+    mp_cpu_allocator_return(allocator, &a.lease, &a.threads, true);
+    mp_thread_counts(&created_now, &joined_now);
+    MP_CHECK_INT(joined_now, joined + 3);
+    mp_cpu_allocator_unpin(allocator);
+}
+
 /* Random leases and returns: no node leases more CPUs than it has, and at the end all CPUs are free. */
 MP_TEST(registry_nodes_always_balance) {
     enum { HOLDERS = 6, ROUNDS = 4000 };

@@ -66,10 +66,11 @@ MP_TEST(registry_serving_charges_flows) {
                 clock_ns = worker->clock_ns[j];
         mp_ticket *ticket = queue(&scene, 3, (mp_submit_options){.service_class = (uint8_t)rows[i].service_class,
                                                                   .tenant = rows[i].tenant});
+        uint64_t began_ns = mp_sys_now_ns();
         scene_serve(&scene, worker);
         MP_CHECK_INT(mp_ticket_status(ticket, NULL), MP_OK);
         uint64_t took = worker->step_ns - step_ns;
-        MP_CHECK(took >= 3 * FAKE_MS(1) / 4);
+        MP_CHECK(took >= 3 * FAKE_MS(1) / 4 && took <= mp_sys_now_ns() - began_ns);
         int slot = slot_of(worker, rows[i].service_class, rows[i].tenant);
         MP_CHECK_INT(ticket->had_ns, took);
         MP_CHECK_INT(ticket->virtual_ns, clock_ns + took);
@@ -174,6 +175,7 @@ MP_TEST(registry_serving_counts_work) {
         MP_CHECK_INT(metrics[MP_METRIC_completed], 2 * round);
         MP_CHECK_INT(scene.entry->answered, 2 * round);
         MP_CHECK_INT(scene.entry->latency.count, 2 * round);
+        MP_CHECK(scene.entry->pace > 0 && scene.entry->full_pace == 0); /* every step had room for all */
     }
     scene.fake.plan_items = 1; /* a step has no room for the second request */
     queue(&scene, 1, (mp_submit_options){0});
@@ -181,6 +183,7 @@ MP_TEST(registry_serving_counts_work) {
     scene_serve(&scene, worker);
     MP_CHECK_INT(scene.services->metrics[MP_METRIC_batches_of_budget], 1);
     MP_CHECK_INT(scene.services->metrics[MP_METRIC_batches_of_all], 7);
+    MP_CHECK(scene.entry->full_pace > 0);
     scene_close(&scene);
 }
 
@@ -198,4 +201,109 @@ MP_TEST(registry_serving_trims_again_after_a_request_has_left) {
     MP_CHECK_INT(scene.fake.trims, 2); /* for the second request while the first ran, for the third while the second */
     MP_CHECK_INT(scene.fake.steps, 3);
     scene_close(&scene);
+}
+
+/* A request that was cancelled after it was taken, and that would return to the queue because an earlier one found no
+ * memory, ends at once. */
+MP_TEST(registry_serving_ends_cancelled_requests_that_were_not_admitted) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.memory = 1;
+    scene.fake.step_units = 1;
+    mp_worker *worker = scene_ready(&scene);
+    mp_ticket *tickets[3];
+    for (int i = 0; i < 3; i++) {
+        tickets[i] = queue(&scene, 2, (mp_submit_options){0});
+        call_of(tickets[i])->memory = 1;
+    }
+    atomic_store(&tickets[2]->cause, MP_CANCELLED);
+    scene_serve(&scene, worker);
+    for (int i = 0; i < 3; i++) {
+        MP_CHECK_INT(tickets[i]->state, MP_TICKET_ENDED);
+        MP_CHECK_INT(mp_ticket_status(tickets[i], NULL), i < 2 ? MP_OK : MP_CANCELLED);
+        MP_CHECK_INT(call_of(tickets[i])->starts, i < 2);
+    }
+    MP_CHECK_INT(scene.entry->queue.count, 0);
+    scene_close(&scene);
+}
+
+/* A step with an internal error ends the worker. Its requests return to the queue, and the memory that they held lets
+ * other workers admit requests again. A request that waited for memory in that step has made no progress. */
+MP_TEST(registry_serving_returns_requests_of_a_faulty_step) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.memory = 1;
+    mp_worker *worker = scene_ready(&scene), *other = scene_worker(&scene, MP_WORKER_IDLE);
+    mp_ticket *grows = queue(&scene, 2, (mp_submit_options){0}), *faulty = queue(&scene, 2, (mp_submit_options){0});
+    call_of(grows)->memory = call_of(grows)->memory_a_step = 1;
+    call_of(faulty)->faults = 1;
+    call_of(faulty)->fault = MP_INTERNAL;
+    other->memory_tight = true;
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(worker->fault.code, MP_INTERNAL);
+    MP_CHECK(!other->memory_tight);
+    MP_CHECK_INT(scene.entry->queue.count, 2);
+    MP_CHECK(grows->state == MP_TICKET_QUEUED && faulty->state == MP_TICKET_QUEUED);
+    MP_CHECK_INT(grows->progress, 0);
+    MP_CHECK_INT(faulty->progress, 0);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_retries], 2);
+    scene_close(&scene);
+}
+
+static mp_error loss;
+
+static const mp_error *lost(mp_engine *engine) {
+    (void)engine;
+    return &loss;
+}
+
+/* A worker whose process ended while the worker was idle leaves without taking a request. */
+MP_TEST(registry_serving_takes_nothing_with_a_lost_engine) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_worker *worker = scene_ready(&scene);
+    mp_fail(&loss, MP_RECV, "the process has ended");
+    worker->engine->lost = lost;
+    mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(worker->fault.code, MP_RECV);
+    MP_CHECK(worker->leave);
+    MP_CHECK_INT(ticket->state, MP_TICKET_QUEUED);
+    MP_CHECK_INT(ticket->losses, 0);
+    MP_CHECK_INT(call_of(ticket)->starts, 0);
+    scene_close(&scene);
+}
+
+static void serve(void *worker) { mp_worker_serve(worker); }
+
+/* A worker that becomes idle announces the end of its keep-alive to the maintenance thread, if it has an end. */
+MP_TEST(registry_serving_announces_the_end_of_the_keep_alive) {
+    for (int endless = 0; endless < 2; endless++) {
+        scene scene;
+        mp_error error;
+        mp_thread thread;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_maintenance *maintenance = &scene.services->maintenance;
+        maintenance->running = true; /* announcing a sweep starts no thread */
+        atomic_store(&maintenance->next_ns, UINT64_MAX);
+        mp_entry *entry = scene.entry;
+        mp_worker *worker = scene_ready(&scene);
+        worker->idle_since_ns = mp_sys_now_ns();
+        entry->keep_alive_ns = endless ? MP_FOREVER : FAKE_MS(50000);
+        mp_worker_set_runnable(worker, true);
+        MP_CHECK_OK(mp_thread_start(&thread, "serves", serve, worker, &error), &error);
+        for (bool runnable = true; runnable;) { /* it announces the end right after this change */
+            mp_mutex_lock(&entry->lock);
+            runnable = worker->runnable;
+            worker->leave = !runnable;
+            if (!runnable)
+                mp_worker_wake(worker);
+            mp_mutex_unlock(&entry->lock);
+            mp_sys_sleep_ns(FAKE_MS(1) / 4);
+        }
+        mp_thread_join(&thread);
+        MP_CHECK(maintenance->next_ns == (endless ? UINT64_MAX : worker->idle_since_ns + FAKE_MS(50000)));
+        maintenance->running = false;
+        scene_close(&scene);
+    }
 }

@@ -35,6 +35,10 @@ MP_TEST(registry_submit_stretches_patience) {
         MP_CHECK_INT(scene.entry->calls, 3);
         MP_CHECK(ticket->timed && own->timed && !ahead->timed);
         MP_CHECK_INT(scene.services->maintenance.timed, 2);
+        mp_ticket *endless = scene_ticket(&scene, 1, (mp_submit_options){.patience_ns = MP_FOREVER});
+        MP_CHECK_OK(submit(&scene, endless, &gone, &error), &error);
+        MP_CHECK(!endless->timed); /* the clock of requests does not tick for it */
+        MP_CHECK_INT(scene.services->maintenance.timed, 2);
         scene_close(&scene);
     }
 }
@@ -230,6 +234,52 @@ MP_TEST(registry_submit_sequential_requests_age) {
         }
 }
 
+/* A worker takes a request if it serves, has room and admits requests, and the model is not to be unloaded. */
+MP_TEST(registry_submit_workers_without_room_take_nothing) {
+    for (int i = 0; i < 7; i++) {
+        scene scene;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_worker *worker = scene_worker(&scene, MP_WORKER_IDLE), *other = scene_worker(&scene, MP_WORKER_IDLE);
+        worker->idle_since_ns = 2; /* it would be woken first */
+        other->idle_since_ns = 1;
+        worker->leave = i == 1;
+        worker->exclusive = i == 2;
+        worker->memory_tight = i == 3;
+        worker->active_count = i == 4 ? MP_ACTIVE_MAX : 0;
+        if (i == 5)
+            worker->state = MP_WORKER_LOADING;
+        if (i == 6)
+            scene.entry->unload = MP_UNLOAD_REQUESTED;
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        MP_CHECK_INT(mp_dispatch_may_take(scene.entry, worker, ticket), i == 0);
+        MP_CHECK_INT(mp_dispatch_may_take(scene.entry, other, ticket), i != 6);
+        mp_dispatch_wake(scene.entry, ticket);
+        MP_CHECK_INT(worker->woken, i == 0);
+        MP_CHECK_INT(other->woken, i != 0 && i != 6);
+        worker->active_count = 0;
+        scene_close(&scene);
+    }
+}
+
+/* A new request wakes every worker whose requests all wait for grammar masks, besides one idle worker. */
+MP_TEST(registry_submit_wakes_workers_that_wait_for_masks) {
+    for (int all = 0; all < 2; all++) {
+        scene scene;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_worker *masks = scene_worker(&scene, MP_WORKER_PROCESSING);
+        mp_worker *busy = scene_worker(&scene, MP_WORKER_PROCESSING), *idle = scene_worker(&scene, MP_WORKER_IDLE);
+        masks->waits = true;
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        scene_queue(&scene, ticket);
+        if (all)
+            mp_dispatch_wake_all(scene.entry);
+        else
+            mp_dispatch_wake(scene.entry, ticket);
+        MP_CHECK(masks->woken && !busy->woken && idle->woken);
+        scene_close(&scene);
+    }
+}
+
 /* Workers that the forecast asks for start one after the other. */
 MP_TEST(registry_submit_predicted_workers_start_in_turn) {
     static const struct {
@@ -353,4 +403,38 @@ MP_TEST(registry_submit_progress_wakes_whom_it_must) {
     }
     scene_close(&scene);
     mp_notifier_destroy(notifier);
+}
+
+/* A completed request has no error. mp_ticket_conclude does not read the one it is given. */
+MP_TEST(registry_submit_completed_requests_have_no_error) {
+    scene scene;
+    mp_error error;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_fail(&error, MP_IO, "from before");
+    mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+    ticket->state = MP_TICKET_ENDED;
+    mp_ticket_conclude(ticket, MP_OK, NULL);
+    MP_CHECK(mp_ticket_done(ticket));
+    MP_CHECK_INT(mp_ticket_status(ticket, &error), MP_OK);
+    MP_CHECK_STR(error.message, "from before");
+    mp_ticket_let_go(ticket);
+    scene_close(&scene);
+}
+
+/* In a forked child, a request of the parent is done: waiting for it returns at once. */
+MP_TEST(registry_submit_requests_of_a_parent_are_done) {
+    scene scene;
+    mp_error error;
+    uint64_t progress = 0;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+    ticket->generation++;
+    MP_CHECK(mp_ticket_wait(ticket, 0, 0, &progress));
+    MP_CHECK(progress == UINT64_MAX);
+    MP_CHECK(mp_ticket_wait(ticket, 0, 0, NULL));
+    MP_CHECK(mp_ticket_done(ticket));
+    MP_CHECK_STATUS(mp_ticket_status(ticket, &error), MP_CANCELLED, &error);
+    MP_CHECK_HAS(error.message, "belongs to the process from which this one was forked");
+    ticket->generation--;
+    scene_close(&scene);
 }

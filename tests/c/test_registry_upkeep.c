@@ -131,6 +131,26 @@ MP_TEST(registry_upkeep_evicts_what_is_lacking) {
     close_several(&all);
 }
 
+/* A model that covers the shortage alone is evicted before a colder one that does not. If two cover it, the colder one
+ * is. */
+MP_TEST(registry_upkeep_prefers_models_that_suffice) {
+    enum { SMALL = MODEL + HELD + 1 };
+    for (int more = 0; more < 2; more++)
+        for (int turned = 0; turned < 2; turned++) {
+            several all;
+            open_several(&all, 2);
+            all.entries[1]->workers[0]->held_bytes = 2 * HELD; /* the larger model, which was used last */
+            for (int i = 0; i < 2; i++)
+                all.entries[i]->workers[0]->caches_freed = true;
+            mp_shortage shortage = shortage_of(&all, SMALL + (uint64_t)more);
+            mp_entry *entries[] = {all.entries[turned], all.entries[!turned]};
+            MP_CHECK_INT(mp_upkeep_reclaim(entries, 2, &shortage, false), more ? SMALL + HELD : SMALL);
+            MP_CHECK_INT(all.entries[0]->unload, more ? MP_UNLOAD_NONE : MP_UNLOAD_REQUESTED);
+            MP_CHECK_INT(all.entries[1]->unload, more ? MP_UNLOAD_REQUESTED : MP_UNLOAD_NONE);
+            close_several(&all);
+        }
+}
+
 typedef struct asked {
     int calls;
     uint64_t bytes;

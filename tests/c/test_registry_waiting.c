@@ -2,6 +2,7 @@
  * the queue. */
 #include "base/sys.h"
 #include "mp_test.h"
+#include "registry/governor.h"
 #include "test_registry_fake.h"
 
 enum { WAITING = 12, STEP_MS = 20, PATIENCE_MS = 100 };
@@ -294,4 +295,51 @@ MP_TEST(registry_limits_end_a_wait_for_a_mask) {
     masks = 0;
     MP_CHECK(a.steps > 0);
     close_two(registry, &b, fake_submit(registry, "b", fake_call_create(1), NULL));
+}
+
+typedef struct late {
+    mp_guard guard;
+    int asked;
+} late;
+
+/* Has nothing to free. The 20th call ends a wait that should have ended before: it gives the memory back. */
+static uint64_t reclaim_nothing(void *arg, const mp_shortage *shortage, bool whole) {
+    late *self = arg;
+    (void)shortage;
+    (void)whole;
+    if (++self->asked == 20)
+        mp_guard_release(&self->guard);
+    return 0;
+}
+
+static uint64_t nothing(void *arg) {
+    (void)arg;
+    return 0;
+}
+
+static bool gives_up(void *arg) {
+    ++*(int *)arg;
+    return true;
+}
+
+/* A load that waits until another load ends its reservation asks whether to give up, and leaves no turn behind. */
+MP_TEST(registry_limits_end_a_wait_for_a_reservation) {
+    mp_governor *governor;
+    mp_error error;
+    mp_guard guard;
+    int calls = 0;
+    MP_CHECK_OK(mp_governor_open(1000, &governor, &error), &error);
+    late other = {0};
+    mp_reclaimer reclaimer = {.reclaim = reclaim_nothing, .possible = nothing, .later = nothing, .arg = &other};
+    mp_governor_add_reclaimer(governor, &reclaimer);
+    MP_CHECK(mp_governor_try_reserve(governor, 600, &other.guard));
+    MP_CHECK_STATUS(mp_governor_reserve(governor, "a", 500, 500, false, gives_up, &calls, &guard, &error),
+                    MP_CANCELLED, &error);
+    MP_CHECK_STR(error.message, "a: the load was cancelled while it waited for memory");
+    MP_CHECK(calls == 1 && other.asked == 1 && !guard.governor);
+    MP_CHECK(mp_governor_try_reserve(governor, 400, &guard));
+    mp_guard_release(&guard);
+    mp_guard_release(&other.guard);
+    mp_governor_remove_reclaimer(governor, &reclaimer);
+    mp_governor_close(governor);
 }

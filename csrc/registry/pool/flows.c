@@ -21,8 +21,6 @@ mp_status mp_flows_create(mp_flows *flows, int count, int groups, mp_error *erro
         mp_flows_destroy(flows);
         return mp_fail_memory(error, (size_t)mp_flows_slots(flows) * sizeof(mp_flow), "a table of flows");
     }
-    for (int i = 0; i < mp_flows_slots(flows); i++)
-        flows->slots[i] = (mp_flow){.chain = -1, .newer = -1, .older = -1};
     for (int i = 0; i < buckets; i++)
         flows->buckets[i] = -1;
     return MP_OK;

@@ -56,6 +56,5 @@ void mp_heap_remove(mp_heap *heap, mp_heap_node *node) {
         node->next->link = node->link;
     mp_heap_node *rest = merge_siblings(node->child);
     set_top(heap, merge(heap->top, rest));
-    node->child = node->next = NULL;
     node->link = NULL;
 }

@@ -1,0 +1,160 @@
+/* The start and the end of a worker (loading.c, leaving.c) and explicit loads (entry.c), on the test's thread. */
+#include "base/sys.h"
+#include "test_registry_scene.h"
+
+/* A worker that loads the model: everything that the entry and the worker record afterwards. The load uses all compute
+ * threads, or half of them if other workers run. */
+MP_TEST(registry_starting_worker_loads_the_model) {
+    for (int others = 0; others < 2; others++) {
+        scene scene;
+        mp_error error;
+        mp_guard rest;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_entry *entry = scene.entry;
+        scene.services->max_workers = 1;
+        atomic_store(&scene.services->resident, 1 + others);
+        mp_fail(&error, MP_IO, "the file is gone");
+        mp_entry_set_failed(entry, &error);
+        entry->asked = true;
+        entry->answered = 5; /* requests that an earlier load of the model has served */
+        entry->attempts = entry->attempts_over = 3;
+        entry->loads = 1;
+        mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
+        MP_CHECK(mp_worker_start(worker));
+        MP_CHECK_INT(scene.fake.load_threads, others ? 2 : 4);
+        MP_CHECK_INT(worker->state, MP_WORKER_READY);
+        MP_CHECK(worker->woken && !worker->moving && !worker->runnable);
+        MP_CHECK_INT(worker->held_bytes, 100);
+        MP_CHECK_INT(worker->engine_bytes, 100);
+        MP_CHECK_INT(worker->threads, 0);
+        MP_CHECK(worker->resident == entry->resident);
+        MP_CHECK_INT(entry->resident->predicted_bytes, 1000);
+        MP_CHECK_INT(entry->resident->references, 2);
+        MP_CHECK(entry->resident->load > 0);
+        MP_CHECK(entry->attempts == 4 && entry->attempts_over == 4 && entry->loads == 2);
+        MP_CHECK_INT(entry->answered, 0);
+        MP_CHECK(entry->health == MP_HEALTH_SOUND && entry->backoff_ns == 0 && entry->retry_ns == 0);
+        MP_CHECK_INT(entry->starting, 0);
+        MP_CHECK_INT(scene.services->metrics[MP_METRIC_loads], 1);
+        MP_CHECK_INT(scene.services->metrics[MP_METRIC_workers_spawned], 1);
+        MP_CHECK_INT(mp_cpu_allocator_leased(scene.services->allocator_pinned), 0);
+        /* the load's reservation is released */
+        MP_CHECK(mp_governor_try_reserve(scene.services->governor, 1000 * 1000 - 1100, &rest));
+        mp_guard_release(&rest);
+        atomic_store(&scene.services->resident, 0);
+        scene_close(&scene);
+    }
+}
+
+typedef struct waiter {
+    mp_governor *governor;
+    _Atomic bool over;
+} waiter;
+
+static bool is_over(void *arg) { return atomic_load(&((waiter *)arg)->over); }
+
+static void wait_for_memory(void *arg) {
+    waiter *self = arg;
+    mp_guard guard;
+    mp_error error;
+    MP_CHECK_STATUS(mp_governor_reserve(self->governor, "b", 9000, 9000, false, is_over, self, &guard, &error),
+                    MP_CANCELLED, &error);
+}
+
+/* The first worker of a model that stayed loaded does not wait for its turn behind a load that waits for memory: that
+ * load may wait until this model is idle. */
+MP_TEST(registry_starting_worker_of_a_loaded_model_waits_for_no_turn) {
+    scene scene;
+    mp_error error;
+    mp_thread thread;
+    mp_guard guard, probe;
+    scene_open(&scene, "a", NULL, 10000);
+    mp_governor *governor = scene.services->governor;
+    scene_load(&scene); /* 1000 bytes */
+    MP_CHECK(mp_governor_try_reserve(governor, 1, &guard)); /* a load that runs: the other one waits for its end */
+    waiter waits = {.governor = governor};
+    MP_CHECK_OK(mp_thread_start(&thread, "waits", wait_for_memory, &waits, &error), &error);
+    while (mp_governor_try_reserve(governor, 0, &probe)) { /* until the thread waits */
+        mp_guard_release(&probe);
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+    }
+    mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
+    MP_CHECK(mp_worker_start(worker)); /* no request and no caller wants it: it would give up where it waits */
+    MP_CHECK(worker->engine && worker->state == MP_WORKER_READY);
+    MP_CHECK_INT(scene.fake.loads, 1);
+    atomic_store(&waits.over, true);
+    mp_thread_join(&thread);
+    mp_guard_release(&guard);
+    scene_close(&scene);
+}
+
+/* An explicit load of a broken model clears its failure, also while workers of the model still serve. Without a broken
+ * model, it leaves the backoff of worker deaths to end by itself while workers serve. */
+MP_TEST(registry_starting_load_forgets_what_broke_the_model) {
+    for (int broken = 0; broken < 2; broken++)
+        for (int failed = 0; failed < 2; failed++) {
+            scene scene;
+            mp_error error;
+            bool gone;
+            scene_open(&scene, "a", NULL, 1000 * 1000);
+            mp_entry *entry = scene.entry;
+            scene_ready(&scene);
+            uint64_t spawn_ns = fake_in_ms(60000);
+            entry->health = broken ? MP_HEALTH_BROKEN : failed ? MP_HEALTH_FAILED : MP_HEALTH_SOUND;
+            entry->retry_ns = failed ? spawn_ns : 0;
+            entry->spawn_ns = spawn_ns;
+            entry->kill_backoff_ns = 7;
+            entry->deaths = 5;
+            MP_CHECK_OK(mp_entry_load(entry, false, 0, &gone, &error), &error);
+            MP_CHECK(!gone && entry->asked && !entry->pinned);
+            MP_CHECK_INT(entry->health, failed ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
+            MP_CHECK_INT(entry->spawn_ns, broken ? 0 : spawn_ns);
+            MP_CHECK_INT(entry->kill_backoff_ns, broken ? 0 : 7);
+            MP_CHECK_INT(entry->deaths, broken ? 0 : 5);
+            scene_close(&scene);
+        }
+}
+
+/* When the thread of an abandoned worker returns, its memory is free, so other workers admit requests again. */
+MP_TEST(registry_starting_abandoned_worker_frees_its_memory) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_entry *entry = scene.entry;
+    mp_worker *gone = scene_ready(&scene), *other = scene_ready(&scene);
+    other->memory_tight = true;
+    mp_entry_unlist_worker(entry, gone);
+    gone->state = MP_WORKER_DEAD;
+    entry->abandoned = 1;
+    scene.workers[0] = scene.workers[--scene.worker_count];
+    mp_worker_leave(gone);
+    MP_CHECK(!other->memory_tight);
+    MP_CHECK_INT(entry->abandoned, 0);
+    MP_CHECK_INT(entry->worker_count, 1);
+    MP_CHECK_INT(scene.fake.engines, 1);
+    MP_CHECK_INT(mp_governor_budget(scene.services->governor)->used, 1100);
+    scene_close(&scene);
+}
+
+/* When the last worker has left, a sweep is announced for the end of the backoff if requests wait for it, and only
+ * then. */
+MP_TEST(registry_starting_announces_the_end_of_a_backoff) {
+    for (int queued = 0; queued < 2; queued++)
+        for (int works = 0; works < 2; works++) {
+            scene scene;
+            scene_open(&scene, "a", NULL, 1000 * 1000);
+            mp_maintenance *maintenance = &scene.services->maintenance;
+            maintenance->running = true; /* announcing a sweep starts no thread */
+            atomic_store(&maintenance->next_ns, UINT64_MAX);
+            mp_entry *entry = scene.entry;
+            entry->spawn_ns = fake_in_ms(50000);
+            if (queued)
+                scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
+            if (works)
+                scene_worker(&scene, MP_WORKER_LOADING);
+            mp_entry_finalize(entry, NULL);
+            MP_CHECK(maintenance->next_ns == (queued && !works ? entry->spawn_ns : UINT64_MAX));
+            MP_CHECK_INT(entry->starting, 0);
+            maintenance->running = false;
+            scene_close(&scene);
+        }
+}
