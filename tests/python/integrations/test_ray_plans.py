@@ -226,7 +226,8 @@ def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(serving, "run", lambda *given: ran.append(given[:2]))
     found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--max-replicas", "5",
                                       "--cpus", "3", "--calls", "4", "--fronts", "6", "--memory-mb", "7", "--only",
-                                      "--load", "--offline", "--max-body", "4096", "--address", "auto", "--weights", "mapped"])
+                                      "--load", "--offline", "--max-body", "4096", "--address", "auto", "--weights",
+                                      "mapped"])
     assert found.run(found) == 0
     assert ran == [(Plan(("small=x",), True, True, "auto", True, 2, 5, 4.0, 3, 7, 6,
                          Settings(port=11435, max_body=4096), "mapped"), "auto")]
