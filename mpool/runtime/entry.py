@@ -331,7 +331,7 @@ class Entry:
         try:
             # start loading while Python builds the tokenizer; the request that follows raises the error of the load
             registry.load(key, timeout=0.0)
-        except Exception:  # of mpool, or a lack of memory in Python
+        except Exception:  # an error of mpool, or a lack of memory in Python
             pass
         return key
 
