@@ -15,37 +15,23 @@ import functools
 import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import limits, report
-from .engines import EMBEDDERS, GENERATORS, MODULES
-from .probe import Frame, Probe, Watch, disturbance
+from . import limits, plot, report
+from . import record as records
+from .engines import EMBEDDERS, GENERATORS, MODULES, split
+from .probe import Frame, Probe, Watch
 
 WORKER = Path(__file__).with_name("worker.py")
 #: Folder for the peers' converted weights, one subfolder per hash of the weights.
 MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
+#: Options that a record names.
+OPTIONS = ("engines", "topics", "rounds", "again", "prompts", "depths", "quick")
 TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
-
-
-@dataclass
-class Turn:
-    """Measures of one engine on one topic in one round."""
-
-    topic: str
-    engine: str
-    round: int
-    result: dict[str, Any]
-    frame: Frame
-    disturbed: str | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.disturbed = disturbance([self.frame])
 
 
 class Bench:
@@ -60,16 +46,16 @@ class Bench:
         self.texts = 48 if arguments.quick else 384
         self.prompts, self.depths = ([16], [8]) if arguments.quick else (arguments.prompts, arguments.depths)
         self.ids: list[int] = []
-        self.turns: list[Turn] = []
+        self.turns: list[records.Turn] = []
         self.failures: list[str] = []
 
     def python(self, engine: str) -> str:
         """Return the interpreter of an engine."""
-        return self.pythons.get(engine.partition(":")[0], sys.executable)
+        return self.pythons.get(split(engine)[0], sys.executable)
 
     def installed(self, engine: str) -> bool:
         """Return True if the engine's interpreter has its library, or a folder with its programs is given."""
-        module = MODULES[engine.partition(":")[0]]
+        module = MODULES[split(engine)[0]]
         if not module:
             return engine in self.programs
         probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
@@ -78,11 +64,11 @@ class Bench:
     def engines(self, topic: str) -> list[str]:
         """Return the engines that take part in a topic."""
         known = {"embed": EMBEDDERS, "generate": GENERATORS}.get(topic.rpartition("-")[2], MODULES)
-        chosen = [engine for engine in self.arguments.engines if engine.partition(":")[0] in known]
+        chosen = [engine for engine in self.arguments.engines if split(engine)[0] in known]
         if topic != "generate":
-            chosen = [engine for engine in chosen if MODULES[engine.partition(":")[0]]]
+            chosen = [engine for engine in chosen if MODULES[split(engine)[0]]]
         if topic == "import":  # the compute type does not change the import time
-            chosen = list(dict.fromkeys(engine.partition(":")[0] for engine in chosen))
+            chosen = list(dict.fromkeys(split(engine)[0] for engine in chosen))
         return chosen
 
     def run_worker(self, engine: str, task: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +98,7 @@ class Bench:
         return {**common, "ids": self.ids, "write": 16 if quick else 64, "prompts": self.prompts,
                 "depths": self.depths, "streams": 8, "folder": self.programs.get(engine, "")}
 
-    def one_turn(self, topic: str, engine: str, number: int) -> Turn | None:
+    def one_turn(self, topic: str, engine: str, number: int) -> records.Turn | None:
         """Measure one engine on one topic, between two probes."""
         before = self.probe.run()
         watch = Watch()
@@ -122,7 +108,7 @@ class Bench:
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             self.failures.append(str(error))
             return None
-        return Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
+        return records.Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
 
     def one_round(self, topic: str, number: int) -> None:
         """Give every engine one turn. Repeat engines without a comparable turn, and mpool with them, ``--again`` times
@@ -163,17 +149,15 @@ class Bench:
         for number in range(self.arguments.rounds):
             for topic in topics:
                 self.one_round(topic, number)
-        return {"machine": machine(self.arguments.threads),
-                "weights": {kind: {"path": Path(path).name, "sha256": hashed(path)}
-                            for kind, path in self.paths.items()},
-                "versions": {engine: self.version(engine) for engine in self.arguments.engines},
-                "turns": [{"topic": turn.topic, "engine": turn.engine, "round": turn.round, "disturbed": turn.disturbed,
-                           "measures": turn.result["measures"], "rss MB": turn.result["rss MB"],
-                           "frame": turn.frame.as_json()} for turn in self.turns],
-                "agreement": report.agreement(self.turns),
-                "summary": report.summary(self.turns, limits.work(self.paths, self.texts, self.prompts, self.depths),
-                                          self.arguments.threads),
-                "failures": self.failures}
+        return records.build(
+            "compare", self.arguments.threads, {name: getattr(self.arguments, name) for name in OPTIONS}, self.turns,
+            weights={kind: {"name": name_of(path), "path": Path(path).name, "sha256": hashed(path)}
+                     for kind, path in self.paths.items()},
+            versions={engine: self.version(engine) for engine in self.arguments.engines},
+            agreement=report.agreement(self.turns),
+            summary=report.summary(self.turns, limits.work(self.paths, self.texts, self.prompts, self.depths),
+                                   self.arguments.threads),
+            failures=self.failures)
 
     def prepare(self) -> None:
         """Let every engine convert the weights. An engine that fails does not take part."""
@@ -186,7 +170,7 @@ class Bench:
 
     def version(self, engine: str) -> str:
         """Return the version of an engine's distribution, ``"?"`` if it is unknown."""
-        if not MODULES[engine.partition(":")[0]]:
+        if not MODULES[split(engine)[0]]:
             return "?"
         code = f"import {MODULES[engine.partition(':')[0]]} as module; print(module.__version__)"
         done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=WORKER.parent)
@@ -205,6 +189,17 @@ def weights(given: str | None, capability: str) -> str:
     from mpool.models import load_catalogue, resolve
 
     return resolve(given or load_catalogue().default(capability).key).path
+
+
+def name_of(path: str) -> str:
+    """Return the catalogue's name of weights, from their hash, else the name of their file or folder."""
+    from mpool.models import load_catalogue
+
+    for key, row in load_catalogue().rows.items():
+        facts = [*(row.files or {}).values(), *([row.joined.fact] if row.joined else [])]
+        if any(fact.sha256 == hashed(path) for fact in facts):
+            return str(key)
+    return Path(path).name
 
 
 def files_of(path: str) -> list[Path]:
@@ -228,14 +223,6 @@ def hashed(path: str) -> str:
     for file in files_of(path):
         digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def machine(threads: int) -> dict[str, Any]:
-    """Describe the machine, for the record."""
-    model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.processor())
-    return {"cpu": model, "cpus": len(os.sched_getaffinity(0)), "threads": threads, "kernel": platform.release(),
-            "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")}
 
 
 def _lengths(text: str) -> list[int]:
@@ -274,11 +261,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                         help="prompt lengths of the decode measures, in tokens (default: %(default)s)")
     parser.add_argument("--json", metavar="PATH", help="write the whole record here")
     parser.add_argument("--markdown", metavar="PATH", help="write Markdown tables of mpool and its best rivals here")
-    parser.add_argument("--plot", metavar="PATH", help="write a plot here, as .png or .svg (needs matplotlib)")
+    parser.add_argument("--plot", metavar="PATH", help="write a plot here, as SVG")
     parser.add_argument("--quick", action="store_true",
                         help="little work: shows that the command runs, measures nothing")
     arguments = parser.parse_args(argv)
-    wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in MODULES]
+    wrong = [engine for engine in arguments.engines if split(engine)[0] not in MODULES]
     wrong += [topic for topic in arguments.topics if topic not in TOPICS]
     wrong += [pair for pair in arguments.peer_python + arguments.program if "=" not in pair]
     if wrong:
@@ -292,11 +279,11 @@ def main(argv: list[str] | None = None) -> int:
     bench = Bench(arguments)
     record = bench.run()
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+        records.write(record, arguments.json)
     if arguments.markdown:
         Path(arguments.markdown).write_text(report.markdown(record) + "\n")
     if arguments.plot:
-        report.plot(record, arguments.plot)
+        Path(arguments.plot).write_text(plot.svg(record))
     print(report.text(record))
     return 1 if record["failures"] else 0
 

@@ -233,6 +233,12 @@ MODULES = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "
            "onnxruntime": "onnxruntime", "openvino": "openvino", "ctranslate2": "ctranslate2", "ik": ""}
 
 
+def split(engine: str) -> tuple[str, str, str]:
+    """Return the name, the compute type and the setting of an engine; "" for what it does not name."""
+    name, compute, setting, *_ = [*engine.split(":"), "", ""]
+    return name, compute, setting
+
+
 def make(kind: str, engine: str, folder: str) -> Any:
     """Return an engine by name. ``kind`` is embed or generate; ``folder`` holds its converted weights or its
     programs.

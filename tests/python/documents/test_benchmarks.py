@@ -22,8 +22,9 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
 from benchmarks import kernels, http_client, limits, peers, policies, report, texts  # noqa: E402
-from benchmarks.compare import Turn  # noqa: E402
+from benchmarks import record as records  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
+from benchmarks.record import Turn  # noqa: E402
 
 NEAR = {"round_trip_ns": 105.0, "read_1": 40.0, "read_2": 53.0}
 FAR = {"round_trip_ns": 520.0, "read_1": 42.0, "read_2": 85.0}
@@ -60,8 +61,10 @@ def test_ratios_above_one_mean_that_mpool_is_better() -> None:
              turn("mpool", 1, {"mixed texts/s": 20.0, "one text ms": 20.0}),  # both are slow in this round
              turn("peer", 1, {"mixed texts/s": 10.0, "one text ms": 60.0})]
     rows = report.summary(turns)["embed"]
-    assert rows["mixed texts/s"]["peer"] == {"median": 55.0, "against": "mpool", "ratio": 2.0, "pairs": 2}
-    assert rows["one text ms"]["peer"] == {"median": 33.0, "against": "mpool", "ratio": 3.0, "pairs": 2}
+    assert rows["mixed texts/s"]["peer"] == {
+        "median": 55.0, "min": 10.0, "max": 100.0, "n": 2, "turns": 2, "against": "mpool", "ratio": 2.0,
+        "ratio_min": 2.0, "ratio_max": 2.0, "pairs": 2, "ratio_n": 2}
+    assert rows["one text ms"]["peer"]["median"] == 33.0 and rows["one text ms"]["peer"]["ratio"] == 3.0
     assert rows["memory MB"]["peer"]["ratio"] == 1.0
 
 
@@ -75,26 +78,43 @@ def test_disturbed_measurements_are_excluded() -> None:
     good = [turn("mpool", 0, {"a": 2.0}), turn("peer", 0, {"a": 1.0})]
     bad = [turn("mpool", 0, {"a": 2.0}, others=0.5), turn("peer", 0, {"a": 100.0}, others=0.5)]
     assert [entry.disturbed is None for entry in good + bad] == [True, True, False, False]
-    assert report.summary(good + bad)["embed"]["a"]["peer"] == {"median": 1.0, "against": "mpool", "ratio": 2.0,
-                                                                "pairs": 1}
-    assert report.summary(bad)["embed"]["a"]["peer"] == {"median": 100.0, "against": "mpool", "ratio": 0.02, "pairs": 0}
+    best = report.summary(good + bad)["embed"]["a"]["peer"]
+    assert (best["median"], best["max"], best["n"], best["turns"]) == (1.0, 1.0, 1, 2)
+    assert (best["ratio"], best["pairs"], best["ratio_n"]) == (2.0, 1, 1)
+    worst = report.summary(bad)["embed"]["a"]["peer"]
+    assert (worst["median"], worst["n"], worst["ratio"], worst["pairs"]) == (100.0, 0, 0.02, 0)
 
 
 def test_measurements_in_different_machine_states_are_not_compared() -> None:
     """Two undisturbed measurements give no ratio if the machine was in different states."""
     turns = [turn("mpool", 0, {"a": 2.0}, NEAR), turn("peer", 0, {"a": 1.0}, NEAR), turn("peer", 0, {"a": 4.0}, FAR)]
     assert all(entry.disturbed is None for entry in turns)
-    assert report.summary(turns)["embed"]["a"]["peer"] == {"median": 2.5, "against": "mpool", "ratio": 2.0, "pairs": 1}
+    cell = report.summary(turns)["embed"]["a"]["peer"]
+    assert (cell["median"], cell["ratio"], cell["pairs"]) == (2.5, 2.0, 1)
+
+
+def test_repeated_turns_of_a_round_count_once() -> None:
+    """Two turns of one engine and three of another give six pairs, but no more than two independent ratios."""
+    turns = [turn("mpool", 0, {"a": 2.0 + at}) for at in range(2)]
+    turns += [turn("peer", 0, {"a": 1.0}) for _ in range(3)]
+    cell = report.summary(turns)["embed"]["a"]["peer"]
+    assert (cell["pairs"], cell["ratio_n"], cell["ratio_min"], cell["ratio_max"]) == (6, 2, 2.0, 3.0)
 
 
 def test_a_peer_is_compared_at_its_own_precision() -> None:
     """A peer is compared with mpool at the same precision if that was measured, else with the default."""
-    engines = ["mpool", "mpool:float32", "mpool:int8", "peer", "peer:int8", "peer:bfloat16"]
+    engines = ["mpool", "mpool:float32", "mpool:int8", "openvino", "openvino:int8:latency", "openvino:bfloat16"]
     assert [report.against(engine, engines) for engine in engines] == \
         [None, "mpool", "mpool", "mpool:float32", "mpool:int8", "mpool"]
-    assert report.against("peer", ["peer"]) is None
-    turns = [turn("mpool:int8", 0, {"a": 6.0}), turn("mpool", 0, {"a": 2.0}), turn("peer:int8", 0, {"a": 3.0})]
-    assert report.summary(turns)["embed"]["a"]["peer:int8"]["ratio"] == 2.0
+    assert report.against("openvino", ["openvino"]) is None
+    turns = [turn("mpool:int8", 0, {"a": 6.0}), turn("mpool", 0, {"a": 2.0}), turn("openvino:int8", 0, {"a": 3.0})]
+    assert report.summary(turns)["embed"]["a"]["openvino:int8"]["ratio"] == 2.0
+
+
+def test_peers_that_generate_are_compared_with_the_default() -> None:
+    """llama.cpp computes with the weights as stored, as mpool's default does, and not in float32."""
+    assert report.against("llama-cpp", ["mpool", "mpool:float32", "llama-cpp"]) == "mpool"
+    assert report.against("ik", ["mpool:float32", "ik"]) is None
 
 
 def test_share_of_the_hardware_limit() -> None:
@@ -107,7 +127,7 @@ def test_share_of_the_hardware_limit() -> None:
     assert limits.share({"bytes": 1.0}, 1.0, Frame(None, None, None), 2, "int8") is None
     found = report.summary([turn("mpool:float32", 0, {"mixed texts/s": 10.0}, {**NEAR, "fp32": 100.0})],
                            {"mixed texts/s": {"operations": 1e9}}, 2)
-    assert found["embed"]["mixed texts/s"]["mpool:float32"] == {"median": 10.0, "limit": 0.05}
+    assert found["embed"]["mixed texts/s"]["mpool:float32"]["limit"] == 0.05
 
 
 def test_operations_and_bytes_are_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -211,7 +231,7 @@ def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     assert {entry["topic"] for entry in record["turns"] if entry["engine"] == "mpool"} == topics
     for entry in record["turns"]:
         assert all(value > 0 for value in entry["measures"].values()) and entry["rss MB"] > 10
-        assert set(entry["frame"]) == {"before", "after", "others"}
+    assert records.problems({**record, "commit": record["commit"] or "0" * 40}) == ["--quick measures nothing"]
     for kind, path in (("embed", bert), ("generate", llama)):
         assert record["weights"][kind]["path"] == path.name
     assert all(name in done.stdout for name in ("mixed texts/s", "tg@8 tokens/s", "8 streams tokens/s"))
