@@ -11,7 +11,7 @@ from typing import Any
 from .engines import split
 from .report import LESS, number
 
-COLUMNS, WIDTH, LABELS, VALUES, ROW, HEAD, GAP = 3, 440, 170, 60, 18, 34, 14
+COLUMNS, WIDTH, LABELS, VALUES, ROW, HEAD, GAP = 3, 470, 200, 60, 18, 34, 14
 OURS, THEIRS, INK, FAINT = "#2563eb", "#9ca3af", "#111827", "#6b7280"
 
 

@@ -28,8 +28,8 @@ def comparable(a: Any, b: Any) -> bool:
 def arithmetic(turn: Any) -> str:
     """Return the compute type of an engine's turn; quantised weights count as int8."""
     compute = split(turn.engine)[1]
-    return ((compute if compute in limits.PEAKS else "") or turn.result.get("compute")
-            or ("int8" if turn.topic.startswith("generate") else "float32"))
+    named = [name for name in (compute, turn.result.get("compute")) if name in limits.PEAKS]
+    return named[0] if named else "int8" if turn.topic.startswith("generate") else "float32"
 
 
 def against(engine: str, engines: list[str]) -> str | None:
@@ -50,7 +50,7 @@ def summary(turns: list[Any], work: dict[str, Any] | None = None, threads: int =
     ``ratio_min`` and ``ratio_max`` are over pairs of comparable turns of one round; ``pairs`` is the number of the
     pairs, and ``ratio_n`` that of the turns of the engine that has fewer turns in them. If ``n`` or ``pairs`` is 0,
     these figures are computed from all turns. ``limit`` is the share of the machine's limit (limits.py), for measures
-    whose ``work`` is known.
+    whose ``work`` is known: topic -> measure -> work (``limits.work``).
     """
     found: dict[str, Any] = {}
     for topic in dict.fromkeys(turn.topic for turn in turns):
@@ -59,11 +59,12 @@ def summary(turns: list[Any], work: dict[str, Any] | None = None, threads: int =
         engines = dict.fromkeys(turn.engine for turn in mine)
         found[topic] = {name: {engine: cell for engine in engines if (cell := _cell_of(name, engine, mine))}
                         for name in names}
+        known = (work or {}).get(topic, {})
         for name, row in found[topic].items():
             for engine, cell in row.items():
                 shares = [share for turn in mine if turn.engine == engine and name in measures(turn)
-                          and name in (work or {}) and (share := limits.share(
-                              work[name], measures(turn)[name], turn.frame, threads, arithmetic(turn))) is not None]
+                          and name in known and (share := limits.share(
+                              known[name], measures(turn)[name], turn.frame, threads, arithmetic(turn))) is not None]
                 if shares:
                     cell["limit"] = statistics.median(shares)
     return found
@@ -110,10 +111,11 @@ def agreement(turns: list[Any]) -> dict[str, Any]:
     if reference is not None:
         found["least cosine to sentence-transformers"] = {
             engine: round(float(cosine(rows, reference).min()), 6) for engine, rows in vectors.items()}
-    first = {turn.engine: turn.result["first"] for turn in turns if "first" in turn.result}
-    if "llama-cpp" in first:
-        found["greedy tokens alike with llama-cpp"] = {
-            engine: f"{_alike(ids, first['llama-cpp'])} of {len(ids)}" for engine, ids in first.items()}
+    for topic in dict.fromkeys(turn.topic for turn in turns):
+        first = {turn.engine: turn.result["first"] for turn in turns if turn.topic == topic and "first" in turn.result}
+        if "llama-cpp" in first:
+            found[f"{topic}: greedy tokens alike with llama-cpp"] = {
+                engine: f"{_alike(ids, first['llama-cpp'])} of {len(ids)}" for engine, ids in first.items()}
     return found
 
 

@@ -60,13 +60,15 @@ TEXT_ROWS = {r"pp(\d+) tokens/s": "prompt of {} tokens, tokens/s",
 def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: str = "") -> str:
     """Describe the machine, the versions, the number of turns and their spread, for the cells that a table shows."""
     machine = record["machine"]
-    versions = {split(engine)[0]: version for engine, version in record["versions"].items()}
+    versions: dict[str, str] = {}
+    for engine, version in record["versions"].items():  # the longest also names what a variant depends on
+        versions[split(engine)[0]] = max(versions.get(split(engine)[0], ""), re.sub(r"-\S+", "", version), key=len)
     ours = versions.pop("mpool", "?") + (f" (commit {short(record['commit'])})" if "commit" in record else "")
     weights = ", ".join(f"`{found['path']}`" if Path(found["path"]).suffix else found["name"]
                         for found in record["weights"].values())
     parts = [
         f"{machine['date']}, {described(machine)}, {machine['cpus']} CPUs, {machine['threads']} threads; mpool {ours}, "
-        + ", ".join(f"{NAMES.get(name, name)} {version.split('-')[0]}" for name, version in versions.items())
+        + ", ".join(f"{NAMES.get(name, name)} {version}" for name, version in versions.items())
         + (f"; weights: {weights}" if weights else "") + f". Every turn is in `{path}`."]
     if "unrecorded" in record:
         parts.append("The record is older than some fields: it lacks "

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import statistics
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,8 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("needs the benchmarks", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
-from benchmarks import kernels, http_client, limits, peers, policies, report, texts  # noqa: E402
-from benchmarks import record as records  # noqa: E402
+from benchmarks import compare, engines, kernels, http_client, limits, peers, policies, report, tables  # noqa: E402
+from benchmarks import record as records, texts, timing  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
 from benchmarks.record import Turn  # noqa: E402
 
@@ -126,7 +129,7 @@ def test_share_of_the_hardware_limit() -> None:
         assert limits.share(measure, 10.0, frame, 2, arithmetic) == part
     assert limits.share({"bytes": 1.0}, 1.0, Frame(None, None, None), 2, "int8") is None
     found = report.summary([turn("mpool:float32", 0, {"mixed texts/s": 10.0}, {**NEAR, "fp32": 100.0})],
-                           {"mixed texts/s": {"operations": 1e9}}, 2)
+                           {"embed": {"mixed texts/s": {"operations": 1e9}}}, 2)
     assert found["embed"]["mixed texts/s"]["mpool:float32"]["limit"] == 0.05
 
 
@@ -135,30 +138,153 @@ def test_operations_and_bytes_are_counted(tmp_path_factory: pytest.TempPathFacto
     paths = {"embed": str(tinymodels.cached(tmp_path_factory, "bert")),
              "generate": str(tinymodels.cached(tmp_path_factory, "llama"))}
     found = limits.work(paths, 48, [16, 32], [8])
-    assert found["short texts/s"]["operations"] < found["long texts/s"]["operations"]
+    assert found["embed"]["short texts/s"]["operations"] < found["embed"]["long texts/s"]["operations"]
+    found = found["generate"]
     assert found["pp16 tokens/s"]["operations"] < found["pp32 tokens/s"]["operations"]
     weights = sum(file.stat().st_size for file in Path(paths["generate"]).glob("*.safetensors"))
     assert 0.3 * weights < found["tg@8 tokens/s"]["bytes"] <= weights
 
 
-@pytest.mark.parametrize("module, name, variant", [
-    ("onnxruntime", "OnnxRuntime", "float32"), ("onnxruntime", "OnnxRuntime", "int8"),
-    ("openvino", "OpenVino", "float32"), ("openvino", "OpenVino", "bfloat16"),
-    ("ctranslate2", "CTranslate2", "float32"), ("ctranslate2", "CTranslate2", "int8")])
-def test_peers_compute_the_same_embeddings(tmp_path: Path, module: str, name: str, variant: str) -> None:
-    """Installed peers give the embeddings of sentence-transformers."""
-    for needed in (module, "onnx" if module != "ctranslate2" else module, "sentence_transformers"):
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for the peers' converted weights, which their settings share."""
+    return tmp_path_factory.mktemp("peers")
+
+
+@pytest.mark.parametrize("module, needs, engine", [
+    ("onnxruntime", "onnx", "onnxruntime:float32"), ("onnxruntime", "onnx", "onnxruntime:int8"),
+    ("openvino", "onnx", "openvino:float32:latency"), ("openvino", "onnx", "openvino:float32:throughput"),
+    ("openvino", "onnx", "openvino:bfloat16:latency"), ("openvino", "onnx", "openvino:bfloat16:throughput"),
+    ("openvino", "nncf", "openvino:int8:latency"), ("openvino", "nncf", "openvino:int8:throughput"),
+    ("ctranslate2", "ctranslate2", "ctranslate2:float32:inter1"),
+    ("ctranslate2", "ctranslate2", "ctranslate2:float32:inter2"),
+    ("ctranslate2", "ctranslate2", "ctranslate2:int8:inter1"),
+    ("ctranslate2", "ctranslate2", "ctranslate2:int8:inter2")])
+def test_peers_compute_the_same_embeddings(converted: Path, module: str, needs: str, engine: str) -> None:
+    """Installed peers give the embeddings of sentence-transformers with every setting, and when threads call them."""
+    for needed in (module, needs, "sentence_transformers"):
         pytest.importorskip(needed)
     from sentence_transformers import SentenceTransformer
 
     path = str(real_path("minilm"))
-    engine = getattr(peers, name)(variant, str(tmp_path))
-    engine.imports()
-    engine.prepare(path)
-    engine.load(path, 1)
-    given = texts.mixed(40)
+    peer = engines.make("embed", engine, str(converted))
+    peer.imports()
+    peer.folder.mkdir(parents=True, exist_ok=True)
+    peer.prepare(path)
+    peer.load(path, 2)
+    given = texts.mixed(80)
     want = SentenceTransformer(path, device="cpu").encode(given, normalize_embeddings=True)
-    assert (engine.embed(given) * want).sum(1).min() > (0.95 if variant == "int8" else 0.9999)
+    least = 0.95 if ":int8" in engine else 0.999 if ":bfloat16" in engine else 0.9999
+    assert (peer.embed(given) * want).sum(1).min() > least
+    alone: dict[int, np.ndarray] = {}
+    timing.together(4, lambda number: alone.update({number: peer.embed([given[number]])}))
+    assert all((alone[number][0] * want[number]).sum() > least for number in range(4))
+
+
+class FakePeer(peers.Converted):
+    """A peer whose hidden state of a text is its token ids; ``meet`` makes concurrent batches wait for each other."""
+
+    module, variants, settings = "numpy", ("float32", "int8"), ("alone", "together")
+    meet: threading.Barrier | None = None
+
+    def start(self, threads: int) -> None:
+        self.parallel = 2 if self.setting == "together" else 1
+        self.meet = threading.Barrier(2) if self.setting == "together" else None
+
+    def hidden(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        if self.meet is not None:
+            self.meet.wait(30)
+        return np.stack([ids, np.ones_like(ids)], axis=2).astype(np.float32)
+
+
+def test_batches_of_a_list_run_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a setting for throughput, a peer computes batches at the same time, and every text keeps its vector."""
+    class Words:
+        def __init__(self, path: str) -> None:
+            self.batches = lambda given: [
+                (np.array([at + 1, at]), np.array([[at + 2, 0], [at + 1, at + 1]]), np.array([[1, 0], [1, 1]]))
+                for at in range(0, len(given), 2)]
+
+    monkeypatch.setattr(peers, "Tokens", Words)
+    found = []
+    for setting in ("alone", "together"):
+        peer = FakePeer("", str(tmp_path), setting)
+        peer.load("", 2)
+        found.append(peer.embed(["text"] * 8))
+    assert np.array_equal(found[0], found[1])
+    assert np.allclose(found[0][:, 0] / found[0][:, 1], np.arange(1, 9))
+    with pytest.raises(ValueError, match="float32, int8, each with the settings alone, together"):
+        FakePeer("int8", str(tmp_path), "fast")
+
+
+def test_a_peer_takes_part_with_every_setting() -> None:
+    """Engines that name no setting are measured with each; a named setting and other engines stay as they are."""
+    given = ["mpool:int8", "openvino", "openvino:int8", "openvino:float32:latency", "ctranslate2:int8:inter2",
+             "ctranslate2", "llama-cpp", "onnxruntime:int8"]
+    assert compare.parse(["--engines", ",".join(given)]).engines == [
+        "mpool:int8", "openvino:float32:latency", "openvino:float32:throughput", "openvino:int8:latency",
+        "openvino:int8:throughput", "ctranslate2:int8:inter2", "ctranslate2:float32:inter1",
+        "ctranslate2:float32:inter2", "llama-cpp", "onnxruntime:int8"]
+
+
+def test_openvino_gets_its_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The setting is OpenVINO's performance hint. It says how many batches it computes at the same time."""
+    given: dict[str, Any] = {}
+
+    class Core:
+        def compile_model(self, path: str, device: str, options: dict[str, Any]) -> Any:
+            given.update(options, path=Path(path).name)
+            return types.SimpleNamespace(get_property=lambda name: {"OPTIMAL_NUMBER_OF_INFER_REQUESTS": 3}[name])
+
+    monkeypatch.setattr(peers, "version", lambda module: "1")
+    for variant, setting, graph, precision, parallel in (
+            ("float32", "latency", "plain.onnx", "f32", 1), ("bfloat16", "throughput", "plain.onnx", "bf16", 3),
+            ("int8", "throughput", "int8.xml", "f32", 3)):
+        peer = peers.OpenVino(variant, str(tmp_path), setting)
+        peer.lib = types.SimpleNamespace(Core=Core)
+        peer.start(2)
+        assert given == {"path": graph, "INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": 2,
+                         "PERFORMANCE_HINT": setting.upper()}
+        assert peer.parallel == parallel
+
+
+def test_ctranslate2_divides_its_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two inter threads share the compute threads, so that every engine uses the same number."""
+    given: list[tuple[int, int]] = []
+
+    def encoder(path: str, inter_threads: int, intra_threads: int, **more: Any) -> None:
+        given.append((inter_threads, intra_threads))
+
+    monkeypatch.setattr(peers, "version", lambda module: "1")
+    for setting in ("inter1", "inter2"):
+        peer = peers.CTranslate2("int8", str(tmp_path), setting)
+        peer.lib = types.SimpleNamespace(Encoder=encoder)
+        peer.start(2)
+    assert given == [(1, 2), (2, 1)] and peer.parallel == 2
+
+
+def test_files_of_type_q4_k_m_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Peers repack Q4_K_M for their fastest kernels, so a comparison of text begins with such a file."""
+    assert list(compare.text_topics(["/a/x.Q4_1.gguf", "/a/y-q4_k_m.gguf", "/b/z.Q8_0.gguf"]).items()) == [
+        ("generate", "/a/y-q4_k_m.gguf"), ("generate:x.Q4_1.gguf", "/a/x.Q4_1.gguf"),
+        ("generate:z.Q8_0.gguf", "/b/z.Q8_0.gguf")]
+    assert capsys.readouterr().err == ""
+    compare.text_topics(["/a/x.Q4_1.gguf"])
+    assert "no file of type Q4_K_M is compared" in capsys.readouterr().err
+    from mpool.models import load_catalogue
+
+    first = load_catalogue().get(compare.TEXT_MODELS[0])
+    assert first is not None and first.joined is not None and compare.FIRST in first.joined.name
+
+
+def test_percentiles_are_of_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 99th percentile of a turn comes from 2,000 calls, none with the same text."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # an engine's process runs worker.py by path
+    worker = importlib.import_module("worker")
+    given: list[str] = []
+    found = worker.many_threads(types.SimpleNamespace(embed=given.extend), texts.same(compare.CALLS, 9, 2))
+    assert len(given) == len(set(given)) == compare.CALLS == tables.ENOUGH_CALLS
+    assert set(found) == {"8 threads calls/s", worker.P99}
 
 
 def test_disturbances_are_detected() -> None:
@@ -188,7 +314,7 @@ def test_agreement_of_engines() -> None:
              turn("llama-cpp", 0, {}, first=[1, 2, 4])]
     found = report.agreement(turns)
     assert found["least cosine to sentence-transformers"]["mpool"] == 0.8
-    assert found["greedy tokens alike with llama-cpp"]["mpool"] == "2 of 3"
+    assert found["embed: greedy tokens alike with llama-cpp"]["mpool"] == "2 of 3"
 
 
 def test_markdown_names_the_fastest_peer() -> None:
