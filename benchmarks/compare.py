@@ -62,6 +62,7 @@ class Bench:
         self.ids: dict[str, list[int]] = {}
         self.turns: list[records.Turn] = []
         self.failures: list[str] = []
+        self.failed: set[tuple[str, str]] = set()  # topics and their engines that do not take part any more
 
     def python(self, engine: str) -> str:
         """Return the interpreter of an engine."""
@@ -123,6 +124,7 @@ class Bench:
                 result = self.run_worker(engine, self.task(topic, engine))
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             self.failures.append(str(error))
+            self.failed.add((topic, engine))
             return None
         return records.Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
 
@@ -130,7 +132,7 @@ class Bench:
         """Give every engine one turn. Repeat engines without a comparable turn, and mpool with them, ``--again`` times
         at most.
         """
-        engines = self.engines(topic)
+        engines = [engine for engine in self.engines(topic) if (topic, engine) not in self.failed]
         shift = number % max(1, len(engines))
         waiting = engines[shift:] + engines[:shift]
         for _ in range(1 + self.arguments.again):
@@ -175,7 +177,7 @@ class Bench:
             agreement=report.agreement(self.turns),
             summary=report.summary(self.turns, limits.work(self.paths, self.texts, self.prompts, self.depths),
                                    self.arguments.threads),
-            failures=list(dict.fromkeys(self.failures)))
+            failures=self.failures)
 
     def prepare(self) -> None:
         """Let every engine convert the weights. An engine that fails does not take part."""

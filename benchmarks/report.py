@@ -177,13 +177,13 @@ def markdown(record: dict[str, Any]) -> str:
 def _cell(found: dict[str, Any] | None) -> str:
     if found is None:
         return "-"
-    number = number(found["median"])
+    figure = number(found["median"])
     if "limit" in found:
-        number += f" {found['limit']:.0%}"
+        figure += f" {found['limit']:.0%}"
     if "ratio" not in found:
-        return number
+        return figure
     rival = "" if found["against"] == "mpool" else " of " + found["against"].partition(":")[2]
-    return f"{number} ({found['ratio']:.2f}x{rival}, {found['pairs'] or '?'})"
+    return f"{figure} ({found['ratio']:.2f}x{rival}, {found['pairs'] or '?'})"
 
 
 def number(value: float) -> str:

@@ -82,8 +82,10 @@ def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: 
         parts.append(f"A figure is the median of n undisturbed turns; n is {span} unless a cell says otherwise.")
     if any(cell["n"] == 0 for cell in shown):
         parts.append("With n = 0, every turn was disturbed, and the figure is the median of these turns.")
-    spread = max((max(cell["max"] / cell["median"] - 1, 1 - cell["min"] / cell["median"]) for cell in shown), default=0)
-    parts.append(f"All turns of a cell lie within {spread:.0%} of its median.".replace("%", " %"))
+    spreads = [max(cell["max"] / cell["median"] - 1, 1 - cell["min"] / cell["median"])
+               for cell in shown if cell["turns"] > 1]
+    if spreads:
+        parts.append(f"The turns behind a figure lie within {max(spreads):.0%} of it.".replace("%", " %"))
     parts += [more] if more else []
     return "\n".join(textwrap.wrap(" ".join(parts), COLUMNS, break_long_words=False, break_on_hyphens=False))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -24,8 +25,8 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("needs the benchmarks", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
-from benchmarks import compare, engines, kernels, http_client, limits, peers, policies, report, tables  # noqa: E402
-from benchmarks import record as records, texts, timing  # noqa: E402
+from benchmarks import compare, engines, kernels, http_client, limits, peers, plot, policies, report  # noqa: E402
+from benchmarks import record as records, tables, texts, timing  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
 from benchmarks.record import Turn  # noqa: E402
 
@@ -263,6 +264,32 @@ def test_ctranslate2_divides_its_threads(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert given == [(1, 2), (2, 1)] and peer.parallel == 2
 
 
+def test_an_engine_that_fails_leaves_its_topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An engine that fails on a topic is not tried again there. Its failure is recorded once, and others go on."""
+    run: list[tuple[str, str]] = []
+
+    def fake_worker(self: compare.Bench, engine: str, task: dict[str, Any]) -> dict[str, Any]:
+        run.append((engine, task["topic"]))
+        if engine == "mpool:int8" and task["topic"] == "generate":
+            raise RuntimeError("mpool:int8, generate: Unsupported")
+        return {"measures": {"a": 1.0}, "rss MB": 1.0, "ids": [1]}
+
+    (tmp_path / "x.Q4_K_M.gguf").write_bytes(b"weights")
+    for name, value in (("run_worker", fake_worker), ("installed", lambda self, engine: True),
+                        ("version", lambda self, engine: "1")):
+        monkeypatch.setattr(compare.Bench, name, value)
+    monkeypatch.setattr(compare, "weights", lambda ref, capability: str(tmp_path / "x.Q4_K_M.gguf"))
+    monkeypatch.setattr(limits, "work", lambda *arguments: {})
+    monkeypatch.setattr(Probe, "run", lambda self: {**NEAR, "fp32": 1.0, "bf16": 1.0, "int8": 1.0})
+    monkeypatch.setattr(compare.Watch, "__exit__", lambda self, *error: setattr(self, "others", 0.0))
+    found = compare.Bench(compare.parse(["--engines", "mpool,mpool:int8", "--topics", "embed,generate",
+                                         "--text-model", "x"])).run()
+    assert run.count(("mpool:int8", "generate")) == 1 and run.count(("mpool:int8", "embed")) == 3
+    assert run.count(("mpool", "generate")) == 3
+    assert found["failures"] == ["mpool:int8, generate: Unsupported"]
+    assert found["weights"]["generate"]["path"] == "x.Q4_K_M.gguf" and len(found["turns"]) == 9
+
+
 def test_files_of_type_q4_k_m_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     """Peers repack Q4_K_M for their fastest kernels, so a comparison of text begins with such a file."""
     assert list(compare.text_topics(["/a/x.Q4_1.gguf", "/a/y-q4_k_m.gguf", "/b/z.Q8_0.gguf"]).items()) == [
@@ -307,6 +334,18 @@ def test_probe() -> None:
     assert all(0 <= found[name] < 1e6 for name in ("fp32", "bf16", "int8"))
 
 
+def test_the_printed_table() -> None:
+    """A cell has the median and the ratio with its pairs; `?` marks a ratio without comparable turns."""
+    turns = [turn("mpool", 0, {"a texts/s": 10.0}), turn("openvino", 0, {"a texts/s": 4.0}),
+             turn("onnxruntime", 0, {"a texts/s": 5.0}, FAR)]
+    made = records.build("compare", 2, {}, turns, weights={}, versions={"mpool": "1"},
+                         agreement={"cosine": {"mpool": 1}}, summary=report.summary(turns), failures=["peer: error"])
+    lines = report.text(made).splitlines()
+    row = next(line for line in lines if line.startswith("a texts/s"))
+    assert row.split() == ["a", "texts/s", "10", "4", "(2.50x,", "1)", "5", "(2.00x,", "?)"]
+    assert "cosine: mpool 1" in lines and "FAILED: peer: error" in lines
+
+
 def test_agreement_of_engines() -> None:
     """The report compares the embeddings by cosine and the tokens by position."""
     turns = [turn("sentence-transformers", 0, {}, vectors=[[1.0, 0.0], [0.0, 1.0]]),
@@ -343,23 +382,25 @@ def test_a_stream_and_embeddings_run_concurrently(tmp_path_factory: pytest.TempP
 def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """All topics run with tiny models and give a table and a record of every measurement with its machine state."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
-    out = tmp_path / "record.json"
+    out, second = tmp_path / "record.json", shutil.copytree(llama, tmp_path / "second")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick", "--rounds", "1", "--again", "0", "--engines", "mpool,llama-cpp",
          "--peer-python", f"llama-cpp={sys.executable}", "--embedding-model", str(bert), "--text-model", str(llama),
-         "--json", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=600)
+         "--text-model", str(second), "--json", str(out), "--plot", str(tmp_path / "plot.svg")],
+        cwd=ROOT, capture_output=True, text=True, timeout=600)
     record = json.loads(out.read_text())
     engines = {entry["engine"] for entry in record["turns"]}
     if engines == {"mpool"}:
         assert done.returncode == 0, done.stderr + str(record["failures"])
         assert "not installed: llama-cpp" in done.stderr
-    topics = {"import", "cold-embed", "cold-generate", "embed", "generate"}
+    topics = {"import", "cold-embed", "cold-generate", "embed", "generate", "cold-generate:second", "generate:second"}
     assert {entry["topic"] for entry in record["turns"] if entry["engine"] == "mpool"} == topics
     for entry in record["turns"]:
         assert all(value > 0 for value in entry["measures"].values()) and entry["rss MB"] > 10
     assert records.problems({**record, "commit": record["commit"] or "0" * 40}) == ["--quick measures nothing"]
-    for kind, path in (("embed", bert), ("generate", llama)):
+    for kind, path in (("embed", bert), ("generate", llama), ("generate:second", second)):
         assert record["weights"][kind]["path"] == path.name
+    assert (tmp_path / "plot.svg").read_text() == plot.svg(record)
     assert all(name in done.stdout for name in ("mixed texts/s", "tg@8 tokens/s", "8 streams tokens/s"))
 
 

@@ -177,7 +177,7 @@ def test_enough_turns_need_no_count() -> None:
     """With five undisturbed turns, the text says n and the cell its median and spread."""
     found = " ".join(tables.embeddings(record(five()), PATH).split())
     assert "| 202 (200 to 204) | 1.98x OpenVINO float32 (LATENCY) (1.96 to 2.00) |" in found
-    assert "n is 5 unless a cell says otherwise" in found and "within 2 % of its median" in found
+    assert "n is 5 unless a cell says otherwise" in found and "lie within 2 % of it." in found
     assert "commit 01234567" in found and PATH in found and "OpenVINO 1.0" in found
 
 
