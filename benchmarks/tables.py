@@ -261,12 +261,24 @@ def speed(record: dict[str, Any], path: str) -> str:
     return about(record, path, shown) + "\n\n" + grid(["", "mpool", "ratio"], rows)
 
 
+def command(record: dict[str, Any], path: str) -> str:
+    """Return the command that makes such a record."""
+    options = record["options"]
+    texts = [f"--text-model {found['name']}" for kind, found in record["weights"].items() if kind != "embed"]
+    numbers = " ".join(f"--{name} {','.join(map(str, value)) if isinstance(value, list) else value}"
+                       for name in ("rounds", "again", "topics", "prompts", "depths") if (value := options.get(name)))
+    lines = [f"python -m benchmarks compare {numbers}", f"--engines {','.join(options.get('engines', []))}",
+             " ".join([*texts, f"--json {path}"])]
+    return "```text\n" + " \\\n    ".join(lines) + "\n```"
+
+
 def plotted(record: dict[str, Any], path: str) -> str:
-    """The plot's image, for documents in docs/."""
+    """The plot's image, for documents in docs/, and the command that makes such a record."""
     shown = [cell for rows in record["summary"].values() for row in rows.values() for cell in row.values()]
     peers = len({split(engine)[0] for engine in record["versions"]} - {"mpool"})
     return (f"![Rates, latency and memory of mpool and {peers} peers](_static/{Path(PLOT).name})\n\n"
-            + about(record, path, shown, "Pale bars have no undisturbed turn. Lines span all turns."))
+            + about(record, path, shown, "Pale bars have no undisturbed turn. Lines span all turns.")
+            + "\n\nThis command makes such a record:\n\n" + command(record, path))
 
 
 TABLES: dict[str, Callable[[dict[str, Any], str], str]] = {"embeddings": embeddings, "text": text, "speed": speed,

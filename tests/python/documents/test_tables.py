@@ -17,7 +17,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
 from benchmarks import record as records  # noqa: E402
-from benchmarks import plot, report, tables  # noqa: E402
+from benchmarks import compare, plot, report, tables  # noqa: E402
 from benchmarks.probe import Frame  # noqa: E402
 
 NEAR = {"round_trip_ns": 105.0, "read_1": 40.0, "read_2": 53.0, "fp32": 100.0, "bf16": 0.0, "int8": 200.0}
@@ -248,6 +248,18 @@ def test_generations_of_cpus(cpu: str, family: int, model: int, name: str) -> No
     assert tables.generation_of(cpu, family, model) == name
     said = tables.described({"cpu": cpu, "family": family, "model": model, "instruction_sets": ["avx2", "avx512f"]})
     assert said == f"{cpu} ({name + ', ' if name else ''}family {family} model {model}, AVX-512)"
+
+
+def test_the_command_of_a_record_runs_again() -> None:
+    """The command below the plot is made of the record, and compare understands it."""
+    made = record(five())
+    made["options"] = {"rounds": 5, "again": 2, "topics": ["embed"], "prompts": [128, 512], "depths": [8],
+                       "engines": ["mpool", "openvino:float32:latency"]}
+    found = tables.command(made, PATH).replace("\\\n", " ").splitlines()[1].split()
+    assert found[:4] == ["python", "-m", "benchmarks", "compare"]
+    arguments = compare.parse(found[4:])
+    assert {name: getattr(arguments, name) for name in made["options"]} == made["options"]
+    assert arguments.json == PATH and arguments.text_model == ["decoder"]
 
 
 def test_the_plot_is_made_of_the_record_alone() -> None:
