@@ -60,15 +60,17 @@ TEXT_ROWS = {r"pp(\d+) tokens/s": "prompt of {} tokens, tokens/s",
 def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: str = "") -> str:
     """Describe the machine, the versions, the number of turns and their spread, for the cells that a table shows."""
     machine = record["machine"]
-    versions: dict[str, str] = {}
+    versions = {"mpool": ""}
     for engine, version in record["versions"].items():  # the longest also names what a variant depends on
         versions[split(engine)[0]] = max(versions.get(split(engine)[0], ""), re.sub(r"-\S+", "", version), key=len)
-    ours = versions.pop("mpool", "?") + (f" (commit {short(record['commit'])})" if "commit" in record else "")
+    named_versions = [f"{NAMES.get(name, name)} {version}" for name, version in versions.items()]
+    if "commit" in record:
+        named_versions[0] += f" (commit {short(record['commit'])})"  # mpool runs first
     weights = ", ".join(f"`{found['path']}`" if Path(found["path"]).suffix else found["name"]
                         for found in record["weights"].values())
     parts = [
-        f"{machine['date']}, {described(machine)}, {machine['cpus']} CPUs, {machine['threads']} threads; mpool {ours}, "
-        + ", ".join(f"{NAMES.get(name, name)} {version}" for name, version in versions.items())
+        f"{machine['date']}, {described(machine)}, {machine['cpus']} CPUs, {machine['threads']} threads; "
+        + ", ".join(named_versions)
         + (f"; weights: {weights}" if weights else "") + f". Every turn is in `{path}`."]
     if "unrecorded" in record:
         parts.append("The record is older than some fields: it lacks "
@@ -210,7 +212,8 @@ def text(record: dict[str, Any], path: str) -> str:
 
 
 def _text_table(record: dict[str, Any], kind: str, weights: dict[str, Any], shown: list[dict[str, Any]]) -> str:
-    found = {**record["summary"].get(kind, {}), **record["summary"].get(f"cold-{kind}", {})}
+    warm, cold = (record["summary"].get(topic, {}) for topic in (kind, f"cold-{kind}"))
+    found = {**warm, **{measure: row for measure, row in cold.items() if measure not in warm}}
     peers = list(dict.fromkeys(engine for row in found.values() for engine, cell in row.items()
                                if cell.get("against") == "mpool" and split(engine)[0] != "mpool"))
     rows = []
@@ -266,7 +269,8 @@ def command(record: dict[str, Any], path: str) -> str:
     options = record["options"]
     texts = [f"--text-model {found['name']}" for kind, found in record["weights"].items() if kind != "embed"]
     numbers = " ".join(f"--{name} {','.join(map(str, value)) if isinstance(value, list) else value}"
-                       for name in ("rounds", "again", "topics", "prompts", "depths") if (value := options.get(name)))
+                       for name in ("rounds", "again", "topics", "prompts", "depths")
+                       if (value := options.get(name)) is not None)
     lines = [f"python -m benchmarks compare {numbers}", f"--engines {','.join(options.get('engines', []))}",
              " ".join([*texts, f"--json {path}"])]
     return "```text\n" + " \\\n    ".join(lines) + "\n```"

@@ -203,6 +203,7 @@ def test_no_ratio_without_comparable_turns() -> None:
 def test_only_disturbed_turns() -> None:
     """A cell without an undisturbed turn says so."""
     found = " ".join(tables.speed(record([turn("mpool", 0, {"mixed texts/s": 200.0}, others=0.5)]), PATH).split())
+    assert "mpool 1.0 (commit 01234567); weights" in found
     assert "200 texts/s (n = 0 of 1)" in found and "With n = 0, every turn was disturbed" in found
 
 
@@ -232,10 +233,14 @@ def test_generation_has_a_table_per_file() -> None:
     turns = [turn(engine, number, {"pp512 tokens/s": rate, "tg@8 tokens/s": rate, "8 streams tokens/s": rate}, topic)
              for number in range(5) for engine, rate in (("mpool", 3000.0), ("llama-cpp", 1000.0))
              for topic in ("generate", "generate:b.gguf")]
-    made = record(turns)
+    cold = turn("mpool", 0, {"load to first token s": 0.2}, "cold-generate")
+    cold.result["rss MB"] = 50.0
+    made = record([*turns, cold])
     made["weights"]["generate:b.gguf"] = {"name": "b", "path": "b.gguf", "sha256": "2"}
     found = tables.text(made, PATH)
     assert found.index("| `decoder.Q4_K_M.gguf` | mpool | ratio to llama.cpp |") < found.index("| `b.gguf` |")
+    assert "| load to the first token, s | 0.2 (n = 1) |" in found
+    assert "| peak memory of the process, MB | 100 (" in found  # of the long turns, not of the cold one
     assert "| prompt of 512 tokens, tokens/s | 3,000 (3,000 to 3,000) | 3.00x llama.cpp (3.00 to 3.00) |" in found
     assert "| `b.gguf`, decode after 8 tokens | 3,000 tokens/s | 3.00x llama.cpp |" in tables.speed(made, PATH)
 
@@ -253,7 +258,7 @@ def test_generations_of_cpus(cpu: str, family: int, model: int, name: str) -> No
 def test_the_command_of_a_record_runs_again() -> None:
     """The command below the plot is made of the record, and compare understands it."""
     made = record(five())
-    made["options"] = {"rounds": 5, "again": 2, "topics": ["embed"], "prompts": [128, 512], "depths": [8],
+    made["options"] = {"rounds": 5, "again": 0, "topics": ["embed"], "prompts": [128, 512], "depths": [8],
                        "engines": ["mpool", "openvino:float32:latency"]}
     found = tables.command(made, PATH).replace("\\\n", " ").splitlines()[1].split()
     assert found[:4] == ["python", "-m", "benchmarks", "compare"]
