@@ -9,6 +9,7 @@
     isolation          worker processes compared with worker threads
     masks              overhead of structured output
     kernels            each kernel as per cent of the machine's peak
+    tables             write the tables of README.md and docs/ from the committed records, or check them
     synthetic          write a GGUF file with the shapes of a published model and random values
 
 ``python -m benchmarks COMMAND --help`` lists the options of a command. ``benchmarks/README.md`` describes the method.
@@ -22,7 +23,7 @@ import sys
 #: Command -> module of this package with a ``main()`` that reads ``sys.argv``.
 COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "vision": "vision",
             "serving": "serving", "pool": "pool", "isolation": "isolation", "masks": "masks", "kernels": "kernels",
-            "synthetic": "synthetic"}
+            "tables": "tables", "synthetic": "synthetic"}
 
 
 def main() -> int:

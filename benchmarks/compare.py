@@ -15,37 +15,31 @@ import functools
 import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import limits, report
-from .engines import EMBEDDERS, GENERATORS, MODULES
-from .probe import Frame, Probe, Watch, disturbance
+from . import limits, plot, report
+from . import record as records
+from .engines import EMBEDDERS, GENERATORS, MODULES, expand, split
+from .probe import Frame, Probe, Watch
 
 WORKER = Path(__file__).with_name("worker.py")
 #: Folder for the peers' converted weights, one subfolder per hash of the weights.
 MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
+#: Options that a record names.
+OPTIONS = ("engines", "topics", "rounds", "again", "prompts", "depths", "quick")
 TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
-
-
-@dataclass
-class Turn:
-    """Measures of one engine on one topic in one round."""
-
-    topic: str
-    engine: str
-    round: int
-    result: dict[str, Any]
-    frame: Frame
-    disturbed: str | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.disturbed = disturbance([self.frame])
+#: Type of quantised weights that peers repack for their fastest kernels. Its files come first in comparisons of text.
+FIRST = "q4_k_m"
+#: Language models compared by default: keys of the catalogue, the first with weights of type Q4_K_M.
+TEXT_MODELS = ("Qwen2.5-Coder-0.5B-Instruct", "SmolLM2-135M-Instruct")
+#: Calls behind a 99th percentile.
+CALLS = 2000
+#: Engine -> distributions that its speed depends on, beside its own.
+COMPANIONS = {"sentence-transformers": "torch", "openvino": "nncf"}
 
 
 class Bench:
@@ -55,21 +49,28 @@ class Bench:
         self.arguments, self.probe = arguments, Probe()
         self.pythons = dict(pair.split("=", 1) for pair in arguments.peer_python)
         self.programs = dict(pair.split("=", 1) for pair in arguments.program)
-        self.paths = {"embed": weights(arguments.embedding_model, "text_embedding"),
-                      "generate": weights(arguments.text_model, "text_to_text")}
-        self.texts = 48 if arguments.quick else 384
+        self.paths: dict[str, str] = {}  # by topic: embed, generate, and generate:FILE for further language models
+        if any(kind_of(topic) == "embed" for topic in arguments.topics):
+            self.paths["embed"] = weights(arguments.embedding_model, "text_embedding")
+        if any(kind_of(topic) == "generate" for topic in arguments.topics):
+            given = arguments.text_model or ([None] if arguments.quick else list(TEXT_MODELS))
+            self.paths |= text_topics([weights(ref, "text_to_text") for ref in given])
+        self.texts, self.calls = (48, 240) if arguments.quick else (384, CALLS)
+        self.prompts: list[int]
+        self.depths: list[int]
         self.prompts, self.depths = ([16], [8]) if arguments.quick else (arguments.prompts, arguments.depths)
-        self.ids: list[int] = []
-        self.turns: list[Turn] = []
+        self.ids: dict[str, list[int]] = {}
+        self.turns: list[records.Turn] = []
         self.failures: list[str] = []
+        self.failed: set[tuple[str, str]] = set()  # topics and their engines that do not take part any more
 
     def python(self, engine: str) -> str:
         """Return the interpreter of an engine."""
-        return self.pythons.get(engine.partition(":")[0], sys.executable)
+        return self.pythons.get(split(engine)[0], sys.executable)
 
     def installed(self, engine: str) -> bool:
         """Return True if the engine's interpreter has its library, or a folder with its programs is given."""
-        module = MODULES[engine.partition(":")[0]]
+        module = MODULES[split(engine)[0]]
         if not module:
             return engine in self.programs
         probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
@@ -77,12 +78,12 @@ class Bench:
 
     def engines(self, topic: str) -> list[str]:
         """Return the engines that take part in a topic."""
-        known = {"embed": EMBEDDERS, "generate": GENERATORS}.get(topic.rpartition("-")[2], MODULES)
-        chosen = [engine for engine in self.arguments.engines if engine.partition(":")[0] in known]
-        if topic != "generate":
-            chosen = [engine for engine in chosen if MODULES[engine.partition(":")[0]]]
+        known = {"embed": EMBEDDERS, "generate": GENERATORS}.get(kind_of(topic), MODULES)
+        chosen = [engine for engine in self.arguments.engines if split(engine)[0] in known]
+        if not topic.startswith("generate"):
+            chosen = [engine for engine in chosen if MODULES[split(engine)[0]]]
         if topic == "import":  # the compute type does not change the import time
-            chosen = list(dict.fromkeys(engine.partition(":")[0] for engine in chosen))
+            chosen = list(dict.fromkeys(split(engine)[0] for engine in chosen))
         return chosen
 
     def run_worker(self, engine: str, task: dict[str, Any]) -> dict[str, Any]:
@@ -105,14 +106,16 @@ class Bench:
         quick = self.arguments.quick
         if topic == "import":
             return {"topic": topic, "module": MODULES[engine]}
-        name, _, kind = topic.rpartition("-")
-        common = {"topic": name or kind, "kind": kind, "path": self.paths[kind], "repeat": 1 if quick else 3}
+        kind, model = kind_of(topic), topic.removeprefix("cold-")
+        common = {"topic": "cold" if topic.startswith("cold-") else kind, "kind": kind, "path": self.paths[model],
+                  "repeat": 1 if quick else 3}
         if kind == "embed":
-            return {**common, "texts": self.texts, "folder": str(MADE / hashed(self.paths["embed"])[:16])}
-        return {**common, "ids": self.ids, "write": 16 if quick else 64, "prompts": self.prompts,
+            return {**common, "texts": self.texts, "calls": self.calls,
+                    "folder": str(MADE / hashed(self.paths["embed"])[:16])}
+        return {**common, "ids": self.ids[model], "write": 16 if quick else 64, "prompts": self.prompts,
                 "depths": self.depths, "streams": 8, "folder": self.programs.get(engine, "")}
 
-    def one_turn(self, topic: str, engine: str, number: int) -> Turn | None:
+    def one_turn(self, topic: str, engine: str, number: int) -> records.Turn | None:
         """Measure one engine on one topic, between two probes."""
         before = self.probe.run()
         watch = Watch()
@@ -121,14 +124,15 @@ class Bench:
                 result = self.run_worker(engine, self.task(topic, engine))
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             self.failures.append(str(error))
+            self.failed.add((topic, engine))
             return None
-        return Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
+        return records.Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
 
     def one_round(self, topic: str, number: int) -> None:
         """Give every engine one turn. Repeat engines without a comparable turn, and mpool with them, ``--again`` times
         at most.
         """
-        engines = self.engines(topic)
+        engines = [engine for engine in self.engines(topic) if (topic, engine) not in self.failed]
         shift = number % max(1, len(engines))
         waiting = engines[shift:] + engines[:shift]
         for _ in range(1 + self.arguments.again):
@@ -151,29 +155,29 @@ class Bench:
         for engine in missing:
             say(f"not installed: {engine} ({self.python(engine)})")
         self.arguments.engines = [engine for engine in self.arguments.engines if engine not in missing]
-        topics = self.arguments.topics
-        if any(topic.endswith("generate") for topic in topics):
+        models = [topic for topic in self.paths if kind_of(topic) == "generate"]
+        topics = [topic + model.removeprefix("generate") for topic in self.arguments.topics
+                  for model in (models if kind_of(topic) == "generate" else [""])]
+        for model in models:
             words = 1000 if self.arguments.quick else 4000
-            found = self.run_worker("mpool", {"topic": "ids", "path": self.paths["generate"], "words": words})
-            self.ids = found["ids"]
-        if any(topic.endswith("embed") for topic in topics):
+            found = self.run_worker("mpool", {"topic": "ids", "path": self.paths[model], "words": words})
+            self.ids[model] = found["ids"]
+        if "embed" in self.paths:
             self.prepare()
         for path in self.paths.values():
             warm(path)
         for number in range(self.arguments.rounds):
             for topic in topics:
                 self.one_round(topic, number)
-        return {"machine": machine(self.arguments.threads),
-                "weights": {kind: {"path": Path(path).name, "sha256": hashed(path)}
-                            for kind, path in self.paths.items()},
-                "versions": {engine: self.version(engine) for engine in self.arguments.engines},
-                "turns": [{"topic": turn.topic, "engine": turn.engine, "round": turn.round, "disturbed": turn.disturbed,
-                           "measures": turn.result["measures"], "rss MB": turn.result["rss MB"],
-                           "frame": turn.frame.as_json()} for turn in self.turns],
-                "agreement": report.agreement(self.turns),
-                "summary": report.summary(self.turns, limits.work(self.paths, self.texts, self.prompts, self.depths),
-                                          self.arguments.threads),
-                "failures": self.failures}
+        return records.build(
+            "compare", self.arguments.threads, {name: getattr(self.arguments, name) for name in OPTIONS}, self.turns,
+            weights={kind: {"name": name_of(path), "path": Path(path).name, "sha256": hashed(path)}
+                     for kind, path in self.paths.items()},
+            versions={engine: self.version(engine) for engine in self.arguments.engines},
+            agreement=report.agreement(self.turns),
+            summary=report.summary(self.turns, limits.work(self.paths, self.texts, self.prompts, self.depths),
+                                   self.arguments.threads),
+            failures=self.failures)
 
     def prepare(self) -> None:
         """Let every engine convert the weights. An engine that fails does not take part."""
@@ -185,10 +189,14 @@ class Bench:
                 self.arguments.engines.remove(engine)
 
     def version(self, engine: str) -> str:
-        """Return the version of an engine's distribution, ``"?"`` if it is unknown."""
-        if not MODULES[engine.partition(":")[0]]:
+        """Return the version of an engine's distribution with what it depends on, ``"?"`` if it is unknown."""
+        name, compute, _ = split(engine)
+        if not MODULES[name]:
             return "?"
-        code = f"import {MODULES[engine.partition(':')[0]]} as module; print(module.__version__)"
+        code = f"import {MODULES[name]} as module; print(module.__version__, end='')"
+        if name in COMPANIONS and (name, compute) not in (("openvino", "float32"), ("openvino", "bfloat16")):
+            other = COMPANIONS[name]
+            code += f"; import importlib.metadata; print(' ({other} ' + importlib.metadata.version({other!r}) + ')')"
         done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=WORKER.parent)
         return done.stdout.strip() or "?"
 
@@ -205,6 +213,33 @@ def weights(given: str | None, capability: str) -> str:
     from mpool.models import load_catalogue, resolve
 
     return resolve(given or load_catalogue().default(capability).key).path
+
+
+def kind_of(topic: str) -> str:
+    """Return embed, generate or import: what a topic measures, cold or not, with any model."""
+    return topic.partition(":")[0].removeprefix("cold-")
+
+
+def text_topics(paths: list[str]) -> dict[str, str]:
+    """Return the topics of language models with their paths: generate and, after the first, generate:FILE.
+
+    Files of type Q4_K_M come first. Without one, a note says what the peers miss.
+    """
+    ordered = sorted(paths, key=lambda path: FIRST not in Path(path).name.lower())
+    if FIRST not in Path(ordered[0]).name.lower():
+        say("no file of type Q4_K_M is compared: llama.cpp does not repack every other type for its fastest kernels")
+    return {f"generate:{Path(path).name}" if number else "generate": path for number, path in enumerate(ordered)}
+
+
+def name_of(path: str) -> str:
+    """Return the catalogue's name of weights, from their hash, else the name of their file or folder."""
+    from mpool.models import load_catalogue
+
+    for key, row in load_catalogue().rows.items():
+        facts = [*(row.files or {}).values(), *([row.joined.fact] if row.joined else [])]
+        if any(fact.sha256 == hashed(path) for fact in facts):
+            return str(key)
+    return Path(path).name
 
 
 def files_of(path: str) -> list[Path]:
@@ -230,14 +265,6 @@ def hashed(path: str) -> str:
     return digest.hexdigest()
 
 
-def machine(threads: int) -> dict[str, Any]:
-    """Describe the machine, for the record."""
-    model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.processor())
-    return {"cpu": model, "cpus": len(os.sched_getaffinity(0)), "threads": threads, "kernel": platform.release(),
-            "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")}
-
-
 def _lengths(text: str) -> list[int]:
     found = [int(part) for part in text.split(",")]
     if min(found) < 1:
@@ -251,7 +278,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default="mpool,mpool:float32,sentence-transformers,llama-cpp",
                         type=lambda text: text.split(","),
-                        help="engines, comma-separated, each with an optional variant, as in mpool:bfloat16 "
+                        help="engines, comma-separated, each with an optional variant and setting, as in "
+                             "mpool:bfloat16 or openvino:int8:throughput. OpenVINO has the settings latency and "
+                             "throughput, CTranslate2 inter1 and inter2; without one, all are measured "
                              "(default: %(default)s)")
     parser.add_argument("--topics", default=",".join(TOPICS), type=lambda text: text.split(","),
                         help="comma-separated (default: all)")
@@ -267,20 +296,23 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--program", action="append", default=[], metavar="ENGINE=FOLDER",
                         help="folder of the programs of a peer without a Python package: ik")
     parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
-    parser.add_argument("--text-model", metavar="REF", help="a GGUF file")
+    parser.add_argument("--text-model", action="append", default=[], metavar="REF",
+                        help="a GGUF file; may be repeated. Files of type Q4_K_M come first "
+                             f"(default: {', '.join(TEXT_MODELS)})")
     parser.add_argument("--prompts", default="16,128,512,2048", type=_lengths, metavar="N,...",
                         help="prompt lengths of the prefill measures, in tokens (default: %(default)s)")
     parser.add_argument("--depths", default="8,512,2048", type=_lengths, metavar="N,...",
                         help="prompt lengths of the decode measures, in tokens (default: %(default)s)")
     parser.add_argument("--json", metavar="PATH", help="write the whole record here")
     parser.add_argument("--markdown", metavar="PATH", help="write Markdown tables of mpool and its best rivals here")
-    parser.add_argument("--plot", metavar="PATH", help="write a plot here, as .png or .svg (needs matplotlib)")
+    parser.add_argument("--plot", metavar="PATH", help="write a plot here, as SVG")
     parser.add_argument("--quick", action="store_true",
                         help="little work: shows that the command runs, measures nothing")
     arguments = parser.parse_args(argv)
-    wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in MODULES]
+    wrong = [engine for engine in arguments.engines if split(engine)[0] not in MODULES]
     wrong += [topic for topic in arguments.topics if topic not in TOPICS]
     wrong += [pair for pair in arguments.peer_python + arguments.program if "=" not in pair]
+    arguments.engines = expand(arguments.engines)
     if wrong:
         parser.error(f"{wrong[0]!r}: engines are {', '.join(MODULES)}; topics are {', '.join(TOPICS)}")
     return arguments
@@ -292,11 +324,11 @@ def main(argv: list[str] | None = None) -> int:
     bench = Bench(arguments)
     record = bench.run()
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+        records.write(record, arguments.json)
     if arguments.markdown:
         Path(arguments.markdown).write_text(report.markdown(record) + "\n")
     if arguments.plot:
-        report.plot(record, arguments.plot)
+        Path(arguments.plot).write_text(plot.svg(record))
     print(report.text(record))
     return 1 if record["failures"] else 0
 

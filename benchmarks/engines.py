@@ -1,6 +1,7 @@
 """mpool and its peers behind one interface. Each engine runs alone, in its own process.
 
-An engine is named ``name`` or ``name:variant``; the variant is a compute type. ``imports`` imports the library and all
+An engine is named ``name``, ``name:variant`` or ``name:variant:setting``. The variant is a compute type, the setting a
+way to use the threads. ``imports`` imports the library and all
 its dependencies, so that load times can be measured with and without imports.
 """
 
@@ -128,6 +129,7 @@ class MpoolGenerator:
         """Load the model in a pool of ``threads`` compute threads. The context is the one in the model's file."""
         self.pool = self.mpool.Pool(self.mpool.PoolConfig(threads=threads))
         self.model = self.pool.load(path, compute=self.compute)
+        self.used = self.pool.ps()[0].compute
 
     def generate(self, ids: list[int], count: int) -> tuple[list[int], float]:
         """See Generator. All time of a call except prefill counts as decode."""
@@ -233,12 +235,31 @@ MODULES = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "
            "onnxruntime": "onnxruntime", "openvino": "openvino", "ctranslate2": "ctranslate2", "ik": ""}
 
 
+def split(engine: str) -> tuple[str, str, str]:
+    """Return the name, the compute type and the setting of an engine; "" for what it does not name."""
+    name, compute, setting, *_ = [*engine.split(":"), "", ""]
+    return name, compute, setting
+
+
+def expand(engines: list[str]) -> list[str]:
+    """Replace each engine that has several settings, and names none, by one engine per setting."""
+    found = []
+    for engine in engines:
+        name, compute, setting = split(engine)
+        peer = EMBEDDERS.get(name)
+        if setting or not (isinstance(peer, type) and issubclass(peer, peers.Converted)) or len(peer.settings) < 2:
+            found.append(engine)
+        else:
+            found += [f"{name}:{compute or peer.variants[0]}:{setting}" for setting in peer.settings]
+    return list(dict.fromkeys(found))
+
+
 def make(kind: str, engine: str, folder: str) -> Any:
     """Return an engine by name. ``kind`` is embed or generate; ``folder`` holds its converted weights or its
     programs.
     """
-    name, _, variant = engine.partition(":")
+    name, variant, setting = split(engine)
     found = (EMBEDDERS if kind == "embed" else GENERATORS)[name]
     if found is ik.IkLlama:
         return found(folder)
-    return found(variant, folder) if issubclass(found, peers.Converted) else found(variant)
+    return found(variant, folder, setting) if issubclass(found, peers.Converted) else found(variant)

@@ -16,9 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from . import record as records
 from . import report
-from .compare import Turn, machine, say
+from .compare import say
 from .probe import Frame, Probe, Watch
+
+#: Options that a record names.
+OPTIONS = ("engines", "shapes", "rounds", "quick")
+
 
 class Bench:
     """One run. The benchmarks of vision and image generation derive from this class.
@@ -41,7 +46,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments, self.probe = arguments, Probe()
         self.pythons = dict(pair.split("=", 1) for pair in arguments.peer_python)
-        self.turns: list[Turn] = []
+        self.turns: list[records.Turn] = []
         self.failures: list[str] = []
 
     def python(self, engine: str) -> str:
@@ -101,7 +106,7 @@ class Bench:
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             self.failures.append(str(error))
             return
-        self.turns.append(Turn(shape, engine, number, result, Frame(before, self.probe.run(), watch.others)))
+        self.turns.append(records.Turn(shape, engine, number, result, Frame(before, self.probe.run(), watch.others)))
         say(f"round {number + 1}, {shape}, {engine}: {self.turns[-1].disturbed or 'good'}")
 
     def run(self) -> dict[str, Any]:
@@ -116,12 +121,10 @@ class Bench:
                 shift = number % max(1, len(ready))
                 for engine in ready[shift:] + ready[:shift]:
                     self.turn(shape, engine, number)
-        return {"machine": machine(self.arguments.threads), "weights": {},
-                "versions": {engine: self.version(engine) for engine in self.arguments.engines},
-                "turns": [{"topic": turn.topic, "engine": turn.engine, "round": turn.round, "disturbed": turn.disturbed,
-                           "measures": turn.result["measures"], "rss MB": turn.result["rss MB"],
-                           "frame": turn.frame.as_json()} for turn in self.turns],
-                "agreement": self.agreement(), "summary": report.summary(self.turns), "failures": self.failures}
+        return records.build(
+            self.topic, self.arguments.threads, {name: getattr(self.arguments, name) for name in OPTIONS}, self.turns,
+            weights={}, versions={engine: self.version(engine) for engine in self.arguments.engines},
+            agreement=self.agreement(), summary=report.summary(self.turns), failures=self.failures)
 
     def agreement(self) -> dict[str, Any]:
         """Compare the engines' vectors: the least cosine to torch's float32."""
@@ -132,7 +135,7 @@ class Bench:
             vectors = {turn.engine: np.array(turn.result["vectors"]) for turn in self.turns if turn.topic == shape}
             if "torch" in vectors:
                 found[f"{shape}: least cosine to torch"] = {
-                    engine: round(float(report._cosine(rows, vectors["torch"]).min()), 6)
+                    engine: round(float(report.cosine(rows, vectors["torch"]).min()), 6)
                     for engine, rows in vectors.items()}
         return found
 
@@ -172,7 +175,7 @@ def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str |
     began = time.monotonic()
     record = bench(arguments).run()
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+        records.write(record, arguments.json)
     if arguments.markdown:
         Path(arguments.markdown).write_text(report.markdown(record) + "\n")
     print(report.text(record))

@@ -16,12 +16,17 @@ PEAKS = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
 
 
 def work(paths: dict[str, str], count: int, prompts: list[int], depths: list[int]) -> dict[str, dict[str, Any]]:
-    """Return measure -> work per text or token: operations, or bytes."""
+    """Return topic -> measure -> work per text or token: operations, or bytes. ``paths`` has the models by topic."""
+    return {topic: _encoding(path, count) if topic == "embed" else _decoding(path, prompts, depths)
+            for topic, path in paths.items()}
+
+
+def _encoding(path: str, count: int) -> dict[str, Any]:
     from mpool.models import describe
     from mpool.tokenizers import Tokenizer
 
-    found: dict[str, dict[str, Any]] = {}
-    encoder, decoder = (describe(paths[kind]) for kind in ("embed", "generate"))
+    found: dict[str, Any] = {}
+    encoder = describe(path)
     tokenizer = Tokenizer.from_source(encoder.tokenizer)
     most = encoder.embedding.max_tokens
     for name, batch in (("mixed", texts.mixed(count, 1)), ("short", texts.same(count, 10, 1)),
@@ -29,6 +34,14 @@ def work(paths: dict[str, str], count: int, prompts: list[int], depths: list[int
         lengths = [min(most, len(tokenizer.encode(text))) for text in batch]
         total = sum(_operations(encoder, length, length) for length in lengths)
         found[f"{name} texts/s"] = {"operations": total / len(lengths)}
+    return found
+
+
+def _decoding(path: str, prompts: list[int], depths: list[int]) -> dict[str, Any]:
+    from mpool.models import describe
+
+    found: dict[str, Any] = {}
+    decoder = describe(path)
     for length in prompts:
         found[f"pp{length} tokens/s"] = {"operations": _operations(decoder, length, (length + 1) / 2) / length}
     for depth in depths:

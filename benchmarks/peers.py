@@ -10,13 +10,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+if __package__:
+    from . import texts as sentences
+else:  # worker.py runs by path, without a package
+    import texts as sentences  # type: ignore[no-redef]
+
 BATCH = 32
+#: Texts on which OpenVINO's int8 model is calibrated. Their turn belongs to no measure.
+CALIBRATION, CALIBRATION_TURN = 300, 99
 
 
 class Tokens:
@@ -48,16 +56,26 @@ class Tokens:
 
 
 class Converted:
-    """Base of the three peers."""
+    """Base of the three peers.
+
+    Attributes:
+        module: the Python module, and the name of its distribution.
+        variants: compute types; the first is the default.
+        settings: ways to use the threads, each measured as an engine of its own; the first is the default.
+        parallel: batches of a list that are computed at the same time.
+    """
 
     module: str
     variants: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ("",)
+    parallel = 1
 
-    def __init__(self, variant: str, folder: str) -> None:
-        self.variant = variant or self.variants[0]
+    def __init__(self, variant: str, folder: str, setting: str = "") -> None:
+        self.variant, self.setting = variant or self.variants[0], setting or self.settings[0]
+        if self.variant not in self.variants or self.setting not in self.settings:
+            raise ValueError(f"{type(self).__name__} has {', '.join(self.variants)}, each with the settings "
+                             f"{', '.join(self.settings) if any(self.settings) else '(none)'}")
         self.folder = Path(folder) / f"{self.module}-{version(self.module)}"
-        if self.variant not in self.variants:
-            raise ValueError(f"{type(self).__name__} has {', '.join(self.variants)}")
 
     def imports(self) -> None:
         """Import the library and the tokenizers."""
@@ -79,18 +97,24 @@ class Converted:
         """See Embedder."""
         self.tokens = Tokens(path)
         self.start(threads)
+        self.executor = ThreadPoolExecutor(self.parallel) if self.parallel > 1 else None
 
     def embed(self, texts: list[str]) -> np.ndarray:
         """See Embedder."""
-        out: np.ndarray | None = None
-        for which, ids, mask in self.tokens.batches(texts):
-            hidden = self.hidden(ids, mask)
-            pooled = np.einsum("tld,tl->td", hidden, mask.astype(np.float32)) / mask.sum(1, keepdims=True)
-            if out is None:
-                out = np.empty((len(texts), pooled.shape[1]), dtype=np.float32)
-            out[which] = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
-        assert out is not None
+        batches = self.tokens.batches(texts)
+        together = self.executor.map if self.executor is not None and len(batches) > 1 else map
+        found = list(together(self.vectors, batches))
+        out = np.empty((len(texts), found[0].shape[1]), dtype=np.float32)
+        for (which, _, _), rows in zip(batches, found):
+            out[which] = rows
         return out
+
+    def vectors(self, batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
+        """Return the mean-pooled vectors of a batch, with length 1."""
+        _, ids, mask = batch
+        pooled = np.einsum("tld,tl->td", self.hidden(ids, mask), mask.astype(np.float32)) / mask.sum(1, keepdims=True)
+        rows: np.ndarray = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+        return rows
 
 
 class OnnxRuntime(Converted):
@@ -142,9 +166,11 @@ class OnnxRuntime(Converted):
 
 
 class OpenVino(Converted):
-    """OpenVINO over the plain graph, with the given inference precision and the latency hint."""
+    """OpenVINO over the plain graph with the given inference precision, or over the graph that NNCF quantised. The
+    setting is its performance hint. With the hint for throughput, it computes several batches at the same time.
+    """
 
-    module, variants = "openvino", ("float32", "bfloat16")
+    module, variants, settings = "openvino", ("float32", "bfloat16", "int8"), ("latency", "throughput")
 
     def imports(self) -> None:
         """See Converted."""
@@ -158,14 +184,33 @@ class OpenVino(Converted):
         plain = self.folder / "plain.onnx"
         if not plain.exists():
             export(path, plain)
+        if self.variant == "int8" and not (self.folder / "int8.xml").exists():
+            self.quantise(path)
+
+    def quantise(self, path: str) -> None:
+        """Quantise weights and activations by NNCF, for transformers, with its default accuracy."""
+        import nncf
+        import openvino
+
+        batches = Tokens(path).batches(sentences.mixed(CALIBRATION, CALIBRATION_TURN))
+        samples = [{"ids": ids, "mask": mask} for _, ids, mask in batches]
+        made = nncf.quantize(openvino.Core().read_model(str(self.folder / "plain.onnx")), nncf.Dataset(samples),
+                             model_type=nncf.ModelType.TRANSFORMER, subset_size=len(samples))
+        whole = self.folder / "int8-part.xml"
+        openvino.save_model(made, str(whole), compress_to_fp16=False)
+        whole.with_suffix(".bin").rename(self.folder / "int8.bin")
+        whole.rename(self.folder / "int8.xml")
 
     def start(self, threads: int) -> None:
         """See Converted."""
         import threading
 
-        precision = {"float32": "f32", "bfloat16": "bf16"}[self.variant]
-        self.model = self.lib.Core().compile_model(str(self.folder / "plain.onnx"), "CPU", {
-            "INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"})
+        graph = "int8.xml" if self.variant == "int8" else "plain.onnx"
+        self.model = self.lib.Core().compile_model(str(self.folder / graph), "CPU", {
+            "INFERENCE_PRECISION_HINT": "bf16" if self.variant == "bfloat16" else "f32",
+            "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": self.setting.upper()})
+        if self.setting == "throughput":
+            self.parallel = int(self.model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         self.mine = threading.local()
 
     def hidden(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -177,9 +222,11 @@ class OpenVino(Converted):
 
 
 class CTranslate2(Converted):
-    """CTranslate2's Encoder over a model from its own converter."""
+    """CTranslate2's Encoder over a model from its own converter. With two inter threads, each has half of the threads,
+    and two batches are computed at the same time.
+    """
 
-    module, variants = "ctranslate2", ("float32", "int8")
+    module, variants, settings = "ctranslate2", ("float32", "int8"), ("inter1", "inter2")
 
     def imports(self) -> None:
         """See Converted."""
@@ -201,8 +248,10 @@ class CTranslate2(Converted):
 
     def start(self, threads: int) -> None:
         """See Converted."""
+        self.parallel = int(self.setting.removeprefix("inter"))
         self.encoder = self.lib.Encoder(str(self.folder / f"ctranslate2-{self.variant}"), device="cpu",
-                                        compute_type=self.variant, intra_threads=threads, inter_threads=1)
+                                        compute_type=self.variant, inter_threads=self.parallel,
+                                        intra_threads=max(1, threads // self.parallel))
 
     def hidden(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """See Converted."""

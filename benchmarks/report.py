@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import limits
+from .engines import EMBEDDERS, split
 from .probe import disturbance
 
 #: Suffixes of measures for which less is better.
@@ -26,18 +27,18 @@ def comparable(a: Any, b: Any) -> bool:
 
 def arithmetic(turn: Any) -> str:
     """Return the compute type of an engine's turn; quantised weights count as int8."""
-    name, _, variant = turn.engine.partition(":")
-    return ((variant if variant in limits.PEAKS else "") or turn.result.get("compute")
-            or ("int8" if turn.topic == "generate" else "float32"))
+    compute = split(turn.engine)[1]
+    named = [name for name in (compute, turn.result.get("compute")) if name in limits.PEAKS]
+    return named[0] if named else "int8" if turn.topic.startswith("generate") else "float32"
 
 
 def against(engine: str, engines: list[str]) -> str | None:
     """Return the mpool variant to compare an engine with: the one of its compute type if it takes part, else the
-    default.
+    default. Peers that only generate compute with the weights as stored, as mpool's default does.
     """
-    name, _, variant = engine.partition(":")
-    own = f"mpool:{variant or 'float32'}"
-    if name != "mpool" and own in engines:
+    name, compute, _ = split(engine)
+    own = f"mpool:{compute or 'float32'}"
+    if name != "mpool" and name in EMBEDDERS and own in engines:
         return own
     return "mpool" if engine != "mpool" and "mpool" in engines else None
 
@@ -45,9 +46,11 @@ def against(engine: str, engines: list[str]) -> str | None:
 def summary(turns: list[Any], work: dict[str, Any] | None = None, threads: int = 1) -> dict[str, Any]:
     """Return topic -> measure -> engine -> its median, and by which factor mpool is better.
 
-    A median is over undisturbed turns. A ratio is the median over pairs of comparable turns of one round; ``pairs`` is
-    their number. Without comparable turns both are computed from all turns, and ``pairs`` is 0. ``limit`` is the share
-    of the machine's limit (limits.py), for measures whose ``work`` is known.
+    ``median``, ``min`` and ``max`` are over the undisturbed turns, of which there are ``n`` among ``turns``. ``ratio``,
+    ``ratio_min`` and ``ratio_max`` are over pairs of comparable turns of one round; ``pairs`` is the number of the
+    pairs, and ``ratio_n`` that of the turns of the engine that has fewer turns in them. If ``n`` or ``pairs`` is 0,
+    these figures are computed from all turns. ``limit`` is the share of the machine's limit (limits.py), for measures
+    whose ``work`` is known: topic -> measure -> work (``limits.work``).
     """
     found: dict[str, Any] = {}
     for topic in dict.fromkeys(turn.topic for turn in turns):
@@ -56,11 +59,12 @@ def summary(turns: list[Any], work: dict[str, Any] | None = None, threads: int =
         engines = dict.fromkeys(turn.engine for turn in mine)
         found[topic] = {name: {engine: cell for engine in engines if (cell := _cell_of(name, engine, mine))}
                         for name in names}
+        known = (work or {}).get(topic, {})
         for name, row in found[topic].items():
             for engine, cell in row.items():
                 shares = [share for turn in mine if turn.engine == engine and name in measures(turn)
-                          and name in (work or {}) and (share := limits.share(
-                              work[name], measures(turn)[name], turn.frame, threads, arithmetic(turn))) is not None]
+                          and name in known and (share := limits.share(
+                              known[name], measures(turn)[name], turn.frame, threads, arithmetic(turn))) is not None]
                 if shares:
                     cell["limit"] = statistics.median(shares)
     return found
@@ -71,21 +75,23 @@ def measures(turn: Any) -> dict[str, float]:
     return {**turn.result["measures"], "memory MB": turn.result["rss MB"]}
 
 
-def _cell_of(name: str, engine: str, turns: list[Any]) -> dict[str, float]:
+def _cell_of(name: str, engine: str, turns: list[Any]) -> dict[str, Any]:
     mine = [turn for turn in turns if turn.engine == engine and name in measures(turn)]
     if not mine:
         return {}
-    good = [turn for turn in mine if turn.disturbed is None] or mine
-    cell = {"median": statistics.median(measures(turn)[name] for turn in good)}
+    good = [turn for turn in mine if turn.disturbed is None]
+    values = [measures(turn)[name] for turn in good or mine]
+    cell: dict[str, Any] = {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(good),
+                            "turns": len(mine)}
     rival = against(engine, [turn.engine for turn in turns])
     ours = [turn for turn in turns if turn.engine == rival and name in measures(turn)]
     pairs = [(a, b) for a in ours for b in mine if a.round == b.round]
     if pairs:
-        cell["against"] = rival
         sound = [(a, b) for a, b in pairs if comparable(a, b)]
-        cell["ratio"] = statistics.median(_ratio(name, measures(a)[name], measures(b)[name])
-                                          for a, b in sound or pairs)
-        cell["pairs"] = len(sound)
+        ratios = [_ratio(name, measures(a)[name], measures(b)[name]) for a, b in sound or pairs]
+        cell |= {"against": rival, "ratio": statistics.median(ratios), "ratio_min": min(ratios),
+                 "ratio_max": max(ratios), "pairs": len(sound),
+                 "ratio_n": min(len({id(pair[side]) for pair in sound}) for side in (0, 1))}
     return cell
 
 
@@ -104,15 +110,17 @@ def agreement(turns: list[Any]) -> dict[str, Any]:
     reference = vectors.get("sentence-transformers")
     if reference is not None:
         found["least cosine to sentence-transformers"] = {
-            engine: round(float(_cosine(rows, reference).min()), 6) for engine, rows in vectors.items()}
-    first = {turn.engine: turn.result["first"] for turn in turns if "first" in turn.result}
-    if "llama-cpp" in first:
-        found["greedy tokens alike with llama-cpp"] = {
-            engine: f"{_alike(ids, first['llama-cpp'])} of {len(ids)}" for engine, ids in first.items()}
+            engine: round(float(cosine(rows, reference).min()), 6) for engine, rows in vectors.items()}
+    for topic in dict.fromkeys(turn.topic for turn in turns):
+        first = {turn.engine: turn.result["first"] for turn in turns if turn.topic == topic and "first" in turn.result}
+        if "llama-cpp" in first:
+            found[f"{topic}: greedy tokens alike with llama-cpp"] = {
+                engine: f"{_alike(ids, first['llama-cpp'])} of {len(ids)}" for engine, ids in first.items()}
     return found
 
 
-def _cosine(a: Any, b: Any) -> Any:
+def cosine(a: Any, b: Any) -> Any:
+    """Return the cosines of the rows of two matrices."""
     import numpy as np
 
     return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
@@ -157,7 +165,7 @@ def markdown(record: dict[str, Any]) -> str:
             for engine in ours:
                 rivals = {peer: cell for peer, cell in row.items() if cell.get("against") == engine
                           and not peer.startswith("mpool")}
-                text = _number(row[engine]["median"]) if engine in row else ""
+                text = number(row[engine]["median"]) if engine in row else ""
                 if text and rivals:
                     best = min(rivals, key=lambda peer: rivals[peer]["ratio"])
                     text += f" ({rivals[best]['ratio']:.2f}x {best}{'' if rivals[best]['pairs'] else '?'})"
@@ -166,43 +174,18 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n".join(lines).strip()
 
 
-def plot(record: dict[str, Any], path: str) -> None:
-    """Plot every rate and time as bars, one per engine, side by side. The suffix of the path chooses the format."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [(name, row) for topic in record["summary"].values() for name, row in topic.items() if row]
-    columns = 4
-    figure, axes = pyplot.subplots(-(-len(rows) // columns), columns, squeeze=False, layout="constrained",
-                                   figsize=(16, 2.2 * -(-len(rows) // columns)))
-    for axis, (name, row) in zip(axes.flat, rows):
-        values = [cell["median"] for cell in row.values()]
-        colours = ["tab:blue" if engine.startswith("mpool") else "tab:grey" for engine in row]
-        axis.barh(list(row), values, color=colours)
-        axis.invert_yaxis()
-        axis.set_title(name + (", less is better" if name.endswith(LESS) else ""), fontsize=9)
-        axis.tick_params(labelsize=8)
-    for axis in list(axes.flat)[len(rows):]:
-        axis.axis("off")
-    machine = record["machine"]
-    figure.suptitle(f"{machine['date']}, {machine['cpu']}, {machine['threads']} threads", fontsize=10)
-    figure.savefig(path)
-    pyplot.close(figure)
-
-
-def _cell(found: dict[str, float] | None) -> str:
+def _cell(found: dict[str, Any] | None) -> str:
     if found is None:
         return "-"
-    number = _number(found["median"])
+    figure = number(found["median"])
     if "limit" in found:
-        number += f" {found['limit']:.0%}"
+        figure += f" {found['limit']:.0%}"
     if "ratio" not in found:
-        return number
+        return figure
     rival = "" if found["against"] == "mpool" else " of " + found["against"].partition(":")[2]
-    return f"{number} ({found['ratio']:.2f}x{rival}, {found['pairs'] or '?'})"
+    return f"{figure} ({found['ratio']:.2f}x{rival}, {found['pairs'] or '?'})"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Format a figure with three digits, or as an integer from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

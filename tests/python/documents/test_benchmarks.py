@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import shutil
 import statistics
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +25,10 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("needs the benchmarks", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
-from benchmarks import kernels, http_client, limits, peers, policies, report, texts  # noqa: E402
-from benchmarks.compare import Turn  # noqa: E402
+from benchmarks import compare, engines, kernels, http_client, limits, peers, plot, policies, report  # noqa: E402
+from benchmarks import record as records, tables, texts, timing  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
+from benchmarks.record import Turn  # noqa: E402
 
 NEAR = {"round_trip_ns": 105.0, "read_1": 40.0, "read_2": 53.0}
 FAR = {"round_trip_ns": 520.0, "read_1": 42.0, "read_2": 85.0}
@@ -60,8 +65,10 @@ def test_ratios_above_one_mean_that_mpool_is_better() -> None:
              turn("mpool", 1, {"mixed texts/s": 20.0, "one text ms": 20.0}),  # both are slow in this round
              turn("peer", 1, {"mixed texts/s": 10.0, "one text ms": 60.0})]
     rows = report.summary(turns)["embed"]
-    assert rows["mixed texts/s"]["peer"] == {"median": 55.0, "against": "mpool", "ratio": 2.0, "pairs": 2}
-    assert rows["one text ms"]["peer"] == {"median": 33.0, "against": "mpool", "ratio": 3.0, "pairs": 2}
+    assert rows["mixed texts/s"]["peer"] == {
+        "median": 55.0, "min": 10.0, "max": 100.0, "n": 2, "turns": 2, "against": "mpool", "ratio": 2.0,
+        "ratio_min": 2.0, "ratio_max": 2.0, "pairs": 2, "ratio_n": 2}
+    assert rows["one text ms"]["peer"]["median"] == 33.0 and rows["one text ms"]["peer"]["ratio"] == 3.0
     assert rows["memory MB"]["peer"]["ratio"] == 1.0
 
 
@@ -75,26 +82,43 @@ def test_disturbed_measurements_are_excluded() -> None:
     good = [turn("mpool", 0, {"a": 2.0}), turn("peer", 0, {"a": 1.0})]
     bad = [turn("mpool", 0, {"a": 2.0}, others=0.5), turn("peer", 0, {"a": 100.0}, others=0.5)]
     assert [entry.disturbed is None for entry in good + bad] == [True, True, False, False]
-    assert report.summary(good + bad)["embed"]["a"]["peer"] == {"median": 1.0, "against": "mpool", "ratio": 2.0,
-                                                                "pairs": 1}
-    assert report.summary(bad)["embed"]["a"]["peer"] == {"median": 100.0, "against": "mpool", "ratio": 0.02, "pairs": 0}
+    best = report.summary(good + bad)["embed"]["a"]["peer"]
+    assert (best["median"], best["max"], best["n"], best["turns"]) == (1.0, 1.0, 1, 2)
+    assert (best["ratio"], best["pairs"], best["ratio_n"]) == (2.0, 1, 1)
+    worst = report.summary(bad)["embed"]["a"]["peer"]
+    assert (worst["median"], worst["n"], worst["ratio"], worst["pairs"]) == (100.0, 0, 0.02, 0)
 
 
 def test_measurements_in_different_machine_states_are_not_compared() -> None:
     """Two undisturbed measurements give no ratio if the machine was in different states."""
     turns = [turn("mpool", 0, {"a": 2.0}, NEAR), turn("peer", 0, {"a": 1.0}, NEAR), turn("peer", 0, {"a": 4.0}, FAR)]
     assert all(entry.disturbed is None for entry in turns)
-    assert report.summary(turns)["embed"]["a"]["peer"] == {"median": 2.5, "against": "mpool", "ratio": 2.0, "pairs": 1}
+    cell = report.summary(turns)["embed"]["a"]["peer"]
+    assert (cell["median"], cell["ratio"], cell["pairs"]) == (2.5, 2.0, 1)
+
+
+def test_repeated_turns_of_a_round_count_once() -> None:
+    """Two turns of one engine and three of another give six pairs, but no more than two independent ratios."""
+    turns = [turn("mpool", 0, {"a": 2.0 + at}) for at in range(2)]
+    turns += [turn("peer", 0, {"a": 1.0}) for _ in range(3)]
+    cell = report.summary(turns)["embed"]["a"]["peer"]
+    assert (cell["pairs"], cell["ratio_n"], cell["ratio_min"], cell["ratio_max"]) == (6, 2, 2.0, 3.0)
 
 
 def test_a_peer_is_compared_at_its_own_precision() -> None:
     """A peer is compared with mpool at the same precision if that was measured, else with the default."""
-    engines = ["mpool", "mpool:float32", "mpool:int8", "peer", "peer:int8", "peer:bfloat16"]
+    engines = ["mpool", "mpool:float32", "mpool:int8", "openvino", "openvino:int8:latency", "openvino:bfloat16"]
     assert [report.against(engine, engines) for engine in engines] == \
         [None, "mpool", "mpool", "mpool:float32", "mpool:int8", "mpool"]
-    assert report.against("peer", ["peer"]) is None
-    turns = [turn("mpool:int8", 0, {"a": 6.0}), turn("mpool", 0, {"a": 2.0}), turn("peer:int8", 0, {"a": 3.0})]
-    assert report.summary(turns)["embed"]["a"]["peer:int8"]["ratio"] == 2.0
+    assert report.against("openvino", ["openvino"]) is None
+    turns = [turn("mpool:int8", 0, {"a": 6.0}), turn("mpool", 0, {"a": 2.0}), turn("openvino:int8", 0, {"a": 3.0})]
+    assert report.summary(turns)["embed"]["a"]["openvino:int8"]["ratio"] == 2.0
+
+
+def test_peers_that_generate_are_compared_with_the_default() -> None:
+    """llama.cpp computes with the weights as stored, as mpool's default does, and not in float32."""
+    assert report.against("llama-cpp", ["mpool", "mpool:float32", "llama-cpp"]) == "mpool"
+    assert report.against("ik", ["mpool:float32", "ik"]) is None
 
 
 def test_share_of_the_hardware_limit() -> None:
@@ -106,8 +130,8 @@ def test_share_of_the_hardware_limit() -> None:
         assert limits.share(measure, 10.0, frame, 2, arithmetic) == part
     assert limits.share({"bytes": 1.0}, 1.0, Frame(None, None, None), 2, "int8") is None
     found = report.summary([turn("mpool:float32", 0, {"mixed texts/s": 10.0}, {**NEAR, "fp32": 100.0})],
-                           {"mixed texts/s": {"operations": 1e9}}, 2)
-    assert found["embed"]["mixed texts/s"]["mpool:float32"] == {"median": 10.0, "limit": 0.05}
+                           {"embed": {"mixed texts/s": {"operations": 1e9}}}, 2)
+    assert found["embed"]["mixed texts/s"]["mpool:float32"]["limit"] == 0.05
 
 
 def test_operations_and_bytes_are_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -115,30 +139,179 @@ def test_operations_and_bytes_are_counted(tmp_path_factory: pytest.TempPathFacto
     paths = {"embed": str(tinymodels.cached(tmp_path_factory, "bert")),
              "generate": str(tinymodels.cached(tmp_path_factory, "llama"))}
     found = limits.work(paths, 48, [16, 32], [8])
-    assert found["short texts/s"]["operations"] < found["long texts/s"]["operations"]
+    assert found["embed"]["short texts/s"]["operations"] < found["embed"]["long texts/s"]["operations"]
+    found = found["generate"]
     assert found["pp16 tokens/s"]["operations"] < found["pp32 tokens/s"]["operations"]
     weights = sum(file.stat().st_size for file in Path(paths["generate"]).glob("*.safetensors"))
     assert 0.3 * weights < found["tg@8 tokens/s"]["bytes"] <= weights
 
 
-@pytest.mark.parametrize("module, name, variant", [
-    ("onnxruntime", "OnnxRuntime", "float32"), ("onnxruntime", "OnnxRuntime", "int8"),
-    ("openvino", "OpenVino", "float32"), ("openvino", "OpenVino", "bfloat16"),
-    ("ctranslate2", "CTranslate2", "float32"), ("ctranslate2", "CTranslate2", "int8")])
-def test_peers_compute_the_same_embeddings(tmp_path: Path, module: str, name: str, variant: str) -> None:
-    """Installed peers give the embeddings of sentence-transformers."""
-    for needed in (module, "onnx" if module != "ctranslate2" else module, "sentence_transformers"):
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for the peers' converted weights, which their settings share."""
+    return tmp_path_factory.mktemp("peers")
+
+
+@pytest.mark.parametrize("module, needs, engine", [
+    ("onnxruntime", "onnx", "onnxruntime:float32"), ("onnxruntime", "onnx", "onnxruntime:int8"),
+    ("openvino", "onnx", "openvino:float32:latency"), ("openvino", "onnx", "openvino:float32:throughput"),
+    ("openvino", "onnx", "openvino:bfloat16:latency"), ("openvino", "onnx", "openvino:bfloat16:throughput"),
+    ("openvino", "nncf", "openvino:int8:latency"), ("openvino", "nncf", "openvino:int8:throughput"),
+    ("ctranslate2", "ctranslate2", "ctranslate2:float32:inter1"),
+    ("ctranslate2", "ctranslate2", "ctranslate2:float32:inter2"),
+    ("ctranslate2", "ctranslate2", "ctranslate2:int8:inter1"),
+    ("ctranslate2", "ctranslate2", "ctranslate2:int8:inter2")])
+def test_peers_compute_the_same_embeddings(converted: Path, module: str, needs: str, engine: str) -> None:
+    """Installed peers give the embeddings of sentence-transformers with every setting, and when threads call them."""
+    for needed in (module, needs, "sentence_transformers"):
         pytest.importorskip(needed)
     from sentence_transformers import SentenceTransformer
 
     path = str(real_path("minilm"))
-    engine = getattr(peers, name)(variant, str(tmp_path))
-    engine.imports()
-    engine.prepare(path)
-    engine.load(path, 1)
-    given = texts.mixed(40)
+    peer = engines.make("embed", engine, str(converted))
+    peer.imports()
+    peer.folder.mkdir(parents=True, exist_ok=True)
+    peer.prepare(path)
+    peer.load(path, 2)
+    given = texts.mixed(80)
     want = SentenceTransformer(path, device="cpu").encode(given, normalize_embeddings=True)
-    assert (engine.embed(given) * want).sum(1).min() > (0.95 if variant == "int8" else 0.9999)
+    least = 0.95 if ":int8" in engine else 0.999 if ":bfloat16" in engine else 0.9999
+    assert (peer.embed(given) * want).sum(1).min() > least
+    alone: dict[int, np.ndarray] = {}
+    timing.together(4, lambda number: alone.update({number: peer.embed([given[number]])}))
+    assert all((alone[number][0] * want[number]).sum() > least for number in range(4))
+
+
+class FakePeer(peers.Converted):
+    """A peer whose hidden state of a text is its token ids; ``meet`` makes concurrent batches wait for each other."""
+
+    module, variants, settings = "numpy", ("float32", "int8"), ("alone", "together")
+    meet: threading.Barrier | None = None
+
+    def start(self, threads: int) -> None:
+        self.parallel = 2 if self.setting == "together" else 1
+        self.meet = threading.Barrier(2) if self.setting == "together" else None
+
+    def hidden(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        if self.meet is not None:
+            self.meet.wait(30)
+        return np.stack([ids, np.ones_like(ids)], axis=2).astype(np.float32)
+
+
+def test_batches_of_a_list_run_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a setting for throughput, a peer computes batches at the same time, and every text keeps its vector."""
+    class Words:
+        def __init__(self, path: str) -> None:
+            self.batches = lambda given: [
+                (np.array([at + 1, at]), np.array([[at + 2, 0], [at + 1, at + 1]]), np.array([[1, 0], [1, 1]]))
+                for at in range(0, len(given), 2)]
+
+    monkeypatch.setattr(peers, "Tokens", Words)
+    found = []
+    for setting in ("alone", "together"):
+        peer = FakePeer("", str(tmp_path), setting)
+        peer.load("", 2)
+        found.append(peer.embed(["text"] * 8))
+    assert np.array_equal(found[0], found[1])
+    assert np.allclose(found[0][:, 0] / found[0][:, 1], np.arange(1, 9))
+    with pytest.raises(ValueError, match="float32, int8, each with the settings alone, together"):
+        FakePeer("int8", str(tmp_path), "fast")
+
+
+def test_a_peer_takes_part_with_every_setting() -> None:
+    """Engines that name no setting are measured with each; a named setting and other engines stay as they are."""
+    given = ["mpool:int8", "openvino", "openvino:int8", "openvino:float32:latency", "ctranslate2:int8:inter2",
+             "ctranslate2", "llama-cpp", "onnxruntime:int8"]
+    assert compare.parse(["--engines", ",".join(given)]).engines == [
+        "mpool:int8", "openvino:float32:latency", "openvino:float32:throughput", "openvino:int8:latency",
+        "openvino:int8:throughput", "ctranslate2:int8:inter2", "ctranslate2:float32:inter1",
+        "ctranslate2:float32:inter2", "llama-cpp", "onnxruntime:int8"]
+
+
+def test_openvino_gets_its_hint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The setting is OpenVINO's performance hint. It says how many batches it computes at the same time."""
+    given: dict[str, Any] = {}
+
+    class Core:
+        def compile_model(self, path: str, device: str, options: dict[str, Any]) -> Any:
+            given.update(options, path=Path(path).name)
+            return types.SimpleNamespace(get_property=lambda name: {"OPTIMAL_NUMBER_OF_INFER_REQUESTS": 3}[name])
+
+    monkeypatch.setattr(peers, "version", lambda module: "1")
+    for variant, setting, graph, precision, parallel in (
+            ("float32", "latency", "plain.onnx", "f32", 1), ("bfloat16", "throughput", "plain.onnx", "bf16", 3),
+            ("int8", "throughput", "int8.xml", "f32", 3)):
+        peer = peers.OpenVino(variant, str(tmp_path), setting)
+        peer.lib = types.SimpleNamespace(Core=Core)
+        peer.start(2)
+        assert given == {"path": graph, "INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": 2,
+                         "PERFORMANCE_HINT": setting.upper()}
+        assert peer.parallel == parallel
+
+
+def test_ctranslate2_divides_its_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two inter threads share the compute threads, so that every engine uses the same number."""
+    given: list[tuple[int, int]] = []
+
+    def encoder(path: str, inter_threads: int, intra_threads: int, **more: Any) -> None:
+        given.append((inter_threads, intra_threads))
+
+    monkeypatch.setattr(peers, "version", lambda module: "1")
+    for setting in ("inter1", "inter2"):
+        peer = peers.CTranslate2("int8", str(tmp_path), setting)
+        peer.lib = types.SimpleNamespace(Encoder=encoder)
+        peer.start(2)
+    assert given == [(1, 2), (2, 1)] and peer.parallel == 2
+
+
+def test_an_engine_that_fails_leaves_its_topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An engine that fails on a topic is not tried again there. Its failure is recorded once, and others go on."""
+    run: list[tuple[str, str]] = []
+
+    def fake_worker(self: compare.Bench, engine: str, task: dict[str, Any]) -> dict[str, Any]:
+        run.append((engine, task["topic"]))
+        if engine == "mpool:int8" and task["topic"] == "generate":
+            raise RuntimeError("mpool:int8, generate: Unsupported")
+        return {"measures": {"a": 1.0}, "rss MB": 1.0, "ids": [1]}
+
+    (tmp_path / "x.Q4_K_M.gguf").write_bytes(b"weights")
+    for name, value in (("run_worker", fake_worker), ("installed", lambda self, engine: True),
+                        ("version", lambda self, engine: "1")):
+        monkeypatch.setattr(compare.Bench, name, value)
+    monkeypatch.setattr(compare, "weights", lambda ref, capability: str(tmp_path / "x.Q4_K_M.gguf"))
+    monkeypatch.setattr(limits, "work", lambda *arguments: {})
+    monkeypatch.setattr(Probe, "run", lambda self: {**NEAR, "fp32": 1.0, "bf16": 1.0, "int8": 1.0})
+    monkeypatch.setattr(compare.Watch, "__exit__", lambda self, *error: setattr(self, "others", 0.0))
+    found = compare.Bench(compare.parse(["--engines", "mpool,mpool:int8", "--topics", "embed,generate",
+                                         "--text-model", "x"])).run()
+    assert run.count(("mpool:int8", "generate")) == 1 and run.count(("mpool:int8", "embed")) == 3
+    assert run.count(("mpool", "generate")) == 3
+    assert found["failures"] == ["mpool:int8, generate: Unsupported"]
+    assert found["weights"]["generate"]["path"] == "x.Q4_K_M.gguf" and len(found["turns"]) == 9
+
+
+def test_files_of_type_q4_k_m_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Peers repack Q4_K_M for their fastest kernels, so a comparison of text begins with such a file."""
+    assert list(compare.text_topics(["/a/x.Q4_1.gguf", "/a/y-q4_k_m.gguf", "/b/z.Q8_0.gguf"]).items()) == [
+        ("generate", "/a/y-q4_k_m.gguf"), ("generate:x.Q4_1.gguf", "/a/x.Q4_1.gguf"),
+        ("generate:z.Q8_0.gguf", "/b/z.Q8_0.gguf")]
+    assert capsys.readouterr().err == ""
+    compare.text_topics(["/a/x.Q4_1.gguf"])
+    assert "no file of type Q4_K_M is compared" in capsys.readouterr().err
+    from mpool.models import load_catalogue
+
+    first = load_catalogue().get(compare.TEXT_MODELS[0])
+    assert first is not None and first.joined is not None and compare.FIRST in first.joined.name
+
+
+def test_percentiles_are_of_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 99th percentile of a turn comes from 2,000 calls, none with the same text."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # an engine's process runs worker.py by path
+    worker = importlib.import_module("worker")
+    given: list[str] = []
+    found = worker.many_threads(types.SimpleNamespace(embed=given.extend), texts.same(compare.CALLS, 9, 2))
+    assert len(given) == len(set(given)) == compare.CALLS == tables.ENOUGH_CALLS
+    assert set(found) == {"8 threads calls/s", worker.P99}
 
 
 def test_disturbances_are_detected() -> None:
@@ -161,6 +334,18 @@ def test_probe() -> None:
     assert all(0 <= found[name] < 1e6 for name in ("fp32", "bf16", "int8"))
 
 
+def test_the_printed_table() -> None:
+    """A cell has the median and the ratio with its pairs; `?` marks a ratio without comparable turns."""
+    turns = [turn("mpool", 0, {"a texts/s": 10.0}), turn("openvino", 0, {"a texts/s": 4.0}),
+             turn("onnxruntime", 0, {"a texts/s": 5.0}, FAR)]
+    made = records.build("compare", 2, {}, turns, weights={}, versions={"mpool": "1"},
+                         agreement={"cosine": {"mpool": 1}}, summary=report.summary(turns), failures=["peer: error"])
+    lines = report.text(made).splitlines()
+    row = next(line for line in lines if line.startswith("a texts/s"))
+    assert row.split() == ["a", "texts/s", "10", "4", "(2.50x,", "1)", "5", "(2.00x,", "?)"]
+    assert "cosine: mpool 1" in lines and "FAILED: peer: error" in lines
+
+
 def test_agreement_of_engines() -> None:
     """The report compares the embeddings by cosine and the tokens by position."""
     turns = [turn("sentence-transformers", 0, {}, vectors=[[1.0, 0.0], [0.0, 1.0]]),
@@ -168,7 +353,7 @@ def test_agreement_of_engines() -> None:
              turn("llama-cpp", 0, {}, first=[1, 2, 4])]
     found = report.agreement(turns)
     assert found["least cosine to sentence-transformers"]["mpool"] == 0.8
-    assert found["greedy tokens alike with llama-cpp"]["mpool"] == "2 of 3"
+    assert found["embed: greedy tokens alike with llama-cpp"]["mpool"] == "2 of 3"
 
 
 def test_markdown_names_the_fastest_peer() -> None:
@@ -197,23 +382,25 @@ def test_a_stream_and_embeddings_run_concurrently(tmp_path_factory: pytest.TempP
 def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """All topics run with tiny models and give a table and a record of every measurement with its machine state."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
-    out = tmp_path / "record.json"
+    out, second = tmp_path / "record.json", shutil.copytree(llama, tmp_path / "second")
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "--quick", "--rounds", "1", "--again", "0", "--engines", "mpool,llama-cpp",
          "--peer-python", f"llama-cpp={sys.executable}", "--embedding-model", str(bert), "--text-model", str(llama),
-         "--json", str(out)], cwd=ROOT, capture_output=True, text=True, timeout=600)
+         "--text-model", str(second), "--json", str(out), "--plot", str(tmp_path / "plot.svg")],
+        cwd=ROOT, capture_output=True, text=True, timeout=600)
     record = json.loads(out.read_text())
     engines = {entry["engine"] for entry in record["turns"]}
     if engines == {"mpool"}:
         assert done.returncode == 0, done.stderr + str(record["failures"])
         assert "not installed: llama-cpp" in done.stderr
-    topics = {"import", "cold-embed", "cold-generate", "embed", "generate"}
+    topics = {"import", "cold-embed", "cold-generate", "embed", "generate", "cold-generate:second", "generate:second"}
     assert {entry["topic"] for entry in record["turns"] if entry["engine"] == "mpool"} == topics
     for entry in record["turns"]:
         assert all(value > 0 for value in entry["measures"].values()) and entry["rss MB"] > 10
-        assert set(entry["frame"]) == {"before", "after", "others"}
-    for kind, path in (("embed", bert), ("generate", llama)):
+    assert records.problems({**record, "commit": record["commit"] or "0" * 40}) == ["--quick measures nothing"]
+    for kind, path in (("embed", bert), ("generate", llama), ("generate:second", second)):
         assert record["weights"][kind]["path"] == path.name
+    assert (tmp_path / "plot.svg").read_text() == plot.svg(record)
     assert all(name in done.stdout for name in ("mixed texts/s", "tg@8 tokens/s", "8 streams tokens/s"))
 
 

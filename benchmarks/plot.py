@@ -1,0 +1,58 @@
+"""A plot of a record as SVG: for each measure a panel of bars, one per engine, with the spread of the turns.
+
+The text is made without a library, so the same record always gives the same bytes, and a test can compare them.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from .engines import split
+from .report import LESS, number
+
+COLUMNS, WIDTH, LABELS, VALUES, ROW, HEAD, GAP = 3, 470, 200, 60, 18, 34, 14
+OURS, THEIRS, INK, FAINT = "#2563eb", "#9ca3af", "#111827", "#6b7280"
+
+
+def svg(record: dict[str, Any]) -> str:
+    """Return the plot of a record. Pale bars have no undisturbed turn."""
+    panels = [(topic, name, row) for topic, rows in record["summary"].items() for name, row in rows.items() if row]
+    lines: list[str] = []
+    top = 44
+    for start in range(0, len(panels), COLUMNS):
+        beside = panels[start:start + COLUMNS]
+        for column, (topic, name, row) in enumerate(beside):
+            lines += _panel(topic, name, row, GAP + column * (WIDTH + GAP), top)
+        top += HEAD + ROW * max(len(row) for _, _, row in beside) + GAP
+    machine = record["machine"]
+    width = GAP + COLUMNS * (WIDTH + GAP)
+    title = f"{machine['date']}, {machine['cpu']}, {machine['threads']} threads"
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" viewBox="0 0 {width} {top}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{top}" fill="#ffffff"/>',
+        _text(width / 2, 24, title, INK, "middle", 'font-size="15"'), *lines, "</svg>"]) + "\n"
+
+
+def _panel(topic: str, name: str, row: dict[str, dict[str, Any]], left: float, top: float) -> list[str]:
+    less = ", less is better" if name.endswith(LESS) else ""
+    lines = [_text(left, top + 18, f"{topic}: {name}{less}", INK, "start", 'font-weight="bold"')]
+    scale = (WIDTH - LABELS - VALUES) / max(cell["max"] for cell in row.values())
+    begin = left + LABELS
+    for at, (engine, cell) in enumerate(row.items()):
+        y = top + HEAD + at * ROW
+        middle, end = y + ROW / 2 - 1, begin + cell["max"] * scale
+        colour = OURS if split(engine)[0] == "mpool" else THEIRS
+        lines += [
+            _text(begin - 6, middle + 4, engine, INK, "end"),
+            f'<rect x="{begin:.1f}" y="{y:.1f}" width="{cell["median"] * scale:.1f}" height="{ROW - 4}" '
+            f'fill="{colour}" fill-opacity="{1 if cell["n"] else 0.4}"/>',
+            f'<path d="M{begin + cell["min"] * scale:.1f} {middle:.1f}H{end:.1f}" stroke="{INK}"/>',
+            _text(end + 5, middle + 4, f"{number(cell['median'])} (n={cell['n']})", FAINT, "start", 'font-size="10"')]
+    return lines
+
+
+def _text(x: float, y: float, text: str, colour: str, anchor: str, more: str = "") -> str:
+    return (f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}"{" " + more if more else ""}>'
+            f"{escape(text)}</text>")
