@@ -12,6 +12,10 @@
 typedef struct mp_stored_block {
     int8_t q[256];
     float scale[16], min[16]; /* one per group of 16 or 32 items */
+    /* Types of 1 to 3 bits (Q2_K, Q3_K, TQ, IQ1, IQ2, IQ3): f16 numbers, and small multiples of 1/8, whose products are
+     * exact: scale = d * factor, min = -(dmin * less). */
+    uint16_t d, dmin;
+    float factor[16], less[16];
 } mp_stored_block;
 
 /* Scale of an MXFP4 block from its E8M0 byte. It is half of the encoded value, because the E2M1 table holds its values

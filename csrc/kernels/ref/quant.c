@@ -123,9 +123,14 @@ void mp_ref_quant(mp_kernel_table *table) {
     MP_SET(table, gemm_q4_k, gemm, "ref");
     MP_SET(table, gemm_q5_k, gemm, "ref");
     MP_SET(table, gemm_q6_k, gemm, "ref");
+    MP_SET(table, gemm_q2_k, gemm, "ref");
+    MP_SET(table, gemm_q3_k, gemm, "ref");
+    MP_SET(table, gemm_tq, gemm, "ref");
+    MP_SET(table, gemm_iq2_xxs, gemm, "ref");
+    MP_SET(table, gemm_iq2_xs, gemm, "ref");
+    MP_SET(table, gemm_iq3, gemm, "ref");
     MP_SET(table, gemm_table32, gemm, "ref");
     MP_SET(table, gemm_table16, gemm, "ref");
-    MP_SET(table, gemm_table16_mins, gemm, "ref");
     MP_SET(table, stored_q4_0, stored_q4_0, "ref");
     MP_SET(table, stored_q8_0, stored_q8_0, "ref");
     MP_SET(table, stored_q4_k, stored_q4_k, "ref");
