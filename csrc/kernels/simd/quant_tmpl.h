@@ -289,6 +289,7 @@ typedef struct q_at { /* the rows of a tile at the current block */
     int entry; /* index into rows */
     int ahead; /* prefetch distance, bytes */
     const uint8_t *small; /* scales of the block in its head, for kinds that keep them there */
+    qf d[4], low[4];      /* of the superblock, for the vectors of the tile, if q_keeps_head */
     qi table;  /* for kinds that have a table */
 } q_at;
 
@@ -322,6 +323,26 @@ static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int
     }
 }
 
+/* True if a tile keeps the d and dmin of a superblock for its blocks. Tiles that memory limits are slower so. */
+static MP_INLINE int q_keeps_head(int kind, int R) { return q_is_coded(kind) && q_head_bytes(kind) && !q_beside(R); }
+
+/* The d of a superblock; for IQ types times the unit of their scales. */
+static MP_INLINE qf q_head_d(int kind, const uint8_t *head, int o) {
+    const float unit = kind == MP_W_IQ2_XS ? 0.25f : 0.125f;
+    return q_is_iq(kind) ? qf_mul(qf_halves(head + 2 * o), qf_spread(&unit)) : qf_halves(head + 2 * o);
+}
+
+static MP_INLINE qf q_head_dmin(const uint8_t *head, int o) { return qf_halves(head + MP_PACK_HALVES + 2 * o); }
+
+static MP_INLINE void q_keep_head(int kind, int U, const uint8_t *head, int u0, q_at *at) {
+    MP_UNROLL
+    for (int u = 0; u < U; u++) {
+        at->d[u] = q_head_d(kind, head, (u0 + u) * Q_LANES);
+        if (q_has_mins(kind))
+            at->low[u] = q_head_dmin(head, (u0 + u) * Q_LANES);
+    }
+}
+
 /* Add one block to the float accumulators f, for kinds with groups of 16. */
 static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
                                      const q_at *at, qf *f) {
@@ -344,15 +365,15 @@ static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head
                 d[u] = qf_load((const float *)(scales + h * MP_PACK_FLOATS) + o);
                 continue;
             }
-            d[u] = qf_halves(head + 2 * o);
+            d[u] = q_keeps_head(kind, R) ? at->d[u] : q_head_d(kind, head, o);
             if (kind == MP_W_IQ2_XS) {
-                const float first = 0.125f, step = 0.25f;
+                const float half = 0.5f;
                 const qi sc = q_u8(at->small + o), n = h ? q_shr(sc, 4) : q_and(sc, q_set(15));
-                d[u] = qf_mul(d[u], qf_fma(q_to_float(n), qf_spread(&step), qf_spread(&first)));
+                d[u] = qf_mul(d[u], qf_add(q_to_float(n), qf_spread(&half)));
             } else if (kind == MP_W_Q2_K) {
                 const qi both = q_u8(scales + h * MP_PACK_SMALL + o);
                 d[u] = qf_mul(d[u], q_to_float(q_and(both, q_set(15))));
-                low[u] = qf_mul(qf_halves(head + MP_PACK_HALVES + 2 * o), q_to_float(q_shr(both, 4)));
+                low[u] = qf_mul(q_keeps_head(kind, R) ? at->low[u] : q_head_dmin(head, o), q_to_float(q_shr(both, 4)));
             } else {
                 d[u] = qf_mul(d[u], qf_i8(scales + h * MP_PACK_SMALL + o));
             }
@@ -386,14 +407,13 @@ static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const
         const int o = (u0 + u) * Q_LANES;
         if (q_is_table(kind)) {
             d[u] = qf_load((const float *)scales + o);
-        } else if (kind == MP_W_TQ) {
-            d[u] = qf_halves(head + 2 * o);
-        } else if (q_is_iq(kind)) {
-            const float eighth = 0.125f;
-            d[u] = qf_mul(qf_mul(qf_halves(head + 2 * o), qf_spread(&eighth)), q_to_float(q_u8(at->small + o)));
+        } else if (q_is_iq(kind) || kind == MP_W_TQ) {
+            d[u] = q_keeps_head(kind, R) ? at->d[u] : q_head_d(kind, head, o);
+            if (q_is_iq(kind))
+                d[u] = qf_mul(d[u], q_to_float(q_u8(at->small + o)));
         } else if (q_is_super(kind)) {
             d[u] = qf_mul(qf_halves(head + 2 * o), q_to_float(q_u8(scales + o)));
-            low[u] = qf_mul(qf_halves(head + MP_PACK_HALVES + 2 * o), q_to_float(q_u8(scales + MP_PACK_SMALL + o)));
+            low[u] = qf_mul(q_head_dmin(head, o), q_to_float(q_u8(scales + MP_PACK_SMALL + o)));
         } else {
             d[u] = qf_halves(scales + 2 * o);
             if (mins)
@@ -418,7 +438,8 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
     const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
     const int has_table = q_is_iq(kind) || q_is_table(kind);
     const uint8_t *block = panel + (has_table ? MP_PACK_LINE : 0), *head = block;
-    q_at at = {x->q + m * x->ldq, x->scale + m * (int64_t)blocks, x->ldq, blocks, rows, 0, ahead, NULL, q_zero()};
+    q_at at = {.q = x->q + m * x->ldq, .scale = x->scale + m * (int64_t)blocks, .ldq = x->ldq, .ld_scale = blocks,
+               .rows = rows, .ahead = ahead};
     if (has_table)
         at.table = q_table(panel);
     qf f[16];
@@ -436,6 +457,8 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
                 head = block;
                 block += head_bytes;
                 q_prefetch(head + ahead, head_bytes);
+                if (q_keeps_head(kind, R))
+                    q_keep_head(kind, U, head, u0, &at);
             }
             if (q_beside(R))
                 q_prefetch(block + integers + ahead, bytes - integers);
