@@ -193,14 +193,15 @@ static void read_q6_k(const uint8_t *src, mp_stored_block *block) {
             }
 }
 
-float mp_iq4_xs_scale(const uint8_t *src, int g) {
+int mp_iq4_xs_factor(const uint8_t *src, int g) {
     const int low = src[4 + g / 2] >> (4 * (g & 1)) & 15, high = (src[2] | src[3] << 8) >> (2 * g) & 3;
-    return mp_half_load(src) * (float)((low | high << 4) - 32);
+    return (low | high << 4) - 32;
 }
 
 static void read_iq4_xs(const uint8_t *src, mp_stored_block *block) {
+    block->d = load_half(src);
     for (int g = 0; g < 8; g++) {
-        block->scale[g] = mp_iq4_xs_scale(src, g);
+        block->factor[g] = (float)mp_iq4_xs_factor(src, g);
         read_nibbles(src + 8 + 16 * g, block->q + 32 * g);
     }
 }
@@ -365,7 +366,7 @@ static const reader readers[MP_DTYPE_COUNT] = {
     [MP_TQ1_0] = {read_tq1_0, 32, false, ternary_table, true},
     [MP_TQ2_0] = {read_tq2_0, 32, false, ternary_table, true},
     [MP_IQ4_NL] = {read_iq4_nl, 32, false, iq4_table},
-    [MP_IQ4_XS] = {read_iq4_xs, 32, false, iq4_table},
+    [MP_IQ4_XS] = {read_iq4_xs, 32, false, iq4_table, true},
     [MP_IQ3_S] = {read_iq3_s, 32, false, iq3_s_table, true},
     [MP_IQ3_XXS] = {read_iq3_xxs, 32, false, iq3_xxs_table, true},
     [MP_IQ2_S] = {read_iq2_s, 16, false, iq2_table, true},

@@ -51,8 +51,10 @@ typedef enum mp_wkind { /* packed layouts; pack.h and pack_dense.h describe each
     MP_W_IQ2_XXS, /* IQ2_XXS, IQ1_S: 3-bit codes that index a table of int8 values, one scale per 32 inputs */
     MP_W_IQ2_XS,  /* IQ2_XS, IQ2_S, IQ1_M: as IQ2_XXS, one scale per 16 inputs */
     MP_W_IQ3,     /* IQ3_XXS, IQ3_S: as IQ2_XXS with 4-bit codes */
-    MP_W_TABLE32, /* IQ4_NL, IQ4_XS, MXFP4: as IQ3, with an fp32 scale per 32 inputs */
-    MP_W_TABLE16, /* NVFP4: as TABLE32, one scale per 16 inputs */
+    MP_W_IQ4_NL,
+    MP_W_IQ4_XS,
+    MP_W_MXFP4,
+    MP_W_NVFP4,
     MP_W_KIND_COUNT
 } mp_wkind;
 
@@ -174,8 +176,8 @@ typedef struct mp_epilogue {
  *   Q4_K, Q5_K:        f = fma((float)i, (d * (float)sc) * sa, f);  f = fma(-(dmin * (float)mn), sa * (float)sum32, f)
  *   Q3_K, Q6_K:        per 16 inputs: f = fma((float)i16, (d * (float)sc) * sa, f)
  *   Q2_K:              per 16 inputs: the same; then f = fma(-(dmin * (float)mn), sa * (float)sum16, f)
- *   TQ, IQ2_XXS, IQ3, TABLE32:  f = fma((float)i, s * sa, f)
- *   IQ2_XS, TABLE16:   per 16 inputs: f = fma((float)i16, s * sa, f)
+ *   TQ, IQ2_XXS, IQ3, IQ4_NL, IQ4_XS, MXFP4:  f = fma((float)i, s * sa, f)
+ *   IQ2_XS, NVFP4:     per 16 inputs: f = fma((float)i16, s * sa, f)
  *   I8:                one dot over all K: y = (float)i * (sw * sa)   of rotated inputs (K up to MP_I8_MOST_INPUTS)
  *   BF16:              AVX-512: vdpbf16ps on pairs (k, k+1), K ascending. ARM: bfdot and bfmmla, which add the two
  *                      products first and round to odd (arm/dot.h). AMX: sums of 32 inputs (x86/amx_dense.c). ref, AVX2

@@ -13,6 +13,7 @@
 
 #include "kernels/dequantize.h"
 #include "kernels/half.h"
+#include "kernels/pack_dense.h"
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
@@ -34,7 +35,9 @@ typedef enum scales {
     SCALES_NONE,    /* only d (TQ) */
     SCALES_EIGHTHS, /* small of each block, in the head: 8 * factor (IQ2_XXS, IQ3) */
     SCALES_NIBBLES, /* small of each block, in the head: two nibbles (IQ2_XS) */
-    SCALES_FLOATS,  /* floats of each group, after each block */
+    SCALES_BYTES,   /* small of each block, in the head: signed scale (IQ4_XS) */
+    SCALES_HALVES,  /* halves of each group, after each block */
+    SCALES_BF16,    /* the same in bf16 (MXFP4) */
 } scales;
 
 /* Sizes of a kind. A panel of K inputs is `start` bytes, then K / 32 blocks with a head before each `per_head` blocks.
@@ -64,9 +67,17 @@ static const pack_layout layouts[MP_W_KIND_COUNT] = {
     [MP_W_IQ2_XXS] = {256, BLOCK_Q3, 8, HEAD_IQ, MP_PACK_LINE, 3, SCALES_EIGHTHS},
     [MP_W_IQ2_XS] = {256, BLOCK_Q3, 8, HEAD_IQ, MP_PACK_LINE, 3, SCALES_NIBBLES},
     [MP_W_IQ3] = {256, BLOCK_Q4, 8, HEAD_IQ, MP_PACK_LINE, 4, SCALES_EIGHTHS},
-    [MP_W_TABLE32] = {32, BLOCK_Q4 + MP_PACK_FLOATS, 0, 0, MP_PACK_LINE, 4, SCALES_FLOATS},
-    [MP_W_TABLE16] = {32, BLOCK_Q4 + 2 * MP_PACK_FLOATS, 0, 0, MP_PACK_LINE, 4, SCALES_FLOATS},
+    [MP_W_IQ4_NL] = {32, BLOCK_Q4 + MP_PACK_HALVES, 0, 0, MP_PACK_LINE, 4, SCALES_HALVES},
+    [MP_W_IQ4_XS] = {256, BLOCK_Q4, 8, HEAD_IQ, MP_PACK_LINE, 4, SCALES_BYTES},
+    [MP_W_MXFP4] = {32, BLOCK_Q4 + MP_PACK_HALVES, 0, 0, MP_PACK_LINE, 4, SCALES_BF16},
+    [MP_W_NVFP4] = {32, BLOCK_Q4 + 2 * MP_PACK_HALVES, 0, 0, MP_PACK_LINE, 4, SCALES_HALVES},
 };
+
+static int table_offset(mp_wkind kind) {
+    if (kind == MP_W_IQ4_NL || kind == MP_W_IQ4_XS)
+        return MP_PACK_IQ4_OFFSET;
+    return kind == MP_W_MXFP4 || kind == MP_W_NVFP4 ? MP_PACK_FP4_OFFSET : MP_PACK_IQ_OFFSET;
+}
 
 static const pack_layout *layout_of(mp_wkind kind) {
     assert(kind < MP_W_KIND_COUNT && layouts[kind].inputs != 0);
@@ -418,27 +429,27 @@ void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, 
     }
 }
 
-static inline void put_float(uint8_t *floats, int o, float value) { memcpy(floats + 4 * o, &value, sizeof value); }
+static inline void put_half(uint8_t *halves, int o, uint16_t value) { memcpy(halves + 2 * o, &value, sizeof value); }
 
 /* Types whose codes are laid out as those of Q4_0: move their bits without decoding. MoE experts are packed on every
  * use, so packing must be fast. */
 static void pack_iq4_nl(const rows *rows, int b, uint8_t *to) {
     pack_nibbles(rows, b, 2, to);
-    for (int o = 0; o < MP_PANEL_N; o++)
-        put_float(to + BLOCK_Q4, o, mp_half_load(block_of(rows, o, b)));
+    copy_halves(rows, b, 0, to + BLOCK_Q4);
 }
 
 static void pack_mxfp4(const rows *rows, int b, uint8_t *to) {
     pack_nibbles(rows, b, 1, to);
     for (int o = 0; o < MP_PANEL_N; o++)
-        put_float(to + BLOCK_Q4, o, mp_mxfp4_scale(block_of(rows, o, b)[0]));
+        put_half(to + BLOCK_Q4, o, mp_bf16_from_f32(mp_mxfp4_scale(block_of(rows, o, b)[0])));
 }
 
 static void pack_iq4_xs(const rows *rows, int b, uint8_t *to) {
-    for (int g = 0; g < 8; g++, to += BLOCK_Q4 + MP_PACK_FLOATS) {
-        pack_nibbles(rows, b, 8 + 16 * g, to);
+    copy_halves(rows, b, 0, to);
+    for (int g = 0; g < 8; g++) {
+        pack_nibbles(rows, b, 8 + 16 * g, to + HEAD_IQ + g * BLOCK_Q4);
         for (int o = 0; o < MP_PANEL_N; o++)
-            put_float(to + BLOCK_Q4, o, mp_iq4_xs_scale(block_of(rows, o, b), g));
+            to[MP_PACK_HALVES + g * MP_PACK_SMALL + o] = (uint8_t)(int8_t)mp_iq4_xs_factor(block_of(rows, o, b), g);
     }
 }
 
@@ -457,8 +468,6 @@ static inline void store_codes(int bits, const v4 *codes, uint8_t *to) {
     }
 }
 
-static inline void put_half(uint8_t *halves, int o, uint16_t value) { memcpy(halves + 2 * o, &value, sizeof value); }
-
 /* Store the scales of output o of a superblock, whose head is `head`. */
 static void put_scales(const pack_layout *layout, const mp_stored_block *stored, int o, uint8_t *head) {
     put_half(head, o, stored->d);
@@ -470,6 +479,13 @@ static void put_scales(const pack_layout *layout, const mp_stored_block *stored,
         else if (layout->scales == SCALES_NIBBLES)
             *small = (uint8_t)((int)(4 * factor[0]) | (int)(4 * factor[1]) << 4);
     }
+}
+
+/* The f16 of a number that is zero or a positive normal f16. */
+static uint16_t exact_half(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits ? (uint16_t)((bits >> 13) - ((127 - 15) << 10)) : 0;
 }
 
 /* Any type with codes: decode four outputs to one code per byte, then pack. */
@@ -494,9 +510,10 @@ static void pack_codes(const rows *rows, int b, uint8_t *to) {
                     codes[g][i] = group;
                 }
             store_codes(layout->bits, codes, block + lane_at(o));
-            for (int i = 0; layout->scales == SCALES_FLOATS && i < 4; i++)
+            for (int i = 0; layout->scales == SCALES_HALVES && i < 4; i++)
                 for (int h = 0; h < parts; h++)
-                    put_float(block + BLOCK_Q4 + h * MP_PACK_FLOATS, o + i, stored[i].scale[part * parts + h]);
+                    put_half(block + BLOCK_Q4 + h * MP_PACK_HALVES, o + i,
+                             exact_half(stored[i].scale[part * parts + h]));
         }
     }
 }
@@ -597,7 +614,7 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     default: break;
     }
     const int8_t *table = mp_stored_table(src->dtype);
-    const int above = layout->head ? MP_PACK_IQ_OFFSET : MP_PACK_TABLE_OFFSET;
+    const int above = table_offset(w->kind);
     const int ahead = FETCH_BYTES / (MP_PANEL_N * row->bytes);
     for (int p = panel0; p < panel1; p++) {
         rows rows = {.dtype = src->dtype, .layout = layout};
@@ -623,7 +640,7 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
 /* ---- reading back ------------------------------------------------------------------------------------------------ */
 
 static bool is_halved(mp_wkind kind) {
-    return kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_Q6_K || kind == MP_W_IQ2_XS || kind == MP_W_TABLE16;
+    return kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_Q6_K || kind == MP_W_IQ2_XS || kind == MP_W_NVFP4;
 }
 
 /* Codes of a block, or nibbles of a kind with more bits. */
@@ -674,7 +691,7 @@ static void view_coded(mp_wkind kind, const uint8_t *panel, const uint8_t *head,
     const pack_layout *layout = layout_of(kind);
     const float d = layout->head ? mp_half_load(head + 2 * o) : 0;
     const uint8_t *small = head + MP_PACK_HALVES + b % 8 * MP_PACK_SMALL + o;
-    const uint8_t *after = block + layout->block - 2 * MP_PACK_SMALL + o;
+    const uint8_t *after = block + layout->block - 2 * MP_PACK_SMALL + o, *halves = block + BLOCK_Q4 + 2 * o;
     view_codes(layout->bits, block, o, view->q);
     for (int k = 0; layout->start && k < 32; k++)
         view->q[k] = panel[view->q[k]];
@@ -682,7 +699,7 @@ static void view_coded(mp_wkind kind, const uint8_t *panel, const uint8_t *head,
     case MP_W_Q2_K: break;
     case MP_W_Q3_K: subtract(view->q, 4); break;
     case MP_W_TQ: subtract(view->q, 1); break;
-    default: subtract(view->q, layout->head ? MP_PACK_IQ_OFFSET : MP_PACK_TABLE_OFFSET); break;
+    default: subtract(view->q, table_offset(kind)); break;
     }
     view->mins = layout->scales == SCALES_MIXED;
     for (int h = 0; h < 32 / view->group; h++)
@@ -694,7 +711,9 @@ static void view_coded(mp_wkind kind, const uint8_t *panel, const uint8_t *head,
         case SCALES_SIGNED: view->scale[h] = d * (float)(int8_t)after[h * MP_PACK_SMALL]; break;
         case SCALES_EIGHTHS: view->scale[h] = d * 0.125f * (float)*small; break;
         case SCALES_NIBBLES: view->scale[h] = d * (0.125f + 0.25f * (float)(*small >> (4 * h) & 15)); break;
-        case SCALES_FLOATS: memcpy(&view->scale[h], block + BLOCK_Q4 + h * MP_PACK_FLOATS + 4 * o, 4); break;
+        case SCALES_BYTES: view->scale[h] = d * (float)(int8_t)*small; break;
+        case SCALES_HALVES: view->scale[h] = mp_half_load(halves + h * MP_PACK_HALVES); break;
+        case SCALES_BF16: view->scale[h] = mp_bf16_to_f32((uint16_t)(halves[0] | halves[1] << 8)); break;
         default: view->scale[h] = d; break;
         }
 }

@@ -34,10 +34,10 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind) {
     case MP_IQ1_M: as_stored = MP_W_IQ2_XS; break;
     case MP_IQ3_S:
     case MP_IQ3_XXS: as_stored = MP_W_IQ3; break;
-    case MP_IQ4_NL:
-    case MP_IQ4_XS:
-    case MP_MXFP4: as_stored = MP_W_TABLE32; break;
-    case MP_NVFP4: as_stored = MP_W_TABLE16; break;
+    case MP_IQ4_NL: as_stored = MP_W_IQ4_NL; break;
+    case MP_IQ4_XS: as_stored = MP_W_IQ4_XS; break;
+    case MP_MXFP4: as_stored = MP_W_MXFP4; break;
+    case MP_NVFP4: as_stored = MP_W_NVFP4; break;
     default: return false; /* integers and F64 cannot be weights */
     }
     switch (compute) {

@@ -20,9 +20,9 @@ static const stored types[] = {
     {MP_Q5_K, MP_W_Q5_K, MP_SLOT_gemm_q5_k, {0, 2}},       {MP_Q6_K, MP_W_Q6_K, MP_SLOT_gemm_q6_k, {208, -1}},
     {MP_Q2_K, MP_W_Q2_K, MP_SLOT_gemm_q2_k, {80, 82}},
     {MP_Q3_K, MP_W_Q3_K, MP_SLOT_gemm_q3_k, {108, -1}},
-    {MP_MXFP4, MP_W_TABLE32, MP_SLOT_gemm_table32, {-1, -1}},
-    {MP_IQ4_NL, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
-    {MP_IQ4_XS, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
+    {MP_MXFP4, MP_W_MXFP4, MP_SLOT_gemm_mxfp4, {-1, -1}},
+    {MP_IQ4_NL, MP_W_IQ4_NL, MP_SLOT_gemm_iq4_nl, {0, -1}},
+    {MP_IQ4_XS, MP_W_IQ4_XS, MP_SLOT_gemm_iq4_xs, {0, -1}},
     {MP_IQ3_S, MP_W_IQ3, MP_SLOT_gemm_iq3, {0, -1}},
     {MP_IQ3_XXS, MP_W_IQ3, MP_SLOT_gemm_iq3, {0, -1}},
     {MP_IQ2_S, MP_W_IQ2_XS, MP_SLOT_gemm_iq2_xs, {0, -1}},
@@ -32,7 +32,7 @@ static const stored types[] = {
     {MP_IQ1_S, MP_W_IQ2_XXS, MP_SLOT_gemm_iq2_xxs, {0, -1}},
     {MP_TQ1_0, MP_W_TQ, MP_SLOT_gemm_tq, {52, -1}},
     {MP_TQ2_0, MP_W_TQ, MP_SLOT_gemm_tq, {64, -1}},
-    {MP_NVFP4, MP_W_TABLE16, MP_SLOT_gemm_table16, {-1, -1}},
+    {MP_NVFP4, MP_W_NVFP4, MP_SLOT_gemm_nvfp4, {-1, -1}},
 };
 enum { TYPES = sizeof types / sizeof *types };
 
@@ -114,7 +114,8 @@ MP_TEST(kernels_quant_packed_sizes) {
                                           [MP_W_Q8_0] = 8.5, [MP_W_Q4_K] = 4.625, [MP_W_Q5_K] = 5.625,
                                           [MP_W_Q6_K] = 6.5625, [MP_W_Q2_K] = 2.625, [MP_W_Q3_K] = 3.5625,
                                           [MP_W_TQ] = 2.0625, [MP_W_IQ2_XXS] = 3.3125, [MP_W_IQ2_XS] = 3.3125,
-                                          [MP_W_IQ3] = 4.3125, [MP_W_TABLE32] = 5, [MP_W_TABLE16] = 6};
+                                          [MP_W_IQ3] = 4.3125, [MP_W_IQ4_NL] = 4.5, [MP_W_IQ4_XS] = 4.3125,
+                                          [MP_W_MXFP4] = 4.5, [MP_W_NVFP4] = 5};
     for (int t = 0; t < TYPES; t++) {
         mp_wmat w;
         mp_wmat_init(&w, types[t].kind, 64, 2048);

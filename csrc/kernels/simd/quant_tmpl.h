@@ -9,7 +9,7 @@
  *   q_table(p) q_lookup(t, x)         the 16 bytes at p as a table t; maps each byte of x, 0 ... 15, to its entry
  *   q_zero q_to_float qf_zero qf_spread(p) qf_add qf_mul qf_fma(a, b, c) qf_fnma(a, b, c) qf_load qf_store
  *   q_u8(p)                           Q_LANES bytes as integers
- *   qf_halves(p) qf_i8(p)             Q_LANES halves or signed bytes as floats
+ *   qf_halves(p) qf_bf16(p) qf_i8(p)  Q_LANES halves, bf16 numbers or signed bytes as floats
  *   q_dot(part, sum, w, a)            adds the dot products of unsigned w with signed a to (part, sum)
  *   q_dot_bytes(part, sum, w, a)      the same for `bytes` and tables: w is value + 128
  *   q_flush(part, sum)                adds part to sum and empties it
@@ -40,12 +40,14 @@ static MP_INLINE int q_stride(int R) { return Q_PREPARED / R / 16 * 16; }
 static MP_INLINE int q_is_nibbles(int kind) { return kind == MP_W_Q4_0 || kind == MP_W_Q4_1 || kind == MP_W_Q4_K; }
 static MP_INLINE int q_is_fives(int kind) { return kind == MP_W_Q5_0 || kind == MP_W_Q5_1 || kind == MP_W_Q5_K; }
 static MP_INLINE int q_is_super(int kind) { return kind == MP_W_Q4_K || kind == MP_W_Q5_K; }
-/* Kinds of the function q_dots_codes. `q_is_iq`: the codes index a table of values from 0 to 127, after an offset;
- * `q_is_table`: of bytes. The codes of the others are the values, after an offset. */
+/* Kinds of the function q_dots_codes. Codes index a table of values: of bytes (IQ4), from 0 to 24 (FP4), or from 0 to
+ * 127 (IQ), after an offset. The codes of the others (Q2_K, Q3_K, TQ) are the values, after an offset. */
+static MP_INLINE int q_is_iq4(int kind) { return kind == MP_W_IQ4_NL || kind == MP_W_IQ4_XS; }
+static MP_INLINE int q_is_fp4(int kind) { return kind == MP_W_MXFP4 || kind == MP_W_NVFP4; }
 static MP_INLINE int q_is_iq(int kind) { return kind == MP_W_IQ2_XXS || kind == MP_W_IQ2_XS || kind == MP_W_IQ3; }
-static MP_INLINE int q_is_table(int kind) { return kind == MP_W_TABLE32 || kind == MP_W_TABLE16; }
+static MP_INLINE int q_has_table(int kind) { return q_is_iq4(kind) || q_is_fp4(kind) || q_is_iq(kind); }
 static MP_INLINE int q_is_coded(int kind) {
-    return q_is_iq(kind) || q_is_table(kind) || kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_TQ;
+    return q_has_table(kind) || kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_TQ;
 }
 static MP_INLINE int q_code_bits(int kind) {
     if (kind == MP_W_Q2_K || kind == MP_W_TQ)
@@ -53,7 +55,7 @@ static MP_INLINE int q_code_bits(int kind) {
     return kind == MP_W_Q3_K || kind == MP_W_IQ2_XXS || kind == MP_W_IQ2_XS ? 3 : 4;
 }
 static MP_INLINE int q_is_halved(int kind) { /* groups of 16 */
-    return kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_Q6_K || kind == MP_W_IQ2_XS || kind == MP_W_TABLE16;
+    return kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_Q6_K || kind == MP_W_IQ2_XS || kind == MP_W_NVFP4;
 }
 static MP_INLINE int q_has_mins(int kind) {
     return kind == MP_W_Q4_1 || kind == MP_W_Q5_1 || q_is_super(kind) || kind == MP_W_Q2_K;
@@ -69,9 +71,11 @@ static MP_INLINE int q_offset(int kind) {
     case MP_W_IQ2_XXS:
     case MP_W_IQ2_XS:
     case MP_W_IQ3: return MP_PACK_IQ_OFFSET;
+    case MP_W_MXFP4:
+    case MP_W_NVFP4: return MP_PACK_FP4_OFFSET;
     case MP_W_Q8_0:
-    case MP_W_TABLE32:
-    case MP_W_TABLE16: return Q_BYTES_OFFSET;
+    case MP_W_IQ4_NL:
+    case MP_W_IQ4_XS: return Q_BYTES_OFFSET;
     default: return 0;
     }
 }
@@ -89,17 +93,15 @@ static MP_INLINE int q_integers(int kind) {
 
 static MP_INLINE int q_block_bytes(int kind) {
     const int integers = q_integers(kind);
-    if (q_is_iq(kind) || kind == MP_W_TQ)
+    if (q_is_iq(kind) || kind == MP_W_TQ || kind == MP_W_IQ4_XS)
         return integers;
-    if (q_is_table(kind))
-        return integers + (q_is_halved(kind) ? 2 : 1) * MP_PACK_FLOATS;
-    if (q_is_halved(kind) || q_is_super(kind))
-        return integers + 2 * MP_PACK_SMALL;
-    return integers + (q_has_mins(kind) ? 2 : 1) * MP_PACK_HALVES;
+    if (kind == MP_W_NVFP4 || (q_has_mins(kind) && !q_is_halved(kind) && !q_is_super(kind)))
+        return integers + 2 * MP_PACK_HALVES;
+    return integers + (q_is_halved(kind) || q_is_super(kind) ? 2 * MP_PACK_SMALL : MP_PACK_HALVES);
 }
 
 static MP_INLINE int q_head_bytes(int kind) {
-    if (q_is_iq(kind))
+    if (q_is_iq(kind) || kind == MP_W_IQ4_XS)
         return MP_PACK_HALVES + 8 * MP_PACK_SMALL;
     if (q_is_super(kind) || kind == MP_W_Q2_K)
         return 2 * MP_PACK_HALVES;
@@ -262,7 +264,8 @@ static MP_INLINE qi q_code(int bits, int g, const uint8_t *block, int u, int pre
 /* Dot products of `count` groups from g0 on, four or all eight, of codes that are values or indices into a table. */
 static MP_INLINE void q_dots_codes(int kind, int g0, int count, int R, int U, qi table, const uint8_t *block, int u0,
                                    int ahead, const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
-    const int bits = q_code_bits(kind), flush = q_is_iq(kind) ? Q_FLUSH_Q7 : count;
+    const int bits = q_code_bits(kind), most = q_is_iq(kind) ? Q_FLUSH_Q7 : q_is_fp4(kind) ? Q_FLUSH_Q5 : count;
+    const int flush = most < count ? most : count;
     MP_UNROLL
     for (int i = 0; i < count; i++) {
         const int g = bits == 4 && count == 8 ? i / 2 + i % 2 * 4 : g0 + i; /* a line after the other */
@@ -270,11 +273,11 @@ static MP_INLINE void q_dots_codes(int kind, int g0, int count, int R, int U, qi
         MP_UNROLL
         for (int u = 0; u < U; u++) {
             w[u] = q_code(bits, g, block, u0 + u, q_beside(R), ahead);
-            if (q_is_iq(kind) || q_is_table(kind))
+            if (q_has_table(kind))
                 w[u] = q_lookup(table, w[u]);
         }
-        q_dots_row(q_is_table(kind), R, U, w, q + 4 * g, ldq, part, sum);
-        if (!q_is_table(kind) && (i + 1) % flush == 0)
+        q_dots_row(q_is_iq4(kind), R, U, w, q + 4 * g, ldq, part, sum);
+        if (!q_is_iq4(kind) && (i + 1) % flush == 0)
             q_flush_all(R * U, part, sum);
     }
 }
@@ -361,8 +364,8 @@ static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head
         MP_UNROLL
         for (int u = 0; u < U; u++) {
             const int o = (u0 + u) * Q_LANES;
-            if (kind == MP_W_TABLE16) {
-                d[u] = qf_load((const float *)(scales + h * MP_PACK_FLOATS) + o);
+            if (kind == MP_W_NVFP4) {
+                d[u] = qf_halves(scales + h * MP_PACK_HALVES + 2 * o);
                 continue;
             }
             d[u] = q_keeps_head(kind, R) ? at->d[u] : q_head_d(kind, head, o);
@@ -405,11 +408,13 @@ static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const
     MP_UNROLL
     for (int u = 0; u < U; u++) {
         const int o = (u0 + u) * Q_LANES;
-        if (q_is_table(kind)) {
-            d[u] = qf_load((const float *)scales + o);
-        } else if (q_is_iq(kind) || kind == MP_W_TQ) {
+        if (kind == MP_W_MXFP4) {
+            d[u] = qf_bf16(scales + 2 * o);
+        } else if (q_is_iq(kind) || kind == MP_W_TQ || kind == MP_W_IQ4_XS) {
             d[u] = q_keeps_head(kind, R) ? at->d[u] : q_head_d(kind, head, o);
-            if (q_is_iq(kind))
+            if (kind == MP_W_IQ4_XS)
+                d[u] = qf_mul(d[u], qf_i8(at->small + o));
+            else if (q_is_iq(kind))
                 d[u] = qf_mul(d[u], q_to_float(q_u8(at->small + o)));
         } else if (q_is_super(kind)) {
             d[u] = qf_mul(qf_halves(head + 2 * o), q_to_float(q_u8(scales + o)));
@@ -436,11 +441,10 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
                                      int ahead, q_rows *rows, float *out, int64_t ld) {
     const int blocks = x->K / 32, bytes = q_block_bytes(kind), head_bytes = q_head_bytes(kind);
     const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
-    const int has_table = q_is_iq(kind) || q_is_table(kind);
-    const uint8_t *block = panel + (has_table ? MP_PACK_LINE : 0), *head = block;
+    const uint8_t *block = panel + (q_has_table(kind) ? MP_PACK_LINE : 0), *head = block;
     q_at at = {.q = x->q + m * x->ldq, .scale = x->scale + m * (int64_t)blocks, .ldq = x->ldq, .ld_scale = blocks,
                .rows = rows, .ahead = ahead};
-    if (has_table)
+    if (q_has_table(kind))
         at.table = q_table(panel);
     qf f[16];
     MP_UNROLL
@@ -511,8 +515,10 @@ Q_TILES(tq, MP_W_TQ)
 Q_TILES(iq2_xxs, MP_W_IQ2_XXS)
 Q_TILES(iq2_xs, MP_W_IQ2_XS)
 Q_TILES(iq3, MP_W_IQ3)
-Q_TILES(table32, MP_W_TABLE32)
-Q_TILES(table16, MP_W_TABLE16)
+Q_TILES(iq4_nl, MP_W_IQ4_NL)
+Q_TILES(iq4_xs, MP_W_IQ4_XS)
+Q_TILES(mxfp4, MP_W_MXFP4)
+Q_TILES(nvfp4, MP_W_NVFP4)
 #undef Q_TILES
 #undef Q_TILE
 
@@ -607,8 +613,10 @@ Q_GEMM(tq)
 Q_GEMM(iq2_xxs)
 Q_GEMM(iq2_xs)
 Q_GEMM(iq3)
-Q_GEMM(table32)
-Q_GEMM(table16)
+Q_GEMM(iq4_nl)
+Q_GEMM(iq4_xs)
+Q_GEMM(mxfp4)
+Q_GEMM(nvfp4)
 #undef Q_GEMM
 #undef Q_LIST
 
@@ -627,6 +635,8 @@ static void q_set_gemms(mp_kernel_table *table, const char *variant) {
     MP_SET(table, gemm_iq2_xxs, gemm_iq2_xxs, variant);
     MP_SET(table, gemm_iq2_xs, gemm_iq2_xs, variant);
     MP_SET(table, gemm_iq3, gemm_iq3, variant);
-    MP_SET(table, gemm_table32, gemm_table32, variant);
-    MP_SET(table, gemm_table16, gemm_table16, variant);
+    MP_SET(table, gemm_iq4_nl, gemm_iq4_nl, variant);
+    MP_SET(table, gemm_iq4_xs, gemm_iq4_xs, variant);
+    MP_SET(table, gemm_mxfp4, gemm_mxfp4, variant);
+    MP_SET(table, gemm_nvfp4, gemm_nvfp4, variant);
 }

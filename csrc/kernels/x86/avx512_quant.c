@@ -56,6 +56,10 @@ static MP_INLINE void qf_store(float *to, qf x) { _mm512_storeu_ps(to, x); }
 static MP_INLINE qf qf_halves(const uint8_t *from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
 }
+static MP_INLINE qf qf_bf16(const uint8_t *from) {
+    const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)from);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
 static MP_INLINE qi q_u8(const uint8_t *from) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)from));
 }
