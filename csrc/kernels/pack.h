@@ -42,8 +42,8 @@
  * d, dmin, m, sc and mn equal the stored values to the bit, except the sc of IQ types, which hold the factor of d in
  * the product that dequantising computes (mp_stored_block). IQ2_XXS, IQ3: factor = sc / 8. IQ2_XS: factor = n / 4 +
  * 1 / 8, where n is the low nibble of sc for inputs 0-15, and the high nibble for inputs 16-31. The s of MXFP4 and
- * NVFP4 are the scales that dequantising computes. For IQ1, scales are an eighth of those products, because the table of
- * IQ1 holds its values multiplied by eight. */
+ * NVFP4 are the scales that dequantising computes. For IQ1, scales are an eighth of those products, because the table
+ * of IQ1 holds its values multiplied by eight. */
 #ifndef MP_KERNELS_PACK_H
 #define MP_KERNELS_PACK_H
 

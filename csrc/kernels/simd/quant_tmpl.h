@@ -292,7 +292,7 @@ typedef struct q_at { /* the rows of a tile at the current block */
     int entry; /* index into rows */
     int ahead; /* prefetch distance, bytes */
     const uint8_t *small; /* scales of the block in its head, for kinds that keep them there */
-    qf d[4], low[4];      /* of the superblock, for the vectors of the tile, if q_keeps_head */
+    qf d[4], low[4];      /* d and dmin of the superblock, if q_keeps_head */
     qi table;  /* for kinds that have a table */
 } q_at;
 
