@@ -24,6 +24,9 @@ static uint32_t load_u32(const uint8_t *from) {
     return (uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
 }
 
+static int load_u16(const uint8_t *from) { return from[0] | from[1] << 8; }
+static uint16_t load_half(const uint8_t *from) { return (uint16_t)load_u16(from); }
+
 /* Bit k of `bits` is bit 4 of item k. */
 static void add_fifth_bits(uint32_t bits, int8_t *q) {
     for (int k = 0; k < 32; k++)
@@ -110,10 +113,11 @@ static const int8_t q2_table[16] = {0, 1, 2, 3};
 
 static void read_q2_k(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *scales = src, *qs = src + 16;
-    float d = mp_half_load(src + 80), dmin = mp_half_load(src + 82);
+    block->d = load_half(src + 80);
+    block->dmin = load_half(src + 82);
     for (int g = 0; g < 16; g++) {
-        block->scale[g] = d * (float)(scales[g] & 15);
-        block->min[g] = -(dmin * (float)(scales[g] >> 4));
+        block->factor[g] = (float)(scales[g] & 15);
+        block->less[g] = (float)(scales[g] >> 4);
     }
     for (int half = 0; half < 2; half++)
         for (int part = 0; part < 4; part++)
@@ -125,11 +129,11 @@ static const int8_t q3_table[16] = {-4, -3, -2, -1, 0, 1, 2, 3};
 
 static void read_q3_k(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *high = src, *qs = src + 32, *scales = src + 96;
-    float d = mp_half_load(src + 108);
+    block->d = load_half(src + 108);
     for (int g = 0; g < 16; g++) {
         int low = scales[g & 7] >> (g < 8 ? 0 : 4) & 15;
         int two = scales[8 + (g & 3)] >> (2 * (g >> 2)) & 3;
-        block->scale[g] = d * (float)((low | two << 4) - 32);
+        block->factor[g] = (float)((low | two << 4) - 32);
     }
     for (int half = 0; half < 2; half++)
         for (int part = 0; part < 4; part++)
@@ -189,14 +193,15 @@ static void read_q6_k(const uint8_t *src, mp_stored_block *block) {
             }
 }
 
-float mp_iq4_xs_scale(const uint8_t *src, int g) {
+int mp_iq4_xs_factor(const uint8_t *src, int g) {
     const int low = src[4 + g / 2] >> (4 * (g & 1)) & 15, high = (src[2] | src[3] << 8) >> (2 * g) & 3;
-    return mp_half_load(src) * (float)((low | high << 4) - 32);
+    return (low | high << 4) - 32;
 }
 
 static void read_iq4_xs(const uint8_t *src, mp_stored_block *block) {
+    block->d = load_half(src);
     for (int g = 0; g < 8; g++) {
-        block->scale[g] = mp_iq4_xs_scale(src, g);
+        block->factor[g] = (float)mp_iq4_xs_factor(src, g);
         read_nibbles(src + 8 + 16 * g, block->q + 32 * g);
     }
 }
@@ -205,8 +210,9 @@ static void read_iq4_xs(const uint8_t *src, mp_stored_block *block) {
 static const int8_t ternary_table[16] = {-1, 0, 1, 2};
 
 static void read_tq2_0(const uint8_t *src, mp_stored_block *block) {
+    block->d = load_half(src + 64);
     for (int g = 0; g < 8; g++)
-        block->scale[g] = mp_half_load(src + 64);
+        block->factor[g] = 1.0f;
     for (int half = 0; half < 2; half++)
         for (int part = 0; part < 4; part++)
             for (int k = 0; k < 32; k++)
@@ -223,8 +229,9 @@ static void read_digits(const uint8_t *bytes, int n, int digits, int8_t *q) {
 }
 
 static void read_tq1_0(const uint8_t *src, mp_stored_block *block) {
+    block->d = load_half(src + 52);
     for (int g = 0; g < 8; g++)
-        block->scale[g] = mp_half_load(src + 52);
+        block->factor[g] = 1.0f;
     read_digits(src, 32, 5, block->q);
     read_digits(src + 32, 16, 5, block->q + 160);
     read_digits(src + 48, 4, 4, block->q + 240);
@@ -233,46 +240,44 @@ static void read_tq1_0(const uint8_t *src, mp_stored_block *block) {
 /* ---- points of grids -------------------------------------------------------------------------------------------
  *
  * 8 (IQ3: 4) neighbouring items are one grid point, which holds 2 (3) bits of table index per item, plus one sign bit
- * per item. The resulting code is that index with bit 3 set if the sign is minus. */
+ * per item. The resulting code is that index with bit 2 (3) set if the sign is minus. */
 
-static const int8_t iq2_table[16] = {8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43};
+static const int8_t iq2_table[16] = {8, 25, 43, 0, -8, -25, -43};
 static const int8_t iq3_xxs_table[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
 static const int8_t iq3_s_table[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
-/* entries 0 to 2: 8 * (-1, 0, 1) + 1, for a delta of +1/8; entries 8 to 10: 8 * (-1, 0, 1) - 1, for -1/8 */
-static const int8_t iq1_table[16] = {-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7};
-
-static int load_u16(const uint8_t *from) { return from[0] | from[1] << 8; }
+/* entries 0 to 2: 8 * (-1, 0, 1) + 1, for a delta of +1/8; entries 4 to 6: 8 * (-1, 0, 1) - 1, for -1/8 */
+static const int8_t iq1_table[16] = {-7, 1, 9, 0, -9, -1, 7};
 
 /* Decode n items of `bits` bits each. Bit k of signs: item k is negative. */
 static void read_point(unsigned point, int bits, int n, unsigned signs, int8_t *q) {
     for (int k = 0; k < n; k++)
-        q[k] = (int8_t)((point >> (bits * k) & ((1u << bits) - 1)) | (signs >> k & 1) << 3);
+        q[k] = (int8_t)((point >> (bits * k) & ((1u << bits) - 1)) | (signs >> k & 1) << bits);
 }
 
 /* Returns eight sign bits: the seven stored ones and an eighth that makes the number of minus signs even. */
 static unsigned even_signs(unsigned seven) { return seven | (unsigned)__builtin_parity(seven) << 7; }
 
 static void read_iq2_xxs(const uint8_t *src, mp_stored_block *block) {
-    const float d = mp_half_load(src);
+    block->d = load_half(src);
     for (int g = 0; g < 8; g++) {
         const uint8_t *points = src + 2 + 8 * g;
         const uint32_t rest = load_u32(points + 4);
-        block->scale[g] = d * (0.5f + (float)(rest >> 28)) * 0.25f;
+        block->factor[g] = (0.5f + (float)(rest >> 28)) * 0.25f;
         for (int i = 0; i < 4; i++)
             read_point(mp_iq2_xxs_grid[points[i]], 2, 8, even_signs(rest >> (7 * i) & 127),
                        block->q + 32 * g + 8 * i);
     }
 }
 
-/* Scale of group g (16 items), computed from nibble g of `scales`. */
-static float iq2_scale(float d, const uint8_t *scales, int g) {
-    return d * (0.5f + (float)(scales[g / 2] >> (4 * (g & 1)) & 15)) * 0.25f;
+/* Factor of group g (16 items), computed from nibble g of `scales`. */
+static float iq2_factor(const uint8_t *scales, int g) {
+    return (0.5f + (float)(scales[g / 2] >> (4 * (g & 1)) & 15)) * 0.25f;
 }
 
 static void read_iq2_xs(const uint8_t *src, mp_stored_block *block) {
-    const float d = mp_half_load(src);
+    block->d = load_half(src);
     for (int g = 0; g < 16; g++) {
-        block->scale[g] = iq2_scale(d, src + 66, g);
+        block->factor[g] = iq2_factor(src + 66, g);
         for (int i = 0; i < 2; i++) {
             const unsigned both = (unsigned)load_u16(src + 2 + 4 * g + 2 * i);
             read_point(mp_iq2_xs_grid[both & 511], 2, 8, even_signs(both >> 9), block->q + 16 * g + 8 * i);
@@ -282,19 +287,19 @@ static void read_iq2_xs(const uint8_t *src, mp_stored_block *block) {
 
 static void read_iq2_s(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *low = src + 2, *signs = src + 34, *high = src + 66;
-    const float d = mp_half_load(src);
+    block->d = load_half(src);
     for (int g = 0; g < 16; g++)
-        block->scale[g] = iq2_scale(d, src + 74, g);
+        block->factor[g] = iq2_factor(src + 74, g);
     for (int i = 0; i < 32; i++)
         read_point(mp_iq2_s_grid[low[i] | (high[i / 4] >> (2 * (i & 3)) & 3) << 8], 2, 8, signs[i], block->q + 8 * i);
 }
 
 static void read_iq3_xxs(const uint8_t *src, mp_stored_block *block) {
-    const float d = mp_half_load(src);
+    block->d = load_half(src);
     for (int g = 0; g < 8; g++) {
         const uint8_t *points = src + 2 + 8 * g;
         const uint32_t rest = load_u32(src + 66 + 4 * g);
-        block->scale[g] = d * (0.5f + (float)(rest >> 28)) * 0.5f;
+        block->factor[g] = (0.5f + (float)(rest >> 28)) * 0.5f;
         for (int i = 0; i < 8; i++)
             read_point(mp_iq3_xxs_grid[points[i]], 3, 4, even_signs(rest >> (7 * (i / 2)) & 127) >> (4 * (i & 1)),
                        block->q + 32 * g + 4 * i);
@@ -303,19 +308,19 @@ static void read_iq3_xxs(const uint8_t *src, mp_stored_block *block) {
 
 static void read_iq3_s(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *low = src + 2, *high = src + 66, *signs = src + 74, *scales = src + 106;
-    const float d = mp_half_load(src);
+    block->d = load_half(src);
     for (int g = 0; g < 8; g++)
-        block->scale[g] = d * (float)(1 + 2 * (scales[g / 2] >> (4 * (g & 1)) & 15));
+        block->factor[g] = (float)(1 + 2 * (scales[g / 2] >> (4 * (g & 1)) & 15));
     for (int i = 0; i < 64; i++)
         read_point(mp_iq3_s_grid[low[i] | (high[i / 8] >> (i & 7) & 1) << 8], 3, 4,
                    (unsigned)signs[i / 2] >> (4 * (i & 1)), block->q + 4 * i);
 }
 
 static void read_iq1_s(const uint8_t *src, mp_stored_block *block) {
-    const float d = mp_half_load(src);
+    block->d = load_half(src);
     for (int g = 0; g < 8; g++) {
         const int high = load_u16(src + 34 + 2 * g);
-        block->scale[g] = d * (float)(2 * (high >> 12 & 7) + 1) * 0.125f;
+        block->factor[g] = (float)(2 * (high >> 12 & 7) + 1) * 0.125f;
         for (int i = 0; i < 4; i++)
             read_point(mp_iq1_grid[src[2 + 4 * g + i] | (high >> (3 * i) & 7) << 8], 2, 8, high >> 15 ? 255 : 0,
                        block->q + 32 * g + 8 * i);
@@ -326,9 +331,9 @@ static void read_iq1_s(const uint8_t *src, mp_stored_block *block) {
 static void read_iq1_m(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *high = src + 32, *words = src + 48;
     const int half = words[1] >> 4 | (words[3] & 0xf0) | (words[5] & 0xf0) << 4 | (words[7] & 0xf0) << 8;
-    const float d = mp_half_to_float((uint16_t)half);
+    block->d = (uint16_t)half;
     for (int g = 0; g < 16; g++)
-        block->scale[g] = d * (float)(2 * (load_u16(words + g / 4 * 2) >> (3 * (g & 3)) & 7) + 1) * 0.125f;
+        block->factor[g] = (float)(2 * (load_u16(words + g / 4 * 2) >> (3 * (g & 3)) & 7) + 1) * 0.125f;
     for (int i = 0; i < 32; i++) {
         const int nibble = high[i / 2] >> (4 * (i & 1)) & 15;
         read_point(mp_iq1_grid[src[i] | (nibble & 7) << 8], 2, 8, nibble & 8 ? 255 : 0, block->q + 8 * i);
@@ -342,6 +347,7 @@ typedef struct reader {
     int group;
     bool mins;
     const int8_t *table; /* or NULL */
+    bool factors;        /* `read` sets d, dmin, factor and less, not scale and min */
 } reader;
 
 static const reader readers[MP_DTYPE_COUNT] = {
@@ -350,24 +356,24 @@ static const reader readers[MP_DTYPE_COUNT] = {
     [MP_Q5_0] = {read_q5_0, 32, false, NULL},
     [MP_Q5_1] = {read_q5_1, 32, true, NULL},
     [MP_Q8_0] = {read_q8_0, 32, false, NULL},
-    [MP_Q2_K] = {read_q2_k, 16, true, q2_table},
-    [MP_Q3_K] = {read_q3_k, 16, false, q3_table},
+    [MP_Q2_K] = {read_q2_k, 16, true, q2_table, true},
+    [MP_Q3_K] = {read_q3_k, 16, false, q3_table, true},
     [MP_Q4_K] = {read_q4_k, 32, true, NULL},
     [MP_Q5_K] = {read_q5_k, 32, true, NULL},
     [MP_Q6_K] = {read_q6_k, 16, false, NULL},
     [MP_MXFP4] = {read_mxfp4, 32, false, mxfp4_table},
     [MP_NVFP4] = {read_nvfp4, 16, false, mxfp4_table},
-    [MP_TQ1_0] = {read_tq1_0, 32, false, ternary_table},
-    [MP_TQ2_0] = {read_tq2_0, 32, false, ternary_table},
+    [MP_TQ1_0] = {read_tq1_0, 32, false, ternary_table, true},
+    [MP_TQ2_0] = {read_tq2_0, 32, false, ternary_table, true},
     [MP_IQ4_NL] = {read_iq4_nl, 32, false, iq4_table},
-    [MP_IQ4_XS] = {read_iq4_xs, 32, false, iq4_table},
-    [MP_IQ3_S] = {read_iq3_s, 32, false, iq3_s_table},
-    [MP_IQ3_XXS] = {read_iq3_xxs, 32, false, iq3_xxs_table},
-    [MP_IQ2_S] = {read_iq2_s, 16, false, iq2_table},
-    [MP_IQ2_XS] = {read_iq2_xs, 16, false, iq2_table},
-    [MP_IQ2_XXS] = {read_iq2_xxs, 32, false, iq2_table},
-    [MP_IQ1_M] = {read_iq1_m, 16, false, iq1_table},
-    [MP_IQ1_S] = {read_iq1_s, 32, false, iq1_table},
+    [MP_IQ4_XS] = {read_iq4_xs, 32, false, iq4_table, true},
+    [MP_IQ3_S] = {read_iq3_s, 32, false, iq3_s_table, true},
+    [MP_IQ3_XXS] = {read_iq3_xxs, 32, false, iq3_xxs_table, true},
+    [MP_IQ2_S] = {read_iq2_s, 16, false, iq2_table, true},
+    [MP_IQ2_XS] = {read_iq2_xs, 16, false, iq2_table, true},
+    [MP_IQ2_XXS] = {read_iq2_xxs, 32, false, iq2_table, true},
+    [MP_IQ1_M] = {read_iq1_m, 16, false, iq1_table, true},
+    [MP_IQ1_S] = {read_iq1_s, 32, false, iq1_table, true},
 };
 
 const int8_t *mp_stored_table(mp_dtype dtype) {
@@ -383,7 +389,13 @@ int mp_stored_block_group(mp_dtype dtype, bool *mins) {
 
 void mp_stored_block_read(mp_dtype dtype, const uint8_t *src, mp_stored_block *block) {
     assert(dtype < MP_DTYPE_COUNT && readers[dtype].read);
-    readers[dtype].read(src, block);
+    const reader *reader = &readers[dtype];
+    reader->read(src, block);
+    for (int g = 0; reader->factors && g < mp_dtype_get(dtype)->items / reader->group; g++) {
+        block->scale[g] = mp_half_to_float(block->d) * block->factor[g];
+        if (reader->mins)
+            block->min[g] = -(mp_half_to_float(block->dmin) * block->less[g]);
+    }
 }
 
 static void scale_group(const int8_t *q, float scale, const float *min, int n, float *out) {
@@ -434,7 +446,7 @@ void mp_dequantize_row(mp_dtype dtype, const void *src, int64_t n, float *out) {
     assert(reader->read && n % row->items == 0);
     mp_stored_block block;
     for (int64_t k = 0; k < n; k += row->items, from += row->bytes) {
-        reader->read(from, &block);
+        mp_stored_block_read(dtype, from, &block);
         for (int i = 0; reader->table && i < row->items; i++)
             block.q[i] = reader->table[block.q[i]];
         for (int i = 0; i < row->items; i += reader->group)

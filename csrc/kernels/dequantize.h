@@ -12,6 +12,10 @@
 typedef struct mp_stored_block {
     int8_t q[256];
     float scale[16], min[16]; /* one per group of 16 or 32 items */
+    /* Q2_K, Q3_K, TQ, and IQ except IQ4_NL: f16 numbers, and small multiples of 1/8, whose products are
+     * exact: scale = d * factor, min = -(dmin * less). */
+    uint16_t d, dmin;
+    float factor[16], less[16];
 } mp_stored_block;
 
 /* Scale of an MXFP4 block from its E8M0 byte. It is half of the encoded value, because the E2M1 table holds its values
@@ -24,8 +28,8 @@ static inline float mp_mxfp4_scale(uint8_t exponent) {
     return of.scale;
 }
 
-/* Scale of group g (32 items, g = 0 ... 7) of an IQ4_XS block. */
-float mp_iq4_xs_scale(const uint8_t *src, int g);
+/* Factor of group g (32 items, g = 0 ... 7) of an IQ4_XS block, from -32 to 31. */
+int mp_iq4_xs_factor(const uint8_t *src, int g);
 
 /* The 16 values that the 4-bit codes of a type index; NULL for a type without a table. */
 const int8_t *mp_stored_table(mp_dtype dtype);

@@ -21,8 +21,10 @@ void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int
         [MP_W_Q4_0] = k->gemm_q4_0, [MP_W_Q4_1] = k->gemm_q4_1, [MP_W_Q5_0] = k->gemm_q5_0,
         [MP_W_Q5_1] = k->gemm_q5_1, [MP_W_Q8_0] = k->gemm_q8_0, [MP_W_Q4_K] = k->gemm_q4_k,
         [MP_W_Q5_K] = k->gemm_q5_k, [MP_W_Q6_K] = k->gemm_q6_k,
-        [MP_W_TABLE32] = k->gemm_table32, [MP_W_TABLE16] = k->gemm_table16,
-        [MP_W_TABLE16_MINS] = k->gemm_table16_mins,
+        [MP_W_Q2_K] = k->gemm_q2_k, [MP_W_Q3_K] = k->gemm_q3_k, [MP_W_TQ] = k->gemm_tq,
+        [MP_W_IQ2_XXS] = k->gemm_iq2_xxs, [MP_W_IQ2_XS] = k->gemm_iq2_xs, [MP_W_IQ3] = k->gemm_iq3,
+        [MP_W_IQ4_NL] = k->gemm_iq4_nl, [MP_W_IQ4_XS] = k->gemm_iq4_xs, [MP_W_MXFP4] = k->gemm_mxfp4,
+        [MP_W_NVFP4] = k->gemm_nvfp4,
     };
     by_kind[w->kind](w, x, m0, m1, panel0, panel1, ep, y, ldy);
 }

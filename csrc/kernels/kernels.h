@@ -45,10 +45,16 @@ typedef enum mp_wkind { /* packed layouts; pack.h and pack_dense.h describe each
     MP_W_Q4_K,
     MP_W_Q5_K,
     MP_W_Q6_K,
-    MP_W_TABLE32, /* IQ4_NL, IQ4_XS, MXFP4, IQ3_S, IQ3_XXS, IQ2_XXS, IQ1_S, TQ1_0, TQ2_0: 4-bit codes that index a table
-                   * of 16 int8 values, one fp32 scale per 32 inputs */
-    MP_W_TABLE16, /* Q3_K, IQ2_S, IQ2_XS, IQ1_M, NVFP4: as TABLE32, one scale per 16 inputs */
-    MP_W_TABLE16_MINS, /* Q2_K: as TABLE16, plus one minimum per 16 inputs */
+    MP_W_Q2_K,
+    MP_W_Q3_K,
+    MP_W_TQ,      /* TQ1_0, TQ2_0: 2-bit codes, one scale per 256 inputs */
+    MP_W_IQ2_XXS, /* IQ2_XXS, IQ1_S: 3-bit codes that index a table of int8 values, one scale per 32 inputs */
+    MP_W_IQ2_XS,  /* IQ2_XS, IQ2_S, IQ1_M: as IQ2_XXS, one scale per 16 inputs */
+    MP_W_IQ3,     /* IQ3_XXS, IQ3_S: as IQ2_XXS with 4-bit codes */
+    MP_W_IQ4_NL,
+    MP_W_IQ4_XS,
+    MP_W_MXFP4,
+    MP_W_NVFP4,
     MP_W_KIND_COUNT
 } mp_wkind;
 
@@ -168,9 +174,10 @@ typedef struct mp_epilogue {
  *   Q4_0, Q5_0, Q8_0:  f = fma((float)i, d * sa, f)
  *   Q4_1, Q5_1:        f = fma((float)i, d * sa, f);  f = fma(m, sa * (float)sum32, f)
  *   Q4_K, Q5_K:        f = fma((float)i, (d * (float)sc) * sa, f);  f = fma(-(dmin * (float)mn), sa * (float)sum32, f)
- *   Q6_K:              per 16 inputs: f = fma((float)i16, (d * (float)sc) * sa, f)
- *   TABLE32:           f = fma((float)i, s * sa, f)
- *   TABLE16, _MINS:    per 16 inputs: f = fma((float)i16, s * sa, f);  with mins: f = fma(m, sa * (float)sum16, f)
+ *   Q3_K, Q6_K:        per 16 inputs: f = fma((float)i16, (d * (float)sc) * sa, f)
+ *   Q2_K:              per 16 inputs: the same; then f = fma(-(dmin * (float)mn), sa * (float)sum16, f)
+ *   TQ, IQ2_XXS, IQ3, IQ4_NL, IQ4_XS, MXFP4:  f = fma((float)i, s * sa, f)
+ *   IQ2_XS, NVFP4:     per 16 inputs: f = fma((float)i16, s * sa, f)
  *   I8:                one dot over all K: y = (float)i * (sw * sa)   of rotated inputs (K up to MP_I8_MOST_INPUTS)
  *   BF16:              AVX-512: vdpbf16ps on pairs (k, k+1), K ascending. ARM: bfdot and bfmmla, which add the two
  *                      products first and round to odd (arm/dot.h). AMX: sums of 32 inputs (x86/amx_dense.c). ref, AVX2

@@ -13,15 +13,32 @@
 
 #include "kernels/dequantize.h"
 #include "kernels/half.h"
+#include "kernels/pack_dense.h"
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 enum {
+    BLOCK_Q2 = MP_PACK_TWOS,
+    BLOCK_Q3 = MP_PACK_THREES,
     BLOCK_Q4 = MP_PACK_NIBBLES,
     BLOCK_Q5 = MP_PACK_BITS + MP_PACK_NIBBLES,
     PAIRS_1 = MP_PACK_PAIRS + MP_PACK_NIBBLES, /* offset of pairs 1 in a block of Q6_K */
     BLOCK_Q6 = MP_PACK_PAIRS + MP_PACK_NIBBLES + MP_PACK_PAIRS,
+    HEAD_IQ = MP_PACK_HALVES + 8 * MP_PACK_SMALL,
 };
+
+/* Where a kind keeps its scales. */
+typedef enum scales {
+    SCALES_OTHER,
+    SCALES_MIXED,   /* small of inputs 0-15 and of 16-31, after each block: scale + 16 * minimum (Q2_K) */
+    SCALES_SIGNED,  /* the same: signed scale (Q3_K) */
+    SCALES_NONE,    /* only d (TQ) */
+    SCALES_EIGHTHS, /* small of each block, in the head: 8 * factor (IQ2_XXS, IQ3) */
+    SCALES_NIBBLES, /* small of each block, in the head: two nibbles (IQ2_XS) */
+    SCALES_BYTES,   /* small of each block, in the head: signed scale (IQ4_XS) */
+    SCALES_HALVES,  /* halves of each group, after each block */
+    SCALES_BF16,    /* the same in bf16 (MXFP4) */
+} scales;
 
 /* Sizes of a kind. A panel of K inputs is `start` bytes, then K / 32 blocks with a head before each `per_head` blocks.
  */
@@ -31,6 +48,8 @@ typedef struct pack_layout {
     int32_t per_head; /* blocks per head; 0: no heads */
     int32_t head;     /* bytes of a head: d, and dmin if any */
     int32_t start;    /* bytes before the first block or head of a panel */
+    int32_t bits;     /* bits of a code, for kinds that pack_codes packs */
+    scales scales;
 } pack_layout;
 
 static const pack_layout layouts[MP_W_KIND_COUNT] = {
@@ -42,10 +61,23 @@ static const pack_layout layouts[MP_W_KIND_COUNT] = {
     [MP_W_Q4_K] = {256, BLOCK_Q4 + 2 * MP_PACK_SMALL, 8, 2 * MP_PACK_HALVES, 0},
     [MP_W_Q5_K] = {256, BLOCK_Q5 + 2 * MP_PACK_SMALL, 8, 2 * MP_PACK_HALVES, 0},
     [MP_W_Q6_K] = {256, BLOCK_Q6 + 2 * MP_PACK_SMALL, 8, MP_PACK_HALVES, 0},
-    [MP_W_TABLE32] = {32, BLOCK_Q4 + MP_PACK_FLOATS, 0, 0, MP_PACK_LINE},
-    [MP_W_TABLE16] = {32, BLOCK_Q4 + 2 * MP_PACK_FLOATS, 0, 0, MP_PACK_LINE},
-    [MP_W_TABLE16_MINS] = {32, BLOCK_Q4 + 4 * MP_PACK_FLOATS, 0, 0, MP_PACK_LINE},
+    [MP_W_Q2_K] = {256, BLOCK_Q2 + 2 * MP_PACK_SMALL, 8, 2 * MP_PACK_HALVES, 0, 2, SCALES_MIXED},
+    [MP_W_Q3_K] = {256, BLOCK_Q3 + 2 * MP_PACK_SMALL, 8, MP_PACK_HALVES, 0, 3, SCALES_SIGNED},
+    [MP_W_TQ] = {256, BLOCK_Q2, 8, MP_PACK_HALVES, 0, 2, SCALES_NONE},
+    [MP_W_IQ2_XXS] = {256, BLOCK_Q3, 8, HEAD_IQ, MP_PACK_LINE, 3, SCALES_EIGHTHS},
+    [MP_W_IQ2_XS] = {256, BLOCK_Q3, 8, HEAD_IQ, MP_PACK_LINE, 3, SCALES_NIBBLES},
+    [MP_W_IQ3] = {256, BLOCK_Q4, 8, HEAD_IQ, MP_PACK_LINE, 4, SCALES_EIGHTHS},
+    [MP_W_IQ4_NL] = {32, BLOCK_Q4 + MP_PACK_HALVES, 0, 0, MP_PACK_LINE, 4, SCALES_HALVES},
+    [MP_W_IQ4_XS] = {256, BLOCK_Q4, 8, HEAD_IQ, MP_PACK_LINE, 4, SCALES_BYTES},
+    [MP_W_MXFP4] = {32, BLOCK_Q4 + MP_PACK_HALVES, 0, 0, MP_PACK_LINE, 4, SCALES_BF16},
+    [MP_W_NVFP4] = {32, BLOCK_Q4 + 2 * MP_PACK_HALVES, 0, 0, MP_PACK_LINE, 4, SCALES_HALVES},
 };
+
+static int table_offset(mp_wkind kind) {
+    if (kind == MP_W_IQ4_NL || kind == MP_W_IQ4_XS)
+        return MP_PACK_IQ4_OFFSET;
+    return kind == MP_W_MXFP4 || kind == MP_W_NVFP4 ? MP_PACK_FP4_OFFSET : MP_PACK_IQ_OFFSET;
+}
 
 static const pack_layout *layout_of(mp_wkind kind) {
     assert(kind < MP_W_KIND_COUNT && layouts[kind].inputs != 0);
@@ -125,6 +157,8 @@ static inline size_t lane_at(int o) {
 typedef struct rows {
     const uint8_t *at[MP_PANEL_N];
     size_t step[MP_PANEL_N]; /* bytes to the next stored block; 0 for rows beyond the last output */
+    mp_dtype dtype;
+    const pack_layout *layout;
 } rows;
 
 static inline const uint8_t *block_of(const rows *rows, int o, int b) {
@@ -308,6 +342,54 @@ static void pack_q5_k(const rows *rows, int b, uint8_t *to) {
     }
 }
 
+/* Pack 64 stored bytes whose bits 2 r, 2 r + 1 belong to block r (byte 0-31) or 4 + r (byte 32-63) of a superblock.
+ * `to`: pairs 0 of its first block; pairs 1 are `second` bytes further. */
+static inline void pack_pairs(const rows *rows, int b, int offset, uint8_t *to, size_t block, size_t second) {
+    for (int half = 0; half < 2; half++)
+        for (int o = 0; o < MP_PANEL_N; o += 4)
+            for (int h = 0; h < 2; h++) {
+                v4 word[4]; /* word[t], byte i, pair r: input 4 t + i of block r of the half */
+                for (int i = 0; i < 4; i++)
+                    word[i] = load4(block_of(rows, o + i, b) + offset + half * 32 + h * 16);
+                transpose4(word);
+                swap_across(&word[0], &word[2], 4, 0x0f0f0f0fu); /* word[r], byte i, pair t */
+                swap_across(&word[1], &word[3], 4, 0x0f0f0f0fu);
+                swap_across(&word[0], &word[1], 2, 0x33333333u);
+                swap_across(&word[2], &word[3], 2, 0x33333333u);
+                for (int r = 0; r < 4; r++)
+                    store4(to + (size_t)(half * 4 + r) * block + (size_t)h * second + lane_at(o), word[r]);
+            }
+}
+
+/* Pack 16 scales of a byte: word w of a row holds those of blocks 2 w and 2 w + 1, low inputs first. `expand` makes
+ * them of 16 stored bytes; NULL: they are stored so. `small`: scales of inputs 0-15 of the first block. */
+static inline void pack_scales16(const rows *rows, int b, int offset, void (*expand)(v4 *words), uint8_t *small,
+                                 size_t block) {
+    for (int o = 0; o < MP_PANEL_N; o += 16) {
+        v4 words[4][4];
+        for (int i = 0; i < 4; i++) {
+            v4 lanes[4];
+            for (int r = 0; r < 4; r++)
+                lanes[r] = load4(block_of(rows, o + 4 * i + r, b) + offset);
+            transpose4(lanes);
+            if (expand)
+                expand(lanes);
+            for (int w = 0; w < 4; w++)
+                words[w][i] = lanes[w];
+        }
+        for (int w = 0; w < 4; w++) {
+            uint8_t *at = small + (size_t)(2 * w) * block + o;
+            for (int i = 0; i < 4; i++)
+                words[w][i] = transpose_bytes(words[w][i]);
+            transpose4(words[w]);
+            store4(at, words[w][0]);
+            store4(at + MP_PACK_SMALL, words[w][1]);
+            store4(at + block, words[w][2]);
+            store4(at + block + MP_PACK_SMALL, words[w][3]);
+        }
+    }
+}
+
 static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
     const size_t block = BLOCK_Q6 + 2 * MP_PACK_SMALL;
     uint8_t *blocks = to + MP_PACK_HALVES;
@@ -326,46 +408,12 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
                 store_lines(low, at);
                 store_lines(high, at + 2 * block);
             }
-            /* word[t], byte i, pair r: bits 4, 5 of input 4 t + i of block r of the half. Transposed: word[r], pair t.
-             */
-            for (int h = 0; h < 2; h++) {
-                v4 word[4];
-                for (int i = 0; i < 4; i++)
-                    word[i] = load4(block_of(rows, o + i, b) + 128 + half * 32 + h * 16);
-                transpose4(word);
-                swap_across(&word[0], &word[2], 4, 0x0f0f0f0fu);
-                swap_across(&word[1], &word[3], 4, 0x0f0f0f0fu);
-                swap_across(&word[0], &word[1], 2, 0x33333333u);
-                swap_across(&word[2], &word[3], 2, 0x33333333u);
-                for (int r = 0; r < 4; r++)
-                    store4(blocks + (size_t)(half * 4 + r) * block + (size_t)h * PAIRS_1 + lane_at(o), word[r]);
-            }
         }
-    /* 16 scales: word w of a row holds those of blocks 2 w and 2 w + 1, low inputs first */
-    for (int o = 0; o < MP_PANEL_N; o += 16) {
-        v4 words[4][4];
-        for (int i = 0; i < 4; i++) {
-            v4 lanes[4];
-            for (int r = 0; r < 4; r++)
-                lanes[r] = load4(block_of(rows, o + 4 * i + r, b) + 192);
-            transpose4(lanes);
-            for (int w = 0; w < 4; w++)
-                words[w][i] = lanes[w];
-        }
-        for (int w = 0; w < 4; w++) {
-            uint8_t *small = blocks + (size_t)(2 * w) * block + BLOCK_Q6 + o;
-            for (int i = 0; i < 4; i++)
-                words[w][i] = transpose_bytes(words[w][i]);
-            transpose4(words[w]);
-            store4(small, words[w][0]);
-            store4(small + MP_PACK_SMALL, words[w][1]);
-            store4(small + block, words[w][2]);
-            store4(small + block + MP_PACK_SMALL, words[w][3]);
-        }
-    }
+    pack_pairs(rows, b, 128, blocks, block, PAIRS_1);
+    pack_scales16(rows, b, 192, NULL, blocks + BLOCK_Q6, block);
 }
 
-/* ---- codes into a table ------------------------------------------------------------------------------------------ */
+/* ---- codes ------------------------------------------------------------------------------------------------------- */
 
 void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, uint8_t *to) {
     typedef uint8_t bytes __attribute__((vector_size(8)));
@@ -381,53 +429,138 @@ void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, 
     }
 }
 
-static inline void put_float(uint8_t *floats, int o, float value) { memcpy(floats + 4 * o, &value, sizeof value); }
+static inline void put_half(uint8_t *halves, int o, uint16_t value) { memcpy(halves + 2 * o, &value, sizeof value); }
 
 /* Types whose codes are laid out as those of Q4_0: move their bits without decoding. MoE experts are packed on every
  * use, so packing must be fast. */
 static void pack_iq4_nl(const rows *rows, int b, uint8_t *to) {
     pack_nibbles(rows, b, 2, to);
-    for (int o = 0; o < MP_PANEL_N; o++)
-        put_float(to + BLOCK_Q4, o, mp_half_load(block_of(rows, o, b)));
+    copy_halves(rows, b, 0, to + BLOCK_Q4);
 }
 
 static void pack_mxfp4(const rows *rows, int b, uint8_t *to) {
     pack_nibbles(rows, b, 1, to);
     for (int o = 0; o < MP_PANEL_N; o++)
-        put_float(to + BLOCK_Q4, o, mp_mxfp4_scale(block_of(rows, o, b)[0]));
+        put_half(to + BLOCK_Q4, o, mp_bf16_from_f32(mp_mxfp4_scale(block_of(rows, o, b)[0])));
 }
 
 static void pack_iq4_xs(const rows *rows, int b, uint8_t *to) {
-    for (int g = 0; g < 8; g++, to += BLOCK_Q4 + MP_PACK_FLOATS) {
-        pack_nibbles(rows, b, 8 + 16 * g, to);
+    copy_halves(rows, b, 0, to);
+    for (int g = 0; g < 8; g++) {
+        pack_nibbles(rows, b, 8 + 16 * g, to + HEAD_IQ + g * BLOCK_Q4);
         for (int o = 0; o < MP_PANEL_N; o++)
-            put_float(to + BLOCK_Q4, o, mp_iq4_xs_scale(block_of(rows, o, b), g));
+            to[MP_PACK_HALVES + g * MP_PACK_SMALL + o] = (uint8_t)(int8_t)mp_iq4_xs_factor(block_of(rows, o, b), g);
     }
 }
 
-/* Any type with a table: decode to one code per byte, then pack. */
-static void pack_table(const rows *rows, mp_dtype dtype, int32_t K, size_t block_bytes, uint8_t *to) {
+/* Store the codes of a block of four outputs. codes[g]: one byte per code of group g. */
+static inline void store_codes(int bits, const v4 *codes, uint8_t *to) {
+    for (int j = 0; j < bits; j++) {
+        v4 line;
+        if (bits == 2)
+            line = codes[4 * j] | codes[4 * j + 1] << 2 | codes[4 * j + 2] << 4 | codes[4 * j + 3] << 6;
+        else if (bits == 3)
+            line = codes[2 * j] | codes[2 * j + 1] << 4 | (codes[6] >> j & 0x01010101u) << 3 |
+                   (codes[7] >> j & 0x01010101u) << 7;
+        else
+            line = codes[j] | codes[4 + j] << 4;
+        store4(to + j * MP_PACK_STEP, line);
+    }
+}
+
+/* Store the scales of output o of a superblock, whose head is `head`. */
+static void put_scales(const pack_layout *layout, const mp_stored_block *stored, int o, uint8_t *head) {
+    put_half(head, o, stored->d);
+    for (int b = 0; b < 8; b++) {
+        const float *factor = stored->factor + (layout->scales == SCALES_EIGHTHS ? b : 2 * b);
+        uint8_t *small = head + MP_PACK_HALVES + b * MP_PACK_SMALL + o;
+        if (layout->scales == SCALES_EIGHTHS)
+            *small = (uint8_t)(8 * factor[0]);
+        else if (layout->scales == SCALES_NIBBLES)
+            *small = (uint8_t)((int)(4 * factor[0]) | (int)(4 * factor[1]) << 4);
+    }
+}
+
+/* The f16 of a number that is zero or a positive normal f16. */
+static uint16_t exact_half(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits ? (uint16_t)((bits >> 13) - ((127 - 15) << 10)) : 0;
+}
+
+/* Any type with codes: decode four outputs to one code per byte, then pack. */
+static void pack_codes(const rows *rows, int b, uint8_t *to) {
+    const pack_layout *layout = rows->layout;
     bool mins;
-    const int group = mp_stored_block_group(dtype, &mins), items = mp_dtype_get(dtype)->items, parts = 32 / group;
-    mp_stored_block stored;
-    for (int b = 0; b < K / items; b++, to += (size_t)(items / 32) * block_bytes)
-        for (int o = 0; o < MP_PANEL_N; o++) {
-            mp_stored_block_read(dtype, block_of(rows, o, b), &stored);
-            for (int part = 0; part < items / 32; part++) {
-                uint8_t *block = to + (size_t)part * block_bytes, *floats = block + BLOCK_Q4;
-                const int8_t *codes = stored.q + part * 32;
-                for (int j = 0; j < 4; j++) {
-                    uint32_t low, high;
-                    memcpy(&low, codes + 4 * j, 4);
-                    memcpy(&high, codes + 16 + 4 * j, 4);
-                    low |= high << 4;
-                    memcpy(block + lane_at(o) + (size_t)j * MP_PACK_STEP, &low, 4);
+    const int items = mp_dtype_get(rows->dtype)->items, parts = 32 / mp_stored_block_group(rows->dtype, &mins);
+    for (int o = 0; o < MP_PANEL_N; o += 4) {
+        mp_stored_block stored[4];
+        for (int i = 0; i < 4; i++) {
+            mp_stored_block_read(rows->dtype, block_of(rows, o + i, b), &stored[i]);
+            if (layout->head)
+                put_scales(layout, &stored[i], o + i, to);
+        }
+        for (int part = 0; part < items / 32; part++) {
+            uint8_t *block = to + layout->head + part * layout->block;
+            v4 codes[8];
+            for (int g = 0; g < 8; g++)
+                for (int i = 0; i < 4; i++) {
+                    uint32_t group;
+                    memcpy(&group, stored[i].q + 32 * part + 4 * g, 4);
+                    codes[g][i] = group;
                 }
-                for (int h = 0; h < parts; h++) {
-                    put_float(floats + h * MP_PACK_FLOATS, o, stored.scale[part * parts + h]);
-                    if (mins)
-                        put_float(floats + (parts + h) * MP_PACK_FLOATS, o, stored.min[part * parts + h]);
+            store_codes(layout->bits, codes, block + lane_at(o));
+            for (int i = 0; layout->scales == SCALES_HALVES && i < 4; i++)
+                for (int h = 0; h < parts; h++)
+                    put_half(block + BLOCK_Q4 + h * MP_PACK_HALVES, o + i,
+                             exact_half(stored[i].scale[part * parts + h]));
+        }
+    }
+}
+
+static void pack_tq2_0(const rows *rows, int b, uint8_t *to) {
+    copy_halves(rows, b, 64, to);
+    pack_pairs(rows, b, 0, to + MP_PACK_HALVES, BLOCK_Q2, MP_PACK_STEP);
+}
+
+static void pack_q2_k(const rows *rows, int b, uint8_t *to) {
+    const size_t block = BLOCK_Q2 + 2 * MP_PACK_SMALL;
+    uint8_t *blocks = to + 2 * MP_PACK_HALVES;
+    copy_halves(rows, b, 80, to);
+    copy_halves(rows, b, 82, to + MP_PACK_HALVES);
+    pack_pairs(rows, b, 16, blocks, block, MP_PACK_STEP);
+    pack_scales16(rows, b, 0, NULL, blocks + BLOCK_Q2, block);
+}
+
+/* Words 1 to 3 hold 16 scales of 6 bits as the format lays them out, each + 32; word 0 belongs to the quants. */
+static void expand_q3_k(v4 *words) {
+    const v4 low = words[1], high = words[2], two = words[3];
+    for (int w = 0; w < 4; w++) {
+        const v4 four = (w & 1 ? high : low) >> (w < 2 ? 0 : 4) & 0x0f0f0f0fu;
+        words[w] = (v4)((v16)(four | (two >> (2 * w) & 0x03030303u) << 4) - 32);
+    }
+}
+
+static void pack_q3_k(const rows *rows, int b, uint8_t *to) {
+    const size_t block = BLOCK_Q3 + 2 * MP_PACK_SMALL;
+    uint8_t *blocks = to + MP_PACK_HALVES;
+    copy_halves(rows, b, 108, to);
+    pack_scales16(rows, b, 92, expand_q3_k, blocks + BLOCK_Q3, block);
+    for (int half = 0; half < 2; half++)
+        for (int o = 0; o < MP_PANEL_N; o += 4) {
+            v4 pairs[8], bits[8], codes[8]; /* [g]: bits 2 r, 2 r + 1 and bit 4 half + r are those of block r */
+            for (int h = 0; h < 2; h++) {
+                for (int i = 0; i < 4; i++) {
+                    pairs[4 * h + i] = load4(block_of(rows, o + i, b) + 32 + half * 32 + h * 16);
+                    bits[4 * h + i] = load4(block_of(rows, o + i, b) + h * 16);
                 }
+                transpose4(pairs + 4 * h);
+                transpose4(bits + 4 * h);
+            }
+            for (int r = 0; r < 4; r++) {
+                for (int g = 0; g < 8; g++)
+                    codes[g] = (pairs[g] >> (2 * r) & 0x03030303u) | (bits[g] >> (4 * half + r) & 0x01010101u) << 2;
+                store_codes(3, codes, blocks + (size_t)(half * 4 + r) * block + lane_at(o));
             }
         }
 }
@@ -457,7 +590,7 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     const bool fits = takes(w->kind, src->dtype) && row->bytes <= (int)sizeof zeros;
     assert(fits);
     (void)fits;
-    void (*pack)(const rows *rows, int b, uint8_t *to) = NULL;
+    void (*pack)(const rows *rows, int b, uint8_t *to) = pack_codes;
     switch (w->kind) {
     case MP_W_Q4_0: pack = pack_q4_0; break;
     case MP_W_Q4_1: pack = pack_q4_1; break;
@@ -467,6 +600,8 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     case MP_W_Q4_K: pack = pack_q4_k; break;
     case MP_W_Q5_K: pack = pack_q5_k; break;
     case MP_W_Q6_K: pack = pack_q6_k; break;
+    case MP_W_Q2_K: pack = pack_q2_k; break;
+    case MP_W_Q3_K: pack = pack_q3_k; break;
     default: break;
     }
     const pack_layout *layout = layout_of(w->kind);
@@ -475,12 +610,14 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     case MP_IQ4_NL: pack = pack_iq4_nl; break;
     case MP_IQ4_XS: pack = pack_iq4_xs; break;
     case MP_MXFP4: pack = pack_mxfp4; break;
+    case MP_TQ2_0: pack = pack_tq2_0; break;
     default: break;
     }
     const int8_t *table = mp_stored_table(src->dtype);
+    const int above = table_offset(w->kind);
     const int ahead = FETCH_BYTES / (MP_PANEL_N * row->bytes);
     for (int p = panel0; p < panel1; p++) {
-        rows rows;
+        rows rows = {.dtype = src->dtype, .layout = layout};
         for (int o = 0; o < MP_PANEL_N; o++) {
             const int64_t n = (int64_t)p * MP_PANEL_N + o;
             rows.at[o] = n < w->N ? mp_tensor_row(src, n) : zeros;
@@ -489,12 +626,8 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
         uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
         if (layout->start > 0)
             memset(panel, 0, (size_t)layout->start);
-        for (int k = 0; table && k < 16; k++)
-            panel[k] = (uint8_t)(table[k] + 128);
-        if (!pack) {
-            pack_table(&rows, src->dtype, w->K, (size_t)layout->block, panel + layout->start);
-            continue;
-        }
+        for (int k = 0; layout->start > 0 && k < 16; k++)
+            panel[k] = (uint8_t)(table[k] + above);
         const int blocks = w->K / row->items;
         for (int b = 0; b < blocks; b++) {
             if (b % ahead == 0)
@@ -506,12 +639,26 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
 
 /* ---- reading back ------------------------------------------------------------------------------------------------ */
 
-static void view_nibbles(const uint8_t *block, int o, int32_t *q) {
+static bool is_halved(mp_wkind kind) {
+    return kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_Q6_K || kind == MP_W_IQ2_XS || kind == MP_W_NVFP4;
+}
+
+/* Codes of a block, or nibbles of a kind with more bits. */
+static void view_codes(int bits, const uint8_t *block, int o, int32_t *q) {
     const uint8_t *lane = block + lane_at(o);
-    for (int k = 0; k < 16; k++) {
-        uint8_t byte = lane[k / 4 * MP_PACK_STEP + k % 4];
-        q[k] = byte & 15;
-        q[16 + k] = byte >> 4;
+    for (int k = 0; k < 32; k++) {
+        const uint8_t *byte = lane + k % 4;
+        const int g = k / 4;
+        if (bits == 2) {
+            q[k] = byte[g / 4 * MP_PACK_STEP] >> (2 * (g % 4)) & 3;
+        } else if (bits == 4) {
+            q[k] = byte[g % 4 * MP_PACK_STEP] >> (g < 4 ? 0 : 4) & 15;
+        } else if (g < 6) {
+            q[k] = byte[g / 2 * MP_PACK_STEP] >> (4 * (g % 2)) & 7;
+        } else {
+            const int at = g == 6 ? 3 : 7;
+            q[k] = (byte[0] >> at & 1) | (byte[MP_PACK_STEP] >> at & 1) << 1 | (byte[2 * MP_PACK_STEP] >> at & 1) << 2;
+        }
     }
 }
 
@@ -533,31 +680,59 @@ static void view_bytes(const uint8_t *bytes, int o, int32_t *q) {
         q[k] = lane[k / 4 * MP_PACK_STEP + k % 4] - 128;
 }
 
-static void view_floats(const uint8_t *floats, int o, int n, float *out) {
-    for (int h = 0; h < n; h++)
-        memcpy(out + h, floats + (size_t)h * MP_PACK_FLOATS + (size_t)o * 4, 4);
-}
-
 static void subtract(int32_t *q, int offset) {
     for (int k = 0; k < 32; k++)
         q[k] -= offset;
+}
+
+/* Block b of a kind that pack_codes packs. head: of its superblock, if any. */
+static void view_coded(mp_wkind kind, const uint8_t *panel, const uint8_t *head, const uint8_t *block, int b, int o,
+                       mp_pack_view *view) {
+    const pack_layout *layout = layout_of(kind);
+    const float d = layout->head ? mp_half_load(head + 2 * o) : 0;
+    const uint8_t *small = head + MP_PACK_HALVES + b % 8 * MP_PACK_SMALL + o;
+    const uint8_t *after = block + layout->block - 2 * MP_PACK_SMALL + o, *halves = block + BLOCK_Q4 + 2 * o;
+    view_codes(layout->bits, block, o, view->q);
+    for (int k = 0; layout->start && k < 32; k++)
+        view->q[k] = panel[view->q[k]];
+    switch (kind) {
+    case MP_W_Q2_K: break;
+    case MP_W_Q3_K: subtract(view->q, 4); break;
+    case MP_W_TQ: subtract(view->q, 1); break;
+    default: subtract(view->q, table_offset(kind)); break;
+    }
+    view->mins = layout->scales == SCALES_MIXED;
+    for (int h = 0; h < 32 / view->group; h++)
+        switch (layout->scales) {
+        case SCALES_MIXED:
+            view->scale[h] = d * (float)(after[h * MP_PACK_SMALL] & 15);
+            view->min[h] = -(mp_half_load(head + MP_PACK_HALVES + 2 * o) * (float)(after[h * MP_PACK_SMALL] >> 4));
+            break;
+        case SCALES_SIGNED: view->scale[h] = d * (float)(int8_t)after[h * MP_PACK_SMALL]; break;
+        case SCALES_EIGHTHS: view->scale[h] = d * 0.125f * (float)*small; break;
+        case SCALES_NIBBLES: view->scale[h] = d * (0.125f + 0.25f * (float)(*small >> (4 * h) & 15)); break;
+        case SCALES_BYTES: view->scale[h] = d * (float)(int8_t)*small; break;
+        case SCALES_HALVES: view->scale[h] = mp_half_load(halves + h * MP_PACK_HALVES); break;
+        case SCALES_BF16: view->scale[h] = mp_bf16_to_f32((uint16_t)(halves[0] | halves[1] << 8)); break;
+        default: view->scale[h] = d; break;
+        }
 }
 
 void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pack_view *view) {
     const pack_layout *layout = layout_of(kind);
     const uint8_t *block = panel + block_at(kind, b);
     const uint8_t *head = layout->per_head
-                              ? block - (size_t)(b % layout->per_head) * (size_t)layout->block - layout->head : NULL;
-    view->group = kind == MP_W_Q6_K || kind == MP_W_TABLE16 || kind == MP_W_TABLE16_MINS ? 16 : 32;
+                              ? block - (size_t)(b % layout->per_head) * (size_t)layout->block - layout->head : block;
+    view->group = is_halved(kind) ? 16 : 32;
     view->mins = false;
     switch (kind) {
     case MP_W_Q4_0:
-        view_nibbles(block, o, view->q);
+        view_codes(4, block, o, view->q);
         subtract(view->q, 8);
         view->scale[0] = mp_half_load(block + BLOCK_Q4 + 2 * o);
         break;
     case MP_W_Q5_0:
-        view_nibbles(block + MP_PACK_BITS, o, view->q);
+        view_codes(4, block + MP_PACK_BITS, o, view->q);
         view_bits(block, o, view->q);
         subtract(view->q, 16);
         view->scale[0] = mp_half_load(block + BLOCK_Q5 + 2 * o);
@@ -569,7 +744,7 @@ void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pa
     case MP_W_Q4_1:
     case MP_W_Q5_1: {
         const uint8_t *halves = block + (kind == MP_W_Q4_1 ? BLOCK_Q4 : BLOCK_Q5);
-        view_nibbles(kind == MP_W_Q5_1 ? block + MP_PACK_BITS : block, o, view->q);
+        view_codes(4, kind == MP_W_Q5_1 ? block + MP_PACK_BITS : block, o, view->q);
         if (kind == MP_W_Q5_1)
             view_bits(block, o, view->q);
         view->mins = true;
@@ -580,7 +755,7 @@ void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pa
     case MP_W_Q4_K:
     case MP_W_Q5_K: {
         const uint8_t *small = block + (kind == MP_W_Q4_K ? BLOCK_Q4 : BLOCK_Q5);
-        view_nibbles(kind == MP_W_Q5_K ? block + MP_PACK_BITS : block, o, view->q);
+        view_codes(4, kind == MP_W_Q5_K ? block + MP_PACK_BITS : block, o, view->q);
         if (kind == MP_W_Q5_K)
             view_bits(block, o, view->q);
         view->mins = true;
@@ -589,21 +764,13 @@ void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pa
         break;
     }
     case MP_W_Q6_K:
-        view_nibbles(block + MP_PACK_PAIRS, o, view->q);
+        view_codes(4, block + MP_PACK_PAIRS, o, view->q);
         view_pairs(block, o, view->q);
         subtract(view->q, 32);
         for (int h = 0; h < 2; h++)
             view->scale[h] = mp_half_load(head + 2 * o) * (float)(int8_t)block[BLOCK_Q6 + h * MP_PACK_SMALL + o];
         break;
-    default:
-        view_nibbles(block, o, view->q);
-        for (int k = 0; k < 32; k++)
-            view->q[k] = panel[view->q[k]] - 128;
-        view->mins = kind == MP_W_TABLE16_MINS;
-        view_floats(block + BLOCK_Q4, o, 32 / view->group, view->scale);
-        if (view->mins)
-            view_floats(block + BLOCK_Q4 + 2 * MP_PACK_FLOATS, o, 2, view->min);
-        break;
+    default: view_coded(kind, panel, head, block, b, o, view); break;
     }
 }
 

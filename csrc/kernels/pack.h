@@ -10,8 +10,11 @@
  *   nibbles   [j = 0..3][v] lines, 512 bytes: low nibble = group j, high nibble = group j + 4
  *   bits      [v] lines, 128 bytes: bit g of byte i = bit 4 of input 4 g + i                         (Q5)
  *   pairs h   [v] lines, 128 bytes: bits 2 t, 2 t + 1 of byte i = bits 4, 5 of input 4 (4 h + t) + i, h = 0, 1   (Q6)
+ *   twos      [h = 0, 1][v] lines, 256 bytes: bits 2 t, 2 t + 1 of byte i = input 4 (4 h + t) + i
+ *   threes    [j = 0..2][v] lines, 384 bytes: bits 0-2 = group 2 j, bits 4-6 = group 2 j + 1; bit 3 = bit j of group 6,
+ *             bit 7 = bit j of group 7
  *   bytes     [g = 0..7][v] lines, 1024 bytes: the signed value with its top bit flipped, so value + 128 unsigned
- *   halves    [o] f16, 64 bytes         floats  [o] fp32, 128 bytes         small  [o] one byte, 32 bytes
+ *   halves    [o] f16, 64 bytes         small  [o] one byte, 32 bytes
  *
  *            one block                                                    bytes    bits per weight
  *   Q4_0     nibbles  d halves                                              576    4.5
@@ -23,14 +26,24 @@
  *   Q4_K     d halves  dmin halves | nibbles  sc small  mn small            128 + 8 x 576    4.625
  *   Q5_K     d halves  dmin halves | bits  nibbles  sc small  mn small      128 + 8 x 704    5.625
  *   Q6_K     d halves | pairs 0  nibbles  pairs 1  sc small (int8) of inputs 0-15, of 16-31   64 + 8 x 832   6.5625
- *            one head per panel, a line: the 16 values of the table, each + 128, then padding
- *   TABLE32  nibbles (codes)  s floats                                      640    5
- *   TABLE16  nibbles (codes)  s floats of inputs 0-15, of inputs 16-31      768    6
- *   TABLE16_MINS  as TABLE16, then m floats in the same order              1024    8
+ *   Q2_K     d halves  dmin halves | twos  small of inputs 0-15, of 16-31 (sc + 16 mn)  128 + 8 x 320  2.625
+ *   Q3_K     d halves | threes  sc small (int8) of inputs 0-15, of 16-31                64 + 8 x 448  3.5625
+ *   TQ       d halves | twos                                                            64 + 8 x 256  2.0625
+ *            one head per panel, a line: the 16 values of the table, each + an offset, then padding; then superblocks
+ *   IQ2_XXS  d halves  sc small of each block | threes (codes)             320 + 8 x 384  3.3125
+ *   IQ2_XS   d halves  sc small of each block | threes (codes)             320 + 8 x 384  3.3125
+ *   IQ3      d halves  sc small of each block | nibbles (codes)            320 + 8 x 512  4.3125
+ *   IQ4_XS   d halves  sc small (int8) of each block | nibbles (codes)     320 + 8 x 512  4.3125
+ *            one head per panel as for IQ types, then blocks
+ *   IQ4_NL   nibbles (codes)  d halves                                      576    4.5
+ *   MXFP4    nibbles (codes)  s halves, in bf16                             576    4.5
+ *   NVFP4    nibbles (codes)  s halves of inputs 0-15, of inputs 16-31      640    5
  *
- * d, dmin, m, sc and mn equal the stored values to the bit. The s and m of tables are the products that dequantising
- * computes. For IQ1 they are an eighth of those products, because the table of IQ1 holds its values multiplied by
- * eight. */
+ * d, dmin, m, sc and mn equal the stored values to the bit, except the sc of IQ types, which hold the factor of d in
+ * the product that dequantising computes (mp_stored_block). IQ2_XXS, IQ3: factor = sc / 8. IQ2_XS: factor = n / 4 +
+ * 1 / 8, where n is the low nibble of sc for inputs 0-15, and the high nibble for inputs 16-31. The s of MXFP4 and
+ * NVFP4 are the scales that dequantising computes. For IQ1, scales are an eighth of those products, because the table
+ * of IQ1 holds its values multiplied by eight. */
 #ifndef MP_KERNELS_PACK_H
 #define MP_KERNELS_PACK_H
 
@@ -40,13 +53,16 @@ enum { /* bytes of the parts */
     MP_PACK_LINE = 64,
     MP_PACK_STEP = 2 * MP_PACK_LINE, /* distance between consecutive lanes of one output in a part */
     MP_PACK_NIBBLES = 512,
+    MP_PACK_THREES = 384,
+    MP_PACK_TWOS = 256,
     MP_PACK_BITS = 128,
     MP_PACK_PAIRS = 128,
     MP_PACK_BYTES = 1024,
     MP_PACK_HALVES = 64,
     MP_PACK_SMALL = 32,
-    MP_PACK_FLOATS = 128,
 };
+/* Offsets of tables: of IQ1 to IQ3, which makes their values 0 to 127; of MXFP4 and NVFP4 (0 to 24); of IQ4. */
+enum { MP_PACK_IQ_OFFSET = 64, MP_PACK_FP4_OFFSET = 12, MP_PACK_IQ4_OFFSET = 128 };
 
 /* Bytes of a panel of K inputs. `kind` must be quantised (asserted). */
 size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K);

@@ -23,21 +23,21 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind) {
     case MP_Q4_K: as_stored = MP_W_Q4_K; break;
     case MP_Q5_K: as_stored = MP_W_Q5_K; break;
     case MP_Q6_K: as_stored = MP_W_Q6_K; break;
-    case MP_IQ4_NL:
-    case MP_IQ4_XS:
-    case MP_MXFP4:
-    case MP_IQ3_S:
-    case MP_IQ3_XXS:
-    case MP_IQ2_XXS:
+    case MP_Q2_K: as_stored = MP_W_Q2_K; break;
+    case MP_Q3_K: as_stored = MP_W_Q3_K; break;
     case MP_TQ1_0:
-    case MP_TQ2_0:
-    case MP_IQ1_S: as_stored = MP_W_TABLE32; break;
-    case MP_Q3_K:
+    case MP_TQ2_0: as_stored = MP_W_TQ; break;
+    case MP_IQ2_XXS:
+    case MP_IQ1_S: as_stored = MP_W_IQ2_XXS; break;
     case MP_IQ2_S:
     case MP_IQ2_XS:
-    case MP_NVFP4:
-    case MP_IQ1_M: as_stored = MP_W_TABLE16; break;
-    case MP_Q2_K: as_stored = MP_W_TABLE16_MINS; break;
+    case MP_IQ1_M: as_stored = MP_W_IQ2_XS; break;
+    case MP_IQ3_S:
+    case MP_IQ3_XXS: as_stored = MP_W_IQ3; break;
+    case MP_IQ4_NL: as_stored = MP_W_IQ4_NL; break;
+    case MP_IQ4_XS: as_stored = MP_W_IQ4_XS; break;
+    case MP_MXFP4: as_stored = MP_W_MXFP4; break;
+    case MP_NVFP4: as_stored = MP_W_NVFP4; break;
     default: return false; /* integers and F64 cannot be weights */
     }
     switch (compute) {

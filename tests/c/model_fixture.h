@@ -52,7 +52,7 @@ static inline void tiny_row(mp_test_random *random, mp_dtype dtype, uint8_t *row
             memcpy(row + 80, &scale, 2);
             memcpy(row + 82, &scale, 2);
             break;
-        case MP_IQ4_XS: case MP_IQ2_XS:
+        case MP_IQ4_XS: case MP_IQ2_XS: case MP_IQ3_S:
             scale -= 0x1800;
             memcpy(row, &scale, 2);
             break;

@@ -90,7 +90,7 @@ MP_TEST(kernels_modelled_avxvnni_slots) {
     int seen = 0;
     for (int i = 0; i < mp_kernels_count(); i++)
         seen += strcmp(mp_kernels_variant(i), "avxvnni model") == 0;
-    MP_CHECK_INT(seen, 18);
+    MP_CHECK_INT(seen, 25);
     MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "avxvnni model");
     MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "avxvnni model");
     MP_CHECK_STR(mp_kernels_variant(MP_SLOT_stored_q4_k), "avxvnni model");

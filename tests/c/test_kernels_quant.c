@@ -1,5 +1,6 @@
 /* Quantised weights: packing and reading back, int8 activations, and every variant of every quantised gemm. */
 #include "kernel_test.h"
+#include "kernels/dequantize.h"
 #include "kernels/pack.h"
 #include "kernels/pack_dense.h"
 
@@ -17,21 +18,21 @@ static const stored types[] = {
     {MP_Q5_0, MP_W_Q5_0, MP_SLOT_gemm_q5_0, {0, -1}},      {MP_Q5_1, MP_W_Q5_1, MP_SLOT_gemm_q5_1, {0, 2}},
     {MP_Q8_0, MP_W_Q8_0, MP_SLOT_gemm_q8_0, {0, -1}},      {MP_Q4_K, MP_W_Q4_K, MP_SLOT_gemm_q4_k, {0, 2}},
     {MP_Q5_K, MP_W_Q5_K, MP_SLOT_gemm_q5_k, {0, 2}},       {MP_Q6_K, MP_W_Q6_K, MP_SLOT_gemm_q6_k, {208, -1}},
-    {MP_Q2_K, MP_W_TABLE16_MINS, MP_SLOT_gemm_table16_mins, {80, 82}},
-    {MP_Q3_K, MP_W_TABLE16, MP_SLOT_gemm_table16, {108, -1}},
-    {MP_MXFP4, MP_W_TABLE32, MP_SLOT_gemm_table32, {-1, -1}},
-    {MP_IQ4_NL, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
-    {MP_IQ4_XS, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
-    {MP_IQ3_S, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
-    {MP_IQ3_XXS, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
-    {MP_IQ2_S, MP_W_TABLE16, MP_SLOT_gemm_table16, {0, -1}},
-    {MP_IQ2_XS, MP_W_TABLE16, MP_SLOT_gemm_table16, {0, -1}},
-    {MP_IQ2_XXS, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
-    {MP_IQ1_M, MP_W_TABLE16, MP_SLOT_gemm_table16, {-1, -1}},
-    {MP_IQ1_S, MP_W_TABLE32, MP_SLOT_gemm_table32, {0, -1}},
-    {MP_TQ1_0, MP_W_TABLE32, MP_SLOT_gemm_table32, {52, -1}},
-    {MP_TQ2_0, MP_W_TABLE32, MP_SLOT_gemm_table32, {64, -1}},
-    {MP_NVFP4, MP_W_TABLE16, MP_SLOT_gemm_table16, {-1, -1}},
+    {MP_Q2_K, MP_W_Q2_K, MP_SLOT_gemm_q2_k, {80, 82}},
+    {MP_Q3_K, MP_W_Q3_K, MP_SLOT_gemm_q3_k, {108, -1}},
+    {MP_MXFP4, MP_W_MXFP4, MP_SLOT_gemm_mxfp4, {-1, -1}},
+    {MP_IQ4_NL, MP_W_IQ4_NL, MP_SLOT_gemm_iq4_nl, {0, -1}},
+    {MP_IQ4_XS, MP_W_IQ4_XS, MP_SLOT_gemm_iq4_xs, {0, -1}},
+    {MP_IQ3_S, MP_W_IQ3, MP_SLOT_gemm_iq3, {0, -1}},
+    {MP_IQ3_XXS, MP_W_IQ3, MP_SLOT_gemm_iq3, {0, -1}},
+    {MP_IQ2_S, MP_W_IQ2_XS, MP_SLOT_gemm_iq2_xs, {0, -1}},
+    {MP_IQ2_XS, MP_W_IQ2_XS, MP_SLOT_gemm_iq2_xs, {0, -1}},
+    {MP_IQ2_XXS, MP_W_IQ2_XXS, MP_SLOT_gemm_iq2_xxs, {0, -1}},
+    {MP_IQ1_M, MP_W_IQ2_XS, MP_SLOT_gemm_iq2_xs, {-1, -1}},
+    {MP_IQ1_S, MP_W_IQ2_XXS, MP_SLOT_gemm_iq2_xxs, {0, -1}},
+    {MP_TQ1_0, MP_W_TQ, MP_SLOT_gemm_tq, {52, -1}},
+    {MP_TQ2_0, MP_W_TQ, MP_SLOT_gemm_tq, {64, -1}},
+    {MP_NVFP4, MP_W_NVFP4, MP_SLOT_gemm_nvfp4, {-1, -1}},
 };
 enum { TYPES = sizeof types / sizeof *types };
 
@@ -111,14 +112,16 @@ MP_TEST(kernels_quant_kinds) {
 MP_TEST(kernels_quant_packed_sizes) {
     const double bits[MP_W_KIND_COUNT] = {[MP_W_Q4_0] = 4.5, [MP_W_Q4_1] = 5, [MP_W_Q5_0] = 5.5, [MP_W_Q5_1] = 6,
                                           [MP_W_Q8_0] = 8.5, [MP_W_Q4_K] = 4.625, [MP_W_Q5_K] = 5.625,
-                                          [MP_W_Q6_K] = 6.5625, [MP_W_TABLE32] = 5, [MP_W_TABLE16] = 6,
-                                          [MP_W_TABLE16_MINS] = 8};
+                                          [MP_W_Q6_K] = 6.5625, [MP_W_Q2_K] = 2.625, [MP_W_Q3_K] = 3.5625,
+                                          [MP_W_TQ] = 2.0625, [MP_W_IQ2_XXS] = 3.3125, [MP_W_IQ2_XS] = 3.3125,
+                                          [MP_W_IQ3] = 4.3125, [MP_W_IQ4_NL] = 4.5, [MP_W_IQ4_XS] = 4.3125,
+                                          [MP_W_MXFP4] = 4.5, [MP_W_NVFP4] = 5};
     for (int t = 0; t < TYPES; t++) {
         mp_wmat w;
         mp_wmat_init(&w, types[t].kind, 64, 2048);
         MP_CHECK_INT(w.panels, 2);
         MP_CHECK(w.panel_bytes % 64 == 0);
-        const double tables = types[t].kind >= MP_W_TABLE32 ? 2 * 64 : 0; /* bytes */
+        const double tables = types[t].kind >= MP_W_IQ2_XXS ? 2 * 64 : 0; /* bytes */
         MP_CHECK_NEAR(((double)mp_wmat_bytes(&w) - tables) * 8 / (64 * 2048), bits[types[t].kind], 0);
     }
 }
@@ -422,6 +425,57 @@ MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
         kt_free(x), kt_free(got), kt_free(w.data);
         drop_weights(&src);
     }
+}
+
+/* Output (m, n) by the formulas of kernels.h, from the stored block and not from a panel. */
+static float product_of(const mp_tensor *src, const mp_acts *acts, int m, int n) {
+    const mp_dtype_row *row = mp_dtype_get(src->dtype);
+    const int8_t *table = mp_stored_table(src->dtype), *q = acts->q + m * acts->ldq;
+    const int32_t *sum16 = acts->sum + m * (acts->K / 16);
+    bool mins;
+    const int group = mp_stored_block_group(src->dtype, &mins);
+    mp_stored_block block;
+    float f = 0;
+    for (int k = 0; k < acts->K; k += group) {
+        const int at = k % row->items, g = at / group;
+        const float sa = acts->scale[m * (acts->K / 32) + k / 32];
+        int32_t dot = 0;
+        if (at == 0)
+            mp_stored_block_read(src->dtype, mp_tensor_row(src, n) + k / row->items * row->bytes, &block);
+        for (int i = 0; i < group; i++)
+            dot += (table ? table[block.q[at + i]] : block.q[at + i]) * q[k + i];
+        f = fmaf((float)dot, block.scale[g] * sa, f);
+        if (mins)
+            f = fmaf(block.min[g], sa * (float)(sum16[k / 16] + (group == 32 ? sum16[k / 16 + 1] : 0)), f);
+    }
+    return f;
+}
+
+/* Every variant, and ref, give the bits of the formulas on the stored blocks: packing loses nothing, whatever the
+ * scales. Rows beyond those of a tile, and outputs beyond those of a panel. */
+MP_TEST_SECONDS(kernels_quant_gemm_by_definition, 60) {
+    mp_test_random random = {27};
+    for (int t = 0; t < TYPES; t++)
+        for (int scales = 0; scales < SCALE_KINDS; scales++) {
+            const int M = 11, N = 39, K = 512;
+            mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, (enum scales)scales, (uint64_t)(t + 70));
+            mp_wmat w = pack_by(&types[t], &src, 1);
+            float *x = kt_alloc((size_t)(M * K) * 4), *expected = kt_alloc((size_t)(M * N) * 4);
+            kt_extreme(&random, KT_WIDE, x, M * K);
+            kt_use("");
+            mp_acts acts = make_acts(x, M, K);
+            set_row(&acts, 0, 127, 127), set_row(&acts, 1, 127, -127);
+            for (int i = 0; i < M * N; i++)
+                expected[i] = product_of(&src, &acts, i / N, i % N);
+            kt_set v = kt_ref();
+            do {
+                float *got = gemm_all(&w, &acts, NULL, N);
+                kt_same_matrix(&v, expected, got, M, N, N, "%s by definition", name_of(&types[t]));
+                kt_free(got);
+            } while (kt_next(&v, types[t].slot));
+            kt_free(x), kt_free(expected), kt_free(w.data);
+            drop_acts(&acts), drop_weights(&src);
+        }
 }
 
 /* Compare gemm with products of dequantised weights in float64. With the quantised activations, only rounding differs.

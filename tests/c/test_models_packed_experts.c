@@ -171,7 +171,7 @@ MP_TEST(models_packed_experts_leave_memory_free) {
 /* Types that would grow stay in the file, and so do the experts of models whose weights are shared by processes or stay
  * mapped. */
 MP_TEST(models_packed_experts_that_would_grow_are_not_kept) {
-    static const mp_dtype low[] = {MP_IQ2_XS, MP_Q2_K, MP_Q3_K};
+    static const mp_dtype low[] = {MP_IQ2_XS, MP_IQ3_S}, same[] = {MP_Q2_K, MP_Q3_K};
     tiny_model tiny;
     tiny_shared shared;
     for (size_t i = 0; i < sizeof low / sizeof *low; i++) {
@@ -179,6 +179,12 @@ MP_TEST(models_packed_experts_that_would_grow_are_not_kept) {
         run(&tiny, 1);
         MP_CHECK(experts_of(&tiny)->first == NULL);
         MP_CHECK_INT(mp_packed_experts_bytes(experts_of(&tiny)), 0);
+        tiny_unload(&tiny);
+    }
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) { /* packed, these are as large as in the file */
+        tiny_load(&tiny, tiny_decoder_spec_as(&kinds[0], &same[i], 1, 5, -1), MP_COMPUTE_AUTO, 1);
+        run(&tiny, 1);
+        MP_CHECK(mp_packed_experts_bytes(experts_of(&tiny)) > 0);
         tiny_unload(&tiny);
     }
     load(&tiny, &kinds[0], 1);

@@ -14,7 +14,7 @@ MP_TARGET_DOTPROD_BEGIN
 
 typedef int q_part; /* unused: sdot accumulates in 32 bits */
 
-enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 0 };
+enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 4, Q_BYTES_OFFSET = 0 };
 #define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1)
 #define Q_ROWS       8
 #define Q_TALL       6 /* 12 float and 12 integer accumulators in 32 registers */

@@ -1,8 +1,8 @@
 /* arm/neon_quant.c: quantised products with NEON alone, and activations to int8.
  *
- * Products are accumulated in 16 bits. Activations are within +-127, so products with 4-, 5- and 6-bit weights are at
- * most 1,905, 3,937 and 8,001, of which 8, 8 and 4 can be added. With 8-bit weights two products of at most 128 x 127 =
- * 16,256 fit. */
+ * Products are accumulated in 16 bits. Activations are within +-127, so products with 4-, 5-, 6- and 7-bit weights are
+ * at most 1,905, 3,937, 8,001 and 16,129, of which 8, 8, 4 and 2 can be added. With 8-bit weights two products of at
+ * most 128 x 127 = 16,256 fit. */
 #if defined(__aarch64__)
 #include <assert.h>
 #include <math.h>
@@ -18,7 +18,7 @@ typedef struct q_part { /* each register: 4 products of each of 2 lanes of a qi 
     int16x8_t a, b, c, d;
 } q_part;
 
-enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 0 };
+enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 2, Q_BYTES_OFFSET = 0 };
 #define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* 32 registers: 16 parts, 8 floats, 8 others */
 #define Q_ROWS       4
 #define Q_TALL       4

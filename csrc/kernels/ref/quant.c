@@ -89,7 +89,7 @@ STORED(q8_0, MP_W_Q8_0, MP_Q8_0)
 STORED(q4_k, MP_W_Q4_K, MP_Q4_K)
 STORED(q5_k, MP_W_Q5_K, MP_Q5_K)
 STORED(q6_k, MP_W_Q6_K, MP_Q6_K)
-STORED(mxfp4, MP_W_TABLE32, MP_MXFP4)
+STORED(mxfp4, MP_W_MXFP4, MP_MXFP4)
 #undef STORED
 
 /* A block whose maximum is so small (below 4e-37) that 127 / max overflows is quantised to zeros. */
@@ -123,9 +123,16 @@ void mp_ref_quant(mp_kernel_table *table) {
     MP_SET(table, gemm_q4_k, gemm, "ref");
     MP_SET(table, gemm_q5_k, gemm, "ref");
     MP_SET(table, gemm_q6_k, gemm, "ref");
-    MP_SET(table, gemm_table32, gemm, "ref");
-    MP_SET(table, gemm_table16, gemm, "ref");
-    MP_SET(table, gemm_table16_mins, gemm, "ref");
+    MP_SET(table, gemm_q2_k, gemm, "ref");
+    MP_SET(table, gemm_q3_k, gemm, "ref");
+    MP_SET(table, gemm_tq, gemm, "ref");
+    MP_SET(table, gemm_iq2_xxs, gemm, "ref");
+    MP_SET(table, gemm_iq2_xs, gemm, "ref");
+    MP_SET(table, gemm_iq3, gemm, "ref");
+    MP_SET(table, gemm_iq4_nl, gemm, "ref");
+    MP_SET(table, gemm_iq4_xs, gemm, "ref");
+    MP_SET(table, gemm_mxfp4, gemm, "ref");
+    MP_SET(table, gemm_nvfp4, gemm, "ref");
     MP_SET(table, stored_q4_0, stored_q4_0, "ref");
     MP_SET(table, stored_q8_0, stored_q8_0, "ref");
     MP_SET(table, stored_q4_k, stored_q4_k, "ref");

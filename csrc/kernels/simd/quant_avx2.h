@@ -46,8 +46,12 @@ static MP_INLINE void qf_store(float *to, qf x) { _mm256_storeu_ps(to, x); }
 static MP_INLINE qf qf_halves(const uint8_t *from) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));
 }
-static MP_INLINE qf qf_u8(const uint8_t *from) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)from)));
+static MP_INLINE qf qf_bf16(const uint8_t *from) {
+    const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)from);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+}
+static MP_INLINE qi q_u8(const uint8_t *from) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)from));
 }
 static MP_INLINE qf qf_i8(const uint8_t *from) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)from)));

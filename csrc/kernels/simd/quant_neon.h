@@ -71,9 +71,14 @@ static MP_INLINE qf qf_halves(const uint8_t *from) {
     const uint8x16_t x = vld1q_u8(from);
     return (qf){vcvt_f32_f16(vreinterpret_f16_u8(vget_low_u8(x))), vcvt_f32_f16(vreinterpret_f16_u8(vget_high_u8(x)))};
 }
-static MP_INLINE qf qf_u8(const uint8_t *from) {
+static MP_INLINE qf qf_bf16(const uint8_t *from) {
+    const uint16x8_t x = vreinterpretq_u16_u8(vld1q_u8(from));
+    return (qf){vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(x), 16)),
+                vreinterpretq_f32_u32(vshll_high_n_u16(x, 16))};
+}
+static MP_INLINE qi q_u8(const uint8_t *from) {
     const uint16x8_t x = vmovl_u8(vld1_u8(from));
-    return (qf){vcvtq_f32_u32(vmovl_u16(vget_low_u16(x))), vcvtq_f32_u32(vmovl_high_u16(x))};
+    return (qi){vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(x))), vreinterpretq_s32_u32(vmovl_high_u16(x))};
 }
 static MP_INLINE qf qf_i8(const uint8_t *from) {
     const int16x8_t x = vmovl_s8(vreinterpret_s8_u8(vld1_u8(from)));

@@ -8,11 +8,12 @@
  *   q_spread(p)                       the four bytes at p in every lane        q_set(i)  an int32 in every lane
  *   q_table(p) q_lookup(t, x)         the 16 bytes at p as a table t; maps each byte of x, 0 ... 15, to its entry
  *   q_zero q_to_float qf_zero qf_spread(p) qf_add qf_mul qf_fma(a, b, c) qf_fnma(a, b, c) qf_load qf_store
- *   qf_halves(p) qf_u8(p) qf_i8(p)    Q_LANES halves or bytes as floats
+ *   q_u8(p)                           Q_LANES bytes as integers
+ *   qf_halves(p) qf_bf16(p) qf_i8(p)  Q_LANES halves, bf16 numbers or signed bytes as floats
  *   q_dot(part, sum, w, a)            adds the dot products of unsigned w with signed a to (part, sum)
  *   q_dot_bytes(part, sum, w, a)      the same for `bytes` and tables: w is value + 128
  *   q_flush(part, sum)                adds part to sum and empties it
- *   Q_FLUSH_Q4, _Q5, _Q6              dot products of each width between flushes, so that 16-bit parts never overflow
+ *   Q_FLUSH_Q4, _Q5, _Q6, _Q7         dot products of each width between flushes, so that 16-bit parts never overflow
  *   Q_BYTES_OFFSET                    128 if q_dot_bytes uses w as it is, 0 if it restores the sign itself
  *   Q_VECTORS(R)                      vectors of outputs in a tile of R rows; divides 32 / Q_LANES
  *   Q_ROWS                            maximum rows of a tile: 4 or 8
@@ -39,32 +40,51 @@ static MP_INLINE int q_stride(int R) { return Q_PREPARED / R / 16 * 16; }
 static MP_INLINE int q_is_nibbles(int kind) { return kind == MP_W_Q4_0 || kind == MP_W_Q4_1 || kind == MP_W_Q4_K; }
 static MP_INLINE int q_is_fives(int kind) { return kind == MP_W_Q5_0 || kind == MP_W_Q5_1 || kind == MP_W_Q5_K; }
 static MP_INLINE int q_is_super(int kind) { return kind == MP_W_Q4_K || kind == MP_W_Q5_K; }
-static MP_INLINE int q_is_table(int kind) {
-    return kind == MP_W_TABLE32 || kind == MP_W_TABLE16 || kind == MP_W_TABLE16_MINS;
+/* Kinds of the function q_dots_codes. Codes index a table of values: of bytes (IQ4), from 0 to 24 (FP4), or from 0 to
+ * 127 (IQ), after an offset. The codes of the others (Q2_K, Q3_K, TQ) are the values, after an offset. */
+static MP_INLINE int q_is_iq4(int kind) { return kind == MP_W_IQ4_NL || kind == MP_W_IQ4_XS; }
+static MP_INLINE int q_is_fp4(int kind) { return kind == MP_W_MXFP4 || kind == MP_W_NVFP4; }
+static MP_INLINE int q_is_iq(int kind) { return kind == MP_W_IQ2_XXS || kind == MP_W_IQ2_XS || kind == MP_W_IQ3; }
+static MP_INLINE int q_has_table(int kind) { return q_is_iq4(kind) || q_is_fp4(kind) || q_is_iq(kind); }
+static MP_INLINE int q_is_coded(int kind) {
+    return q_has_table(kind) || kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_TQ;
+}
+static MP_INLINE int q_code_bits(int kind) {
+    if (kind == MP_W_Q2_K || kind == MP_W_TQ)
+        return 2;
+    return kind == MP_W_Q3_K || kind == MP_W_IQ2_XXS || kind == MP_W_IQ2_XS ? 3 : 4;
 }
 static MP_INLINE int q_is_halved(int kind) { /* groups of 16 */
-    return kind == MP_W_Q6_K || kind == MP_W_TABLE16 || kind == MP_W_TABLE16_MINS;
+    return kind == MP_W_Q2_K || kind == MP_W_Q3_K || kind == MP_W_Q6_K || kind == MP_W_IQ2_XS || kind == MP_W_NVFP4;
 }
 static MP_INLINE int q_has_mins(int kind) {
-    return kind == MP_W_Q4_1 || kind == MP_W_Q5_1 || q_is_super(kind) || kind == MP_W_TABLE16_MINS;
+    return kind == MP_W_Q4_1 || kind == MP_W_Q5_1 || q_is_super(kind) || kind == MP_W_Q2_K;
 }
 
 static MP_INLINE int q_offset(int kind) {
     switch (kind) {
+    case MP_W_TQ: return 1;
+    case MP_W_Q3_K: return 4;
     case MP_W_Q4_0: return 8;
     case MP_W_Q5_0: return 16;
     case MP_W_Q6_K: return 32;
+    case MP_W_IQ2_XXS:
+    case MP_W_IQ2_XS:
+    case MP_W_IQ3: return MP_PACK_IQ_OFFSET;
+    case MP_W_MXFP4:
+    case MP_W_NVFP4: return MP_PACK_FP4_OFFSET;
     case MP_W_Q8_0:
-    case MP_W_TABLE32:
-    case MP_W_TABLE16:
-    case MP_W_TABLE16_MINS: return Q_BYTES_OFFSET;
+    case MP_W_IQ4_NL:
+    case MP_W_IQ4_XS: return Q_BYTES_OFFSET;
     default: return 0;
     }
 }
 
 /* Bytes of a block's integers; its scales follow them. */
 static MP_INLINE int q_integers(int kind) {
-    if (q_is_nibbles(kind) || q_is_table(kind))
+    if (q_is_coded(kind))
+        return q_code_bits(kind) * MP_PACK_STEP;
+    if (q_is_nibbles(kind))
         return MP_PACK_NIBBLES;
     if (q_is_fives(kind))
         return MP_PACK_BITS + MP_PACK_NIBBLES;
@@ -73,14 +93,19 @@ static MP_INLINE int q_integers(int kind) {
 
 static MP_INLINE int q_block_bytes(int kind) {
     const int integers = q_integers(kind);
-    if (q_is_table(kind))
-        return integers + (q_has_mins(kind) ? 4 : q_is_halved(kind) ? 2 : 1) * MP_PACK_FLOATS;
-    return integers + (q_has_mins(kind) || kind == MP_W_Q6_K ? 2 : 1) *
-                          (q_is_super(kind) || kind == MP_W_Q6_K ? MP_PACK_SMALL : MP_PACK_HALVES);
+    if (q_is_iq(kind) || kind == MP_W_TQ || kind == MP_W_IQ4_XS)
+        return integers;
+    if (kind == MP_W_NVFP4 || (q_has_mins(kind) && !q_is_halved(kind) && !q_is_super(kind)))
+        return integers + 2 * MP_PACK_HALVES;
+    return integers + (q_is_halved(kind) || q_is_super(kind) ? 2 * MP_PACK_SMALL : MP_PACK_HALVES);
 }
 
 static MP_INLINE int q_head_bytes(int kind) {
-    return q_is_super(kind) ? 2 * MP_PACK_HALVES : kind == MP_W_Q6_K ? MP_PACK_HALVES : 0;
+    if (q_is_iq(kind) || kind == MP_W_IQ4_XS)
+        return MP_PACK_HALVES + 8 * MP_PACK_SMALL;
+    if (q_is_super(kind) || kind == MP_W_Q2_K)
+        return 2 * MP_PACK_HALVES;
+    return kind == MP_W_Q3_K || kind == MP_W_Q6_K || kind == MP_W_TQ ? MP_PACK_HALVES : 0;
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------- */
@@ -214,22 +239,46 @@ static MP_INLINE void q_dots_bytes(int R, int U, const uint8_t *block, int u0, i
     }
 }
 
-/* Dot products of inputs 16 h ... 16 h + 15, for h0 <= h < h1, of codes into a table. */
-static MP_INLINE void q_dots_table(int h0, int h1, int R, int U, qi table, const uint8_t *block, int u0, int ahead,
-                                   const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
-    const qi mask = q_set(0x0f0f0f0f);
+/* The codes of group g for the outputs of vector u, one per byte. */
+static MP_INLINE qi q_code(int bits, int g, const uint8_t *block, int u, int prefetch, int ahead) {
+    if (bits == 2) {
+        const qi x = q_take(block, u, g / 4, prefetch && g % 4 == 0, ahead);
+        return q_and(g % 4 ? q_shr(x, g % 4 * 2) : x, q_set(0x03030303));
+    }
+    if (bits == 4) {
+        const qi x = q_take(block, u, g % 4, prefetch && g < 4, ahead);
+        return q_and(g < 4 ? x : q_shr(x, 4), q_set(0x0f0f0f0f));
+    }
+    const qi mask = q_set(0x07070707);
+    if (g < 6) {
+        const qi x = q_take(block, u, g / 2, prefetch && g % 2 == 0, ahead);
+        return q_and(g % 2 ? q_shr(x, 4) : x, mask);
+    }
+    /* low nibbles: group 6, high nibbles: group 7 */
+    qi both = q_and(q_shr(q_take(block, u, 0, 0, 0), 3), q_set(0x11111111));
+    both = q_or_and(both, q_shr(q_take(block, u, 1, 0, 0), 2), q_set(0x22222222));
+    both = q_or_and(both, q_shr(q_take(block, u, 2, 0, 0), 1), q_set(0x44444444));
+    return q_and(g == 6 ? both : q_shr(both, 4), mask);
+}
+
+/* Dot products of `count` groups from g0 on, four or all eight, of codes that are values or indices into a table. */
+static MP_INLINE void q_dots_codes(int kind, int g0, int count, int R, int U, qi table, const uint8_t *block, int u0,
+                                   int ahead, const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
+    const int bits = q_code_bits(kind), most = q_is_iq(kind) ? Q_FLUSH_Q7 : q_is_fp4(kind) ? Q_FLUSH_Q5 : count;
+    const int flush = most < count ? most : count;
     MP_UNROLL
-    for (int j = 0; j < 4; j++) {
-        qi w[2][4];
+    for (int i = 0; i < count; i++) {
+        const int g = bits == 4 && count == 8 ? i / 2 + i % 2 * 4 : g0 + i; /* a line after the other */
+        qi w[4];
         MP_UNROLL
         for (int u = 0; u < U; u++) {
-            const qi x = q_take(block, u0 + u, j, q_beside(R) && h0 == 0, ahead);
-            w[0][u] = q_lookup(table, q_and(x, mask));
-            w[1][u] = q_lookup(table, q_and(q_shr(x, 4), mask));
+            w[u] = q_code(bits, g, block, u0 + u, q_beside(R), ahead);
+            if (q_has_table(kind))
+                w[u] = q_lookup(table, w[u]);
         }
-        MP_UNROLL
-        for (int h = h0; h < h1; h++)
-            q_dots_row(1, R, U, w[h], q + 16 * h + 4 * j, ldq, part, sum);
+        q_dots_row(q_is_iq4(kind), R, U, w, q + 4 * g, ldq, part, sum);
+        if (!q_is_iq4(kind) && (i + 1) % flush == 0)
+            q_flush_all(R * U, part, sum);
     }
 }
 
@@ -242,6 +291,8 @@ typedef struct q_at { /* the rows of a tile at the current block */
     const q_rows *rows;
     int entry; /* index into rows */
     int ahead; /* prefetch distance, bytes */
+    const uint8_t *small; /* scales of the block in its head, for kinds that keep them there */
+    qf d[4], low[4];      /* d and dmin of the superblock, if q_keeps_head */
     qi table;  /* for kinds that have a table */
 } q_at;
 
@@ -275,6 +326,26 @@ static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int
     }
 }
 
+/* True if a tile keeps the d and dmin of a superblock for its blocks. Tiles that memory limits are slower so. */
+static MP_INLINE int q_keeps_head(int kind, int R) { return q_is_coded(kind) && q_head_bytes(kind) && !q_beside(R); }
+
+/* The d of a superblock; for IQ types times the unit of their scales. */
+static MP_INLINE qf q_head_d(int kind, const uint8_t *head, int o) {
+    const float unit = kind == MP_W_IQ2_XS ? 0.25f : 0.125f;
+    return q_is_iq(kind) ? qf_mul(qf_halves(head + 2 * o), qf_spread(&unit)) : qf_halves(head + 2 * o);
+}
+
+static MP_INLINE qf q_head_dmin(const uint8_t *head, int o) { return qf_halves(head + MP_PACK_HALVES + 2 * o); }
+
+static MP_INLINE void q_keep_head(int kind, int U, const uint8_t *head, int u0, q_at *at) {
+    MP_UNROLL
+    for (int u = 0; u < U; u++) {
+        at->d[u] = q_head_d(kind, head, (u0 + u) * Q_LANES);
+        if (q_has_mins(kind))
+            at->low[u] = q_head_dmin(head, (u0 + u) * Q_LANES);
+    }
+}
+
 /* Add one block to the float accumulators f, for kinds with groups of 16. */
 static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
                                      const q_at *at, qf *f) {
@@ -289,19 +360,28 @@ static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head
         if (kind == MP_W_Q6_K)
             q_dots_sixes(h, R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
         else
-            q_dots_table(h, h + 1, R, U, at->table, block, u0, at->ahead, at->q, at->ldq, part, sum);
+            q_dots_codes(kind, 4 * h, 4, R, U, at->table, block, u0, at->ahead, at->q, at->ldq, part, sum);
         MP_UNROLL
         for (int u = 0; u < U; u++) {
             const int o = (u0 + u) * Q_LANES;
-            if (kind == MP_W_Q6_K) {
-                d[u] = qf_mul(qf_halves(head + 2 * o), qf_i8(scales + h * MP_PACK_SMALL + o));
+            if (kind == MP_W_NVFP4) {
+                d[u] = qf_halves(scales + h * MP_PACK_HALVES + 2 * o);
+                continue;
+            }
+            d[u] = q_keeps_head(kind, R) ? at->d[u] : q_head_d(kind, head, o);
+            if (kind == MP_W_IQ2_XS) {
+                const float half = 0.5f;
+                const qi sc = q_u8(at->small + o), n = h ? q_shr(sc, 4) : q_and(sc, q_set(15));
+                d[u] = qf_mul(d[u], qf_add(q_to_float(n), qf_spread(&half)));
+            } else if (kind == MP_W_Q2_K) {
+                const qi both = q_u8(scales + h * MP_PACK_SMALL + o);
+                d[u] = qf_mul(d[u], q_to_float(q_and(both, q_set(15))));
+                low[u] = qf_mul(q_keeps_head(kind, R) ? at->low[u] : q_head_dmin(head, o), q_to_float(q_shr(both, 4)));
             } else {
-                d[u] = qf_load((const float *)(scales + h * MP_PACK_FLOATS) + o);
-                if (mins)
-                    low[u] = qf_load((const float *)(scales + (2 + h) * MP_PACK_FLOATS) + o);
+                d[u] = qf_mul(d[u], qf_i8(scales + h * MP_PACK_SMALL + o));
             }
         }
-        q_accumulate(R, U, d, mins ? low : NULL, 0, at, at->entry + h, sum, f);
+        q_accumulate(R, U, d, mins ? low : NULL, 1, at, at->entry + h, sum, f);
     }
 }
 
@@ -321,18 +401,24 @@ static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const
     q_start(R, U, at, at->entry, q_offset(kind), part, sum);
     if (kind == MP_W_Q8_0)
         q_dots_bytes(R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
-    else if (q_is_table(kind))
-        q_dots_table(0, 2, R, U, at->table, block, u0, at->ahead, at->q, at->ldq, part, sum);
+    else if (q_is_coded(kind))
+        q_dots_codes(kind, 0, 8, R, U, at->table, block, u0, at->ahead, at->q, at->ldq, part, sum);
     else
         q_dots_nibbles(q_is_fives(kind), R, U, block, u0, at->ahead, at->q, at->ldq, part, sum);
     MP_UNROLL
     for (int u = 0; u < U; u++) {
         const int o = (u0 + u) * Q_LANES;
-        if (q_is_table(kind)) {
-            d[u] = qf_load((const float *)scales + o);
+        if (kind == MP_W_MXFP4) {
+            d[u] = qf_bf16(scales + 2 * o);
+        } else if (q_is_iq(kind) || kind == MP_W_TQ || kind == MP_W_IQ4_XS) {
+            d[u] = q_keeps_head(kind, R) ? at->d[u] : q_head_d(kind, head, o);
+            if (kind == MP_W_IQ4_XS)
+                d[u] = qf_mul(d[u], qf_i8(at->small + o));
+            else if (q_is_iq(kind))
+                d[u] = qf_mul(d[u], q_to_float(q_u8(at->small + o)));
         } else if (q_is_super(kind)) {
-            d[u] = qf_mul(qf_halves(head + 2 * o), qf_u8(scales + o));
-            low[u] = qf_mul(qf_halves(head + MP_PACK_HALVES + 2 * o), qf_u8(scales + MP_PACK_SMALL + o));
+            d[u] = qf_mul(qf_halves(head + 2 * o), q_to_float(q_u8(scales + o)));
+            low[u] = qf_mul(q_head_dmin(head, o), q_to_float(q_u8(scales + MP_PACK_SMALL + o)));
         } else {
             d[u] = qf_halves(scales + 2 * o);
             if (mins)
@@ -355,9 +441,10 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
                                      int ahead, q_rows *rows, float *out, int64_t ld) {
     const int blocks = x->K / 32, bytes = q_block_bytes(kind), head_bytes = q_head_bytes(kind);
     const int integers = q_integers(kind), entries = q_is_halved(kind) ? 2 : 1, chunk = q_stride(R) / entries;
-    const uint8_t *block = panel + (q_is_table(kind) ? MP_PACK_LINE : 0), *head = block;
-    q_at at = {x->q + m * x->ldq, x->scale + m * (int64_t)blocks, x->ldq, blocks, rows, 0, ahead, q_zero()};
-    if (q_is_table(kind))
+    const uint8_t *block = panel + (q_has_table(kind) ? MP_PACK_LINE : 0), *head = block;
+    q_at at = {.q = x->q + m * x->ldq, .scale = x->scale + m * (int64_t)blocks, .ldq = x->ldq, .ld_scale = blocks,
+               .rows = rows, .ahead = ahead};
+    if (q_has_table(kind))
         at.table = q_table(panel);
     qf f[16];
     MP_UNROLL
@@ -374,12 +461,15 @@ static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *pane
                 head = block;
                 block += head_bytes;
                 q_prefetch(head + ahead, head_bytes);
+                if (q_keeps_head(kind, R))
+                    q_keep_head(kind, U, head, u0, &at);
             }
             if (q_beside(R))
                 q_prefetch(block + integers + ahead, bytes - integers);
             else if (ahead)
                 q_prefetch(block + ahead, bytes);
             at.entry = b * entries;
+            at.small = head + MP_PACK_HALVES + b % 8 * MP_PACK_SMALL;
             q_block(kind, R, U, head, block, u0, &at, f);
             block += bytes;
             at.q += 32;
@@ -419,9 +509,16 @@ Q_TILES(q8_0, MP_W_Q8_0)
 Q_TILES(q4_k, MP_W_Q4_K)
 Q_TILES(q5_k, MP_W_Q5_K)
 Q_TILES(q6_k, MP_W_Q6_K)
-Q_TILES(table32, MP_W_TABLE32)
-Q_TILES(table16, MP_W_TABLE16)
-Q_TILES(table16_mins, MP_W_TABLE16_MINS)
+Q_TILES(q2_k, MP_W_Q2_K)
+Q_TILES(q3_k, MP_W_Q3_K)
+Q_TILES(tq, MP_W_TQ)
+Q_TILES(iq2_xxs, MP_W_IQ2_XXS)
+Q_TILES(iq2_xs, MP_W_IQ2_XS)
+Q_TILES(iq3, MP_W_IQ3)
+Q_TILES(iq4_nl, MP_W_IQ4_NL)
+Q_TILES(iq4_xs, MP_W_IQ4_XS)
+Q_TILES(mxfp4, MP_W_MXFP4)
+Q_TILES(nvfp4, MP_W_NVFP4)
 #undef Q_TILES
 #undef Q_TILE
 
@@ -510,9 +607,16 @@ Q_GEMM(q8_0)
 Q_GEMM(q4_k)
 Q_GEMM(q5_k)
 Q_GEMM(q6_k)
-Q_GEMM(table32)
-Q_GEMM(table16)
-Q_GEMM(table16_mins)
+Q_GEMM(q2_k)
+Q_GEMM(q3_k)
+Q_GEMM(tq)
+Q_GEMM(iq2_xxs)
+Q_GEMM(iq2_xs)
+Q_GEMM(iq3)
+Q_GEMM(iq4_nl)
+Q_GEMM(iq4_xs)
+Q_GEMM(mxfp4)
+Q_GEMM(nvfp4)
 #undef Q_GEMM
 #undef Q_LIST
 
@@ -525,7 +629,14 @@ static void q_set_gemms(mp_kernel_table *table, const char *variant) {
     MP_SET(table, gemm_q4_k, gemm_q4_k, variant);
     MP_SET(table, gemm_q5_k, gemm_q5_k, variant);
     MP_SET(table, gemm_q6_k, gemm_q6_k, variant);
-    MP_SET(table, gemm_table32, gemm_table32, variant);
-    MP_SET(table, gemm_table16, gemm_table16, variant);
-    MP_SET(table, gemm_table16_mins, gemm_table16_mins, variant);
+    MP_SET(table, gemm_q2_k, gemm_q2_k, variant);
+    MP_SET(table, gemm_q3_k, gemm_q3_k, variant);
+    MP_SET(table, gemm_tq, gemm_tq, variant);
+    MP_SET(table, gemm_iq2_xxs, gemm_iq2_xxs, variant);
+    MP_SET(table, gemm_iq2_xs, gemm_iq2_xs, variant);
+    MP_SET(table, gemm_iq3, gemm_iq3, variant);
+    MP_SET(table, gemm_iq4_nl, gemm_iq4_nl, variant);
+    MP_SET(table, gemm_iq4_xs, gemm_iq4_xs, variant);
+    MP_SET(table, gemm_mxfp4, gemm_mxfp4, variant);
+    MP_SET(table, gemm_nvfp4, gemm_nvfp4, variant);
 }

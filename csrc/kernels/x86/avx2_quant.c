@@ -1,9 +1,9 @@
 /* x86/avx2_quant.c: quantised products with AVX2 and FMA, and activations to int8.
  *
  * vpmaddubsw adds two products into 16 bits with saturation, which these operands never reach. Activations are within
- * +-127, so a pair of products with 4-, 5- and 6-bit weights is at most 3,810, 7,874 and 16,002, of which 8, 4 and 2
- * pairs can be added in 16 bits. With 8-bit weights one pair of at most 2 x 128 x 127 = 32,512 fits, because the sign
- * of the weight is moved to the activation. */
+ * +-127, so a pair of products with 4-, 5-, 6- and 7-bit weights is at most 3,810, 7,874, 16,002 and 32,258, of which
+ * 8, 4, 2 and 1 pairs can be added in 16 bits. With 8-bit weights one pair of at most 2 x 128 x 127 = 32,512 fits,
+ * because the sign of the weight is moved to the activation. */
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
@@ -19,7 +19,7 @@ MP_TARGET_AVX2_BEGIN
 
 #include "kernels/simd/quant_avx2.h"
 
-enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 4, Q_FLUSH_Q6 = 2, Q_BYTES_OFFSET = 0 };
+enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 4, Q_FLUSH_Q6 = 2, Q_FLUSH_Q7 = 1, Q_BYTES_OFFSET = 0 };
 #define Q_VECTORS(R) ((R) <= 2 ? 4 : 2) /* 8 integers in 16 registers; the floats stay in L1 and are read once per block
                                          */
 #define Q_ROWS 4

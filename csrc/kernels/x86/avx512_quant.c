@@ -20,7 +20,7 @@ typedef __m512i q_part;
 typedef __m512 qf;
 typedef uint16_t q_words __attribute__((vector_size(64)));
 
-enum { Q_LANES = 16, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 128 };
+enum { Q_LANES = 16, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 4, Q_BYTES_OFFSET = 128 };
 #define Q_VECTORS(R) 2
 #define Q_ROWS 8
 #define Q_TALL 6 /* 12 float and 12 integer sums in 32 registers; with 8 rows, the float sums stay in L1 */
@@ -56,8 +56,12 @@ static MP_INLINE void qf_store(float *to, qf x) { _mm512_storeu_ps(to, x); }
 static MP_INLINE qf qf_halves(const uint8_t *from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
 }
-static MP_INLINE qf qf_u8(const uint8_t *from) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)from)));
+static MP_INLINE qf qf_bf16(const uint8_t *from) {
+    const __m256i x = _mm256_loadu_si256((const __m256i *)(const void *)from);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+static MP_INLINE qi q_u8(const uint8_t *from) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)from));
 }
 static MP_INLINE qf qf_i8(const uint8_t *from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)from)));
