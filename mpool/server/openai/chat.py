@@ -12,6 +12,7 @@ from ... import aio
 from .. import forms, thinking
 from ..errors import Refusal
 from ..operations import Context, Operation, image_of, json_response
+from ..sampling import sampling
 from ..streaming import EVENTS
 from .structs import (
     CallDelta,
@@ -32,7 +33,7 @@ from .structs import (
     TopToken,
     Usage,
 )
-from .text import LOWEST, encode, finish, sampling, streamed, usage_of
+from .text import LOWEST, encode, finish, streamed, usage_of
 
 if TYPE_CHECKING:
     from ...results import Choice, Chunk, TokenLogprob, ToolCallDelta
