@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ Receive = Callable[[], Awaitable[Any]]
 
 #: Minimum size in bytes of a body that is parsed on another thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
+#: Number of unknown fields of a body that are reported, and the names that are.
+_MAX_UNKNOWN, _FIELD = 16, re.compile("[A-Za-z0-9_-]{1,64}")
 
 
 class ClientDisconnected(Exception):
@@ -155,6 +158,42 @@ def _drop_nulls(value: Any, *kinds: inspect.Type) -> Any:
     return {name: _drop_nulls(part, *fields.get(name, ())) for name, part in value.items() if part is not None}
 
 
+async def unknown_fields(data: bytes, kind: Any) -> list[str]:
+    """Return the names of the fields of a valid body that its struct does not have, such as ``messages[].x``.
+
+    Returns at most 16 names, and only names of 1 to 64 letters, digits, ``_`` and ``-``: clients choose them, and they
+    become part of the log and of a response header.
+    """
+    if len(data) < _LONG:
+        return _unknown_fields(data, kind)
+    return await native_calls.BODIES.arun(_unknown_fields, data, kind)
+
+
+def _unknown_fields(data: bytes, kind: Any) -> list[str]:
+    found: dict[str, None] = {}
+    _add_unknown(msgspec.json.decode(data), (_shape(kind),), "", found)
+    return list(found)
+
+
+def _add_unknown(value: Any, kinds: tuple[inspect.Type, ...], path: str, found: dict[str, None]) -> None:
+    kinds = tuple(part for kind in kinds for part in _parts(kind))
+    if isinstance(value, list):
+        items = tuple(kind.item_type for kind in kinds if isinstance(kind, inspect.ListType))
+        for item in value if items else ():
+            _add_unknown(item, items, f"{path}[]", found)
+    elif isinstance(value, dict):
+        structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)
+                   and (kind.tag_field is None or value.get(kind.tag_field) == kind.tag)]
+        for kind in structs[:1]:
+            fields = {field.encode_name: field.type for field in kind.fields}
+            for name, part in value.items():
+                where = f"{path}.{name}" if path else name
+                if name in fields:
+                    _add_unknown(part, (fields[name],), where, found)
+                elif name != kind.tag_field and len(found) < _MAX_UNKNOWN and _FIELD.fullmatch(name):
+                    found[where] = None
+
+
 def _parts(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
@@ -179,4 +218,4 @@ async def parse_body(data: bytes, kind: type[T]) -> T:
     return await native_calls.BODIES.arun(parse, data, kind)
 
 
-__all__ = ["ClientDisconnected", "declared_length", "parse", "parse_body", "read"]
+__all__ = ["ClientDisconnected", "declared_length", "parse", "parse_body", "read", "unknown_fields"]

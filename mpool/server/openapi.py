@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from .. import __version__
-from .errors import TABLE, ErrorResponse, PlainError
+from .errors import ANTHROPIC, OLLAMA, OPENAI, TABLE, error_format
 from .operations import Operation
 
 #: Error statuses that every operation may return, and further ones of operations with a body.
@@ -26,7 +26,7 @@ def document() -> bytes:
 
 def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of operations."""
-    kinds: list[Any] = [ErrorResponse, PlainError]
+    kinds: list[Any] = [found.body for found in (OPENAI, OLLAMA, ANTHROPIC)]
     for operation in operations:
         kinds += [kind for kind in (operation.body, operation.response) if kind is not None and kind not in kinds]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
@@ -37,7 +37,7 @@ def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "mpool", "version": __version__,
-                 "description": "Transformer models on a CPU, through the protocols of OpenAI and Ollama."},
+                 "description": "Transformer models on a CPU, through the protocols of OpenAI, Anthropic and Ollama."},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {
             "token": {"type": "http", "scheme": "bearer"}, "password": {"type": "http", "scheme": "basic"}}},
@@ -62,9 +62,11 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
         statuses |= {*_WITH_BODY}
         found["requestBody"] = {"required": True,
                                 "content": {"application/json": {"schema": schema_of[repr(operation.body)]}}}
-    schema = schema_of[repr(PlainError if operation.path.startswith("/api/") else ErrorResponse)]
+    errors = error_format(operation.path)
+    statuses |= {*errors.statuses.values()}
+    schema = schema_of[repr(errors.body)]
     for status in sorted(statuses):
-        texts = [row.text for row in TABLE.values() if row.status == status]
+        texts = [row.text for code, row in TABLE.items() if errors.status(code) == status]
         found["responses"][str(status)] = {"description": " ".join(texts),
                                            "content": {"application/json": {"schema": schema}}}
     if operation.path == "/health":
