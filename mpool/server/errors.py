@@ -48,7 +48,8 @@ TABLE: dict[str, Row] = {
     "wrong_capability": Row(400, _REQUEST, "The model does not have this capability."),
     "template_refused": Row(400, _REQUEST, "The model's chat template rejects these messages."),
     "bad_request": Row(400, _REQUEST, "The request is not well-formed HTTP."),
-    "invalid_api_key": Row(401, "authentication_error", "The token is missing or wrong: Authorization: Bearer TOKEN."),
+    "invalid_api_key": Row(401, "authentication_error", "The token is missing or wrong: Authorization: Bearer TOKEN, "
+                                                        "or x-api-key: TOKEN."),
     "token_required": Row(403, "permission_error", "An address that other machines can reach requires a token: set "
                                                    "MPOOL_SERVER_TOKEN_FILE."),
     "foreign_user": Row(403, "permission_error", "Only the user who runs the server may do this, or a client with the "
