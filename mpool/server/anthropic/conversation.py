@@ -34,7 +34,8 @@ _SEPARATOR = {"type": "text", "text": "\n\n"}
 
 
 async def options_of(served: ServedModel, body: ConversationRequest) -> dict[str, Any]:
-    """Convert the tools, the response format and the reasoning options of a request.
+    """Convert the tools, the response format and the reasoning options of a request. A last message of the assistant is
+    continued.
 
     Raises:
         Refusal: A tool, the tool choice or the schema is not valid.
@@ -43,9 +44,12 @@ async def options_of(served: ServedModel, body: ConversationRequest) -> dict[str
     found = _tool_options(body.tools, body.tool_choice)
     if config is not None and config.format is not None:
         found |= forms.schema_format(config.format.schema, "output_config.format")
-    return found | await thinking.anthropic_options(
+    found |= await thinking.anthropic_options(
         served, None if wanted is None else wanted.type != "disabled", None if wanted is None else wanted.budget_tokens,
         None if config is None else config.effort)
+    if body.messages[-1].role == "assistant":
+        found["template_options"] = {**found.get("template_options", {}), "continue_final_message": True}
+    return found
 
 
 def _tool_options(tools: list[Tool] | None, choice: ToolChoice | None) -> dict[str, Any]:
@@ -90,10 +94,10 @@ def messages_of(context: Context, body: ConversationRequest) -> list[dict[str, A
             found.messages.append({"role": "system", "content": parts})
     for at, message in enumerate(body.messages):
         found.add(message, f"messages[{at}]")
-    last = len(body.messages) - 1
-    if body.messages[last].role == "assistant":
-        raise Refusal("invalid_value", f"`messages[{last}].role` must be user: the server cannot continue a message of "
-                                       "the assistant.", f"messages[{last}].role")
+    final, where = found.messages[-1], f"messages[{len(body.messages) - 1}].content"
+    if final["role"] == "assistant" and (final.get("tool_calls") or not any(part["text"] for part in final["content"])):
+        raise Refusal("invalid_value", f"`{where}` must be a text without tool calls, because the response continues "
+                                       "it.", where)
     return [{**message, "content": message["content"] or None} if message.get("tool_calls") else message
             for message in found.messages]
 

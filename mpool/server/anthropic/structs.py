@@ -159,7 +159,7 @@ class CountTokensRequest(ConversationRequest, kw_only=True):
 
 
 class MessagesRequest(ConversationRequest, kw_only=True):
-    """A conversation to complete. The last message must not be one of the assistant: the server cannot continue it.
+    """A conversation to complete. If the last message is one of the assistant, the response continues it.
 
     ``system`` is one or more texts. A first line that begins with ``x-anthropic-billing-header:`` is left out: Claude
     Code changes it with every request, so the prefix cache would never apply. ``seed``, ``min_p``, the penalties,

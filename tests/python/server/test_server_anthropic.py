@@ -196,6 +196,15 @@ def test_conversations(server: Any, client: Any, sent: dict[str, Any], wanted: A
     assert client.messages.count_tokens(model="llama", **sent).input_tokens == done.usage.prompt_tokens
 
 
+def test_a_message_of_the_assistant_is_continued(server: Any, client: Any) -> None:
+    turns = [*CHAT, {"role": "assistant", "content": "The quick"}]
+    done = server.state.pool.chat(turns, "llama", temperature=0, max_tokens=6,
+                                  template_options={"continue_final_message": True})
+    message = client.messages.create(model="llama", max_tokens=6, messages=turns, extra_body={"temperature": 0})
+    assert (message.content[0].text, counts(message.usage)[0]) == (done.text, done.usage.prompt_tokens)
+    assert client.messages.count_tokens(model="llama", messages=turns).input_tokens == done.usage.prompt_tokens
+
+
 def test_thinking_options(client: Any) -> None:
     def reply(model: str, **more: Any) -> tuple[list[str], str, int]:
         message = client.messages.create(model=model, **{**BASE, **more})
@@ -322,7 +331,9 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 10_001}]}, "messages[0].content"),
-    ({"messages": [*CHAT, {"role": "assistant", "content": "Yes"}]}, "messages[1].role"),
+    ({"messages": [*CHAT, {"role": "assistant", "content": ""}]}, "messages[1].content"),
+    ({"messages": [*CHAT, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+                   ]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
      "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
