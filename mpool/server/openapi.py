@@ -28,7 +28,7 @@ def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of operations."""
     kinds: list[Any] = [found.body for found in (OPENAI, OLLAMA, ANTHROPIC)]
     for operation in operations:
-        kinds += [kind for kind in (operation.body, operation.response) if kind is not None and kind not in kinds]
+        kinds += [kind for kind in (operation.body, *_responses(operation)) if kind is not None and kind not in kinds]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, kinds), schemas))
     paths: dict[str, dict[str, Any]] = {}
@@ -45,10 +45,15 @@ def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
     }
 
 
+def _responses(operation: Operation) -> tuple[Any, ...]:
+    return operation.response if isinstance(operation.response, tuple) else (operation.response,)
+
+
 def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.response is not None:
-        content["application/json"] = {"schema": schema_of[repr(operation.response)]}
+        schemas = [schema_of[repr(kind)] for kind in _responses(operation)]
+        content["application/json"] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
     else:
         content[operation.media_type] = {"schema": {"type": "string"}}
     if operation.streams is not None:
@@ -58,6 +63,9 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
         "responses": {"200": {"description": "Success", "content": content}},
     }
     statuses = {*_COMMON}
+    if operation.path.endswith("{id}"):
+        statuses.add(404)
+        found["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
     if operation.body is not None:
         statuses |= {*_WITH_BODY}
         found["requestBody"] = {"required": True,

@@ -47,7 +47,7 @@ class Operation:
         path: Path of the URL.
         handler: Coroutine function that receives the context and the parsed body (None without a body).
         body: Struct of the request body; None: the operation has no body.
-        response: Struct, or other type, of the JSON response; None: the response is text.
+        response: Struct, or other type, of the JSON response; a tuple: one of these; None: the response is text.
         summary: One line for the OpenAPI document.
         streams: Media type of a streamed response; None: the response is never streamed.
         name: ``operationId`` in the OpenAPI document.
