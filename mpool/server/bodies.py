@@ -158,6 +158,24 @@ def _drop_nulls(value: Any, *kinds: inspect.Type) -> Any:
     return {name: _drop_nulls(part, *fields.get(name, ())) for name, part in value.items() if part is not None}
 
 
+def convert(value: Any, kind: Any, path: str) -> Any:
+    """Convert a free-form part of a body to a struct, or to one of several. A field that is null counts as absent.
+
+    Args:
+        value: Decoded JSON.
+        kind: Struct, or union of tagged structs.
+        path: Name of the part in the body.
+
+    Raises:
+        Refusal: A field is missing, of the wrong type or out of range.
+    """
+    value = _drop_nulls(value, _shape(kind))
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise _refused(find_fault(msgspec.json.encode(value), kind, path)) from None
+
+
 async def unknown_fields(data: bytes, kind: Any) -> list[str]:
     """Return the names of the fields of a valid body that its struct does not have, such as ``messages[].x``.
 
@@ -218,4 +236,4 @@ async def parse_body(data: bytes, kind: type[T]) -> T:
     return await native_calls.BODIES.arun(parse, data, kind)
 
 
-__all__ = ["ClientDisconnected", "declared_length", "parse", "parse_body", "read", "unknown_fields"]
+__all__ = ["ClientDisconnected", "convert", "declared_length", "parse", "parse_body", "read", "unknown_fields"]

@@ -45,6 +45,8 @@ TABLE: dict[str, Row] = {
     "invalid_value": Row(400, _REQUEST, "The request has a value that is not allowed."),
     "unsupported_parameter": Row(400, _REQUEST, "The request has an unsupported parameter."),
     "context_length_exceeded": Row(400, _REQUEST, "The input is longer than the model's context."),
+    "previous_response_not_found": Row(400, _REQUEST, "The previous response is not kept. Send the whole "
+                                                      "conversation."),
     "wrong_capability": Row(400, _REQUEST, "The model does not have this capability."),
     "template_refused": Row(400, _REQUEST, "The model's chat template rejects these messages."),
     "bad_request": Row(400, _REQUEST, "The request is not well-formed HTTP."),

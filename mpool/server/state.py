@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .errors import Refusal
 from .models import Models
+from .response_memory import ResponseMemory
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class State:
             them from the local address of each request.
         streams: Number of responses that are being streamed.
         running: Request id -> request in flight, for requests with a field ``model``.
+        responses: Conversations that ``/v1/responses`` can continue.
         stopping: True if the server accepts no further requests.
         started: ``time.monotonic()`` when the server was created.
     """
@@ -71,6 +73,7 @@ class State:
         self.hosts: frozenset[str] | None = settings.hosts(settings.port)
         self.streams, self.stopping, self.started = 0, False, time.monotonic()
         self.running: dict[str, RunningRequest] = {}
+        self.responses = ResponseMemory()
         self._ignored: set[tuple[str, str]] = set()
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
 

@@ -10,6 +10,7 @@ import pytest
 from mpool.server import ollama_structs as ollama
 from mpool.server.anthropic import structs as anthropic
 from mpool.server.openai import structs as openai
+from mpool.server.openai.response_structs import ResponsesRequest
 from mpool.tasks.options import CALL, fields_by_name
 from mpool.tasks.sampling import ALIASES, TABLE
 from mpool.tasks.verbs import VERBS
@@ -57,7 +58,7 @@ def bounds(kind: Any) -> tuple[float, float] | None:
 
 
 @pytest.mark.parametrize("request_", [openai.TextRequest, openai.ChatRequest, ollama.Options,
-                                      anthropic.MessagesRequest])
+                                      anthropic.MessagesRequest, ResponsesRequest])
 def test_ranges_are_those_of_the_library(request_: type) -> None:
     checked = 0
     for field in msgspec.structs.fields(request_):
