@@ -34,7 +34,8 @@ def server(llama: Path, qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -
     models = {"writes": (tm.HERMES, WRITES, WORDS), "switched": (SWITCHED, CHAINS[THINK], THOUGHTS),
               "levels": (LEVELS, CHAINS[HARMONY], THOUGHTS), "always": (THINK, CHAINS[THINK], THOUGHTS)}
     folders = {name: chainmodels.save(tmp_path_factory.mktemp(name), *model) for name, model in models.items()}
-    with serving([f"llama={llama}", f"qwen2={qwen2}", *(f"{name}={folder}" for name, folder in folders.items())]) as made:
+    refs = [f"{name}={folder}" for name, folder in {"llama": llama, "qwen2": qwen2, **folders}.items()]
+    with serving(refs) as made:
         yield made
 
 
@@ -340,7 +341,8 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
      "messages[0].content[0].tool_use_id"),
     ({"messages": [*CHAT, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]
                                                            * 2}, *CHAT]}, "messages[1].content[1].id"),
-    ({"messages": [*CHAT, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+    ({"messages": [*CHAT, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f",
+                                                            "input": {}}]},
                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "1"}] * 2}]},
      "messages[2].content[1].tool_use_id"),
     ({"messages": [*CHAT, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f",
@@ -348,8 +350,8 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "x"}}]}]},
      "messages[0].content[0].source.type"),
-    ({"system": 3}, "system"), ({"system": [{"type": "image"}]}, "system[0].type"), ({"max_tokens": None}, "max_tokens"),
-    ({"max_tokens": "9"}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"temperature": "hot"}, "temperature"),
+    ({"system": 3}, "system"), ({"system": [{"type": "image"}]}, "system[0].type"),
+    ({"max_tokens": None}, "max_tokens"), ({"max_tokens": "9"}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"temperature": "hot"}, "temperature"),
     ({"top_k": 1.5}, "top_k"), ({"top_p": 7}, "top_p"), ({"stop_sequences": "x"}, "stop_sequences"),
     ({"stop_sequences": ["x"] * 65}, "stop_sequences"), ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"stop_sequences": ["x", "ä" * 600]}, "stop_sequences[1]"), ({"stream": "yes"}, "stream"),

@@ -1,4 +1,4 @@
-"""``/v1/models`` and ``/v1/models/{id}`` with the clients of OpenAI and Anthropic, ``/tokenize`` and ``/detokenize``."""
+"""``/v1/models`` and ``/v1/models/{id}`` with OpenAI's and Anthropic's clients, ``/tokenize`` and ``/detokenize``."""
 
 from __future__ import annotations
 

@@ -161,7 +161,8 @@ def test_tools_and_kept_conversations(server: Any, client: Any) -> None:
 
 
 def test_instructions_and_input_items(server: Any, client: Any) -> None:
-    """The input becomes a conversation of the library: same prompt length, same completion. Instructions are not kept."""
+    """The input becomes a conversation of the library: same prompt length, same completion. Instructions are not
+    kept."""
     options: dict[str, Any] = {"model": "llama", "max_output_tokens": 6, "temperature": 0}
     system = {"role": "system", "content": "Be brief."}
     first = client.responses.create(input="Is it?", instructions="Be brief.", **options)
@@ -202,7 +203,8 @@ def test_reasoning_effort_and_structured_output(client: Any) -> None:
 @pytest.mark.parametrize(("change", "param"), [
     ({"input": []}, "input"), ({"input": 3}, "input"), ({"input": ["x"]}, "input[0]"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-    ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"), ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
     ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1/x.png"}]}]},
      "input[0].content[0].image_url"),
@@ -210,11 +212,13 @@ def test_reasoning_effort_and_structured_output(client: Any) -> None:
     ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}] * 2}, "input[1].call_id"),
     ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": {}}]}, "input[0].arguments"),
     ({"max_output_tokens": 0}, "max_output_tokens"), ({"temperature": "hot"}, "temperature"),
-    ({"background": True}, "background"), ({"conversation": "conv_1"}, "conversation"), ({"prompt": {"id": "x"}}, "prompt"),
+    ({"background": True}, "background"), ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt": {"id": "x"}}, "prompt"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"tools": [CLOCK] * 129}, "tools"),
     ({"tools": [CLOCK, CLOCK]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [CLOCK], "tool_choice": {"type": "mcp"}}, "tool_choice"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format"), ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"), ({"reasoning": 3}, "reasoning"),
     ({"previous_response_id": "x" * 257}, "previous_response_id")], ids=lambda value: str(value)[:50])
 def test_invalid_fields_are_named(server: Any, change: dict[str, Any], param: str) -> None:
