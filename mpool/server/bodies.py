@@ -110,11 +110,23 @@ def parse(data: bytes, kind: type[T]) -> T:
         _check_keys(data.decode())
         return found
     except msgspec.ValidationError:
+        if not _is_json(data):  # msgspec refuses a value of the wrong type before it has read the rest
+            raise Refusal("invalid_json") from None
         raise _refused(find_fault(without_nulls, kind)) from None
     except (msgspec.DecodeError, ValueError):
         raise Refusal("invalid_json") from None
     except RecursionError:
         raise Refusal("invalid_json", "The body is nested too deeply.") from None
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    except RecursionError:  # a value that is nested too deeply: the error names its field
+        pass
+    return True
 
 
 def _without_nulls(data: bytes, decoder: msgspec.json.Decoder[Any], error: msgspec.ValidationError) -> bytes:

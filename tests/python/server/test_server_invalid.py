@@ -128,6 +128,15 @@ def test_deeply_nested_value(kind: Any, field: str) -> None:
     assert refused.value.row.status == 400 and (refused.value.param or field).startswith(field)
 
 
+@pytest.mark.parametrize("body", [b"0 x", b'0"', b"[1]]", b'{"model": 3, "x', b'{"model": 3}}', b'"a" "b"', b"true1"])
+@pytest.mark.parametrize("kind", [structs.ChatRequest, MessagesRequest])
+def test_invalid_values_before_invalid_json(kind: Any, body: bytes) -> None:
+    """msgspec refuses a value of the wrong type before it has read the rest of the body."""
+    with pytest.raises(Refusal) as refused:
+        parse(body, kind)
+    assert refused.value.code == "invalid_json"
+
+
 def test_body_must_be_an_object() -> None:
     with pytest.raises(Refusal) as refused:
         parse(b"[1]", structs.ChatRequest)
