@@ -144,8 +144,9 @@ def test_requests_generated_from_the_openapi_document(bert: Path, llama: Path, p
             if operation.method.upper() == "POST":
                 check(operation, GenerationMode.NEGATIVE)
         print(path, sorted(seen))
-        # the server has no model for the three routes below
-        assert 200 in seen or path in ("/v1/rerank", "/v1/images/generations", "/api/mpool/embed_images"), seen
+        # the server has no model for three of these routes; /tokenize has fields that exclude each other
+        assert 200 in seen or path in ("/v1/rerank", "/v1/images/generations", "/api/mpool/embed_images",
+                                       "/tokenize"), seen
         idle(server, 60)
 
 
