@@ -71,7 +71,8 @@ def make_parser() -> argparse.ArgumentParser:
     _pull(add("pull", "download models", _lazy("models", "pull")))
     _models(add("models", "list the models of the catalogue, and which are downloaded", _lazy("models", "models")))
     _show(add("show", "describe a model, or this installation", _lazy("models", "show")))
-    _serve(add("serve", "serve models over HTTP with OpenAI's and Ollama's protocols", _lazy("serving", "serve")))
+    _serve(add("serve", "serve models over HTTP with OpenAI's, Anthropic's and Ollama's protocols",
+               _lazy("serving", "serve")))
     _ray(add("ray", "run several pools with Ray, in processes on one or more machines", _lazy("scaling", "serve")))
     _worker(add("worker", "serve one model over HTTP, one job at a time", _lazy("serving", "worker")))
     _demo(add("demo", "run a model of every capability, and print results and speed",

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
-from . import dashboard, ollama, operational
+from . import anthropic, dashboard, model_list, ollama, operational, tokens
 from .errors import Refusal
 from .guard import App, GuardState, HostGuard, Scope, TokenGuard, refusal_response
 from .openai import OPERATIONS as OPENAI
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from ..pool import Pool
 
 #: All operations of the server, in the order of the OpenAPI document.
-OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *OPENAI, *ollama.OPERATIONS,
-                                     *dashboard.OPERATIONS)
+OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *model_list.OPERATIONS, *OPENAI, *tokens.OPERATIONS,
+                                     *anthropic.OPERATIONS, *ollama.OPERATIONS, *dashboard.OPERATIONS)
 
 
 class Routes:
     """ASGI application that selects the endpoint by path and method.
 
-    No path has a variable part, so one dictionary lookup finds the endpoint. Each endpoint converts its own errors to
-    responses, so no middleware is needed: Starlette's application and router added 20 us to a request of 240 us.
+    One dictionary lookup finds the endpoint of a path without a variable part; a path that ends with ``{id}`` is found
+    by its beginning. Each endpoint converts its own errors to responses, so no middleware is needed: Starlette's
+    application and router added 20 us to a request of 240 us.
     """
 
     def __init__(self, operations: tuple[Operation, ...], state: State) -> None:
@@ -41,14 +42,23 @@ class Routes:
             methods[operation.method] = Endpoint(operation, state)
             if operation.method == "GET":
                 methods["HEAD"] = methods["GET"]
+        self._prefixes = [(path.removesuffix("{id}"), self._endpoints.pop(path)) for path in tuple(self._endpoints)
+                          if path.endswith("{id}")]
+
+    def _find(self, path: str) -> dict[str, Endpoint] | None:
+        found = self._endpoints.get(path)
+        if found is None:
+            found = next((methods for prefix, methods in self._prefixes
+                          if path.startswith(prefix) and len(path) > len(prefix)), None)
+        return found
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        methods = self._endpoints.get(scope["path"])
+        methods = self._find(scope["path"])
         endpoint = methods.get(scope["method"]) if methods is not None else None
         if endpoint is not None:
             await endpoint(scope, receive, send)
             return
-        response = refusal_response(Refusal("not_found" if methods is None else "method_not_allowed"), scope["path"])
+        response = refusal_response(Refusal("not_found" if methods is None else "method_not_allowed"), scope)
         if methods is not None:
             response.headers["allow"] = ", ".join(methods)
         await response(scope, receive, send)
@@ -172,7 +182,7 @@ def guarded(app: App, gate: GuardState) -> App:
         from starlette.middleware.cors import CORSMiddleware
 
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=("GET", "POST"),
-                             allow_headers=("authorization", "content-type"))
+                             allow_headers=("authorization", "content-type", "x-api-key", "anthropic-version"))
     return HostGuard(app, gate)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ Receive = Callable[[], Awaitable[Any]]
 
 #: Minimum size in bytes of a body that is parsed on another thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
+#: Number of unknown fields of a body that are reported, and the names that are.
+_MAX_UNKNOWN, _FIELD = 16, re.compile("[A-Za-z0-9_-]{1,64}")
 
 
 class ClientDisconnected(Exception):
@@ -107,11 +110,23 @@ def parse(data: bytes, kind: type[T]) -> T:
         _check_keys(data.decode())
         return found
     except msgspec.ValidationError:
+        if not _is_json(data):  # msgspec refuses a value of the wrong type before it has read the rest
+            raise Refusal("invalid_json") from None
         raise _refused(find_fault(without_nulls, kind)) from None
     except (msgspec.DecodeError, ValueError):
         raise Refusal("invalid_json") from None
     except RecursionError:
         raise Refusal("invalid_json", "The body is nested too deeply.") from None
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    except RecursionError:  # a value that is nested too deeply: the error names its field
+        pass
+    return True
 
 
 def _without_nulls(data: bytes, decoder: msgspec.json.Decoder[Any], error: msgspec.ValidationError) -> bytes:
@@ -155,6 +170,60 @@ def _drop_nulls(value: Any, *kinds: inspect.Type) -> Any:
     return {name: _drop_nulls(part, *fields.get(name, ())) for name, part in value.items() if part is not None}
 
 
+def convert(value: Any, kind: Any, path: str) -> Any:
+    """Convert a free-form part of a body to a struct, or to one of several. A field that is null counts as absent.
+
+    Args:
+        value: Decoded JSON.
+        kind: Struct, or union of tagged structs.
+        path: Name of the part in the body.
+
+    Raises:
+        Refusal: A field is missing, of the wrong type or out of range.
+    """
+    value = _drop_nulls(value, _shape(kind))
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise _refused(find_fault(msgspec.json.encode(value), kind, path)) from None
+
+
+async def unknown_fields(data: bytes, kind: Any) -> list[str]:
+    """Return the names of the fields of a valid body that its struct does not have, such as ``messages[].x``.
+
+    Returns at most 16 names, and only names of 1 to 64 letters, digits, ``_`` and ``-``: clients choose them, and they
+    become part of the log and of a response header.
+    """
+    if len(data) < _LONG:
+        return _unknown_fields(data, kind)
+    return await native_calls.BODIES.arun(_unknown_fields, data, kind)
+
+
+def _unknown_fields(data: bytes, kind: Any) -> list[str]:
+    found: dict[str, None] = {}
+    _add_unknown(msgspec.json.decode(data), (_shape(kind),), "", found)
+    return list(found)
+
+
+def _add_unknown(value: Any, kinds: tuple[inspect.Type, ...], path: str, found: dict[str, None]) -> None:
+    kinds = tuple(part for kind in kinds for part in _parts(kind))
+    if isinstance(value, list):
+        items = tuple(kind.item_type for kind in kinds if isinstance(kind, inspect.ListType))
+        for item in value if items else ():
+            _add_unknown(item, items, f"{path}[]", found)
+    elif isinstance(value, dict):
+        structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)
+                   and (kind.tag_field is None or value.get(kind.tag_field) == kind.tag)]
+        for kind in structs[:1]:
+            fields = {field.encode_name: field.type for field in kind.fields}
+            for name, part in value.items():
+                where = f"{path}.{name}" if path else name
+                if name in fields:
+                    _add_unknown(part, (fields[name],), where, found)
+                elif name != kind.tag_field and len(found) < _MAX_UNKNOWN and _FIELD.fullmatch(name):
+                    found[where] = None
+
+
 def _parts(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
@@ -179,4 +248,4 @@ async def parse_body(data: bytes, kind: type[T]) -> T:
     return await native_calls.BODIES.arun(parse, data, kind)
 
 
-__all__ = ["ClientDisconnected", "declared_length", "parse", "parse_body", "read"]
+__all__ = ["ClientDisconnected", "convert", "declared_length", "parse", "parse_body", "read", "unknown_fields"]

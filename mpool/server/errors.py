@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -44,10 +45,13 @@ TABLE: dict[str, Row] = {
     "invalid_value": Row(400, _REQUEST, "The request has a value that is not allowed."),
     "unsupported_parameter": Row(400, _REQUEST, "The request has an unsupported parameter."),
     "context_length_exceeded": Row(400, _REQUEST, "The input is longer than the model's context."),
+    "previous_response_not_found": Row(400, _REQUEST, "The previous response is not kept. Send the whole "
+                                                      "conversation."),
     "wrong_capability": Row(400, _REQUEST, "The model does not have this capability."),
     "template_refused": Row(400, _REQUEST, "The model's chat template rejects these messages."),
     "bad_request": Row(400, _REQUEST, "The request is not well-formed HTTP."),
-    "invalid_api_key": Row(401, "authentication_error", "The token is missing or wrong: Authorization: Bearer TOKEN."),
+    "invalid_api_key": Row(401, "authentication_error", "The token is missing or wrong: Authorization: Bearer TOKEN, "
+                                                        "or x-api-key: TOKEN."),
     "token_required": Row(403, "permission_error", "An address that other machines can reach requires a token: set "
                                                    "MPOOL_SERVER_TOKEN_FILE."),
     "foreign_user": Row(403, "permission_error", "Only the user who runs the server may do this, or a client with the "
@@ -188,6 +192,38 @@ def plain_error(refusal: Refusal) -> bytes:
     return _encode(PlainError(refusal.message))
 
 
+class AnthropicErrorBody(msgspec.Struct):
+    """The fields of an error in Anthropic's API."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """An error in Anthropic's API."""
+
+    error: AnthropicErrorBody
+    type: str = "error"
+
+
+#: Codes of errors that Anthropic's API reports as ``overloaded_error``, with status 529.
+_OVERLOADED = ("overloaded", "out_of_memory", "too_many_streams", "too_many_connections")
+#: HTTP status -> type of an error in Anthropic's API; other statuses are ``api_error`` from 500 on, else
+#: ``invalid_request_error``.
+_ANTHROPIC_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+                    409: "conflict_error", 413: "request_too_large", 504: "timeout_error"}
+
+
+def anthropic_error(refusal: Refusal) -> bytes:
+    """Encode an error for Anthropic's API."""
+    status, message = refusal.row.status, refusal.message
+    kind = "overloaded_error" if refusal.code in _OVERLOADED else \
+        _ANTHROPIC_TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+    if refusal.code == "context_length_exceeded":  # clients such as Claude Code search for these words
+        message = f"prompt is too long: {refusal.detail or message}"
+    return _encode(AnthropicError(AnthropicErrorBody(kind, message)))
+
+
 class WorkerError(msgspec.Struct):
     """An error in the worker protocol. ``retriable``: the same request may succeed later. ``param``: the invalid
     parameter, or null."""
@@ -215,12 +251,51 @@ def worker_error(refusal: Refusal) -> bytes:
     return _encode(WorkerError(worker_code(refusal), refusal.message, refusal.row.retry_after > 0, refusal.param))
 
 
-def error_body(refusal: Refusal, path: str) -> bytes:
-    """Encode an error in the format of the protocol to which a path belongs."""
+# ---- choice of the format ------------------------------------------------------------------------------------------
+
+class ErrorFormat(NamedTuple):
+    """Errors of one protocol.
+
+    Attributes:
+        encode: Function that encodes an error as JSON.
+        body: Struct of the JSON.
+        event: Name of a server-sent event with an error; None: the event has no name.
+        statuses: Code -> HTTP status, where it differs from that of :data:`TABLE`.
+    """
+
+    encode: Callable[[Refusal], bytes]
+    body: type[msgspec.Struct]
+    event: str | None = None
+    statuses: Mapping[str, int] = {}
+
+    def status(self, code: str) -> int:
+        """Return the HTTP status of an error."""
+        return self.statuses.get(code, TABLE[code].status)
+
+
+OPENAI = ErrorFormat(openai_error, ErrorResponse)
+OLLAMA = ErrorFormat(plain_error, PlainError)
+ANTHROPIC = ErrorFormat(anthropic_error, AnthropicError, "error", dict.fromkeys(_OVERLOADED, 529))
+_WORKER = ErrorFormat(worker_error, WorkerError)
+
+
+def error_format(path: str, anthropic: bool = False) -> ErrorFormat:
+    """Return the format of the errors of a path.
+
+    Args:
+        path: Path of the request.
+        anthropic: The request has the header ``anthropic-version``, which decides on the routes that OpenAI and
+            Anthropic share.
+    """
     if path in _WORKER_PATHS:
-        return worker_error(refusal)
-    return plain_error(refusal) if path.startswith("/api/") else openai_error(refusal)
+        return _WORKER
+    if path.startswith("/api/"):
+        return OLLAMA
+    if path.startswith("/v1/messages") or anthropic and path.startswith("/v1/models"):
+        return ANTHROPIC
+    return OPENAI
 
 
-__all__ = ["TABLE", "ErrorResponse", "PlainError", "Refusal", "WorkerError", "error_body", "openai_error",
-           "plain_error", "refusal_of", "worker_code", "worker_error"]
+__all__ = ["ANTHROPIC", "OLLAMA", "OPENAI", "TABLE", "AnthropicError", "ErrorFormat", "ErrorResponse", "PlainError",
+           "Refusal", "WorkerError", "error_format", "openai_error", "plain_error", "refusal_of", "worker_code",
+           "worker_error"]

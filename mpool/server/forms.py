@@ -50,7 +50,20 @@ def ollama_format(value: str | dict[str, Any] | None) -> dict[str, Any]:
         return {"response_format": {"type": "json_object"}}
     if not isinstance(value, dict):
         raise Refusal("unsupported_parameter", '`format` must be "json" or a JSON schema.', _OLLAMA)
-    return _response_format({"type": "json_schema", "json_schema": {"schema": value}}, _OLLAMA)
+    return schema_format(value, _OLLAMA)
+
+
+def schema_format(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """Convert a JSON schema to options of the library.
+
+    Args:
+        schema: JSON schema that the completion must match.
+        name: Field of the request, for the error message.
+
+    Raises:
+        Refusal: The schema exceeds the limits.
+    """
+    return _response_format({"type": "json_schema", "json_schema": {"schema": schema}}, name)
 
 
 def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:

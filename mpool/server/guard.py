@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 
-from .errors import Refusal, error_body
+from .errors import ErrorFormat, Refusal, error_format
 from .settings import same_token
 
 if TYPE_CHECKING:
@@ -22,16 +22,27 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 #: Headers that a request may contain once. Programs that read different lines of a repeated header, such as a proxy and
 #: this server, would decide differently about the same request.
-_SINGLE = frozenset((b"host", b"origin", b"authorization", b"content-type", b"content-encoding"))
+_SINGLE = frozenset((b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding"))
 
 
-def refusal_response(refusal: Refusal, path: str) -> Response:
-    """Return the HTTP response for an error, in the format of the protocol to which the path belongs."""
+def format_of(scope: Scope) -> ErrorFormat:
+    """Return the format of the errors that the client of a request expects."""
+    return error_format(scope["path"], is_anthropic(scope))
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Return True if a client of Anthropic's API sent a request: on every route, its requests have this header."""
+    return header(scope, b"anthropic-version") is not None
+
+
+def refusal_response(refusal: Refusal, scope: Scope) -> Response:
+    """Return the HTTP response for an error, in the format that the client expects."""
     headers = {"retry-after": str(refusal.row.retry_after)} if refusal.row.retry_after else {}
+    found = format_of(scope)
     if refusal.row.status == 401:
         # Basic makes a browser show a password dialog: only for the page itself, not for its background requests.
-        headers["www-authenticate"] = 'Basic realm="mpool", charset="UTF-8"' if path == "/" else "Bearer"
-    return Response(error_body(refusal, path), refusal.row.status, headers, "application/json")
+        headers["www-authenticate"] = 'Basic realm="mpool", charset="UTF-8"' if scope["path"] == "/" else "Bearer"
+    return Response(found.encode(refusal), found.status(refusal.code), headers, "application/json")
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -112,7 +123,7 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         refusal = self._refusal(scope)
-        await (self.app if refusal is None else refusal_response(refusal, scope["path"]))(scope, receive, send)
+        await (self.app if refusal is None else refusal_response(refusal, scope))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
         raise NotImplementedError
@@ -150,11 +161,12 @@ class TokenGuard(_Guard):
             return None
         token = self.gate.settings.token
         if token is not None:
-            if not same_token(_token_in(header(scope, b"authorization") or b""), token):
+            if not same_token(_token_in(header(scope, b"authorization") or b""), token) \
+                    and not same_token(header(scope, b"x-api-key") or b"", token):  # clients of Anthropic's API
                 return Refusal("invalid_api_key")
         elif self.gate.hosts is None and _is_remote(scope):
             return Refusal("token_required")
         return Refusal("shutting_down") if self.gate.stopping else None
 
 
-__all__ = ["GuardState", "HostGuard", "TokenGuard", "header", "refusal_response"]
+__all__ = ["GuardState", "HostGuard", "TokenGuard", "format_of", "header", "is_anthropic", "refusal_response"]

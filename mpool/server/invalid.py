@@ -47,11 +47,12 @@ def find_fault(data: bytes | msgspec.Raw, kind: Any, path: str = "") -> Fault:
         path: Name of the field whose value is ``data``; "": the body itself.
     """
     head = bytes(data).lstrip()[:1]
+    structs = sum(map(_is_struct, _members(kind)))
     for one in _members(kind):
         found = None
         try:
             if _is_struct(one) and head == b"{":
-                found = _fault_in_struct(data, one, path)
+                found = _fault_in_struct(data, one, path, structs > 1)
             elif get_origin(one) is list and head == b"[":
                 found = _fault_in_list(data, one, path)
             elif get_origin(one) is dict and head == b"{":
@@ -69,15 +70,16 @@ def find_fault(data: bytes | msgspec.Raw, kind: Any, path: str = "") -> Fault:
     return Fault("value", path, _allowed(kind), _shown(data))
 
 
-def _fault_in_struct(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
+def _fault_in_struct(data: bytes | msgspec.Raw, kind: Any, path: str, in_union: bool) -> Fault | None:
     parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     config = kind.__struct_config__
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     if config.tag_field is not None:
         tag = parts.pop(config.tag_field, None)
         if tag is None:
-            return Fault("missing", _join(path, config.tag_field))
-        if _rejects(tag, Literal[config.tag]):
+            if in_union:  # msgspec requires the tag only where it selects a struct
+                return Fault("missing", _join(path, config.tag_field))
+        elif _rejects(tag, Literal[config.tag]):
             return None  # the tag belongs to another member of the union, or to none
     for name, part in parts.items():
         if name not in fields:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Text = Annotated[str, Meta(min_length=1)]
+from .fields import Name, Stops, Text
+
 KeepAlive = float | str
 Nanoseconds = int
 
@@ -30,7 +30,7 @@ class Options(Struct, forbid_unknown_fields=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None
-    stop: Text | Annotated[list[Text], Meta(max_length=64)] | None = None
+    stop: Text | Stops | None = None
     mirostat: int | None = None
     tfs_z: float | None = None
     typical_p: float | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from .. import __version__
-from .errors import TABLE, ErrorResponse, PlainError
+from .errors import ANTHROPIC, OLLAMA, OPENAI, TABLE, error_format
 from .operations import Operation
 
 #: Error statuses that every operation may return, and further ones of operations with a body.
@@ -26,9 +26,9 @@ def document() -> bytes:
 
 def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of operations."""
-    kinds: list[Any] = [ErrorResponse, PlainError]
+    kinds: list[Any] = [found.body for found in (OPENAI, OLLAMA, ANTHROPIC)]
     for operation in operations:
-        kinds += [kind for kind in (operation.body, operation.response) if kind is not None and kind not in kinds]
+        kinds += [kind for kind in (operation.body, *_responses(operation)) if kind is not None and kind not in kinds]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(repr, kinds), schemas))
     paths: dict[str, dict[str, Any]] = {}
@@ -37,7 +37,7 @@ def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "mpool", "version": __version__,
-                 "description": "Transformer models on a CPU, through the protocols of OpenAI and Ollama."},
+                 "description": "Transformer models on a CPU, through the protocols of OpenAI, Anthropic and Ollama."},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {
             "token": {"type": "http", "scheme": "bearer"}, "password": {"type": "http", "scheme": "basic"}}},
@@ -45,10 +45,15 @@ def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
     }
 
 
+def _responses(operation: Operation) -> tuple[Any, ...]:
+    return operation.response if isinstance(operation.response, tuple) else (operation.response,)
+
+
 def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if operation.response is not None:
-        content["application/json"] = {"schema": schema_of[repr(operation.response)]}
+        schemas = [schema_of[repr(kind)] for kind in _responses(operation)]
+        content["application/json"] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
     else:
         content[operation.media_type] = {"schema": {"type": "string"}}
     if operation.streams is not None:
@@ -58,13 +63,18 @@ def _operation(operation: Operation, schema_of: dict[str, Any]) -> dict[str, Any
         "responses": {"200": {"description": "Success", "content": content}},
     }
     statuses = {*_COMMON}
+    if operation.path.endswith("{id}"):
+        statuses.add(404)
+        found["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
     if operation.body is not None:
         statuses |= {*_WITH_BODY}
         found["requestBody"] = {"required": True,
                                 "content": {"application/json": {"schema": schema_of[repr(operation.body)]}}}
-    schema = schema_of[repr(PlainError if operation.path.startswith("/api/") else ErrorResponse)]
+    errors = error_format(operation.path)
+    statuses |= {*errors.statuses.values()}
+    schema = schema_of[repr(errors.body)]
     for status in sorted(statuses):
-        texts = [row.text for row in TABLE.values() if row.status == status]
+        texts = [row.text for code, row in TABLE.items() if errors.status(code) == status]
         found["responses"][str(status)] = {"description": " ".join(texts),
                                            "content": {"application/json": {"schema": schema}}}
     if operation.path == "/health":

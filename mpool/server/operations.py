@@ -28,6 +28,7 @@ from .peers import user_of
 from .state import RunningRequest
 
 if TYPE_CHECKING:
+    from .guard import Scope
     from .models import ServedModel
     from .state import State
 
@@ -46,13 +47,15 @@ class Operation:
         path: Path of the URL.
         handler: Coroutine function that receives the context and the parsed body (None without a body).
         body: Struct of the request body; None: the operation has no body.
-        response: Struct, or other type, of the JSON response; None: the response is text.
+        response: Struct, or other type, of the JSON response; a tuple: one of these; None: the response is text.
         summary: One line for the OpenAPI document.
         streams: Media type of a streamed response; None: the response is never streamed.
         name: ``operationId`` in the OpenAPI document.
         on_loop: Parse the body on the event loop's thread even if it is long.
         media_type: Media type of a text response.
         owner_only: Without a token, only clients of the server's own user (or of root) may call the operation.
+        ignores_unknown: Unknown fields of the body are ignored: the log names each once, and the response header
+            ``x-mpool-ignored`` names those of the request. False: they are errors.
     """
 
     method: str
@@ -66,6 +69,7 @@ class Operation:
     on_loop: bool = False
     media_type: str = "text/plain"
     owner_only: bool = False
+    ignores_unknown: bool = False
 
 
 class Context:
@@ -74,13 +78,16 @@ class Context:
     Attributes:
         state: Shared state of the server.
         id: Request id.
+        scope: Scope of ASGI.
         started: ``time.monotonic()`` when the body was complete.
+        ignored: Names of fields of the body that are ignored because the operation does not have them.
     """
 
-    __slots__ = ("state", "id", "started")
+    __slots__ = ("state", "id", "scope", "started", "ignored")
 
-    def __init__(self, state: State) -> None:
-        self.state, self.id, self.started = state, state.new_id(), time.monotonic()
+    def __init__(self, state: State, scope: Scope) -> None:
+        self.state, self.id, self.scope, self.started = state, state.new_id(), scope, time.monotonic()
+        self.ignored: list[str] = []
 
     async def model(self, name: str) -> ServedModel:
         """Return the model with the name that the client gave.
@@ -157,7 +164,7 @@ class Endpoint:
         self.operation, self.state = operation, state
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        context = Context(self.state)
+        context = Context(self.state, scope)
         disconnected, status = False, 0
         connection = scope.get("mpool.connection")
         listener = None if connection is not None or self.operation.body is None else DisconnectListener(receive)
@@ -175,6 +182,8 @@ class Endpoint:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", context.id.encode())]
+                if context.ignored:
+                    message["headers"].append((b"x-mpool-ignored", ", ".join(context.ignored).encode()))
             elif listener is not None and not message.get("more_body", False):
                 listener.stop()  # some servers report a disconnect once the response is complete
             await send(message)
@@ -185,7 +194,7 @@ class Endpoint:
                     connection.on_disconnect = on_disconnect
                 if self.operation.owner_only and self.state.settings.token is None:
                     _check_owner(scope)
-                body = await self._body(scope, receive)
+                body = await self._body(context, receive)
                 if listener is not None:
                     listener.on_disconnect = on_disconnect
                     listener.start()
@@ -209,7 +218,7 @@ class Endpoint:
                 if status:  # the head is sent: raising closes the connection, so that no client takes it for success
                     raise
                 refusal = refusal_of(error, context.id)
-                await refusal_response(refusal, scope["path"])(scope, receive, send_with_id)
+                await refusal_response(refusal, scope)(scope, receive, send_with_id)
         except bodies.ClientDisconnected:
             disconnected = True
         except asyncio.CancelledError:
@@ -227,13 +236,19 @@ class Endpoint:
                 log.info("%s %s %s %s in %.1f ms", context.id, scope["method"], scope["path"],
                          "client disconnected" if disconnected else status, (time.monotonic() - context.started) * 1e3)
 
-    async def _body(self, scope: Any, receive: Any) -> Any:
-        kind = self.operation.body
+    async def _body(self, context: Context, receive: Any) -> Any:
+        kind, scope = self.operation.body, context.scope
         if kind is None:
             return None
         _check_type(scope)
         data = await bodies.read(receive, bodies.declared_length(scope), self.state.settings.max_body)
-        return bodies.parse(data, kind) if self.operation.on_loop else await bodies.parse_body(data, kind)
+        body = bodies.parse(data, kind) if self.operation.on_loop else await bodies.parse_body(data, kind)
+        if self.operation.ignores_unknown:
+            context.ignored = await bodies.unknown_fields(data, kind)
+            for name in context.ignored:
+                if self.state.is_new(scope["path"], name):
+                    log.info("%s: the field `%s` is ignored: %s does not have it", context.id, name, scope["path"])
+        return body
 
 
 def _check_owner(scope: Any) -> None:

@@ -35,7 +35,7 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from .errors import Refusal, error_body
+from .errors import Refusal, openai_error
 from .settings import Settings
 from .streaming import EVENTS, LINES
 
@@ -496,7 +496,7 @@ class Connection(HttpToolsProtocol):
         if self._phase == _BODY and self.cycle.response_started:
             self.transport.abort()
             return
-        body, row = error_body(refusal, ""), refusal.row
+        body, row = openai_error(refusal), refusal.row
         retry = b"retry-after: %d\r\n" % row.retry_after if row.retry_after else b""
         self.transport.write(_status_line(row.status) + b"content-type: application/json\r\ncontent-length: %d\r\n%b"
                              b"connection: close\r\n\r\n%b" % (len(body), retry, body))

@@ -33,8 +33,8 @@ class Settings:
     Attributes:
         host: Address to listen on. An address other than loopback requires a ``token``.
         port: Port to listen on; 0: a free port.
-        token: Token that clients must send on every route except ``/health``, as ``Authorization: Bearer TOKEN`` or,
-            from a browser, as the password; None: no token, which is allowed on loopback only.
+        token: Token that clients must send on every route except ``/health``, as ``Authorization: Bearer TOKEN``, as
+            ``x-api-key: TOKEN`` or, from a browser, as the password; None: no token, which is allowed on loopback only.
         allowed_hosts: Further accepted values of the ``Host`` header: the name by which other machines reach the
             server, or the name of a proxy in front of it, with the port unless that is 80 or 443. The address itself
             is always accepted, and so is ``localhost`` when the server listens on loopback or on all addresses.

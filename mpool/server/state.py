@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 
 from .errors import Refusal
 from .models import Models
+from .response_memory import ResponseMemory
 from .settings import Settings
 
 if TYPE_CHECKING:
     from ..pool import Pool
+
+#: Number of ignored fields that the log names; clients choose the names.
+_MAX_IGNORED = 1000
 
 
 class RunningRequest:
@@ -57,6 +61,7 @@ class State:
             them from the local address of each request.
         streams: Number of responses that are being streamed.
         running: Request id -> request in flight, for requests with a field ``model``.
+        responses: Conversations that ``/v1/responses`` can continue.
         stopping: True if the server accepts no further requests.
         started: ``time.monotonic()`` when the server was created.
     """
@@ -68,11 +73,20 @@ class State:
         self.hosts: frozenset[str] | None = settings.hosts(settings.port)
         self.streams, self.stopping, self.started = 0, False, time.monotonic()
         self.running: dict[str, RunningRequest] = {}
+        self.responses = ResponseMemory()
+        self._ignored: set[tuple[str, str]] = set()
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
 
     def new_id(self) -> str:
         """Return a unique request id."""
         return f"{self._prefix}{next(self._numbers):08x}"
+
+    def is_new(self, path: str, field: str) -> bool:
+        """Return True for the first request to a path with an ignored field. Remembers 1,000 fields at most."""
+        if (path, field) in self._ignored or len(self._ignored) >= _MAX_IGNORED:
+            return False
+        self._ignored.add((path, field))
+        return True
 
     def begin_stream(self) -> None:
         """Add one to the number of streamed responses.

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _SWITCHES, _LEVEL = ("enable_thinking", "thinking"), "reasoning_effort"
 #: Value of OpenAI's ``reasoning_effort`` -> level of chat templates.
 _LEVELS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+#: Level of chat templates, and the least budget in tokens that selects it: the three budgets of Claude Code are 4,000,
+#: 10,000 and 31,999.
+_BUDGETS = (("high", 16_384), ("medium", 4096), ("low", 0))
 
 
 class Thinking(NamedTuple):
@@ -99,8 +102,30 @@ async def ollama_options(served: ServedModel, think: bool | str | None) -> dict[
     return _options(found.switched(think))
 
 
+async def anthropic_options(served: ServedModel, on: bool | None, budget: int | None,
+                            effort: str | None) -> dict[str, Any]:
+    """Convert Anthropic's ``thinking`` and ``output_config.effort`` to options of the library. Models that do not think
+    ignore them, and models that always think ignore that they are turned off.
+
+    Args:
+        served: The model.
+        on: Turn thinking on or off; None: as the model does by default.
+        budget: Maximum number of tokens of the reasoning, which selects a level; None: no maximum.
+        effort: Level; None: that of the budget.
+    """
+    if on is None and effort is None:
+        return {}
+    found = await native_calls.REQUESTS.arun(model_options, served)
+    if on is False:
+        return _options(found.switched(False))
+    level = _LEVELS[effort] if effort is not None else None if budget is None else \
+        next((level for level, least in _BUDGETS if budget >= least))
+    return _options({**(found.switched(True) if on else {}),
+                     **({_LEVEL: level} if level is not None and found.has_level else {})})
+
+
 def _options(variables: dict[str, Any]) -> dict[str, Any]:
     return {"template_options": variables} if variables else {}
 
 
-__all__ = ["Thinking", "model_options", "ollama_options", "openai_options", "template_options"]
+__all__ = ["Thinking", "anthropic_options", "model_options", "ollama_options", "openai_options", "template_options"]

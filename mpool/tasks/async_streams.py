@@ -200,6 +200,12 @@ class AsyncStream(AsyncTicketStream[Chunk]):
 
     _reader: Reader | None
 
+    @property
+    def _prompt_tokens(self) -> int:
+        """Number of tokens of the prompt of a submitted request."""
+        assert self._reader is not None
+        return len(self._reader.request.prompt)
+
     @typed_async
     async def result(self) -> Completion:
         """Waits for the end and returns the whole completion, including chunks that were already read.

@@ -190,6 +190,15 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
     return generation.prepare(entry, prompt.ids, compute, options, splitter, images, tools)
 
 
+def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call) -> list[int]:
+    """Return the token ids of the prompt of a conversation, as :func:`chat_request` makes it. Consumes ``options``."""
+    from . import chat_prompt
+
+    entry: Entry = pool._find(model, "text_to_text")
+    ids: list[int] = chat_prompt.prompt_of(entry, messages, options, call)[0].ids.tolist()
+    return ids
+
+
 def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: dict[str, Any],
                    call: Call | None = None) -> TextRequest:
     """Return the request for a question about images. Consumes ``options``."""

@@ -111,6 +111,16 @@ async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, i
     return found
 
 
+@typed_async
+async def chat_ids(pool: Host, messages: Any, model: Any, options: dict[str, Any]) -> list[int]:
+    """Return the token ids of the prompt of a conversation, without running it. Consumes ``options``."""
+    call = _options.begin(pool.config, options)
+    threads = native_calls.IMAGE_REQUESTS if requests.has_images(messages) else native_calls.REQUESTS
+    found: list[int] = await threads.arun(requests.chat_ids, pool, messages, model, options, call,
+                                          deadline=call.deadline)
+    return found
+
+
 async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterator[Any]:
     flow: Any = None
     try:
@@ -221,4 +231,4 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
     return StreamJob(capability, _stream(verb, made, call, True))
 
 
-__all__ = ["VERBS", "counted", "run", "run_async", "submit"]
+__all__ = ["VERBS", "chat_ids", "counted", "run", "run_async", "submit"]

@@ -74,7 +74,7 @@ class Relay:
         except (bodies.ClientDisconnected, RayActorError):  # the second: the proxy that holds the connection died
             return
         except Refusal as refusal:
-            await refusal_response(refusal, scope["path"])(scope, receive, send)
+            await refusal_response(refusal, scope)(scope, receive, send)
             return
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         forwarding = asyncio.ensure_future(self._forward(scope, body, receive, send))

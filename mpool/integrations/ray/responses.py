@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...server.errors import Refusal, openai_error, plain_error
-from ...server.guard import Scope, header, refusal_response
+from ...server.errors import Refusal
+from ...server.guard import Scope, format_of, header, refusal_response
 from ...server.streaming import EVENTS, LINES, event, line
 
 
@@ -52,9 +52,11 @@ class HeldResponse:
         """Send an error: as the whole response, or as the last message of a stream. A response that has begun and is
         not a stream stays incomplete, so the server closes the connection."""
         if not self.started:
-            await refusal_response(refusal, self._scope["path"])(self._scope, self._receive, self._send)
+            await refusal_response(refusal, self._scope)(self._scope, self._receive, self._send)
         elif self._streamed:
-            last = event(openai_error(refusal)) if self._media_type == EVENTS else line(plain_error(refusal))
+            found = format_of(self._scope)
+            data = found.encode(refusal)
+            last = event(data, found.event) if self._media_type == EVENTS else line(data)
             await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     @property

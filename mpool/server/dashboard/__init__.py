@@ -21,7 +21,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from ... import aio
-from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage, Name
+from ..fields import Name
+from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage
 from ..operations import Context, Operation, image_of, json_response, large_response
 from .snapshot import Snapshot, snapshot
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..operations import Operation
-from . import chat, completions, images, vectors
+from . import chat, completions, images, responses, vectors
 
 OPERATIONS: tuple[Operation, ...] = (*vectors.OPERATIONS, *completions.OPERATIONS, *chat.OPERATIONS,
-                                     *images.OPERATIONS)
+                                     *responses.OPERATIONS, *images.OPERATIONS)
 
 __all__ = ["OPERATIONS"]

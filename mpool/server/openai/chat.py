@@ -12,6 +12,7 @@ from ... import aio
 from .. import forms, thinking
 from ..errors import Refusal
 from ..operations import Context, Operation, image_of, json_response
+from ..sampling import sampling
 from ..streaming import EVENTS
 from .structs import (
     CallDelta,
@@ -32,7 +33,7 @@ from .structs import (
     TopToken,
     Usage,
 )
-from .text import LOWEST, encode, finish, sampling, streamed, usage_of
+from .text import LOWEST, encode, finish, streamed, usage_of
 
 if TYPE_CHECKING:
     from ...results import Choice, Chunk, TokenLogprob, ToolCallDelta
@@ -43,7 +44,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
     _check(body)
-    messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
+    messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
     options = sampling(context, body, body.max_completion_tokens or body.max_tokens)
     options |= forms.openai_format(body.response_format)
     options |= forms.tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
@@ -72,7 +73,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
         return await streamed(context, [stream], first, chunk_event, usage_event if include_usage else None)
     done = await aio.chat(messages, served.model, pool=pool, **options)
-    choices = [ChatChoice(one.index, _message_of(one), _logprobs(served, one.logprobs),
+    choices = [ChatChoice(one.index, _response_message(one), _logprobs(served, one.logprobs),
                           _finish(one.finish_reason) or "stop") for one in done.choices]
     return json_response(ChatResponse(name, created, body.model, choices, usage_of([done])))
 
@@ -85,7 +86,7 @@ def _delta(one: ToolCallDelta) -> CallDelta:
     return CallDelta(one.index, one.id, None if one.id is None else "function", FunctionDelta(one.name, one.arguments))
 
 
-def _message_of(one: Choice) -> ResponseMessage:
+def _response_message(one: Choice) -> ResponseMessage:
     calls = [MessageToolCall(call.id, FunctionCall(call.name, call.raw)) for call in one.tool_calls]
     return ResponseMessage(one.text if one.text or not calls else None,
                          reasoning_content=UNSET if one.reasoning is None else one.reasoning,
@@ -99,7 +100,7 @@ def _check(body: ChatRequest) -> None:
         raise Refusal("invalid_value", "`top_logprobs` requires `logprobs`.", "top_logprobs")
 
 
-def _message(context: Context, message: Message, where: str) -> dict[str, Any]:
+def message_of(context: Context, message: Message, where: str) -> dict[str, Any]:
     """Convert a message to the format of the library. ``where``: field of the request, for error messages."""
     content: Any = message.content
     if isinstance(content, str):
@@ -140,4 +141,4 @@ OPERATIONS = (
               "chat_completions"),
 )
 
-__all__ = ["OPERATIONS"]
+__all__ = ["OPERATIONS", "message_of"]

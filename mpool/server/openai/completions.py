@@ -11,9 +11,10 @@ from starlette.responses import Response
 from ... import aio
 from ..errors import Refusal
 from ..operations import Context, Operation, json_response
+from ..sampling import check_count, sampling
 from ..streaming import EVENTS
 from .structs import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Usage
-from .text import LOWEST, check_count, encode, finish, run_concurrently, sampling, streamed, usage_of
+from .text import LOWEST, encode, finish, run_concurrently, streamed, usage_of
 from .vectors import texts_or_ids
 
 if TYPE_CHECKING:

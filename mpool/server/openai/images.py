@@ -15,9 +15,10 @@ from ... import aio, native_calls
 from ...errors import InvalidArgument, sentence
 from ..errors import Refusal, openai_error
 from ..operations import Context, Operation, json_response
+from ..sampling import check_count
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
 from .structs import ImageData, ImageEvent, ImagesRequest, ImagesResponse
-from .text import check_count, encode
+from .text import encode
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+from ..fields import MaxTokens, Name, SamplingFields, Stops, Text, Token
+
 Count = Annotated[int, Meta(ge=1, le=128)]
-Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Text = Annotated[str, Meta(min_length=1)]
 #: One text, its token ids, or a list of either.
 Inputs = Text | Annotated[list[Text | Token | Annotated[list[Token], Meta(min_length=1)]],
                           Meta(min_length=1, max_length=1_000_000)]
@@ -134,7 +133,7 @@ class Usage(Struct):
     prompt_tokens_details: dict[str, int]
 
 
-class TextRequest(Request, kw_only=True):
+class TextRequest(Request, SamplingFields, kw_only=True):
     """Fields of completion and chat requests: those of OpenAI's API, and further sampling options of mpool.
 
     ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier``, ``prompt_cache_key``,
@@ -142,20 +141,8 @@ class TextRequest(Request, kw_only=True):
     """
 
     model: Name
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=4096)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Text | Annotated[list[Text], Meta(max_length=64)] | None = None
-    stop_token_ids: Annotated[list[Token], Meta(max_length=4096)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    ignore_eos: bool | None = None
+    max_tokens: MaxTokens | None = None
+    stop: Text | Stops | None = None
     n: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -266,7 +253,7 @@ class ChatRequest(TextRequest, kw_only=True):
     supports it. Models that always think refuse ``none``. ``verbosity`` and ``prediction`` are ignored."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None

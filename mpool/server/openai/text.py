@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from ..errors import Refusal, openai_error
+from ..errors import openai_error
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
-from .structs import TextRequest, Usage
+from .structs import Usage
 
 if TYPE_CHECKING:
     from ...aio import AsyncStream
@@ -23,41 +23,6 @@ encode = msgspec.json.Encoder().encode
 LOWEST = -9999.0
 
 _DONE = event("[DONE]")
-#: Fields of a request that have the same name in the library.
-_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-            "logit_bias", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "n")
-
-
-def sampling(context: Context, body: TextRequest, most: int | None) -> dict[str, Any]:
-    """Convert the sampling options of a request to options of the library. Unset options have the model's defaults.
-
-    Args:
-        context: Context of the request.
-        body: Body of the request.
-        most: Maximum number of tokens per completion; None: ``Settings.default_max_tokens``.
-
-    Raises:
-        Refusal: The request asks for more completions than the server allows.
-    """
-    limits = context.state.settings
-    found = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
-    check_count(body.n or 1, limits.max_n)
-    found["max_tokens"] = limits.completion_tokens(most)
-    if "min_tokens" in found:
-        found["min_tokens"] = min(found["min_tokens"], found["max_tokens"])
-    if body.seed is not None:
-        found["seed"] = body.seed % 2**64
-    return found
-
-
-def check_count(count: int, most: int) -> None:
-    """Check the number of completions or images of a request.
-
-    Raises:
-        Refusal: The number exceeds ``most``.
-    """
-    if count > most:
-        raise Refusal("invalid_value", f"`n` must request at most {most} results in total, got {count}.", "n")
 
 
 def usage_of(done: list[Completion]) -> Usage:
@@ -111,4 +76,4 @@ async def streamed(context: Context, streams: list[AsyncStream], first_events: l
                     chunks.close, _DONE)
 
 
-__all__ = ["LOWEST", "check_count", "encode", "finish", "run_concurrently", "sampling", "streamed", "usage_of"]
+__all__ = ["LOWEST", "encode", "finish", "run_concurrently", "streamed", "usage_of"]

@@ -1,4 +1,4 @@
-"""``/v1/models``, ``/v1/embeddings`` and ``/v1/rerank``."""
+"""``/v1/embeddings`` and ``/v1/rerank``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from .structs import (
     EmbeddingsRequest,
     EmbeddingsResponse,
     InputUsage,
-    ModelCard,
-    ModelList,
     RankedResult,
     RerankRequest,
     RerankResponse,
@@ -26,13 +24,6 @@ from .structs import (
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-async def models(context: Context, body: None) -> Response:
-    """List the models that clients can use."""
-    listed = await context.state.models.listed()
-    return json_response(ModelList([ModelCard(served.name, served.since, list(served.capabilities))
-                                  for served in listed]))
 
 
 async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
@@ -101,7 +92,6 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
 
 
 OPERATIONS = (
-    Operation("GET", "/v1/models", models, None, ModelList, "List the models that clients can use", name="models"),
     Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, EmbeddingsResponse, "Embed texts or token ids",
               name="embeddings"),
     Operation("POST", "/v1/rerank", rerank, RerankRequest, RerankResponse, "Rank documents by relevance to a query",

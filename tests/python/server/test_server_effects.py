@@ -14,7 +14,9 @@ import pytest
 import mpool
 import workers
 from mpool.server import ollama_structs
+from mpool.server.anthropic.structs import MessagesRequest
 from mpool.server.openai import structs
+from mpool.server.openai.response_structs import ResponsesRequest
 from mpool.server.worker import ExecuteRequest
 from mpool.tasks.sampling import ALIASES, OTHERS, TABLE
 from servers import Raw, ask, serving
@@ -34,7 +36,9 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "stop_token_ids": ([77], {"temperature": 0}),
     "logit_bias": ({"77": 100}, {"temperature": 0}), "logprobs": (2, {}), "top_logprobs": (2, {"logprobs": True}),
 }
-#: Names of the options in Ollama's protocol.
+#: Names of the options in Anthropic's protocol, in `/v1/responses` and in Ollama's protocol.
+ANTHROPIC = {"stop": "stop_sequences"}
+RESPONSES = {"max_tokens": "max_output_tokens"}
 OLLAMA = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 
 
@@ -125,6 +129,59 @@ def test_completions(server: Any, name: str) -> None:
     assert openai_answer(server, "/v1/completions", {"prompt": PROMPT, **without}) == plain
 
 
+@pytest.mark.parametrize("name", sorted({*fields(MessagesRequest), "stop"}))
+def test_anthropic(server: Any, name: str) -> None:
+    without, with_ = options_of(name)
+    pool = server.state.pool
+    plain, wanted = (library(lambda **options: pool.chat(CHAT, "llama", **options), options)
+                     for options in (without, with_))
+    assert wanted != plain
+
+    def sent(options: dict[str, Any]) -> dict[str, Any]:
+        return {"model": "llama", "messages": CHAT, **{ANTHROPIC.get(key, key): value for key, value in
+                                                       options.items()}}
+
+    def answer(options: dict[str, Any]) -> tuple[Any, ...]:
+        status, done = ask(server, "/v1/messages", sent(options))
+        assert status == 200, done
+        return ["".join(block["text"] for block in done["content"])], done["usage"]["output_tokens"], None
+
+    def stream(options: dict[str, Any]) -> tuple[Any, ...]:
+        with Raw(server, 60) as raw:
+            status, _, data = raw.request("/v1/messages", json.dumps({**sent(options), "stream": True}).encode()
+                                          ).answer()
+        assert status == 200, data
+        events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: ")]
+        text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+        return [text], events[-2]["usage"]["output_tokens"], None
+
+    assert answer(with_) == stream(with_) == wanted and answer(without) == plain
+
+
+@pytest.mark.parametrize("name", sorted({*fields(ResponsesRequest), "max_tokens"}))
+def test_responses(server: Any, name: str) -> None:
+    without, with_ = options_of(name)
+    pool = server.state.pool
+    plain, wanted = (library(lambda **options: pool.chat(CHAT, "llama", **options), options)
+                     for options in (without, with_))
+    assert wanted != plain
+
+    def sent(options: dict[str, Any]) -> dict[str, Any]:
+        return {"model": "llama", "input": CHAT, **{RESPONSES.get(key, key): value for key, value in options.items()}}
+
+    def found(done: dict[str, Any]) -> tuple[Any, ...]:
+        texts = [part["text"] for item in done["output"] for part in item["content"]]
+        return ["".join(texts)], done["usage"]["output_tokens"], None
+
+    def answer(options: dict[str, Any]) -> tuple[Any, ...]:
+        status, done = ask(server, "/v1/responses", sent(options))
+        assert status == 200, done
+        return found(done)
+
+    assert answer(with_) == wanted and answer(without) == plain
+    assert found(last_of_stream(server, "/v1/responses", {**sent(with_), "stream": True})["response"]) == wanted
+
+
 @pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
 @pytest.mark.parametrize("name", sorted(fields(ollama_structs.Options)))
 def test_ollama(server: Any, path: str, name: str) -> None:
@@ -203,3 +260,6 @@ def test_worker_protocol(worker: Any, llama: Path, name: str) -> None:
 def test_every_option_is_covered() -> None:
     assert set(EFFECTS) == {*TABLE, *OTHERS}
     assert fields(structs.ChatRequest) == {*TABLE, *OTHERS}
+    assert {*TABLE, *OTHERS} - fields(ResponsesRequest) == {"n", "logprobs", "top_logprobs", "stop", "max_tokens"}
+    # Anthropic's API has one completion per request, no log probabilities, and `stop_sequences`
+    assert {*TABLE, *OTHERS} - fields(MessagesRequest) == {"n", "logprobs", "top_logprobs", "stop"}

@@ -13,6 +13,7 @@ import pytest
 
 msgspec = pytest.importorskip("msgspec")
 
+from mpool.server.anthropic.structs import MessagesRequest  # noqa: E402
 from mpool.server.bodies import parse  # noqa: E402
 from mpool.server.errors import Refusal  # noqa: E402
 from mpool.server.invalid import find_fault  # noqa: E402
@@ -33,6 +34,14 @@ VALID: list[tuple[Any, dict[str, Any]]] = [
     (structs.RerankRequest, {"model": "m", "query": "x", "documents": ["x", {"text": "y"}], "top_n": 1}),
     (OllamaChatRequest, {"model": "m", "messages": [{"role": "user", "content": "x"}],
                          "options": {"temperature": 1, "stop": ["x"]}}),
+    (MessagesRequest, {"model": "m", "max_tokens": 3, "system": [{"type": "text", "text": "x"}], "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image", "source": {
+            "type": "base64", "media_type": "image/png", "data": "x"}}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text",
+                                                                                             "text": "x"}]}]}],
+                       "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "auto"},
+                       "thinking": {"type": "enabled", "budget_tokens": 5}, "stop_sequences": ["x"]}),
     (ExecuteRequest, {"job_id": "1", "prompt": "x", "stop": ["a"], "seed": 3})]
 VALUES: list[Any] = [None, True, -1, 0, 1.5, 10**30, 1e300, "", "x", [], [1], ["x"], {}, {"a": 1}, {"type": "none"},
                      {"text": 3}, {"type": "text"}]
@@ -117,6 +126,15 @@ def test_deeply_nested_value(kind: Any, field: str) -> None:
     with pytest.raises(Refusal) as refused:
         parse(body + b', "' + field.encode() + b'": ' + b"[" * 5000 + b"]" * 5000 + b"}", kind)
     assert refused.value.row.status == 400 and (refused.value.param or field).startswith(field)
+
+
+@pytest.mark.parametrize("body", [b"0 x", b'0"', b"[1]]", b'{"model": 3, "x', b'{"model": 3}}', b'"a" "b"', b"true1"])
+@pytest.mark.parametrize("kind", [structs.ChatRequest, MessagesRequest])
+def test_invalid_values_before_invalid_json(kind: Any, body: bytes) -> None:
+    """msgspec refuses a value of the wrong type before it has read the rest of the body."""
+    with pytest.raises(Refusal) as refused:
+        parse(body, kind)
+    assert refused.value.code == "invalid_json"
 
 
 def test_body_must_be_an_object() -> None:

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from mpool.server import ollama_structs as ollama
+from mpool.server.anthropic import structs as anthropic
 from mpool.server.openai import structs as openai
+from mpool.server.openai.response_structs import ResponsesRequest
 from mpool.tasks.options import CALL, fields_by_name
 from mpool.tasks.sampling import ALIASES, TABLE
 from mpool.tasks.verbs import VERBS
@@ -55,7 +57,8 @@ def bounds(kind: Any) -> tuple[float, float] | None:
         if get_origin(kind) in (Union, type(int | None)) else None
 
 
-@pytest.mark.parametrize("request_", [openai.TextRequest, openai.ChatRequest, ollama.Options])
+@pytest.mark.parametrize("request_", [openai.TextRequest, openai.ChatRequest, ollama.Options,
+                                      anthropic.MessagesRequest, ResponsesRequest])
 def test_ranges_are_those_of_the_library(request_: type) -> None:
     checked = 0
     for field in msgspec.structs.fields(request_):

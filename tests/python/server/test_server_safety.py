@@ -74,7 +74,7 @@ def test_exactly_one_host_header_is_required(server: Any) -> None:
 
 
 @pytest.mark.parametrize("header", ["Origin: http://127.0.0.1:{port}", "Origin: http://evil.example",
-                                    "Authorization: Bearer x", "Content-Type: application/json",
+                                    "Authorization: Bearer x", "X-Api-Key: x", "Content-Type: application/json",
                                     "Content-Encoding: identity"])
 def test_repeated_headers_are_refused(server: Any, header: str) -> None:
     """The first of two lines is harmless here. A proxy in front of the server may have checked only the other one."""

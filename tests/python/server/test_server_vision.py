@@ -1,4 +1,4 @@
-"""Images in messages of both protocols, compared with the library, and invalid images."""
+"""Images in messages of all protocols, compared with the library, and invalid images."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from servers import ask, serving
 
 visionmodels = pytest.importorskip("visionmodels")
+anthropic = pytest.importorskip("anthropic")
 openai = pytest.importorskip("openai")
 ollama = pytest.importorskip("ollama")
 
@@ -33,7 +34,7 @@ def photo() -> bytes:
     return out.getvalue()
 
 
-def test_both_protocols_agree_with_the_library(server: Any, photo: bytes) -> None:
+def test_all_protocols_agree_with_the_library(server: Any, photo: bytes) -> None:
     text = visionmodels.text(3, 6)
     wanted = server.state.pool.chat([{"role": "user", "content": text, "images": [photo]}], "llava", temperature=0,
                                     max_tokens=8).text
@@ -44,6 +45,14 @@ def test_both_protocols_agree_with_the_library(server: Any, photo: bytes) -> Non
         done = client.chat.completions.create(model="llava", messages=[{"role": "user", "content": parts}],
                                               temperature=0, max_tokens=8)
     assert done.choices[0].message.content == wanted
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}}
+    question = {"type": "text", "text": text}
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        turns = [{"role": "user", "content": [block, question]}]
+        message = client.messages.create(model="llava", messages=turns, max_tokens=8, extra_body={"temperature": 0})
+        counted = client.messages.count_tokens(model="llava", messages=turns)
+    assert message.content[0].text == wanted
+    assert counted.input_tokens == done.usage.prompt_tokens
     client = ollama.Client(host=server.url)
     options = {"temperature": 0, "num_predict": 8}
     chat = client.chat("llava", [{"role": "user", "content": text, "images": [photo]}], options=options)
@@ -65,3 +74,7 @@ def test_invalid_images_are_refused(server: Any, named: str) -> None:
     status, found = ask(server, "/api/chat", {"model": "llava", "messages": [
         {"role": "user", "content": "x", "images": [named]}]})
     assert status == 400 and "0x" not in found["error"]
+    for source in ({"type": "base64", "media_type": "image/png", "data": named}, {"type": "url", "url": named}):
+        status, found = ask(server, "/v1/messages", {"model": "llava", "max_tokens": 3, "messages": [
+            {"role": "user", "content": [{"type": "image", "source": source}]}]})
+        assert status == 400 and "0x" not in found["error"]["message"]

@@ -1,0 +1,33 @@
+"""Types of request fields that several protocols share, and the sampling options that have the library's names."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(min_length=1)]
+Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Stops = Annotated[list[Text], Meta(max_length=64)]
+
+
+class SamplingFields(Struct, kw_only=True):
+    """Sampling options under the names of the library. A null has the model's default."""
+
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=4096)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop_token_ids: Annotated[list[Token], Meta(max_length=4096)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+
+
+__all__ = ["MaxTokens", "Name", "SamplingFields", "Stops", "Text", "Token"]

@@ -1,0 +1,86 @@
+"""Conversion of the input of ``/v1/responses`` to messages of the library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import bodies
+from ..errors import Refusal
+from ..operations import image_of
+from .response_structs import InputCall, InputImage, InputItem, InputMessage, InputReasoning
+
+if TYPE_CHECKING:
+    from ..operations import Context
+
+
+def messages_of(context: Context, given: str | list[dict[str, Any]],
+                earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Convert an input to messages of the library, and append them to those of the earlier conversation.
+
+    Raises:
+        Refusal: An item is not valid, a result has no function call, or two function calls have the same id.
+    """
+    if isinstance(given, str):
+        return [*earlier, {"role": "user", "content": context.check_text(given, "input")}]
+    found = _Conversation(context, earlier)
+    for at, item in enumerate(given):
+        # clients may leave out the type of a message
+        found.add(bodies.convert({"type": "message", **item}, InputItem, f"input[{at}]"), f"input[{at}]")
+    return found.messages
+
+
+class _Conversation:
+    def __init__(self, context: Context, earlier: list[dict[str, Any]]) -> None:
+        self.messages = list(earlier)
+        self._context, self._thoughts = context, ""
+        calls = [call["id"] for message in earlier for call in message.get("tool_calls", ())]
+        self._ids = set(calls)
+        self._open = self._ids - {message.get("tool_call_id") for message in earlier}
+
+    def add(self, item: Any, where: str) -> None:
+        check = self._context.check_text
+        if isinstance(item, InputReasoning):
+            self._thoughts += "".join(check(part.text, where) for part in item.content or ())
+        elif isinstance(item, InputMessage):
+            content: Any = check(item.content, f"{where}.content") if isinstance(item.content, str) else [
+                self._part(part, f"{where}.content[{at}]") for at, part in enumerate(item.content)]
+            self.messages.append({"role": item.role, "content": content, **self._reasoning(item.role)})
+        elif isinstance(item, InputCall):
+            self._add_call(item, where)
+        else:
+            if item.call_id not in self._open:
+                raise Refusal("invalid_value", f"`{where}.call_id` must be the id of an earlier function call without "
+                                               "a result.", f"{where}.call_id")
+            self._open.remove(item.call_id)
+            text = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
+            self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": check(text, where)})
+
+    def _reasoning(self, role: str) -> dict[str, str]:
+        if role != "assistant" or not self._thoughts:
+            return {}
+        found, self._thoughts = {"reasoning_content": self._thoughts}, ""
+        return found
+
+    def _part(self, part: Any, where: str) -> dict[str, Any]:
+        if isinstance(part, InputImage):
+            return {"type": "image", "image": image_of(part.image_url, f"{where}.image_url")}
+        return {"type": "text", "text": self._context.check_text(part.text, where)}
+
+    def _add_call(self, item: InputCall, where: str) -> None:
+        if item.call_id in self._ids:
+            raise Refusal("invalid_value", f"`{where}.call_id` must be unique among the function calls.",
+                          f"{where}.call_id")
+        self._ids.add(item.call_id)
+        self._open.add(item.call_id)
+        arguments = self._context.check_text(item.arguments, f"{where}.arguments")
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != "assistant" or self._thoughts:
+            last = {"role": "assistant", "content": None, **self._reasoning("assistant")}
+        else:  # the message may belong to a kept conversation: do not change it
+            last = dict(self.messages.pop())
+        last["tool_calls"] = [*last.get("tool_calls", ()), {"id": item.call_id, "function": {
+            "name": item.name, "arguments": arguments}}]
+        self.messages.append(last)
+
+
+__all__ = ["messages_of"]

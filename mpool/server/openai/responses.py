@@ -1,0 +1,257 @@
+"""``/v1/responses``."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.responses import Response
+
+from ... import aio, native_calls
+from .. import forms, thinking
+from ..errors import Refusal
+from ..operations import Context, Operation, json_response
+from ..sampling import sampling
+from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
+from .response_input import messages_of
+from .response_structs import (
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputReasoning,
+    OutputText,
+    ReasoningText,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+    Status,
+)
+from .text import encode
+
+if TYPE_CHECKING:
+    from ...results import Chunk, Completion
+    from ..models import ServedModel
+
+
+async def responses(context: Context, body: ResponsesRequest) -> Response:
+    """Respond to an input."""
+    served = await context.model(body.model)
+    for name in ("background", "conversation", "prompt"):
+        if getattr(body, name) not in (None, False):
+            raise Refusal("unsupported_parameter", f"`{name}` is not supported.", name)
+    memory, earlier = context.state.responses, []
+    if body.previous_response_id is not None:
+        kept = memory.get(body.previous_response_id)
+        if kept is None:
+            raise Refusal("previous_response_not_found", param="previous_response_id")
+        earlier = kept
+    messages = messages_of(context, body.input, earlier)
+    options = sampling(context, body, body.max_output_tokens) | await _options(served, body)
+    system = [] if body.instructions is None else [
+        {"role": "system", "content": context.check_text(body.instructions, "instructions")}]
+    stream = aio.chat([*system, *messages], served.model, stream=True, pool=context.state.pool, **options)
+    response = _response(body, options)
+
+    async def complete(done: Completion, output: list[OutputItem]) -> None:
+        response.output, response.usage = output, await _usage(served, done)
+        response.status = _status(done)
+        if response.status == "incomplete":
+            response.incomplete_details = {"reason": "max_output_tokens"}
+        if response.store:
+            reply = {**done.message, "content": done.text or None} if done.tool_calls else done.message
+            memory.put(response.id, [*messages, reply])
+
+    if not body.stream:
+        try:
+            done = await stream.result()
+        finally:
+            await stream.aclose()
+        await complete(done, _output(done, response.id))
+        return json_response(response)
+    chunks = MergedStreams(context.state, [stream])
+    await chunks.start()
+    events = _Events(response.id)
+
+    async def encoded() -> AsyncIterator[bytes]:
+        yield events.make("response.created", response=response)
+        yield events.make("response.in_progress", response=response)
+        async for _, chunk in chunks:
+            if found := events.of(chunk):
+                yield found
+        done = await stream.result()
+        last = events.close(_status(done))
+        await complete(done, events.output)
+        yield last + events.make(f"response.{response.status}", response=response)
+
+    return StreamedResponse(context.state, context.id, encoded(), lambda refusal: events.make(
+        "error", code=refusal.code, message=refusal.message, param=refusal.param), EVENTS, chunks.close)
+
+
+async def _options(served: ServedModel, body: ResponsesRequest) -> dict[str, Any]:
+    """Convert the tools, the response format and the reasoning effort to options of the library."""
+    found: dict[str, Any] = {}
+    if body.text is not None and body.text.format is not None:
+        format = dict(body.text.format)
+        if format.get("type") == "json_schema":
+            format = {"type": "json_schema", "json_schema": {name: format.get(name) for name in ("name", "schema")}}
+        with _renamed("response_format.json_schema", "text.format"), _renamed("response_format", "text.format"):
+            found |= forms.openai_format(format)
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+            raise Refusal("invalid_value", "`tool_choice` must be auto, none, required or {\"type\": \"function\", "
+                                           "\"name\": ...}.", "tool_choice")
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    if not body.tools and choice not in (None, "none", "auto"):
+        raise Refusal("unsupported_parameter", "`tool_choice` requires `tools`.", "tool_choice")
+    for at, tool in enumerate(body.tools or ()):
+        if tool.get("type") != "function":
+            raise Refusal("unsupported_parameter", f"`tools[{at}].type` must be function.", f"tools[{at}].type")
+    with _renamed(".function.", "."):
+        found |= forms.tool_options(body.tools, choice, body.parallel_tool_calls)
+    with _renamed("reasoning_effort", "reasoning.effort"):
+        found |= await thinking.openai_options(served, None if body.reasoning is None else body.reasoning.effort)
+    return found
+
+
+class _renamed:
+    """Context manager that replaces the name of a field in errors by its name in this protocol."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old, self._new = old, new
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, Refusal):
+            error.detail = error.detail.replace(self._old, self._new)
+            error.param = error.param.replace(self._old, self._new) if error.param else error.param
+
+
+def _response(body: ResponsesRequest, options: dict[str, Any]) -> ResponseObject:
+    text = {} if body.text is None else msgspec.to_builtins(body.text)
+    reasoning = {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None}
+    return ResponseObject(
+        id=f"resp_{secrets.token_hex(16)}",  # whoever knows the id can continue the conversation
+        created_at=int(time.time()), model=body.model, output=[], status="in_progress", instructions=body.instructions,
+        previous_response_id=body.previous_response_id, max_output_tokens=body.max_output_tokens,
+        temperature=options.get("temperature"), top_p=options.get("top_p"),
+        parallel_tool_calls=body.parallel_tool_calls is not False, tool_choice=body.tool_choice or "auto",
+        tools=body.tools or [], text={**text, "format": text.get("format") or {"type": "text"}}, reasoning=reasoning,
+        metadata=body.metadata or {}, store=body.store is not False)
+
+
+def _status(done: Completion) -> Status:
+    return "incomplete" if done.finish_reason == "length" else "completed"
+
+
+def _output(done: Completion, id: str) -> list[OutputItem]:
+    """Return the items of a completion: those that its stream would have."""
+    from ...results import Chunk, ToolCallDelta
+
+    events = _Events(id)
+    if done.reasoning:
+        events.of(Chunk("", reasoning=done.reasoning))
+    if done.text:
+        events.of(Chunk(done.text))
+    for at, call in enumerate(done.tool_calls):
+        events.of(Chunk("", tool_calls=(ToolCallDelta(at, call.id, call.name, call.raw),)))
+    events.close(_status(done))
+    return events.output
+
+
+async def _usage(served: ServedModel, done: Completion) -> ResponseUsage:
+    used, thoughts = done.usage, 0
+    if done.reasoning:
+        text = done.reasoning
+        thoughts = len(await native_calls.REQUESTS.arun(lambda: served.model.tokenize(text, add_special=False)))
+    return ResponseUsage(used.prompt_tokens, used.completion_tokens, used.total_tokens,
+                         {"cached_tokens": used.cached_tokens, "cache_write_tokens": 0},
+                         {"reasoning_tokens": min(thoughts, used.completion_tokens)})
+
+
+class _Events:
+    """Encodes the chunks of a completion as events, and collects its output items. At most one item is open at a time.
+
+    Attributes:
+        output: Items. The last one is incomplete while it is open.
+    """
+
+    def __init__(self, id: str) -> None:
+        self.output: list[Any] = []
+        self._id, self._count, self._open, self._text = id.removeprefix("resp_"), 0, False, ""
+
+    def make(self, kind: str, **fields: Any) -> bytes:
+        """Encode an event with the next sequence number."""
+        self._count += 1
+        return event(encode({"type": kind, "sequence_number": self._count - 1, **fields}), kind)
+
+    def of(self, chunk: Chunk) -> bytes:
+        """Return the events of a chunk; empty if the chunk adds nothing."""
+        found = b""
+        if chunk.reasoning:
+            found += self._begin(OutputReasoning("rs_", [], "in_progress"))
+            found += self._delta("response.reasoning_text.delta", chunk.reasoning, content_index=0)
+        if chunk.text:
+            found += self._begin(OutputMessage("msg_", [], "in_progress"))
+            found += self._delta("response.output_text.delta", chunk.text, content_index=0, logprobs=[])
+        for call in chunk.tool_calls:
+            if call.id is not None:
+                found += self.close() + self._begin(OutputCall("fc_", call.id, call.name or "", "", "in_progress"))
+            if call.arguments:
+                found += self._delta("response.function_call_arguments.delta", call.arguments)
+        return found
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self.output[-1].id, "output_index": len(self.output) - 1}
+
+    def _begin(self, item: OutputMessage | OutputCall | OutputReasoning) -> bytes:
+        """Begin an item, unless one of the same type is open. ``item``: its ``id`` is the prefix of the id."""
+        if self._open and type(self.output[-1]) is type(item):
+            return b""
+        found = self.close()
+        item.id += f"{self._id}_{len(self.output)}"
+        self.output.append(item)
+        self._open, self._text = True, ""
+        found += self.make("response.output_item.added", output_index=len(self.output) - 1, item=item)
+        if not isinstance(item, OutputCall):
+            part = OutputText("") if isinstance(item, OutputMessage) else ReasoningText("")
+            found += self.make("response.content_part.added", **self._place(), content_index=0, part=part)
+        return found
+
+    def _delta(self, kind: str, text: str, **fields: Any) -> bytes:
+        self._text += text
+        return self.make(kind, **self._place(), delta=text, **fields)
+
+    def close(self, status: Status = "completed") -> bytes:
+        """Return the events that end the open item; empty if none is open."""
+        if not self._open:
+            return b""
+        item, self._open = self.output[-1], False
+        item.status = status
+        if isinstance(item, OutputCall):
+            item.arguments = self._text
+            found = self.make("response.function_call_arguments.done", **self._place(), name=item.name,
+                              arguments=self._text)
+        elif isinstance(item, OutputMessage):
+            item.content = [OutputText(self._text)]
+            found = self.make("response.output_text.done", **self._place(), content_index=0, text=self._text,
+                              logprobs=[])
+        else:
+            item.content = [ReasoningText(self._text)]
+            found = self.make("response.reasoning_text.done", **self._place(), content_index=0, text=self._text)
+        if not isinstance(item, OutputCall):
+            found += self.make("response.content_part.done", **self._place(), content_index=0, part=item.content[0])
+        return found + self.make("response.output_item.done", output_index=len(self.output) - 1, item=item)
+
+
+OPERATIONS = (
+    Operation("POST", "/v1/responses", responses, ResponsesRequest, ResponseObject, "Respond to an input", EVENTS,
+              "responses", ignores_unknown=True),
+)
+
+__all__ = ["OPERATIONS"]

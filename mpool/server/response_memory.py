@@ -1,0 +1,53 @@
+"""Conversations that ``previous_response_id`` continues, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+#: Maximum number of conversations, and of bytes of their texts and images.
+_MAX_CONVERSATIONS, _MAX_BYTES = 1000, 64 << 20
+#: Bytes of a message beside its texts and images.
+_MESSAGE = 500
+
+
+class ResponseMemory:
+    """Keeps the conversations of the latest responses. The least recently used ones are dropped first.
+
+    Attributes:
+        bytes: Estimated size of all conversations.
+    """
+
+    def __init__(self, most: int = _MAX_CONVERSATIONS, most_bytes: int = _MAX_BYTES) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._kept: OrderedDict[str, tuple[list[dict[str, Any]], int]] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, id: str) -> list[dict[str, Any]] | None:
+        """Return the messages of a conversation up to a response; None: they are not kept."""
+        found = self._kept.get(id)
+        if found is None:
+            return None
+        self._kept.move_to_end(id)
+        return list(found[0])
+
+    def put(self, id: str, messages: list[dict[str, Any]]) -> None:
+        """Keep the messages of a conversation. A conversation that exceeds the limit alone is not kept."""
+        size = sum(_MESSAGE + _size(message) for message in messages)
+        if size > self._most_bytes:
+            return
+        self._kept[id] = messages, size
+        self.bytes += size
+        while len(self._kept) > self._most or self.bytes > self._most_bytes:
+            self.bytes -= self._kept.popitem(last=False)[1][1]
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return 4 * len(value) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 0
+
+
+__all__ = ["ResponseMemory"]

@@ -1,0 +1,50 @@
+"""Conversion of the sampling options of a request to options of the library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import Refusal
+
+if TYPE_CHECKING:
+    from .fields import SamplingFields
+    from .operations import Context
+
+#: Fields of a request that have the same name in the library. No protocol has all of them.
+_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+            "logit_bias", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "n")
+
+
+def sampling(context: Context, body: SamplingFields, most: int | None) -> dict[str, Any]:
+    """Convert the sampling options of a request to options of the library. Unset options have the model's defaults.
+
+    Args:
+        context: Context of the request.
+        body: Body of the request.
+        most: Maximum number of tokens per completion; None: ``Settings.default_max_tokens``.
+
+    Raises:
+        Refusal: The request asks for more completions than the server allows.
+    """
+    limits = context.state.settings
+    found = {name: value for name in _OPTIONS if (value := getattr(body, name, None)) is not None}
+    check_count(found.get("n", 1), limits.max_n)
+    found["max_tokens"] = limits.completion_tokens(most)
+    if "min_tokens" in found:
+        found["min_tokens"] = min(found["min_tokens"], found["max_tokens"])
+    if body.seed is not None:
+        found["seed"] = body.seed % 2**64
+    return found
+
+
+def check_count(count: int, most: int) -> None:
+    """Check the number of completions or images of a request.
+
+    Raises:
+        Refusal: The number exceeds ``most``.
+    """
+    if count > most:
+        raise Refusal("invalid_value", f"`n` must request at most {most} results in total, got {count}.", "n")
+
+
+__all__ = ["check_count", "sampling"]

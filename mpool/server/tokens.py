@@ -1,0 +1,134 @@
+"""``/tokenize`` and ``/detokenize``, as in vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from .. import native_calls
+from ..errors import InvalidArgument
+from ..tasks.running import chat_ids
+from . import forms
+from .errors import Refusal
+from .fields import Name, Token
+from .openai.chat import message_of
+from .openai.structs import Message, Request
+from .operations import Context, Operation, json_response
+
+if TYPE_CHECKING:
+    from .models import ServedModel
+
+
+class TokenizeRequest(Request, kw_only=True):
+    """A ``prompt``, or ``messages`` for the chat template of the model. ``model`` may be omitted if the server serves
+    one model. ``add_special_tokens`` adds the tokens that the model expects around a prompt (default true). Names of
+    control tokens in texts are plain text. ``chat_template_kwargs`` are variables of the chat template."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(Struct):
+    """Token ids. ``token_strs``: text of each token, with ``return_token_strs``; empty for control tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Request, kw_only=True):
+    """Token ids. ``model`` may be omitted if the server serves one model."""
+
+    model: Name | None = None
+    tokens: Annotated[list[Token], Meta(max_length=1_000_000)]
+
+
+class DetokenizeResponse(Struct):
+    """The text of the tokens, with the names of control tokens."""
+
+    prompt: str
+
+
+async def tokenize(context: Context, body: TokenizeRequest) -> Response:
+    """Convert a prompt or a conversation to token ids."""
+    served = await _model(context, body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise Refusal("invalid_value", "One of `prompt` and `messages` is required, and not both.", "prompt")
+    if body.messages is None:
+        ids = await _prompt_ids(context, served, body)
+    else:
+        ids = await _chat_ids(context, served, body, body.messages)
+
+    def made() -> TokenizeResponse:
+        texts = list(map(served.model._entry.token_text, ids)) if body.return_token_strs else None
+        return TokenizeResponse(len(ids), served.model.context_length, ids, texts)
+
+    return json_response(await native_calls.REQUESTS.arun(made))
+
+
+async def _prompt_ids(context: Context, served: ServedModel, body: TokenizeRequest) -> list[int]:
+    for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+        if getattr(body, name) is not None:
+            raise Refusal("invalid_value", f"`{name}` requires `messages`.", name)
+    text = context.check_text(body.prompt or "", "prompt")
+    special = body.add_special_tokens is not False
+    return await native_calls.REQUESTS.arun(lambda: served.model.tokenize(text, add_special=special))
+
+
+async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest,
+                    messages: list[Message]) -> list[int]:
+    if body.add_special_tokens:
+        raise Refusal("unsupported_parameter", "`add_special_tokens` must not be true with `messages`: the chat "
+                                               "template writes these tokens.", "add_special_tokens")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise Refusal("invalid_value", "`add_generation_prompt` and `continue_final_message` exclude each other.",
+                      "continue_final_message")
+    variables = dict(body.chat_template_kwargs or {})
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if name in variables:
+            raise Refusal("invalid_value", f"`chat_template_kwargs` must not contain `{name}`.", "chat_template_kwargs")
+        if (value := getattr(body, name)) is not None:
+            variables[name] = value
+    converted = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)]
+    options = {"template_options": variables, **forms.tool_options(body.tools)}
+    return await chat_ids(context.state.pool, converted, served.model, options)
+
+
+async def detokenize(context: Context, body: DetokenizeRequest) -> Response:
+    """Convert token ids to text."""
+    served = await _model(context, body.model)
+    try:
+        text = await native_calls.REQUESTS.arun(lambda: served.model.detokenize(body.tokens, skip_special=False))
+    except InvalidArgument as error:
+        name = (error.param or "").replace("ids", "tokens", 1)
+        raise Refusal("invalid_value", f"`{name}` must be {error.allowed}, got {error.got}.", name) from None
+    return json_response(DetokenizeResponse(text))
+
+
+async def _model(context: Context, name: str | None) -> ServedModel:
+    if name is not None:
+        return await context.model(name)
+    served = context.state.models.all()
+    if len(served) != 1:
+        raise Refusal("invalid_value", f"`model` is required: the server serves {len(served)} models.", "model")
+    return served[0]
+
+
+OPERATIONS = (
+    Operation("POST", "/tokenize", tokenize, TokenizeRequest, TokenizeResponse,
+              "Convert a prompt or a conversation to token ids", name="tokenize"),
+    Operation("POST", "/detokenize", detokenize, DetokenizeRequest, DetokenizeResponse, "Convert token ids to text",
+              name="detokenize"),
+)
+
+__all__ = ["OPERATIONS"]

@@ -1,0 +1,162 @@
+"""``/v1/models`` and ``/v1/models/{id}`` with OpenAI's and Anthropic's clients, ``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toolmodels as tm
+
+from servers import Raw, ask, serving
+
+anthropic = pytest.importorskip("anthropic")
+openai = pytest.importorskip("openai")
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "The quick brown fox"}]
+
+
+@pytest.fixture(scope="module")
+def server(bert: Path, llama: Path, qwen2: Path) -> Iterator[Any]:
+    with serving([f"llama={llama}", f"bert={bert}", f"a+b={qwen2}", f"qwen2={qwen2}"]) as made:
+        yield made
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+def test_openai_client(server: Any) -> None:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+        listed = list(client.models.list())
+        assert [model.id for model in listed] == ["llama", "bert", "a+b", "qwen2"]
+        for model in listed:
+            assert client.models.retrieve(model.id) == model and model.object == "model"
+        assert listed[0].capabilities == ["text_to_text"] and listed[1].capabilities == ["text_embedding"]
+        assert client.models.retrieve("llama:latest").id == "llama"
+        for name in ("nothing", "org/name", "../llama", "/etc/passwd", "llama/", "%2e%2e/x", "x" * 5000):
+            with pytest.raises(openai.NotFoundError) as raised:
+                client.models.retrieve(name)
+            assert raised.value.code == "model_not_found" and raised.value.type == "invalid_request_error"
+
+
+def test_ids_with_slashes(server: Any) -> None:
+    """An id is the rest of the path, encoded or not."""
+    served = server.state.models._served
+    served["org/name"] = served["llama"]
+    try:
+        with Raw(server) as raw:
+            plain = raw.request("/v1/models/llama").answer()[2]
+            for path in ("/v1/models/org/name", "/v1/models/org%2Fname"):
+                status, _, data = raw.request(path).answer()
+                assert (status, data) == (200, plain)
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            assert client.models.retrieve("org/name").id == "llama"
+    finally:
+        del served["org/name"]
+
+
+def test_other_methods_and_paths(server: Any) -> None:
+    with Raw(server) as raw:
+        status, headers, data = raw.request("/v1/models/llama", method="POST").answer()
+        assert status == 405 and headers["allow"] == "GET, HEAD"
+        assert raw.request("/v1/models/").answer()[0] == 404 == raw.request("/v1/model/llama").answer()[0]
+
+
+def test_anthropic_client(server: Any) -> None:
+    """Pages of the models that can chat, in Anthropic's format."""
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        listed = list(client.models.list())
+        assert [model.id for model in listed] == ["llama", "a+b", "qwen2"]
+        first = listed[0]
+        assert (first.type, first.display_name, first.lifecycle) == ("model", "llama", "active")
+        assert first.max_input_tokens == server.state.pool.get("llama").context_length
+        assert abs(first.created_at.timestamp() - server.state.models._served["llama"].since) < 1
+        assert client.models.retrieve("llama") == first
+        assert [model.id for model in client.models.list(limit=1)] == ["llama", "a+b", "qwen2"]  # follows the pages
+        page = client.models.list(limit=2)
+        assert ([model.id for model in page.data], page.has_more, page.first_id, page.last_id) == \
+            (["llama", "a+b"], True, "llama", "a+b")
+        page = client.models.list(limit=2, after_id="a+b")
+        assert ([model.id for model in page.data], page.has_more) == (["qwen2"], False)
+        page = client.models.list(limit=1, before_id="qwen2")
+        assert ([model.id for model in page.data], page.has_more) == (["a+b"], True)
+        page = client.models.list(after_id="qwen2")
+        assert (page.data, page.first_id, page.last_id) == ([], None, None)
+        with pytest.raises(anthropic.NotFoundError) as raised:
+            client.models.retrieve("org/name")
+        assert raised.value.type == "not_found_error"
+        for query in ({"limit": 0}, {"limit": 1001}, {"limit": "x"}, {"after_id": "bert"}, {"before_id": "none"}):
+            with pytest.raises(anthropic.BadRequestError, match=f"`{next(iter(query))}`") as raised:
+                client.models.list(**query)
+            assert raised.value.type == "invalid_request_error"
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_tokenize_and_detokenize(server: Any, name: str) -> None:
+    model = server.state.pool.get(name)
+    for text in ("The quick brown fox", "äöü €", "", "</s><|im_start|>"):
+        for special in (None, True, False):
+            ids = model.tokenize(text, add_special=special is not False)
+            status, found = ask(server, "/tokenize", {"model": name, "prompt": text, "add_special_tokens": special,
+                                                      "return_token_strs": True})
+            assert status == 200, found
+            assert found == {"count": len(ids), "max_model_len": model.context_length, "tokens": ids,
+                             "token_strs": [model._entry.token_text(token) for token in ids]}
+            status, back = ask(server, "/detokenize", {"model": name, "tokens": ids})
+            assert (status, back) == (200, {"prompt": model.detokenize(ids, skip_special=False)})
+    assert ask(server, "/tokenize", {"model": name, "prompt": "x"})[1]["token_strs"] is None
+
+
+def test_tokenize_of_a_conversation(server: Any) -> None:
+    """The tokens are those of the prompt of a chat."""
+    pool = server.state.pool
+    done = pool.chat(CHAT, "llama", max_tokens=1)
+    _, found = ask(server, "/tokenize", {"model": "llama", "messages": CHAT})
+    assert found["count"] == len(found["tokens"]) == done.usage.prompt_tokens
+    plain = pool.detokenize(found["tokens"], "llama", skip_special=False)
+    assert plain.endswith("<|im_start|>assistant\n")
+    _, less = ask(server, "/tokenize", {"model": "llama", "messages": CHAT, "add_generation_prompt": False})
+    assert pool.detokenize(less["tokens"], "llama", skip_special=False) == plain.removesuffix("<|im_start|>assistant\n")
+    turns = [*CHAT, {"role": "assistant", "content": "jumps"}]
+    _, more = ask(server, "/tokenize", {"model": "llama", "messages": turns, "continue_final_message": True})
+    assert pool.detokenize(more["tokens"], "llama", skip_special=False) == plain + "jumps"
+
+
+def test_tokenize_with_tools_and_template_variables(tmp_path: Path) -> None:
+    import chainmodels
+
+    template = tm.HERMES + "{{ extra }}"
+    with serving([f"only={chainmodels.save(tmp_path, template, [('a', 'b')], ['a'])}"]) as made:
+        body: dict[str, Any] = {"messages": CHAT, "tools": [tm.CLOCK]}  # the only model needs no name
+        _, found = ask(made, "/tokenize", body)
+        assert found["count"] == made.state.pool.chat(CHAT, "only", tools=[tm.CLOCK], max_tokens=1).usage.prompt_tokens
+        _, more = ask(made, "/tokenize", {**body, "chat_template_kwargs": {"extra": "abc"}})
+        assert more["count"] == found["count"] + 3
+        assert ask(made, "/detokenize", {"tokens": more["tokens"][-3:]})[1] == {"prompt": "abc"}
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    ("/tokenize", {"prompt": "x"}, "model"), ("/detokenize", {"tokens": [1]}, "model"),
+    ("/tokenize", {"model": "nothing", "prompt": "x"}, "model"), ("/tokenize", {"model": "llama"}, "prompt"),
+    ("/tokenize", {"model": "llama", "prompt": "x", "messages": CHAT}, "prompt"),
+    ("/tokenize", {"model": "llama", "prompt": ["x"]}, "prompt"),
+    ("/tokenize", {"model": "llama", "prompt": "x", "zz": 1}, "zz"),
+    ("/tokenize", {"model": "llama", "prompt": "x", "tools": [tm.CLOCK]}, "tools"),
+    ("/tokenize", {"model": "llama", "messages": CHAT, "chat_template": "x"}, "chat_template"),
+    ("/tokenize", {"model": "llama", "messages": CHAT, "add_special_tokens": True}, "add_special_tokens"),
+    ("/tokenize", {"model": "llama", "messages": [{"role": "x"}]}, "messages[0].role"),
+    ("/tokenize", {"model": "llama", "messages": CHAT, "add_generation_prompt": True, "continue_final_message": True},
+     "continue_final_message"),
+    ("/tokenize", {"model": "llama", "messages": CHAT, "chat_template_kwargs": {"add_generation_prompt": False}},
+     "chat_template_kwargs"),
+    ("/detokenize", {"model": "llama", "tokens": "x"}, "tokens"), ("/detokenize", {"model": "llama"}, "tokens"),
+    ("/detokenize", {"model": "llama", "tokens": [1, -1]}, "tokens[1]"),
+    ("/detokenize", {"model": "llama", "tokens": [1, 1 << 30]}, "tokens[1]"),
+    ("/detokenize", {"model": "llama", "tokens": [1.5]}, "tokens[0]"),
+    ("/detokenize", {"model": "llama", "tokens": [True]}, "tokens[0]")], ids=str)
+def test_invalid_fields_are_named(server: Any, path: str, body: dict[str, Any], param: str) -> None:
+    status, found = ask(server, path, body)
+    assert status == (404 if body.get("model") == "nothing" else 400) and found["error"]["param"] == param, found
+    assert body.get("model") == "nothing" or f"`{param}`" in found["error"]["message"]
