@@ -112,8 +112,8 @@ class _Conversation:
     def __init__(self, context: Context) -> None:
         self.messages: list[dict[str, Any]] = []
         self._context = context
-        self._ids: set[str] = set()  # of all tool calls
-        self._open: set[str] = set()  # of the tool calls that have no result yet
+        self._ids: set[str] = set()  # ids of all tool calls
+        self._open: set[str] = set()  # ids of the tool calls that have no result yet
 
     def add(self, message: AnthropicMessage, where: str) -> None:
         content = message.content

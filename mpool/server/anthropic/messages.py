@@ -150,7 +150,7 @@ class _Blocks:
 
     def __init__(self, hidden: bool) -> None:
         self._hidden = hidden
-        self._index, self._open = -1, ""  # of the last block, and its type while it is open
+        self._index, self._open = -1, ""  # number of the last block; its type while it is open
 
     def events(self, chunk: Chunk) -> bytes:
         """Return the events of a chunk; empty if the chunk adds nothing."""
