@@ -104,9 +104,9 @@ def _schema(server: Any) -> Any:
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/completions", "/v1/chat/completions",
                                   "/v1/images/generations", "/v1/messages", "/v1/messages/count_tokens",
                                   "/v1/responses", "/tokenize", "/detokenize", "/api/generate", "/api/chat",
-                                  "/api/embed", "/api/embeddings", "/api/show", "/api/pull", "/api/tags", "/api/ps", "/v1/models",
-                                  "/api/version", "/health", "/", "/api/mpool/state", "/api/mpool/cancel",
-                                  "/api/mpool/embed_images"])
+                                  "/api/embed", "/api/embeddings", "/api/show", "/api/pull", "/api/tags",
+                                  "/api/ps", "/v1/models", "/api/version", "/health", "/", "/api/mpool/state",
+                                  "/api/mpool/cancel", "/api/mpool/embed_images"])
 def test_requests_generated_from_the_openapi_document(bert: Path, llama: Path, path: str) -> None:
     """The responses to valid and invalid requests have a status below 500 that the document lists."""
     pytest.importorskip("schemathesis")
