@@ -89,7 +89,7 @@ mpool.pool  mpool._core  1  core
 mpool.pool  mpool._functions  1  start-up
 mpool.pool  mpool.models  4  start-up
 mpool.pool  mpool.models.catalogue  1  start-up
-mpool.pool  mpool.runtime  8  start-up
+mpool.pool  mpool.runtime  7  start-up
 mpool.pool  mpool.runtime.health  1  start-up
 mpool.pool  mpool.tasks  2  start-up
 mpool.runtime.entry  hashlib  1  start-up
@@ -116,6 +116,7 @@ mpool.server.application  starlette.middleware.cors  1  optional
 mpool.server.models  mpool.model  1  start-up
 mpool.server.models  mpool.models  4  start-up
 mpool.server.ollama_models  mpool.models  1  start-up
+mpool.server.openai.responses  mpool.results  1  start-up
 mpool.server.openapi  mpool.server.application  1  optional
 mpool.server.operational  mpool.server.openapi  1  optional
 mpool.server.serving  resource  1  start-up
@@ -133,7 +134,7 @@ mpool.tasks.jobs  mpool.tasks.vectors  2  start-up
 mpool.tasks.options  hashlib  1  start-up
 mpool.tasks.requests  mpool.conversation  1  start-up
 mpool.tasks.requests  mpool.images  1  start-up
-mpool.tasks.requests  mpool.tasks.chat_prompt  1  start-up
+mpool.tasks.requests  mpool.tasks.chat_prompt  2  start-up
 mpool.tasks.requests  mpool.tasks.image_embedding  1  start-up
 mpool.tasks.requests  mpool.tasks.rerank  1  start-up
 mpool.tasks.requests  mpool.tasks.text_to_image  1  start-up
