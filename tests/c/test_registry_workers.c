@@ -661,17 +661,17 @@ MP_TEST(workers_patience_counts_from_the_last_progress) {
     fake fake;
     fake_init(&fake);
     fake.step_units = 1;
-    fake.step_ns = FAKE_MS(20);
+    fake.step_ns = FAKE_MS(60);
     mp_registry *registry = fake_registry(1, 0);
     fake_add(registry, "a", &fake, false);
     mp_error error;
-    /* ten steps of 20 ms, each within the patience of 100 ms */
-    mp_submit_options options = {.priority = 2, .patience_ns = FAKE_MS(100)};
-    MP_CHECK_INT(fake_finish(submit_with(registry, "a", fake_call_create(10), options)), MP_OK);
+    /* nine steps of 60 ms, each well within the patience of 500 ms; a loaded machine delays some */
+    mp_submit_options options = {.priority = 2, .patience_ns = FAKE_MS(500)};
+    MP_CHECK_INT(fake_finish(submit_with(registry, "a", fake_call_create(9), options)), MP_OK);
     atomic_store(&fake.hold, true);
     mp_ticket *ticket = submit_with(registry, "a", fake_call_create(1), options);
     MP_CHECK_STATUS(fake_wait(ticket, &error), MP_TIMEOUT, &error);
-    MP_CHECK_HAS(error.message, "no progress for 0.100 s");
+    MP_CHECK_HAS(error.message, "no progress for 0.500 s");
     mp_ticket_release(ticket);
     atomic_store(&fake.hold, false);
     fake_end(registry);
