@@ -82,16 +82,14 @@ def difference(metadata: Mapping[bytes, bytes] | None, output: str, record: Mapp
         return f"it has no record of the model of its column {output!r}"
     try:
         found = json.loads(data)
+        options = found.get("options")
+        if isinstance(options, dict) and options.get("on_error") == "raise":
+            options["on_error"] = record["options"]["on_error"]  # no text failed: any setting writes the same file
         differing = [name for name in record if found.get(name) != record[name]]
     except (ValueError, AttributeError):
         return f"the record of its column {output!r} is malformed"
     if "model" in differing and "revision" not in differing and str(record["revision"]).startswith("sha256:"):
         differing.remove("model")  # the same files in another folder
-    if "options" in differing and isinstance(found.get("options"), dict):
-        if found["options"].get("on_error") == "raise":  # no text failed: any other setting writes the same file
-            found["options"]["on_error"] = record["options"]["on_error"]
-            if found["options"] == record["options"]:
-                differing.remove("options")
     if not differing:
         return None
     if "options" in differing and isinstance(found.get("options"), dict):
