@@ -18,33 +18,38 @@ from .tasks.options import Compute, Policy, Precision, Priority, Progress
 from .tasks.rerank import Ranking
 
 def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
-          dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
-          compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+          dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
+          normalize_embeddings: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
+          on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, show_progress_bar: Progress = None,
           task: Literal['query', 'document'] | None = None, prompt: str | None = None, prompt_name: str | None = None,
           truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
           allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
           fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[NDArray[Any]]: ...
 def embed_iter(iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
-               dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
-               compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
-               task: Literal['query', 'document'] | None = None, prompt: str | None = None,
-               prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-               batch_size: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None, pool: Pool | None = None) -> AsyncIterator[NDArray[Any]]: ...
+               dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
+               normalize_embeddings: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
+               on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+               show_progress_bar: Progress = None, task: Literal['query', 'document'] | None = None,
+               prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
+               parse_special: bool = False, batch_size: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> AsyncIterator[NDArray[Any]]: ...
 def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathLike[str] | Model | None = None, *,
-                dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
-                compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
-                allow_urls: bool = False, max_inputs: int | None = None, timeout: float | None = None,
-                priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-                policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
-) -> Awaitable[NDArray[Any]]: ...
+                dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
+                normalize_embeddings: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
+                on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+                show_progress_bar: Progress = None, allow_urls: bool = False, max_inputs: int | None = None,
+                timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
+                pool: Pool | None = None) -> Awaitable[NDArray[Any]]: ...
 def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model, *, top_k: int | None = None,
-           compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None, prompt_name: str | None = None,
-           parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-           fail_fast: bool | None = None, pool: Pool | None = None) -> Awaitable[Ranking]: ...
+           top_n: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
+           prompt_name: str | None = None, parse_special: bool = False, timeout: float | None = None,
+           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+           policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
+) -> Awaitable[Ranking]: ...
 @overload
 def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,

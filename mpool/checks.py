@@ -6,11 +6,15 @@ All modules of the package use these functions, which gives every invalid argume
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from .errors import InvalidArgument
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def shown(value: Any) -> str:
@@ -59,6 +63,34 @@ def one_of(param: str, value: Any, names: Sequence[str], *, hint: str | None = N
         refuse(param, value, "one of " + ", ".join(names), hint=hint, key=key)
 
 
+#: Option of another library that mpool does not need -> what to do instead.
+_FOREIGN = {
+    "batch_size": "mpool chooses its batches itself: leave it out",
+    "cache_dir": "set the environment variable HF_HOME or MPOOL_CACHE",
+    "cache_folder": "set the environment variable HF_HOME or MPOOL_CACHE",
+    "convert_to_numpy": "the result is a numpy array: leave it out",
+    "convert_to_tensor": "the result is a numpy array: pass it to torch.from_numpy",
+    "device": "mpool computes on the CPU: leave it out",
+    "do_sample": "set temperature=0 for greedy decoding",
+    "dtype": "set `compute`: auto, float32, bfloat16 or int8",
+    "local_files_only": "set PoolConfig(offline=True) or the environment variable MPOOL_OFFLINE=1",
+    "model_kwargs": "pass the options of mpool themselves",
+    "n_batch": "mpool chooses its batches itself: leave it out",
+    "n_ctx": "the context is the model's own, and only the part in use takes memory: leave it out",
+    "n_gpu_layers": "mpool computes on the CPU: leave it out",
+    "n_threads": "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS",
+    "num_ctx": "the context is the model's own, and only the part in use takes memory: leave it out",
+    "num_threads": "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS",
+    "num_thread": "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS",
+    "threads": "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS",
+    "torch_dtype": "set `compute`: auto, float32, bfloat16 or int8",
+    "trust_remote_code": "mpool runs no code of model files: leave it out",
+    "use_mlock": "mpool locks no memory: leave it out",
+    "use_mmap": "set `weights`: auto, mapped or packed",
+    "verbose": "set the level of the logger mpool: logging.getLogger('mpool')",
+}
+
+
 def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgument:
     """Return the error for an unknown option; it suggests the most similar option and lists all of them.
 
@@ -68,9 +100,34 @@ def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgume
         of: name of the function or command.
     """
     names = list(known)
+    listed = ", ".join(names)
+    if name in _FOREIGN:
+        return InvalidArgument(f"`{name}` is not an option of {of}; {_FOREIGN[name]}", param=name, allowed=listed,
+                               hint=f"Options: {listed}")
     near = nearest(name, names, 1)
     return InvalidArgument(f"`{name}` is not an option of {of}" + (f"; did you mean `{near[0]}`?" if near else ""),
-                           param=name, allowed=", ".join(names), hint="Options: " + ", ".join(names))
+                           param=name, allowed=listed, hint=f"Options: {listed}")
+
+
+def check_keywords(keywords: Iterable[str], known: Iterable[str], *, of: str) -> None:
+    """Raise the error of :func:`unknown_option` for the first keyword argument that is not among ``known``."""
+    names = list(known)
+    for name in keywords:
+        if name not in names:
+            raise unknown_option(name, names, of=of)
+
+
+def known_keywords(function: F) -> F:
+    """Decorate a method: an unknown keyword argument raises the error of :func:`unknown_option`, not a TypeError."""
+    names = [name for name in inspect.signature(function).parameters if name != "self" and not name.startswith("_")]
+    of = function.__qualname__.removesuffix(".__init__").removeprefix("Pool.")
+
+    @functools.wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        check_keywords((name for name in keywords if not name.startswith("_")), names, of=of)
+        return function(*args, **keywords)
+
+    return checked  # type: ignore[return-value]
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .chaos import chaos_of
-from .checks import integer, one_of, refuse, shown, unknown_option
+from .checks import check_keywords, integer, one_of, refuse, shown, unknown_option
 from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, POLICIES, WEIGHTS
@@ -172,6 +172,10 @@ class PoolConfig:
     queue_capacity: Mapping[str, int | tuple[int, int]] | None = None
 
     @typed
+    def __new__(cls, *args: Any, **keywords: Any) -> PoolConfig:
+        check_keywords(keywords, (one.name for one in fields(cls)), of="PoolConfig")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
             value = getattr(self, name)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
-from .checks import nearest, one_of, refuse, shown
+from .checks import known_keywords, nearest, one_of, refuse, shown
 from .config import PoolConfig
 from .debug import show
 from .durations import seconds_of
@@ -62,6 +62,7 @@ class Pool(PoolVerbs):
     """
 
     @typed
+    @known_keywords
     def __init__(self, config: PoolConfig | None = None, *, _identity: str | None = None) -> None:
         if config is not None and not isinstance(config, PoolConfig):
             refuse("config", config, "an mpool.PoolConfig or None")
@@ -165,6 +166,7 @@ class Pool(PoolVerbs):
         return Model(entry._main or entry, key._compute if isinstance(key, Model) else "auto")
 
     @typed
+    @known_keywords
     def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
              keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
              timeout: float | None = None, isolation: Literal["thread", "process"] | None = None,
@@ -293,6 +295,7 @@ class Pool(PoolVerbs):
             self.registry.remove(key, timeout=_threads.remaining(deadline, key))
 
     @typed
+    @known_keywords
     def register(self, key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
                  default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
                  max_length: int | None = None, chat_template: str | None = None,

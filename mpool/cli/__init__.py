@@ -116,7 +116,7 @@ def _prepare(arguments: object) -> None:
         import logging
 
         logging.basicConfig(level=logging.DEBUG if verbose > 1 else logging.INFO,
-                            format="%(levelname)s %(name)s: %(message)s")
+                            format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         if verbose == 1:  # only -vv shows the records of other libraries
             logging.getLogger().setLevel(logging.WARNING)
             logging.getLogger("mpool").setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Functions shared by the commands: creating the pool, and printing."""
+"""Functions shared by the commands: creating the pool, reading lines, and printing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -91,3 +91,19 @@ def stats_line(done: Completion) -> str:
     if usage.cached_tokens:
         parts.insert(1, f"{usage.cached_tokens} of them cached")
     return ", ".join([*parts, f"{timings.total:.2f} s in total", f"finish reason: {done.finish_reason}"])
+
+
+def lines_of(paths: list[str]) -> Iterator[str]:
+    """Yield the lines of files, without line terminators. ``-`` is standard input."""
+    from ..errors import FileError
+
+    for path in paths:
+        if path == "-":
+            yield from (line.rstrip("\r\n") for line in sys.stdin)
+            continue
+        try:
+            with open(path, encoding="utf-8") as file:
+                yield from (line.rstrip("\r\n") for line in file)
+        except UnicodeDecodeError as error:
+            raise FileError(f"{path} is not UTF-8 text: {error.reason}",
+                            hint="Convert it first, for example with iconv") from None

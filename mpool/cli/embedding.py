@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from .common import make_pool
+from .common import lines_of, make_pool
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ def embed(arguments: argparse.Namespace) -> int:
     if arguments.text and arguments.file:
         raise InvalidArgument("texts must be given as arguments or with --file, not both")
     form = _format(arguments)
-    source = iter(arguments.text) if arguments.text else _lines(arguments.file or ["-"])
+    source = iter(arguments.text) if arguments.text else lines_of(arguments.file or ["-"])
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("task", "prompt", "prompt_name", "dimensions", "normalize", "precision", "compute",
                                 "on_error")}
@@ -54,7 +54,7 @@ def embed_image(arguments: argparse.Namespace) -> int:
     form = _format(arguments)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("dimensions", "normalize", "precision", "compute", "on_error", "allow_urls")}
-    source = iter(arguments.image) if arguments.image else _lines(["-"])
+    source = iter(arguments.image) if arguments.image else lines_of(["-"])
     whole = options["precision"] in ("int8", "uint8")  # quantisation ranges depend on all vectors
     names: list[str] = []  # images in flight, until their vectors are written
     count = 0
@@ -95,22 +95,6 @@ def _default() -> str:
     from ..models import load_catalogue
 
     return load_catalogue().default("text_embedding").key
-
-
-def _lines(paths: list[str]) -> Iterator[str]:
-    """Yield the lines of files, without line terminators. ``-`` is standard input."""
-    from ..errors import FileError
-
-    for path in paths:
-        if path == "-":
-            yield from (line.rstrip("\r\n") for line in sys.stdin)
-            continue
-        try:
-            with open(path, encoding="utf-8") as file:
-                yield from (line.rstrip("\r\n") for line in file)
-        except UnicodeDecodeError as error:
-            raise FileError(f"{path} is not UTF-8 text: {error.reason}",
-                            hint="Convert it first, for example with iconv") from None
 
 
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
 from .. import __version__
+from ..checks import nearest
 from ..names import CAPABILITIES, COMPUTE, WEIGHTS
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
@@ -40,15 +42,31 @@ def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the nearest commands if a command does not exist."""
+
+    #: Commands of the program; empty for the parser of one command.
+    commands: Mapping[str, object] = {}
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
+        """Parse arguments. See :meth:`argparse.ArgumentParser.parse_known_args`."""
+        first = next((one for one in (sys.argv[1:] if args is None else args) if not one.startswith("-")), None)
+        if self.commands and first is not None and first not in self.commands:
+            close = nearest(first, self.commands)
+            self.error(f"unknown command {first!r}. " + (f"Did you mean {' or '.join(close)}?" if close else
+                                                         "`mpool --help` lists the commands"))
+        return super().parse_known_args(args, namespace)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser.
 
     The attribute ``run`` of a parsed namespace is the function of the command; ``positionals``, which may be missing,
     are the names of arguments that are not options.
     """
-    parser = argparse.ArgumentParser(prog="mpool", epilog=_EPILOG,
-                                     description="Run transformer models on a CPU: embeddings, text generation, "
-                                                 "vision and image generation.")
+    parser = _Parser(prog="mpool", epilog=_EPILOG,
+                     description="Run transformer models on a CPU: embeddings, text generation, vision and image "
+                                 "generation.")
     parser.add_argument("--version", action="version", version=f"mpool {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
 
@@ -63,20 +81,30 @@ def make_parser() -> argparse.ArgumentParser:
                _lazy("embedding", "embed")))
     _embed_image(add("embed-image", "embed image files from arguments or standard input, one path per line",
                      _lazy("embedding", "embed_image")))
+    _search(add("search", "find the texts that are most similar to a query, in arguments, files or standard input, one "
+                "text per line", _lazy("searching", "search")))
+    _rerank(add("rerank", "rank texts by relevance to a query, with a cross-encoder", _lazy("searching", "rerank")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
     _chat(add("chat", "chat with a model", _lazy("talking", "chat")))
     _capture(add("capture", "record the outputs of a model's layers, to compare them with another engine",
                  _lazy("capturing", "capture")))
     _vision(add("vision", "answer a question about images", _lazy("talking", "vision")))
+    _generate_image(add("generate-image", "generate images from a prompt", _lazy("imaging", "generate_image")))
     _pull(add("pull", "download models", _lazy("models", "pull")))
+    _rm(add("rm", "delete downloaded models", _lazy("removing", "rm")))
     _models(add("models", "list the models of the catalogue, and which are downloaded", _lazy("models", "models")))
     _show(add("show", "describe a model, or this installation", _lazy("models", "show")))
     _serve(add("serve", "serve models over HTTP with OpenAI's, Anthropic's and Ollama's protocols",
                _lazy("serving", "serve")))
+    _ps(add("ps", "list the models in the memory of a running server", _lazy("remote", "ps")))
+    _stop(add("stop", "unload models of a running server", _lazy("remote", "stop")))
     _ray(add("ray", "run several pools with Ray, in processes on one or more machines", _lazy("scaling", "serve")))
     _worker(add("worker", "serve one model over HTTP, one job at a time", _lazy("serving", "worker")))
     _demo(add("demo", "run a model of every capability, and print results and speed",
               _lazy("demo", "demo")))
+    _completion(add("completion", "print a script that completes mpool's commands and options in a shell",
+                    _lazy("completing", "completion")))
+    parser.commands = commands.choices
     return parser
 
 
@@ -142,6 +170,81 @@ def _embed_image(command: argparse.ArgumentParser) -> None:
     _pool(command)
     _vectors(command, "image")
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
+
+
+def _ranked(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of commands that rank texts for a query."""
+    command.set_defaults(positionals=("query", "text"))
+    command.add_argument("query", help="query")
+    command.add_argument("text", nargs="*", help="texts (default: standard input, unless --file is given)")
+    command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
+                         help="file with one text per line; -: standard input; may be repeated")
+    command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
+    _json(command)
+
+
+def _search(command: argparse.ArgumentParser) -> None:
+    _ranked(command)
+    _model(command, "see `mpool models`")
+    command.add_argument("-k", "--top-k", type=int, default=10, metavar="N", help="number of results (default: 10)")
+
+
+def _rerank(command: argparse.ArgumentParser) -> None:
+    _ranked(command)
+    command.add_argument("-m", "--model", metavar="REF", required=True,
+                         help="cross-encoder, such as ms-marco-MiniLM-L6-v2")
+    _pool(command)
+    command.add_argument("-k", "--top-k", type=int, metavar="N", help="number of results (default: all)")
+
+
+def _generate_image(command: argparse.ArgumentParser) -> None:
+    unset = argparse.SUPPRESS
+    command.set_defaults(positionals=("prompt",))
+    command.add_argument("prompt", nargs="?", help="description of the image (default, or with -: standard input)")
+    command.add_argument("-m", "--model", metavar="REF", required=True,
+                         help="model, such as FLUX.1-schnell, or digits-sd3, which is bundled")
+    command.add_argument("-o", "--output", default="image.png", metavar="PATH",
+                         help="output file, .png, .jpg or .webp; with -n, a number is added to its name (default: "
+                              "image.png)")
+    command.add_argument("--negative-prompt", default=unset, metavar="TEXT", help="what the image must not show")
+    command.add_argument("--width", type=int, default=unset, metavar="N", help="width in pixels")
+    command.add_argument("--height", type=int, default=unset, metavar="N", help="height in pixels")
+    command.add_argument("--steps", dest="num_inference_steps", type=int, default=unset, metavar="N",
+                         help="number of denoising steps")
+    command.add_argument("--guidance-scale", type=float, default=unset, metavar="X", help="weight of the prompt")
+    command.add_argument("--seed", type=int, default=unset, metavar="N", help="seed (default: random)")
+    command.add_argument("-n", type=int, default=unset, metavar="N", help="number of images (default: 1)")
+    command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
+    _pool(command)
+    _json(command)
+
+
+def _rm(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", nargs="+", metavar="REF", help="models to delete")
+    command.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
+    _json(command)
+
+
+def _remote(command: argparse.ArgumentParser) -> None:
+    """Add the options of commands that ask a running server."""
+    command.add_argument("--url", metavar="URL",
+                         help="address of the server (default: MPOOL_URL, or else http://127.0.0.1:11435)")
+    command.add_argument("--token-file", metavar="PATH", help="file with the token that the server requires")
+
+
+def _ps(command: argparse.ArgumentParser) -> None:
+    _remote(command)
+    _json(command)
+
+
+def _stop(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", nargs="+", metavar="NAME", help="models to unload, under the server's names")
+    _remote(command)
+
+
+def _completion(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(positionals=("shell",))
+    command.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="shell")
 
 
 def _serve(command: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import select
 import threading
 import time
@@ -399,7 +400,7 @@ class _Compiler:
             if kind == "regex":
                 grammar = make.grammar_from_regex(source)
             elif kind in ("grammar", "tools"):
-                grammar = make.grammar_from_lark(source)
+                grammar = make.grammar_from_lark(_lark(source) if kind == "grammar" else source)
             else:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
         except ValueError as error:
@@ -411,6 +412,26 @@ class _Compiler:
         if matcher.is_error():
             raise _unusable(kind, matcher.get_error())
         return first, matcher
+
+
+#: The first rule of llama.cpp's grammar language, GBNF.
+_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+
+
+def _lark(source: str) -> str:
+    """Convert a grammar in GBNF to Lark's language; one in Lark's language is returned as it is.
+
+    Raises:
+        ValueError: the grammar is in GBNF and malformed.
+    """
+    if _GBNF.search(source) is None:
+        return source
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(source)
+    except Exception as error:  # the converter raises an error of its own, and KeyError for an unknown rule
+        raise ValueError(f"it is not valid GBNF: {error}") from None
 
 
 _lock = threading.Lock()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .references import LocalRef as LocalRef
     from .references import PipRef as PipRef
     from .references import parse as _parse
+    from .removing import remove as remove
     from .sources import Resolved as Resolved
     from .spec import EmbeddingSettings as EmbeddingSettings
     from .spec import GenerationSettings as GenerationSettings
@@ -47,6 +48,7 @@ _EXPORTS: dict[str, tuple[str, str]] = {name: (module, name) for module, names i
     "describing": ("describe", "describe_resolved", "is_offline", "resolve", "verify"),
     "catalogue": ("Catalogue", "Row", "nearest", "unknown"),
     "references": ("BundledRef", "HubRef", "KeyRef", "LocalRef", "PipRef"),
+    "removing": ("remove",),
     "sources": ("Resolved",),
     "spec": ("EmbeddingSettings", "GenerationSettings", "ImageSettings", "ModelDescription", "ModelSpec", "TensorEntry",
              "TokenizerSource", "TokenTable", "VisionSettings"),

@@ -280,10 +280,10 @@ class VectorOptions:
     dimensions: int | None = option(
         None, "number of components of the returned vectors: the first ones are kept, which suits models trained for "
         "it (Matryoshka). Normalised vectors are normalised again after truncation. None: all components, or the "
-        "number set in the model's files.")
+        "number set in the model's files.", aliases=("truncate_dim",))
     normalize: bool | None = option(
         None, "True: scale vectors to length 1; False: return them as pooled; None: follow the model's files.",
-        choices=(None, True, False))
+        choices=(None, True, False), aliases=("normalize_embeddings",))
     precision: Precision = option(
         "float32", 'type of the returned components: ``"float32"``; ``"int8"`` or ``"uint8"``: quantised to 256 levels '
         "between the minimum and maximum of each component over the vectors of this request, which must have at least "
@@ -295,7 +295,7 @@ class VectorOptions:
         "NaN, and the number of such rows is logged as a warning. Only for float32.", choices=ON_ERROR)
     progress: Progress = option(
         None, "True: show a progress bar; a function: call it with (done, total); None: show a bar for requests of "
-        "more than 1,024 inputs if the logger ``mpool`` is at level INFO.", plan=False)
+        "more than 1,024 inputs if the logger ``mpool`` is at level INFO.", aliases=("show_progress_bar",), plan=False)
 
 
 def _parse_special(where: str) -> Any:
@@ -360,7 +360,8 @@ class ImageOptions(VectorOptions):
 class RerankOptions:
     """Options of :func:`mpool.rerank`."""
 
-    top_k: int | None = option(None, "number of documents to return, the best ones; None: all.", plan=False)
+    top_k: int | None = option(None, "number of documents to return, the best ones; None: all.", aliases=("top_n",),
+                               plan=False)
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
     truncate: bool = option(True, "True: truncate the longer text of a pair (with a language model, always the "
                             "document) so that the pair fits the model's maximum length; False: raise ContextOverflow "

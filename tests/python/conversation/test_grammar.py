@@ -121,6 +121,28 @@ def test_regex_and_grammar(pool: mpool.Pool, tiny: Path, seed: int) -> None:
     assert re.fullmatch(r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}", done.text)
 
 
+#: Grammars in GBNF, from the features that llama.cpp documents in grammars/README.md, and the texts that they allow.
+GBNF = [
+    ('root ::= sum\nsum ::= num ("+" num){1,3} # a comment\nnum ::= [1-9] [0-9]? [0-9]?',
+     r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}"),
+    ('root ::= item+\nitem ::= "- " word "\\n"\nword ::= ("yes" | "no" | [^a-z \\n]{2})', r"(- (yes|no|[^a-z \n]{2})\n)+"),
+    ('root ::= "(" (root | "x") ")"', None),
+]
+
+
+@pytest.mark.parametrize("source, allowed", GBNF)
+def test_grammar_of_llama_cpp(pool: mpool.Pool, tiny: Path, source: str, allowed: str | None) -> None:
+    for seed in range(4):
+        done = pool.generate("1", tiny, response_format={"type": "grammar", "grammar": source}, seed=seed, **HOT)
+        if allowed is None:
+            depth = done.text.count("(")
+            assert done.finish_reason == "length" or done.text == "(" * depth + "x" + ")" * depth
+        elif done.finish_reason == "stop":
+            assert re.fullmatch(allowed, done.text), done.text
+        else:
+            assert done.text.startswith("- ")  # the list has no end of its own
+
+
 def test_pydantic(pool: mpool.Pool, llama: Path) -> None:
     pydantic = pytest.importorskip("pydantic")
     Pet = pydantic.create_model("Pet", kind=(str, pydantic.Field(max_length=5)), age=(int, pydantic.Field(ge=0, le=20)))
@@ -359,6 +381,9 @@ def test_aio(pool: mpool.Pool, llama: Path) -> None:
     ({"type": "regex"}, "response_format.regex"), ({"type": "regex", "regex": "(a"}, "regular expression"),
     ({"type": "regex", "regex": "\ud800"}, "Unicode"),
     ({"type": "grammar", "grammar": "start: nothing"}, "the grammar cannot be used"),
+    ({"type": "grammar", "grammar": "root ::= nothing"}, "the grammar cannot be used: it is not valid GBNF"),
+    ({"type": "grammar", "grammar": 'root ::= "a" ('}, "the grammar cannot be used: it is not valid GBNF"),
+    ({"type": "grammar", "grammar": 'root ::= ' + "a" * 60000}, "the grammar cannot be used"),
     ({"type": "json_schema", "json_schema": {"schema": 3}}, "json_schema.schema` must be a JSON schema, got 3"),
     ({"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.org/x"}}}, "JSON schema cannot"),
     ({"type": "object", "properties": {"a": {"type": "wat"}}}, "JSON schema cannot"),
@@ -376,7 +401,8 @@ def test_bounds(pool: mpool.Pool, llama: Path) -> None:
     itself: dict[str, Any] = {"type": "object"}
     itself["properties"] = itself
     for wanted in (deep, itself, {"type": "regex", "regex": "a" * 70000}, {"enum": ["x" * 70000]},
-                   {"type": "grammar", "grammar": "start: " + "(" * 100 + '"a"' + ")" * 100}):
+                   {"type": "grammar", "grammar": "start: " + "(" * 100 + '"a"' + ")" * 100},
+                   {"type": "grammar", "grammar": "root ::= " + "(" * 100 + '"a"' + ")" * 100}):
         with pytest.raises(mpool.LimitError):
             pool.generate("Once", llama, response_format=wanted)
     for name, value in (("ignore_eos", True), ("min_tokens", 3)):

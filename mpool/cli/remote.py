@@ -1,0 +1,146 @@
+"""``mpool ps`` and ``mpool stop``: ask a server, which ``mpool serve`` started on this or another machine."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import ipaddress
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from .common import note, print_json, say, table
+
+#: Address of the server if neither ``--url`` nor ``MPOOL_URL`` names one.
+DEFAULT_URL = "http://127.0.0.1:11435"
+#: Time limit of one request. Reading the state of a pool never waits for its requests, but unloading a model does.
+_SECONDS = 30.0
+_MAX_RESPONSE = 64 << 20
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follow no redirect: it could send the token to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class Server:
+    """A running server.
+
+    Args:
+        url: its address, without a path.
+        token: the token that it requires, or None.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        from ..errors import InvalidArgument
+
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise InvalidArgument(param="url", got=repr(url), allowed=f"an address such as {DEFAULT_URL}")
+        self.url, self.token = urllib.parse.urlunsplit(parts).rstrip("/"), token
+        # a proxy of the environment cannot reach this machine's own addresses
+        direct = [urllib.request.ProxyHandler({})] if _is_local(parts.hostname) else []
+        self.opener = urllib.request.build_opener(_NoRedirect, *direct)
+
+    def ask(self, path: str, wanted: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request, and return its response, a JSON object.
+
+        Args:
+            path: path of the route.
+            wanted: field that the response must have.
+            body: body of a POST request; None: send a GET request.
+
+        Raises:
+            SendError: the server does not answer.
+            ModelError: the server refuses the request; the message is the server's.
+        """
+        from ..errors import ModelError, SendError
+
+        headers = {"content-type": "application/json"}
+        if self.token is not None:
+            headers["authorization"] = f"Bearer {self.token}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with self.opener.open(request, timeout=_SECONDS) as response:
+                found: dict[str, Any] = json.loads(response.read(_MAX_RESPONSE))
+            if not isinstance(found, dict) or wanted not in found:
+                raise ValueError("the response is of another kind")
+            return found
+        except urllib.error.HTTPError as error:
+            hint = "Name the server's token file with --token-file" if error.code == 401 else None
+            raise ModelError(_reason(error), hint=hint) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            cause = getattr(error, "reason", None) or error
+            raise SendError(f"{self.url} does not answer as mpool serve does: {cause}",
+                            hint="Start a server with `mpool serve`, or name its address with --url") from None
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Return the message of a refused request."""
+    try:
+        found = json.loads(error.read(_MAX_RESPONSE))["error"]
+        return str(found["message"] if isinstance(found, dict) else found)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return f"status {error.code}"
+
+
+def _server(arguments: argparse.Namespace) -> Server:
+    token = None
+    if arguments.token_file is not None:
+        with open(arguments.token_file, encoding="ascii") as file:
+            token = file.read(4096).strip()
+    return Server(arguments.url or os.environ.get("MPOOL_URL") or DEFAULT_URL, token)
+
+
+def ps(arguments: argparse.Namespace) -> int:
+    """Run ``mpool ps``."""
+    state = _server(arguments).ask("/api/mpool/state", "models")
+    models = state["models"]
+    if arguments.json:
+        print_json(models)
+        return 0
+    say(table(("MODEL", "CAPABILITY", "STATE", "WORKERS", "RUNNING", "QUEUED", "MEMORY", "UNLOADS IN"),
+              [(row["key"], row["capability"], row["state"], str(len(row["workers"])), str(row["running"]),
+                str(row["queued"]), f"{(row['model_bytes'] + row['engine_bytes']) / 1e6:,.0f} MB", _left(row))
+               for row in models]))
+    memory = state["memory"]
+    say(f"\n{memory['used'] / 1e6:,.0f} MB of {memory['limit'] / 1e6:,.0f} MB used, {state['status']}")
+    return 0
+
+
+def _left(row: dict[str, Any]) -> str:
+    """Return the time until an idle model is unloaded."""
+    if row["pinned"] or row["keep_alive"] is None:
+        return "never"
+    if row["running"] or row["queued"]:
+        return "in use"
+    return f"{max(0.0, row['keep_alive'] - row['idle_seconds']):,.0f} s"
+
+
+def stop(arguments: argparse.Namespace) -> int:
+    """Run ``mpool stop``. If a model cannot be unloaded, the others still are."""
+    from ..errors import ModelError
+
+    server, failed = _server(arguments), False
+    for name in arguments.model:
+        try:
+            server.ask("/api/generate", "done", {"model": name, "keep_alive": 0})
+        except ModelError as error:
+            note(f"mpool: {name}: {error}")
+            failed = True
+            continue
+        say(f"{name}: unloaded")
+    return 1 if failed else 0

@@ -1,0 +1,85 @@
+"""``mpool search`` and ``mpool rerank``: find the texts that answer a query best."""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .common import for_output, lines_of, make_pool, print_json, say
+
+#: Number of texts that are embedded at once. Memory use does not depend on the length of the input.
+_BATCH = 256
+
+
+def _texts(arguments: argparse.Namespace) -> Iterator[str]:
+    """Return the texts of the arguments, of the files, or of standard input."""
+    from ..errors import InvalidArgument
+
+    if arguments.text and arguments.file:
+        raise InvalidArgument("texts must be given as arguments or with --file, not both")
+    return iter(arguments.text) if arguments.text else lines_of(arguments.file or ["-"])
+
+
+def search(arguments: argparse.Namespace) -> int:
+    """Run ``mpool search``. Blank lines are no texts."""
+    import numpy as np
+
+    from ..errors import InvalidArgument
+    from ..models import load_catalogue
+    from ..tasks.similarity import similarity
+
+    if arguments.top_k < 1:
+        raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
+    source = _texts(arguments)
+    name = arguments.model or load_catalogue().default("text_embedding").key
+    best: list[tuple[float, int, str]] = []  # (score, -line, text), a heap with the worst first
+    count = 0
+    with make_pool(arguments) as pool:
+        model = pool.load(name, compute=arguments.compute, progress=False if arguments.quiet else None)
+        query = model.embed(arguments.query, task="query", compute=arguments.compute)
+        while part := list(itertools.islice(source, _BATCH)):
+            given = [(count + at, text) for at, text in enumerate(part) if text.strip()]
+            count += len(part)
+            if not given:
+                continue
+            vectors = model.embed([text for _, text in given], task="document", compute=arguments.compute)
+            # a product of matrices would give equal texts different scores, by their places in the batch
+            scores = similarity(np.broadcast_to(query, vectors.shape), vectors, pairwise=True).tolist()
+            for score, (line, text) in zip(scores, given):
+                found = (score, -line, text)
+                if len(best) < arguments.top_k:
+                    heapq.heappush(best, found)
+                elif found > best[0]:
+                    heapq.heapreplace(best, found)
+    if not best:
+        raise InvalidArgument("at least one text is required, got none")
+    _print([{"score": score, "line": -line + 1, "text": text} for score, line, text in sorted(best, reverse=True)],
+           arguments)
+    return 0
+
+
+def rerank(arguments: argparse.Namespace) -> int:
+    """Run ``mpool rerank``. Blank lines are no texts."""
+    from ..errors import InvalidArgument
+
+    given = [(line, text) for line, text in enumerate(_texts(arguments)) if text.strip()]
+    if not given:
+        raise InvalidArgument("at least one text is required, got none")
+    with make_pool(arguments) as pool:
+        model = pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        ranking = model.rerank(arguments.query, [text for _, text in given], top_k=arguments.top_k,
+                               compute=arguments.compute)
+    _print([{"score": one.score, "line": given[one.index][0] + 1, "text": one.text} for one in ranking], arguments)
+    return 0
+
+
+def _print(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print_json(rows)
+        return
+    for row in rows:
+        say(f"{row['score']:.4f}  {for_output(row['text'], sys.stdout)}")

@@ -1,0 +1,112 @@
+"""``mpool ps`` and ``mpool stop`` against a server, and against servers that are none."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import mpool
+import tinymodels
+from mpool.cli import main
+from servers import serving
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny embedding model."""
+    return str(tinymodels.cached(tmp_path_factory, "bert"))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny language model."""
+    return str(tinymodels.cached(tmp_path_factory, "llama"))
+
+
+def test_ps_and_stop(bert: str, llama: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ps`` lists the models in memory, and ``stop`` unloads a model of any capability under the server's name."""
+    with serving([f"vectors={bert}", f"words={llama}"]) as server:
+        monkeypatch.setenv("MPOOL_URL", server.url)
+        pool = server.state.pool
+        pool.embed("text", "vectors")
+        pool.generate("text", "words", max_tokens=2)
+        assert main(["ps", "--json"]) == 0
+        rows = {row["capability"]: row for row in json.loads(capsys.readouterr().out)}
+        assert {"text_embedding", "text_to_text"} == set(rows) and rows["text_to_text"]["calls"] == 1
+        assert main(["ps"]) == 0
+        text = capsys.readouterr().out
+        assert "text_to_text" in text and "ready" in text and "MB used, healthy" in text
+        assert main(["stop", "words", "nothing", "vectors"]) == 1  # the model after the unknown one is unloaded, too
+        seen = capsys.readouterr()
+        assert seen.out.split() == ["words:", "unloaded", "vectors:", "unloaded"] and "nothing" in seen.err
+        assert main(["ps", "--json", "--url", server.url]) == 0
+        assert [row["state"] for row in json.loads(capsys.readouterr().out) if row["state"] == "ready"] == []
+
+
+def test_token(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server with a token refuses without it, and the message names the option."""
+    path = tmp_path / "token"
+    path.write_text("t" * 43 + "\n", encoding="ascii")
+    path.chmod(0o600)
+    with serving([bert], token="t" * 43) as server:
+        assert main(["ps", "--url", server.url]) == 1
+        assert "--token-file" in capsys.readouterr().err
+        assert main(["ps", "--url", server.url, "--token-file", str(path)]) == 0
+
+
+@contextmanager
+def answering(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list[str]]]:
+    """Run a server that answers every request alike. Yields its address and the paths of the requests."""
+    seen: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_redirect_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The token goes to no other server."""
+    with answering(200, b"{}") as (other, seen), answering(302, b"", Location=f"{other}/api") as (url, _):
+        assert main(["ps", "--url", url]) == 1
+        assert seen == [] and "status 302" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", [b"", b"hello", b"\xff", b"{", b"{}", b"[]"])
+def test_other_servers(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not an mpool server is named."""
+    with answering(200, body) as (url, _):
+        assert main(["ps", "--url", url]) == 1
+        assert f"{url} does not answer as mpool serve does" in capsys.readouterr().err
+
+
+def test_no_server_and_wrong_address(capsys: pytest.CaptureFixture[str]) -> None:
+    """A refused connection says how to start a server; a wrong address names the option."""
+    assert main(["ps", "--url", "http://127.0.0.1:9"]) == 1
+    assert "`mpool serve`" in capsys.readouterr().err
+    for wrong in ("ftp://x", "http://", "http://x?y"):
+        assert main(["ps", "--url", wrong]) == 1
+        assert "--url must be an address" in capsys.readouterr().err
