@@ -15,7 +15,7 @@ from .sources import Resolved
 
 @dataclass(frozen=True)
 class Removed:
-    """What :func:`remove` deleted.
+    """The result of :func:`remove`.
 
     Attributes:
         files: paths of the model's files.

@@ -39,11 +39,12 @@ def test_other_names_say_what_to_do(pool: mpool.Pool, bert: Path, name: str, adv
 
 @pytest.mark.parametrize("call, of", [
     (lambda options: mpool.Pool(**options), "Pool"), (lambda options: mpool.PoolConfig(**options), "PoolConfig"),
-    (lambda options: mpool.load("x", **options), "load"), (lambda options: mpool.register("x", "y", **options), "register"),
+    (lambda options: mpool.load("x", **options), "load"),
+    (lambda options: mpool.register("x", "y", **options), "register"),
 ])
 def test_unknown_options_of_pools_and_loads(call: Any, of: str) -> None:
     """The error is not a TypeError, and says what to do or names the nearest option."""
-    with pytest.raises(mpool.InvalidArgument, match=f"`n_ctx` is not an option of {of}; the context is the model's own"):
+    with pytest.raises(mpool.InvalidArgument, match=f"`n_ctx` is not an option of {of}; the context is the model's"):
         call({"n_ctx": 4096})
     with pytest.raises(mpool.InvalidArgument, match=f"`colour` is not an option of {of}"):
         call({"colour": 1})

@@ -29,7 +29,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tinymodels.cached(tmp_path_factory, "llama"))
 
 
-def test_ps_and_stop(bert: str, llama: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ps_and_stop(bert: str, llama: str, capsys: pytest.CaptureFixture[str],
+                     monkeypatch: pytest.MonkeyPatch) -> None:
     """``ps`` lists the models in memory, and ``stop`` unloads a model of any capability under the server's name."""
     with serving([f"vectors={bert}", f"words={llama}"]) as server:
         monkeypatch.setenv("MPOOL_URL", server.url)
@@ -97,7 +98,7 @@ def test_redirect_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("body", [b"", b"hello", b"\xff", b"{", b"{}", b"[]"])
 def test_other_servers(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is not an mpool server is named."""
+    """The message names the address of a server that is not mpool's."""
     with answering(200, body) as (url, _):
         assert main(["ps", "--url", url]) == 1
         assert f"{url} does not answer as mpool serve does" in capsys.readouterr().err

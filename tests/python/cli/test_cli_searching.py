@@ -109,7 +109,8 @@ def test_generate_image_writes_the_images_of_the_library(tmp_path: Path, capsys:
             assert json.loads(image.info["mpool"])["seed"] == one.parameters["seed"]
 
 
-@pytest.mark.parametrize("wrong, right", [("embd", "embed"), ("generte-image", "generate-image"), ("xyzzy", "`mpool --help`")])
+@pytest.mark.parametrize("wrong, right", [("embd", "embed"), ("generte-image", "generate-image"),
+                                          ("xyzzy", "`mpool --help`")])
 def test_unknown_command_names_the_nearest(wrong: str, right: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A typing error is answered with the command that was meant."""
     with pytest.raises(SystemExit) as left:

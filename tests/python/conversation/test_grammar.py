@@ -125,7 +125,8 @@ def test_regex_and_grammar(pool: mpool.Pool, tiny: Path, seed: int) -> None:
 GBNF = [
     ('root ::= sum\nsum ::= num ("+" num){1,3} # a comment\nnum ::= [1-9] [0-9]? [0-9]?',
      r"[1-9]\d{0,2}(\+[1-9]\d{0,2}){1,3}"),
-    ('root ::= item+\nitem ::= "- " word "\\n"\nword ::= ("yes" | "no" | [^a-z \\n]{2})', r"(- (yes|no|[^a-z \n]{2})\n)+"),
+    ('root ::= item+\nitem ::= "- " word "\\n"\nword ::= ("yes" | "no" | [^a-z \\n]{2})',
+     r"(- (yes|no|[^a-z \n]{2})\n)+"),
     ('root ::= "(" (root | "x") ")"', None),
 ]
 
