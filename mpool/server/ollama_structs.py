@@ -1,7 +1,7 @@
 """Requests and responses of Ollama's protocol.
 
-The server refuses an unknown field and names it in the error; a null counts as absent. The docstrings list the fields
-that are accepted and ignored. They are the descriptions in the OpenAPI document. Durations are in nanoseconds.
+A null counts as absent. The docstrings list the fields that are accepted and have no effect. They are the descriptions in
+the OpenAPI document. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from .fields import Name, Stops, Text
+from .fields import Fields, Name, Stops, Text
 
 KeepAlive = float | str
 Nanoseconds = int
 
 
-class Options(Struct, forbid_unknown_fields=True):
+class Options(Fields):
     """Sampling options. ``mirostat``, ``tfs_z`` and ``typical_p`` must be off. ``mirostat_tau``, ``mirostat_eta``,
     ``repeat_last_n``, ``penalize_newline`` and the hardware options (``num_ctx`` to ``main_gpu``) are ignored: mpool
     manages the hardware itself."""
@@ -54,7 +54,7 @@ class Options(Struct, forbid_unknown_fields=True):
     main_gpu: int | None = None
 
 
-class Request(Struct, forbid_unknown_fields=True, kw_only=True):
+class Request(Fields, kw_only=True):
     """Base of the requests that use a model."""
 
     model: Name
@@ -90,7 +90,7 @@ class GenerateRequest(TextRequest, kw_only=True):
     images: list[str] | None = None
 
 
-class OllamaFunction(Struct, omit_defaults=True):
+class OllamaFunction(Fields, omit_defaults=True):
     """Name of a function and its arguments. ``index``: index of the tool call in the response."""
 
     name: str
@@ -98,14 +98,14 @@ class OllamaFunction(Struct, omit_defaults=True):
     index: int | None = None
 
 
-class OllamaToolCall(Struct, omit_defaults=True):
+class OllamaToolCall(Fields, omit_defaults=True):
     """A tool call."""
 
     function: OllamaFunction
     id: str | None = None
 
 
-class OllamaMessage(Struct, forbid_unknown_fields=True):
+class OllamaMessage(Fields):
     """A message of a conversation. ``images`` are base64. A message with the role ``tool`` contains the result of the
     tool ``tool_name``, or of the tool call ``tool_call_id``."""
 
@@ -141,7 +141,7 @@ class OllamaEmbeddingsRequest(Request, kw_only=True):
     prompt: str
 
 
-class NameRequest(Struct, forbid_unknown_fields=True):
+class NameRequest(Fields):
     """A model name in ``model``, or in its former spelling ``name``. ``verbose`` is ignored."""
 
     model: str | None = None
@@ -149,7 +149,7 @@ class NameRequest(Struct, forbid_unknown_fields=True):
     verbose: bool | None = None
 
 
-class PullRequest(Struct, forbid_unknown_fields=True):
+class PullRequest(Fields):
     """A model of the catalogue to download. ``insecure`` is ignored."""
 
     model: str | None = None

@@ -54,8 +54,6 @@ class Operation:
         on_loop: Parse the body on the event loop's thread even if it is long.
         media_type: Media type of a text response.
         owner_only: Without a token, only clients of the server's own user (or of root) may call the operation.
-        ignores_unknown: Unknown fields of the body are ignored: the log names each once, and the response header
-            ``x-mpool-ignored`` names those of the request. False: they are errors.
     """
 
     method: str
@@ -69,7 +67,6 @@ class Operation:
     on_loop: bool = False
     media_type: str = "text/plain"
     owner_only: bool = False
-    ignores_unknown: bool = False
 
 
 class Context:
@@ -80,14 +77,15 @@ class Context:
         id: Request id.
         scope: Scope of ASGI.
         started: ``time.monotonic()`` when the body was complete.
-        ignored: Names of fields of the body that are ignored because the operation does not have them.
+        ignored: Names of fields of the body that are ignored because the operation does not have them: the log names
+            each once, and the response header ``x-mpool-ignored`` names them all. None: such fields are errors.
     """
 
     __slots__ = ("state", "id", "scope", "started", "ignored")
 
     def __init__(self, state: State, scope: Scope) -> None:
         self.state, self.id, self.scope, self.started = state, state.new_id(), scope, time.monotonic()
-        self.ignored: list[str] = []
+        self.ignored: list[str] | None = None if state.settings.strict else []
 
     async def model(self, name: str) -> ServedModel:
         """Return the model with the name that the client gave.
@@ -184,6 +182,7 @@ class Endpoint:
                 message["headers"] = [*message["headers"], (b"x-request-id", context.id.encode())]
                 if context.ignored:
                     message["headers"].append((b"x-mpool-ignored", ", ".join(context.ignored).encode()))
+                    _log_ignored(context, context.ignored)
             elif listener is not None and not message.get("more_body", False):
                 listener.stop()  # some servers report a disconnect once the response is complete
             await send(message)
@@ -242,13 +241,16 @@ class Endpoint:
             return None
         _check_type(scope)
         data = await bodies.read(receive, bodies.declared_length(scope), self.state.settings.max_body)
-        body = bodies.parse(data, kind) if self.operation.on_loop else await bodies.parse_body(data, kind)
-        if self.operation.ignores_unknown:
-            context.ignored = await bodies.unknown_fields(data, kind)
-            for name in context.ignored:
-                if self.state.is_new(scope["path"], name):
-                    log.info("%s: the field `%s` is ignored: %s does not have it", context.id, name, scope["path"])
-        return body
+        if self.operation.on_loop:
+            return bodies.parse(data, kind, context.ignored)
+        return await bodies.parse_body(data, kind, context.ignored)
+
+
+def _log_ignored(context: Context, names: list[str]) -> None:
+    path = context.scope["path"]
+    for name in names:
+        if context.state.is_new(path, name):
+            log.info("%s: the field `%s` is ignored: %s does not have it", context.id, name, path)
 
 
 def _check_owner(scope: Any) -> None:

@@ -23,6 +23,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _WHOLE = ("port", "max_body", "max_text", "max_header", "max_header_count", "max_connections", "max_streams", "max_n",
           "max_tokens", "default_max_tokens")
+_SWITCHES = ("allow_token_ids", "strict")
 _MAX_TOKEN = 4096
 
 
@@ -52,6 +53,8 @@ class Settings:
             ``max_tokens`` applies.
         allow_token_ids: Accept token ids as embedding input for every model; False: only if the request sets
             ``allow_token_ids``, or the model's vocabulary is OpenAI's cl100k_base.
+        strict: Refuse fields of a request that the server does not have; False: ignore them, name each once in the log,
+            and name those of a request in the response header ``x-mpool-ignored``.
         header_timeout: Seconds within which the head of a request must arrive.
         body_timeout: Seconds within which the body of a request must arrive.
         write_timeout: Seconds after which the connection of a client that does not read its response is closed.
@@ -78,6 +81,7 @@ class Settings:
     max_tokens: int = 16384
     default_max_tokens: int = 4096
     allow_token_ids: bool = False
+    strict: bool = False
     header_timeout: float = 10.0
     body_timeout: float = 60.0
     write_timeout: float = 30.0
@@ -91,8 +95,9 @@ class Settings:
             kinds = (int,) if name in _WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
                 refuse(name, value, f"{'an integer' if name in _WHOLE else 'a number of seconds'} from {low} to {high}")
-        if not isinstance(self.allow_token_ids, bool):
-            refuse("allow_token_ids", self.allow_token_ids, "True or False")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                refuse(name, getattr(self, name), "True or False")
         if not isinstance(self.host, str) or not self.host:
             refuse("host", self.host, "an IP address or host name")
         if self.token is not None:

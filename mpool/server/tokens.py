@@ -12,16 +12,16 @@ from ..errors import InvalidArgument
 from ..tasks.running import chat_ids
 from . import forms
 from .errors import Refusal
-from .fields import Name, Token
+from .fields import Fields, Name, Token
 from .openai.chat import message_of
-from .openai.structs import Message, Request
+from .openai.structs import Message
 from .operations import Context, Operation, json_response
 
 if TYPE_CHECKING:
     from .models import ServedModel
 
 
-class TokenizeRequest(Request, kw_only=True):
+class TokenizeRequest(Fields, kw_only=True):
     """A ``prompt``, or ``messages`` for the chat template of the model. ``model`` may be omitted if the server serves
     one model. ``add_special_tokens`` adds the tokens that the model expects around a prompt (default true). Names of
     control tokens in texts are plain text. ``chat_template_kwargs`` are variables of the chat template."""
@@ -46,7 +46,7 @@ class TokenizeResponse(Struct):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(Request, kw_only=True):
+class DetokenizeRequest(Fields, kw_only=True):
     """Token ids. ``model`` may be omitted if the server serves one model."""
 
     model: Name | None = None

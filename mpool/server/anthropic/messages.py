@@ -189,9 +189,9 @@ class _Blocks:
 
 OPERATIONS = (
     Operation("POST", "/v1/messages", messages, MessagesRequest, MessageResponse, "Complete a conversation", EVENTS,
-              "messages", ignores_unknown=True),
+              "messages"),
     Operation("POST", "/v1/messages/count_tokens", count_tokens, CountTokensRequest, CountTokensResponse,
-              "Count the tokens of a conversation", name="count_tokens", ignores_unknown=True),
+              "Count the tokens of a conversation", name="count_tokens"),
 )
 
 __all__ = ["OPERATIONS"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from .. import bodies
 from ..errors import Refusal
 from ..operations import image_of
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from ..operations import Context
 
 
-def messages_of(context: Context, given: str | list[dict[str, Any]],
+def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
                 earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert an input to messages of the library, and append them to those of the earlier conversation.
 
@@ -24,8 +26,9 @@ def messages_of(context: Context, given: str | list[dict[str, Any]],
         return [*earlier, {"role": "user", "content": context.check_text(given, "input")}]
     found = _Conversation(context, earlier)
     for at, item in enumerate(given):
-        # clients may leave out the type of a message
-        found.add(bodies.convert({"type": "message", **item}, InputItem, f"input[{at}]"), f"input[{at}]")
+        where = f"input[{at}]"
+        data = msgspec.json.encode({"type": "message", **item})  # clients may leave out the type of a message
+        found.add(bodies.parse_part(data, InputItem, where, context.ignored), where)
     return found.messages
 
 

@@ -251,7 +251,7 @@ class _Events:
 
 OPERATIONS = (
     Operation("POST", "/v1/responses", responses, ResponsesRequest, ResponseObject, "Respond to an input", EVENTS,
-              "responses", ignores_unknown=True),
+              "responses"),
 )
 
 __all__ = ["OPERATIONS"]

@@ -1,7 +1,7 @@
 """Requests and responses of OpenAI's protocol.
 
-Like OpenAI's own servers, the server refuses an unknown field and names it in the error; a null counts as absent. The
-docstrings list the fields that are accepted and ignored. They are the descriptions in the OpenAPI document.
+A null counts as absent. The docstrings list the fields that are accepted and have no effect. They are the descriptions in
+the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..fields import MaxTokens, Name, SamplingFields, Stops, Text, Token
+from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops, Text, Token
 
 Count = Annotated[int, Meta(ge=1, le=128)]
 #: One text, its token ids, or a list of either.
 Inputs = Text | Annotated[list[Text | Token | Annotated[list[Token], Meta(min_length=1)]],
                           Meta(min_length=1, max_length=1_000_000)]
-
-
-class Request(Struct, forbid_unknown_fields=True):
-    """Base of all requests: unknown fields are errors."""
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
@@ -43,7 +39,7 @@ class ModelList(Struct):
 
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
-class EmbeddingsRequest(Request):
+class EmbeddingsRequest(Fields):
     """Texts to embed. ``user`` is ignored. Token ids in ``input`` are refused unless ``allow_token_ids`` is true, the
     server allows them, or the model's vocabulary is OpenAI's cl100k_base: ids of another vocabulary would silently give
     wrong vectors. In LangChain's OpenAIEmbeddings, set ``check_embedding_ctx_length=False``."""
@@ -81,13 +77,13 @@ class EmbeddingsResponse(Struct):
     object: str = "list"
 
 
-class Document(Struct):
+class Document(Fields):
     """A document to rank."""
 
     text: Text
 
 
-class RerankRequest(Request):
+class RerankRequest(Fields):
     """Documents to rank by relevance to a query."""
 
     model: Name
@@ -116,7 +112,7 @@ class RerankResponse(Struct):
 
 # ---- text ----------------------------------------------------------------------------------------------------------
 
-class StreamOptions(Struct):
+class StreamOptions(Fields):
     """Options of a streamed response. With ``include_usage``, the last stream chunk has the token counts.
     ``include_obfuscation`` is ignored."""
 
@@ -133,7 +129,7 @@ class Usage(Struct):
     prompt_tokens_details: dict[str, int]
 
 
-class TextRequest(Request, SamplingFields, kw_only=True):
+class TextRequest(SamplingFields, kw_only=True):
     """Fields of completion and chat requests: those of OpenAI's API, and further sampling options of mpool.
 
     ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier``, ``prompt_cache_key``,
@@ -196,33 +192,33 @@ class CompletionResponse(Struct):
     object: str = "text_completion"
 
 
-class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextPart(Fields, tag_field="type", tag="text"):
     """A text part of a message."""
 
     text: str
 
 
-class ImageURL(Struct, forbid_unknown_fields=True):
+class ImageURL(Fields):
     """An image as ``data:image/png;base64,...``. ``detail`` is ignored."""
 
     url: str
     detail: str | None = None
 
 
-class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+class ImagePart(Fields, tag_field="type", tag="image_url"):
     """An image part of a message."""
 
     image_url: ImageURL
 
 
-class FunctionCall(Struct):
+class FunctionCall(Fields):
     """Name of a function, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
-class MessageToolCall(Struct):
+class MessageToolCall(Fields):
     """A tool call in a message of the assistant."""
 
     id: str
@@ -230,7 +226,7 @@ class MessageToolCall(Struct):
     type: Literal["function"] = "function"
 
 
-class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
+class Message(Fields, omit_defaults=True):
     """A message of a conversation. A message with the role ``tool`` contains the result of the tool call
     ``tool_call_id``."""
 
@@ -368,7 +364,7 @@ class ChatChunk(Struct):
 
 # ---- images --------------------------------------------------------------------------------------------------------
 
-class ImagesRequest(Request, kw_only=True):
+class ImagesRequest(Fields, kw_only=True):
     """Images to generate. ``negative_prompt``, ``seed``, ``num_inference_steps`` and ``guidance_scale`` are extensions
     of OpenAI's API. ``quality``, ``style``, ``moderation``, ``safety_identifier`` and ``user`` are ignored."""
 
