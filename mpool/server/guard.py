@@ -54,6 +54,19 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
+def may_be_browser(scope: Scope) -> bool:
+    """Return True unless no browser can have sent a request that has a body.
+
+    Browsers send ``Origin`` with every such request to another origin, and ``Sec-Fetch-Site`` to addresses of loopback.
+    ``Referer`` and the beginning of ``User-Agent`` concern browsers from before 2020.
+    """
+    for name, value in scope["headers"]:
+        if name in (b"origin", b"referer") or name.startswith(b"sec-") or name == b"user-agent" and \
+                value.lstrip().lower().startswith(b"mozilla/"):
+            return True
+    return False
+
+
 def _repeated(scope: Scope) -> bytes | None:
     """Return the name of a header of :data:`_SINGLE` that a request contains more than once; None: there is none."""
     names = [key for key, _ in scope["headers"] if key in _SINGLE]
@@ -169,4 +182,5 @@ class TokenGuard(_Guard):
         return Refusal("shutting_down") if self.gate.stopping else None
 
 
-__all__ = ["GuardState", "HostGuard", "TokenGuard", "format_of", "header", "is_anthropic", "refusal_response"]
+__all__ = ["GuardState", "HostGuard", "TokenGuard", "format_of", "header", "is_anthropic",
+           "may_be_browser", "refusal_response"]

@@ -59,6 +59,8 @@ _encode = msgspec.json.Encoder().encode
 _LOWEST = -9999.0
 #: Sampler options that the library does not support -> value that turns the sampler off.
 _OFF = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0}
+#: Minimum of ``num_ctx`` in Ollama.
+_MIN_CONTEXT = 4
 #: Sampling options that have the same name, or an alias of this name, in the library.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
              "stop")
@@ -98,11 +100,10 @@ def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
             raise Refusal("unsupported_parameter", f"`options.{name}` must be {off}: this sampler is not supported.",
                           name)
     found = {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
-    predict = given.num_predict
-    if predict == 0:
-        raise Refusal("invalid_value", "`options.num_predict` must be 1 or more, -1 or -2, got 0.", "num_predict")
-    found["max_tokens"] = context.state.settings.completion_tokens(
-        None if predict is None or predict < 0 else predict)
+    limits, predict = context.state.settings, given.num_predict
+    found["max_tokens"] = limits.completion_tokens(limits.max_tokens if predict is not None and predict <= 0 else predict)
+    if given.num_ctx is not None:
+        found["context_length"] = max(given.num_ctx, _MIN_CONTEXT)
     if given.seed is not None:
         found["seed"] = given.seed % 2**64
     if body.logprobs:

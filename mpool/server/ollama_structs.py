@@ -18,8 +18,10 @@ Nanoseconds = int
 
 class Options(Fields):
     """Sampling options. ``mirostat``, ``tfs_z`` and ``typical_p`` must be off. ``mirostat_tau``, ``mirostat_eta``,
-    ``repeat_last_n``, ``penalize_newline`` and the hardware options (``num_ctx`` to ``main_gpu``) are ignored: mpool
-    manages the hardware itself."""
+    ``repeat_last_n``, ``penalize_newline``, ``draft_num_predict`` and the hardware options (``num_keep`` to
+    ``main_gpu``) are ignored: mpool manages the hardware itself. ``num_ctx`` is the maximum number of tokens of the
+    prompt and the completion together, as far as the context of the model allows; less than 4 counts as 4.
+    ``num_predict``: 0, -1 and -2 mean no limit but that of the server."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -38,7 +40,8 @@ class Options(Fields):
     mirostat_eta: float | None = None
     repeat_last_n: int | None = None
     penalize_newline: bool | None = None
-    num_ctx: int | None = None
+    draft_num_predict: int | None = None
+    num_ctx: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     num_keep: int | None = None
     num_batch: int | None = None
     num_gpu: int | None = None

@@ -23,7 +23,7 @@ from .. import native_calls
 from . import bodies
 from .disconnects import DisconnectListener
 from .errors import Refusal, refusal_of
-from .guard import header, refusal_response
+from .guard import header, may_be_browser, refusal_response
 from .peers import user_of
 from .state import RunningRequest
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
+#: Content types of programs that do not set one: none, and curl's.
+_DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded")
 #: Responses with at least this many numbers are encoded on another thread: encoding them takes milliseconds.
 _LARGE = 1 << 15
 
@@ -270,14 +272,16 @@ def _uncancel(task: asyncio.Task[Any] | None) -> None:
 def _check_type(scope: Any) -> None:
     """Refuse bodies that are not uncompressed JSON.
 
-    A browser sends this content type to another origin only after a CORS preflight. The check therefore also refuses
-    requests from the pages of other sites.
+    A browser sends JSON's content type to another origin only after a CORS preflight. The check therefore also refuses
+    requests from the pages of other sites. A program other than a browser may omit the content type, or send the one
+    that curl sends by default.
     """
     coding = header(scope, b"content-encoding")
     if coding is not None and coding.strip().lower() not in (b"identity", b""):
         raise Refusal("unsupported_media_type")
     kind, _, parameters = (header(scope, b"content-type") or b"").partition(b";")
-    if kind.strip().lower() != b"application/json":
+    kind = kind.strip().lower()
+    if kind != b"application/json" and (kind not in _DEFAULT_TYPES or may_be_browser(scope)):
         raise Refusal("unsupported_media_type")
     charset = parameters.strip().lower()
     if charset and charset.replace(b'"', b"").replace(b" ", b"") not in (b"charset=utf-8", b"charset=utf8"):

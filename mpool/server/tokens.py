@@ -13,7 +13,7 @@ from ..tasks.running import chat_ids
 from . import forms
 from .errors import Refusal
 from .fields import Fields, Name, Token
-from .openai.chat import message_of
+from .openai.chat import message_of, template_variables
 from .openai.structs import Message
 from .operations import Context, Operation, json_response
 
@@ -93,10 +93,8 @@ async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest
     if body.add_generation_prompt and body.continue_final_message:
         raise Refusal("invalid_value", "`add_generation_prompt` and `continue_final_message` exclude each other.",
                       "continue_final_message")
-    variables = dict(body.chat_template_kwargs or {})
+    variables = template_variables(body.chat_template_kwargs or {})
     for name in ("add_generation_prompt", "continue_final_message"):
-        if name in variables:
-            raise Refusal("invalid_value", f"`chat_template_kwargs` must not contain `{name}`.", "chat_template_kwargs")
         if (value := getattr(body, name)) is not None:
             variables[name] = value
     converted = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)]

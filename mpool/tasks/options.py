@@ -445,6 +445,9 @@ class SamplingOptions:
         "llguidance. Only tokens that keep the output valid are sampled, and the model may end only where the output "
         "is complete. If ``max_tokens`` or a stop string cuts the output, ``finish_reason`` is ``\"length\"`` or "
         "``stop`` is set. ``parsed`` of the result is the parsed JSON value. Requires the extra ``grammar``.")
+    context_length: int | None = option(
+        None, "maximum number of tokens of the prompt and a completion together, 2 or more; None, or more than the "
+        "model's context: the model's context.")
     capture: Capture | CaptureJob | None = option(
         None, "object returned by :func:`capture`, or by its ``job()`` method, that records the outputs of the model's "
         "layers.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...conversation.tool_schemas import ToolFields
 from .. import forms, thinking
 from ..errors import Refusal
 from ..operations import image_of
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _BILLING = "x-anthropic-billing-header:"
 #: Type of ``tool_choice`` -> value of the library; the type "tool" has the name of a tool.
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+#: Names of the fields of a tool.
+_TOOL = ToolFields("", "input_schema")
 #: Between two messages of the same role, which become one turn.
 _SEPARATOR = {"type": "text", "text": "\n\n"}
 
@@ -68,11 +71,7 @@ def _tool_options(tools: list[Tool] | None, choice: ToolChoice | None) -> dict[s
         return {}
     found = [{"type": "function", "function": {"name": tool.name, "description": tool.description or "",
                                                "parameters": tool.input_schema}} for tool in tools]
-    try:
-        return forms.tool_options(found, chosen, parallel)
-    except Refusal as refusal:  # name the fields of this protocol
-        refusal.detail = refusal.detail.replace(".function.parameters", ".input_schema").replace(".function.", ".")
-        raise
+    return forms.tool_options(found, chosen, parallel, _TOOL)
 
 
 def messages_of(context: Context, body: ConversationRequest) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ async def messages(context: Context, body: MessagesRequest) -> Response:
         return json_response(response)
     chunks = MergedStreams(context.state, [stream])
     await chunks.start()
-    response.usage.input_tokens = stream._prompt_tokens
+    response.usage.input_tokens = stream.prompt_tokens or 0
 
     async def events() -> AsyncIterator[bytes]:
         yield _event(MessageStart(response))

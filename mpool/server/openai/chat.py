@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from ..models import ServedModel
 
 
+#: Variables of chat templates that ``chat_template_kwargs`` must not contain: they are fields of requests, or belong to
+#: the chat template.
+_RESERVED = ("add_generation_prompt", "continue_final_message", "messages", "tools", "documents", "tokenizer",
+             "placeholder", "deadline")
+
+
 async def chat(context: Context, body: ChatRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
@@ -49,6 +55,9 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     options |= forms.openai_format(body.response_format)
     options |= forms.tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
     options |= await thinking.openai_options(served, body.reasoning_effort)
+    if body.chat_template_kwargs:
+        options["template_options"] = {**options.get("template_options", {}),
+                                       **template_variables(body.chat_template_kwargs)}
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     pool, name, created = context.state.pool, f"chatcmpl-{context.id}", int(time.time())
@@ -120,6 +129,18 @@ def message_of(context: Context, message: Message, where: str) -> dict[str, Any]
     return found
 
 
+def template_variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Check ``chat_template_kwargs`` of a request and return a copy.
+
+    Raises:
+        Refusal: A name belongs to a field of the request or to the chat template itself.
+    """
+    for name in _RESERVED:
+        if name in given:
+            raise Refusal("invalid_value", f"`chat_template_kwargs` must not contain `{name}`.", "chat_template_kwargs")
+    return dict(given)
+
+
 def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, ImagePart):
         return {"type": "image", "image": image_of(part.image_url.url, where)}
@@ -141,4 +162,4 @@ OPERATIONS = (
               "chat_completions"),
 )
 
-__all__ = ["OPERATIONS", "message_of"]
+__all__ = ["OPERATIONS", "message_of", "template_variables"]

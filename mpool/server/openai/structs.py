@@ -246,7 +246,8 @@ class ChatRequest(TextRequest, kw_only=True):
     or ``{"type": "function", "function": {"name": ...}}``. ``response_format`` is text, json_object or json_schema;
     with tools, it applies to completions without tool calls. ``reasoning_effort`` sets the reasoning level (``minimal``
     counts as low, ``xhigh`` and ``max`` as high) or turns thinking on or off, as far as the chat template of the model
-    supports it. Models that always think refuse ``none``. ``verbosity`` and ``prediction`` are ignored."""
+    supports it. Models that always think refuse ``none``. ``chat_template_kwargs`` (an extension) are variables of the
+    chat template, which take precedence over ``reasoning_effort``. ``verbosity`` and ``prediction`` are ignored."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: MaxTokens | None = None
@@ -260,6 +261,7 @@ class ChatRequest(TextRequest, kw_only=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TopToken(Struct):
