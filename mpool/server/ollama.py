@@ -333,8 +333,8 @@ async def _load_seconds(context: Context, served: ServedModel) -> float:
 async def embed(context: Context, body: EmbedRequest) -> Response:
     """Embed texts."""
     served = await context.model(body.model)
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(texts) if text]
+    texts = body.input if isinstance(body.input, list) else [body.input] if body.input else []
+    texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(texts)]
     options = keep_alive_options(body)
     if body.truncate is not None:
         options["truncate"] = body.truncate

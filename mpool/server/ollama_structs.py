@@ -131,9 +131,9 @@ class OllamaChatRequest(TextRequest, kw_only=True):
 
 
 class EmbedRequest(Request, kw_only=True):
-    """Texts to embed."""
+    """Texts to embed. As in Ollama, an empty ``input`` has no embedding, and an empty text in a list has one."""
 
-    input: str | Annotated[list[Text], Meta(max_length=10_000)]
+    input: str | Annotated[list[str], Meta(max_length=10_000)]
     truncate: bool | None = None
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
 
