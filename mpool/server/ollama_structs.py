@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from .fields import Fields, Name, Stops, Text
 
@@ -82,7 +82,8 @@ class TextRequest(Request, kw_only=True):
 
 class GenerateRequest(TextRequest, kw_only=True):
     """A prompt to complete. A request without a prompt loads the model, or unloads it if ``keep_alive`` is 0. ``raw``
-    skips the chat template. ``images`` are base64. ``suffix``, ``template`` and ``context`` are refused."""
+    skips the chat template. ``images`` are base64. With ``suffix``, the completion belongs
+    between the prompt and the suffix. ``template`` and ``context`` are refused."""
 
     prompt: str | None = None
     system: str | None = None
@@ -159,6 +160,32 @@ class PullRequest(Fields):
     name: str | None = None
     insecure: bool | None = None
     stream: bool | None = None
+
+
+class CopyRequest(Fields):
+    """A model or alias, and its further name, which lasts as long as the server."""
+
+    source: Name
+    destination: Name
+
+
+class CreateRequest(Fields, kw_only=True):
+    """A further name of the model or alias ``from``, with a system message for conversations without one, and with
+    defaults of options. It lasts as long as the server. ``license`` is ignored. ``template``, ``adapters``, ``files``,
+    ``quantize`` and ``messages`` are refused."""
+
+    model: str | None = None
+    name: str | None = None
+    source: Name = field(name="from")
+    system: str | None = None
+    parameters: Options | None = None
+    stream: bool | None = None
+    license: Any = None
+    template: str | None = None
+    adapters: dict[str, str] | None = None
+    files: dict[str, str] | None = None
+    quantize: str | None = None
+    messages: list[dict[str, Any]] | None = None
 
 
 # ---- responses -----------------------------------------------------------------------------------------------------
@@ -266,8 +293,8 @@ class ModelRows(Struct):
 
 
 class ShowResponse(Struct):
-    """The description of a model. ``template`` and ``modelfile`` are always empty: requests cannot replace the chat
-    template."""
+    """The description of a model. ``system`` is that of an alias. ``template`` and ``modelfile`` are always empty:
+    requests cannot replace the chat template."""
 
     details: Details
     model_info: dict[str, Any]
@@ -275,6 +302,7 @@ class ShowResponse(Struct):
     modified_at: str
     license: str
     parameters: str
+    system: str = ""
     template: str = ""
     modelfile: str = ""
 

@@ -52,8 +52,8 @@ _MAX_STOP = 1024
 async def messages(context: Context, body: MessagesRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
-    conversation = messages_of(context, body)
-    options = sampling(context, body, body.max_tokens) | await options_of(served, body)
+    conversation = served.with_system(messages_of(context, body))
+    options = sampling(context, served, body, body.max_tokens) | await options_of(served, body)
     if body.stop_sequences:
         options["stop"] = _stops(body.stop_sequences)
     most = options["max_tokens"]
@@ -89,7 +89,7 @@ async def messages(context: Context, body: MessagesRequest) -> Response:
 async def count_tokens(context: Context, body: CountTokensRequest) -> Response:
     """Count the tokens of a conversation: those of the prompt that ``/v1/messages`` would process."""
     served = await context.model(body.model)
-    conversation, options = messages_of(context, body), await options_of(served, body)
+    conversation, options = served.with_system(messages_of(context, body)), await options_of(served, body)
     options.pop("response_format", None)  # constrains the completion only
     return json_response(CountTokensResponse(
         len(await chat_ids(context.state.pool, conversation, served.model, options))))

@@ -51,7 +51,8 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     served = await context.model(body.model)
     _check(body)
     messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    options = sampling(context, body, body.max_completion_tokens or body.max_tokens)
+    messages = served.with_system(messages)
+    options = sampling(context, served, body, body.max_completion_tokens or body.max_tokens)
     options |= forms.openai_format(body.response_format)
     options |= forms.tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
     options |= await thinking.openai_options(served, body.reasoning_effort)

@@ -84,13 +84,15 @@ class Document(Fields):
 
 
 class RerankRequest(Fields):
-    """Documents to rank by relevance to a query."""
+    """Documents to rank by relevance to a query. ``prompt`` (an extension) says what makes a document relevant, for
+    rerankers that are language models."""
 
     model: Name
     query: Text
     documents: Annotated[list[Text | Document], Meta(min_length=1, max_length=10_000)]
     top_n: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool = False
+    prompt: str | None = None
 
 
 class RankedResult(Struct, omit_defaults=True):
@@ -153,8 +155,9 @@ class TextRequest(SamplingFields, kw_only=True):
 
 
 class CompletionRequest(TextRequest, kw_only=True):
-    """A prompt to complete: text, token ids, or a list of either. ``suffix`` is refused, and so is a ``best_of`` that
-    differs from ``n``."""
+    """A prompt to complete: text, token ids, or a list of either. With ``suffix``, the completion belongs between the
+    prompt, which must be text, and the suffix; the vocabulary of the model must have tokens for this. A ``best_of`` that
+    differs from ``n`` is refused."""
 
     prompt: Inputs
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

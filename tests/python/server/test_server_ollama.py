@@ -198,7 +198,7 @@ def test_invalid_values_are_refused(server: Any, field: dict[str, Any]) -> None:
 def test_unsupported_options_are_refused(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, **field})
     assert status == 400 and isinstance(found["error"], str)
-    for more in ({"context": [1, 2]}, {"suffix": "x"}, {"template": "x"}, {"images": ["aGVsbG8="]}):
+    for more in ({"context": [1, 2]}, {"suffix": "x"}, {"suffix": "x", "system": "y"}, {"template": "x"}, {"images": ["aGVsbG8="]}):
         assert ask(server, "/api/generate", {"model": "llama", "prompt": "x", **more})[0] == 400
 
 
@@ -209,8 +209,13 @@ def test_model_names_are_never_paths(server: Any) -> None:
                  "embeddings": {"prompt": "x"}}.get(path, {})
         status, found = ask(server, f"/api/{path}", body)
         assert status == 404 and "Model not found" in found["error"]
-    for path in ("/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:abc", "/api/delete"):
+    for path in ("/api/push", "/api/blobs/sha256:abc"):
         assert ask(server, path, {"model": "llama", "path": "/etc/passwd"})[0] == 404
+    for name in ("../llama", "/etc/passwd", "a/b", "", "x" * 129, "llama"):
+        assert ask(server, "/api/create", {"model": name, "from": "llama"})[0] == 400
+        assert ask(server, "/api/copy", {"source": "llama", "destination": name})[0] == 400
+    assert ask(server, "/api/create", {"model": "x", "from": "/etc/passwd"})[0] == 404
+    assert ask(server, "/api/copy", {"source": "../llama", "destination": "x"})[0] == 404
 
 
 @pytest.mark.parametrize("chaos", ["seed=3,fail=0.02", "seed=1,fail=1.0"])

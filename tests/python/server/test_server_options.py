@@ -33,7 +33,7 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
         "parse_special": "texts of clients are plain text"}),
     "rerank": (openai.RerankRequest, {
         "top_k": "`top_n`", "compute": "a setting of the server", "truncate": "as the model's files say",
-        "prompt": "as the model's files say", "prompt_name": "as the model's files say",
+        "prompt_name": "as the model's files say",
         "parse_special": "texts of clients are plain text"}),
     "generate_image": (openai.ImagesRequest, {
         "width": "`size`", "height": "`size`", "compute": "a setting of the server", "latents": "an array",
