@@ -64,8 +64,8 @@ def read(tools: Any, fields: ToolFields = ToolFields()) -> list[dict[str, Any]]:
         function = _from_dict(where, tool, fields) if isinstance(tool, Mapping) else _from_callable(where, tool)
         name, openai_tool = function["name"], {"type": "function", "function": function}
         if name in names:
-            raise InvalidArgument(param=f"{where}{fields.function}.name", got=f"{name!r}, which is the name of another tool",
-                                  allowed="unique among the tools")
+            raise InvalidArgument(param=f"{where}{fields.function}.name", allowed="unique among the tools",
+                                  got=f"{name!r}, which is the name of another tool")
         names.add(name)
         text = _json(where, openai_tool)
         if '"$ref"' in text:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 #: All operations of the server, in the order of the OpenAPI document.
 OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *model_list.OPERATIONS, *OPENAI, *scoring.OPERATIONS,
-                                     *tokens.OPERATIONS, *anthropic.OPERATIONS, *ollama.OPERATIONS, *dashboard.OPERATIONS)
+                                     *tokens.OPERATIONS, *anthropic.OPERATIONS, *ollama.OPERATIONS,
+                                     *dashboard.OPERATIONS)
 
 
 class Routes:

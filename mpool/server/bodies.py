@@ -204,8 +204,9 @@ def _cleaned(data: msgspec.Raw, kinds: tuple[inspect.Type, ...], path: str, igno
 
 def _has_fields(kind: inspect.Type) -> bool:
     """Return True if values of a type may be structs, or lists of structs."""
-    return any(isinstance(part, inspect.StructType) or isinstance(part, inspect.ListType) and _has_fields(part.item_type)
-               for part in _parts(kind))
+    parts = _parts(kind)
+    return any(isinstance(part, inspect.StructType) for part in parts) \
+        or any(_has_fields(part.item_type) for part in parts if isinstance(part, inspect.ListType))
 
 
 def _has_tag(parts: dict[str, msgspec.Raw], kind: inspect.StructType) -> bool:

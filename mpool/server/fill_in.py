@@ -23,8 +23,8 @@ async def prompt_ids(served: ServedModel, prompt: str, suffix: str) -> list[int]
         tokenizer = served.model._entry.tokenizer()
         tokens = tokenizer.fill_in_tokens()
         if tokens is None:
-            raise Refusal("unsupported_parameter", "`suffix` requires a model whose vocabulary has tokens to fill in the "
-                                                   "middle.", "suffix")
+            raise Refusal("unsupported_parameter", "`suffix` requires a model whose vocabulary has tokens to fill in "
+                                                   "the middle.", "suffix")
         before, between, after = tokens
         first, second = (served.model.tokenize(text, add_special=False) for text in (prompt, suffix))
         return [*tokenizer.prefix_ids, before, *first, between, *second, after]

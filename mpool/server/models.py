@@ -160,7 +160,8 @@ class Models:
             defaults: Options of the library in addition to those of the source.
 
         Raises:
-            Refusal: The name is not allowed or is that of a model, the source is unknown, or there are too many aliases.
+            Refusal: The name is not allowed or is that of a model, the source is unknown, or there are too many
+                aliases.
         """
         name = name.removesuffix(":latest")
         if not _NAME.fullmatch(name):
@@ -170,7 +171,8 @@ class Models:
         if name in self._served or self.is_in_catalogue(name):
             raise Refusal("invalid_value", "The name is that of a model, which cannot be replaced.", "model")
         if name not in self._aliases and len(self._aliases) >= _MAX_ALIASES:
-            raise Refusal("invalid_value", f"The server has {_MAX_ALIASES:,} aliases, the maximum. Delete one.", "model")
+            raise Refusal("invalid_value", f"The server has {_MAX_ALIASES:,} aliases, the maximum: delete one.",
+                          "model")
         self._aliases[name] = replace(found, name=name, since=int(time.time()),
                                       system=found.system if system is None else system or None,
                                       defaults={**found.defaults, **(defaults or {})})

@@ -104,7 +104,8 @@ def options_of(context: Context, given: Options) -> dict[str, Any]:
     found = {ALIASES.get(name, name): value for name in _SAMPLING if (value := getattr(given, name)) is not None}
     if given.num_predict is not None:
         limits = context.state.settings
-        found["max_tokens"] = limits.completion_tokens(given.num_predict if given.num_predict > 0 else limits.max_tokens)
+        most = given.num_predict if given.num_predict > 0 else limits.max_tokens
+        found["max_tokens"] = limits.completion_tokens(most)
     if given.num_ctx is not None:
         found["context_length"] = max(given.num_ctx, _MIN_CONTEXT)
     if given.seed is not None:
@@ -439,8 +440,9 @@ async def create(context: Context, body: CreateRequest) -> Response:
     system = None if body.system is None else context.check_text(body.system, "system")
     defaults = options_of(context, body.parameters or Options())
     await context.state.models.add_alias(_name_in(body), body.source, system, defaults)
-    done = _encode(Progress("success"))
-    return Response(done, media_type="application/json") if body.stream is False else Response(line(done), media_type=LINES)
+    if body.stream is False:
+        return json_response(Progress("success"))
+    return Response(line(_encode(Progress("success"))), media_type=LINES)
 
 
 async def delete(context: Context, body: NameRequest) -> Response:

@@ -1,7 +1,7 @@
 """Requests and responses of Ollama's protocol.
 
-A null counts as absent. The docstrings list the fields that are accepted and have no effect. They are the descriptions in
-the OpenAPI document. Durations are in nanoseconds.
+A null counts as absent. The docstrings list the fields that are accepted and have no effect. They are the descriptions
+in the OpenAPI document. Durations are in nanoseconds.
 """
 
 from __future__ import annotations

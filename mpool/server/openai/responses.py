@@ -52,7 +52,8 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
     options = sampling(context, served, body, body.max_output_tokens) | await _options(served, body)
     system = [] if body.instructions is None else [
         {"role": "system", "content": context.check_text(body.instructions, "instructions")}]
-    stream = aio.chat(served.with_system([*system, *messages]), served.model, stream=True, pool=context.state.pool, **options)
+    stream = aio.chat(served.with_system([*system, *messages]), served.model, stream=True, pool=context.state.pool,
+                      **options)
     response = _response(body, options)
 
     async def complete(done: Completion, output: list[OutputItem]) -> None:

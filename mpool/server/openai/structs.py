@@ -1,7 +1,7 @@
 """Requests and responses of OpenAI's protocol.
 
-A null counts as absent. The docstrings list the fields that are accepted and have no effect. They are the descriptions in
-the OpenAPI document.
+A null counts as absent. The docstrings list the fields that are accepted and have no effect. They are the descriptions
+in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class TextRequest(SamplingFields, kw_only=True):
 
 class CompletionRequest(TextRequest, kw_only=True):
     """A prompt to complete: text, token ids, or a list of either. With ``suffix``, the completion belongs between the
-    prompt, which must be text, and the suffix; the vocabulary of the model must have tokens for this. A ``best_of`` that
-    differs from ``n`` is refused."""
+    prompt, which must be text, and the suffix; the vocabulary of the model must have tokens for this. A ``best_of``
+    that differs from ``n`` is refused."""
 
     prompt: Inputs
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
