@@ -22,6 +22,7 @@ SERVER_LIMITS = (
     ("default_max_tokens", int, "maximum tokens per completion if the request sets no limit (default: 4096)"),
     ("allow_token_ids", bool, "accept token ids as embedding input, which clients must take from the model's own "
      "tokenizer; without this option, each request must allow them"),
+    ("allow_image_urls", bool, "fetch images at https URLs in chat messages, from public addresses only"),
     ("strict", bool, "refuse requests with unknown fields; without this option, they are ignored, and the response "
      "header x-mpool-ignored names them"),
     ("header_timeout", float, "maximum time to receive the headers of a request (default: 10)"),

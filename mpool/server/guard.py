@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.responses import Response
 
 from .errors import ErrorFormat, Refusal, error_format
+from .interfaces import is_address
 from .settings import same_token
 
 if TYPE_CHECKING:
@@ -153,9 +154,12 @@ class HostGuard(_Guard):
         hosts = self.gate.hosts
         if hosts is None:
             hosts = _hosts_at(self.gate.settings, scope)
-        host = header(scope, b"host")
-        if host is None or host.decode("latin-1").lower() not in hosts:
-            return Refusal("misdirected")
+        host = (header(scope, b"host") or b"").decode("latin-1").lower()
+        if host not in hosts:
+            # DNS rebinding needs a name: a page at an IP address is one that this address has sent
+            if not self.gate.settings.on_all_addresses or not is_address(host):
+                return Refusal("misdirected")
+            hosts = frozenset((host,))
         origin = header(scope, b"origin")
         if origin is not None and not self._may_call(origin.decode("latin-1").lower(), hosts):
             return Refusal("forbidden_origin")

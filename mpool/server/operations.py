@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
+#: Maximum length of the URL of an image.
+_MAX_URL = 4096
 #: Content types of programs that do not set one: none, and curl's.
 _DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded")
 #: Responses with at least this many numbers are encoded on another thread: encoding them takes milliseconds.
@@ -113,9 +115,24 @@ class Context:
                           name)
         return text
 
+    def image(self, text: str, name: str) -> bytes | str:
+        """Return the image file in a field, or its https URL if the server fetches images: then
+        :func:`mpool.server.image_urls.with_images` replaces the URL by the file.
+
+        Args:
+            text: Base64, a ``data:`` URL or an https URL.
+            name: Field of the request, for the error message.
+
+        Raises:
+            Refusal: The text is none of these, or the server fetches no images.
+        """
+        if self.state.settings.allow_image_urls and text[:8].lower() == "https://" and len(text) <= _MAX_URL:
+            return text
+        return image_of(text, name)
+
 
 def image_of(text: str, name: str) -> bytes:
-    """Decode an image file from base64 or a ``data:`` URL. The server never opens a path or URL that a client names.
+    """Decode an image file from base64 or a ``data:`` URL. The server never opens a path that a client names.
 
     Args:
         text: Base64, or a ``data:`` URL with base64 data.
@@ -133,7 +150,8 @@ def image_of(text: str, name: str) -> bytes:
     except ValueError:
         found = b""
     if not found:
-        raise Refusal("invalid_value", f"`{name}` must be base64; the server does not fetch URLs.", name)
+        raise Refusal("invalid_value", f"`{name}` must be base64; the server fetches no URLs "
+                                       "(--allow-image-urls: those with https).", name)
     return found
 
 

@@ -125,7 +125,7 @@ class _Conversation:
                 parts.append({"type": "text", "text": self._context.check_text(block.text, name)})
             elif isinstance(block, ImageBlock):
                 self._require(message, "user", block, name)
-                parts.append(_image(block, name))
+                parts.append(_image(self._context, block, name))
             elif isinstance(block, ToolResultBlock):
                 self._require(message, "user", block, name)
                 self._flush(message.role, parts)
@@ -192,16 +192,16 @@ class _Conversation:
             if isinstance(part, TextBlock):
                 texts.append(self._context.check_text(part.text, f"{name}.content[{at}]"))
             else:
-                images.append(_image(part, f"{name}.content[{at}]"))
+                images.append(_image(self._context, part, f"{name}.content[{at}]"))
         self.messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": "".join(texts)})
         return images
 
 
-def _image(block: ImageBlock, name: str) -> dict[str, Any]:
+def _image(context: Context, block: ImageBlock, name: str) -> dict[str, Any]:
     source = block.source
     if isinstance(source, Base64Source):
         return {"type": "image", "image": image_of(source.data, f"{name}.source.data")}
-    return {"type": "image", "image": image_of(source.url, f"{name}.source.url")}
+    return {"type": "image", "image": context.image(source.url, f"{name}.source.url")}
 
 
 __all__ = ["messages_of", "options_of"]

@@ -37,7 +37,7 @@ class Base64Source(Fields, tag_field="type", tag="base64"):
 
 
 class URLSource(Fields, tag_field="type", tag="url"):
-    """The URL of an image. Only ``data:`` URLs are accepted: the server fetches no URLs."""
+    """The URL of an image: a ``data:`` URL, or an https URL if the server runs with ``--allow-image-urls``."""
 
     url: str
 

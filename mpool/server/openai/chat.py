@@ -11,7 +11,8 @@ from starlette.responses import Response
 from ... import aio
 from .. import forms, thinking
 from ..errors import Refusal
-from ..operations import Context, Operation, image_of, json_response
+from ..image_urls import with_images
+from ..operations import Context, Operation, json_response
 from ..sampling import sampling
 from ..streaming import EVENTS
 from .structs import (
@@ -51,7 +52,7 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     served = await context.model(body.model)
     _check(body)
     messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    messages = served.with_system(messages)
+    messages = served.with_system(await with_images(context, messages))
     options = sampling(context, served, body, body.max_completion_tokens or body.max_tokens)
     options |= forms.openai_format(body.response_format)
     options |= forms.tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
@@ -144,7 +145,7 @@ def template_variables(given: dict[str, Any]) -> dict[str, Any]:
 
 def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, ImagePart):
-        return {"type": "image", "image": image_of(part.image_url.url, where)}
+        return {"type": "image", "image": context.image(part.image_url.url, where)}
     return {"type": "text", "text": context.check_text(part.text, where)}
 
 

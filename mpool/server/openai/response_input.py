@@ -8,7 +8,6 @@ import msgspec
 
 from .. import bodies
 from ..errors import Refusal
-from ..operations import image_of
 from .response_structs import InputCall, InputImage, InputItem, InputMessage, InputReasoning
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class _Conversation:
 
     def _part(self, part: Any, where: str) -> dict[str, Any]:
         if isinstance(part, InputImage):
-            return {"type": "image", "image": image_of(part.image_url, f"{where}.image_url")}
+            return {"type": "image", "image": self._context.image(part.image_url, f"{where}.image_url")}
         return {"type": "text", "text": self._context.check_text(part.text, where)}
 
     def _add_call(self, item: InputCall, where: str) -> None:

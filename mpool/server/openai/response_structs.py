@@ -20,7 +20,8 @@ class InputText(Fields, tag_field="type", tag="input_text"):
 
 
 class InputImage(Fields, tag_field="type", tag="input_image"):
-    """An image as ``data:image/png;base64,...``. ``detail`` is ignored."""
+    """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
+    ``detail`` is ignored."""
 
     image_url: str
     detail: str | None = None

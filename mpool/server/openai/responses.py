@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ... import aio, native_calls
 from .. import forms, thinking
 from ..errors import Refusal
+from ..image_urls import with_images
 from ..operations import Context, Operation, json_response
 from ..sampling import sampling
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
@@ -48,7 +49,7 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
         if kept is None:
             raise Refusal("previous_response_not_found", param="previous_response_id")
         earlier = kept
-    messages = messages_of(context, body.input, earlier)
+    messages = await with_images(context, messages_of(context, body.input, earlier))
     options = sampling(context, served, body, body.max_output_tokens) | await _options(served, body)
     system = [] if body.instructions is None else [
         {"role": "system", "content": context.check_text(body.instructions, "instructions")}]

@@ -202,7 +202,8 @@ class TextPart(Fields, tag_field="type", tag="text"):
 
 
 class ImageURL(Fields):
-    """An image as ``data:image/png;base64,...``. ``detail`` is ignored."""
+    """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
+    ``detail`` is ignored."""
 
     url: str
     detail: str | None = None

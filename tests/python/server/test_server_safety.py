@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool.server import interfaces
 from servers import Raw, ask, idle, serving
 
 TOKEN = "a-token-of-some-length"
@@ -122,6 +123,61 @@ def test_accepted_hosts_by_listening_address() -> None:
     assert {"localhost", "127.0.0.1:80", "models.example:80"} <= found and "192.0.2.1:80" not in found
     assert Settings(host="192.0.2.1", token=TOKEN).hosts(81) == {"192.0.2.1:81"}
     assert "[::1]:81" in Settings(host="::1").hosts(81)
+
+
+@pytest.mark.parametrize(("host", "accepted"), [
+    ("192.0.2.7:{port}", True), ("192.0.2.7", True), ("10.0.0.9:8080", True), ("[2001:db8::7]:{port}", True),
+    ("[2001:db8::7]", True), ("localhost:{port}", True),
+    ("evil.example:{port}", False), ("192.0.2.7.evil.example:{port}", False), ("2001:db8::7", False),
+    ("[192.0.2.7]:80", False), ("192.0.2.7:99999", False), ("192.0.2.7:", False), ("3221225991", False),
+    ("192.0.2.7:80:80", False), ("[2001:db8::7", False)])
+def test_a_server_on_all_addresses_accepts_ip_addresses_as_host(everywhere: Any, host: str, accepted: bool) -> None:
+    """A page of another site has a name, or another address in its origin."""
+    host = host.replace("{port}", str(everywhere.port))
+    allowed = f"Authorization: Bearer {TOKEN}"
+    with Raw(everywhere) as raw:
+        assert raw.request("/v1/models", None, allowed, host=host).answer()[0] == (200 if accepted else 421)
+    if accepted:
+        own, other = f"Origin: http://{host}", "Origin: http://198.51.100.1"
+        for origin, status in ((own, 200), (other, 403), ("Origin: null", 403)):
+            with Raw(everywhere) as raw:
+                assert raw.request("/v1/models", None, allowed, origin, host=host).answer()[0] == status
+        with Raw(everywhere) as raw:  # the token is required
+            assert raw.request("/v1/models", None, host=host).answer()[0] == 401
+
+
+@pytest.fixture(scope="module")
+def everywhere(bert: Path) -> Iterator[Any]:
+    with serving([f"bert={bert}"], host="0.0.0.0", token=TOKEN) as made:
+        yield made
+
+
+def test_addresses_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {"/proc/net/fib_trie": "Main:\n  |-- 127.0.0.1\n     /32 host LOCAL\n  |-- 192.0.2.0\n     /24 link UNICAST\n"
+                                    "  |-- 192.0.2.7\n     /32 host LOCAL\nLocal:\n  |-- 192.0.2.7\n     /32 host LOCAL\n"
+                                    "  |-- 169.254.1.1\n     /32 host LOCAL\n",
+              "/proc/net/if_inet6": "fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n"
+                                    "00000000000000000000000000000001 01 80 10 80       lo\n"
+                                    "20010db8000000000000000000000007 04 40 00 82     eth0\nnonsense\n"}
+    monkeypatch.setattr(interfaces, "_read", lambda path: tables[path])
+    assert interfaces.addresses() == ["192.0.2.7"] and interfaces.addresses(6) == ["192.0.2.7", "2001:db8::7"]
+    monkeypatch.setattr(interfaces, "_read", lambda path: "")
+    assert interfaces.addresses(6) == []
+    monkeypatch.undo()
+    assert interfaces._read("/nonexistent") == "" and isinstance(interfaces.addresses(6), list)
+
+
+def test_notes_name_the_addresses_and_a_new_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpool.cli.serving import notes_of
+    from mpool.server.settings import Settings
+
+    monkeypatch.setattr(interfaces, "addresses", lambda version: ["192.0.2.7", "2001:db8::7"][:version - 3])
+    found = notes_of(Settings(host="::", token=TOKEN), 81, "/x/token", True)
+    assert found[0].endswith(" http://192.0.2.7:81, http://[2001:db8::7]:81") and "/x/token" in found[1]
+    assert found[2] == f"the new token is {TOKEN}"
+    found = notes_of(Settings(host="0.0.0.0", token=TOKEN), 81, "/x/token", False)
+    assert found[0].endswith("at http://192.0.2.7:81") and TOKEN not in "".join(found)
+    assert notes_of(Settings(), 81, None, False) == []
 
 
 def test_foreign_origins_are_refused(server: Any) -> None:
