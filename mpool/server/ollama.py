@@ -92,15 +92,17 @@ def _keep_alive(value: float | str) -> float | str:
 
 
 def options_of(context: Context, given: Options) -> dict[str, Any]:
-    """Convert the sampling options that are set to options of the library.
+    """Convert the sampling options that are set to options of the library. Samplers that it does not have are ignored.
 
     Raises:
-        Refusal: An option is not supported.
+        Refusal: A sampler is not supported, and the server is strict.
     """
     for name, off in _OFF.items():
         if getattr(given, name) not in (None, off):
-            raise Refusal("unsupported_parameter", f"`options.{name}` must be {off}: this sampler is not supported.",
-                          name)
+            if context.ignored is None:
+                raise Refusal("unsupported_parameter",
+                              f"`options.{name}` must be {off}: this sampler is not supported.", name)
+            context.ignored.append(f"options.{name}")
     found = {ALIASES.get(name, name): value for name in _SAMPLING if (value := getattr(given, name)) is not None}
     if given.num_predict is not None:
         limits = context.state.settings

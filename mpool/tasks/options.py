@@ -292,8 +292,8 @@ class VectorOptions:
     compute: Compute = option("auto", _COMPUTE, choices=COMPUTE)
     on_error: Literal["raise", "null"] = option(
         "raise", '``"raise"``: an input that cannot be embedded raises an error, and an empty text has the vector of '
-        'its special tokens, as in sentence-transformers; ``"null"``: the row of such an input, and of an empty text, is '
-        "filled with NaN, and the number of such rows is logged as a warning. Only for float32.", choices=ON_ERROR)
+        'its special tokens, as in sentence-transformers; ``"null"``: the row of such an input, and of an empty text, '
+        "is filled with NaN, and the number of such rows is logged as a warning. Only for float32.", choices=ON_ERROR)
     progress: Progress = option(
         None, "True: show a progress bar; a function: call it with (done, total); None: show a bar for requests of "
         "more than 1,024 inputs if the logger ``mpool`` is at level INFO.", plan=False)

@@ -59,7 +59,8 @@ def test_a_request_overrides_the_alias(server: Any, client: Any) -> None:
     wanted = pool.chat(other, "llama", **{**LIBRARY, "max_tokens": 3})
     found = client.chat("mario", other, options={"num_predict": 3})
     assert (found.message.content, found.eval_count) == (wanted.text, 3)
-    assert client.generate("mario", "Hello", system="You are Luigi.", options={"num_predict": 3}).response == wanted.text
+    less = client.generate("mario", "Hello", system="You are Luigi.", options={"num_predict": 3})
+    assert less.response == wanted.text
     status, body = ask(server, "/v1/chat/completions", {"model": "mario", "messages": other, "max_tokens": 3})
     assert body["choices"][0]["message"]["content"] == wanted.text
     client.create(model="child", from_="mario", parameters={"num_predict": 2})

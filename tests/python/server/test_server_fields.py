@@ -141,7 +141,8 @@ def test_names_of_ignored_fields_are_limited() -> None:
     assert ignored == ["messages[].again"]
 
 
-@pytest.mark.parametrize("value", ["1e999", "-1e999", "9" * 400, '"\\ud800"', "[" * 200 + "]" * 200, '{"a": 1, "b": 2}'])
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "9" * 400, '"\\ud800"', "[" * 200 + "]" * 200,
+                                   '{"a": 1, "b": 2}'])
 def test_values_of_ignored_fields_are_not_read(value: str) -> None:
     """A value that msgspec refuses in a field of the request has no effect in an unknown field."""
     ignored: list[str] = []
@@ -166,6 +167,16 @@ def test_invalid_fields_are_named_beside_unknown_ones() -> None:
     assert refused.value.code == "invalid_value" and refused.value.param == "dimensions"
 
 
+def test_samplers_of_ollama_that_the_library_does_not_have(server: Any, strict: Any) -> None:
+    body = BODIES["/api/generate"]
+    for name, on, off in (("mirostat", 1, 0), ("tfs_z", 0.5, 1), ("typical_p", 0.7, 1)):
+        assert post(server, "/api/generate", {**body, "options": {**OPTIONS, name: off}})[:2] == (200, None)
+        assert post(server, "/api/generate", {**body, "options": {**OPTIONS, name: on}}) == (
+            200, f"options.{name}", post(server, "/api/generate", body)[2])
+        status, _, found = post(strict, "/api/generate", {**body, "options": {**OPTIONS, name: on}})
+        assert status == 400 and f"`options.{name}` must be {off}" in message_of(found)
+
+
 # ---- fields of clients ----------------------------------------------------------------------------------------------
 
 def test_chat_template_kwargs(server: Any) -> None:
@@ -177,7 +188,8 @@ def test_chat_template_kwargs(server: Any) -> None:
         wanted = pool.chat(CHAT, "switched", temperature=0, max_tokens=40, presence_penalty=2.0, seed=1,
                            template_options={"enable_thinking": on})
         for more in ({}, {"reasoning_effort": "none" if on else "high"}):
-            status, header, found = post(server, path, {**body, **more, "chat_template_kwargs": {"enable_thinking": on}})
+            given = {**body, **more, "chat_template_kwargs": {"enable_thinking": on}}
+            status, header, found = post(server, path, given)
             assert (status, header) == (200, None), found
             message = found["choices"][0]["message"]
             assert message["content"] == wanted.text and message.get("reasoning_content") == wanted.reasoning
@@ -225,7 +237,8 @@ def test_num_predict_without_a_limit(llama: Path, value: int) -> None:
     with serving([f"llama={llama}"], default_max_tokens=2, max_tokens=9) as made:
         for wanted, most in ((None, 2), (value, 9)):
             options = {"temperature": 0, "num_predict": wanted}
-            found = ask(made, "/api/generate", {"model": "llama", "prompt": "x", "stream": False, "options": options})[1]
+            body = {"model": "llama", "prompt": "x", "stream": False, "options": options}
+            found = ask(made, "/api/generate", body)[1]
             assert found["eval_count"] == most or found["done_reason"] == "stop" and most == 9, found
 
 

@@ -153,9 +153,9 @@ def everywhere(bert: Path) -> Iterator[Any]:
 
 
 def test_addresses_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = {"/proc/net/fib_trie": "Main:\n  |-- 127.0.0.1\n     /32 host LOCAL\n  |-- 192.0.2.0\n     /24 link UNICAST\n"
-                                    "  |-- 192.0.2.7\n     /32 host LOCAL\nLocal:\n  |-- 192.0.2.7\n     /32 host LOCAL\n"
-                                    "  |-- 169.254.1.1\n     /32 host LOCAL\n",
+    local = "\n     /32 host LOCAL\n"
+    tables = {"/proc/net/fib_trie": f"Main:\n  |-- 127.0.0.1{local}  |-- 192.0.2.0\n     /24 link UNICAST\n"
+                                    f"  |-- 192.0.2.7{local}Local:\n  |-- 192.0.2.7{local}  |-- 169.254.1.1{local}",
               "/proc/net/if_inet6": "fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n"
                                     "00000000000000000000000000000001 01 80 10 80       lo\n"
                                     "20010db8000000000000000000000007 04 40 00 82     eth0\nnonsense\n"}
