@@ -182,7 +182,8 @@ def _cleaned(data: msgspec.Raw, kinds: tuple[inspect.Type, ...], path: str, igno
     structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
     if head != b"{" or not structs:
         return data
-    parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    parts = {name: part for name, part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items()
+             if bytes(part) != b"null"}
     chosen = next((kind for kind in structs if _has_tag(parts, kind)), None)
     if chosen is None:
         return data
@@ -190,15 +191,12 @@ def _cleaned(data: msgspec.Raw, kinds: tuple[inspect.Type, ...], path: str, igno
     found: dict[str, Any] = {}
     for name, part in parts.items():
         where = f"{path}.{name}" if path else name
-        if name in fields and bytes(part) != b"null":
+        if name in fields:
             found[name] = _cleaned(part, (fields[name],), where, ignored)
-        elif name == chosen.tag_field:
+        elif name == chosen.tag_field or ignored is None:
             found[name] = part
-        elif name not in fields and bytes(part) != b"null":
-            if ignored is None:
-                found[name] = part
-            elif len(ignored) < _MAX_UNKNOWN and _FIELD.fullmatch(name) and where not in ignored:
-                ignored.append(where)
+        elif len(ignored) < _MAX_UNKNOWN and _FIELD.fullmatch(name) and where not in ignored:
+            ignored.append(where)
     return found
 
 

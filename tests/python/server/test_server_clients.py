@@ -1,4 +1,4 @@
-"""Clients of other libraries against the server: LiteLLM, instructor, LangChain's ChatOpenAI, and LlamaIndex's OpenAILike.
+"""Clients of other libraries: LiteLLM, instructor, LangChain's ChatOpenAI, and LlamaIndex's OpenAILike.
 
 Each test compares texts and token counts with the library, streams with whole responses, and errors with the client's
 exceptions.

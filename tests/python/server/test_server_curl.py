@@ -1,4 +1,4 @@
-"""Lines of curl out of documentation: Ollama's ``docs/api.md`` verbatim, and lines in the form of OpenAI's API reference.
+"""Lines of curl out of documentation: Ollama's ``docs/api.md`` verbatim, and lines in the form of OpenAI's reference.
 Only the address changes. The models have the names that the lines use."""
 
 from __future__ import annotations
@@ -312,7 +312,8 @@ curl http://localhost:11434/api/chat -d '{
     }
   ]
 }'"""
-    with serving([f"llama3.2={chainmodels.save(tmp_path, tm.HERMES, WRITES, WORDS)}"], default_max_tokens=TOKENS) as made:
+    folder = chainmodels.save(tmp_path, tm.HERMES, WRITES, WORDS)
+    with serving([f"llama3.2={folder}"], default_max_tokens=TOKENS) as made:
         found = json.loads(run(made, line))
     usage(found)
     assert found["message"]["role"] == "assistant"
