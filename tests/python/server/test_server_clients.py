@@ -53,7 +53,7 @@ def test_instructor(server: Any) -> None:
             client = instructor.from_openai(plain, mode=mode)
             found, raw = client.chat.completions.create_with_completion(
                 model=model, messages=[{"role": "user", "content": "A book"}], response_model=Found, max_retries=1,
-                temperature=0, max_tokens=200, user="me", metadata={"a": "b"})
+                temperature=0, max_tokens=400, frequency_penalty=2, presence_penalty=2, user="me", metadata={"a": "b"})
             assert isinstance(found, Found) and 0 <= found.age <= 99 and len(found.kind) <= 8
             assert raw.usage.total_tokens == raw.usage.prompt_tokens + raw.usage.completion_tokens
             message = raw.choices[0].message
