@@ -82,6 +82,8 @@ JOBS: dict[str, Job] = {
                      {"MPOOL_REQUIRE_REAL": "1"}, all=True),
     "cluster": Job("Ray on several nodes, with kills",
                      _python("integrations/test_ray_cluster.py", "integrations/test_ray_failures.py")),
+    "clients": Job("clients of other libraries: pip install '.[clients]' first, in an environment of its own",
+                   _python("server/test_server_clients.py"), {"MPOOL_CLIENT_TESTS": "1"}, all=True, hours=1),
     "schedules": Job("seeded thread switches and injected failures in the Python layer", _python("schedules")),
     "builds": Job("the core under sanitizers, the simulator, by other compilers, and for ARM",
                     _python("core/test_c_builds.py", "core/test_c_races.py"), all=True),
