@@ -63,8 +63,8 @@ def test_a_request_overrides_the_alias(server: Any, client: Any) -> None:
     assert less.response == wanted.text
     status, body = ask(server, "/v1/chat/completions", {"model": "mario", "messages": other, "max_tokens": 3})
     assert body["choices"][0]["message"]["content"] == wanted.text
-    client.create(model="child", from_="mario", parameters={"num_predict": 2})
-    wanted = pool.chat([*SYSTEM, *CHAT], "llama", **{**LIBRARY, "max_tokens": 2})
+    client.create(model="child", from_="mario", parameters={"num_predict": 12})
+    wanted = pool.chat([*SYSTEM, *CHAT], "llama", **{**LIBRARY, "max_tokens": 12})
     assert client.chat("child", CHAT).message.content == wanted.text
 
 
