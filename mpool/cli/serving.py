@@ -55,9 +55,10 @@ def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> l
         settings: Settings of the server.
         port: Port that it listens on.
         path: Path of the token file; None: there is no token.
-        is_new: The token was created at this start. It is shown once; the file keeps it.
+        is_new: The token was created at this start. A server for other machines shows it once; the file keeps it.
     """
     from ..server.interfaces import addresses
+    from ..server.settings import is_loopback
 
     found = []
     if settings.on_all_addresses:
@@ -66,7 +67,7 @@ def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> l
         found.append("other machines reach the server at " + (", ".join(listed) or f"port {port} of this machine"))
     if path is not None:
         found.append(f"clients must send the token in {path} with each request: Authorization: Bearer TOKEN")
-    if is_new:
+    if is_new and not is_loopback(settings.host):
         found.append(f"the new token is {settings.token}")
     return found
 

@@ -178,6 +178,8 @@ def test_notes_name_the_addresses_and_a_new_token(monkeypatch: pytest.MonkeyPatc
     found = notes_of(Settings(host="0.0.0.0", token=TOKEN), 81, "/x/token", False)
     assert found[0].endswith("at http://192.0.2.7:81") and TOKEN not in "".join(found)
     assert notes_of(Settings(), 81, None, False) == []
+    found = notes_of(Settings(token=TOKEN), 81, "/x/token", True)
+    assert len(found) == 1 and TOKEN not in found[0]
 
 
 def test_foreign_origins_are_refused(server: Any) -> None:
