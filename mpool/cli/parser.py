@@ -24,6 +24,9 @@ SERVER_LIMITS = (
     ("default_max_tokens", int, "maximum tokens per completion if the request sets no limit (default: 4096)"),
     ("allow_token_ids", bool, "accept token ids as embedding input, which clients must take from the model's own "
      "tokenizer; without this option, each request must allow them"),
+    ("allow_image_urls", bool, "fetch images at https URLs in chat messages, from public addresses only"),
+    ("strict", bool, "refuse requests with unknown fields; without this option, they are ignored, and the response "
+     "header x-mpool-ignored names them"),
     ("header_timeout", float, "maximum time to receive the headers of a request (default: 10)"),
     ("body_timeout", float, "maximum time to receive the body of a request (default: 60)"),
     ("write_timeout", float, "maximum time that a client may stop reading a response (default: 30)"),

@@ -26,7 +26,7 @@ def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool ray serve`` until SIGTERM or Ctrl-C."""
     with _packages():
         from ..integrations.ray.serving import Plan, run
-    settings, path = settings_of(arguments)
+    settings, path, _ = settings_of(arguments)
     plan = Plan(tuple(arguments.model), arguments.only, arguments.load, arguments.compute, arguments.offline or None,
                 arguments.replicas, arguments.max_replicas, arguments.calls, arguments.cpus, arguments.memory_mb,
                 arguments.fronts, settings, arguments.weights)

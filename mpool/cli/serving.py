@@ -32,18 +32,44 @@ def _packages() -> Iterator[None]:
                           hint='Run pip install "mpool[server]"') from None
 
 
-def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None]:
-    """Return the server settings for the options, and the path of the token file or None."""
+def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None, bool]:
+    """Return the server settings for the options, the path of the token file or None, and True if the token is new."""
     with _packages():
         from ..server.settings import Settings, is_loopback, new_token_file, token_of
-    token, path = None, arguments.token_file
+    token, path, is_new = None, arguments.token_file, False
     if path is not None:
+        is_new = not os.path.lexists(path)
         token = token_of(path)
     elif not is_loopback(arguments.host):
         path, token = new_token_file()
+        is_new = True
     limits = {name: getattr(arguments, name) for name, _, _ in SERVER_LIMITS if hasattr(arguments, name)}
     return Settings(host=arguments.host, port=arguments.port, token=token, allowed_hosts=tuple(arguments.allow_host),
-                    allowed_origins=tuple(arguments.allow_origin), **limits), path
+                    allowed_origins=tuple(arguments.allow_origin), **limits), path, is_new
+
+
+def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> list[str]:
+    """Return what a user must know to reach the server: its addresses, and the token.
+
+    Args:
+        settings: Settings of the server.
+        port: Port that it listens on.
+        path: Path of the token file; None: there is no token.
+        is_new: The token was created at this start. A server for other machines shows it once; the file keeps it.
+    """
+    from ..server.interfaces import addresses
+    from ..server.settings import is_loopback
+
+    found = []
+    if settings.on_all_addresses:
+        listed = [f"http://{f'[{one}]' if ':' in one else one}:{port}"
+                  for one in addresses(6 if settings.host == "::" else 4)]
+        found.append("other machines reach the server at " + (", ".join(listed) or f"port {port} of this machine"))
+    if path is not None:
+        found.append(f"clients must send the token in {path} with each request: Authorization: Bearer TOKEN")
+    if is_new and not is_loopback(settings.host):
+        found.append(f"the new token is {settings.token}")
+    return found
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -53,7 +79,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
     with _packages():
         from ..server.serving import Serving
-    settings, path = settings_of(arguments)
+    settings, path, is_new = settings_of(arguments)
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
                            shutdown_grace=settings.grace))
     with pool:
@@ -65,8 +91,8 @@ def serve(arguments: argparse.Namespace) -> int:
 
         def ready() -> None:
             say(f"mpool serves {', '.join(names) or 'the downloaded models of the catalogue'} on {server.url}")
-            if path is not None:
-                note(f"mpool: clients must send the token in {path} with each request: Authorization: Bearer TOKEN")
+            for line in notes_of(settings, server.port, path, is_new):
+                note(f"mpool: {line}")
 
         server.run(ready)
     native_calls.end_process_if_busy(0)

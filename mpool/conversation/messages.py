@@ -66,6 +66,28 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
     return checked
 
 
+def developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with the role ``system`` instead of ``developer``, for chat templates that do not know the
+    latter. A developer message after a system message becomes part of it: many templates allow only one at the start.
+    """
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] != "developer":
+            found.append(message)
+        elif found and found[-1]["role"] == "system":
+            first, second = found[-1]["content"], message["content"]
+            joined = f"{first}\n\n{second}" if isinstance(first, str) and isinstance(second, str) else \
+                [*_text_parts(first), {"type": "text", "text": "\n\n"}, *_text_parts(second)]
+            found[-1] = {**found[-1], "content": joined}
+        else:
+            found.append({**message, "role": "system"})
+    return found
+
+
+def _text_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
 def _is_set(value: Any) -> bool:
     """Return True unless the value is None or an empty list. ``if value`` would raise for an array."""
     return value is not None and not (isinstance(value, (list, tuple)) and not value)

@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
@@ -30,8 +30,24 @@ _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", typ
 _ENTRY = re.compile(r"^(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
-def read(tools: Any) -> list[dict[str, Any]]:
+class ToolFields(NamedTuple):
+    """Names of the fields of a tool in a protocol, for error messages.
+
+    Attributes:
+        function: suffix of the field with the name of the function and its schema; "": these are fields of the tool.
+        schema: name of the field with the JSON schema.
+    """
+
+    function: str = ".function"
+    schema: str = "parameters"
+
+
+def read(tools: Any, fields: ToolFields = ToolFields()) -> list[dict[str, Any]]:  # noqa: B008 - immutable
     """Convert tools to OpenAI's dicts.
+
+    Args:
+        tools: the caller's tools.
+        fields: names in error messages.
 
     Raises:
         InvalidArgument: an element is not a tool, two tools have the same name, or a function's signature lacks
@@ -45,15 +61,16 @@ def read(tools: Any) -> list[dict[str, Any]]:
     found, names, chars = [], set(), 0
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
-        function = _from_dict(where, tool) if isinstance(tool, Mapping) else _from_callable(where, tool)
+        function = _from_dict(where, tool, fields) if isinstance(tool, Mapping) else _from_callable(where, tool)
         name, openai_tool = function["name"], {"type": "function", "function": function}
         if name in names:
-            raise InvalidArgument(param=f"{where}.function.name", got=f"{name!r}, which is the name of another tool",
-                                  allowed="unique among the tools")
+            raise InvalidArgument(param=f"{where}{fields.function}.name", allowed="unique among the tools",
+                                  got=f"{name!r}, which is the name of another tool")
         names.add(name)
         text = _json(where, openai_tool)
         if '"$ref"' in text:
-            schema_references.check(json.loads(text)["function"]["parameters"], f"{where}.function.parameters")
+            schema_references.check(json.loads(text)["function"]["parameters"],
+                                    f"{where}{fields.function}.{fields.schema}")
         chars += len(text)
         if chars > MAX_CHARS:
             raise LimitError(param="tools", got="more", allowed=f"at most {MAX_CHARS:,} characters as JSON in total")
@@ -73,7 +90,7 @@ def _json(where: str, value: Any) -> str:
         raise InvalidArgument(param=where, got=f"a value that is not JSON: {error}", allowed="plain JSON") from None
 
 
-def _from_dict(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+def _from_dict(where: str, tool: Mapping[str, Any], fields: ToolFields) -> dict[str, Any]:
     """Validate a tool in OpenAI's format, or only its ``function``."""
     kind, function = tool.get("type", "function"), tool.get("function")
     if function is None and "name" in tool:
@@ -81,22 +98,23 @@ def _from_dict(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "function" or not isinstance(function, Mapping):
         got = shown(kind) if kind != "function" else "no function"
         raise InvalidArgument(param=where, got=got, allowed=_ALLOWED)
+    where += fields.function
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        refuse(f"{where}.function.name", name, "1 to 64 letters, digits, _, - and .")
+        refuse(f"{where}.name", name, "1 to 64 letters, digits, _, - and .")
     if description is not None and not isinstance(description, str):
-        refuse(f"{where}.function.description", description, "a string")
+        refuse(f"{where}.description", description, "a string")
     if strict is not None and not isinstance(strict, bool):
-        refuse(f"{where}.function.strict", strict, "True or False")
+        refuse(f"{where}.strict", strict, "True or False")
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
     elif not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        refuse(f"{where}.function.parameters", parameters,
+        refuse(f"{where}.{fields.schema}", parameters,
                'the JSON schema of an object, {"type": "object", "properties": {...}}')
     for key, kind, allowed in (("properties", Mapping, "a dict, name -> JSON schema"), ("required", list, "a list")):
         if key in parameters and not isinstance(parameters[key], kind):
-            refuse(f"{where}.function.parameters.{key}", parameters[key], allowed)
+            refuse(f"{where}.{fields.schema}.{key}", parameters[key], allowed)
     return {**function, "description": description or "", "parameters": parameters}
 
 

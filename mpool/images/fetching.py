@@ -5,6 +5,9 @@ reach.
 
 One deadline covers the whole fetch: name resolution, connections, TLS, proxies, headers, redirects and bodies. Every
 wait for a socket is limited to the remaining time, so a server cannot extend the fetch by sending single bytes.
+
+With ``public``, a fetch uses https only, ignores proxies, and connects only to public addresses. The check follows the
+resolution, and the connection goes to the checked address, so a name that resolves differently each time does not help.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import functools
 import http.client
 import io
+import ipaddress
 import socket
 import ssl
 import time
@@ -25,6 +29,8 @@ from ..resources import start_thread
 #: Maximum duration of a fetch in seconds, unless the request's timeout is shorter.
 SECONDS = 30.0
 _CHUNK = 1 << 16
+#: Prefixes of IPv6 addresses whose last 32 bits are an IPv4 address (RFC 6052, RFC 8215).
+_NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 
 
 class _Deadline:
@@ -66,9 +72,27 @@ def _resolve(host: str, port: int, deadline: _Deadline) -> list[Any]:
     return addresses
 
 
-def _connect(host: str, port: int, deadline: _Deadline) -> socket.socket:
+def is_public(address: str) -> bool:
+    """Return True if an IP address belongs to the internet, and not to this machine or a private network.
+
+    An IPv6 address that contains an IPv4 address (mapped, 6to4, NAT64, Teredo) counts as that address.
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
+        if inner is None and any(found in network for network in _NAT64):
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
+
+
+def _connect(host: str, port: int, deadline: _Deadline, public: bool) -> socket.socket:
     failure: OSError = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in _resolve(host, port, deadline):
+        if public and not is_public(address[0]):
+            failure = OSError(f"{host} has an address that is not public")
+            continue
         try:
             sock = socket.socket(family, kind, protocol)
         except OSError as error:
@@ -120,12 +144,13 @@ class _DeadlineSocket:
 
 
 class _HttpConnection(http.client.HTTPConnection):
-    def __init__(self, host: str, *, deadline: _Deadline, **rest: Any) -> None:
+    def __init__(self, host: str, *, deadline: _Deadline, public: bool, **rest: Any) -> None:
         super().__init__(host, **rest)
-        self._deadline = deadline
+        self._deadline, self._public = deadline, public
 
     def connect(self) -> None:
-        self.sock: Any = _DeadlineSocket(_connect(self.host, self.port, self._deadline), self._deadline)
+        self.sock: Any = _DeadlineSocket(_connect(self.host, self.port, self._deadline, self._public),
+                                         self._deadline)
         if self._tunnel_host:  # type: ignore[attr-defined]
             self._tunnel()  # type: ignore[attr-defined]
 
@@ -148,34 +173,37 @@ class _HttpsConnection(_HttpConnection):
 class _HttpHandler(urllib.request.HTTPHandler):
     def __init__(self, deadline: _Deadline) -> None:
         super().__init__()
-        self._connection: Any = functools.partial(_HttpConnection, deadline=deadline)
+        self._connection: Any = functools.partial(_HttpConnection, deadline=deadline, public=False)
 
     def http_open(self, req: Any) -> Any:
         return self.do_open(self._connection, req)
 
 
 class _HttpsHandler(urllib.request.HTTPSHandler):
-    def __init__(self, deadline: _Deadline) -> None:
+    def __init__(self, deadline: _Deadline, public: bool) -> None:
         super().__init__()
-        self._connection: Any = functools.partial(_HttpsConnection, deadline=deadline)
+        self._connection: Any = functools.partial(_HttpsConnection, deadline=deadline, public=public)
 
     def https_open(self, req: Any) -> Any:
         return self.do_open(self._connection, req)
 
 
 class _RedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http and https only, five at most."""
+    """Follows redirects to the allowed schemes only, five at most."""
 
     max_redirections = 5
 
+    def __init__(self, schemes: tuple[str, ...]) -> None:
+        self._schemes = schemes
+
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         fp.close()  # else urllib would read the body of the redirect, however large it is
-        if not newurl.lower().startswith(("http://", "https://")):
+        if not newurl.lower().startswith(self._schemes):
             raise urllib.error.HTTPError(newurl, code, "redirected to another scheme", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def fetch(url: str, name: str, most: int, timeout: float | None = None) -> bytes:
+def fetch(url: str, name: str, most: int, timeout: float | None = None, public: bool = False) -> bytes:
     """Fetch the content of a URL.
 
     Args:
@@ -183,13 +211,21 @@ def fetch(url: str, name: str, most: int, timeout: float | None = None) -> bytes
         name: name of the image, for error messages.
         most: maximum number of bytes.
         timeout: maximum duration in seconds, redirects included. ``SECONDS`` is the default and the maximum.
+        public: True: connect to public addresses only, with https and without proxies.
 
     Raises:
         DownloadError: the server cannot be reached, responds with an error, or does not finish in time.
         InvalidArgument: the content has more than ``most`` bytes.
     """
     deadline = _Deadline(SECONDS if timeout is None else min(timeout, SECONDS))
-    opener = urllib.request.build_opener(_RedirectHandler(), _HttpHandler(deadline), _HttpsHandler(deadline))
+    handlers: list[Any] = [_HttpsHandler(deadline, public)]
+    if public:
+        if not url.lower().startswith("https://"):
+            raise InvalidArgument(param=name, got="another URL", allowed="an https URL")
+        handlers += [_RedirectHandler(("https://",)), urllib.request.ProxyHandler({})]
+    else:
+        handlers += [_RedirectHandler(("http://", "https://")), _HttpHandler(deadline)]
+    opener = urllib.request.build_opener(*handlers)
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "mpool", "Accept": "image/*"})
         with opener.open(request) as response:

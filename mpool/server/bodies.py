@@ -2,7 +2,8 @@
 
 msgspec refuses NaN, numbers out of range, ``true`` for an integer, lone surrogates, invalid UTF-8, and nesting beyond
 its maximum depth. A second pass with the standard library's parser finds duplicate keys. A field that is null is
-equivalent to an absent field.
+equivalent to an absent field. Unknown fields are errors or ignored: every struct of a request derives from
+:class:`mpool.server.fields.Fields`, which forbids them, and :func:`parse` removes those that it ignores.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ Receive = Callable[[], Awaitable[Any]]
 
 #: Minimum size in bytes of a body that is parsed on another thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
-#: Number of unknown fields of a body that are reported, and the names that are.
+#: Maximum number of unknown fields of a body that are reported, and the names that are.
 _MAX_UNKNOWN, _FIELD = 16, re.compile("[A-Za-z0-9_-]{1,64}")
+_TOO_DEEP = "The body is nested too deeply."
 
 
 class ClientDisconnected(Exception):
@@ -91,57 +93,62 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind, strict=True)
 
 
-def parse(data: bytes, kind: type[T]) -> T:
+def parse(data: bytes, kind: type[T], ignored: list[str] | None = None) -> T:
     """Parse a body into a struct.
+
+    Args:
+        data: Body as JSON.
+        kind: Struct that forbids unknown fields.
+        ignored: List that receives the names of unknown fields, such as ``messages[].x``, which then have no effect. At
+            most 16 names are added, and only names of 1 to 64 letters, digits, ``_`` and ``-``: clients choose them,
+            and they become part of the log and of a response header. None: unknown fields are errors.
 
     Raises:
         Refusal: The body is not strict JSON, or a field is unknown, missing, of the wrong type or out of range.
     """
-    without_nulls = data
+    found: T = parse_part(data, kind, "", ignored)
     try:
-        decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
-        try:
-            found = decoder.decode(data)
-        except msgspec.ValidationError as error:
-            if b"null" not in data:
-                raise
-            without_nulls = _without_nulls(data, decoder, error)
-            found = decoder.decode(without_nulls)
         _check_keys(data.decode())
-        return found
+    except ValueError:
+        raise Refusal("invalid_json") from None
+    except RecursionError:
+        raise Refusal("invalid_json", _TOO_DEEP) from None
+    return found
+
+
+def parse_part(data: bytes, kind: Any, path: str, ignored: list[str] | None = None) -> Any:
+    """Parse a part of a body, as :func:`parse` does, but without the search for duplicate keys.
+
+    Args:
+        data: Part of the body as JSON.
+        kind: Struct, or union of tagged structs.
+        path: Name of the part in the body.
+        ignored: As for :func:`parse`.
+
+    Raises:
+        Refusal: As for :func:`parse`.
+    """
+    decoder = _decoder(kind)
+    try:
+        return decoder.decode(data)
     except msgspec.ValidationError:
-        if not _is_json(data):  # msgspec refuses a value of the wrong type before it has read the rest
-            raise Refusal("invalid_json") from None
-        raise _refused(find_fault(without_nulls, kind)) from None
+        pass
     except (msgspec.DecodeError, ValueError):
         raise Refusal("invalid_json") from None
     except RecursionError:
-        raise Refusal("invalid_json", "The body is nested too deeply.") from None
-
-
-def _is_json(data: bytes) -> bool:
+        raise Refusal("invalid_json", _TOO_DEEP) from None
     try:
-        msgspec.json.decode(data, type=msgspec.Raw)
-    except msgspec.DecodeError:
-        return False
-    except RecursionError:  # a value that is nested too deeply: the error names its field
-        pass
-    return True
-
-
-def _without_nulls(data: bytes, decoder: msgspec.json.Decoder[Any], error: msgspec.ValidationError) -> bytes:
-    """Remove the fields that are null, including unknown ones: some clients send null for every unset option.
-
-    Args:
-        data: Body as JSON.
-        decoder: Decoder of the struct.
-        error: Exception to raise if the body cannot be encoded again.
-    """
-    try:
-        shape = _shape(decoder.type)  # type: ignore[arg-type]
-        return msgspec.json.encode(_drop_nulls(msgspec.json.decode(data), shape))
-    except (OverflowError, msgspec.EncodeError):  # msgspec cannot encode integers of more than 64 bits
-        raise error from None
+        # msgspec refuses a value of the wrong type before it has read the rest: check that all of it is JSON
+        raw = msgspec.json.decode(data, type=msgspec.Raw)
+        cleaned = msgspec.json.encode(_cleaned(raw, (_shape(kind),), re.sub(r"\[\d+\]", "[]", path), ignored))
+        try:
+            return decoder.decode(cleaned)
+        except msgspec.ValidationError:
+            raise _refused(find_fault(cleaned, kind, path)) from None
+    except (msgspec.DecodeError, ValueError):
+        raise Refusal("invalid_json") from None
+    except RecursionError:
+        raise Refusal("invalid_json", _TOO_DEEP) from None
 
 
 @functools.lru_cache(maxsize=64)
@@ -149,79 +156,66 @@ def _shape(kind: Any) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _drop_nulls(value: Any, *kinds: inspect.Type) -> Any:
-    """Return a value without the fields of structs that are null. Free-form values, such as JSON schemas, keep nulls.
+def _cleaned(data: msgspec.Raw, kinds: tuple[inspect.Type, ...], path: str, ignored: list[str] | None) -> Any:
+    """Return JSON without the fields of structs that are null, and without unknown fields if they are ignored.
+
+    Some clients send null for every unset option, also for options that the server does not have. Free-form values,
+    such as JSON schemas, stay as they are.
 
     Args:
-        value: Decoded JSON.
+        data: JSON.
         kinds: Types that the value may have.
+        path: Name of the value in the body.
+        ignored: As for :func:`parse`.
+
+    Returns:
+        A value that msgspec encodes as the JSON.
     """
     kinds = tuple(part for kind in kinds for part in _parts(kind))
-    if isinstance(value, list):
+    head = bytes(data).lstrip()[:1]
+    if head == b"[":
         items = tuple(kind.item_type for kind in kinds if isinstance(kind, inspect.ListType))
-        return [_drop_nulls(item, *items) for item in value] if items else value
+        if not any(map(_has_fields, items)):
+            return data
+        return [_cleaned(item, items, f"{path}[]", ignored)
+                for item in msgspec.json.decode(data, type=list[msgspec.Raw])]
     structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
-    if not isinstance(value, dict) or not structs:
-        return value
-    fields: dict[str, list[inspect.Type]] = {}
-    for kind in structs:
-        for field in kind.fields:
-            fields.setdefault(field.encode_name, []).append(field.type)
-    return {name: _drop_nulls(part, *fields.get(name, ())) for name, part in value.items() if part is not None}
+    if head != b"{" or not structs:
+        return data
+    parts = {name: part for name, part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items()
+             if bytes(part) != b"null"}
+    chosen = next((kind for kind in structs if _has_tag(parts, kind)), None)
+    if chosen is None:
+        return data
+    fields = {field.encode_name: field.type for field in chosen.fields}
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        where = f"{path}.{name}" if path else name
+        if name in fields:
+            found[name] = _cleaned(part, (fields[name],), where, ignored)
+        elif name == chosen.tag_field or ignored is None:
+            found[name] = part
+        elif len(ignored) < _MAX_UNKNOWN and _FIELD.fullmatch(name) and where not in ignored:
+            ignored.append(where)
+    return found
 
 
-def convert(value: Any, kind: Any, path: str) -> Any:
-    """Convert a free-form part of a body to a struct, or to one of several. A field that is null counts as absent.
+def _has_fields(kind: inspect.Type) -> bool:
+    """Return True if values of a type may be structs, or lists of structs."""
+    parts = _parts(kind)
+    return any(isinstance(part, inspect.StructType) for part in parts) \
+        or any(_has_fields(part.item_type) for part in parts if isinstance(part, inspect.ListType))
 
-    Args:
-        value: Decoded JSON.
-        kind: Struct, or union of tagged structs.
-        path: Name of the part in the body.
 
-    Raises:
-        Refusal: A field is missing, of the wrong type or out of range.
-    """
-    value = _drop_nulls(value, _shape(kind))
+def _has_tag(parts: dict[str, msgspec.Raw], kind: inspect.StructType) -> bool:
+    """Return True if an object has the tag of a struct, or if the struct has none."""
+    if kind.tag_field is None:
+        return True
+    tag = parts.get(kind.tag_field)
     try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        raise _refused(find_fault(msgspec.json.encode(value), kind, path)) from None
-
-
-async def unknown_fields(data: bytes, kind: Any) -> list[str]:
-    """Return the names of the fields of a valid body that its struct does not have, such as ``messages[].x``.
-
-    Returns at most 16 names, and only names of 1 to 64 letters, digits, ``_`` and ``-``: clients choose them, and they
-    become part of the log and of a response header.
-    """
-    if len(data) < _LONG:
-        return _unknown_fields(data, kind)
-    return await native_calls.BODIES.arun(_unknown_fields, data, kind)
-
-
-def _unknown_fields(data: bytes, kind: Any) -> list[str]:
-    found: dict[str, None] = {}
-    _add_unknown(msgspec.json.decode(data), (_shape(kind),), "", found)
-    return list(found)
-
-
-def _add_unknown(value: Any, kinds: tuple[inspect.Type, ...], path: str, found: dict[str, None]) -> None:
-    kinds = tuple(part for kind in kinds for part in _parts(kind))
-    if isinstance(value, list):
-        items = tuple(kind.item_type for kind in kinds if isinstance(kind, inspect.ListType))
-        for item in value if items else ():
-            _add_unknown(item, items, f"{path}[]", found)
-    elif isinstance(value, dict):
-        structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)
-                   and (kind.tag_field is None or value.get(kind.tag_field) == kind.tag)]
-        for kind in structs[:1]:
-            fields = {field.encode_name: field.type for field in kind.fields}
-            for name, part in value.items():
-                where = f"{path}.{name}" if path else name
-                if name in fields:
-                    _add_unknown(part, (fields[name],), where, found)
-                elif name != kind.tag_field and len(found) < _MAX_UNKNOWN and _FIELD.fullmatch(name):
-                    found[where] = None
+        return tag is None or msgspec.json.decode(tag, type=str) == kind.tag
+    except msgspec.DecodeError:
+        return False
 
 
 def _parts(kind: inspect.Type) -> tuple[inspect.Type, ...]:
@@ -241,11 +235,11 @@ def _refused(fault: Fault) -> Refusal:
     return Refusal("invalid_value", f"{name} must be {fault.allowed}, got {fault.got}."[:300], path or None)
 
 
-async def parse_body(data: bytes, kind: type[T]) -> T:
+async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
     """Parse a body as :func:`parse` does, on another thread if it is long."""
     if len(data) < _LONG:
-        return parse(data, kind)
-    return await native_calls.BODIES.arun(parse, data, kind)
+        return parse(data, kind, ignored)
+    return await native_calls.BODIES.arun(parse, data, kind, ignored)
 
 
-__all__ = ["ClientDisconnected", "convert", "declared_length", "parse", "parse_body", "read", "unknown_fields"]
+__all__ = ["ClientDisconnected", "declared_length", "parse", "parse_body", "parse_part", "read"]

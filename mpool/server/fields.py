@@ -13,7 +13,11 @@ MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Stops = Annotated[list[Text], Meta(max_length=64)]
 
 
-class SamplingFields(Struct, kw_only=True):
+class Fields(Struct, forbid_unknown_fields=True):
+    """Base of every struct of a request. :func:`mpool.server.bodies.parse` decides what happens to unknown fields."""
+
+
+class SamplingFields(Fields, kw_only=True):
     """Sampling options under the names of the library. A null has the model's default."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
@@ -30,4 +34,4 @@ class SamplingFields(Struct, kw_only=True):
     ignore_eos: bool | None = None
 
 
-__all__ = ["MaxTokens", "Name", "SamplingFields", "Stops", "Text", "Token"]
+__all__ = ["Fields", "MaxTokens", "Name", "SamplingFields", "Stops", "Text", "Token"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.responses import Response
 
 from .errors import ErrorFormat, Refusal, error_format
+from .interfaces import is_address
 from .settings import same_token
 
 if TYPE_CHECKING:
@@ -52,6 +53,19 @@ def header(scope: Scope, name: bytes) -> bytes | None:
             found: bytes = value
             return found
     return None
+
+
+def may_be_browser(scope: Scope) -> bool:
+    """Return True unless no browser can have sent a request that has a body.
+
+    Browsers send ``Origin`` with every such request to another origin, and ``Sec-Fetch-Site`` to addresses of loopback.
+    ``Referer`` and the beginning of ``User-Agent`` concern browsers from before 2020.
+    """
+    for name, value in scope["headers"]:
+        if name in (b"origin", b"referer") or name.startswith(b"sec-") or name == b"user-agent" and \
+                value.lstrip().lower().startswith(b"mozilla/"):
+            return True
+    return False
 
 
 def _repeated(scope: Scope) -> bytes | None:
@@ -140,9 +154,12 @@ class HostGuard(_Guard):
         hosts = self.gate.hosts
         if hosts is None:
             hosts = _hosts_at(self.gate.settings, scope)
-        host = header(scope, b"host")
-        if host is None or host.decode("latin-1").lower() not in hosts:
-            return Refusal("misdirected")
+        host = (header(scope, b"host") or b"").decode("latin-1").lower()
+        if host not in hosts:
+            # DNS rebinding needs a name: a page at an IP address is one that this address has sent
+            if not self.gate.settings.on_all_addresses or not is_address(host):
+                return Refusal("misdirected")
+            hosts = frozenset((host,))
         origin = header(scope, b"origin")
         if origin is not None and not self._may_call(origin.decode("latin-1").lower(), hosts):
             return Refusal("forbidden_origin")
@@ -169,4 +186,5 @@ class TokenGuard(_Guard):
         return Refusal("shutting_down") if self.gate.stopping else None
 
 
-__all__ = ["GuardState", "HostGuard", "TokenGuard", "format_of", "header", "is_anthropic", "refusal_response"]
+__all__ = ["GuardState", "HostGuard", "TokenGuard", "format_of", "header", "is_anthropic",
+           "may_be_browser", "refusal_response"]

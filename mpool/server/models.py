@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
 from ..errors import InvalidArgument, MpoolError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..pool import Pool
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
+#: Maximum number of aliases.
+_MAX_ALIASES = 1000
 _GGUF_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 
 
@@ -29,11 +31,21 @@ class ServedModel:
         name: Name for clients.
         model: Model of the pool.
         since: ``time.time()`` when the server added it.
+        system: System message of conversations without one, or None. Only aliases have one.
+        defaults: Options of the library that a request without them has. Only aliases have some.
     """
 
     name: str
     model: Model
     since: int
+    system: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages of a conversation, with the alias's system message unless they begin with one."""
+        if self.system is None or messages and messages[0]["role"] in ("system", "developer"):
+            return messages
+        return [{"role": "system", "content": self.system}, *messages]
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -60,6 +72,7 @@ class Models:
                  compute: str = "auto") -> None:
         self.pool, self.catalogue, self.compute = pool, catalogue, compute
         self._served: dict[str, ServedModel] = {}
+        self._aliases: dict[str, ServedModel] = {}
         for ref in refs:
             self._add(os.fspath(ref))
 
@@ -111,7 +124,7 @@ class Models:
                     await self.find(key)
                 except Refusal:
                     continue
-        found = self.all()
+        found = self.all() + list(self._aliases.values())
         await native_calls.REQUESTS.arun(lambda: [served.capabilities for served in found])
         return found
 
@@ -121,10 +134,10 @@ class Models:
         Raises:
             Refusal: The name is unknown, or the files of the model are not on this machine.
         """
-        found = self._served.get(name)
+        found = self._named(name)
         if found is None and name.endswith(":latest"):
             name = name[:-7]
-            found = self._served.get(name)
+            found = self._named(name)
         if found is not None:
             return found
         if not self.is_in_catalogue(name):
@@ -132,6 +145,47 @@ class Models:
         if not await native_calls.REQUESTS.arun(is_cached, name):
             raise Refusal("model_not_found", "It is in the catalogue: POST /api/pull downloads it.", "model")
         return self._served.setdefault(name, self._served_model(name, self.pool.get(name)))
+
+    def _named(self, name: str) -> ServedModel | None:
+        return self._served.get(name) or self._aliases.get(name)
+
+    async def add_alias(self, name: str, source: str, system: str | None = None,
+                        defaults: Mapping[str, Any] | None = None) -> None:
+        """Serve a model under another name. The name lasts as long as the server; it replaces an alias of this name.
+
+        Args:
+            name: New name.
+            source: Name of a model or of an alias, whose system message and defaults the new one has.
+            system: System message instead of that of the source; None: that of the source.
+            defaults: Options of the library in addition to those of the source.
+
+        Raises:
+            Refusal: The name is not allowed or is that of a model, the source is unknown, or there are too many
+                aliases.
+        """
+        name = name.removesuffix(":latest")
+        if not _NAME.fullmatch(name):
+            raise Refusal("invalid_value", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, `+` and `-`, and "
+                                           "begin with a letter or digit.", "model")
+        found = await self.find(source)
+        if name in self._served or self.is_in_catalogue(name):
+            raise Refusal("invalid_value", "The name is that of a model, which cannot be replaced.", "model")
+        if name not in self._aliases and len(self._aliases) >= _MAX_ALIASES:
+            raise Refusal("invalid_value", f"The server has {_MAX_ALIASES:,} aliases, the maximum: delete one.",
+                          "model")
+        self._aliases[name] = replace(found, name=name, since=int(time.time()),
+                                      system=found.system if system is None else system or None,
+                                      defaults={**found.defaults, **(defaults or {})})
+
+    async def remove_alias(self, name: str) -> None:
+        """Remove an alias.
+
+        Raises:
+            Refusal: There is no model of this name, or it is not an alias.
+        """
+        if self._aliases.pop(name, None) is None and self._aliases.pop(name.removesuffix(":latest"), None) is None:
+            await self.find(name)
+            raise Refusal("invalid_value", "Only names that /api/create or /api/copy made can be deleted.", "model")
 
     def is_in_catalogue(self, name: str) -> bool:
         """Return True if the server serves the catalogue and the name is one of its keys."""

@@ -17,10 +17,13 @@ from ..durations import seconds_of
 from ..errors import ContextOverflow
 from ..results import ToolCall
 from ..tasks.running import counted
+from ..tasks.sampling import ALIASES
 from ..tasks.verbs import EMBED
-from . import forms, ollama_models, thinking
+from . import fill_in, forms, ollama_models, thinking
 from .errors import Refusal, plain_error
 from .ollama_structs import (
+    CopyRequest,
+    CreateRequest,
     Details,
     EmbedRequest,
     EmbedResponse,
@@ -59,6 +62,8 @@ _encode = msgspec.json.Encoder().encode
 _LOWEST = -9999.0
 #: Sampler options that the library does not support -> value that turns the sampler off.
 _OFF = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0}
+#: Minimum of ``num_ctx`` in Ollama.
+_MIN_CONTEXT = 4
 #: Sampling options that have the same name, or an alias of this name, in the library.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
              "stop")
@@ -86,25 +91,38 @@ def _keep_alive(value: float | str) -> float | str:
     return value
 
 
-def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
+def options_of(context: Context, given: Options) -> dict[str, Any]:
+    """Convert the sampling options that are set to options of the library. Samplers that it does not have are ignored.
+
+    Raises:
+        Refusal: A sampler is not supported, and the server is strict.
+    """
+    for name, off in _OFF.items():
+        if getattr(given, name) not in (None, off):
+            if context.ignored is None:
+                raise Refusal("unsupported_parameter",
+                              f"`options.{name}` must be {off}: this sampler is not supported.", name)
+            context.ignored.append(f"options.{name}")
+    found = {ALIASES.get(name, name): value for name in _SAMPLING if (value := getattr(given, name)) is not None}
+    if given.num_predict is not None:
+        limits = context.state.settings
+        most = given.num_predict if given.num_predict > 0 else limits.max_tokens
+        found["max_tokens"] = limits.completion_tokens(most)
+    if given.num_ctx is not None:
+        found["context_length"] = max(given.num_ctx, _MIN_CONTEXT)
+    if given.seed is not None:
+        found["seed"] = given.seed % 2**64
+    return found
+
+
+def sampling(context: Context, served: ServedModel, body: TextRequest) -> dict[str, Any]:
     """Convert the sampling options and the format of a request to options of the library.
 
     Raises:
         Refusal: An option is not valid or not supported.
     """
-    given = body.options or Options()
-    for name, off in _OFF.items():
-        if getattr(given, name) not in (None, off):
-            raise Refusal("unsupported_parameter", f"`options.{name}` must be {off}: this sampler is not supported.",
-                          name)
-    found = {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
-    predict = given.num_predict
-    if predict == 0:
-        raise Refusal("invalid_value", "`options.num_predict` must be 1 or more, -1 or -2, got 0.", "num_predict")
-    found["max_tokens"] = context.state.settings.completion_tokens(
-        None if predict is None or predict < 0 else predict)
-    if given.seed is not None:
-        found["seed"] = given.seed % 2**64
+    found = {**served.defaults, **options_of(context, body.options or Options())}
+    found["max_tokens"] = context.state.settings.completion_tokens(found.get("max_tokens"))
     if body.logprobs:
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     return found | forms.ollama_format(body.format)
@@ -127,15 +145,21 @@ def _chat_response(text: str, thinking: str | None, fields: dict[str, Any]) -> m
 async def generate(context: Context, body: GenerateRequest) -> Response:
     """Complete a prompt: as a conversation of one message or, with ``raw``, without the chat template."""
     served = await context.model(body.model)
-    for name in ("suffix", "template", "context"):
+    for name in ("template", "context"):
         if getattr(body, name):
             raise Refusal("unsupported_parameter", f"`{name}` is not supported.", name)
     if not body.prompt:
         return await _load_or_unload(context, served, body, _generate_response)
     prompt, cold = context.check_text(body.prompt, "prompt"), not _resident(context, served)
-    options = {**sampling(context, body), **keep_alive_options(body)}
+    options = {**sampling(context, served, body), **keep_alive_options(body)}
     pool = context.state.pool
-    if body.raw:
+    if body.suffix:
+        if body.system or body.images:
+            raise Refusal("invalid_value", "`suffix` cannot be used with `system` or `images`.", "suffix")
+        ids = await fill_in.prompt_ids(served, prompt, context.check_text(body.suffix, "suffix"))
+        options["stop_token_ids"] = await fill_in.stop_ids(served)
+        stream = aio.generate(ids, served.model, stream=True, pool=pool, **options)
+    elif body.raw:
         if body.system or body.images:
             raise Refusal("invalid_value", "`raw` cannot be used with `system` or `images`.", "raw")
         stream = aio.generate(prompt, served.model, stream=True, pool=pool, **options)
@@ -144,7 +168,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
         if body.system:
             messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
         options |= await thinking.ollama_options(served, body.think)
-        stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
+        stream = aio.chat(served.with_system(messages), served.model, stream=True, pool=pool, **options)
     return await _respond(context, served, body, stream, _generate_response, cold)
 
 
@@ -153,8 +177,9 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     served = await context.model(body.model)
     if not body.messages:
         return await _load_or_unload(context, served, body, _chat_response)
-    messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    options = {**sampling(context, body), **keep_alive_options(body), **forms.tool_options(body.tools),
+    messages = served.with_system([_message(context, message, f"messages[{at}]")
+                                   for at, message in enumerate(body.messages)])
+    options = {**sampling(context, served, body), **keep_alive_options(body), **forms.tool_options(body.tools),
                **await thinking.ollama_options(served, body.think)}
     cold = not _resident(context, served)
     while True:
@@ -332,8 +357,8 @@ async def _load_seconds(context: Context, served: ServedModel) -> float:
 async def embed(context: Context, body: EmbedRequest) -> Response:
     """Embed texts."""
     served = await context.model(body.model)
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(texts) if text]
+    texts = body.input if isinstance(body.input, list) else [body.input] if body.input else []
+    texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(texts)]
     options = keep_alive_options(body)
     if body.truncate is not None:
         options["truncate"] = body.truncate
@@ -386,7 +411,7 @@ async def ps(context: Context, body: None) -> Response:
     return json_response(ModelRows(rows))
 
 
-def _name_in(body: NameRequest | PullRequest) -> str:
+def _name_in(body: NameRequest | PullRequest | CreateRequest) -> str:
     name = body.model or body.name
     if not name:
         raise Refusal("invalid_value", "`model` is required.", "model")
@@ -398,8 +423,34 @@ async def show(context: Context, body: NameRequest) -> Response:
     served = await context.model(_name_in(body))
     found, more = await native_calls.REQUESTS.arun(
         lambda: (ollama_models.describe(served), ollama_models.template_capabilities(served)))
+    parameters = "\n".join([found.parameters, *(f"{name} {value}" for name, value in served.defaults.items())]).strip()
     return json_response(ShowResponse(Details(**found.details), found.info, found.capabilities + more,
-                                  found.modified_at, found.license, found.parameters))
+                                  found.modified_at, found.license, parameters, served.system or ""))
+
+
+async def copy(context: Context, body: CopyRequest) -> Response:
+    """Serve a model under another name, too."""
+    await context.state.models.add_alias(body.destination, body.source)
+    return Response()
+
+
+async def create(context: Context, body: CreateRequest) -> Response:
+    """Serve a model under another name, with a system message and sampling options of its own."""
+    for name in ("template", "adapters", "files", "quantize", "messages"):
+        if getattr(body, name):
+            raise Refusal("unsupported_parameter", f"`{name}` is not supported.", name)
+    system = None if body.system is None else context.check_text(body.system, "system")
+    defaults = options_of(context, body.parameters or Options())
+    await context.state.models.add_alias(_name_in(body), body.source, system, defaults)
+    if body.stream is False:
+        return json_response(Progress("success"))
+    return Response(line(_encode(Progress("success"))), media_type=LINES)
+
+
+async def delete(context: Context, body: NameRequest) -> Response:
+    """Remove a name that ``/api/create`` or ``/api/copy`` made. Never deletes files."""
+    await context.state.models.remove_alias(_name_in(body))
+    return Response()
 
 
 async def pull(context: Context, body: PullRequest) -> Response:
@@ -440,6 +491,10 @@ OPERATIONS = (
     Operation("POST", "/api/show", show, NameRequest, ShowResponse, "Describe a model", name="ollama_show"),
     Operation("POST", "/api/pull", pull, PullRequest, Progress, "Download a model of the catalogue", LINES,
               "ollama_pull"),
+    Operation("POST", "/api/copy", copy, CopyRequest, None, "Serve a model under another name", name="ollama_copy"),
+    Operation("POST", "/api/create", create, CreateRequest, Progress, "Serve a model under another name with defaults",
+              LINES, "ollama_create"),
+    Operation("DELETE", "/api/delete", delete, NameRequest, None, "Remove a name of a model", name="ollama_delete"),
     Operation("GET", "/api/version", version, None, Version, "Return the version of mpool", name="ollama_version"),
 )
 

@@ -1,25 +1,27 @@
 """Requests and responses of Ollama's protocol.
 
-The server refuses an unknown field and names it in the error; a null counts as absent. The docstrings list the fields
-that are accepted and ignored. They are the descriptions in the OpenAPI document. Durations are in nanoseconds.
+A null counts as absent. The docstrings list the fields that are accepted and have no effect. They are the descriptions
+in the OpenAPI document. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
-from .fields import Name, Stops, Text
+from .fields import Fields, Name, Stops, Text
 
 KeepAlive = float | str
 Nanoseconds = int
 
 
-class Options(Struct, forbid_unknown_fields=True):
-    """Sampling options. ``mirostat``, ``tfs_z`` and ``typical_p`` must be off. ``mirostat_tau``, ``mirostat_eta``,
-    ``repeat_last_n``, ``penalize_newline`` and the hardware options (``num_ctx`` to ``main_gpu``) are ignored: mpool
-    manages the hardware itself."""
+class Options(Fields):
+    """Sampling options. The samplers ``mirostat``, ``tfs_z`` and ``typical_p`` are ignored. ``mirostat_tau``,
+    ``mirostat_eta``, ``repeat_last_n``, ``penalize_newline``, ``draft_num_predict`` and the hardware options
+    (``num_keep`` to ``main_gpu``) are ignored: mpool manages the hardware itself. ``num_ctx`` is the maximum number of
+    tokens of the prompt and the completion together, as far as the context of the model allows; less than 4 counts as 4.
+    ``num_predict``: 0, -1 and -2 mean no limit but that of the server."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -38,7 +40,8 @@ class Options(Struct, forbid_unknown_fields=True):
     mirostat_eta: float | None = None
     repeat_last_n: int | None = None
     penalize_newline: bool | None = None
-    num_ctx: int | None = None
+    draft_num_predict: int | None = None
+    num_ctx: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     num_keep: int | None = None
     num_batch: int | None = None
     num_gpu: int | None = None
@@ -54,7 +57,7 @@ class Options(Struct, forbid_unknown_fields=True):
     main_gpu: int | None = None
 
 
-class Request(Struct, forbid_unknown_fields=True, kw_only=True):
+class Request(Fields, kw_only=True):
     """Base of the requests that use a model."""
 
     model: Name
@@ -79,7 +82,8 @@ class TextRequest(Request, kw_only=True):
 
 class GenerateRequest(TextRequest, kw_only=True):
     """A prompt to complete. A request without a prompt loads the model, or unloads it if ``keep_alive`` is 0. ``raw``
-    skips the chat template. ``images`` are base64. ``suffix``, ``template`` and ``context`` are refused."""
+    skips the chat template. ``images`` are base64. With ``suffix``, the completion belongs
+    between the prompt and the suffix. ``template`` and ``context`` are refused."""
 
     prompt: str | None = None
     system: str | None = None
@@ -90,7 +94,7 @@ class GenerateRequest(TextRequest, kw_only=True):
     images: list[str] | None = None
 
 
-class OllamaFunction(Struct, omit_defaults=True):
+class OllamaFunction(Fields, omit_defaults=True):
     """Name of a function and its arguments. ``index``: index of the tool call in the response."""
 
     name: str
@@ -98,14 +102,14 @@ class OllamaFunction(Struct, omit_defaults=True):
     index: int | None = None
 
 
-class OllamaToolCall(Struct, omit_defaults=True):
+class OllamaToolCall(Fields, omit_defaults=True):
     """A tool call."""
 
     function: OllamaFunction
     id: str | None = None
 
 
-class OllamaMessage(Struct, forbid_unknown_fields=True):
+class OllamaMessage(Fields):
     """A message of a conversation. ``images`` are base64. A message with the role ``tool`` contains the result of the
     tool ``tool_name``, or of the tool call ``tool_call_id``."""
 
@@ -128,9 +132,9 @@ class OllamaChatRequest(TextRequest, kw_only=True):
 
 
 class EmbedRequest(Request, kw_only=True):
-    """Texts to embed."""
+    """Texts to embed. As in Ollama, an empty ``input`` has no embedding, and an empty text in a list has one."""
 
-    input: str | Annotated[list[Text], Meta(max_length=10_000)]
+    input: str | Annotated[list[str], Meta(max_length=10_000)]
     truncate: bool | None = None
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
 
@@ -141,7 +145,7 @@ class OllamaEmbeddingsRequest(Request, kw_only=True):
     prompt: str
 
 
-class NameRequest(Struct, forbid_unknown_fields=True):
+class NameRequest(Fields):
     """A model name in ``model``, or in its former spelling ``name``. ``verbose`` is ignored."""
 
     model: str | None = None
@@ -149,13 +153,39 @@ class NameRequest(Struct, forbid_unknown_fields=True):
     verbose: bool | None = None
 
 
-class PullRequest(Struct, forbid_unknown_fields=True):
+class PullRequest(Fields):
     """A model of the catalogue to download. ``insecure`` is ignored."""
 
     model: str | None = None
     name: str | None = None
     insecure: bool | None = None
     stream: bool | None = None
+
+
+class CopyRequest(Fields):
+    """A model or alias, and its further name, which lasts as long as the server."""
+
+    source: Name
+    destination: Name
+
+
+class CreateRequest(Fields, kw_only=True):
+    """A further name of the model or alias ``from``, with a system message for conversations without one, and with
+    defaults of options. It lasts as long as the server. ``license`` is ignored. ``template``, ``adapters``, ``files``,
+    ``quantize`` and ``messages`` are refused."""
+
+    model: str | None = None
+    name: str | None = None
+    source: Name = field(name="from")
+    system: str | None = None
+    parameters: Options | None = None
+    stream: bool | None = None
+    license: Any = None
+    template: str | None = None
+    adapters: dict[str, str] | None = None
+    files: dict[str, str] | None = None
+    quantize: str | None = None
+    messages: list[dict[str, Any]] | None = None
 
 
 # ---- responses -----------------------------------------------------------------------------------------------------
@@ -263,8 +293,8 @@ class ModelRows(Struct):
 
 
 class ShowResponse(Struct):
-    """The description of a model. ``template`` and ``modelfile`` are always empty: requests cannot replace the chat
-    template."""
+    """The description of a model. ``system`` is that of an alias. ``template`` and ``modelfile`` are always empty:
+    requests cannot replace the chat template."""
 
     details: Details
     model_info: dict[str, Any]
@@ -272,6 +302,7 @@ class ShowResponse(Struct):
     modified_at: str
     license: str
     parameters: str
+    system: str = ""
     template: str = ""
     modelfile: str = ""
 

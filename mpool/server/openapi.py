@@ -16,20 +16,24 @@ _COMMON = (400, 401, 403, 421, 431, 500, 503)
 _WITH_BODY = (404, 408, 413, 415, 504)
 
 
-@functools.lru_cache(maxsize=1)
-def document() -> bytes:
-    """Return the OpenAPI document of all operations as JSON."""
+@functools.lru_cache(maxsize=2)
+def document(strict: bool = False) -> bytes:
+    """Return the OpenAPI document of all operations as JSON. ``strict``: unknown fields of requests are errors."""
     from .application import OPERATIONS
 
-    return msgspec.json.encode(describe(OPERATIONS))
+    return msgspec.json.encode(describe(OPERATIONS, strict))
 
 
-def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of operations."""
+def describe(operations: tuple[Operation, ...], strict: bool) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of operations. ``strict``: unknown fields of requests are errors."""
     kinds: list[Any] = [found.body for found in (OPENAI, OLLAMA, ANTHROPIC)]
     for operation in operations:
         kinds += [kind for kind in (operation.body, *_responses(operation)) if kind is not None and kind not in kinds]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    if not strict:
+        for component in components.values():
+            if component.get("additionalProperties") is False:
+                del component["additionalProperties"]
     schema_of = dict(zip(map(repr, kinds), schemas))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:

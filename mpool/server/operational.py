@@ -46,7 +46,7 @@ async def openapi(context: Context, body: None) -> Response:
     """Return the OpenAPI document, which is generated once and then cached."""
     from .openapi import document
 
-    return Response(document(), media_type="application/json")
+    return Response(document(context.state.settings.strict), media_type="application/json")
 
 
 OPERATIONS = (

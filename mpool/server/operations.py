@@ -23,7 +23,7 @@ from .. import native_calls
 from . import bodies
 from .disconnects import DisconnectListener
 from .errors import Refusal, refusal_of
-from .guard import header, refusal_response
+from .guard import header, may_be_browser, refusal_response
 from .peers import user_of
 from .state import RunningRequest
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
+#: Maximum length of the URL of an image.
+_MAX_URL = 4096
+#: Content types of programs that do not set one: none, and curl's.
+_DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded")
 #: Responses with at least this many numbers are encoded on another thread: encoding them takes milliseconds.
 _LARGE = 1 << 15
 
@@ -54,8 +58,6 @@ class Operation:
         on_loop: Parse the body on the event loop's thread even if it is long.
         media_type: Media type of a text response.
         owner_only: Without a token, only clients of the server's own user (or of root) may call the operation.
-        ignores_unknown: Unknown fields of the body are ignored: the log names each once, and the response header
-            ``x-mpool-ignored`` names those of the request. False: they are errors.
     """
 
     method: str
@@ -69,7 +71,6 @@ class Operation:
     on_loop: bool = False
     media_type: str = "text/plain"
     owner_only: bool = False
-    ignores_unknown: bool = False
 
 
 class Context:
@@ -80,14 +81,15 @@ class Context:
         id: Request id.
         scope: Scope of ASGI.
         started: ``time.monotonic()`` when the body was complete.
-        ignored: Names of fields of the body that are ignored because the operation does not have them.
+        ignored: Names of fields of the body that are ignored because the operation does not have them: the log names
+            each once, and the response header ``x-mpool-ignored`` names them all. None: such fields are errors.
     """
 
     __slots__ = ("state", "id", "scope", "started", "ignored")
 
     def __init__(self, state: State, scope: Scope) -> None:
         self.state, self.id, self.scope, self.started = state, state.new_id(), scope, time.monotonic()
-        self.ignored: list[str] = []
+        self.ignored: list[str] | None = None if state.settings.strict else []
 
     async def model(self, name: str) -> ServedModel:
         """Return the model with the name that the client gave.
@@ -113,9 +115,24 @@ class Context:
                           name)
         return text
 
+    def image(self, text: str, name: str) -> bytes | str:
+        """Return the image file in a field, or its https URL if the server fetches images: then
+        :func:`mpool.server.image_urls.with_images` replaces the URL by the file.
+
+        Args:
+            text: Base64, a ``data:`` URL or an https URL.
+            name: Field of the request, for the error message.
+
+        Raises:
+            Refusal: The text is none of these, or the server fetches no images.
+        """
+        if self.state.settings.allow_image_urls and text[:8].lower() == "https://" and len(text) <= _MAX_URL:
+            return text
+        return image_of(text, name)
+
 
 def image_of(text: str, name: str) -> bytes:
-    """Decode an image file from base64 or a ``data:`` URL. The server never opens a path or URL that a client names.
+    """Decode an image file from base64 or a ``data:`` URL. The server never opens a path that a client names.
 
     Args:
         text: Base64, or a ``data:`` URL with base64 data.
@@ -133,7 +150,8 @@ def image_of(text: str, name: str) -> bytes:
     except ValueError:
         found = b""
     if not found:
-        raise Refusal("invalid_value", f"`{name}` must be base64; the server does not fetch URLs.", name)
+        raise Refusal("invalid_value", f"`{name}` must be base64; the server fetches no URLs "
+                                       "(--allow-image-urls: those with https).", name)
     return found
 
 
@@ -184,6 +202,7 @@ class Endpoint:
                 message["headers"] = [*message["headers"], (b"x-request-id", context.id.encode())]
                 if context.ignored:
                     message["headers"].append((b"x-mpool-ignored", ", ".join(context.ignored).encode()))
+                    _log_ignored(context, context.ignored)
             elif listener is not None and not message.get("more_body", False):
                 listener.stop()  # some servers report a disconnect once the response is complete
             await send(message)
@@ -242,13 +261,16 @@ class Endpoint:
             return None
         _check_type(scope)
         data = await bodies.read(receive, bodies.declared_length(scope), self.state.settings.max_body)
-        body = bodies.parse(data, kind) if self.operation.on_loop else await bodies.parse_body(data, kind)
-        if self.operation.ignores_unknown:
-            context.ignored = await bodies.unknown_fields(data, kind)
-            for name in context.ignored:
-                if self.state.is_new(scope["path"], name):
-                    log.info("%s: the field `%s` is ignored: %s does not have it", context.id, name, scope["path"])
-        return body
+        if self.operation.on_loop:
+            return bodies.parse(data, kind, context.ignored)
+        return await bodies.parse_body(data, kind, context.ignored)
+
+
+def _log_ignored(context: Context, names: list[str]) -> None:
+    path = context.scope["path"]
+    for name in names:
+        if context.state.is_new(path, name):
+            log.info("%s: the field `%s` is ignored: %s does not have it", context.id, name, path)
 
 
 def _check_owner(scope: Any) -> None:
@@ -268,14 +290,16 @@ def _uncancel(task: asyncio.Task[Any] | None) -> None:
 def _check_type(scope: Any) -> None:
     """Refuse bodies that are not uncompressed JSON.
 
-    A browser sends this content type to another origin only after a CORS preflight. The check therefore also refuses
-    requests from the pages of other sites.
+    A browser sends JSON's content type to another origin only after a CORS preflight. The check therefore also refuses
+    requests from the pages of other sites. A program other than a browser may omit the content type, or send the one
+    that curl sends by default.
     """
     coding = header(scope, b"content-encoding")
     if coding is not None and coding.strip().lower() not in (b"identity", b""):
         raise Refusal("unsupported_media_type")
     kind, _, parameters = (header(scope, b"content-type") or b"").partition(b";")
-    if kind.strip().lower() != b"application/json":
+    kind = kind.strip().lower()
+    if kind != b"application/json" and (kind not in _DEFAULT_TYPES or may_be_browser(scope)):
         raise Refusal("unsupported_media_type")
     charset = parameters.strip().lower()
     if charset and charset.replace(b'"', b"").replace(b" ", b"") not in (b"charset=utf-8", b"charset=utf8"):

@@ -8,6 +8,7 @@ from .errors import Refusal
 
 if TYPE_CHECKING:
     from .fields import SamplingFields
+    from .models import ServedModel
     from .operations import Context
 
 #: Fields of a request that have the same name in the library. No protocol has all of them.
@@ -15,21 +16,23 @@ _OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "pre
             "logit_bias", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "n")
 
 
-def sampling(context: Context, body: SamplingFields, most: int | None) -> dict[str, Any]:
+def sampling(context: Context, served: ServedModel, body: SamplingFields, most: int | None) -> dict[str, Any]:
     """Convert the sampling options of a request to options of the library. Unset options have the model's defaults.
 
     Args:
         context: Context of the request.
+        served: The model.
         body: Body of the request.
-        most: Maximum number of tokens per completion; None: ``Settings.default_max_tokens``.
+        most: Maximum number of tokens per completion; None: that of the model, else ``Settings.default_max_tokens``.
 
     Raises:
         Refusal: The request asks for more completions than the server allows.
     """
     limits = context.state.settings
-    found = {name: value for name in _OPTIONS if (value := getattr(body, name, None)) is not None}
+    found = {**served.defaults,
+             **{name: value for name in _OPTIONS if (value := getattr(body, name, None)) is not None}}
     check_count(found.get("n", 1), limits.max_n)
-    found["max_tokens"] = limits.completion_tokens(most)
+    found["max_tokens"] = limits.completion_tokens(found.get("max_tokens") if most is None else most)
     if "min_tokens" in found:
         found["min_tokens"] = min(found["min_tokens"], found["max_tokens"])
     if body.seed is not None:

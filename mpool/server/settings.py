@@ -23,6 +23,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _WHOLE = ("port", "max_body", "max_text", "max_header", "max_header_count", "max_connections", "max_streams", "max_n",
           "max_tokens", "default_max_tokens")
+_SWITCHES = ("allow_token_ids", "allow_image_urls", "strict")
 _MAX_TOKEN = 4096
 
 
@@ -37,7 +38,9 @@ class Settings:
             ``x-api-key: TOKEN`` or, from a browser, as the password; None: no token, which is allowed on loopback only.
         allowed_hosts: Further accepted values of the ``Host`` header: the name by which other machines reach the
             server, or the name of a proxy in front of it, with the port unless that is 80 or 443. The address itself
-            is always accepted, and so is ``localhost`` when the server listens on loopback or on all addresses.
+            is always accepted, and so is ``localhost`` when the server listens on loopback or on all addresses. A
+            server that listens on all addresses accepts every IP address: those of its interfaces, and those of a
+            machine that forwards connections to it, such as the host of a container.
         allowed_origins: Origins (``https://page.example``) whose pages may call the server from a browser. By default
             there are none, and the server sends no CORS header.
         max_body: Maximum size of a request body in bytes.
@@ -52,6 +55,10 @@ class Settings:
             ``max_tokens`` applies.
         allow_token_ids: Accept token ids as embedding input for every model; False: only if the request sets
             ``allow_token_ids``, or the model's vocabulary is OpenAI's cl100k_base.
+        allow_image_urls: Fetch images at https URLs in chat messages, from public addresses only; False: accept images
+            only in the body.
+        strict: Refuse fields of a request that the server does not have; False: ignore them, name each once in the log,
+            and name those of a request in the response header ``x-mpool-ignored``.
         header_timeout: Seconds within which the head of a request must arrive.
         body_timeout: Seconds within which the body of a request must arrive.
         write_timeout: Seconds after which the connection of a client that does not read its response is closed.
@@ -78,6 +85,8 @@ class Settings:
     max_tokens: int = 16384
     default_max_tokens: int = 4096
     allow_token_ids: bool = False
+    allow_image_urls: bool = False
+    strict: bool = False
     header_timeout: float = 10.0
     body_timeout: float = 60.0
     write_timeout: float = 30.0
@@ -91,8 +100,9 @@ class Settings:
             kinds = (int,) if name in _WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
                 refuse(name, value, f"{'an integer' if name in _WHOLE else 'a number of seconds'} from {low} to {high}")
-        if not isinstance(self.allow_token_ids, bool):
-            refuse("allow_token_ids", self.allow_token_ids, "True or False")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                refuse(name, getattr(self, name), "True or False")
         if not isinstance(self.host, str) or not self.host:
             refuse("host", self.host, "an IP address or host name")
         if self.token is not None:
@@ -109,12 +119,15 @@ class Settings:
         """Return the limit of tokens for a completion. ``wanted``: the limit of the request; None: it has none."""
         return min(self.default_max_tokens if wanted is None else wanted, self.max_tokens)
 
+    @property
+    def on_all_addresses(self) -> bool:
+        """True if the server listens on all addresses of the machine."""
+        return self.host in ("0.0.0.0", "::")
+
     def hosts(self, port: int) -> frozenset[str]:
         """Return the values of the ``Host`` header, in lower case, that a server on this port accepts."""
         names = {f"[{self.host}]" if ":" in self.host else self.host}
-        if is_loopback(self.host):
-            names |= {"localhost", "127.0.0.1", "[::1]"}
-        elif self.host in ("0.0.0.0", "::"):
+        if is_loopback(self.host) or self.on_all_addresses:
             names |= {"localhost", "127.0.0.1", "[::1]"}
         found = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
         return frozenset(name.lower() for name in (*found, *self.allowed_hosts))

@@ -64,8 +64,13 @@ def model_options(served: ServedModel) -> Thinking:
         return Thinking(False, (), False)
 
 
-async def openai_options(served: ServedModel, effort: str | None) -> dict[str, Any]:
+async def openai_options(served: ServedModel, effort: str | None, name: str = "reasoning_effort") -> dict[str, Any]:
     """Convert OpenAI's ``reasoning_effort`` to options of the library. Models that do not think ignore it.
+
+    Args:
+        served: The model.
+        effort: Value of the field; None: it is absent.
+        name: Field of the request, for the error message.
 
     Raises:
         Refusal: The effort is ``none``, but the model always thinks.
@@ -75,8 +80,7 @@ async def openai_options(served: ServedModel, effort: str | None) -> dict[str, A
     found = await native_calls.REQUESTS.arun(model_options, served)
     if effort == "none":
         if found.thinks and not found.switches:
-            raise Refusal("unsupported_parameter", "`reasoning_effort` must not be none: this model always thinks.",
-                          "reasoning_effort")
+            raise Refusal("unsupported_parameter", f"`{name}` must not be none: this model always thinks.", name)
         return _options(found.switched(False))
     return _options({**found.switched(True), **({_LEVEL: _LEVELS[effort]} if found.has_level else {})})
 

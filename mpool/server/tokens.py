@@ -12,16 +12,16 @@ from ..errors import InvalidArgument
 from ..tasks.running import chat_ids
 from . import forms
 from .errors import Refusal
-from .fields import Name, Token
-from .openai.chat import message_of
-from .openai.structs import Message, Request
+from .fields import Fields, Name, Token
+from .openai.chat import message_of, template_variables
+from .openai.structs import Message
 from .operations import Context, Operation, json_response
 
 if TYPE_CHECKING:
     from .models import ServedModel
 
 
-class TokenizeRequest(Request, kw_only=True):
+class TokenizeRequest(Fields, kw_only=True):
     """A ``prompt``, or ``messages`` for the chat template of the model. ``model`` may be omitted if the server serves
     one model. ``add_special_tokens`` adds the tokens that the model expects around a prompt (default true). Names of
     control tokens in texts are plain text. ``chat_template_kwargs`` are variables of the chat template."""
@@ -46,7 +46,7 @@ class TokenizeResponse(Struct):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(Request, kw_only=True):
+class DetokenizeRequest(Fields, kw_only=True):
     """Token ids. ``model`` may be omitted if the server serves one model."""
 
     model: Name | None = None
@@ -93,10 +93,8 @@ async def _chat_ids(context: Context, served: ServedModel, body: TokenizeRequest
     if body.add_generation_prompt and body.continue_final_message:
         raise Refusal("invalid_value", "`add_generation_prompt` and `continue_final_message` exclude each other.",
                       "continue_final_message")
-    variables = dict(body.chat_template_kwargs or {})
+    variables = template_variables(body.chat_template_kwargs or {})
     for name in ("add_generation_prompt", "continue_final_message"):
-        if name in variables:
-            raise Refusal("invalid_value", f"`chat_template_kwargs` must not contain `{name}`.", "chat_template_kwargs")
         if (value := getattr(body, name)) is not None:
             variables[name] = value
     converted = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(messages)]

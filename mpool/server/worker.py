@@ -26,6 +26,7 @@ from ..tasks import options as _options
 from ..tasks import requests
 from ..tasks.async_streams import AsyncStream
 from .errors import Refusal, worker_error
+from .fields import Fields
 from .operational import metrics
 from .operations import Context, Operation, json_response
 from .serving import Serving
@@ -50,7 +51,7 @@ _encode = msgspec.json.Encoder().encode
 
 # ---- requests, responses and events ----------------------------------------------------------------------------------
 
-class ExecuteRequest(Struct, forbid_unknown_fields=True):
+class ExecuteRequest(Fields):
     """A job. A sampling option that is not set has the model's default, else the default of :func:`mpool.generate`."""
 
     job_id: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -69,7 +70,7 @@ class ExecuteRequest(Struct, forbid_unknown_fields=True):
 _OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "seed")
 
 
-class CancelRequest(Struct, forbid_unknown_fields=True):
+class CancelRequest(Fields):
     """The job to cancel."""
 
     job_id: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -449,7 +450,7 @@ def worker_settings(port: int, token: str | None = None, grace: float = GRACE) -
         token: Token that clients must send; None: no token.
         grace: Seconds that the running job has to complete when the worker stops.
     """
-    return Settings(port=port, token=token, max_body=_MAX_BODY, grace=grace)
+    return Settings(port=port, token=token, strict=True, max_body=_MAX_BODY, grace=grace)
 
 
 __all__ = ["GRACE", "JobQueue", "Worker", "worker_config", "worker_settings"]

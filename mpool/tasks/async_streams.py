@@ -201,10 +201,9 @@ class AsyncStream(AsyncTicketStream[Chunk]):
     _reader: Reader | None
 
     @property
-    def _prompt_tokens(self) -> int:
-        """Number of tokens of the prompt of a submitted request."""
-        assert self._reader is not None
-        return len(self._reader.request.prompt)
+    def prompt_tokens(self) -> int | None:
+        """Number of tokens of the prompt; None before the request is submitted (``await stream``)."""
+        return None if self._reader is None else len(self._reader.request.prompt)
 
     @typed_async
     async def result(self) -> Completion:

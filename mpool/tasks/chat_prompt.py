@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import refuse
-from ..conversation.messages import check_messages, placeholder_char
+from ..conversation.messages import check_messages, developer_as_system, placeholder_char
 from ..errors import InvalidArgument, MpoolError
 from . import vision
 
@@ -51,6 +51,8 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
     try:
         images: list[Any] | None = [] if entry.capability == "vision" else None
         checked = check_messages(messages, images)
+        if any(message["role"] == "developer" for message in checked) and "developer" not in entry.template().source:
+            checked = developer_as_system(checked)
         tools = None
         if any(options.get(name) is not None for name in ("tools", "tool_choice", "parallel_tool_calls")):
             from ..conversation.tools import pop_tools

@@ -291,8 +291,9 @@ class VectorOptions:
         "byte. Same definitions as ``quantize_embeddings`` of sentence-transformers.", choices=PRECISIONS)
     compute: Compute = option("auto", _COMPUTE, choices=COMPUTE)
     on_error: Literal["raise", "null"] = option(
-        "raise", '``"raise"``: an input that cannot be embedded raises an error; ``"null"``: its row is filled with '
-        "NaN, and the number of such rows is logged as a warning. Only for float32.", choices=ON_ERROR)
+        "raise", '``"raise"``: an input that cannot be embedded raises an error, and an empty text has the vector of '
+        'its special tokens, as in sentence-transformers; ``"null"``: the row of such an input, and of an empty text, '
+        "is filled with NaN, and the number of such rows is logged as a warning. Only for float32.", choices=ON_ERROR)
     progress: Progress = option(
         None, "True: show a progress bar; a function: call it with (done, total); None: show a bar for requests of "
         "more than 1,024 inputs if the logger ``mpool`` is at level INFO.", aliases=("show_progress_bar",), plan=False)
@@ -446,6 +447,9 @@ class SamplingOptions:
         "llguidance. Only tokens that keep the output valid are sampled, and the model may end only where the output "
         "is complete. If ``max_tokens`` or a stop string cuts the output, ``finish_reason`` is ``\"length\"`` or "
         "``stop`` is set. ``parsed`` of the result is the parsed JSON value. Requires the extra ``grammar``.")
+    context_length: int | None = option(
+        None, "maximum number of tokens of the prompt and a completion together, 2 or more; None, or more than the "
+        "model's context: the model's context.")
     capture: Capture | CaptureJob | None = option(
         None, "object returned by :func:`capture`, or by its ``job()`` method, that records the outputs of the model's "
         "layers.")

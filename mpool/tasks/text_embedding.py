@@ -221,17 +221,19 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
     return list(inputs)
 
 
-def fault_of(text: Any, name: str) -> MpoolError | None:
-    """Return the error for a text that is not a str, empty or too long; None if it is none of these.
+def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:
+    """Return the error for a text that is not a str, too short or too long; None if it is none of these.
 
-    ``name`` describes the text in the message.
+    Args:
+        text: text of the caller.
+        name: description of the text in the message.
+        least: minimum number of characters, 0 or 1.
     """
-    allowed = f"a str of 1 to {MAX_CHARS:,} characters"
+    allowed = f"a str of {least} to {MAX_CHARS:,} characters"
     if not isinstance(text, str):
         return InvalidArgument(param=name, got=type(text).__name__, allowed=allowed)
-    if not text:
-        return InvalidArgument(param=name, got="an empty str", allowed=allowed,
-                               hint="With on_error='null' its row is NaN instead")
+    if len(text) < least:
+        return InvalidArgument(param=name, got="an empty str", allowed=allowed)
     if len(text) > MAX_CHARS:
         return InvalidArgument(param=name, got=f"{len(text):,} characters", allowed=allowed,
                                hint="Split it; with on_error='null' its row is NaN instead")
@@ -298,28 +300,31 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, dea
         deadline: ``time.monotonic()`` at which rendering of pairs ends; None: no deadline.
 
     Raises:
-        InvalidArgument: a text is not a str, empty, too long or not Unicode, and ``plan.null`` is False.
+        InvalidArgument: a text is not a str, too long, not Unicode or without a token, and ``plan.null`` is False.
         ContextOverflow: a text has more tokens than the model accepts, and ``plan.truncate`` and ``plan.null`` are
             False.
     """
     if plan.query is not None:
         return _pack_pairs(plan, texts, start, deadline)
     faults = [(at, fault) for at, text in enumerate(texts)
-              if (fault := fault_of(text, _name(start + at, single))) is not None]
+              if (fault := fault_of(text, _name(start + at, single), 1 if plan.null else 0)) is not None]
     if faults and not plan.null:
         raise _keyed(faults[0][1], plan)
     bad = {at for at, _ in faults}
     valid = [text for at, text in enumerate(texts) if at not in bad] if bad else texts
     prompted = [plan.prompt + text for text in valid] if plan.prompt else valid
+    failure: MpoolError | None = None
     try:
         ids, offsets = _encoded(plan, prompted)
-    except (InvalidArgument, ContextOverflow):
+    except (InvalidArgument, ContextOverflow) as error:
+        failure = error
+    if failure is not None or not np.diff(offsets).all():
         late = [(at, fault) for at, text in enumerate(texts) if at not in bad
                 and (fault := _tokenizing_fault(plan, plan.prompt + text, _name(start + at, single))) is not None]
-        if not late:
-            raise
-        if not plan.null:
-            raise _keyed(late[0][1], plan) from None
+        if not late and failure is not None:
+            raise failure
+        if late and not plan.null:
+            raise _keyed(late[0][1], plan)
         faults = sorted([*faults, *late], key=lambda fault: fault[0])
         bad = {at for at, _ in faults}
         prompted = [plan.prompt + text for at, text in enumerate(texts) if at not in bad]
@@ -474,11 +479,15 @@ def _keyed(error: MpoolError, plan: Plan) -> MpoolError:
 
 
 def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
-    """Return the error for a text that is not Unicode or has too many tokens; None if it is neither."""
+    """Return the error for a text that is not Unicode, or has no token or too many; None if it is none of these."""
     fault = surrogate_of(text, name)
-    if fault is None and not plan.truncate:
+    if fault is None:
         tokens = plan.tokenizer.count(text, parse_special=plan.parse_special)
-        if tokens > plan.max_tokens:
+        if not tokens:
+            fault = InvalidArgument(param=name, got="a text without tokens",
+                                    allowed="a text with at least one token of this model's vocabulary",
+                                    hint="With on_error='null' its row is NaN instead")
+        elif tokens > plan.max_tokens and not plan.truncate:
             fault = ContextOverflow(f"{name} has {tokens} tokens, the model accepts at most {plan.max_tokens}",
                                     tokens=tokens, limit=plan.max_tokens, hint="Shorten it, or set truncate=True")
     return fault

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import native_calls
-from ..checks import refuse
+from ..checks import integer, refuse
 from ..conversation import reasoning
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from ..results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, ToolCallDelta, TopLogprob, Usage
@@ -186,7 +186,14 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
             from .captures import job_of
 
             capture = job_of(options["capture"])
-        rest = {name: value for name, value in options.items() if name not in ("response_format", "capture")}
+        most = settings.context_length
+        if options.get("context_length") is not None:
+            given = integer(options["context_length"])
+            if given is None or given < 2:
+                refuse("context_length", options["context_length"], "an integer of 2 or more, or None")
+            most = min(most, given)
+        rest = {name: value for name, value in options.items()
+                if name not in ("response_format", "capture", "context_length")}
         chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
         if capture is not None and chosen.n > 1:
             refuse("n", chosen.n, "1 with `capture`")
@@ -206,10 +213,10 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
 
             format = constrain(tools, tokenizer, entry.key, chosen, splitter, schema, model)
             tools = replace(tools, constrained=format is not None, calls_or_format=schema is not None)
-    space = settings.context_length - len(ids)
+    space = most - len(ids)
     if space < 1:
-        limit = settings.context_length - 1
-        raise ContextOverflow(f"the prompt has {len(ids)} tokens, but the model supports at most {limit} plus one "
+        limit, allows = most - 1, "the model supports" if most == settings.context_length else "`context_length` allows"
+        raise ContextOverflow(f"the prompt has {len(ids)} tokens, but {allows} at most {limit} plus one "
                               "generated token", tokens=len(ids), limit=limit, hint="Shorten the prompt", key=entry.key)
     max_tokens = space if chosen.max_tokens is None else min(chosen.max_tokens, space)
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, max_tokens, splitter,

@@ -16,6 +16,7 @@ import numpy as np
 from .. import native_calls
 from ..errors import ContextOverflow, FormatError, InvalidArgument, MpoolError
 from ..models.spec import TokenizerSource, TokenTable
+from .specials import BY_TEXT
 
 if TYPE_CHECKING:
     from .gguf_vocab import GGUFVocab
@@ -141,6 +142,23 @@ class Tokenizer:
         raise NotImplementedError
 
     # shared by the subclasses
+
+    def fill_in_tokens(self) -> tuple[int, int, int] | None:
+        """Return the ids of the tokens before the prefix, before the suffix and before the middle of a text to fill in;
+        None if the vocabulary lacks one of them."""
+        before, between, after = (self._special_id(name) for name in ("fim_pre", "fim_suf", "fim_mid"))
+        return None if before is None or between is None or after is None else (before, between, after)
+
+    def fill_in_ends(self) -> tuple[int, ...]:
+        """Return the ids of the tokens that end a middle, because they begin another part, text or file."""
+        return tuple(token for name in BY_TEXT if name.startswith("fim_") and name != "fim_pad"
+                     and (token := self._special_id(name)) is not None)
+
+    def _special_id(self, name: str) -> int | None:
+        """Return the id of a token of :data:`mpool.tokenizers.specials.BY_TEXT`, or None."""
+        if name in self.special:
+            return self.special[name]
+        return next((token for text in BY_TEXT[name] if (token := self.token_id(text)) is not None), None)
 
     _truncate_left = False
     _words_independent = False  # the ids of a text's first words do not depend on the words after them

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the tests that take too long for every change, and keep a summary of each one's last run.
 
-    python tests/nightly/nightly.py run                       # every job: many hours
+    python tests/nightly/nightly.py run                       # every job but `clients`: many hours
     python tests/nightly/nightly.py run soak cluster          # some jobs
     python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a job
     python tests/nightly/nightly.py record soak junit.xml       # results of pytest --junitxml, from elsewhere
@@ -52,6 +52,7 @@ class Job:
         environment: variables that set its length; those that are set already take precedence.
         all: also run tests that are not marked slow.
         hours: limit of time.
+        named: run only if the command names the job: its packages change those of the other jobs.
     """
 
     what: str
@@ -59,6 +60,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     all: bool = False
     hours: float = 4
+    named: bool = False
 
 
 def _python(*paths: str) -> tuple[str, ...]:
@@ -82,6 +84,9 @@ JOBS: dict[str, Job] = {
                      {"MPOOL_REQUIRE_REAL": "1"}, all=True),
     "cluster": Job("Ray on several nodes, with kills",
                      _python("integrations/test_ray_cluster.py", "integrations/test_ray_failures.py")),
+    "clients": Job("clients of other libraries: pip install '.[clients]' first, in an environment of its own",
+                   _python("server/test_server_clients.py"), {"MPOOL_CLIENT_TESTS": "1"}, all=True, hours=1,
+                   named=True),
     "schedules": Job("seeded thread switches and injected failures in the Python layer", _python("schedules")),
     "builds": Job("the core under sanitizers, the simulator, by other compilers, and for ARM",
                     _python("core/test_c_builds.py", "core/test_c_races.py"), all=True),
@@ -327,7 +332,7 @@ def main() -> int:
     for name in args.jobs:
         if name not in JOBS:
             parser.error(f"JOB must be one of {', '.join(JOBS)}; got {name!r}")
-    for name in args.jobs or JOBS:
+    for name in args.jobs or [name for name, job in JOBS.items() if not job.named]:
         print(f"nightly: {name}: {JOBS[name].what}", flush=True)
         row = run(name, args.part)
         summary[name] = row

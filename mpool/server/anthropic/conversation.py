@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...conversation.tool_schemas import ToolFields
 from .. import forms, thinking
 from ..errors import Refusal
 from ..operations import image_of
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _BILLING = "x-anthropic-billing-header:"
 #: Type of ``tool_choice`` -> value of the library; the type "tool" has the name of a tool.
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+#: Names of the fields of a tool.
+_TOOL = ToolFields("", "input_schema")
 #: Between two messages of the same role, which become one turn.
 _SEPARATOR = {"type": "text", "text": "\n\n"}
 
@@ -68,11 +71,7 @@ def _tool_options(tools: list[Tool] | None, choice: ToolChoice | None) -> dict[s
         return {}
     found = [{"type": "function", "function": {"name": tool.name, "description": tool.description or "",
                                                "parameters": tool.input_schema}} for tool in tools]
-    try:
-        return forms.tool_options(found, chosen, parallel)
-    except Refusal as refusal:  # name the fields of this protocol
-        refusal.detail = refusal.detail.replace(".function.parameters", ".input_schema").replace(".function.", ".")
-        raise
+    return forms.tool_options(found, chosen, parallel, _TOOL)
 
 
 def messages_of(context: Context, body: ConversationRequest) -> list[dict[str, Any]]:
@@ -126,7 +125,7 @@ class _Conversation:
                 parts.append({"type": "text", "text": self._context.check_text(block.text, name)})
             elif isinstance(block, ImageBlock):
                 self._require(message, "user", block, name)
-                parts.append(_image(block, name))
+                parts.append(_image(self._context, block, name))
             elif isinstance(block, ToolResultBlock):
                 self._require(message, "user", block, name)
                 self._flush(message.role, parts)
@@ -193,16 +192,16 @@ class _Conversation:
             if isinstance(part, TextBlock):
                 texts.append(self._context.check_text(part.text, f"{name}.content[{at}]"))
             else:
-                images.append(_image(part, f"{name}.content[{at}]"))
+                images.append(_image(self._context, part, f"{name}.content[{at}]"))
         self.messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": "".join(texts)})
         return images
 
 
-def _image(block: ImageBlock, name: str) -> dict[str, Any]:
+def _image(context: Context, block: ImageBlock, name: str) -> dict[str, Any]:
     source = block.source
     if isinstance(source, Base64Source):
         return {"type": "image", "image": image_of(source.data, f"{name}.source.data")}
-    return {"type": "image", "image": image_of(source.url, f"{name}.source.url")}
+    return {"type": "image", "image": context.image(source.url, f"{name}.source.url")}
 
 
 __all__ = ["messages_of", "options_of"]

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from ... import aio
 from ...tasks.running import chat_ids
 from ..errors import Refusal, anthropic_error
+from ..image_urls import with_images
 from ..operations import Context, Operation, json_response
 from ..sampling import sampling
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
@@ -52,8 +53,8 @@ _MAX_STOP = 1024
 async def messages(context: Context, body: MessagesRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
-    conversation = messages_of(context, body)
-    options = sampling(context, body, body.max_tokens) | await options_of(served, body)
+    conversation = served.with_system(await with_images(context, messages_of(context, body)))
+    options = sampling(context, served, body, body.max_tokens) | await options_of(served, body)
     if body.stop_sequences:
         options["stop"] = _stops(body.stop_sequences)
     most = options["max_tokens"]
@@ -70,7 +71,7 @@ async def messages(context: Context, body: MessagesRequest) -> Response:
         return json_response(response)
     chunks = MergedStreams(context.state, [stream])
     await chunks.start()
-    response.usage.input_tokens = stream._prompt_tokens
+    response.usage.input_tokens = stream.prompt_tokens or 0
 
     async def events() -> AsyncIterator[bytes]:
         yield _event(MessageStart(response))
@@ -89,7 +90,8 @@ async def messages(context: Context, body: MessagesRequest) -> Response:
 async def count_tokens(context: Context, body: CountTokensRequest) -> Response:
     """Count the tokens of a conversation: those of the prompt that ``/v1/messages`` would process."""
     served = await context.model(body.model)
-    conversation, options = messages_of(context, body), await options_of(served, body)
+    conversation = served.with_system(await with_images(context, messages_of(context, body)))
+    options = await options_of(served, body)
     options.pop("response_format", None)  # constrains the completion only
     return json_response(CountTokensResponse(
         len(await chat_ids(context.state.pool, conversation, served.model, options))))
@@ -189,9 +191,9 @@ class _Blocks:
 
 OPERATIONS = (
     Operation("POST", "/v1/messages", messages, MessagesRequest, MessageResponse, "Complete a conversation", EVENTS,
-              "messages", ignores_unknown=True),
+              "messages"),
     Operation("POST", "/v1/messages/count_tokens", count_tokens, CountTokensRequest, CountTokensResponse,
-              "Count the tokens of a conversation", name="count_tokens", ignores_unknown=True),
+              "Count the tokens of a conversation", name="count_tokens"),
 )
 
 __all__ = ["OPERATIONS"]

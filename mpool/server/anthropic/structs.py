@@ -1,7 +1,6 @@
 """Requests, responses and stream events of Anthropic's protocol.
 
-Unknown fields are ignored. The docstrings list the fields that are accepted without effect. They are the descriptions
-in the OpenAPI document.
+The docstrings list the fields that are accepted without effect. They are the descriptions in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ..fields import MaxTokens, Name, SamplingFields, Stops
+from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
-class Block(Struct, tag_field="type", kw_only=True):
+class Block(Fields, tag_field="type", kw_only=True):
     """Base of the blocks of a message. ``cache_control`` is ignored: the prefix cache needs no marks."""
 
     cache_control: dict[str, Any] | None = None
@@ -30,15 +29,15 @@ class TextBlock(Block, tag="text", kw_only=True):
     citations: Any = None
 
 
-class Base64Source(Struct, tag_field="type", tag="base64"):
+class Base64Source(Fields, tag_field="type", tag="base64"):
     """An image file as base64."""
 
     data: str
     media_type: str | None = None
 
 
-class URLSource(Struct, tag_field="type", tag="url"):
-    """The URL of an image. Only ``data:`` URLs are accepted: the server fetches no URLs."""
+class URLSource(Fields, tag_field="type", tag="url"):
+    """The URL of an image: a ``data:`` URL, or an https URL if the server runs with ``--allow-image-urls``."""
 
     url: str
 
@@ -85,14 +84,14 @@ Blocks = Annotated[list[Content], Meta(max_length=10_000)]
 System = str | Annotated[list[TextBlock], Meta(max_length=10_000)]
 
 
-class AnthropicMessage(Struct):
+class AnthropicMessage(Fields):
     """A message. Consecutive messages of the same role are one turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | Blocks
 
 
-class Tool(Struct, kw_only=True):
+class Tool(Fields, kw_only=True):
     """A tool of the client. ``strict``, ``cache_control``, ``input_examples``, ``defer_loading``,
     ``eager_input_streaming`` and ``allowed_callers`` are ignored: arguments always match ``input_schema``."""
 
@@ -108,7 +107,7 @@ class Tool(Struct, kw_only=True):
     allowed_callers: Any = None
 
 
-class ToolChoice(Struct):
+class ToolChoice(Fields):
     """Use of the tools: the model decides (auto), calls at least one (any), calls ``name`` (tool), or none."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -116,7 +115,7 @@ class ToolChoice(Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingConfig(Struct):
+class ThinkingConfig(Fields):
     """Reasoning of the model. ``enabled`` and ``adaptive`` turn it on and ``disabled`` turns it off, as far as the chat
     template of the model supports it. ``budget_tokens`` selects the reasoning level of models that have levels: low
     below 4,096, high from 16,384 on. With ``display`` omitted, the thinking blocks of the response are empty."""
@@ -126,14 +125,14 @@ class ThinkingConfig(Struct):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(Struct):
+class OutputFormat(Fields):
     """A JSON schema that the text of the response must match."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
-class OutputConfig(Struct):
+class OutputConfig(Fields):
     """``format`` constrains the text of the response. ``effort`` selects the reasoning level of models that have
     levels (``xhigh`` and ``max`` count as high)."""
 

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from ... import aio
-from ..fields import Name
+from ..fields import Fields, Name
 from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage
 from ..operations import Context, Operation, image_of, json_response, large_response
 from .snapshot import Snapshot, snapshot
@@ -59,7 +59,7 @@ def _file(name: str, kind: str) -> Callable[[Context, Any], Awaitable[Response]]
 
 # ---- requests in flight ----------------------------------------------------------------------------------------------
 
-class CancelRequest(Struct, forbid_unknown_fields=True):
+class CancelRequest(Fields):
     """The request to cancel. ``id``: an ``id`` in ``requests`` of the snapshot, or the header ``x-request-id``."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -87,7 +87,7 @@ async def state(context: Context, body: None) -> Response:
 
 # ---- images ----------------------------------------------------------------------------------------------------------
 
-class ImagesToEmbed(Struct, forbid_unknown_fields=True):
+class ImagesToEmbed(Fields):
     """Images to embed, each as a file in base64 or as ``data:image/png;base64,...``."""
 
     model: Name

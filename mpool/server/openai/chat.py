@@ -11,7 +11,8 @@ from starlette.responses import Response
 from ... import aio
 from .. import forms, thinking
 from ..errors import Refusal
-from ..operations import Context, Operation, image_of, json_response
+from ..image_urls import with_images
+from ..operations import Context, Operation, json_response
 from ..sampling import sampling
 from ..streaming import EVENTS
 from .structs import (
@@ -40,15 +41,25 @@ if TYPE_CHECKING:
     from ..models import ServedModel
 
 
+#: Variables of chat templates that ``chat_template_kwargs`` must not contain: they are fields of requests, or belong to
+#: the chat template.
+_RESERVED = ("add_generation_prompt", "continue_final_message", "messages", "tools", "documents", "tokenizer",
+             "placeholder", "deadline")
+
+
 async def chat(context: Context, body: ChatRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
     _check(body)
     messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    options = sampling(context, body, body.max_completion_tokens or body.max_tokens)
+    messages = served.with_system(await with_images(context, messages))
+    options = sampling(context, served, body, body.max_completion_tokens or body.max_tokens)
     options |= forms.openai_format(body.response_format)
     options |= forms.tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
     options |= await thinking.openai_options(served, body.reasoning_effort)
+    if body.chat_template_kwargs:
+        options["template_options"] = {**options.get("template_options", {}),
+                                       **template_variables(body.chat_template_kwargs)}
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     pool, name, created = context.state.pool, f"chatcmpl-{context.id}", int(time.time())
@@ -120,9 +131,21 @@ def message_of(context: Context, message: Message, where: str) -> dict[str, Any]
     return found
 
 
+def template_variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Check ``chat_template_kwargs`` of a request and return a copy.
+
+    Raises:
+        Refusal: A name belongs to a field of the request or to the chat template itself.
+    """
+    for name in _RESERVED:
+        if name in given:
+            raise Refusal("invalid_value", f"`chat_template_kwargs` must not contain `{name}`.", "chat_template_kwargs")
+    return dict(given)
+
+
 def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, ImagePart):
-        return {"type": "image", "image": image_of(part.image_url.url, where)}
+        return {"type": "image", "image": context.image(part.image_url.url, where)}
     return {"type": "text", "text": context.check_text(part.text, where)}
 
 
@@ -141,4 +164,4 @@ OPERATIONS = (
               "chat_completions"),
 )
 
-__all__ = ["OPERATIONS", "message_of"]
+__all__ = ["OPERATIONS", "message_of", "template_variables"]

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio
+from .. import fill_in
 from ..errors import Refusal
 from ..operations import Context, Operation, json_response
 from ..sampling import check_count, sampling
@@ -32,9 +33,15 @@ async def completions(context: Context, body: CompletionRequest) -> Response:
     n = body.n or 1
     check_count(len(prompts) * n, context.state.settings.max_n)
     _check(body, prompts)
-    options = sampling(context, body, _TOKENS if body.max_tokens is None else body.max_tokens)
+    options = sampling(context, served, body,
+                       served.defaults.get("max_tokens", _TOKENS) if body.max_tokens is None else body.max_tokens)
     if body.logprobs is not None:
         options |= {"logprobs": True, "top_logprobs": body.logprobs}
+    inputs: list[Any] = prompts
+    if body.suffix:
+        suffix = context.check_text(body.suffix, "suffix")
+        inputs = [await fill_in.prompt_ids(served, prompt, suffix) for prompt in prompts]
+        options["stop_token_ids"] = [*options.get("stop_token_ids", ()), *await fill_in.stop_ids(served)]
     pool, name, created = context.state.pool, f"cmpl-{context.id}", int(time.time())
     offsets = [0] * (len(prompts) * n)
 
@@ -54,18 +61,18 @@ async def completions(context: Context, body: CompletionRequest) -> Response:
 
         include_usage = body.stream_options is not None and body.stream_options.include_usage
         no_usage = None if include_usage else UNSET
-        streams = [aio.generate(prompt, served.model, stream=True, pool=pool, **options) for prompt in prompts]
+        streams = [aio.generate(prompt, served.model, stream=True, pool=pool, **options) for prompt in inputs]
         return await streamed(context, streams, [], chunk_event, usage_event if include_usage else None)
     done = await run_concurrently([aio.generate(prompt, served.model, pool=pool, **options)  # type: ignore[misc]
-                           for prompt in prompts])
+                                   for prompt in inputs])
     choices = [choice(at, one.index, one.text, one.finish_reason, one.logprobs)
                for at, result in enumerate(done) for one in result.choices]
     return json_response(CompletionResponse(name, created, body.model, choices, usage_of(done)))
 
 
 def _check(body: CompletionRequest, prompts: list[Any]) -> None:
-    if body.suffix:
-        raise Refusal("unsupported_parameter", "`suffix` is not supported.", "suffix")
+    if body.suffix and not isinstance(prompts[0], str):
+        raise Refusal("invalid_value", "`suffix` requires text prompts.", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Refusal("unsupported_parameter", f"`best_of` must be equal to `n`, got {body.best_of}.", "best_of")
     if body.echo and (body.logprobs is not None or not isinstance(prompts[0], str)):

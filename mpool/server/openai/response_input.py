@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from .. import bodies
 from ..errors import Refusal
-from ..operations import image_of
 from .response_structs import InputCall, InputImage, InputItem, InputMessage, InputReasoning
 
 if TYPE_CHECKING:
     from ..operations import Context
 
 
-def messages_of(context: Context, given: str | list[dict[str, Any]],
+def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
                 earlier: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert an input to messages of the library, and append them to those of the earlier conversation.
 
@@ -24,8 +25,9 @@ def messages_of(context: Context, given: str | list[dict[str, Any]],
         return [*earlier, {"role": "user", "content": context.check_text(given, "input")}]
     found = _Conversation(context, earlier)
     for at, item in enumerate(given):
-        # clients may leave out the type of a message
-        found.add(bodies.convert({"type": "message", **item}, InputItem, f"input[{at}]"), f"input[{at}]")
+        where = f"input[{at}]"
+        data = msgspec.json.encode({"type": "message", **item})  # clients may leave out the type of a message
+        found.add(bodies.parse_part(data, InputItem, where, context.ignored), where)
     return found.messages
 
 
@@ -63,7 +65,7 @@ class _Conversation:
 
     def _part(self, part: Any, where: str) -> dict[str, Any]:
         if isinstance(part, InputImage):
-            return {"type": "image", "image": image_of(part.image_url, f"{where}.image_url")}
+            return {"type": "image", "image": self._context.image(part.image_url, f"{where}.image_url")}
         return {"type": "text", "text": self._context.check_text(part.text, where)}
 
     def _add_call(self, item: InputCall, where: str) -> None:

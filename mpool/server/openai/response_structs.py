@@ -1,32 +1,33 @@
-"""Requests and responses of ``/v1/responses``. Unknown fields are ignored."""
+"""Requests and responses of ``/v1/responses``."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
-from ..fields import MaxTokens, Name, SamplingFields
+from ..fields import Fields, MaxTokens, Name, SamplingFields
 
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 # ---- input items -----------------------------------------------------------------------------------------------------
 
-class InputText(Struct, tag_field="type", tag="input_text"):
+class InputText(Fields, tag_field="type", tag="input_text"):
     """A text."""
 
     text: str
 
 
-class InputImage(Struct, tag_field="type", tag="input_image"):
-    """An image as ``data:image/png;base64,...``. ``detail`` is ignored."""
+class InputImage(Fields, tag_field="type", tag="input_image"):
+    """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
+    ``detail`` is ignored."""
 
     image_url: str
     detail: str | None = None
 
 
-class OutputText(Struct, tag_field="type", tag="output_text"):
+class OutputText(Fields, tag_field="type", tag="output_text"):
     """A text of the assistant. ``annotations`` and ``logprobs`` are always empty."""
 
     text: str
@@ -34,13 +35,13 @@ class OutputText(Struct, tag_field="type", tag="output_text"):
     logprobs: list[Any] | None = []
 
 
-class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+class ReasoningText(Fields, tag_field="type", tag="reasoning_text"):
     """Reasoning of the model."""
 
     text: str
 
 
-class InputMessage(Struct, tag_field="type", tag="message", kw_only=True):
+class InputMessage(Fields, tag_field="type", tag="message", kw_only=True):
     """A message. ``id``, ``status`` and ``phase`` are ignored."""
 
     role: Literal["user", "assistant", "system", "developer"]
@@ -50,7 +51,7 @@ class InputMessage(Struct, tag_field="type", tag="message", kw_only=True):
     phase: Any = None
 
 
-class InputCall(Struct, tag_field="type", tag="function_call", kw_only=True):
+class InputCall(Fields, tag_field="type", tag="function_call", kw_only=True):
     """A function call of the assistant. ``id`` and ``status`` are ignored."""
 
     call_id: CallId
@@ -60,7 +61,7 @@ class InputCall(Struct, tag_field="type", tag="function_call", kw_only=True):
     status: Any = None
 
 
-class InputCallOutput(Struct, tag_field="type", tag="function_call_output", kw_only=True):
+class InputCallOutput(Fields, tag_field="type", tag="function_call_output", kw_only=True):
     """The result of the function call ``call_id``. ``id`` and ``status`` are ignored."""
 
     call_id: CallId
@@ -69,7 +70,7 @@ class InputCallOutput(Struct, tag_field="type", tag="function_call_output", kw_o
     status: Any = None
 
 
-class InputReasoning(Struct, tag_field="type", tag="reasoning", kw_only=True):
+class InputReasoning(Fields, tag_field="type", tag="reasoning", kw_only=True):
     """Reasoning before the next message or function call. ``summary``, ``encrypted_content``, ``id`` and ``status`` are
     ignored."""
 
@@ -85,14 +86,14 @@ InputItem = InputMessage | InputCall | InputCallOutput | InputReasoning
 
 # ---- requests --------------------------------------------------------------------------------------------------------
 
-class TextConfig(Struct):
+class TextConfig(Fields):
     """``format`` is text, json_object or json_schema with ``name`` and ``schema``. ``verbosity`` is ignored."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
-class ReasoningConfig(Struct):
+class ReasoningConfig(Fields):
     """``effort`` as ``reasoning_effort`` of chat completions. ``summary`` is ignored."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -109,7 +110,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     ``stream_options``, ``prompt_cache_key`` and ``prompt_cache_retention`` are ignored."""
 
     model: Name
-    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=10_000)]
+    input: str | Annotated[list[dict[str, Raw]], Meta(min_length=1, max_length=10_000)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
     max_output_tokens: MaxTokens | None = None

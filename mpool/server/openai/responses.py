@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ... import aio, native_calls
 from .. import forms, thinking
 from ..errors import Refusal
+from ..image_urls import with_images
 from ..operations import Context, Operation, json_response
 from ..sampling import sampling
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
@@ -48,11 +49,12 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
         if kept is None:
             raise Refusal("previous_response_not_found", param="previous_response_id")
         earlier = kept
-    messages = messages_of(context, body.input, earlier)
-    options = sampling(context, body, body.max_output_tokens) | await _options(served, body)
+    messages = await with_images(context, messages_of(context, body.input, earlier))
+    options = sampling(context, served, body, body.max_output_tokens) | await _options(served, body)
     system = [] if body.instructions is None else [
         {"role": "system", "content": context.check_text(body.instructions, "instructions")}]
-    stream = aio.chat([*system, *messages], served.model, stream=True, pool=context.state.pool, **options)
+    stream = aio.chat(served.with_system([*system, *messages]), served.model, stream=True, pool=context.state.pool,
+                      **options)
     response = _response(body, options)
 
     async def complete(done: Completion, output: list[OutputItem]) -> None:
@@ -94,11 +96,7 @@ async def _options(served: ServedModel, body: ResponsesRequest) -> dict[str, Any
     """Convert the tools, the response format and the reasoning effort to options of the library."""
     found: dict[str, Any] = {}
     if body.text is not None and body.text.format is not None:
-        format = dict(body.text.format)
-        if format.get("type") == "json_schema":
-            format = {"type": "json_schema", "json_schema": {name: format.get(name) for name in ("name", "schema")}}
-        with _renamed("response_format.json_schema", "text.format"), _renamed("response_format", "text.format"):
-            found |= forms.openai_format(format)
+        found |= forms.openai_format(body.text.format, "text.format", flat=True)
     choice = body.tool_choice
     if isinstance(choice, dict):
         if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
@@ -110,26 +108,9 @@ async def _options(served: ServedModel, body: ResponsesRequest) -> dict[str, Any
     for at, tool in enumerate(body.tools or ()):
         if tool.get("type") != "function":
             raise Refusal("unsupported_parameter", f"`tools[{at}].type` must be function.", f"tools[{at}].type")
-    with _renamed(".function.", "."):
-        found |= forms.tool_options(body.tools, choice, body.parallel_tool_calls)
-    with _renamed("reasoning_effort", "reasoning.effort"):
-        found |= await thinking.openai_options(served, None if body.reasoning is None else body.reasoning.effort)
-    return found
-
-
-class _renamed:
-    """Context manager that replaces the name of a field in errors by its name in this protocol."""
-
-    def __init__(self, old: str, new: str) -> None:
-        self._old, self._new = old, new
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, Refusal):
-            error.detail = error.detail.replace(self._old, self._new)
-            error.param = error.param.replace(self._old, self._new) if error.param else error.param
+    found |= forms.tool_options(body.tools, choice, body.parallel_tool_calls, forms.FLAT_TOOL)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    return found | await thinking.openai_options(served, effort, "reasoning.effort")
 
 
 def _response(body: ResponsesRequest, options: dict[str, Any]) -> ResponseObject:
@@ -251,7 +232,7 @@ class _Events:
 
 OPERATIONS = (
     Operation("POST", "/v1/responses", responses, ResponsesRequest, ResponseObject, "Respond to an input", EVENTS,
-              "responses", ignores_unknown=True),
+              "responses"),
 )
 
 __all__ = ["OPERATIONS"]

@@ -1,7 +1,7 @@
 """Requests and responses of OpenAI's protocol.
 
-Like OpenAI's own servers, the server refuses an unknown field and names it in the error; a null counts as absent. The
-docstrings list the fields that are accepted and ignored. They are the descriptions in the OpenAPI document.
+A null counts as absent. The docstrings list the fields that are accepted and have no effect. They are the descriptions
+in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from ..fields import MaxTokens, Name, SamplingFields, Stops, Text, Token
+from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops, Text, Token
 
 Count = Annotated[int, Meta(ge=1, le=128)]
 #: One text, its token ids, or a list of either.
 Inputs = Text | Annotated[list[Text | Token | Annotated[list[Token], Meta(min_length=1)]],
                           Meta(min_length=1, max_length=1_000_000)]
-
-
-class Request(Struct, forbid_unknown_fields=True):
-    """Base of all requests: unknown fields are errors."""
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
@@ -43,7 +39,7 @@ class ModelList(Struct):
 
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
-class EmbeddingsRequest(Request):
+class EmbeddingsRequest(Fields):
     """Texts to embed. ``user`` is ignored. Token ids in ``input`` are refused unless ``allow_token_ids`` is true, the
     server allows them, or the model's vocabulary is OpenAI's cl100k_base: ids of another vocabulary would silently give
     wrong vectors. In LangChain's OpenAIEmbeddings, set ``check_embedding_ctx_length=False``."""
@@ -81,20 +77,22 @@ class EmbeddingsResponse(Struct):
     object: str = "list"
 
 
-class Document(Struct):
+class Document(Fields):
     """A document to rank."""
 
     text: Text
 
 
-class RerankRequest(Request):
-    """Documents to rank by relevance to a query."""
+class RerankRequest(Fields):
+    """Documents to rank by relevance to a query. ``prompt`` (an extension) says what makes a document relevant, for
+    rerankers that are language models."""
 
     model: Name
     query: Text
     documents: Annotated[list[Text | Document], Meta(min_length=1, max_length=10_000)]
     top_n: Annotated[int, Meta(ge=1)] | None = None
     return_documents: bool = False
+    prompt: str | None = None
 
 
 class RankedResult(Struct, omit_defaults=True):
@@ -116,7 +114,7 @@ class RerankResponse(Struct):
 
 # ---- text ----------------------------------------------------------------------------------------------------------
 
-class StreamOptions(Struct):
+class StreamOptions(Fields):
     """Options of a streamed response. With ``include_usage``, the last stream chunk has the token counts.
     ``include_obfuscation`` is ignored."""
 
@@ -133,7 +131,7 @@ class Usage(Struct):
     prompt_tokens_details: dict[str, int]
 
 
-class TextRequest(Request, SamplingFields, kw_only=True):
+class TextRequest(SamplingFields, kw_only=True):
     """Fields of completion and chat requests: those of OpenAI's API, and further sampling options of mpool.
 
     ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier``, ``prompt_cache_key``,
@@ -157,8 +155,9 @@ class TextRequest(Request, SamplingFields, kw_only=True):
 
 
 class CompletionRequest(TextRequest, kw_only=True):
-    """A prompt to complete: text, token ids, or a list of either. ``suffix`` is refused, and so is a ``best_of`` that
-    differs from ``n``."""
+    """A prompt to complete: text, token ids, or a list of either. With ``suffix``, the completion belongs between the
+    prompt, which must be text, and the suffix; the vocabulary of the model must have tokens for this. A ``best_of``
+    that differs from ``n`` is refused."""
 
     prompt: Inputs
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -196,33 +195,34 @@ class CompletionResponse(Struct):
     object: str = "text_completion"
 
 
-class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextPart(Fields, tag_field="type", tag="text"):
     """A text part of a message."""
 
     text: str
 
 
-class ImageURL(Struct, forbid_unknown_fields=True):
-    """An image as ``data:image/png;base64,...``. ``detail`` is ignored."""
+class ImageURL(Fields):
+    """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
+    ``detail`` is ignored."""
 
     url: str
     detail: str | None = None
 
 
-class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+class ImagePart(Fields, tag_field="type", tag="image_url"):
     """An image part of a message."""
 
     image_url: ImageURL
 
 
-class FunctionCall(Struct):
+class FunctionCall(Fields):
     """Name of a function, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
-class MessageToolCall(Struct):
+class MessageToolCall(Fields):
     """A tool call in a message of the assistant."""
 
     id: str
@@ -230,7 +230,7 @@ class MessageToolCall(Struct):
     type: Literal["function"] = "function"
 
 
-class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
+class Message(Fields, omit_defaults=True):
     """A message of a conversation. A message with the role ``tool`` contains the result of the tool call
     ``tool_call_id``."""
 
@@ -250,7 +250,8 @@ class ChatRequest(TextRequest, kw_only=True):
     or ``{"type": "function", "function": {"name": ...}}``. ``response_format`` is text, json_object or json_schema;
     with tools, it applies to completions without tool calls. ``reasoning_effort`` sets the reasoning level (``minimal``
     counts as low, ``xhigh`` and ``max`` as high) or turns thinking on or off, as far as the chat template of the model
-    supports it. Models that always think refuse ``none``. ``verbosity`` and ``prediction`` are ignored."""
+    supports it. Models that always think refuse ``none``. ``chat_template_kwargs`` (an extension) are variables of the
+    chat template, which take precedence over ``reasoning_effort``. ``verbosity`` and ``prediction`` are ignored."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: MaxTokens | None = None
@@ -264,6 +265,7 @@ class ChatRequest(TextRequest, kw_only=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     prediction: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TopToken(Struct):
@@ -368,7 +370,7 @@ class ChatChunk(Struct):
 
 # ---- images --------------------------------------------------------------------------------------------------------
 
-class ImagesRequest(Request, kw_only=True):
+class ImagesRequest(Fields, kw_only=True):
     """Images to generate. ``negative_prompt``, ``seed``, ``num_inference_steps`` and ``guidance_scale`` are extensions
     of OpenAI's API. ``quality``, ``style``, ``moderation``, ``safety_identifier`` and ``user`` are ignored."""
 

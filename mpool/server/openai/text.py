@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ...results import Chunk, Completion
     from ..operations import Context
 
+T = TypeVar("T")
 encode = msgspec.json.Encoder().encode
 #: Minimum log probability in a response: JSON cannot represent minus infinity.
 LOWEST = -9999.0
@@ -37,8 +38,8 @@ def finish(reason: str | None) -> Literal["stop", "length"] | None:
     return "stop" if reason == "stop" else "length" if reason == "length" else None
 
 
-async def run_concurrently(requests: list[Coroutine[Any, Any, Completion]]) -> list[Completion]:
-    """Run completions concurrently. The first failure cancels the others."""
+async def run_concurrently(requests: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run requests concurrently. The first failure cancels the others."""
     if len(requests) == 1:
         return [await requests[0]]
     tasks = [asyncio.ensure_future(request) for request in requests]

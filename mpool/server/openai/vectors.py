@@ -85,7 +85,8 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
              for at, part in enumerate(body.documents)]
     context.check_text(body.query, "query")
     ranking, tokens = await counted(RERANK, context.state.pool, {
-        "query": body.query, "documents": texts, "model": served.model, "top_k": body.top_n})
+        "query": body.query, "documents": texts, "model": served.model, "top_k": body.top_n,
+        **({} if body.prompt is None else {"prompt": context.check_text(body.prompt, "prompt")})})
     results = [RankedResult(found.index, found.score, Document(found.text) if body.return_documents else None)
                for found in ranking.results]
     return json_response(RerankResponse(f"rerank-{context.id}", body.model, results, {"total_tokens": tokens}))

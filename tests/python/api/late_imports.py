@@ -64,8 +64,9 @@ mpool.cli.serving  mpool.config  1  start-up
 mpool.cli.serving  mpool.errors  2  start-up
 mpool.cli.serving  mpool.pool  1  start-up
 mpool.cli.serving  mpool.server.errors  1  optional
+mpool.cli.serving  mpool.server.interfaces  1  start-up
 mpool.cli.serving  mpool.server.serving  1  optional
-mpool.cli.serving  mpool.server.settings  2  optional
+mpool.cli.serving  mpool.server.settings  3  optional
 mpool.cli.serving  mpool.server.worker  1  optional
 mpool.cli.serving  mpool.tasks.captures  1  start-up
 mpool.cli.talking  mpool.errors  2  start-up

@@ -160,7 +160,7 @@ def test_wait_for_is_a_timeout(pool: mpool.Pool, llama: Path) -> None:
 
 def test_coroutines_raise_the_same_errors_as_functions(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     async def work() -> None:
-        for call, kind in ((lambda: aio.embed(["a", ""], bert, pool=pool), mpool.InvalidArgument),
+        for call, kind in ((lambda: aio.embed(["a", None], bert, pool=pool), mpool.InvalidArgument),
                            (lambda: aio.embed("a", llama, pool=pool), mpool.WrongCapability),
                            (lambda: aio.embed("a", "all-MiniLM-L6-v9", pool=pool), mpool.UnknownModel),
                            (lambda: aio.embed("a", bert, pool=pool, dimensions=99), mpool.InvalidArgument),

@@ -223,9 +223,8 @@ def test_progress(pool: mpool.Pool, bert: Path) -> None:
 # ---- invalid inputs ------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("", "must be a str of 1 to 1,000,000 characters, got an empty str"),
-    ("x" * 1_000_001, "must be a str of 1 to 1,000,000 characters, got 1,000,001 characters"),
-    (None, "must be a str of 1 to 1,000,000 characters, got NoneType"), (b"x", "must be a str .*, got bytes"),
+    ("x" * 1_000_001, "must be a str of 0 to 1,000,000 characters, got 1,000,001 characters"),
+    (None, "must be a str of 0 to 1,000,000 characters, got NoneType"), (b"x", "must be a str .*, got bytes"),
     (3.5, "must be a str .*, got float"),
     ("ab\ud800", r"must be Unicode text, got half of a surrogate pair \(U\+D800\) at character 2")])
 def test_texts_that_cannot_be_embedded(pool: mpool.Pool, bert: Path, text: object, message: str) -> None:
@@ -238,6 +237,16 @@ def test_texts_that_cannot_be_embedded(pool: mpool.Pool, bert: Path, text: objec
     rows = pool.embed(["fine", text, "good"], bert, on_error="null")
     assert np.isnan(rows).all(axis=1).tolist() == [False, True, False]
     assert np.array_equal(rows[[0, 2]], pool.embed(["fine", "good"], bert))
+
+
+def test_an_empty_text_has_the_vector_of_its_special_tokens(pool: mpool.Pool, bert: Path) -> None:
+    """As in sentence-transformers. ``on_error="null"`` gives NaN instead."""
+    wanted = reference(bert).encode(["", "x"])
+    rows = pool.embed(["", "x"], bert)
+    assert np.abs(pool.embed(["", "x"], bert, compute="float32") - wanted).max() <= 1e-4
+    assert np.array_equal(pool.embed("", bert), rows[0]) and np.array_equal(pool.embed(["", ""], bert), rows[[0, 0]])
+    assert np.array_equal(np.stack(list(pool.embed_iter(["", "x"], bert))), rows)
+    assert np.isnan(pool.embed(["", "x"], bert, on_error="null")).all(axis=1).tolist() == [True, False]
 
 
 def test_an_error_has_the_index_of_the_text_in_the_request(pool: mpool.Pool, bert: Path) -> None:
@@ -355,9 +364,9 @@ def test_iter_counts_invalid_texts(pool: mpool.Pool, bert: Path) -> None:
 
 
 def test_iter_yields_the_vectors_before_an_invalid_text(pool: mpool.Pool, bert: Path) -> None:
-    vectors = pool.embed_iter([*["fine"] * 5000, "", "never"], bert)
+    vectors = pool.embed_iter([*["fine"] * 5000, None, "never"], bert)
     count = 0
-    with pytest.raises(mpool.InvalidArgument, match="text 5000 must be a str .*, got an empty str"):
+    with pytest.raises(mpool.InvalidArgument, match="text 5000 must be a str .*, got NoneType"):
         for _ in vectors:
             count += 1
     assert 1024 <= count <= 5000

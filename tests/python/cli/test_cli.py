@@ -194,9 +194,9 @@ def test_failed_embed_keeps_the_old_file(bert: str, tmp_path: Path) -> None:
     """The output file is replaced only when it is complete."""
     path = tmp_path / "vectors.npy"
     path.write_bytes(b"old")
-    done = run("embed", "--model", bert, "-o", str(path), stdin="one\n\nthree\n", check=False)
+    done = run("embed", "--model", bert, "-o", str(path), stdin=f"one\n{'x' * 1_000_001}\nthree\n", check=False)
     assert done.returncode == 1
-    assert "text 1 must be a str of 1 to 1,000,000 characters, got an empty str" in done.stderr
+    assert "text 1 must be a str of 0 to 1,000,000 characters, got 1,000,001 characters" in done.stderr
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["vectors.npy"]
 
 

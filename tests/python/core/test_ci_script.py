@@ -178,7 +178,10 @@ def test_failed_tests_fail_the_run(empty: Machine) -> None:
 
 @pytest.mark.parametrize("tests, nightly", [("0", "0"), ("0", "1"), ("1", "0")])
 def test_nightly_mode(empty: Machine, tests: str, nightly: str) -> None:
-    """The nightly jobs run after pytest, whatever its result, and each of the two fails the run."""
+    """The nightly jobs run after pytest, whatever its result, and each of the two fails the run. The job ``clients`` is
+    the last one, because it installs other packages."""
     code, said, calls = empty.run(MPOOL_NIGHTLY="1", FAKE_PYTEST=tests, FAKE_NIGHTLY=nightly)
-    assert calls[-1] == "python tests/nightly/nightly.py run" and calls[-2].startswith("pytest")
+    at = calls.index("python tests/nightly/nightly.py run")
+    assert calls[at - 1].startswith("pytest") and calls[-1] == "python tests/nightly/nightly.py run clients"
+    assert any(call.startswith("pip install") and "[clients]" in call for call in calls[at + 1:-1]), calls
     assert code == int(tests != "0" or nightly != "0") and "5 passed" in said.splitlines()[-1], said

@@ -10,6 +10,8 @@ import socket
 import struct
 import threading
 import tracemalloc
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +25,7 @@ import pytest
 import mpool
 from mpool.models import ImageSettings
 from mpool.errors import DownloadError, FileError, InvalidArgument, LimitError
-from mpool.images import images_of, loading, prepare, read_image
+from mpool.images import fetching, images_of, loading, prepare, read_image
 
 import imagemodels
 
@@ -478,6 +480,49 @@ def test_a_name_that_is_not_resolved_in_time(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DownloadError, match="in time"):
         read_image("http://example.invalid/image.png", allow_urls=True, timeout=0.1)
     ends.set()
+
+
+@pytest.mark.parametrize(("address", "public"), [
+    ("93.184.216.34", True), ("8.8.8.8", True), ("2606:4700::1111", True), ("::ffff:8.8.8.8", True),
+    ("64:ff9b::808:808", True), ("2002:808:808::1", True),
+    ("127.0.0.1", False), ("0.0.0.0", False), ("10.1.2.3", False), ("172.16.0.1", False), ("192.168.1.1", False),
+    ("169.254.169.254", False), ("100.64.0.1", False), ("224.0.0.1", False), ("255.255.255.255", False),
+    ("240.0.0.1", False), ("198.18.0.1", False), ("::", False), ("::1", False), ("fe80::1%eth0", False),
+    ("fc00::1", False), ("ff02::1", False), ("::ffff:127.0.0.1", False), ("::ffff:10.0.0.1", False),
+    ("64:ff9b::7f00:1", False), ("64:ff9b:1::a00:1", False), ("2002:7f00:1::1", False), ("2001:db8::1", False)])
+def test_public_addresses(address: str, public: bool) -> None:
+    assert fetching.is_public(address) is public
+
+
+def test_a_public_fetch_connects_to_public_addresses_only(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a name resolves to, and without proxies, which would resolve it themselves."""
+    port = int(server.at.rpartition(":")[2])
+    monkeypatch.setenv("https_proxy", server.at)
+    connected: list[Any] = []
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: connected.append(address))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *rest: [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("10.0.0.1", "127.0.0.1")])
+    for url in (f"https://127.0.0.1:{port}/image.png", "https://images.example/x.png", "https://10.0.0.1/x.png"):
+        with pytest.raises(DownloadError, match="cannot be reached"):
+            fetching.fetch(url, "image", 1000, 5.0, public=True)
+    with pytest.raises(InvalidArgument, match="https URL"):
+        fetching.fetch(server.at + "/image.png", "image", 1000, 5.0, public=True)
+    assert not connected
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *rest: [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("10.0.0.1", "8.8.8.8")])
+    with pytest.raises(DownloadError):  # the connection is not real, so that TLS fails
+        fetching.fetch("https://images.example/x.png", "image", 1000, 5.0, public=True)
+    assert connected == [("8.8.8.8", 443)]
+
+
+def test_a_public_fetch_follows_redirects_to_https_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fetching._RedirectHandler(("https://",))
+    request = urllib.request.Request("https://images.example/x.png")
+    for url in ("http://images.example/", "ftp://images.example/", "file:///etc/passwd"):
+        with pytest.raises(urllib.error.HTTPError):
+            found.redirect_request(request, io.BytesIO(), 302, "", {}, url)
+    assert found.redirect_request(request, io.BytesIO(), 302, "", {}, "https://b.example/").full_url \
+        == "https://b.example/"
 
 
 # ---- preparing -----------------------------------------------------------------------------------------------------

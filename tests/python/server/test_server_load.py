@@ -159,6 +159,9 @@ def test_openapi_document_is_consistent(bert: Path) -> None:
         assert name in document["components"]["schemas"], name
     names = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
     assert len(set(names)) == len(names) >= 18 and all(names)
+    assert "additionalProperties" not in document["components"]["schemas"]["EmbeddingsRequest"]
+    with serving([f"bert={bert}"], strict=True) as server:
+        _, document = ask(server, "/openapi.json")
     assert document["components"]["schemas"]["EmbeddingsRequest"]["additionalProperties"] is False
 
 

@@ -181,7 +181,7 @@ def test_failed_pull_ends_its_stream_with_an_error(bert: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("field", [
-    {"options": {"temperature": -1}}, {"options": {"num_predict": 0}}, {"options": {"stop": ["x"] * 10_000}},
+    {"options": {"temperature": -1}}, {"options": {"num_predict": -3}}, {"options": {"stop": ["x"] * 10_000}},
     {"options": {"top_k": 1.5}}, {"options": {"seed": "x"}}, {"messages": [{"role": "god", "content": "x"}]},
     {"messages": "x"}, {"messages": [{"role": "user", "content": 5}]}, {"stream": "no"}, {"options": []},
 ], ids=str)
@@ -191,14 +191,15 @@ def test_invalid_values_are_refused(server: Any, field: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("field", [
-    {"options": {"mirostat": 1}}, {"options": {"tfs_z": 0.5}}, {"options": {"foo": 1}}, {"format": "xml"},
-    {"format": {"type": "wat"}}, {"tools": [{"type": "function"}]}, {"template": "{{ .Prompt }}"}, {"lora": "x"},
+    {"format": "xml"},
+    {"format": {"type": "wat"}}, {"tools": [{"type": "function"}]},
     {"messages": [{"role": "user", "content": "x", "images": ["aGVsbG8="]}]},
 ], ids=str)
 def test_unsupported_options_are_refused(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, **field})
     assert status == 400 and isinstance(found["error"], str)
-    for more in ({"context": [1, 2]}, {"suffix": "x"}, {"template": "x"}, {"images": ["aGVsbG8="]}):
+    for more in ({"context": [1, 2]}, {"suffix": "x"}, {"suffix": "x", "system": "y"}, {"template": "x"},
+                 {"images": ["aGVsbG8="]}):
         assert ask(server, "/api/generate", {"model": "llama", "prompt": "x", **more})[0] == 400
 
 
@@ -209,8 +210,13 @@ def test_model_names_are_never_paths(server: Any) -> None:
                  "embeddings": {"prompt": "x"}}.get(path, {})
         status, found = ask(server, f"/api/{path}", body)
         assert status == 404 and "Model not found" in found["error"]
-    for path in ("/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:abc", "/api/delete"):
+    for path in ("/api/push", "/api/blobs/sha256:abc"):
         assert ask(server, path, {"model": "llama", "path": "/etc/passwd"})[0] == 404
+    for name in ("../llama", "/etc/passwd", "a/b", "", "x" * 129, "llama"):
+        assert ask(server, "/api/create", {"model": name, "from": "llama"})[0] == 400
+        assert ask(server, "/api/copy", {"source": "llama", "destination": name})[0] == 400
+    assert ask(server, "/api/create", {"model": "x", "from": "/etc/passwd"})[0] == 404
+    assert ask(server, "/api/copy", {"source": "../llama", "destination": "x"})[0] == 404
 
 
 @pytest.mark.parametrize("chaos", ["seed=3,fail=0.02", "seed=1,fail=1.0"])

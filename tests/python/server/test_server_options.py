@@ -19,10 +19,11 @@ from mpool.tasks.verbs import VERBS
 REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
     "chat": (openai.ChatRequest, {
         "compute": "a setting of the server", "capture": "writes files", "allow_urls": "a setting of the server",
-        "template_options": "reasoning_effort sets the variables of templates"}),
+        "template_options": "`chat_template_kwargs`", "context_length": "only Ollama's protocol has it: `num_ctx`"}),
     "generate": (openai.CompletionRequest, {
         "compute": "a setting of the server", "capture": "writes files",
         "parse_special": "prompts of clients are plain text",
+        "context_length": "only Ollama's protocol has it: `num_ctx`",
         "response_format": "OpenAI has it for chat only", "top_logprobs": "logprobs is a number in this protocol"}),
     "embed": (openai.EmbeddingsRequest, {
         "inputs": "`input`", "compute": "a setting of the server", "max_inputs": "a limit of the server",
@@ -32,7 +33,7 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
         "parse_special": "texts of clients are plain text"}),
     "rerank": (openai.RerankRequest, {
         "top_k": "`top_n`", "compute": "a setting of the server", "truncate": "as the model's files say",
-        "prompt": "as the model's files say", "prompt_name": "as the model's files say",
+        "prompt_name": "as the model's files say",
         "parse_special": "texts of clients are plain text"}),
     "generate_image": (openai.ImagesRequest, {
         "width": "`size`", "height": "`size`", "compute": "a setting of the server", "latents": "an array",
@@ -43,7 +44,7 @@ RANGES = {
     "seed": (-(2**63), 2**63 - 1),  # clients send signed seeds
     "top_p": (0, 1),  # above 0; the library refuses values below 1e-6
     "repetition_penalty": (0, 100), "repeat_penalty": (0, 100),  # above 0; the library refuses values below 1e-3
-    "num_predict": (-2, 2**31 - 1),  # Ollama: -1 and -2 mean no limit
+    "num_predict": (-2, 2**31 - 1),  # Ollama: 0, -1 and -2 mean no limit
 }
 
 

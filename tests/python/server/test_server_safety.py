@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool.server import interfaces
 from servers import Raw, ask, idle, serving
 
 TOKEN = "a-token-of-some-length"
@@ -122,6 +123,63 @@ def test_accepted_hosts_by_listening_address() -> None:
     assert {"localhost", "127.0.0.1:80", "models.example:80"} <= found and "192.0.2.1:80" not in found
     assert Settings(host="192.0.2.1", token=TOKEN).hosts(81) == {"192.0.2.1:81"}
     assert "[::1]:81" in Settings(host="::1").hosts(81)
+
+
+@pytest.mark.parametrize(("host", "accepted"), [
+    ("192.0.2.7:{port}", True), ("192.0.2.7", True), ("10.0.0.9:8080", True), ("[2001:db8::7]:{port}", True),
+    ("[2001:db8::7]", True), ("localhost:{port}", True),
+    ("evil.example:{port}", False), ("192.0.2.7.evil.example:{port}", False), ("2001:db8::7", False),
+    ("[192.0.2.7]:80", False), ("192.0.2.7:99999", False), ("192.0.2.7:", False), ("3221225991", False),
+    ("192.0.2.7:80:80", False), ("[2001:db8::7", False)])
+def test_a_server_on_all_addresses_accepts_ip_addresses_as_host(everywhere: Any, host: str, accepted: bool) -> None:
+    """A page of another site has a name, or another address in its origin."""
+    host = host.replace("{port}", str(everywhere.port))
+    allowed = f"Authorization: Bearer {TOKEN}"
+    with Raw(everywhere) as raw:
+        assert raw.request("/v1/models", None, allowed, host=host).answer()[0] == (200 if accepted else 421)
+    if accepted:
+        own, other = f"Origin: http://{host}", "Origin: http://198.51.100.1"
+        for origin, status in ((own, 200), (other, 403), ("Origin: null", 403)):
+            with Raw(everywhere) as raw:
+                assert raw.request("/v1/models", None, allowed, origin, host=host).answer()[0] == status
+        with Raw(everywhere) as raw:  # the token is required
+            assert raw.request("/v1/models", None, host=host).answer()[0] == 401
+
+
+@pytest.fixture(scope="module")
+def everywhere(bert: Path) -> Iterator[Any]:
+    with serving([f"bert={bert}"], host="0.0.0.0", token=TOKEN) as made:
+        yield made
+
+
+def test_addresses_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = "\n     /32 host LOCAL\n"
+    tables = {"/proc/net/fib_trie": f"Main:\n  |-- 127.0.0.1{local}  |-- 192.0.2.0\n     /24 link UNICAST\n"
+                                    f"  |-- 192.0.2.7{local}Local:\n  |-- 192.0.2.7{local}  |-- 169.254.1.1{local}",
+              "/proc/net/if_inet6": "fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n"
+                                    "00000000000000000000000000000001 01 80 10 80       lo\n"
+                                    "20010db8000000000000000000000007 04 40 00 82     eth0\nnonsense\n"}
+    monkeypatch.setattr(interfaces, "_read", lambda path: tables[path])
+    assert interfaces.addresses() == ["192.0.2.7"] and interfaces.addresses(6) == ["192.0.2.7", "2001:db8::7"]
+    monkeypatch.setattr(interfaces, "_read", lambda path: "")
+    assert interfaces.addresses(6) == []
+    monkeypatch.undo()
+    assert interfaces._read("/nonexistent") == "" and isinstance(interfaces.addresses(6), list)
+
+
+def test_notes_name_the_addresses_and_a_new_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpool.cli.serving import notes_of
+    from mpool.server.settings import Settings
+
+    monkeypatch.setattr(interfaces, "addresses", lambda version: ["192.0.2.7", "2001:db8::7"][:version - 3])
+    found = notes_of(Settings(host="::", token=TOKEN), 81, "/x/token", True)
+    assert found[0].endswith(" http://192.0.2.7:81, http://[2001:db8::7]:81") and "/x/token" in found[1]
+    assert found[2] == f"the new token is {TOKEN}"
+    found = notes_of(Settings(host="0.0.0.0", token=TOKEN), 81, "/x/token", False)
+    assert found[0].endswith("at http://192.0.2.7:81") and TOKEN not in "".join(found)
+    assert notes_of(Settings(), 81, None, False) == []
+    found = notes_of(Settings(token=TOKEN), 81, "/x/token", True)
+    assert len(found) == 1 and TOKEN not in found[0]
 
 
 def test_foreign_origins_are_refused(server: Any) -> None:
@@ -280,11 +338,33 @@ def test_compressed_bodies_are_refused(server: Any, coding: str) -> None:
         assert raw.request("/v1/embeddings", BODY, f"Content-Encoding: {coding}").answer()[0] == 415
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
-                                  "", "application/jsonp", "application/json; charset=latin-1", "text/json"])
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x", "application/jsonp",
+                                  "application/json; charset=latin-1", "text/json"])
 def test_content_type_must_be_json(server: Any, kind: str) -> None:
     status, found = post(server, BODY, kind=kind)
     assert status == 415 and "Content-Type: application/json" in found["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", None])
+def test_default_content_types_are_read_unless_a_browser_may_have_sent_them(server: Any, kind: str | None) -> None:
+    """Forms of other sites need no CORS preflight. Every browser marks them with one of these headers."""
+    def send(*lines: str) -> tuple[int, bytes]:
+        head = [f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Length: {len(BODY)}", *lines]
+        head += [] if kind is None else [f"Content-Type: {kind}"]
+        with Raw(server) as raw:
+            status, _, body = raw.send("\r\n".join([*head, "", ""]).encode() + BODY).answer()
+        return status, body
+
+    wanted = post(server, BODY)
+    for harmless in ((), ("User-Agent: curl/8.5.0", "Accept: */*"), ("User-Agent: not Mozilla/5.0",)):
+        status, body = send(*harmless)
+        assert (status, json.loads(body)) == wanted and status == 200
+    own = f"http://127.0.0.1:{server.port}"
+    for line in (f"Origin: {own}", "Sec-Fetch-Site: cross-site", "sec-fetch-mode: no-cors", "Sec-CH-UA: x",
+                 "Referer: https://evil.example/", "User-Agent: Mozilla/5.0 (X11)", "user-agent:  mozilla/4.0"):
+        assert send(line)[0] == 415, line
+    for line in ("Origin: null", "Origin: https://evil.example"):
+        assert send(line)[0] == 403, line
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON",
@@ -368,9 +448,9 @@ def test_responses_never_contain_the_path_of_a_model(server: Any, bert: Path) ->
 
 @pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs", "template", "grammar", "guided_regex",
                                    "prompt", "path", "lora"])
-def test_unsupported_parameters_are_named(server: Any, field: str) -> None:
-    status, found = ask(server, "/v1/embeddings", {"model": "bert", "input": "x", field: "y"})
-    assert status == 400 and found["error"]["code"] == "unsupported_parameter" and found["error"]["param"] == field
+def test_unknown_fields_have_no_effect(server: Any, field: str) -> None:
+    wanted = ask(server, "/v1/embeddings", {"model": "bert", "input": "x"})
+    assert ask(server, "/v1/embeddings", {"model": "bert", "input": "x", field: "y"}) == wanted and wanted[0] == 200
 
 
 # ---- token and settings ----------------------------------------------------------------------------------------------

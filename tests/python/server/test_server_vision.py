@@ -78,3 +78,77 @@ def test_invalid_images_are_refused(server: Any, named: str) -> None:
         status, found = ask(server, "/v1/messages", {"model": "llava", "max_tokens": 3, "messages": [
             {"role": "user", "content": [{"type": "image", "source": source}]}]})
         assert status == 400 and "0x" not in found["error"]["message"]
+
+
+# ---- images at URLs --------------------------------------------------------------------------------------------------
+
+URL = "https://images.example/photo.png"
+
+
+@pytest.fixture(scope="module")
+def fetching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path_factory.mktemp("llava"))
+    with serving([f"llava={folder}"], allow_image_urls=True, max_body=1 << 20) as made:
+        yield made
+
+
+def bodies(url: str, text: str = "x") -> dict[str, dict[str, Any]]:
+    """Return a request with the URL of an image for each protocol that has URLs."""
+    part = {"type": "text", "text": text}
+    return {
+        "/v1/chat/completions": {"model": "llava", "temperature": 0, "max_tokens": 8, "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, part]}]},
+        "/v1/responses": {"model": "llava", "temperature": 0, "max_output_tokens": 8, "input": [
+            {"role": "user", "content": [{"type": "input_image", "image_url": url},
+                                         {"type": "input_text", "text": text}]}]},
+        "/v1/messages": {"model": "llava", "temperature": 0, "max_tokens": 8, "messages": [
+            {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": url}}, part]}]}}
+
+
+def test_images_at_urls(fetching: Any, photo: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server asks for public addresses only, and for no more bytes than a body may have."""
+    asked: list[Any] = []
+
+    def fetch(url: str, name: str, most: int, timeout: float | None, public: bool) -> bytes:
+        asked.append((url, most, public))
+        return photo
+
+    monkeypatch.setattr("mpool.server.image_urls.fetch", fetch)
+    text = visionmodels.text(3, 6)
+    wanted = fetching.state.pool.chat([{"role": "user", "content": text, "images": [photo]}], "llava", temperature=0,
+                                      max_tokens=8).text
+    for path, body in bodies(URL, text).items():
+        status, found = ask(fetching, path, body)
+        assert status == 200 and asked == [(URL, 1 << 20, True)], found
+        asked.clear()
+        answer = found["choices"][0]["message"]["content"] if "choices" in found else \
+            found["output"][0]["content"][0]["text"] if "output" in found else found["content"][0]["text"]
+        assert answer == wanted
+    body = bodies(URL)["/v1/chat/completions"]
+    body["messages"][0]["content"] = body["messages"][0]["content"][:1] * 2
+    ask(fetching, "/v1/chat/completions", body)
+    assert asked == [(URL, 1 << 20, True), (URL, (1 << 20) - len(photo), True)]
+    asked.clear()
+    body["messages"][0]["content"] = body["messages"][0]["content"][:1] * 17
+    status, found = ask(fetching, "/v1/chat/completions", body)
+    assert status == 400 and "at most 16 URLs" in found["error"]["message"] and not asked
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1/x.png", "https://localhost:1/x.png", "https://[::1]:1/x.png",
+                                 "https://169.254.169.254/latest/meta-data", "https://10.0.0.1/x.png", "https:///x",
+                                 "https://[::ffff:10.0.0.1]/x.png", "https://2130706433:1/x.png", "https://[zz]/"])
+def test_private_addresses_are_refused(fetching: Any, url: str) -> None:
+    """The error does not say whether anything listens there."""
+    for path, body in bodies(url).items():
+        status, found = ask(fetching, path, body)
+        assert status == 400 and "must be the https URL of a public server" in found["error"]["message"], found
+
+
+@pytest.mark.parametrize("url", ["http://images.example/x.png", "ftp://images.example/x", "file:///etc/passwd",
+                                 "https://" + "x" * 5000, " https://images.example/x.png"])
+def test_other_urls_are_refused(fetching: Any, server: Any, url: str) -> None:
+    for path, body in bodies(url).items():
+        assert ask(fetching, path, body)[0] == 400
+    for path, body in bodies(URL).items():
+        status, found = ask(server, path, body)
+        assert status == 400 and "--allow-image-urls" in found["error"]["message"], found

@@ -1,0 +1,52 @@
+"""Images at https URLs in requests, for ``mpool serve --allow-image-urls``.
+
+Clients choose these URLs, so the server connects only to public addresses: see :mod:`mpool.images.fetching`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from .. import native_calls
+from ..errors import DownloadError, InvalidArgument
+from ..images.fetching import SECONDS, fetch
+from .errors import Refusal
+
+if TYPE_CHECKING:
+    from .operations import Context
+
+#: Maximum number of URLs in a request.
+_MAX_URLS = 16
+_FIELD = "image_url"
+
+
+async def with_images(context: Context, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Replace the URLs of images in messages of the library by the files.
+
+    One limit of time (30 s) and one of size (``Settings.max_body``) hold for all images of a request.
+
+    Raises:
+        Refusal: There are too many URLs, or an image cannot be fetched. The message is the same for private addresses
+            and unreachable servers, so that it tells nothing about the network of this machine.
+    """
+    parts = [part for message in messages if isinstance(message.get("content"), list)
+             for part in message["content"] if part["type"] == "image" and isinstance(part["image"], str)]
+    if len(parts) > _MAX_URLS:
+        raise Refusal("invalid_value", f"A request must have at most {_MAX_URLS} URLs of images, got {len(parts)}.",
+                      _FIELD)
+    most, end = context.state.settings.max_body, time.monotonic() + SECONDS
+    for part in parts:
+        try:
+            data = await native_calls.IMAGE_REQUESTS.arun(fetch, part["image"], _FIELD, most,
+                                                          max(end - time.monotonic(), 0.0), True)
+        except (DownloadError, InvalidArgument):
+            raise Refusal("invalid_value", f"`{_FIELD}` must be the https URL of a public server that sends an image "
+                                           f"within {SECONDS:.0f} s, of at most {most:,} bytes in total.",
+                          _FIELD) from None
+        part["image"] = data
+        most -= len(data)
+    return messages
+
+
+__all__ = ["with_images"]

@@ -1,0 +1,145 @@
+"""Clients of other libraries: LiteLLM, instructor, LangChain's ChatOpenAI, and LlamaIndex's OpenAILike.
+
+Each test compares texts and token counts with the library, streams with whole responses, and errors with the client's
+exceptions. These packages require an older version of OpenAI's client than the other tests use, and many further
+packages: the nightly run has them (extra ``clients``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chainmodels
+import pytest
+import toolmodels as tm
+
+from servers import serving
+from tooldata import BOOK, WORDS, WRITES
+
+pytest.importorskip("llguidance")
+
+CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld! 😀"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+
+
+def package(name: str) -> Any:
+    """Import a package of the extra ``clients``. Skip the test if it is missing, except in the nightly run."""
+    return importlib.import_module(name) if os.environ.get("MPOOL_CLIENT_TESTS") else pytest.importorskip(name)
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    writes = chainmodels.save(tmp_path_factory.mktemp("writes"), tm.HERMES, WRITES, WORDS)
+    with serving([f"llama={llama}", f"bert={bert}", f"writes={writes}"]) as made:
+        yield made
+
+
+# ---- instructor ------------------------------------------------------------------------------------------------------
+
+def test_instructor(server: Any) -> None:
+    """Structured output in its JSON schema mode and its tools mode; a client adds fields of its own."""
+    instructor, openai, pydantic = package("instructor"), package("openai"), package("pydantic")
+
+    class Found(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        kind: str = pydantic.Field(max_length=8)
+        age: int = pydantic.Field(ge=0, le=99)
+
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as plain:
+        for mode, model in ((instructor.Mode.JSON_SCHEMA, "llama"), (instructor.Mode.TOOLS, "writes")):
+            client = instructor.from_openai(plain, mode=mode)
+            found, raw = client.chat.completions.create_with_completion(
+                model=model, messages=[{"role": "user", "content": "A book"}], response_model=Found, max_retries=1,
+                temperature=0, max_tokens=400, frequency_penalty=2, presence_penalty=2, user="me",
+                metadata={"a": "b"})
+            assert isinstance(found, Found) and 0 <= found.age <= 99 and len(found.kind) <= 8
+            assert raw.usage.total_tokens == raw.usage.prompt_tokens + raw.usage.completion_tokens
+            message = raw.choices[0].message
+            text = message.content if mode == instructor.Mode.JSON_SCHEMA else message.tool_calls[0].function.arguments
+            assert json.loads(text) == found.model_dump()
+
+
+# ---- LangChain -------------------------------------------------------------------------------------------------------
+
+def test_langchain(server: Any) -> None:
+    chat, messages = package("langchain_openai"), package("langchain_core.messages")
+    openai = package("openai")
+    model = chat.ChatOpenAI(model="llama", base_url=server.url + "/v1", api_key="none", max_retries=0, temperature=0,
+                            max_tokens=24, stream_usage=True)
+    wanted = server.state.pool.chat(CHAT, "llama", **GREEDY)
+    given = [messages.SystemMessage(CHAT[0]["content"]), messages.HumanMessage(CHAT[1]["content"])]
+    found = model.invoke(given)
+    assert found.content == wanted.text
+    assert (found.usage_metadata["input_tokens"], found.usage_metadata["output_tokens"]) == (
+        wanted.usage.prompt_tokens, wanted.usage.completion_tokens)
+    chunks = list(model.stream(given))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    assert len(chunks) > 2 and whole.content == wanted.text
+    assert whole.usage_metadata["output_tokens"] == wanted.usage.completion_tokens
+    bound = chat.ChatOpenAI(model="writes", base_url=server.url + "/v1", api_key="none", max_retries=0, temperature=0,
+                            max_tokens=200).bind_tools([tm.CLOCK], tool_choice="any")
+    calls = bound.invoke("What time is it?").tool_calls
+    assert calls and {call["name"] for call in calls} == {tm.CLOCK["function"]["name"]}
+    with pytest.raises(openai.NotFoundError):
+        chat.ChatOpenAI(model="nothing", base_url=server.url + "/v1", api_key="none", max_retries=0).invoke("x")
+    vectors = chat.OpenAIEmbeddings(model="bert", base_url=server.url + "/v1", api_key="none",
+                                    check_embedding_ctx_length=False).embed_documents(["one", "two"])
+    assert vectors == server.state.pool.embed(["one", "two"], "bert").astype("f4").tolist()
+
+
+# ---- LlamaIndex ------------------------------------------------------------------------------------------------------
+
+def test_llama_index(server: Any) -> None:
+    like, core = package("llama_index.llms.openai_like"), package("llama_index.core.llms")
+    openai = package("openai")
+    options: dict[str, Any] = {"api_base": server.url + "/v1", "api_key": "none", "is_chat_model": True,
+                               "max_retries": 0, "temperature": 0.0, "max_tokens": 24, "context_window": 1024}
+    model = like.OpenAILike(model="llama", **options)
+    wanted = server.state.pool.chat(CHAT, "llama", **GREEDY)
+    given = [core.ChatMessage(role=message["role"], content=message["content"]) for message in CHAT]
+    found = model.chat(given)
+    assert found.message.content == wanted.text and found.raw.usage.prompt_tokens == wanted.usage.prompt_tokens
+    chunks = list(model.stream_chat(given))
+    assert "".join(chunk.delta or "" for chunk in chunks) == wanted.text and chunks[-1].message.content == wanted.text
+    raw = like.OpenAILike(model="llama", **{**options, "is_chat_model": False})
+    assert raw.complete("The cat").text == server.state.pool.generate("The cat", "llama", **GREEDY).text
+    with pytest.raises(openai.NotFoundError):
+        like.OpenAILike(model="nothing", **options).chat(given)
+
+
+# ---- LiteLLM ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("route", ["openai", "ollama_chat", "anthropic"])
+def test_litellm(server: Any, route: str) -> None:
+    """One client for three protocols of the server."""
+    litellm = package("litellm")
+    base = server.url + ("/v1" if route == "openai" else "")
+    options: dict[str, Any] = {"model": f"{route}/llama", "api_base": base, "api_key": "none", "messages": CHAT,
+                               "temperature": 0, "max_tokens": 24, "num_retries": 0}
+    wanted = server.state.pool.chat(CHAT, "llama", **GREEDY)
+    found = litellm.completion(**options)
+    assert found.choices[0].message.content == wanted.text
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (wanted.usage.prompt_tokens,
+                                                                         wanted.usage.completion_tokens)
+    chunks = list(litellm.completion(**options, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted.text
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    with pytest.raises(litellm.exceptions.NotFoundError if route != "ollama_chat" else Exception):
+        litellm.completion(**{**options, "model": f"{route}/nothing"})
+
+
+def test_litellm_embeddings_and_reranking_of_a_schema(server: Any) -> None:
+    litellm = package("litellm")
+    found = litellm.embedding(model="openai/bert", input=["one", "two"], api_base=server.url + "/v1", api_key="none")
+    assert [row["embedding"] for row in found.data] == server.state.pool.embed(["one", "two"], "bert").tolist()
+    done = litellm.completion(model="openai/llama", api_base=server.url + "/v1", api_key="none", messages=CHAT,
+                              max_tokens=200, temperature=0,
+                              response_format={"type": "json_schema", "json_schema": {"name": "book", "schema": BOOK}})
+    text = done.choices[0].message.content
+    assert text.lstrip().startswith("{") and (done.choices[0].finish_reason == "length" or json.loads(text))

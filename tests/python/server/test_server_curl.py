@@ -1,0 +1,388 @@
+"""Lines of curl out of documentation: Ollama's ``docs/api.md`` verbatim, and lines in the form of OpenAI's reference.
+Only the address changes. The models have the names that the lines use."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chainmodels
+import pytest
+import toolmodels as tm
+
+from servers import serving
+from test_server_fill_in import CHAINS, FIM, TEMPLATE
+from tooldata import WORDS, WRITES
+
+pytest.importorskip("llguidance")
+if shutil.which("curl") is None and not os.environ.get("CI"):
+    pytest.skip("needs curl", allow_module_level=True)
+
+NAMES = ("llama3.2", "mistral", "llama3.1:8b", "gpt-5.4", "gpt-3.5-turbo-instruct")
+TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    coder = chainmodels.save(tmp_path_factory.mktemp("coder"), TEMPLATE, CHAINS, FIM)
+    with serving([*(f"{name}={llama}" for name in NAMES), f"all-minilm={bert}", f"text-embedding-ada-002={bert}",
+                  f"codellama:code={coder}"], default_max_tokens=TOKENS) as made:
+        yield made
+
+
+def run(server: Any, line: str) -> str:
+    """Run a line in a shell. Returns the body of the response."""
+    for address in ("http://localhost:11434", "https://api.openai.com"):
+        line = line.replace(address, f"http://localhost:{server.port}")
+    done = subprocess.run(["bash", "-c", line.replace("curl ", "curl -s --fail-with-body --noproxy '*' ", 1)],
+                          capture_output=True, text=True, timeout=60, env={**os.environ, "OPENAI_API_KEY": "sk-none"})
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return done.stdout
+
+
+def usage(found: dict[str, Any]) -> None:
+    assert found["done"] and found["prompt_eval_count"] > 1 and 1 <= found["eval_count"] <= 100
+    assert found["total_duration"] > found["eval_duration"] >= 0 and found["done_reason"] in ("stop", "length")
+
+
+STREAMED = ["""
+curl http://localhost:11434/api/generate -d '{
+  "model": "llama3.2",
+  "prompt": "Why is the sky blue?"
+}'""", """
+curl http://localhost:11434/api/generate -d '{
+  "model": "mistral",
+  "prompt": "Why is the sky blue?",
+  "options": {
+    "seed": 123
+  }
+}'""", """
+curl http://localhost:11434/api/chat -d '{
+  "model": "llama3.2",
+  "messages": [
+    {
+      "role": "user",
+      "content": "why is the sky blue?"
+    }
+  ]
+}'""", """
+curl http://localhost:11434/api/chat -d '{
+  "model": "llama3.2",
+  "messages": [
+    {
+      "role": "user",
+      "content": "why is the sky blue?"
+    },
+    {
+      "role": "assistant",
+      "content": "due to rayleigh scattering."
+    },
+    {
+      "role": "user",
+      "content": "how is that different than mie scattering?"
+    }
+  ]
+}'""", """
+curl http://localhost:11434/api/chat -d '{
+  "model": "llama3.2",
+  "messages": [
+    {
+      "role": "user",
+      "content": "Hello!"
+    }
+  ],
+  "options": {
+    "seed": 101,
+    "temperature": 0
+  }
+}'"""]
+
+
+@pytest.mark.parametrize("line", STREAMED, ids=range(len(STREAMED)))
+def test_streams_of_ollama(server: Any, line: str) -> None:
+    """Every line of the stream is JSON; the last one has the counts; the text is that of the whole response."""
+    chunks = [json.loads(one) for one in run(server, line).splitlines()]
+    assert [chunk["done"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True] and len(chunks) > 2
+    usage(chunks[-1])
+    if '"seed"' in line:
+        text = "".join(chunk.get("response", "") + chunk.get("message", {}).get("content", "") for chunk in chunks)
+        whole = json.loads(run(server, line.replace('"options"', '"stream": false, "options"')))
+        assert whole.get("response", "") + whole.get("message", {}).get("content", "") == text
+        assert (whole["prompt_eval_count"], whole["eval_count"]) == (chunks[-1]["prompt_eval_count"],
+                                                                     chunks[-1]["eval_count"])
+
+
+WHOLE = ["""
+curl http://localhost:11434/api/generate -d '{
+  "model": "llama3.2",
+  "prompt": "Why is the sky blue?",
+  "stream": false
+}'""", """
+curl http://localhost:11434/api/generate -d '{
+  "model": "mistral",
+  "prompt": "[INST] why is the sky blue? [/INST]",
+  "raw": true,
+  "stream": false
+}'""", """
+curl http://localhost:11434/api/generate -d '{
+  "model": "llama3.2",
+  "prompt": "Why is the sky blue?",
+  "stream": false,
+  "options": {
+    "num_keep": 5,
+    "seed": 42,
+    "num_predict": 100,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.0,
+    "typical_p": 0.7,
+    "repeat_last_n": 33,
+    "temperature": 0.8,
+    "repeat_penalty": 1.2,
+    "presence_penalty": 1.5,
+    "frequency_penalty": 1.0,
+    "mirostat": 1,
+    "mirostat_tau": 0.8,
+    "mirostat_eta": 0.6,
+    "penalize_newline": true,
+    "stop": ["\\n", "user:"],
+    "numa": false,
+    "num_ctx": 1024,
+    "num_batch": 2,
+    "num_gpu": 1,
+    "main_gpu": 0,
+    "low_vram": false,
+    "vocab_only": false,
+    "use_mmap": true,
+    "use_mlock": false,
+    "num_thread": 8
+  }
+}'""", """
+curl http://localhost:11434/api/chat -d '{
+  "model": "llama3.2",
+  "messages": [
+    {
+      "role": "user",
+      "content": "why is the sky blue?"
+    }
+  ],
+  "stream": false
+}'"""]
+
+
+@pytest.mark.parametrize("line", WHOLE, ids=range(len(WHOLE)))
+def test_whole_responses_of_ollama(server: Any, line: str) -> None:
+    found = json.loads(run(server, line))
+    usage(found)
+    assert isinstance(found["response"] if "generate" in line else found["message"]["content"], str)
+
+
+def test_structured_outputs_of_ollama(server: Any) -> None:
+    found = json.loads(run(server, """
+curl -X POST http://localhost:11434/api/generate -H "Content-Type: application/json" -d '{
+  "model": "llama3.1:8b",
+  "prompt": "Ollama is 22 years old and is busy saving the world. Respond using JSON",
+  "stream": false,
+  "format": {
+    "type": "object",
+    "properties": {
+      "age": {
+        "type": "integer"
+      },
+      "available": {
+        "type": "boolean"
+      }
+    },
+    "required": [
+      "age",
+      "available"
+    ]
+  }
+}'"""))
+    usage(found)
+    if found["done_reason"] == "stop":
+        value = json.loads(found["response"])
+        assert isinstance(value["age"], int) and isinstance(value["available"], bool)
+    else:
+        assert found["response"].lstrip().startswith("{")
+
+
+def test_fill_in_the_middle_of_ollama(server: Any) -> None:
+    found = json.loads(run(server, """
+curl http://localhost:11434/api/generate -d '{
+  "model": "codellama:code",
+  "prompt": "def compute_gcd(a, b):",
+  "suffix": "    return result",
+  "options": {
+    "temperature": 0
+  },
+  "stream": false
+}'"""))
+    usage(found)
+    assert found["response"] == "mid"
+
+
+def test_models_of_ollama(server: Any) -> None:
+    load = """
+curl http://localhost:11434/api/generate -d '{
+  "model": "llama3.2"
+}'"""
+    assert json.loads(run(server, load))["done_reason"] == "load"
+    listed = json.loads(run(server, "curl http://localhost:11434/api/ps"))["models"]
+    assert "llama3.2" in [row["name"] for row in listed]
+    found = json.loads(run(server, """
+curl http://localhost:11434/api/chat -d '{
+  "model": "llama3.2",
+  "messages": [],
+  "keep_alive": 0
+}'"""))
+    assert found["done_reason"] == "unload" and found["message"] == {"role": "assistant", "content": ""}
+    assert {row["name"] for row in json.loads(run(server, "curl http://localhost:11434/api/tags"))["models"]} >= {
+        *NAMES, "all-minilm"}
+    assert json.loads(run(server, """
+curl http://localhost:11434/api/show -d '{
+  "model": "llama3.2"
+}'"""))["details"]["family"] == "llama"
+    assert run(server, """
+curl http://localhost:11434/api/copy -d '{
+  "source": "llama3.2",
+  "destination": "llama3-backup"
+}'""") == ""
+    assert run(server, """
+curl -X DELETE http://localhost:11434/api/delete -d '{
+  "model": "llama3-backup"
+}'""") == ""
+
+
+def test_embeddings_of_ollama(server: Any) -> None:
+    pool = server.state.pool
+    found = json.loads(run(server, """
+curl http://localhost:11434/api/embed -d '{
+  "model": "all-minilm",
+  "input": ["Why is the sky blue?", "Why is the grass green?"]
+}'"""))
+    wanted = pool.embed(["Why is the sky blue?", "Why is the grass green?"], "all-minilm")
+    assert found["embeddings"] == wanted.tolist() and found["prompt_eval_count"] > 4
+    found = json.loads(run(server, """
+curl http://localhost:11434/api/embeddings -d '{
+  "model": "all-minilm",
+  "prompt": "Here is an article about llamas..."
+}'"""))
+    assert found["embedding"] == pool.embed("Here is an article about llamas...", "all-minilm").tolist()
+
+
+def test_tools_of_ollama(tmp_path: Path) -> None:
+    line = """
+curl http://localhost:11434/api/chat -d '{
+  "model": "llama3.2",
+  "messages": [
+    {
+      "role": "user",
+      "content": "What is the weather today in Paris?"
+    }
+  ],
+  "stream": false,
+  "tools": [
+    {
+      "type": "function",
+      "function": {
+        "name": "get_current_weather",
+        "description": "Get the current weather for a location",
+        "parameters": {
+          "type": "object",
+          "properties": {
+            "location": {
+              "type": "string",
+              "description": "The location to get the weather for, e.g. San Francisco, CA"
+            },
+            "format": {
+              "type": "string",
+              "description": "The format to return the weather in, e.g. 'celsius' or 'fahrenheit'",
+              "enum": ["celsius", "fahrenheit"]
+            }
+          },
+          "required": ["location", "format"]
+        }
+      }
+    }
+  ]
+}'"""
+    folder = chainmodels.save(tmp_path, tm.HERMES, WRITES, WORDS)
+    with serving([f"llama3.2={folder}"], default_max_tokens=TOKENS) as made:
+        found = json.loads(run(made, line))
+    usage(found)
+    assert found["message"]["role"] == "assistant"
+    for call in found["message"].get("tool_calls", ()):
+        assert call["function"]["name"] == "get_current_weather"
+        assert call["function"]["arguments"]["format"] in ("celsius", "fahrenheit")
+
+
+def test_lines_of_openai(server: Any) -> None:
+    pool = server.state.pool
+    found = json.loads(run(server, """
+curl https://api.openai.com/v1/chat/completions \\
+  -H "Content-Type: application/json" \\
+  -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -d '{
+    "model": "gpt-5.4",
+    "messages": [
+      {
+        "role": "developer",
+        "content": "You are a helpful assistant."
+      },
+      {
+        "role": "user",
+        "content": "Hello!"
+      }
+    ]
+  }'"""))
+    choice, counts = found["choices"][0], found["usage"]
+    assert found["object"] == "chat.completion" and choice["message"]["role"] == "assistant" and choice["index"] == 0
+    assert counts["total_tokens"] == counts["prompt_tokens"] + counts["completion_tokens"]
+    assert counts["prompt_tokens"] == pool.chat([{"role": "system", "content": "You are a helpful assistant."},
+                                                 {"role": "user", "content": "Hello!"}], "gpt-5.4",
+                                                max_tokens=1).usage.prompt_tokens
+    found = json.loads(run(server, """
+curl https://api.openai.com/v1/completions \\
+  -H "Content-Type: application/json" \\
+  -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -d '{
+    "model": "gpt-3.5-turbo-instruct",
+    "prompt": "Say this is a test",
+    "max_tokens": 7,
+    "temperature": 0
+  }'"""))
+    wanted = pool.generate("Say this is a test", "gpt-3.5-turbo-instruct", max_tokens=7, temperature=0)
+    assert found["choices"][0]["text"] == wanted.text
+    assert found["usage"]["completion_tokens"] == wanted.usage.completion_tokens
+    found = json.loads(run(server, """
+curl https://api.openai.com/v1/embeddings \\
+  -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -H "Content-Type: application/json" \\
+  -d '{
+    "input": "The food was delicious and the waiter...",
+    "model": "text-embedding-ada-002",
+    "encoding_format": "float"
+  }'"""))
+    assert found["data"][0]["embedding"] == pool.embed("The food was delicious and the waiter...",
+                                                       "text-embedding-ada-002").tolist()
+    found = json.loads(run(server, """
+curl https://api.openai.com/v1/responses \\
+  -H "Content-Type: application/json" \\
+  -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -d '{
+    "model": "gpt-5.4",
+    "input": "Tell me a three sentence bedtime story about a unicorn."
+  }'"""))
+    assert found["object"] == "response" and found["output"][0]["content"][0]["type"] == "output_text"
+    assert found["usage"]["output_tokens"] <= TOKENS
+    found = json.loads(run(server, """
+curl https://api.openai.com/v1/models \\
+  -H "Authorization: Bearer $OPENAI_API_KEY"
+"""))
+    assert {row["id"] for row in found["data"]} >= set(NAMES)

@@ -1,0 +1,72 @@
+"""``/v1/score`` as in vLLM, with rerankers and embedding models, and ``prompt`` of ``/v1/rerank``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rerankers import make_reranker
+
+from servers import ask, serving
+
+FIRST, SECOND = ["cats", "dogs", "cats"], ["A cat sat.", "The dog barked.", "Numbers 1 2 3."]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, bert: Path, llama: Path) -> Iterator[Any]:
+    ranker = make_reranker(tmp_path_factory.mktemp("ranker") / "ranker", "bert")
+    with serving([f"ranker={ranker}", f"bert={bert}", f"llama={llama}"]) as made:
+        yield made
+
+
+def scores(server: Any, **body: Any) -> list[float]:
+    status, found = ask(server, "/v1/score", body)
+    assert status == 200 and found["object"] == "list" and found["model"] == body["model"], found
+    assert [row["index"] for row in found["data"]] == list(range(len(found["data"])))
+    assert {row["object"] for row in found["data"]} == {"score"} and found["id"].startswith("score-")
+    assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 2
+    return [row["score"] for row in found["data"]]
+
+
+def test_a_reranker_scores_pairs(server: Any) -> None:
+    pool = server.state.pool
+    pairs = [pool.rerank(query, [text], "ranker").results[0].score for query, text in zip(FIRST, SECOND)]
+    assert scores(server, model="ranker", text_1=FIRST, text_2=SECOND) == pairs
+    one_to_many = [pool.rerank("cats", [text], "ranker").results[0].score for text in SECOND]
+    assert scores(server, model="ranker", text_1="cats", text_2=SECOND) == one_to_many
+    assert scores(server, model="ranker", text_1=["cats"], text_2=SECOND) == one_to_many
+    assert scores(server, model="ranker", text_1="cats", text_2=SECOND[0]) == one_to_many[:1]
+    many = [f"query {at}" for at in range(40)]  # more than are scored at the same time
+    assert scores(server, model="ranker", text_1=many, text_2=["A cat sat."] * 40) == [
+        pool.rerank(query, ["A cat sat."], "ranker").results[0].score for query in many]
+
+
+def test_an_embedding_model_gives_cosines(server: Any) -> None:
+    left, right = (np.stack([row / np.linalg.norm(row) for row in server.state.pool.embed(texts, "bert")])
+                   for texts in (FIRST, SECOND))
+    found = scores(server, model="bert", text_1=FIRST, text_2=SECOND)
+    np.testing.assert_allclose(found, (left * right).sum(axis=1), atol=1e-5)
+    found = scores(server, model="bert", text_1="cats", text_2=SECOND)
+    np.testing.assert_allclose(found, right @ left[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("change", "word"), [
+    ({"text_1": FIRST[:2]}, "`text_1` must have one text or as many as `text_2`, got 2 and 3."),
+    ({"text_2": "x"}, "got 3 and 1."), ({"text_1": []}, "`text_1`"), ({"text_1": ["x", "", "y"]}, "`text_1[1]`"),
+    ({"text_2": None}, "`text_2` is required"), ({"text_1": [5, 6, 7]}, "`text_1[0]`"),
+    ({"model": "bert", "prompt": "x"}, "`prompt` requires a reranker"), ({"prompt": "x"}, "prompt"),
+    ({"model": "llama"}, "capability")], ids=str)
+def test_refused_scores(server: Any, change: dict[str, Any], word: str) -> None:
+    status, found = ask(server, "/v1/score", {"model": "ranker", "text_1": FIRST, "text_2": SECOND, **change})
+    assert status == 400 and word in found["error"]["message"], found
+
+
+def test_prompt_of_reranking_reaches_the_library(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cross-encoder has no prompt and refuses it; the library's own tests show its effect on language models."""
+    body = {"model": "ranker", "query": "cats", "documents": SECOND}
+    status, found = ask(server, "/v1/rerank", {**body, "prompt": "Find pets."})
+    assert status == 400 and "prompt" in found["error"]["message"], found
+    assert ask(server, "/v1/rerank", {**body, "prompt": None})[0] == 200
