@@ -89,6 +89,8 @@ def _resolve_row(row: Row, offline: bool, progress: Progress, update: bool = Fal
             if i + 1 < len(row.refs):
                 log.log(logging.WARNING if isinstance(error, IntegrityError) else logging.INFO,
                         "%s: %s; trying %s", row.key, error.message, row.refs[i + 1])
+            if "mpool pull" in (error.hint or "") and isinstance(error, DownloadError):
+                error.hint = row.fetch_hint()
             failure = error if i == 0 else failure
     assert failure is not None
     raise failure
