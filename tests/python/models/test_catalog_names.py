@@ -133,3 +133,18 @@ def test_estimates_of_bundled_models_follow_the_formula() -> None:
 
 def test_key_references_with_a_tag() -> None:
     assert parse_reference("a:b") == KeyRef("a:b")
+
+
+def test_a_server_finds_aliases_under_the_key() -> None:
+    """Spellings that clients make up add no names to a server."""
+    import asyncio
+
+    from mpool.server.models import Models
+
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
+        models = Models(pool, ["phi4=mpool:digits-llava"])  # an alias of the catalogue may name another model
+        for name in ("digits-clip", "DIGITS-clip", "Digits-CLIP:latest"):
+            assert asyncio.run(models.find(name)).name == "digits-clip"
+        assert asyncio.run(models.find("phi4")).model.key == "phi4"
+        assert models.names() == ["phi4", "digits-clip"]
+        assert models.is_in_catalogue("qwen3:1.7b") and not models.is_in_catalogue("qwen3:1.8b")
