@@ -546,7 +546,7 @@ class Pool(PoolVerbs):
         held = self._names.get(name)
         if held is not None and held is entry:
             return
-        if held is not None or load_catalogue().get(name) is not None:
+        if held is not None or name in load_catalogue().rows:
             user = held.ref if held else "a model of the catalogue"
             raise InvalidArgument(f"`{param}` must be an unused name, but {name} is a name of {user}", param=param,
                                   got=shown(name), allowed="an unused name", hint="Choose another name")
@@ -589,19 +589,19 @@ class Pool(PoolVerbs):
         if not isinstance(model, (str, os.PathLike)):
             refuse("model", model, "a key, a reference, a path or a Model")
         reference = parse_reference(model)
+        found = self._names.get(reference.key) if isinstance(reference, KeyRef) else None
+        if found is not None:
+            return found
+        row = None if isinstance(reference, LocalRef) else load_catalogue().find(reference)
+        if row is not None:  # all spellings of a model share the entry of its key
+            return self._adopt(row.key, model if model in row.aliases else None, row.capability)
         if not isinstance(reference, KeyRef):
             # a relative path depends on the working directory, so it is not stored as a name
             lasting = not isinstance(reference, LocalRef) or os.path.isabs(os.fspath(model))
             return self._adopt(str(reference), model if lasting else None, None)
-        found = self._names.get(reference.key)
-        if found is not None:
-            return found
-        row = load_catalogue().get(reference.key)
-        if row is None:
-            with self._lock:
-                known = [*load_catalogue().rows, *(name for name in self._names if isinstance(name, str))]
-            raise unknown(reference.key, known)
-        return self._adopt(row.key, None, row.capability)
+        with self._lock:
+            known = [*load_catalogue().names(), *(name for name in self._names if isinstance(name, str))]
+        raise unknown(reference.key, known)
 
     def _adopt(self, key: str, name: Any, capability: str | None) -> Entry:
         with self._lock:

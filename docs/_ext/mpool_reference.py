@@ -57,12 +57,13 @@ class CatalogueTable(Generated):
     def lines(self) -> Iterator[str]:
         from mpool.models import load_catalogue
 
-        yield from ("| key | capability | licence |", "|---|---|---|")
+        yield from ("| key | also | capability | memory | hashes | licence |", "|---|---|---|---|---|---|")
         catalogue = load_catalogue()
-        defaults = {catalogue.default(name).key for name in ("text_embedding", "text_to_text")}
         for row in catalogue.rows.values():
-            default = " (default)" if row.key in defaults else ""
-            yield f"| `{row.key}`{default} | `{row.capability}` | {row.license} |"
+            default = " (default)" if row.key in catalogue.defaults.values() else ""
+            also = ", ".join(f"`{alias}`" for alias in row.aliases)
+            yield (f"| `{row.key}`{default} | {also} | `{row.capability}` | {row.est_memory_allocation_mb:,} MB | "
+                   f"{'unpinned' if row.unpinned else 'pinned'} | {row.license} |")
 
 
 class CommandLine(Generated):

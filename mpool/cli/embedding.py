@@ -40,7 +40,7 @@ def embed(arguments: argparse.Namespace) -> int:
     texts: list[str] = []  # texts in flight, until their vectors are written
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
-        pool.load(arguments.model or _default(), compute=arguments.compute, progress=progress)
+        pool.load(arguments.model or _default("text_embedding"), compute=arguments.compute, progress=progress)
         with _opened(arguments.output) as file:
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
             for rows in _vectors(pool, source, texts if form == "jsonl" else None, arguments, options):
@@ -58,15 +58,15 @@ def embed_image(arguments: argparse.Namespace) -> int:
     whole = options["precision"] in ("int8", "uint8")  # quantisation ranges depend on all vectors
     names: list[str] = []  # images in flight, until their vectors are written
     count = 0
+    model = arguments.model or _default("image_embedding")
     with make_pool(arguments) as pool:
-        pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        pool.load(model, compute=arguments.compute, progress=False if arguments.quiet else None)
         with _opened(arguments.output) as file:
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, names, "image")
             while part := list(source if whole else itertools.islice(source, _BATCH)):
                 count += len(part)
                 names += part
-                writer.rows(pool.embed_image(part, arguments.model, max_inputs=len(part), progress=_bar(arguments),
-                                             **options))
+                writer.rows(pool.embed_image(part, model, max_inputs=len(part), progress=_bar(arguments), **options))
             _require_inputs(count, "image")
             writer.close()
     return 0
@@ -91,10 +91,10 @@ def _require_inputs(count: int, unit: str) -> None:
         raise InvalidArgument(f"at least one {unit} is required, got none")
 
 
-def _default() -> str:
+def _default(capability: str) -> str:
     from ..models import load_catalogue
 
-    return load_catalogue().default("text_embedding").key
+    return load_catalogue().default(capability).key
 
 
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,

@@ -32,7 +32,8 @@ def pull(arguments: argparse.Namespace) -> int:
     for name in arguments.model:
         start = time.monotonic()
         try:
-            found = resolve(name, offline=arguments.offline or None, progress=False if arguments.quiet else None)
+            found = resolve(name, offline=arguments.offline or None, progress=False if arguments.quiet else None,
+                            update=arguments.update)
             if arguments.verify:
                 verify(found)
         except MpoolError as error:
@@ -68,10 +69,12 @@ def models(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(listed)
         return 0
-    say(table(("MODEL", "CAPABILITY", "MEMORY", "PARAMETERS", "LICENCE", "DOWNLOADED"),
+    say(table(("MODEL", "CAPABILITY", "MEMORY", "PARAMETERS", "LICENCE", "DOWNLOAD", "DOWNLOADED", "HASHES", "ALIASES"),
               [(fact["key"] + (" (default)" if fact["default"] else ""), fact["capability"],
                 f"{fact['est_memory_allocation_mb']:,} MB", _count(fact["parameters"]), fact["license"],
-                megabytes(fact["bytes"]) if fact["path"] else "no") for fact in listed]))
+                megabytes(fact["download_bytes"]) if fact["download_bytes"] else "-",
+                megabytes(fact["bytes"]) if fact["path"] else "no", "unpinned" if fact["unpinned"] else "pinned",
+                ", ".join(fact["aliases"]) or "-") for fact in listed]))
     if not arguments.local:
         say("\nArchitectures, and the implementations whose results are compared with mpool's on the same weights:\n")
         say(table(("ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS TESTED WITH", "GGUF TESTED WITH"),
@@ -91,9 +94,10 @@ def _local(key: str) -> Resolved | None:
 
 
 def _facts_of_row(row: Row, here: Resolved | None, default: bool) -> dict[str, Any]:
-    refs = [str(ref) for ref in row.refs] or [str(part.ref) for part in (row.joined.parts if row.joined else ())]
-    return {"key": row.key, "capability": row.capability, "default": default, "refs": refs, "origin": row.origin,
-            "license": row.license, "parameters": row.parameters,
+    return {"key": row.key, "aliases": list(row.aliases), "capability": row.capability, "default": default,
+            "refs": [str(ref) for ref in row.refs], "origin": row.origin, "license": row.license,
+            "parameters": row.parameters, "download_bytes": row.download_bytes, "unpinned": row.unpinned,
+            "source": row.source, "options": dict(row.options),
             "est_memory_allocation_mb": row.est_memory_allocation_mb, "path": here.path if here else None,
             "bytes": size_of(here) if here else None}
 
@@ -131,7 +135,7 @@ _FORMER = ("gives", "here")
 
 
 def _text(name: str, value: Any) -> str:
-    if name == "bytes":
+    if name in ("bytes", "download_bytes"):
         return megabytes(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -148,10 +152,9 @@ def _text(name: str, value: Any) -> str:
 def _facts(name: str) -> dict[str, Any]:
     """Describe a model without downloading it, from its files if they exist, else from the catalogue."""
     from ..errors import OfflineError
-    from ..models import KeyRef, describing, load_catalogue, parse_reference, resolve
+    from ..models import describing, load_catalogue, parse_reference, resolve
 
-    reference = parse_reference(name)
-    row = load_catalogue().get(reference.key) if isinstance(reference, KeyRef) else None
+    row = load_catalogue().find(parse_reference(name))
     try:
         found = resolve(name, offline=True, progress=False)
     except OfflineError:

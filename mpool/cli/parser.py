@@ -169,8 +169,7 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
 def _embed_image(command: argparse.ArgumentParser) -> None:
     command.add_argument("image", nargs="*", help="files (PNG, JPEG, WebP, GIF, BMP), or URLs with --allow-urls "
                                                   "(default: paths from standard input)")
-    command.add_argument("-m", "--model", metavar="REF", required=True, help="image embedding model, such as CLIP")
-    _pool(command)
+    _model(command, "see `mpool models`")
     _vectors(command, "image")
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
 
@@ -439,8 +438,7 @@ def _vision(command: argparse.ArgumentParser) -> None:
     command.add_argument("question", help="question; -: standard input")
     command.add_argument("-i", "--image", action="append", required=True, metavar="FILE",
                          help="PNG, JPEG, WebP, GIF or BMP file, or URL with --allow-urls; may be repeated")
-    command.add_argument("-m", "--model", metavar="REF", required=True, help="vision model, such as LLaVA")
-    _pool(command)
+    _model(command, "see `mpool models`")
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
     command.add_argument("--stats", action="store_true", help="print the speed to standard error")
     _json(command)
@@ -451,6 +449,8 @@ def _pull(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", nargs="+", metavar="REF", help="models to download")
     command.add_argument("--verify", action="store_true",
                          help="check the hash of every file, also of models that are already downloaded")
+    command.add_argument("--update", action="store_true",
+                         help="accept the hub's present commit and hashes of unpinned models (see `mpool models`)")
     command.add_argument("--offline", action="store_true", help="only check that the models are downloaded")
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _json(command)

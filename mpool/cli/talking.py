@@ -33,11 +33,11 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def default_model() -> str:
-    """Return the key of the default language model."""
+def default_model(capability: str = "text_to_text") -> str:
+    """Return the key of the default model of a capability."""
     from ..models import load_catalogue
 
-    return load_catalogue().default("text_to_text").key
+    return load_catalogue().default(capability).key
 
 
 # ---- generate --------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def vision(arguments: argparse.Namespace) -> int:
     question = sys.stdin.read() if arguments.question == "-" else arguments.question
     options = {**sampling_of(arguments), "compute": arguments.compute, "allow_urls": arguments.allow_urls}
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model, compute=arguments.compute)
+        model = pool.load(arguments.model or default_model("vision"), compute=arguments.compute)
         if arguments.json:
             done = model.vision(arguments.image, question, **options)
             print_json(asdict(done))

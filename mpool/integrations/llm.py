@@ -1,7 +1,7 @@
 """A plugin of the command ``llm`` (https://llm.datasette.io): chat models and embeddings (extra ``llm``).
 
 ``llm`` finds the plugin by its entry point once both packages are installed in one environment. The plugin registers
-the models of the catalogue whose files are on this machine as ``mpool/KEY``, and the two default models, which are
+the models of the catalogue whose files are on this machine as ``mpool/KEY``, and the default models for text, which are
 downloaded on first use. Listing models does not use the network. ``llm mpool add NAME REF`` adds other models: a path,
 ``org/name`` or any other reference that :func:`mpool.embed` and :func:`mpool.chat` accept. The options of ``llm -o``
 are those of :func:`mpool.chat`, with the same names and ranges. With ``llm --schema``, a grammar ensures that the

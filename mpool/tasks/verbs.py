@@ -289,9 +289,8 @@ EMBED_IMAGE = Verb(
               '``(height, width, channels)`` with 1, 3 or 4 channels, uint8 or floats from 0 to 1. Files are PNG, '
               'JPEG, WebP (one frame), GIF (the first frame) or BMP, at most 64 MiB and 67,108,864 pixels; each side '
               'has 2 to 32,768 pixels and is at most 200 times as long as the other.'),
-        _model('model with the capability ``image_embedding``, specified as for :func:`embed`. There is no default, '
-             'because the suitable model depends on the task: DINOv2 compares images with images, CLIP and SigLIP '
-             'compare images with texts.'),
+        _model('model with the capability ``image_embedding``, specified as for :func:`embed`; None: '
+             'clip-vit-base-patch32. CLIP and SigLIP compare images with texts, DINOv2 compares images with images.'),
     ), _options.ImageOptions, 'NDArray[Any]',
     text=r"""Embeds an image, or a list of images.
 
@@ -445,7 +444,7 @@ VISION = Verb(
               'floats from 0 to 1.'),
         Parameter('prompt', 'str',
               'question about the images.'),
-        _model('a vision model, specified as for :func:`embed`.'),
+        _model('a vision model, specified as for :func:`embed`; None: SmolVLM-256M-Instruct.'),
     ), _options.TextOptions, 'Completion',
     text=r"""Answers a question about images.
 
@@ -525,7 +524,8 @@ GENERATE_IMAGE = Verb(
               'with a warning.'),
         _model('a diffusers folder (``model_index.json``) of FLUX.1 or Stable Diffusion 3 / 3.5, or a hub '
              'repository with one; a GGUF file of the transformer inside such a folder (T5 may be a GGUF '
-             'file in its own subfolder); or a :class:`mpool.Model`.'),
+             'file in its own subfolder); a key of the catalogue; or a :class:`mpool.Model`. None: FLUX.1-schnell, a '
+             'download of 34 GB.'),
     ), _options.GenerateImageOptions, 'GeneratedImages',
     text=r"""Generates images from a text.
 

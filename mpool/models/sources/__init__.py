@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..references import PipRef
-
 
 @dataclass(frozen=True)
 class FileFact:
@@ -16,21 +14,6 @@ class FileFact:
 
     size: int | None = None
     sha256: str | None = None
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a file that is split over several wheels.
-
-    Attributes:
-        ref: reference to the part in its wheel.
-        fact: size and SHA-256 of the part.
-        download_bytes: size of the wheel in bytes, or None.
-    """
-
-    ref: PipRef
-    fact: FileFact
-    download_bytes: int | None = None
 
 
 @dataclass(frozen=True)

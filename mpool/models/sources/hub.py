@@ -13,7 +13,7 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,39 +27,17 @@ from ...errors import (
     UnsafeFormat,
 )
 from .. import store
-from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder, check_relative
-from ..layout import (
-    INDEX_NAME,
-    MODEL_CONFIG,
-    MODULES_NAME,
-    SINGLE_NAME,
-    SPLIT,
-    TRANSFORMER_CONFIGS,
-    gguf_models,
-    other_sizes,
-    shard_names,
-)
+from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder
+from ..layout import MODULES_NAME
 from ..references import HubRef
-from . import Resolved
+from . import FileFact, Resolved, probe
+from .hub_files import choose, wants_gguf
 from .progress import Progress
 
 log = logging.getLogger("mpool.models")
 
-#: Files of a model folder that mpool reads in addition to the weights.
-SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-               "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
-               "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
-               *TRANSFORMER_CONFIGS)
-#: Index of a diffusers folder.
-PIPELINE_NAME = "model_index.json"
-#: Quantisations to use if the reference names none, in order of preference, as in llama-server
-#: (https://github.com/ggml-org/llama.cpp/blob/master/common/download.cpp). If the repository has neither, the first
-#: model by name is used.
-DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 #: Timeout for listing a repository, in seconds.
-LIST_SECONDS = 30.0
-_QUANT_IN_NAME = re.compile(r"(?:^|[-._/])((?:UD-)?(?:[IT]?Q\d[A-Z0-9_]*|F16|F32|BF16|FP16|NVFP4|MXFP4(?:_MOE)?))"
-                            r"(?=[-.])", re.IGNORECASE)
+LIST_SECONDS = 10.0
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -78,152 +56,21 @@ class _RemoteFile:
     digest: str | None
 
 
-def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
-    """Choose the GGUF file of a repository.
+@dataclass(frozen=True)
+class Held:
+    """Files that a download is held to.
 
-    Args:
-        names: every file of the repository.
-        quant: quantisation; None: Q4_K_M, or else Q8_0, or else the first file by name.
-        where: name of the repository, for errors.
-
-    Raises:
-        InvalidArgument: the repository has no such quantisation; the message lists the available ones.
+    Attributes:
+        files: size and SHA-256 of all files to use, by path in the repository.
+        hint: hint of the error if the hub has other files.
     """
-    models = gguf_models(names)
-    for wanted in (quant,) if quant else DEFAULT_QUANTS:
-        matches = [name for name in models if re.search(re.escape(wanted) + "[.-]", name, re.IGNORECASE)]
-        # "Q4_0" is also a suffix of "IQ4_0": prefer names that contain the quantisation as a whole word
-        word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}[.-]", re.IGNORECASE)
-        whole = [name for name in matches if word.search(name)]
-        if matches:
-            return (whole or matches)[0]
-    if quant is None and models:
-        return models[0]
-    tags = sorted({match.group(1) for name in models if (match := _QUANT_IN_NAME.search(name))})
-    listed = ", ".join(tags) if tags else ", ".join(models[:12]) or "no GGUF files"
-    raise InvalidArgument(f"{where} has no quantisation {quant}", param="ref", got=str(quant), allowed=listed,
-                          hint=f"Available: {listed}")
+
+    files: Mapping[str, FileFact]
+    hint: str
 
 
-def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]:
-    """Return every part of a GGUF model, in order.
-
-    Args:
-        names: every file of the repository.
-        first: name of the model's first part, or of its only file.
-        where: name of the repository, for errors.
-
-    Raises:
-        FormatError: a part is missing, or ``first`` is a later part.
-    """
-    split = SPLIT.fullmatch(first)
-    if split is None:
-        return [first]
-    count = int(split["count"])
-    parts = [f"{split['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
-    absent = [part for part in parts if part not in names]
-    if absent or int(split["number"]) != 1:
-        got = f"{absent[0]} missing" if absent else f"{first} is not the first part"
-        raise FormatError(f"{where}: {got}; the model consists of {count} parts", file=where, field="split", got=got,
-                          allowed=f"all {count} parts, named by the first part",
-                          hint=None if absent else f"Name the first part: {parts[0]}")
-    return parts
-
-
-def _wants_gguf(ref: HubRef, names: Sequence[str]) -> bool:
-    """Return True if the reference names a GGUF file or quantisation, or if the repository has only GGUF models."""
-    if ref.quant or ref.file and ref.file.endswith(".gguf"):
-        return True
-    return not _has_folder(names, ref.file or "") and not ref.file and bool(gguf_models(names))
-
-
-def _under(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
-
-
-def _has_folder(names: Sequence[str], folder: str) -> bool:
-    """Return True if there are a config.json and safetensors files in the folder or in its subfolders."""
-    inside = [name for name in names if not folder or name.startswith(folder + "/")]
-    return any(posixpath.basename(name) == "config.json" for name in inside) \
-        and any(name.endswith(".safetensors") for name in inside)
-
-
-def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any], *, where: str) -> list[str]:
-    """Choose the files to download of a transformers, sentence-transformers or diffusers folder.
-
-    Args:
-        names: every file of the repository.
-        folder: folder of the model in the repository; empty for the root.
-        read: function that returns a small JSON file of the repository as :class:`~mpool.models.fields.Fields` or list.
-        where: name of the repository, for errors.
-
-    Returns:
-        sorted names of the configuration, tokenizer, weight and module files.
-
-    Raises:
-        UnsafeFormat: the repository has only pickled weights.
-        FormatError: the repository has no weights, or an index or module list names a file outside the folder.
-    """
-    have = set(names)
-    if _under(folder, PIPELINE_NAME) in have:
-        return _choose_pipeline(have, folder, read, where=where)
-    chosen = [_under(folder, name) for name in (*SMALL_FILES, MODULES_NAME, MODEL_CONFIG)]
-    encoder = folder
-    if _under(folder, MODULES_NAME) in have:
-        modules = read(_under(folder, MODULES_NAME))
-        for i, module in enumerate(modules if isinstance(modules, list) else []):
-            name = module.get("path") if isinstance(module, dict) else None
-            path = check_relative("" if name is None else name, file=where, field=f"{MODULES_NAME} [{i}].path",
-                                  allow_empty=True)
-            below = _under(folder, path) if path else folder
-            if i == 0:
-                encoder = below
-                chosen += [_under(encoder, name) for name in SMALL_FILES]
-            elif path:
-                start = folder + "/" if folder else ""
-                siblings = {name[len(start):].partition("/")[0] for name in names if name.startswith(start)}
-                for part in (path, *other_sizes(path, siblings).values()):
-                    chosen += [_under(_under(folder, part), name) for name in ("config.json", SINGLE_NAME)]
-    weights = _under(encoder, SINGLE_NAME)
-    index = _under(encoder, INDEX_NAME)
-    if weights in have:
-        chosen.append(weights)
-    elif index in have:
-        shards = sorted(set(shard_names(read(index)).values()))
-        chosen += [index, *(_under(encoder, check_relative(shard, file=where, field=INDEX_NAME)) for shard in shards)]
-    else:
-        pickled = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
-        if pickled:
-            raise UnsafeFormat(f"{where}: the weights {pickled[0]} are in a format that can run code when it is loaded",
-                               hint=f"Use a repository or revision with {SAFE_FORMATS}; to convert the model, use "
-                                    "https://huggingface.co/spaces/safetensors/convert")
-        raise FormatError(f"{where}: the repository or folder holds no model", file=where, field="files",
-                          allowed=f"config.json with {SAFE_FORMATS}",
-                          hint=f"mpool needs config.json with {SAFE_FORMATS}")
-    return sorted(name for name in set(chosen) if name in have)
-
-
-def _choose_pipeline(have: set[str], folder: str, read: Callable[[str], Any], *, where: str) -> list[str]:
-    """Choose the files of a diffusers pipeline: the configuration and weights of each network, and the tokenizers."""
-    index = _under(folder, PIPELINE_NAME)
-    chosen = [index]
-    for part, value in read(index).values.items():
-        if not isinstance(value, list) or len(value) != 2 or value[0] is None:
-            continue
-        inside = _under(folder, check_relative(part, file=where, field=PIPELINE_NAME))
-        chosen += [_under(inside, name) for name in (*SMALL_FILES, "scheduler_config.json")]
-        for stem in ("model", "diffusion_pytorch_model"):
-            whole, shards = (_under(inside, f"{stem}.safetensors{end}") for end in ("", ".index.json"))
-            if whole in have:
-                chosen.append(whole)
-            elif shards in have:
-                names = sorted(set(shard_names(read(shards)).values()))
-                chosen += [shards, *(_under(inside, check_relative(name, file=where, field=shards))
-                                     for name in names)]
-    return sorted(name for name in set(chosen) if name in have)
-
-
-def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, recheck: bool = False) -> Resolved:
+def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, recheck: bool = False,
+            held: Held | None = None) -> Resolved:
     """Download the missing files of a repository into the hub's cache, all at one commit, and verify them.
 
     Args:
@@ -232,48 +79,68 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
         progress: True or False to show or hide progress bars; None: show them if standard error is a terminal and the
             settings of ``huggingface_hub`` allow it.
         recheck: True to hash every file again.
+        held: files that the reference must have; None: the files are chosen, and those of the hub are accepted.
 
     Raises:
         OfflineError: the model is not in the cache and downloads are disabled; the hint says how to download it.
         DownloadError: the repository, revision or file does not exist, is not accessible, or the download failed.
-        IntegrityError: a file differs from the hub's record; it was removed from the cache.
+        IntegrityError: a file differs from the hub's record and was removed from the cache, or the hub has other files
+            than ``held``.
         InvalidArgument: the repository has no such quantisation.
         UnsafeFormat: the repository has only pickled weights, or the reference names a pickled file.
     """
     if ref.file and ref.file.endswith(PICKLE_SUFFIXES):
         raise UnsafeFormat(f"{ref}: {ref.file} is in a format that can run code when it is loaded",
                            hint=f"Use {SAFE_FORMATS}")
+    if offline and not os.path.isdir(_cache_folder(ref.repo)):
+        raise _offline(ref, "is not on this machine", None)  # the import of huggingface_hub takes half a second
     import huggingface_hub
     from huggingface_hub import constants
 
     if offline or constants.HF_HUB_OFFLINE:
-        return _from_cache(ref, None, recheck)
+        return _from_cache(ref, None, recheck, held)
+    if ref.revision and _COMMIT.fullmatch(ref.revision):
+        # a commit never changes, so a complete copy in the cache needs no network access
+        try:
+            return _from_cache(ref, None, recheck, held)
+        except OfflineError:
+            pass
+    reason = probe.unreachable(constants.ENDPOINT)
+    if reason is not None:
+        return _cached_or_refused(ConnectionError(f"{constants.ENDPOINT} cannot be reached: {reason}"), ref, recheck,
+                                  held)
     try:
-        if ref.revision and _COMMIT.fullmatch(ref.revision):
-            # a commit never changes, so a complete copy in the cache needs no network access
-            try:
-                return _from_cache(ref, None, recheck)
-            except OfflineError:
-                pass
-        return _Fetch(huggingface_hub, ref, progress, recheck).run()
+        return _Fetch(huggingface_hub, ref, progress, recheck, held).run()
     except MpoolError:
         raise
     except Exception as error:
-        return _translate_error(error, ref, recheck)
+        return _translate_error(error, ref, recheck, held)
+
+
+def _cache_folder(repo: str) -> str:
+    """Return the folder of a repository in the hub's cache, computed as ``huggingface_hub`` does."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+    return os.path.join(os.path.expandvars(os.path.expanduser(cache)), "models--" + repo.replace("/", "--"))
 
 
 class _Fetch:
     """A download from the hub: list the repository, select files, download and verify them."""
 
-    def __init__(self, hub: Any, ref: HubRef, progress: Progress, recheck: bool) -> None:
-        self.hub, self.ref, self.recheck = hub, ref, recheck
+    def __init__(self, hub: Any, ref: HubRef, progress: Progress, recheck: bool, held: Held | None) -> None:
+        self.hub, self.ref, self.recheck, self.held = hub, ref, recheck, held
         self.bars = _bar_class(progress)
         self.commit = ""
         self.remote: dict[str, _RemoteFile] = {}
 
     def run(self) -> Resolved:
-        info = self.hub.HfApi(library_name="mpool").model_info(self.ref.repo, revision=self.ref.revision,
-                                                               files_metadata=True, timeout=LIST_SECONDS)
+        try:
+            info = self.hub.HfApi(library_name="mpool").model_info(self.ref.repo, revision=self.ref.revision,
+                                                                   files_metadata=True, timeout=LIST_SECONDS)
+        except Exception as error:
+            if not isinstance(error, ValueError) and getattr(error, "response", None) is None:
+                probe.failed(self.hub.constants.ENDPOINT, f"{type(error).__name__}: {error}")
+            raise
         self.commit = str(info.sha)
         if not _COMMIT.fullmatch(self.commit):
             raise DownloadError(f"{self.ref}: the server's response has no commit id (got {self.commit!r})",
@@ -283,16 +150,29 @@ class _Fetch:
             sha256 = getattr(lfs, "sha256", None) or (lfs.get("sha256") if isinstance(lfs, dict) else None)
             size = getattr(lfs, "size", None) or file.size
             self.remote[file.rfilename] = _RemoteFile(size, "sha256" if sha256 else "git", sha256 or file.blob_id)
-        chosen = _choose(self.ref, sorted(self.remote), self._read)
+        if self.held is not None:
+            self._compare(self.held)
+        chosen = list(self.held.files) if self.held else choose(self.ref, sorted(self.remote), self._read)
         folder = self._download(chosen)
         for name in chosen:
             _check(folder, name, self.remote[name], self.recheck)
+        _check_held(self.ref, folder, self.held)
         try:
             store.write_json(_record_path(self.ref, self.commit),
                              {"repo": self.ref.repo, "commit": self.commit, "files": chosen})
         except OSError as error:
             log.debug("cannot write the record of %s: %s", self.ref, error)
         return _resolved(self.ref, folder, self.commit, chosen)
+
+    def _compare(self, held: Held) -> None:
+        """Compare the hub's listing with the files that the download is held to, before anything is downloaded."""
+        for name, fact in held.files.items():
+            remote = self.remote.get(name)
+            if remote is None:
+                raise IntegrityError(f"{self.ref}: the hub has no file {name} at {self.commit}", hint=held.hint)
+            if remote.kind == "sha256" and remote.digest != fact.sha256:
+                raise IntegrityError(f"{self.ref}: the hub states the SHA-256 {remote.digest} for {name} at "
+                                     f"{self.commit}, expected {fact.sha256}", hint=held.hint)
 
     def _download(self, names: Sequence[str]) -> str:
         """Download files, and return the folder of the snapshot."""
@@ -324,25 +204,6 @@ def _read_json(folder: str, name: str) -> Any:
     return Folder(folder).fields(name)
 
 
-def _choose(ref: HubRef, names: Sequence[str], read: Callable[[str], Any]) -> list[str]:
-    """Return the files that a reference needs, with the first part of a GGUF model first."""
-    where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
-    if _wants_gguf(ref, names):
-        if ref.file and ref.file not in names:
-            raise DownloadError(f"{where} has no file {ref.file}",
-                                hint=f"GGUF files of the repository: {', '.join(gguf_models(names)[:12]) or 'none'}")
-        first = ref.file or choose_gguf(names, ref.quant, where=where)
-        return split_siblings(names, first, where=where)
-    if ref.file and ref.file in names:
-        raise InvalidArgument(f"{ref} is a single file of a model that consists of a folder", param="ref", got=str(ref),
-                              allowed="a repository, a folder in it, or a GGUF file",
-                              hint=f"Use {ref.repo}, or hf://{ref.repo}/ with the path of the folder")
-    if ref.file and not any(name.startswith(ref.file + "/") for name in names):
-        raise DownloadError(f"{where} has no file or folder {ref.file}",
-                            hint="Check the path and the revision; file names are case-sensitive")
-    return choose_folder(names, ref.file or "", read, where=where)
-
-
 def _resolved(ref: HubRef, folder: str, commit: str, chosen: Sequence[str]) -> Resolved:
     is_gguf = chosen[0].endswith(".gguf")
     path = os.path.join(folder, chosen[0] if is_gguf else ref.file or "").rstrip("/")
@@ -367,21 +228,33 @@ def _check(folder: str, name: str, remote: _RemoteFile, recheck: bool) -> None:
         raise
 
 
+def _check_held(ref: HubRef, folder: str, held: Held | None) -> None:
+    """Compare files in the cache with the expected sizes and hashes. They stay in the cache: the hub states others."""
+    for name, fact in held.files.items() if held is not None else ():
+        try:
+            store.check(Folder(folder).path_of(name), size=fact.size, digest=fact.sha256)
+        except IntegrityError as error:
+            assert held is not None
+            raise IntegrityError(f"{ref}: {error.message}", hint=held.hint) from error
+
+
 def _record_path(ref: HubRef, commit: str) -> str:
     choice = re.sub(r"[^A-Za-z0-9._-]", "-", f"{ref.quant or ''}{ref.file or ''}") or "model"
     return os.path.join(store.cache_dir(), "hub", ref.repo.replace("/", "--"), commit, f"{choice}.json")
 
 
-def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved:
+def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool, held: Held | None = None) -> Resolved:
     """Resolve a reference from the hub's cache without network access, and verify each file against its blob's name.
 
     Args:
         ref: reference to resolve.
         cause: error of the preceding download; None: downloads are disabled.
         recheck: True to hash every file again.
+        held: see :func:`resolve`.
 
     Raises:
         OfflineError: the model is not in the cache, or not completely.
+        IntegrityError: a file is damaged, or differs from ``held``.
     """
     import huggingface_hub
 
@@ -393,14 +266,14 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved
     commit = os.path.basename(folder)
     names = sorted(os.path.relpath(os.path.join(parent, name), folder)
                    for parent, _, files in os.walk(folder) for name in files)
-    if not _wants_gguf(ref, names):
+    if held is None and not wants_gguf(ref, names):
         # choose from all files of the commit if the library has cached their list, so that missing files are noticed
         names = _cached_listing(ref.repo, commit) or names
     record = store.read_json(_record_path(ref, commit)) or {}
-    listed = record.get("files")
+    listed = list(held.files) if held is not None else record.get("files")
     try:
         chosen = [str(name) for name in listed] if isinstance(listed, list) and listed \
-            else _choose(ref, names, lambda name: _read_json(folder, name))
+            else choose(ref, names, lambda name: _read_json(folder, name))
     except (DownloadError, InvalidArgument, UnsafeFormat, FormatError) as error:
         raise _offline(ref, f"is incomplete on this machine: {error.message}", cause) from error
     absent = [name for name in chosen if not os.path.exists(os.path.join(folder, name))]
@@ -408,6 +281,7 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved
         raise _offline(ref, f"is incomplete on this machine: {absent[0]} is missing", cause) from cause
     for name in chosen:
         _check(folder, name, _cached_file(os.path.join(folder, name)), recheck)
+    _check_held(ref, folder, held)
     return _resolved(ref, folder, commit, chosen)
 
 
@@ -444,15 +318,17 @@ def _offline(ref: HubRef, why: str, cause: Exception | None) -> OfflineError:
                              "local copy")
 
 
-def _translate_error(error: Exception, ref: HubRef, recheck: bool) -> Resolved:
+def _translate_error(error: Exception, ref: HubRef, recheck: bool, held: Held | None) -> Resolved:
     """Convert an error of the library to an error of mpool. If the hub cannot be reached, use the cached copy instead.
 
     Args:
         error: error of ``huggingface_hub``.
         ref: reference to resolve.
         recheck: True to hash every file of the cached copy again.
+        held: see :func:`resolve`.
 
     Raises:
+        IntegrityError: the hub has no longer the commit that ``held`` was recorded from.
         DownloadError: the hub refused the request, or cannot be reached and the cache has no complete copy.
     """
     from huggingface_hub import errors
@@ -465,14 +341,22 @@ def _translate_error(error: Exception, ref: HubRef, recheck: bool) -> Resolved:
     if isinstance(error, errors.RepositoryNotFoundError):
         raise DownloadError(f"the repository {ref.repo} does not exist or is private",
                             hint="Check the spelling; for a private repository, log in with: hf auth login") from error
+    if isinstance(error, errors.RevisionNotFoundError) and held is not None:
+        raise IntegrityError(f"{where}: the hub has no such commit any more", hint=held.hint) from error
     if isinstance(error, (errors.RevisionNotFoundError, errors.EntryNotFoundError)) \
             and not isinstance(error, errors.LocalEntryNotFoundError):
         raise DownloadError(f"{where}: {str(error).splitlines()[0]}") from error
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None and status < 500 and status not in (408, 429):
         raise DownloadError(f"{where}: the hub refused the request with HTTP status {status}") from error
+    return _cached_or_refused(error, ref, recheck, held)
+
+
+def _cached_or_refused(error: Exception, ref: HubRef, recheck: bool, held: Held | None) -> Resolved:
+    """Return the cached copy because the hub did not answer, or raise DownloadError if there is none."""
+    where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
     try:
-        found = _from_cache(ref, error, recheck)
+        found = _from_cache(ref, error, recheck, held)
     except OfflineError as offline:
         raise DownloadError(f"{where} could not be downloaded: {type(error).__name__}: {error}",
                             hint=offline.hint) from error

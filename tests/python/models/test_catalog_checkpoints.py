@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,26 @@ def test_pickled_weights_are_refused(checkpoints: dict[str, Path], tmp_path: Pat
     for name in ("pytorch_model.bin", "weights"):
         with pytest.raises(errors.UnsafeFormat):
             resolve(str(path / name))
+
+
+def test_the_command_of_the_hint_converts_pickled_weights(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """The error's command, run unchanged in a shell, makes the folder readable. Shards and shared tensors included."""
+    for file in checkpoints["bert"].iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    state = transformers.BertModel.from_pretrained(checkpoints["bert"]).state_dict()
+    names = sorted(state)
+    for i, part in enumerate((names[::2], names[1::2])):
+        torch.save({name: state[name] for name in part}, tmp_path / f"pytorch_model-{i}.bin")
+    torch.save({"pooler.twin": state[names[0]], names[0]: state[names[0]]}, tmp_path / "pytorch_model-9.bin")
+    with pytest.raises(errors.UnsafeFormat, match="To convert the model, run this in the model's folder") as caught:
+        described(tmp_path)
+    command = str(caught.value.hint).partition("are installed: ")[2]
+    assert command.startswith("python -c ")
+    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path, timeout=120)
+    converted = described(tmp_path)
+    wanted = described(checkpoints["bert"])
+    assert {tensor.name for tensor in converted.spec.tensors} == {tensor.name for tensor in wanted.spec.tensors}
 
 
 @pytest.mark.parametrize("modes, dense, normalize", [

