@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from .common import make_pool, print_json, say
+from .talking import default_model
 
 #: Options of the library that the command passes on if they are given.
 OPTIONS = ("negative_prompt", "width", "height", "num_inference_steps", "guidance_scale", "seed", "n")
@@ -28,7 +29,7 @@ def generate_image(arguments: argparse.Namespace) -> int:
     if not os.path.isdir(folder):  # known before minutes of work
         raise InvalidArgument(param="output", got=repr(arguments.output), allowed="a path in an existing folder")
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        model = pool.load(arguments.model or default_model("text_to_image"), compute=arguments.compute, progress=False if arguments.quiet else None)
         made = model.generate_image(prompt, compute=arguments.compute, **options)
     paths = [arguments.output] if len(made.results) == 1 else \
         [f"{stem}-{number}{suffix}" for number in range(1, len(made.results) + 1)]

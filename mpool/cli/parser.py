@@ -203,8 +203,8 @@ def _generate_image(command: argparse.ArgumentParser) -> None:
     unset = argparse.SUPPRESS
     command.set_defaults(positionals=("prompt",))
     command.add_argument("prompt", nargs="?", help="description of the image (default, or with -: standard input)")
-    command.add_argument("-m", "--model", metavar="REF", required=True,
-                         help="model, such as FLUX.1-schnell, or digits-sd3, which is bundled")
+    command.add_argument("-m", "--model", metavar="REF",
+                         help="model (default: see `mpool models`; digits-sd3 is bundled with mpool)")
     command.add_argument("-o", "--output", default="image.png", metavar="PATH",
                          help="output file, .png, .jpg or .webp; with -n, a number is added to its name (default: "
                               "image.png)")

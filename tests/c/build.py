@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -55,21 +56,36 @@ class Variant:
     tests: list[str] | None = None
     """Compile only ``tests/c/test_<name>*.c``, unless ``--tests`` selects others."""
     link_flags: list[str] = field(default_factory=list)
+    test_flags: list[str] = field(default_factory=list)
+    """Further flags of files of ``tests/c``, except for those that include a C file of the core."""
+    idle_flags: list[str] = field(default_factory=list)
+    """Further flags of kernels whose instructions this CPU lacks (``IDLE``)."""
     planted: bool = False
     """Compile copies with the bugs and scheduling points of mutations.py; every atomic of the registry and of
     event counts is a point."""
 
 
+# Kernels that never run, and take a third of a sanitizer build's time: neither optimised nor instrumented. The release
+# variant has their warnings; -O0 warns of loop annotations.
+UNUSED = ["-O0", "-g0", "-fno-sanitize=all", "-w"]
+
 VARIANTS: dict[str, Variant] = {
-    "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True),
-    "debug": Variant("gcc", ["-O1", "-g"]),
-    "seam": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM"]),
+    # idle kernels: -O1 suffices for warnings
+    "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True, test_flags=["-O1"],
+                       idle_flags=["-O1"]),
+    "debug": Variant("gcc", ["-O1", "-g"], idle_flags=UNUSED),
+    "seam": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM"], idle_flags=UNUSED),
     # -g1, the line numbers in reports: full variable tracking in the kernels takes gcc twice as long as the rest of the
     # build.
     "asan": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
-                            "-fno-omit-frame-pointer"]),
+                            "-fno-omit-frame-pointer"],
+                    # UBSan checks the core. ASan stays on in tests: it sees what the core writes beside their buffers.
+                    test_flags=["-fno-sanitize=undefined"], idle_flags=UNUSED),
     # Address randomisation off: with more than 28 bits of it ThreadSanitizer cannot place its shadow memory.
-    "tsan": Variant("gcc", ["-O1", "-g1", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"]),
+    # The tests are those of code with threads (test_c_races.py).
+    "tsan": Variant("gcc", ["-O1", "-g1", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"],
+                    tests=["base", "faults", "isolation_child", "isolation_models", "isolation_process", "pool",
+                           "registry"], idle_flags=UNUSED),
     # The registry and the tiers below it, with threads as fibres (tests/c/sim.h).
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
                    core=["base/", "registry/", "models/requests/", "models/capability.c"], tests=["sim"],
@@ -93,6 +109,15 @@ REPLACED: dict[str, list[str]] = {
     "test_kernels_modelled.c": ["mp_cpu_init", "mp_cpu_features", "mp_amx_dense", "mp_amx_attention",
                                 "mp_avxvnni_dense", "mp_avxvnni_quant"],
 }
+
+
+# Beginnings of the names of kernels, and of tests that compile them, for x86 -> the flag of /proc/cpuinfo without which
+# they never run.
+IDLE: dict[str, str] = {"csrc/kernels/x86/avx512": "avx512f", "csrc/kernels/x86/avxvnni": "avx_vnni",
+                        "csrc/kernels/x86/amx": "amx_tile", "tests/c/test_kernels_amx": "avx512f"}
+
+# in a test, compiles a file of the core with replaced instructions
+INCLUDES_C = re.compile(r'^#include ".*\.c"$', re.MULTILINE)
 
 
 class BuildError(Exception):
@@ -133,6 +158,15 @@ def sources(folders: list[str] | None, tests: list[str] | None) -> tuple[list[Pa
                     if not path.name.startswith("test_")
                     or tests is None or any(path.name.startswith(f"test_{name}") for name in tests))
     return core, chosen
+
+
+def idle_kernels(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """Return the keys of IDLE whose instructions this CPU lacks; none if its flags are unknown."""
+    try:
+        found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
+    except OSError:
+        return ()
+    return tuple(name for name, flag in IDLE.items() if flag not in found[1].split()) if found else ()
 
 
 def replacing(tests: list[Path]) -> list[str]:
@@ -229,8 +263,10 @@ def build(name: str, out: Path, *, folders: list[str] | None = None, tests: list
 
 def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folder: Path, folders: list[str] | None,
                   tests: list[str] | None, jobs: int | None, priority: int) -> Path:
+    idle = idle_kernels()
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
-    stamp = hashlib.sha256("\0".join([version, *flags]).encode()).hexdigest()
+    described = "\0".join([version, *flags, "", *variant.test_flags, "", *variant.idle_flags, "", *idle])
+    stamp = hashlib.sha256(described.encode()).hexdigest()
     stamp_file = folder / ".flags"
     if not stamp_file.exists() or stamp_file.read_text() != stamp:
         for old in (*folder.rglob("*.o"), *folder.rglob("*.d")):
@@ -247,6 +283,10 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
         plant(folder / "planted")
     for source in (*core, *chosen):
         target, own = folder / source.relative_to(ROOT).with_suffix(".o"), []
+        if source.relative_to(ROOT).as_posix().startswith(idle):
+            own += variant.idle_flags
+        elif variant.test_flags and source.is_relative_to(TESTS) and not INCLUDES_C.search(source.read_text()):
+            own += variant.test_flags
         if variant.planted and source.is_relative_to(CSRC):
             if source.is_relative_to(CSRC / "registry") or source == CSRC / "base" / "event_count.c":
                 own += ["-include", str(TESTS / "sim_atomic.h")]
@@ -266,7 +306,9 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
 
     jobs = jobs or len(os.sched_getaffinity(0))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        failures = [message for message in pool.map(lambda item: compile_one(*item), work) if message]
+        # the kernels take longest: another file must be last
+        ordered = sorted(work, key=lambda item: "kernels" not in item[1].as_posix())
+        failures = [message for message in pool.map(lambda item: compile_one(*item), ordered) if message]
     if failures:
         raise BuildError("\n".join(failures))
     if not variant.link:

@@ -36,12 +36,6 @@ static uint64_t resident_bytes(void) {
     return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static mp_registry_stats stats_of(mp_registry *registry) {
-    mp_registry_stats stats;
-    mp_registry_get_stats(registry, &stats);
-    return stats;
-}
-
 /* --- row 20: 100,000 requests are cancelled --- */
 
 enum { CANCELLERS = 4 };
@@ -97,7 +91,7 @@ MP_TEST_SECONDS(registry_fault_cancellation_storm_frees_every_slot, 120) {
     mp_entry_info info;
     fake_info(registry, "a", &info);
     MP_CHECK_INT(info.queued + info.running + info.busy, 0);
-    mp_registry_stats stats = stats_of(registry);
+    mp_registry_stats stats = fake_stats(registry);
     MP_CHECK_INT(stats.threads_leased, 0);
     MP_CHECK_INT(stats.memory_used, 1000 + 100 * (uint64_t)info.workers);
     MP_CHECK_INT(stats.total_requests, CANCELLERS * storm.calls);
@@ -147,7 +141,7 @@ MP_TEST_SECONDS(registry_fault_full_queue_storm_leaves_memory_flat, 240) {
         if (i == 0)
             fake_until(&fake.admitted, 1);
     }
-    uint64_t requests = mp_alloc_bytes(MP_TAG_REQUEST), used = stats_of(registry).memory_used, rss = 0;
+    uint64_t requests = mp_alloc_bytes(MP_TAG_REQUEST), used = fake_stats(registry).memory_used, rss = 0;
     storm storm = {.registry = registry};
     for (int part = 0; part < 10; part++) {
         mp_thread threads[FLOODERS];
@@ -157,7 +151,7 @@ MP_TEST_SECONDS(registry_fault_full_queue_storm_leaves_memory_flat, 240) {
         for (int i = 0; i < FLOODERS; i++)
             mp_thread_join(&threads[i]);
         MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), requests);
-        MP_CHECK_INT(stats_of(registry).memory_used, used);
+        MP_CHECK_INT(fake_stats(registry).memory_used, used);
         if (part == 0)
             rss = resident_bytes();
     }
@@ -165,7 +159,7 @@ MP_TEST_SECONDS(registry_fault_full_queue_storm_leaves_memory_flat, 240) {
     MP_CHECK_INT(storm.refused, FLOODERS * storm.calls * 10);
     if (SHARE == 1) /* sanitizers keep freed memory for a while */
         MP_CHECK(resident_bytes() <= rss + (2u << 20));
-    mp_registry_stats stats = stats_of(registry);
+    mp_registry_stats stats = fake_stats(registry);
     MP_CHECK_INT(stats.queue_full_rejections, storm.refused);
     MP_CHECK_INT(stats.total_requests, storm.refused + WAITING + 1);
     atomic_store(&fake.hold, false);
@@ -203,8 +197,8 @@ MP_TEST_SECONDS(registry_fault_herd_of_a_thousand_causes_one_load, 120) {
     MP_CHECK_INT(herd.ok, MANY);
     MP_CHECK_INT(fake.loads, 1);
     MP_CHECK_INT(fake.models, 1);
-    MP_CHECK_INT(stats_of(registry).loads, 1);
-    MP_CHECK(stats_of(registry).workers_spawned <= 2);
+    MP_CHECK_INT(fake_stats(registry).loads, 1);
+    MP_CHECK(fake_stats(registry).workers_spawned <= 2);
     fake_end(registry);
 }
 
@@ -263,7 +257,7 @@ MP_TEST_SECONDS(registry_fault_crash_loop_does_not_spin, 60) {
             mp_ticket_release(ticket);
         }
     }
-    mp_registry_stats before = stats_of(registry);
+    mp_registry_stats before = fake_stats(registry);
     end = fake_in_ms(300);
     int refused = 0;
     while (mp_sys_now_ns() < end) {
@@ -272,7 +266,7 @@ MP_TEST_SECONDS(registry_fault_crash_loop_does_not_spin, 60) {
         refused++;
     }
     MP_CHECK(refused > 100);
-    mp_registry_stats after = stats_of(registry);
+    mp_registry_stats after = fake_stats(registry);
     MP_CHECK_INT(after.workers_spawned, before.workers_spawned);
     MP_CHECK_INT(after.loads, before.loads);
     MP_CHECK_INT(after.threads_created, before.threads_created);
@@ -498,26 +492,26 @@ MP_TEST_SECONDS(registry_fault_memory_step_evicts_idle_models, 60) {
         fake_add(registry, keys[i], &fakes[i], false);
         MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
     }
-    MP_CHECK(stats_of(registry).memory_used > 5 * (uint64_t)MODEL);
+    MP_CHECK(fake_stats(registry).memory_used > 5 * (uint64_t)MODEL);
     atomic_store(&fakes[0].hold, true); /* the least recently used model is busy */
     mp_ticket *busy = fake_submit(registry, "a", fake_call_create(1), NULL);
     fake_until(&fakes[0].in_steps, 1);
     uint64_t limit = 25u * 1000 * 1000;
     atomic_store(&budget->limit, limit);
     uint64_t end = fake_in_ms(10000);
-    while (stats_of(registry).memory_used > limit) {
+    while (fake_stats(registry).memory_used > limit) {
         MP_CHECK(mp_sys_now_ns() < end);
         mp_sys_sleep_ns(FAKE_MS(1));
     }
     MP_CHECK(!mp_ticket_done(busy)); /* a busy model is not evicted */
-    MP_CHECK(stats_of(registry).evictions >= 3);
+    MP_CHECK(fake_stats(registry).evictions >= 3);
     MP_CHECK_INT(fakes[0].models, 1);
     /* A model that does not fit together with the loaded ones fails with MEMORY_EXHAUSTED or replaces an idle model. */
     for (int i = 1; i < MODELS; i++) {
         mp_ticket *ticket = fake_submit(registry, keys[i], fake_call_create(1), NULL);
         mp_status status = fake_wait(ticket, &error);
         MP_CHECK(status == MP_OK || status == MP_MEMORY_EXHAUSTED);
-        MP_CHECK(stats_of(registry).memory_used <= limit);
+        MP_CHECK(fake_stats(registry).memory_used <= limit);
         mp_ticket_release(ticket);
     }
     atomic_store(&fakes[0].hold, false);
@@ -619,7 +613,7 @@ MP_TEST_SECONDS(registry_fault_slow_steps_that_make_progress_are_not_abandoned, 
         fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .stall_timeout_ns = FAKE_MS(250)});
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    MP_CHECK_INT(stats_of(registry).workers_dead, 0);
+    MP_CHECK_INT(fake_stats(registry).workers_dead, 0);
     fake_end(registry);
 }
 
@@ -709,7 +703,7 @@ static void run_twin(void *arg) {
             MP_CHECK(status == MP_OK || status == MP_CANCELLED);
             atomic_fetch_add(&twin->completed, 1);
         }
-        mp_registry_stats stats = stats_of(registry);
+        mp_registry_stats stats = fake_stats(registry);
         MP_CHECK_INT(stats.memory_limit, twin->memory); /* its own limit, not that of the other registry */
         MP_CHECK_INT(stats.threads, twin->threads);
         mp_registry_close(registry, FAKE_MS(5000));

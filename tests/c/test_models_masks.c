@@ -109,7 +109,7 @@ MP_TEST_SECONDS(models_late_masks_give_the_same_tokens, 120) {
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_AUTO, 1);
     uint64_t before = mp_alloc_bytes(MP_TAG_REQUEST), expected[JOBS], got[JOBS];
     MP_CHECK_INT(run(&tiny, NULL, expected), 0);
-    for (uint64_t seed = 0; seed < 12; seed++) {
+    for (uint64_t seed = 0; seed < (uint64_t)mp_test_rounds(12); seed++) {
         mp_test_random late = {seed};
         MP_CHECK(run(&tiny, &late, got) > 0);
         for (int i = 0; i < JOBS; i++)

@@ -353,6 +353,8 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
             cases[8].args.sampling.min_tokens = at;
             cases[9].args.n_choices = 3;
             for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+                if (at > 0 && (c == 0 || c == 9)) /* these two do not depend on `at` */
+                    continue;
                 if (!mp_test_take(&asked))
                     continue;
                 tiny_job without, with;

@@ -389,6 +389,13 @@ fake_call *fake_call_create(uint32_t units) {
     return call;
 }
 
+fake_call *fake_call_faulty(mp_status fault, int times) {
+    fake_call *call = fake_call_create(1);
+    call->fault = fault;
+    call->faults = times;
+    return call;
+}
+
 /* --- use --- */
 
 mp_registry *fake_registry_of(mp_registry_config config) {
@@ -477,6 +484,12 @@ void fake_info(mp_registry *registry, const char *key, mp_entry_info *info) {
     *info = (mp_entry_info){.state = ""};
     wanted wanted = {key, info};
     mp_registry_visit(registry, pick, &wanted);
+}
+
+mp_registry_stats fake_stats(mp_registry *registry) {
+    mp_registry_stats stats;
+    mp_registry_get_stats(registry, &stats);
+    return stats;
 }
 
 void fake_until_state(mp_registry *registry, const char *key, const char *state) {

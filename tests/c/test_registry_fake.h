@@ -76,6 +76,8 @@ typedef struct fake_call {
 void fake_init(fake *fake);
 mp_loader fake_loader(fake *fake);
 fake_call *fake_call_create(uint32_t units);
+/* Creates a request of one unit whose next `times` steps fail with `fault`. */
+fake_call *fake_call_faulty(mp_status fault, int times);
 /* Number of requests that exist. */
 extern _Atomic int fake_calls;
 
@@ -111,6 +113,7 @@ void fake_until(_Atomic int *value, int least);
 void fake_until_no_calls(void);
 uint64_t fake_in_ms(uint64_t ms);                                            /* now + `ms`, in ns */
 void fake_info(mp_registry *registry, const char *key, mp_entry_info *info); /* state "" if the key does not exist */
+mp_registry_stats fake_stats(mp_registry *registry);
 void fake_until_state(mp_registry *registry, const char *key, const char *state);
 /* Destroys the registry, and checks that everything created was freed. */
 void fake_destroy(mp_registry *registry);

@@ -1,4 +1,4 @@
-/* Several workers per model: cold start, scaling, policies, idle workers, and workers that fail or make no progress. */
+/* Several workers per model: cold start, scaling, policies, idle workers, and workers that make no progress. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -15,12 +15,6 @@ static void wait_for_workers(mp_registry *registry, const char *key, int count) 
         MP_CHECK(mp_sys_now_ns() < end);
         mp_sys_sleep_ns(FAKE_MS(1) / 4);
     }
-}
-
-static mp_registry_stats stats_of(mp_registry *registry) {
-    mp_registry_stats stats;
-    mp_registry_get_stats(registry, &stats);
-    return stats;
 }
 
 static mp_ticket *submit_with(mp_registry *registry, const char *key, fake_call *call, mp_submit_options options) {
@@ -43,7 +37,7 @@ MP_TEST(workers_cold_model_gets_two) {
     MP_CHECK_INT(fake.loads, 1);
     MP_CHECK_INT(fake.models, 1); /* both workers share the model */
     MP_CHECK_INT(fake.engines, 2);
-    mp_registry_stats stats = stats_of(registry);
+    mp_registry_stats stats = fake_stats(registry);
     MP_CHECK_INT(stats.workers_spawned, 2);
     MP_CHECK_INT(stats.memory_used, 1200);
     MP_CHECK_INT(stats.illegal_transitions, 0);
@@ -120,7 +114,7 @@ MP_TEST(workers_many_callers_cause_one_load) {
     MP_CHECK_INT(herd.ok, HERD);
     MP_CHECK_INT(fake.loads, 1);
     wait_for_workers(registry, "a", 2);
-    MP_CHECK_INT(stats_of(registry).workers_spawned, 2);
+    MP_CHECK_INT(fake_stats(registry).workers_spawned, 2);
     fake_end(registry);
 }
 
@@ -383,7 +377,7 @@ MP_TEST(workers_stuck_in_a_step_are_abandoned) {
     mp_entry_info info;
     fake_info(registry, "a", &info);
     MP_CHECK_INT(info.dead, 1);
-    uint64_t before = stats_of(registry).memory_used;
+    uint64_t before = fake_stats(registry).memory_used;
     MP_CHECK(before >= 1100); /* the memory of the abandoned worker stays charged */
     atomic_store(&fake.step_stalls, false);
     MP_CHECK_INT(fake_finish(behind), MP_OK); /* the replacement serves it, on the CPU of the dead worker */
@@ -392,7 +386,7 @@ MP_TEST(workers_stuck_in_a_step_are_abandoned) {
         fake_info(registry, "a", &info);
     } while (info.dead);
     mp_ticket_release(stuck);
-    MP_CHECK_INT(stats_of(registry).workers_dead, 1);
+    MP_CHECK_INT(fake_stats(registry).workers_dead, 1);
     MP_CHECK_INT(fake.engines, 1);
     fake_end(registry);
 }
@@ -418,241 +412,6 @@ MP_TEST(workers_that_never_return_do_not_delay_shutdown) {
     for (int i = 0; i < 5000 && (fake.engines || fake.models || fake_calls || fake.loaders); i++)
         mp_sys_sleep_ns(FAKE_MS(1));
     MP_CHECK_INT(fake.engines + fake.models + fake_calls + fake.loaders, 0);
-}
-
-/* --- workers that fail --- */
-
-static fake_call *faulty(mp_status fault, int times) {
-    fake_call *call = fake_call_create(1);
-    call->fault = fault;
-    call->faults = times;
-    return call;
-}
-
-MP_TEST(workers_fault_is_retried_once) {
-    fake fake;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 1), NULL)), MP_OK);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 2), NULL)), MP_MODEL);
-    MP_CHECK_INT(stats_of(registry).retries, 2);
-    fake_end(registry);
-}
-
-/* A fault in any step is retried once. After the caller has seen part of the result, the retry continues there if the
- * request can (`goes_on`); otherwise the request ends with the error. */
-MP_TEST(workers_fault_of_a_later_step) {
-    static const struct {
-        uint32_t from;
-        int faults;
-        bool streams, goes_on;
-        mp_status ends;
-        int retries;
-    } rows[] = {{0, 1, true, false, MP_OK, 1},  {1, 1, true, false, MP_MODEL, 0}, {4, 1, true, false, MP_MODEL, 0},
-                {1, 1, false, false, MP_OK, 1}, {4, 1, false, false, MP_OK, 1},   {4, 2, false, false, MP_MODEL, 1},
-                {1, 1, true, true, MP_OK, 1},   {4, 1, true, true, MP_OK, 1},     {4, 2, true, true, MP_MODEL, 1},
-                {4, 1, false, true, MP_OK, 1},  {4, 1, false, false, MP_INTERNAL, 1}};
-    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
-        fake fake;
-        fake_init(&fake);
-        fake.step_units = 1;
-        mp_registry *registry = fake_registry(1, 0);
-        fake_add(registry, "a", &fake, false);
-        bool dies = rows[i].ends == MP_INTERNAL;
-        fake_call *call = fake_call_create(5);
-        call->fault = dies ? MP_INTERNAL : MP_MODEL;
-        call->fault_from = rows[i].from;
-        call->faults = rows[i].faults;
-        call->streams = rows[i].streams;
-        call->base.goes_on = rows[i].goes_on;
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), dies ? MP_OK : rows[i].ends);
-        MP_CHECK_INT(stats_of(registry).retries, rows[i].retries);
-        MP_CHECK_INT(stats_of(registry).worker_faults, rows[i].faults);
-        MP_CHECK_INT(fake.preempted, rows[i].goes_on);
-        MP_CHECK_INT(stats_of(registry).preemptions, 0);
-        fake_end(registry);
-    }
-}
-
-/* A request does not continue after a model file changed. */
-MP_TEST(workers_fault_of_a_file) {
-    for (uint32_t from = 0; from < 2; from++) {
-        fake fake;
-        fake_init(&fake);
-        fake.step_units = 1;
-        mp_registry *registry = fake_registry(1, 0);
-        fake_add(registry, "a", &fake, false);
-        fake_call *call = faulty(MP_INTEGRITY, 1);
-        call->units = 3;
-        call->fault_from = from;
-        call->streams = call->base.goes_on = true;
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), from ? MP_INTEGRITY : MP_OK);
-        fake_end(registry);
-    }
-}
-
-/* If an engine is lost outside a step, the culprit is unknown: each request has one retry, and the model stays
- * loaded. */
-MP_TEST(workers_lost_before_a_step) {
-    for (int plans = 0; plans < 2; plans++) {
-        fake fake;
-        fake_init(&fake);
-        mp_registry *registry = fake_registry(1, 0);
-        fake_add(registry, "a", &fake, false);
-        fake_call *call = fake_call_create(1);
-        call->loses_at_admit = !plans;
-        call->loses_at_plan = plans;
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_RECV);
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-        MP_CHECK_INT(stats_of(registry).workers_spawned, 3);
-        MP_CHECK_INT(stats_of(registry).retries, 1);
-        MP_CHECK_INT(stats_of(registry).worker_faults, 2);
-        MP_CHECK_INT(stats_of(registry).preemptions, 0);
-        fake_end(registry);
-    }
-}
-
-/* A step that fails for all its requests is one fault, and does not open the breaker by itself. */
-MP_TEST(workers_one_fault_a_step) {
-    fake fake;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry_of((mp_registry_config){
-        .threads = 1, .max_workers = 1, .breaker_threshold = 3, .queue_capacity[MP_TEXT_EMBEDDING] = {8, 8}});
-    fake_add(registry, "a", &fake, false);
-    atomic_store(&fake.hold, true);
-    mp_ticket *tickets[7];
-    for (int i = 0; i < 7; i++) {
-        tickets[i] = fake_submit(registry, "a", i ? faulty(MP_MODEL, 1) : fake_call_create(1), NULL);
-        if (!i)
-            for (int look = 0; look < 2000 && !atomic_load(&fake.in_steps); look++)
-                mp_sys_sleep_ns(FAKE_MS(1));
-    }
-    atomic_store(&fake.hold, false);
-    for (int i = 0; i < 7; i++)
-        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-    MP_CHECK_INT(stats_of(registry).worker_faults, 1);
-    MP_CHECK_INT(stats_of(registry).retries, 6);
-    fake_end(registry);
-}
-
-MP_TEST(workers_with_an_internal_error_are_replaced) {
-    fake fake;
-    fake_init(&fake);
-    fake.workers = 4;
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    atomic_store(&fake.hold, true);
-    mp_ticket *tickets[3];
-    for (int i = 0; i < 3; i++)
-        tickets[i] = fake_submit(registry, "a", i ? fake_call_create(1) : faulty(MP_INTERNAL, 1), NULL);
-    atomic_store(&fake.hold, false);
-    for (int i = 0; i < 3; i++)
-        MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
-    MP_CHECK_INT(fake.loads, 1); /* the replacement took over the model */
-    fake_end(registry);
-}
-
-MP_TEST(workers_that_crash_repeatedly_break_the_model) {
-    fake fake;
-    fake_init(&fake);
-    fake.workers = 4;
-    mp_registry *registry =
-        fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .breaker_threshold = -1});
-    fake_add(registry, "a", &fake, false);
-    mp_error error;
-    mp_status status = MP_OK;
-    int tries = 0;
-    for (; tries < 20 && status != MP_NO_WORKERS; tries++) {
-        mp_ticket *ticket = fake_submit(registry, "a", faulty(MP_INTERNAL, 2), &status);
-        if (!ticket)
-            break;
-        status = fake_wait(ticket, &error);
-        MP_CHECK(status == MP_INTERNAL || status == MP_NO_WORKERS); /* failed in its own step, or while it was queued */
-        mp_ticket_release(ticket);
-    }
-    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
-    MP_CHECK_INT(status, MP_NO_WORKERS);
-    MP_CHECK(tries <= 5);
-    mp_entry_info info;
-    fake_info(registry, "a", &info);
-    MP_CHECK_STR(info.state, "failed");
-    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error); /* ignores the failure */
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    fake_end(registry);
-}
-
-MP_TEST(workers_breaker_opens_and_closes) {
-    fake fake;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry_of((mp_registry_config){
-        .threads = 1, .max_workers = 1, .breaker_threshold = 4, .breaker_backoff_ns = FAKE_MS(80)});
-    fake_add(registry, "a", &fake, false);
-    mp_status status;
-    mp_error error;
-    mp_entry_info info;
-    /* requests that are refused as unsupported are not faults */
-    for (int i = 0; i < 10; i++) {
-        fake_call *bad = fake_call_create(1);
-        bad->refused = true;
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", bad, NULL)), MP_UNSUPPORTED);
-    }
-    for (int i = 0; i < 2; i++) /* two faults per request: first try and retry */
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 2), NULL)), MP_MODEL);
-    fake_info(registry, "a", &info);
-    MP_CHECK_STR(info.breaker, "open");
-    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
-    MP_CHECK_INT(status, MP_CIRCUIT_OPEN);
-    MP_CHECK_INT(stats_of(registry).circuit_rejections, 1);
-    mp_sys_sleep_ns(FAKE_MS(100));
-    /* half-open: three probes, no more */
-    atomic_store(&fake.hold, true);
-    mp_ticket *probes[3];
-    for (int i = 0; i < 3; i++)
-        probes[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
-    MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
-    MP_CHECK_INT(status, MP_CIRCUIT_OPEN);
-    fake_info(registry, "a", &info);
-    MP_CHECK_STR(info.breaker, "half-open");
-    mp_ticket_cancel(probes[0]); /* a cancellation does not count for the breaker, and frees its probe */
-    atomic_store(&fake.hold, false);
-    mp_status ended = fake_finish(probes[0]);
-    MP_CHECK(ended == MP_CANCELLED || ended == MP_OK); /* OK if its step ended before the cancellation */
-    for (int i = 1; i < 3; i++)
-        MP_CHECK_INT(fake_finish(probes[i]), MP_OK);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    fake_info(registry, "a", &info);
-    MP_CHECK_STR(info.breaker, "closed");
-    /* a probe that fails opens the breaker again */
-    for (int i = 0; i < 2; i++)
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", faulty(MP_MODEL, 2), NULL)), MP_MODEL);
-    mp_sys_sleep_ns(FAKE_MS(100));
-    mp_ticket *failing = fake_submit(registry, "a", faulty(MP_MODEL, 9), NULL);
-    MP_CHECK_STATUS(fake_wait(failing, &error), MP_MODEL, &error);
-    mp_ticket_release(failing);
-    fake_info(registry, "a", &info);
-    MP_CHECK_STR(info.breaker, "open");
-    fake_end(registry);
-}
-
-MP_TEST(workers_poison_request_is_quarantined) {
-    fake fake;
-    fake_init(&fake);
-    mp_registry *registry = fake_registry(1, 0);
-    fake_add(registry, "a", &fake, false);
-    mp_status status;
-    fake_call *poison = faulty(MP_INTERNAL, 100);
-    uint64_t fingerprint = poison->fingerprint;
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", poison, NULL)), MP_INTERNAL);
-    int steps = fake.steps;
-    poison = faulty(MP_INTERNAL, 100);
-    poison->fingerprint = fingerprint;
-    MP_CHECK(!fake_submit(registry, "a", poison, &status));
-    MP_CHECK_INT(status, MP_MODEL);
-    MP_CHECK_INT(fake.steps, steps); /* the request reached no worker */
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    fake_end(registry);
 }
 
 /* --- waiting --- */
@@ -748,7 +507,7 @@ MP_TEST(workers_serve_every_capability) {
         MP_CHECK_STATUS(status, MP_OVERLOADED, &error);
         MP_CHECK_HAS(error.message, "a: the queue is full");
         MP_CHECK(count >= most && count <= most + 2); /* + 2: workers may have taken two requests from the queue */
-        mp_registry_stats stats = stats_of(registry);
+        mp_registry_stats stats = fake_stats(registry);
         MP_CHECK_INT(stats.total_requests, count + 2);
         MP_CHECK_INT(stats.queue_full_rejections, 1);
         MP_CHECK(stats.memory_used > 1200); /* the governor counts queued bytes */
@@ -756,7 +515,7 @@ MP_TEST(workers_serve_every_capability) {
         for (int j = 0; j < count; j++)
             MP_CHECK_INT(fake_finish(tickets[j]), MP_OK);
         /* a fault opens the breaker */
-        call = faulty(MP_MODEL, 2);
+        call = fake_call_faulty(MP_MODEL, 2);
         call->base.capability = capability;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_MODEL);
         call = fake_call_create(1);

@@ -38,6 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("PYTHONPATH"):
         os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
     os.environ.pop("PYTHONUNBUFFERED", None)  # buffers are what users have: a failed flush changes the exit code
+    if hasattr(config, "workerinput"):
+        # There is a process per core. A second thread of OpenMP or OpenBLAS waits at every product for a core that
+        # another process uses: small models of torch then take 7 to 30 times as long (benchmarks/NOTES.md).
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
     starts_others = config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
     if not starts_others:
         os.chdir(Path(__file__).parent)

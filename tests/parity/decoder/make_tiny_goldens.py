@@ -12,20 +12,18 @@ layers of DeepSeek-V2-Lite).
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 
 import numpy as np
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "python" / "helpers"))
+
+from filehash import file_hash  # noqa: E402
+
 TOKENS = np.random.default_rng(31).integers(2, 157, 131)
 SHOWN = (0, 7, 40, 130)
 PROMPT, GREEDY, END = 9, 16, 1
-
-
-def file_hash(path: Path) -> np.ndarray:
-    """Return the SHA-256 of a file, uint8 (32,)."""
-    return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
 
 
 def main(folder: Path, names: list[str]) -> None:

@@ -45,6 +45,10 @@ from typing import Any
 
 import numpy as np
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "python" / "helpers"))
+
+from filehash import file_hash  # noqa: E402
+
 GOLDENS = Path(__file__).with_name("encoders.npz")
 LAYERS = 3
 #: Commands and the models that they compute.
@@ -65,11 +69,6 @@ def folder_hash(folder: Path) -> np.ndarray:
     return np.frombuffer(digest.digest(), np.uint8)
 
 
-def file_hash(path: Path) -> np.ndarray:
-    """Return the SHA-256 of a file, uint8 (32,)."""
-    return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
-
-
 def write_gguf(path: Path, name: str) -> Path:
     """Write a model as a GGUF file that llama.cpp reads as the public code of the model does. Returns the path.
 
@@ -84,7 +83,6 @@ def write_gguf(path: Path, name: str) -> Path:
 
 def models(folder: Path) -> None:
     """Write the models: FOLDER/NAME for safetensors, FOLDER/NAME.gguf."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python" / "helpers"))
     import encodermodels
 
     for name in PUBLIC.values():

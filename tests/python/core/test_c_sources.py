@@ -154,6 +154,23 @@ def test_runner_reports_failures(tmp_path: Path) -> None:
     assert subprocess.run([str(runner), "--only", "nothing"], capture_output=True).returncode == 1
 
 
+@pytest.mark.parametrize("flags, idle", [
+    ("fpu avx2 fma f16c", {"avx512", "avxvnni", "amx", "test_kernels_amx"}),
+    ("avx2 avx_vnni", {"avx512", "amx", "test_kernels_amx"}),
+    ("avx2 avx512f avx512_vnni", {"avxvnni", "amx"}),
+    ("avx2 avx512f avx_vnni amx_tile", set()),
+    (None, set())])
+def test_kernels_that_this_cpu_cannot_run_are_not_optimised(tmp_path: Path, flags: str | None, idle: set[str]) -> None:
+    """All kernels are optimised and instrumented if the CPU is unknown."""
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: avx512f\nflags\t\t: {flags}\nbugs\t\t: amx\n")
+    build = coretests.build
+    assert {Path(name).name for name in build.idle_kernels(tmp_path / "cpuinfo")} == idle
+    files = [path.relative_to(ROOT).as_posix() for path in (*(ROOT / "csrc").rglob("*.c"), *TESTS_C.glob("*.c"))]
+    assert all(any(file.startswith(name) for file in files) for name in build.IDLE)
+    assert not any(file.startswith(tuple(build.IDLE)) for file in files if "avx2" in file or "avxvnni.c" in file)
+
+
 @pytest.mark.builds
 def test_a_new_capability_needs_one_row(tmp_path: Path) -> None:
     """With a row in capabilities.def, a capability has its own pool: queue, policy, workers, breaker, governor."""

@@ -14,7 +14,8 @@ if not (ROOT / ".ci" / "run").exists() or shutil.which("bash") is None:
     pytest.skip("needs .ci/run and bash", allow_module_level=True)
 
 #: Commands of the system that the scripts use.
-SYSTEM = ["bash", "cat", "chmod", "cut", "dirname", "grep", "mktemp", "mkdir", "rm", "tail", "tee", "touch"]
+SYSTEM = ["bash", "cat", "chmod", "cut", "dirname", "grep", "mktemp", "mkdir", "nice", "rm", "tail", "tee",
+          "touch"]
 #: Debian package -> commands that it installs.
 PACKAGES = {"gcc": ["gcc"], "libc6-dev": [], "clang": ["clang"], "libclang-rt-14-dev": [], "gdb": ["gdb"],
             "qemu-user": ["qemu-aarch64"], "gcc-aarch64-linux-gnu": ["aarch64-linux-gnu-gcc"],
@@ -23,6 +24,7 @@ PACKAGES = {"gcc": ["gcc"], "libc6-dev": [], "clang": ["clang"], "libclang-rt-14
 #: Every replaced command. It notes its call; `$0` tells which command it is.
 FAKE = r"""#!/usr/bin/env bash
 name=${0##*/}
+case "$name $*" in "python3 tests/c/build.py "*) echo "$*" >"$FAKES/built"; exit "${FAKE_BUILD:-0}" ;; esac
 echo "$name $*" >>"$FAKES/calls"
 case $name in
 id) echo "${FAKE_UID:-0}" ;;
@@ -170,6 +172,14 @@ def test_a_package_without_its_command_is_missing(empty: Machine) -> None:
     (empty.folder / "packages" / "gdb").write_text("")
     code, said, _ = empty.run()
     assert code == 1 and "missing: gdb (for tests of debug information): it is installed, but has_gdb fails" in said
+
+
+@pytest.mark.parametrize("fails", ["0", "1"])
+def test_variants_are_compiled_beside_pip(empty: Machine, fails: str) -> None:
+    """The tests report a variant that does not build."""
+    code, said, _ = empty.run(FAKE_BUILD=fails)
+    built = (empty.folder / "built").read_text().split()
+    assert code == 0 and built[:3] == ["tests/c/build.py", "asan", "tsan"] and built[-2] == "--out", said
 
 
 def test_failed_tests_fail_the_run(empty: Machine) -> None:

@@ -265,6 +265,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> judge.Workplace:
                            {"core": place / "runner", "asan": place / "runner-asan"})
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize(("operator", "mutated", "status", "test"), [
     ("condition", "if (0 && (x > 9))", "killed", "c:tiny_clamp"),
     ("comparison", "if (x >= 9)", "same", ""),
@@ -287,6 +288,7 @@ def test_verdicts_for_c(operator: str, mutated: str, status: str, test: str, tin
         assert fate.tests == ["c:tiny_shift", "asan:tiny_shift"]
 
 
+@pytest.mark.builds
 def test_mutants_that_do_not_compile_are_stillborn(tiny: judge.Workplace) -> None:
     """The compiler's refusal is not a test's."""
     at = TINY_C.index("x > 9")
@@ -322,6 +324,7 @@ def test_wrong():
 '''
 
 
+@pytest.mark.builds
 def test_verdicts_for_python(tmp_path: Path) -> None:
     """Lines are mapped to tests, a test that fails anyway judges nothing, and each mutant gets its fate."""
     pytest.importorskip("coverage")

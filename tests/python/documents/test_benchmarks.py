@@ -366,6 +366,7 @@ def test_markdown_names_the_fastest_peer() -> None:
     assert "| a texts/s | 10 (2.00x onnxruntime) | 20 (2.50x onnxruntime:int8) |" in found
 
 
+@pytest.mark.builds
 def test_a_stream_and_embeddings_run_concurrently(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Neither workload starves while the other runs."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
@@ -404,6 +405,7 @@ def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     assert all(name in done.stdout for name in ("mixed texts/s", "tg@8 tokens/s", "8 streams tokens/s"))
 
 
+@pytest.mark.builds
 def test_policies_are_compared(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The table has every number for every policy, and only a clearly best value is bold."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
@@ -434,6 +436,7 @@ def test_c_benchmarks_compile(name: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.builds
 def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The overhead of HTTP, and the throughput of a server whose clients check that they receive every token."""
     pytest.importorskip("uvicorn")

@@ -172,6 +172,7 @@ def test_health_check_of_the_load_balancer_is_answered() -> None:
         assert raw.request(check[2], method=check[1], host=check[3]).answer()[0] == 200
 
 
+@pytest.mark.builds
 def test_site_builds(tmp_path: Path) -> None:
     """``sphinx-build -W``: a warning is an error."""
     pytest.importorskip("sphinx")

@@ -7,7 +7,6 @@ files can therefore show that the core rotates the right pairs of these.
 from __future__ import annotations
 
 import copy
-import hashlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import mpool
 import tinygguf
 from corelib import greedy, logits, token_vectors
 from encodermodels import ENCODERS, VOCAB, built
+from filehash import file_hash
 from paritymodels import DECODERS, FOLDERS_ONLY, randomise, torch, transformers
 from rounding import deviations, stable_tokens
 
@@ -85,7 +85,7 @@ def test_decoder_against_llama_cpp(models: dict[str, Any], tmp_path: Path, name:
     path = tinygguf.write(tmp_path / "m.gguf", models[name])
     with np.load(GOLDENS) as goldens:
         known, expected, tokens = (goldens[f"{name}.{part}"] for part in ("hash", "logits", "greedy"))
-    assert hashlib.sha256(path.read_bytes()).digest() == known.tobytes(), "the file changed: regenerate the goldens"
+    assert np.array_equal(file_hash(path), known), "the file changed: regenerate the goldens"
     with mpool.Pool() as pool:
         got = logits(pool, str(path), TOKENS, "float32")[list(SHOWN)]
         generated = greedy(pool, str(path), TOKENS[:9], 16, "float32")
@@ -154,7 +154,7 @@ def test_encoder_against_llama_cpp(tmp_path: Path, name: str) -> None:
     path = encoder_goldens.write_gguf(tmp_path / "m.gguf", name)
     with np.load(encoder_goldens.GOLDENS) as goldens:
         known, expected = (goldens[f"{name}.gguf.{part}"] for part in ("hash", "rows"))
-    assert np.array_equal(encoder_goldens.file_hash(path), known), "the file changed: regenerate the goldens"
+    assert np.array_equal(file_hash(path), known), "the file changed: regenerate the goldens"
     with mpool.Pool() as pool:
         got = np.concatenate(token_vectors(pool, str(path), encoder_goldens.TEXTS))
     assert np.abs(got - expected).max() <= NEAR_GELU * np.abs(expected).max()
