@@ -153,7 +153,8 @@ def test_values_of_ignored_fields_are_not_read(value: str) -> None:
 @pytest.mark.parametrize("text", [
     '{"model": "m", "input": "x", "zz": 1', '{"zz": 1, "model": "m", "input": "x"} x', '{"zz": nul, "model": "m"}',
     '{"zz": NaN, "model": "m", "input": "x"}', '{"zz": 1, "zz": 2, "model": "m", "input": "x"}',
-    '{"zz": "\\ud800", "model": "m", "input": "x"}', '{"zz": {"a": 1, "a": 2}, "model": "m", "input": "x"}', '{"\\ud800": 1, "model": "m", "input": "x"}',
+    '{"zz": "\\ud800", "model": "m", "input": "x"}', '{"zz": {"a": 1, "a": 2}, "model": "m", "input": "x"}',
+    '{"\\ud800": 1, "model": "m", "input": "x"}',
     '{"zz": %s, "model": "m", "input": "x"}' % ("[" * 100_000 + "]" * 100_000)])
 def test_bodies_with_unknown_fields_are_strict_json(text: str) -> None:
     with pytest.raises(Refusal) as refused:
