@@ -16,7 +16,8 @@ handler:
   body. ``errors``: all error responses.
 - ``streaming``: server-sent events and JSON lines with exactly one final event. ``models``: names of the served models.
 - One module per protocol: ``openai``, ``ollama``, ``operational``, ``dashboard``. To add a protocol, add its tuple of
-  operations in ``application``. ``forms``, ``thinking``: options that OpenAI's and Ollama's protocols share.
+  operations in ``application``. ``forms``, ``thinking``, ``fill_in``, ``image_urls``: options that several protocols
+  share. ``scoring``, ``tokens``: routes of vLLM. ``interfaces``: addresses of this machine.
 - ``worker``: ``mpool worker``, a server for one model that runs one job at a time.
 """
 

@@ -12,6 +12,7 @@ from typing import Any
 import chainmodels
 import pytest
 
+import mpool
 from mpool.conversation.messages import developer_as_system
 from mpool.server import bodies
 from mpool.server.errors import Refusal
@@ -219,6 +220,12 @@ def test_num_ctx_limits_prompt_and_completion(server: Any, path: str) -> None:
     more = pool.get("llama").context_length * 10
     assert post(server, path, {**body, "options": {**body["options"], "num_ctx": more}})[2]["eval_count"] == \
         whole["eval_count"]
+
+
+@pytest.mark.parametrize("value", [1, 0, -1, 2.5, "8", True])
+def test_context_length_of_the_library(server: Any, value: Any) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="`context_length` must be an integer of 2 or more, or None"):
+        server.state.pool.generate("The", "llama", context_length=value)
 
 
 def test_a_conversation_longer_than_num_ctx_loses_its_oldest_turns(server: Any) -> None:

@@ -103,7 +103,8 @@ def _schema(server: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/completions", "/v1/chat/completions",
                                   "/v1/images/generations", "/v1/messages", "/v1/messages/count_tokens",
-                                  "/v1/responses", "/tokenize", "/detokenize", "/api/generate", "/api/chat",
+                                  "/v1/responses", "/v1/score", "/api/create", "/api/copy", "/tokenize",
+                                  "/detokenize", "/api/generate", "/api/chat",
                                   "/api/embed", "/api/embeddings", "/api/show", "/api/pull", "/api/tags",
                                   "/api/ps", "/v1/models", "/api/version", "/health", "/", "/api/mpool/state",
                                   "/api/mpool/cancel", "/api/mpool/embed_images"])
@@ -122,7 +123,7 @@ def test_requests_generated_from_the_openapi_document(bert: Path, llama: Path, p
             def call(case: Any) -> None:
                 body = case.body
                 if isinstance(body, dict) and isinstance(body.get("model"), str) and body["model"]:
-                    body["model"] = "bert" if "embed" in path or "rerank" in path else "llama"
+                    body["model"] = "bert" if "embed" in path or "rerank" in path or "score" in path else "llama"
                 sends: dict[str, Any] = {}
                 if operation.method.upper() == "POST":
                     data = body if isinstance(body, bytes) else json.dumps(body, default=str).encode()
@@ -146,7 +147,7 @@ def test_requests_generated_from_the_openapi_document(bert: Path, llama: Path, p
         print(path, sorted(seen))
         # the server has no model for three of these routes; /tokenize has fields that exclude each other
         assert 200 in seen or path in ("/v1/rerank", "/v1/images/generations", "/api/mpool/embed_images",
-                                       "/tokenize"), seen
+                                       "/tokenize", "/api/create", "/api/copy"), seen
         idle(server, 60)
 
 
