@@ -50,7 +50,7 @@ mpool.cli.scaling  mpool.errors  1  start-up
 mpool.cli.scaling  mpool.integrations.ray.parquet  1  optional
 mpool.cli.scaling  mpool.integrations.ray.serving  1  optional
 mpool.cli.serving  mpool.config  1  start-up
-mpool.cli.serving  mpool.errors  2  start-up
+mpool.cli.serving  mpool.errors  3  start-up
 mpool.cli.serving  mpool.pool  1  start-up
 mpool.cli.serving  mpool.server.errors  1  optional
 mpool.cli.serving  mpool.server.serving  1  optional
