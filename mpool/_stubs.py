@@ -138,7 +138,9 @@ def aio() -> str:
                keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
                timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None,
                weights: Literal['auto', 'mapped', 'packed'] | None = None,
-               kv_dtype: Literal['auto', 'int8'] | None = None, pool: Pool | None = None) -> Model: ...""",
+               kv_dtype: Literal['auto', 'int8'] | None = None,
+               draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+               pool: Pool | None = None) -> Model: ...""",
               """async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,
                  pool: Pool | None = None) -> None: ..."""]
     return "\n".join(lines) + "\n"

@@ -45,6 +45,7 @@ struct mp_spec {
     mp_value *values;         /* [keys.capacity] */
     mp_tensor_entry *tensors; /* [tensor_names.capacity] */
     mp_token_table tokens;
+    mp_spec *draft; /* owns a reference; NULL: none */
 };
 
 /* --- names --- */
@@ -192,6 +193,7 @@ void mp_spec_unpin(mp_spec *spec) {
     mp_free(spec->tensors);
     mp_free(spec->files);
     mp_free(spec->seen);
+    mp_spec_unpin(spec->draft); /* a draft model has no draft model, so this recurses once */
     mp_free(spec);
 }
 
@@ -517,6 +519,17 @@ mp_status mp_spec_set_tokens(mp_spec *spec, const mp_token_table *tokens, mp_err
     spec->has_tokens = true;
     return MP_OK;
 }
+
+mp_status mp_spec_set_draft(mp_spec *spec, mp_spec *draft, mp_error *error) {
+    MP_TRY(check_not_frozen(spec, error));
+    if (draft == spec || spec->draft || draft->draft)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "a model has at most one draft model, and a draft model has none");
+    mp_spec_freeze(draft);
+    spec->draft = mp_spec_pin(draft);
+    return MP_OK;
+}
+
+mp_spec *mp_spec_draft(const mp_spec *spec) { return spec->draft; }
 
 void mp_spec_freeze(mp_spec *spec) {
     if (!spec->frozen) /* a second freeze may come from any thread, so it must not write */

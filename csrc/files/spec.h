@@ -79,6 +79,9 @@ mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error);
 mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_error *error);
 mp_status mp_spec_add_tensor(mp_spec *spec, const mp_tensor_entry *entry, mp_error *error);
 mp_status mp_spec_set_tokens(mp_spec *spec, const mp_token_table *tokens, mp_error *error); /* checks offsets and ids */
+/* Adds the spec of a draft model (models/decoder/drafting.h), with a reference, and freezes it. INVALID_ARGUMENT if the
+ * spec has a draft model already, or the draft model has one. */
+mp_status mp_spec_set_draft(mp_spec *spec, mp_spec *draft, mp_error *error);
 void mp_spec_freeze(mp_spec *spec);
 
 /* Reading. Returned pointers are borrowed from the spec. */
@@ -101,6 +104,7 @@ int mp_spec_tensor_count(const mp_spec *spec);
 const mp_tensor_entry *mp_spec_tensor_at(const mp_spec *spec, int index);
 const mp_tensor_entry *mp_spec_find_tensor(const mp_spec *spec, const char *name); /* NULL if absent */
 const mp_token_table *mp_spec_tokens(const mp_spec *spec); /* NULL if none */
+mp_spec *mp_spec_draft(const mp_spec *spec);               /* NULL if none */
 
 /* Typed reading of hyper-parameters, with a range. `key` may start with "{arch}.", which is replaced by the name of the
  * architecture. If the key is absent, sets *out to *def, or returns FORMAT if `def` is NULL. FORMAT for a wrong type or

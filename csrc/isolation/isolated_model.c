@@ -290,6 +290,9 @@ static const mp_isolation_kind spec_kind = {
 
 mp_status mp_isolation_loader(mp_spec *spec, mp_compute compute, const mp_isolation_options *options, mp_loader *loader,
                               mp_error *error) {
+    if (mp_spec_draft(spec))
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "models with `draft` do not support process isolation; use isolation='thread'");
     spec_source *source = mp_alloc_zeroed(sizeof *source, MP_TAG_SPEC);
     if (!source)
         return mp_fail_memory(error, sizeof *source, "a model loader");

@@ -68,6 +68,9 @@ typedef struct spec_loader {
 static const char packed[] = "packed";
 
 static mp_status load(const mp_arch *arch, mp_load_args *args, mp_model **model, mp_error *error) {
+    if (mp_spec_draft(args->spec) && arch->capability != MP_TEXT_TO_TEXT)
+        return mp_fail(error, MP_UNSUPPORTED, "`draft` needs a language model for text, got a model of type %.40s",
+                       arch->name);
     MP_TRY(arch->load(args, model, error));
     mp_model_base *base = (mp_model_base *)*model;
     base->facts.architecture = arch->name;

@@ -40,6 +40,7 @@ typedef struct mp_model_facts {
                           * tables of rows and experts */
     const char *kv_dtype;   /* type of keys and values: "float32", "int16" or "int8" */
     int64_t kv_token_bytes; /* bytes of a token in the KV cache, in all layers */
+    int64_t draft_bytes;    /* bytes of the draft model's weights; 0: there is no draft model */
     int64_t context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes;
 } mp_model_facts;
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts);

@@ -375,6 +375,17 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
     return result;
 }
 
+/* --- draft model --- */
+
+static mp_status set_draft(mp_spec *spec, const void *draft, mp_error *error) {
+    return mp_spec_set_draft(spec, *(mp_spec *const *)draft, error);
+}
+
+static PyObject *spec_set_draft(PyObject *self, PyObject *draft) {
+    mp_spec *spec = mp_spec_freeze_object(mp_state_of(self), draft);
+    return spec ? apply(self, (change){set_draft, &spec}) : NULL;
+}
+
 static PyMethodDef methods[] = {
     {"add_file", spec_add_file, METH_O, "Add a weight file; tensors refer to it by its index."},
     {"note_files", spec_note_files, METH_NOARGS,
@@ -385,6 +396,8 @@ static PyMethodDef methods[] = {
      "Set a key: bool, int, float, str, bytes or a list of one type."},
     {"set_tokens", MP_METHOD(spec_set_tokens), METH_VARARGS | METH_KEYWORDS,
      "Set the bytes that each token adds to the text."},
+    {"set_draft", spec_set_draft, METH_O,
+     "Set the spec of the draft model, which can then no longer be changed."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -251,6 +251,9 @@ def _completion(command: argparse.ArgumentParser) -> None:
 
 def _serve(command: argparse.ArgumentParser) -> None:
     _served(command)
+    command.add_argument("--draft", metavar="REF",
+                         help="load the one model given with --model at the start, with this draft model: a smaller "
+                              "language model with the same vocabulary, which proposes tokens")
     _pool(command)
     _listening(command, SERVER_LIMITS)
 

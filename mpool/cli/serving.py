@@ -75,6 +75,7 @@ def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> l
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``mpool serve`` until SIGTERM or Ctrl-C. Active requests then get ``--grace`` seconds to complete."""
     from ..config import PoolConfig
+    from ..errors import InvalidArgument
     from ..pool import Pool
 
     with _packages():
@@ -83,10 +84,13 @@ def serve(arguments: argparse.Namespace) -> int:
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
                            shutdown_grace=settings.grace))
     with pool:
+        if arguments.draft is not None and len(arguments.model) != 1:
+            raise InvalidArgument("`draft` needs exactly one model", param="draft", got=arguments.draft,
+                                  allowed="the draft model of one --model")
         server = Serving(settings, pool, arguments.model, not arguments.only, arguments.compute)
-        if arguments.load:
+        if arguments.load or arguments.draft is not None:
             for served in server.state.models.all():
-                pool.load(served.model)
+                pool.load(served.model, draft=arguments.draft)
         names = server.state.models.names()
 
         def ready() -> None:

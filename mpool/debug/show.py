@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from ..checks import one_of
@@ -36,6 +37,7 @@ class ModelRow:
             is loaded.
         kv_dtype: type of the keys and values in the KV cache: ``"int16"``, ``"float32"`` or ``"int8"``; None for models
             without one, and before the model is loaded.
+        draft: reference of the draft model; None: the model has none.
         isolation: where the workers run: ``"thread"``, or ``"process"`` (each in its own process).
         processes: ids of the worker processes.
         workers: number of workers that serve the model.
@@ -48,7 +50,7 @@ class ModelRow:
         keep_alive: seconds that the idle model stays loaded; inf: for ever.
         last_error: name of the error of the last failed request; empty: none failed.
         pinned: True after ``load(..., pin=True)``.
-        model_bytes: bytes of the weights, which all workers share.
+        model_bytes: bytes of the weights, which all workers share. Includes those of the draft model.
         engine_bytes: bytes of scratch and caches of the workers, as of their last steps.
         nodes: memory nodes (NUMA) of the workers; empty on a machine with one node.
         calls: number of accepted requests since the pool was created.
@@ -64,6 +66,7 @@ class ModelRow:
     compute: str | None
     weights: str | None
     kv_dtype: str | None
+    draft: str | None
     isolation: str
     processes: tuple[int, ...]
     workers: int
@@ -135,7 +138,8 @@ def _state(row: ModelRow) -> str:
 
 
 def _weights(row: ModelRow) -> str:
-    return megabytes(row.model_bytes) + (f", {row.weights}" if row.weights in ("mapped", "packing") else "")
+    return megabytes(row.model_bytes) + (f", {row.weights}" if row.weights in ("mapped", "packing") else "") \
+        + (", with draft" if row.draft else "")
 
 
 def _idle(row: ModelRow) -> str:
@@ -149,18 +153,20 @@ def _workers(row: ModelRow) -> str:
     return (f"{row.busy}/{row.workers}{where}" if row.workers else "-") + (f" ({row.dead} dead)" if row.dead else "")
 
 
-def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = ()) -> ModelTable:
+def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = (),
+          drafts: Mapping[str, str] = MappingProxyType({})) -> ModelTable:
     """Convert entries of the core's registry to a table.
 
     Args:
         entries: result of ``_core.Registry.entries``.
         isolated: keys of the models whose workers are processes.
+        drafts: references of draft models, by the keys of their models.
     """
     rows = []
     for entry in entries:
         facts = dict(entry.get("facts") or {})
         made: dict[str, Any] = {"facts": facts, "compute": facts.get("compute"), "weights": facts.get("weights"),
-                "kv_dtype": facts.get("kv_dtype"),
+                "kv_dtype": facts.get("kv_dtype"), "draft": drafts.get(entry["key"]),
                 "nodes": tuple(sorted({worker["node"] for worker in entry["worker"]} - {-1})),
                 "isolation": "process" if entry["key"] in isolated else "thread",
                 "processes": tuple(worker["process"] for worker in entry["worker"] if worker["process"])}

@@ -55,6 +55,8 @@ class Entry:
         self._tokenizer: Tokenizer | None = None
         self._vocab: GGUFVocab | None = None  # kept from _set_tokens until the tokenizer is built from it
         self._template: ChatTemplate | None = None
+        self._draft: Entry | None = None  # the draft model, from set_loading until its spec is made
+        self._draft_stamps: Mapping[str, Any] = {}  # stamps of the draft model's files
         self._core: dict[str, str] = {}
         self._table: tuple[bytes, Any] | None = None
 
@@ -215,7 +217,7 @@ class Entry:
         from ..models.files import changed
 
         description = self._description
-        return None if description is None else changed(description.stamps, folders)
+        return None if description is None else changed(description.stamps, folders) or changed(self._draft_stamps)
 
     def forget_if_changed(self) -> None:
         """Forget changed files of a model that is not loaded: callers may modify files until the first request."""
@@ -239,8 +241,8 @@ class Entry:
             keys = self.core_keys()
             for network in self._networks.values():
                 network.forget()
-            self._description = self._tokenizer = self._vocab = self._template = self._table = None
-            self._core, self.plans = {}, {}
+            self._description = self._tokenizer = self._vocab = self._template = self._table = self._draft = None
+            self._core, self.plans, self._draft_stamps = {}, {}, {}
         return keys
 
     def core_keys(self) -> list[str]:
@@ -271,17 +273,21 @@ class Entry:
         """Set how the model is loaded from now on; None: unchanged. Loaded workers serve until the next load.
 
         Raises:
-            InvalidArgument: the KV cache has a type, but the model has no KV cache.
+            InvalidArgument: the KV cache has a type, but the model has no KV cache; or the model cannot have a draft
+                model.
+            WrongCapability: the draft model is not a language model for text.
         """
         if options.kv_dtype not in (None, "auto") and self.describe().generation is None:
             raise _refused(self.describe(), "kv_dtype", {"kv_dtype": options.kv_dtype},
                            "auto: the model has no KV cache")
+        draft = self._open_draft(options)
         with self._lock:
             before, was = self._settings(), self.loading
-            self.loading = options.over(was)
+            self.loading, self._draft = options.over(was), draft
             for network in self._networks.values():
-                network.set_loading(replace(options, kv_dtype=None))
+                network.set_loading(replace(options, kv_dtype=None, draft=None))
             if before == self._settings():
+                self._draft = None
                 return
             try:
                 self._replace()
@@ -289,8 +295,25 @@ class Entry:
                 self.loading = was  # the workers still run with these settings; a repeated call must not return early
                 raise
 
-    def _settings(self) -> tuple[str, str, str]:
-        return self.runs_in, self.uses_weights, self.loading.kv_dtype or "auto"
+    def _open_draft(self, options: LoadOptions) -> Entry | None:
+        """Return the draft model that ``options`` name, with its files read. Check that the model can have one."""
+        found = options.over(self.loading)
+        if not found.draft:
+            return None
+        if self.capability != "text_to_text":
+            raise _refused(self.describe(), "draft", {"draft": found.draft},
+                           "None or False: only text_to_text models have draft models")
+        if (found.isolation or self.pool.config.isolation) == "process":
+            raise _refused(self.describe(), "draft", {"draft": found.draft},
+                           'None or False with isolation="process"; use isolation="thread"')
+        if not options.draft:
+            return None
+        draft = Entry(self.pool, found.draft, found.draft, "text_to_text")
+        draft.describe()
+        return draft
+
+    def _settings(self) -> tuple[str, str, str, str]:
+        return self.runs_in, self.uses_weights, self.loading.kv_dtype or "auto", self.loading.draft or ""
 
     def _replace(self) -> None:
         """Replace the entries of the core's registry by entries with the present settings."""
@@ -299,29 +322,19 @@ class Entry:
                 self._add(compute, replace=True)
 
     def _add(self, compute: str, replace: bool = False) -> str:
-        from .. import _core
-        description = self.describe()
         name = self.key if self._main is None else f"{self.key} {self._capability}"
         key = name if compute == "auto" else f"{name} ({compute})"
         if len(key.encode()) > _MAX_KEY:
             import hashlib
 
             key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
-        spec = _core.Spec(description.spec.architecture)
-        for path in description.spec.files:
-            spec.add_file(path)
-        for name, value in description.spec.kv.items():
-            spec.set(name, value)
-        if self.uses_weights != "auto":
-            spec.set("mpool.weights", self.uses_weights)
-        if self.loading.kv_dtype not in (None, "auto"):
-            spec.set("mpool.kv_dtype", self.loading.kv_dtype)
-        for tensor in description.spec.tensors:
-            spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
-        if description.generation is not None:
-            self._set_tokens(spec, description)
-        spec.note_files()
-        self._require_unchanged()
+        spec = self._make_spec(self.uses_weights, self.loading.kv_dtype)
+        if self.loading.draft:
+            draft = self._draft or Entry(self.pool, self.loading.draft, self.loading.draft, "text_to_text")
+            spec.set_draft(draft._make_spec(self.uses_weights, self.loading.kv_dtype))
+            self._draft, self._draft_stamps = None, draft.describe().stamps  # its vocabulary is not needed again
+        else:
+            self._draft_stamps = {}
         registry = self.pool.registry
         if self.runs_in == "process":
             registry.add(key, spec, compute, replace, _isolated.command(), self.pool.config.process_memory)
@@ -334,6 +347,28 @@ class Entry:
         except Exception:  # an error of mpool, or a lack of memory in Python
             pass
         return key
+
+    def _make_spec(self, weights: str, kv_dtype: str | None) -> Any:
+        """Return the core's spec of the model."""
+        from .. import _core
+
+        description = self.describe()
+        spec = _core.Spec(description.spec.architecture)
+        for path in description.spec.files:
+            spec.add_file(path)
+        for name, value in description.spec.kv.items():
+            spec.set(name, value)
+        if weights != "auto":
+            spec.set("mpool.weights", weights)
+        if kv_dtype not in (None, "auto"):
+            spec.set("mpool.kv_dtype", kv_dtype)
+        for tensor in description.spec.tensors:
+            spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+        if description.generation is not None:
+            self._set_tokens(spec, description)
+        spec.note_files()
+        self._require_unchanged()
+        return spec
 
     def _set_tokens(self, spec: Any, description: ModelDescription) -> None:
         import numpy as np

@@ -242,6 +242,105 @@ MP_TEST(models_speculation_pays_or_backs_off) {
     }
 }
 
+/* ---- with a draft model ------------------------------------------------------------------------------------------ */
+
+/* Like gain(), with a draft model and without look-up. pass_ns: time of a pass of the draft model. It is sure of a
+ * token with probability w->found; the model accepts w->accepted of these tokens and 15 % of the others. */
+static double model_gain(mp_speculation *s, const world *w, double pass_ns, int steps, mp_test_random *random) {
+    mp_draft draft[MP_DRAFT_ROWS] = {0};
+    mp_draft *list[MP_DRAFT_ROWS];
+    const int n = w->sequences;
+    double ns = 0, tokens = 0;
+    for (int step = 0; step < steps; step++) {
+        int checked = 0, accepted = 0;
+        bool open = mp_speculation_open(s, n, n), attempt;
+        for (int i = 0; i < n; i++) {
+            draft[i].count = 0;
+            draft[i].of_model = false;
+            list[i] = &draft[i];
+        }
+        attempt = open && !(mp_speculation_model_gain(s, list, n, n, 1000 * 1000) > 1);
+        if (open && (!attempt || mp_speculation_may_try_model(s, n)))
+            do {
+                for (int i = 0; i < n; i++) {
+                    draft[i].of_model = true;
+                    draft[i].sure[draft[i].count] = mp_test_random_float(random, 0, 1) < w->found ? 4 : 1;
+                    mp_speculation_model_token(s, &draft[i], draft[i].count++);
+                }
+                const double noise = 0.95 + 0.1 * mp_test_random_float(random, 0, 1);
+                mp_speculation_model_pass(s, n, (uint64_t)(pass_ns * noise));
+                ns += pass_ns;
+            } while (!attempt && mp_speculation_continue_model(s, list, n, n, 1000 * 1000));
+        if (open)
+            mp_speculation_choose(s, list, n, n, n, 1000 * 1000);
+        for (int i = 0; i < n; i++) {
+            checked += draft[i].count;
+            for (int t = 0; t < draft[i].count; t++) {
+                bool hit = mp_test_random_float(random, 0, 1) < (draft[i].sure[t] == 4 ? w->accepted : 0.15);
+                mp_speculation_learn(s, &draft[i], t, hit);
+                if (!hit)
+                    break;
+                accepted++;
+            }
+        }
+        MP_CHECK(n + checked <= MP_DRAFT_ROWS);
+        double took = cost(w, n + checked);
+        mp_speculation_account(s, n, checked, accepted,
+                               (uint64_t)(took * (0.95 + 0.1 * mp_test_random_float(random, 0, 1))));
+        ns += took;
+        tokens += n + accepted;
+    }
+    return tokens / ns / (n / cost(w, n));
+}
+
+MP_TEST(models_speculation_uses_a_draft_model_where_it_pays) {
+    static const struct {
+        world w;
+        double pass_ns, least;
+    } cases[] = {
+        /* code, prose, noise, for one and several sequences; a draft model as slow as the model; rows as slow as
+         * passes */
+        {{1e7, 1e6, 0.98, 0.95, 1}, 3e6, 1.7}, {{1e7, 1e6, 0.9, 0.4, 1}, 3e6, 0.97},
+        {{1e7, 1e6, 0.1, 0.2, 1}, 3e6, 0.97},
+        {{1e7, 1e6, 0.98, 0.95, 4}, 3e6, 1.4}, {{1e7, 1e6, 0.1, 0.2, 4}, 3e6, 0.97},
+        {{1e7, 1e6, 0.98, 0.95, 1}, 1e7, 0.97}, {{1e6, 1e6, 0.98, 0.95, 1}, 3e5, 0.97},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_test_random random = {i};
+        mp_speculation s;
+        mp_speculation_init(&s, MP_SPECULATE_AUTO);
+        s.model_share = 0.4;
+        double early = model_gain(&s, &cases[i].w, cases[i].pass_ns, 300, &random);
+        double late = model_gain(&s, &cases[i].w, cases[i].pass_ns, 3000, &random);
+        if (early < fmin(0.96, cases[i].least) || late < cases[i].least)
+            MP_FAIL("case %zu: %.3f, then %.3f of the speed without drafts, at least %.3f expected", i, early, late,
+                    cases[i].least);
+    }
+}
+
+/* A draft model of growing sureness: five classes, and the likeliest token wherever it is. */
+MP_TEST(models_draft_sureness_is_the_lead_of_the_likeliest_token) {
+    static const float leads[] = {0.1f, 1, 2, 5, 9};
+    float logits[77];
+    for (int32_t vocab = 1; vocab <= 77; vocab += 4)
+        for (int32_t best = 0; best < vocab; best += 3)
+            for (int class = 0; class < MP_DRAFT_SURE; class++) {
+                int32_t likeliest;
+                for (int32_t id = 0; id < vocab; id++)
+                    logits[id] = -1 - (float)(id % 7);
+                const int32_t next = (best + 1 + class) % vocab;
+                logits[next] = 3;
+                logits[best] = 3 + leads[class];
+                const int sure = mp_draft_sureness(logits, vocab, &likeliest);
+                MP_CHECK_INT(likeliest, best);
+                MP_CHECK_INT(sure, next == best ? MP_DRAFT_SURE - 1 : class);
+            }
+    float tied[] = {1, 5, 2, 5};
+    int32_t likeliest;
+    MP_CHECK_INT(mp_draft_sureness(tied, 4, &likeliest), 0);
+    MP_CHECK_INT(likeliest, 1);
+}
+
 /* Speculation starts when a text begins to repeat itself, and stops when the repetition ends. */
 MP_TEST(models_speculation_follows_the_text) {
     mp_test_random random = {77};

@@ -83,10 +83,14 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
         engine->admitted++;
         return MP_OK;
     }
-    mp_sequence_group *state;
-    MP_TRY(mp_sequence_group_create(engine->model, &engine->cache, item, &state, error));
+    mp_sequence_group *state = NULL;
+    mp_status status = mp_sequence_group_create(engine->model, &engine->cache, item, &state, error);
+    if (status == MP_MEMORY_EXHAUSTED && mp_drafter_release(&engine->drafter) > 0)
+        status = mp_sequence_group_create(engine->model, &engine->cache, item, &state, error);
+    if (status != MP_OK)
+        return status;
     item->state = state;
-    mp_status status = mp_decoder_images_begin(&engine->images, request, engine->model->sections[0] > 0, state, error);
+    status = mp_decoder_images_begin(&engine->images, request, engine->model->sections[0] > 0, state, error);
     if (status == MP_OK)
         status = mp_decoder_images_number(&engine->images, request, state, error);
     if (status == MP_OK)
@@ -262,6 +266,7 @@ static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) 
     bytes += bytes / 8; /* contexts grow: avoid a new arena every 64 tokens */
     size_t more = bytes - engine->arena.size;
     if (!mp_budget_take(engine->budget, more) &&
+        (mp_drafter_release(&engine->drafter) == 0 || !mp_budget_take(engine->budget, more)) &&
         (mp_decoder_images_shrink(&engine->images, more) == 0 || !mp_budget_take(engine->budget, more)) &&
         (mp_prefix_shrink(&engine->cache, more) < more || !mp_budget_take(engine->budget, more)))
         return mp_fail_memory(error, bytes, "the scratch of a step");
@@ -355,7 +360,7 @@ static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
 }
 
 /* Adds drafts to decoding sequences. Returns the number of draft tokens. `rows`: rows of the step so far. */
-static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
+static int add_drafts(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, int rows) {
     mp_draft *drafts[MP_DRAFT_ROWS];
     mp_step_seq *steps[MP_DRAFT_ROWS];
     int n = 0, added = 0;
@@ -370,6 +375,8 @@ static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
         steps[n] = step;
         drafts[n++] = &step->seq->draft;
     }
+    if (engine->drafter.model && n > 0 && !engine->speculation.propose)
+        mp_drafter_propose(engine, lease, plan, steps, n);
     mp_speculation_choose(&engine->speculation, drafts, n, engine->step_count, rows,
                           atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed));
     for (int i = 0; i < n; i++)
@@ -403,6 +410,10 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 continue;
             int wanted = step.rows;
             mp_status extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
+            if (extended != MP_OK && mp_drafter_release(&engine->drafter) > 0) {
+                step.rows = wanted;
+                extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
+            }
             if (extended != MP_OK && mp_decoder_images_shrink(&engine->images, engine->cache.kv.block_bytes) > 0) {
                 step.rows = wanted;
                 extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
@@ -684,7 +695,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             request->started_ns = start;
     }
     mp_rows rows = {0};
-    int M = select_rows(engine, plan, outcomes), drafts = add_drafts(engine, plan, M);
+    int M = select_rows(engine, plan, outcomes), drafts = add_drafts(engine, lease, plan, M);
     compute_image_part(engine, lease, plan, outcomes);
     start = mp_sys_now_ns(); /* time only the pass, for the estimates */
     thread_ns = mp_sys_thread_ns();
@@ -711,7 +722,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t release_memory(mp_text_engine *engine) {
-    uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX);
+    uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX) +
+                     mp_drafter_trim(&engine->drafter);
     if (engine->admitted > 0)
         return bytes; /* keep the scratch: the next step needs it */
     bytes += mp_decoder_images_trim(&engine->images);
@@ -720,7 +732,9 @@ static uint64_t release_memory(mp_text_engine *engine) {
 
 static uint64_t engine_trim(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    return release_memory(engine) + mp_packed_experts_drop(engine->model->packed_experts);
+    const mp_decoder *draft = engine->drafter.model;
+    return release_memory(engine) + mp_packed_experts_drop(engine->model->packed_experts) +
+           (draft ? mp_packed_experts_drop(draft->packed_experts) : 0);
 }
 
 static void engine_destroy(mp_engine *base) {
@@ -729,6 +743,7 @@ static void engine_destroy(mp_engine *base) {
     if (engine->images.ops)
         engine->images.ops->close(engine->images.store);
     mp_prefix_deinit(&engine->cache);
+    mp_drafter_deinit(&engine->drafter);
     mp_free(engine->steps);
     mp_free(engine);
 }
@@ -736,7 +751,8 @@ static void engine_destroy(mp_engine *base) {
 /* Excludes the draft indexes of running sequences. */
 static uint64_t engine_bytes(const mp_engine *base) {
     const mp_text_engine *engine = (const mp_text_engine *)base;
-    return engine->charged + engine->cache.kv.bytes + mp_decoder_images_bytes(&engine->images);
+    return engine->charged + engine->cache.kv.bytes + engine->drafter.cache.kv.bytes +
+           mp_decoder_images_bytes(&engine->images);
 }
 
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
@@ -768,6 +784,10 @@ mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, 
     engine->tokens = mp_spec_tokens(mp_weights_spec(model->weights));
     mp_prefix_init(&engine->cache, &model->kv, budget, (uint32_t)mp_options_get()->prefix_percent);
     mp_speculation_init(&engine->speculation, (mp_speculate)mp_options_get()->speculation);
+    mp_drafter_init(&engine->drafter, model->draft, budget);
+    if (model->draft)
+        engine->speculation.model_share =
+            (double)model->draft->base.facts.weight_bytes / (double)model->base.facts.weight_bytes;
     seed_prefixes(engine);
     engine->base.prefix = &engine->cache.counters;
     *out = &engine->base;

@@ -1,8 +1,10 @@
-/* decoder/engine.h: the engine of a decoder, shared by its two files: decoder/engine.c plans and runs steps,
- * decoder/sampling.c turns logits into tokens. Only the worker's thread uses it. */
+/* decoder/engine.h: the engine of a decoder, shared by its three files: decoder/engine.c plans and runs steps,
+ * decoder/sampling.c turns logits into tokens, decoder/drafting.c runs the draft model. Only the worker's thread uses
+ * it. */
 #ifndef MP_MODELS_DECODER_ENGINE_H
 #define MP_MODELS_DECODER_ENGINE_H
 
+#include "models/decoder/drafting.h"
 #include "models/decoder/images.h"
 
 typedef struct mp_step_seq { /* a sequence in this step */
@@ -22,6 +24,7 @@ typedef struct mp_text_engine {
     const mp_token_table *tokens;
     int admitted; /* items with a state */
     mp_speculation speculation;
+    mp_drafter drafter;
     mp_step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
     mp_decoder_images images; /* only for models that take images */
@@ -41,6 +44,11 @@ size_t mp_sample_bytes(const mp_decoder *model);
  * mp_sequence_group_sample_deferred then samples from the kept logits. scratch: mp_sample_bytes. */
 bool mp_sequence_group_may_sample(const mp_item *item, int choice);
 mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *item, int choice, void *scratch);
+/* Returns how the request samples the token at `index` of a completion, without its mask. */
+mp_sample_args mp_sequence_group_sample_args(const mp_item *item, int choice, uint32_t index);
+/* Lets the draft model propose tokens for the n sequences, if it is expected to pay: its tokens then replace those of
+ * their drafts. Uses the arena. */
+void mp_drafter_propose(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, mp_step_seq **steps, int n);
 /* Call after a pass over engine->steps: samples the next token of each sequence with logits, which are overwritten, and
  * one more for each accepted draft. scratch: mp_sample_bytes. outcomes [plan->count]. */
 void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/options.h"
+#include "models/decoder/drafting.h"
 #include "models/decoder/images.h"
 #include "models/decoder/load.h"
 #include "models/decoder/mla.h"
@@ -14,6 +15,8 @@ static void decoder_destroy(mp_model *base) {
     mp_decoder *model = (mp_decoder *)base;
     if (!model)
         return;
+    if (model->draft)
+        decoder_destroy(&model->draft->base.base);
     if (model->vision)
         model->image_ops->destroy(model->vision);
     for (int i = 0; i < MP_ROPES; i++)
@@ -32,12 +35,15 @@ static void decoder_destroy(mp_model *base) {
 
 static bool decoder_healthy(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
+    if (model->draft && !decoder_healthy(&model->draft->base.base))
+        return false;
     return !mp_stored_corrupted(model->stored) && mp_weights_sound(model->weights);
 }
 
 static uint64_t decoder_bytes(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
-    return model->charged + mp_packed_experts_bytes(model->packed_experts);
+    return model->charged + mp_packed_experts_bytes(model->packed_experts) +
+           (model->draft ? decoder_bytes(&model->draft->base.base) : 0);
 }
 
 static const mp_model_ops decoder_ops = {mp_decoder_engine, mp_decoder_check, decoder_healthy, decoder_bytes,
@@ -236,6 +242,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
     MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));
     MP_TRY_GOTO(read_tokens(model, args->spec, error));
+    if (mp_spec_draft(args->spec))
+        MP_TRY_GOTO(mp_draft_model_check(args->spec, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers) {
         status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
@@ -283,6 +291,10 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         .weight_bytes = (int64_t)(builder.slab_bytes + mapped),
     };
     mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.packing);
+    if (mp_spec_draft(args->spec)) {
+        MP_TRY_GOTO(mp_draft_model_load(args, &model->draft, error));
+        model->base.facts.draft_bytes = model->draft->base.facts.weight_bytes;
+    }
     *out = &model->base.base;
     model = NULL;
 cleanup:
@@ -318,4 +330,9 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
     }
     *model_bytes = bytes + MP_WMAT_SLACK;
     *engine_bytes = 64 << 20;
+    if (mp_spec_draft(spec)) {
+        uint64_t draft_bytes, scratch_bytes; /* the engine uses its scratch for the passes of both models */
+        mp_decoder_footprint(mp_spec_draft(spec), compute, &draft_bytes, &scratch_bytes);
+        *model_bytes += draft_bytes;
+    }
 }

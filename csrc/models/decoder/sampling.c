@@ -87,6 +87,23 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
     return MP_OK;
 }
 
+mp_sample_args mp_sequence_group_sample_args(const mp_item *item, int c, uint32_t index) {
+    const mp_text_request *request = (const mp_text_request *)item->request;
+    const mp_sequence_group *state = item->state;
+    bool early = (int32_t)index < request->sampling.min_tokens;
+    return (mp_sample_args){
+        .sampling = &request->sampling,
+        .history = state->penalties ? &state->seqs[c].history : NULL,
+        .n_bias = request->n_bias,
+        .bias_ids = request->bias_ids,
+        .bias = request->bias,
+        .n_barred = early ? state->n_barred : state->n_always,
+        .barred = state->barred,
+        .choice = (uint32_t)c,
+        .position = index,
+    };
+}
+
 /* Samples the next token of one sequence from its logits, which are overwritten. If the sequence's mask is not set yet,
  * copies the logits to seq->kept and samples nothing. */
 static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
@@ -108,20 +125,9 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
             memcpy(seq->kept, logits, (size_t)vocab * sizeof *logits);
         return MP_OK;
     }
-    bool early = (int32_t)index < s->min_tokens;
-    mp_sample_args args = {
-        .sampling = s,
-        .history = state->penalties ? &seq->history : NULL,
-        .n_bias = request->n_bias,
-        .bias_ids = request->bias_ids,
-        .bias = request->bias,
-        .n_barred = early ? state->n_barred : state->n_always,
-        .barred = state->barred,
-        .mask_words = request->mask_words,
-        .mask = mask,
-        .choice = (uint32_t)c,
-        .position = index,
-    };
+    mp_sample_args args = mp_sequence_group_sample_args(item, c, index);
+    args.mask_words = request->mask_words;
+    args.mask = mask;
     float *original = NULL;
     if (s->logprobs >= 0) { /* log probabilities are those of the model, before any adjustment */
         original = (float *)(candidates + vocab);
@@ -219,6 +225,7 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
             if (!accepted)
                 break;
             step->accepted++;
+            mp_shadow_accept(seq->shadow);
             mp_sequence_group_keep(item, &engine->cache, step->choice, 1, sound);
             status = sample(engine, item, step->choice, logits + (size_t)(i + 1) * vocab, candidates);
         }

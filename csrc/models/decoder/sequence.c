@@ -38,13 +38,25 @@ static mp_status charge(const mp_decoder *model, const mp_text_request *request,
     uint64_t sequence = sizeof(mp_sequence) + (uint64_t)capacity * sizeof(int32_t) +
                         (uint64_t)blocks_for(capacity) * sizeof(uint32_t) +
                         (group->penalties ? mp_history_bytes((uint32_t)least(capacity, model->vocab)) : 0) +
-                        (request->masks ? (uint64_t)model->vocab * sizeof(float) : 0);
+                        (request->masks ? (uint64_t)model->vocab * sizeof(float) : 0) +
+                        (model->draft ? sizeof(mp_shadow) + (uint64_t)blocks_for(capacity) * sizeof(uint32_t) : 0);
     uint64_t bytes = sizeof *group + (uint64_t)group->n * sequence;
     while (!mp_budget_take(budget, bytes))
         if (!mp_prefix_shrink(cache, bytes))
             return mp_fail_memory(error, bytes, "the sequences of a request");
     group->budget = budget;
     group->charged = bytes;
+    return MP_OK;
+}
+
+static mp_status init_shadow(mp_sequence *seq, mp_error *error) {
+    mp_shadow *shadow = seq->shadow = mp_alloc_zeroed(sizeof *shadow, MP_TAG_REQUEST);
+    if (shadow)
+        shadow->seq.blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
+    if (!shadow || !shadow->seq.blocks)
+        return mp_fail_memory(error, sizeof *shadow, "a sequence");
+    shadow->seq.tokens = seq->tokens;
+    shadow->seq.block_capacity = seq->block_capacity;
     return MP_OK;
 }
 
@@ -56,6 +68,8 @@ static mp_status init_sequence(const mp_decoder *model, const mp_text_request *r
     seq->blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
     if (!seq->tokens || !seq->blocks)
         return mp_fail_memory(error, (uint64_t)capacity * sizeof *seq->tokens, "a sequence");
+    if (model->draft)
+        MP_TRY(init_shadow(seq, error));
     memcpy(seq->tokens, request->prompt, (size_t)request->n_prompt * sizeof *seq->tokens);
     seq->count = request->n_prompt;
     mp_stream_init(&seq->stream, &request->choices[choice]);
@@ -109,6 +123,9 @@ void mp_sequence_group_destroy(mp_sequence_group *group) {
         mp_free(group->seqs[i].tokens);
         mp_free(group->seqs[i].blocks);
         mp_history_deinit(&group->seqs[i].history);
+        if (group->seqs[i].shadow)
+            mp_free(group->seqs[i].shadow->seq.blocks);
+        mp_free(group->seqs[i].shadow);
     }
     mp_free(group->barred);
     mp_free(group->kept);
@@ -141,6 +158,18 @@ void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
     seq->cached = 0;
     seq->waits = false; /* the logits will be computed again */
     seq->chain = mp_prefix_begin(cache, seq->chain.tenant, seq->chain.variant);
+    mp_shadow_drop(seq->shadow);
+}
+
+void mp_shadow_drop(mp_shadow *shadow) {
+    if (!shadow || !shadow->cache)
+        return;
+    mp_sequence_drop(&shadow->seq, shadow->cache);
+    shadow->cache = NULL;
+    shadow->tentative = 0;
+    *shadow->link = shadow->next;
+    if (shadow->next)
+        shadow->next->link = shadow->link;
 }
 
 void mp_sequence_group_drop(mp_sequence_group *group, mp_prefix_cache *cache) {
@@ -161,9 +190,7 @@ static int32_t reach(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
            MP_KV_BLOCK;
 }
 
-/* Lets a sequence continue after published blocks, up to `end` cached tokens. A published block replaces the sequence's
- * own incomplete block. */
-static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
+void mp_sequence_reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
     int32_t before = seq->cached, first = (int32_t)seq->chain.count;
     end = reach(seq, cache, end);
     int needed = mp_kv_first_seen(&cache->kv.group, end);
@@ -202,16 +229,23 @@ void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
         if (!seq->active || seq->done || seq->waits || seq->cached + 1 == seq->count)
             continue;
         if (c > 0) {
-            reuse(seq, cache, seq->count - 1);
+            mp_sequence_reuse(seq, cache, seq->count - 1);
             continue;
         }
         bool logits = request->want_prompt_logits && group->read < request->n_prompt;
-        reuse(seq, cache, logits ? least(group->read, seq->count - 1) : seq->count - 1);
+        mp_sequence_reuse(seq, cache, logits ? least(group->read, seq->count - 1) : seq->count - 1);
         int32_t read = least(seq->cached, request->n_prompt);
         if (read > group->read) {
             request->cached_tokens += read - group->read;
             group->read = read;
         }
+    }
+}
+
+void mp_sequence_publish(mp_sequence *seq, mp_prefix_cache *cache) {
+    while (!seq->chain.closed && (int32_t)seq->chain.count < seq->cached / MP_KV_BLOCK) {
+        uint32_t index = seq->chain.count;
+        mp_prefix_publish(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &seq->blocks[index]);
     }
 }
 
@@ -222,10 +256,7 @@ void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, i
     if (choice == 0)
         group->read = most(group->read, least(seq->cached, ((const mp_text_request *)item->request)->n_prompt));
     seq->chain.closed |= !sound;
-    while (!seq->chain.closed && (int32_t)seq->chain.count < seq->cached / MP_KV_BLOCK) {
-        uint32_t index = seq->chain.count;
-        mp_prefix_publish(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &seq->blocks[index]);
-    }
+    mp_sequence_publish(seq, cache);
 }
 
 /* Shares the blocks of `first` with `seq`. Returns false, and leaves `seq` empty, if window parts that the next row
@@ -287,17 +318,29 @@ static bool is_among(const int32_t *ids, int n, int32_t id) {
     return false;
 }
 
-void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
-                       const mp_item *item, int choice) {
+int mp_sequence_most_drafts(const mp_decoder *model, const mp_item *item, int choice) {
+    const mp_text_request *request = (const mp_text_request *)item->request;
+    const mp_sequence *seq = &((const mp_sequence_group *)item->state)->seqs[choice];
+    /* draft no tokens beyond max_tokens or the end of the context: the completion could not keep them */
+    int rows = least(request->n_prompt + request->sampling.max_tokens - 1, model->context) - seq->count;
+    return least(rows, MP_DRAFT_MOST);
+}
+
+bool mp_sequence_may_draft(const mp_decoder *model, const mp_item *item, int32_t id) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
+    return id >= 0 && id < model->sampled_vocab && !is_among(tokens->eog, tokens->eog_count, id) &&
+           !is_among(request->stop_ids, request->n_stop_ids, id);
+}
+
+void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
+                       const mp_item *item, int choice) {
     mp_sequence_group *group = item->state;
     mp_sequence *seq = &group->seqs[choice];
     mp_draft *draft = &seq->draft;
-    /* draft no tokens beyond max_tokens or the end of the context: the completion could not keep them */
-    int most = least(request->n_prompt + request->sampling.max_tokens - 1, model->context) - seq->count;
-    most = least(most, MP_DRAFT_MOST);
+    const int most = mp_sequence_most_drafts(model, item, choice);
     draft->count = 0;
+    draft->of_model = false;
     if (most <= 0 || seq->speculation_off)
         return;
     if (speculation->propose) {
@@ -307,12 +350,9 @@ void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculatio
         draft->count =
             mp_draft_find(&seq->index, cache->kv.budget, seq->tokens, seq->count, most, draft->tokens, &draft->run);
     }
-    for (int i = 0; i < draft->count; i++) {
-        int32_t id = draft->tokens[i];
-        if (id < 0 || id >= model->sampled_vocab || is_among(tokens->eog, tokens->eog_count, id) ||
-            is_among(request->stop_ids, request->n_stop_ids, id))
+    for (int i = 0; i < draft->count; i++)
+        if (!mp_sequence_may_draft(model, item, draft->tokens[i]))
             draft->count = i;
-    }
 }
 
 void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros) {

@@ -4,7 +4,9 @@
  * Every complete block is published (generation/prefix_cache.h). Before a step, a sequence whose next block is
  * published takes it instead of computing it: after admission, after a restart, and also in the middle of a prompt if
  * another sequence has computed the same prompt faster. The last token is always computed, because its logits are
- * needed. */
+ * needed.
+ *
+ * If the model has a draft model, each sequence has a shadow: the same tokens with the draft model's KV blocks. */
 #ifndef MP_MODELS_DECODER_SEQUENCE_H
 #define MP_MODELS_DECODER_SEQUENCE_H
 
@@ -29,8 +31,17 @@ typedef struct mp_sequence {
                   * masks */
     bool waits;        /* the last token was computed, but the mask for the next one is not set yet */
     bool speculation_off; /* a draft led to NaN or infinity: no more drafts */
+    struct mp_shadow *shadow; /* NULL: the model has no draft model */
     bool active, done; /* completions after the first become active after the prefill */
 } mp_sequence;
+
+typedef struct mp_shadow { /* a sequence as the draft model sees it; used by decoder/drafting.c */
+    mp_sequence seq; /* `tokens` are those of the sequence; `blocks`, `cached` and `chain` belong to the draft model */
+    mp_prefix_cache *cache; /* the cache of its blocks; NULL: it has none and is on no list */
+    int32_t tentative;      /* draft tokens after `cached` that the draft model has computed */
+    bool off;               /* the draft model cannot continue this sequence */
+    struct mp_shadow *next, **link; /* list of the shadows with blocks in `cache` */
+} mp_shadow;
 
 typedef struct mp_sequence_group { /* state of an item */
     mp_budget *budget;
@@ -70,7 +81,12 @@ void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache);
  * their inputs may be corrupted. */
 void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound);
 
-/* Fills in the draft of a decoding sequence: no more tokens than may follow, and none that ends the completion. */
+/* Returns the largest number of draft tokens that may follow a sequence now. */
+int mp_sequence_most_drafts(const mp_decoder *model, const mp_item *item, int choice);
+/* Returns true if a draft may contain the token: the model can sample it, and it does not end the completion. */
+bool mp_sequence_may_draft(const mp_decoder *model, const mp_item *item, int32_t id);
+/* Fills in the draft of a decoding sequence by look-up: no more tokens than may follow, and none that ends the
+ * completion. */
 void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
                        const mp_item *item, int choice);
 /* Zeroes the KV slots of the next `rows` rows. zeros [head_dim] */
@@ -79,6 +95,21 @@ void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int 
 /* Takes blocks for `rows` more rows. If memory is exhausted, returns the error and reduces *rows to the rows that fit
  * into the blocks taken so far. */
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error);
+/* Drops the blocks of a sequence, and those of its shadow. */
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache);
+/* Lets a sequence continue after published blocks, up to `end` cached tokens. A published block replaces the sequence's
+ * own incomplete block. */
+void mp_sequence_reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end);
+/* Publishes the complete blocks of a sequence. */
+void mp_sequence_publish(mp_sequence *seq, mp_prefix_cache *cache);
+/* Drops the blocks of a shadow and takes it from its list. NULL is legal. */
+void mp_shadow_drop(mp_shadow *shadow);
+/* The next draft token of the sequence was accepted: the draft model has computed it already. */
+static inline void mp_shadow_accept(mp_shadow *shadow) {
+    if (shadow && shadow->tentative > 0) {
+        shadow->tentative--;
+        shadow->seq.cached++;
+    }
+}
 
 #endif

@@ -1,5 +1,6 @@
 #include "models/generation/draft.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { MIN_SLOTS = 1 << 10, MAX_SLOTS = 1 << 17 };
@@ -70,4 +71,38 @@ void mp_draft_deinit(mp_draft_index *index, mp_budget *budget) {
     mp_free(index->ends);
     mp_budget_give(budget, index->charged);
     *index = (mp_draft_index){0};
+}
+
+int mp_draft_sureness(const float *logits, int32_t vocab, int32_t *likeliest) {
+    static const float differences[MP_DRAFT_SURE - 1] = {0.5f, 1.5f, 3, 6};
+    enum { WIDTH = 16 }; /* independent maxima, which the compiler keeps in vectors */
+    float first[WIDTH], second[WIDTH];
+    int32_t id = 0;
+    int sureness = 0;
+    for (int i = 0; i < WIDTH; i++)
+        first[i] = second[i] = -INFINITY;
+    for (; id + WIDTH <= vocab; id += WIDTH)
+        for (int i = 0; i < WIDTH; i++) {
+            const float x = logits[id + i], low = x < first[i] ? x : first[i];
+            first[i] = x > first[i] ? x : first[i];
+            second[i] = low > second[i] ? low : second[i];
+        }
+    for (int i = 0; id < vocab; id++, i++) {
+        const float x = logits[id], low = x < first[i] ? x : first[i];
+        first[i] = x > first[i] ? x : first[i];
+        second[i] = low > second[i] ? low : second[i];
+    }
+    float best = first[0], next = second[0];
+    for (int i = 1; i < WIDTH; i++) {
+        const float low = first[i] < best ? first[i] : best;
+        best = first[i] > best ? first[i] : best;
+        next = low > next ? low : next;
+        next = second[i] > next ? second[i] : next;
+    }
+    *likeliest = 0;
+    while (*likeliest + 1 < vocab && logits[*likeliest] != best)
+        ++*likeliest;
+    while (sureness < MP_DRAFT_SURE - 1 && best - next >= differences[sureness])
+        sureness++;
+    return sureness;
 }

@@ -1,4 +1,4 @@
-/* generation/speculation.h: decides how many draft tokens a decoder's step verifies.
+/* generation/speculation.h: decides how many draft tokens a decoder's step verifies, and which source proposes them.
  *
  * A decoding sequence adds a row for each draft token (generation/draft.h) after its own row of the pass. The next
  * token is sampled from the logits of its own row as usual. While a sampled token equals the draft token, the logits of
@@ -13,7 +13,14 @@
  *          which start as those of the engine
  * The number of draft tokens with the highest expected tokens per time is chosen. A balance adds up the time that
  * drafts save, minus the time that they cost, plus 1 % of the decode time. When the balance is spent, drafting pauses
- * until the 1 % has refilled it. The balance also pays for attempts with drafts that are not expected to pay. */
+ * until the 1 % has refilled it. The balance also pays for attempts with drafts that are not expected to pay.
+ *
+ * There are two sources of drafts: look-up in the sequence itself (generation/draft.h), which costs nothing, and a
+ * draft model (decoder/drafting.h), whose passes take time. Their time is measured too and counts against a balance of
+ * its own, so that a draft model that does not help leaves look-up as it is.
+ * Each step uses the source with the higher expected tokens per time. How sure the draft model was of a token predicts
+ * whether it is accepted, so its tokens have odds by class of sureness, and further odds over all classes: those of a
+ * token that is not proposed yet. */
 #ifndef MP_MODELS_GENERATION_SPECULATION_H
 #define MP_MODELS_GENERATION_SPECULATION_H
 
@@ -22,13 +29,18 @@
 
 enum {
     MP_DRAFT_ROWS = 32, /* maximum rows of a pass with drafts: more rows are never cheap */
-    MP_ODDS = 4
+    MP_ODDS_LOOKUP = 4,                              /* rows of odds by match length */
+    MP_ODDS_MEAN = MP_ODDS_LOOKUP + MP_DRAFT_SURE,   /* row of the draft model's tokens of all classes */
+    MP_ODDS = MP_ODDS_MEAN + 1
 };
 
 typedef struct mp_draft { /* state of a sequence; zero-initialise */
     int32_t tokens[MP_DRAFT_MOST];
     int count, run;      /* number of draft tokens; match length from mp_draft_find */
+    bool of_model;       /* the draft model proposed the tokens */
+    uint8_t sure[MP_DRAFT_MOST]; /* classes of these tokens: see mp_draft_sureness */
     float odds[MP_ODDS]; /* 0 = unknown */
+    uint32_t learned;    /* tokens that the draft model has proposed */
 } mp_draft;
 
 /* Test hook: proposes draft tokens instead of mp_draft_find. Returns their number, at most `most`. */
@@ -51,6 +63,12 @@ typedef struct mp_speculation { /* state of an engine; worker's thread only */
     double balance_ns; /* time saved by drafts, plus the 1 % allowance, minus the time that drafts cost */
     bool opened;
     float odds[MP_ODDS];
+    /* For engines with a draft model; model_share 0: there is none. */
+    double model_share; /* size of the draft model's weights relative to the model's: predicts the time of its passes */
+    double model_balance_ns; /* as balance_ns, for the draft model */
+    bool model_step; /* the draft model has run a pass since the last step */
+    mp_pace model_passes[MP_DRAFT_ROWS + 1]; /* times of the draft model's passes by number of rows */
+    uint32_t learned;
 } mp_speculation;
 
 void mp_speculation_init(mp_speculation *s, mp_speculate mode);
@@ -59,6 +77,21 @@ bool mp_speculation_open(const mp_speculation *s, int sequences, int rows);
 /* Shortens the drafts of n <= MP_DRAFT_ROWS sequences to the tokens that the step verifies. rows: number of rows of the
  * step without drafts. row_ns: assumed time of one more row, used until it has been measured. */
 void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequences, int rows, uint64_t row_ns);
+/* Returns the expected tokens per time with the draft model, relative to the drafts that the n sequences have now (or
+ * to none); above 1, the draft model is expected to pay. The tokens that it has to catch up with are not included. */
+double mp_speculation_model_gain(const mp_speculation *s, mp_draft **drafts, int n, int sequences, uint64_t row_ns);
+/* Returns true if the balance allows an attempt with the draft model although it is not expected to pay. */
+bool mp_speculation_may_try_model(const mp_speculation *s, int sequences);
+/* Returns true if one more pass of the draft model is expected to pay: one more token for each of the n drafts, which
+ * hold its tokens of this step. */
+bool mp_speculation_continue_model(const mp_speculation *s, mp_draft **drafts, int n, int sequences, uint64_t row_ns);
+/* Returns the expected time that drafts of the draft model save over the next `tokens` tokens, at a gain from
+ * mp_speculation_model_gain. */
+double mp_speculation_saved_ns(const mp_speculation *s, double gain, int sequences, int64_t tokens);
+/* Records the class of draft token i, just proposed by the draft model, whether or not a step will verify it. */
+void mp_speculation_model_token(mp_speculation *s, mp_draft *draft, int i);
+/* Records a pass of the draft model over at most MP_DRAFT_ROWS rows. ns: processor time */
+void mp_speculation_model_pass(mp_speculation *s, int rows, uint64_t ns);
 /* Records that draft token i was accepted or rejected. */
 void mp_speculation_learn(mp_speculation *s, mp_draft *draft, int i, bool accepted);
 /* Records a step in which every sequence decoded: one row each, plus `checked` draft tokens, of which `accepted` were

@@ -61,7 +61,7 @@ mpool.cli.searching  mpool.models  1  start-up
 mpool.cli.searching  mpool.tasks.similarity  1  core
 mpool.cli.searching  numpy  1  core
 mpool.cli.serving  mpool.config  1  start-up
-mpool.cli.serving  mpool.errors  2  start-up
+mpool.cli.serving  mpool.errors  3  start-up
 mpool.cli.serving  mpool.pool  1  start-up
 mpool.cli.serving  mpool.server.errors  1  optional
 mpool.cli.serving  mpool.server.interfaces  1  start-up

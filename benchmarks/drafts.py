@@ -1,0 +1,84 @@
+"""``python -m benchmarks drafts``: decoding with a draft model, compared with the same model without one.
+
+One process holds the model twice, with and without the draft model. Both complete the same prompts in turns, code and
+prose; the first turn of each is not counted. Prints tokens/s (medians over prompts and rounds), the ratio of each pair,
+and whether all completions were the same. Speculation by look-up is on in both, unless MPOOL_SPECULATION is 0.
+
+``--cpu`` divides by the CPU time of the process instead of the time of decoding: for a machine in use by others, with
+one thread. It includes the prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from .probe import Watch
+
+CODE = (
+    "Write a Python class for a binary search tree with insert, delete, find and in-order iteration.",
+    "Write a Python function that parses a CSV file without the csv module, with quoted fields and tests.",
+    "Write a C function that sorts a linked list with merge sort, and a main function that shows it.",
+    "Write a Python dataclass for a 3-D vector with all arithmetic operators, length, dot and cross product.",
+    "Write a JavaScript function that debounces another function, with comments and three usage examples.",
+)
+PROSE = (
+    "Tell me a story about a fox who plays the piano in a small harbour town.",
+    "Describe a walk through an old forest in autumn, in long sentences.",
+    "Explain why the Roman Republic became an empire.",
+    "Write a letter from a lighthouse keeper to his sister about the winter.",
+    "What makes a good friendship? Write a short essay.",
+)
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks drafts", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="Qwen2.5-Coder-1.5B-Instruct", help="model (default: %(default)s)")
+    parser.add_argument("--draft", default="Qwen2.5-Coder-0.5B-Instruct", help="draft model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of a completion (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="temperature (default: %(default)s)")
+    parser.add_argument("--cpu", action="store_true", help="measure the CPU time of the process")
+    args = parser.parse_args()
+
+    import mpool
+
+    config = mpool.PoolConfig(threads=args.threads, max_workers_per_model=1)
+    with Watch() as watch, mpool.Pool(config) as pool:
+        plain = pool.register("plain", args.model)
+        drafted = pool.register("drafted", args.model, draft=args.draft)
+
+        def run(model: Any, prompt: str, seed: int) -> tuple[float, str]:
+            """Return the tokens/s of a completion after its first token, and its text."""
+            start = time.process_time()
+            done = pool.chat([{"role": "user", "content": prompt}], model, max_tokens=args.tokens,
+                             temperature=args.temperature, seed=seed, ignore_eos=True)
+            seconds = time.process_time() - start if args.cpu else done.timings.generation
+            return (done.usage.completion_tokens - 1) / seconds, done.text
+
+        for model in (plain, drafted):
+            run(model, "Count to ten.", 0)
+        same = True
+        for name, prompts in (("code", CODE), ("prose", PROSE)):
+            before, speeds, ratios = pool.metrics(), ([], []), []  # type: ignore[var-annotated]
+            for turn in range(args.rounds):
+                for number, prompt in enumerate(prompts):
+                    order = (plain, drafted) if (turn + number) % 2 else (drafted, plain)
+                    found = {id(model): run(model, prompt, turn) for model in order}
+                    same &= found[id(plain)][1] == found[id(drafted)][1]
+                    for at, model in enumerate((plain, drafted)):
+                        speeds[at].append(found[id(model)][0])
+                    ratios.append(found[id(drafted)][0] / found[id(plain)][0])
+            after = pool.metrics()
+            checked, right = (after[key] - before[key] for key in ("guessed_tokens", "right_guesses"))
+            print(f"{name:6} without {statistics.median(speeds[0]):6.1f}  with {statistics.median(speeds[1]):6.1f} "
+                  f"tokens/s  ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}, "
+                  f"n={len(ratios)})  {right} of {checked} draft tokens accepted (both)", flush=True)
+        print("all completions were the same" if same else "COMPLETIONS DIFFER")
+    print(watch.describe())
+    return 0 if same else 1
