@@ -20,14 +20,8 @@ class Options(Fields):
     """Sampling options. The samplers ``mirostat``, ``tfs_z`` and ``typical_p`` are ignored. ``mirostat_tau``,
     ``mirostat_eta``, ``repeat_last_n``, ``penalize_newline``, ``draft_num_predict`` and the hardware options
     (``num_keep`` to ``main_gpu``) are ignored: mpool manages the hardware itself. ``num_ctx`` is the maximum number of
-<<<<<<< HEAD
-    tokens of the prompt and the completion together, as far as the context of the model allows; less than 4 counts as
-    4.
-    ``num_predict``: 0, -1 and -2 mean no limit but that of the server."""
-=======
     tokens of the prompt and the completion together, as far as the context of the model allows; less than 4 counts
     as 4. ``num_predict``: 0, -1 and -2 mean no limit but that of the server."""
->>>>>>> clients10
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
