@@ -29,7 +29,8 @@ def generate_image(arguments: argparse.Namespace) -> int:
     if not os.path.isdir(folder):  # known before minutes of work
         raise InvalidArgument(param="output", got=repr(arguments.output), allowed="a path in an existing folder")
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or default_model("text_to_image"), compute=arguments.compute, progress=False if arguments.quiet else None)
+        name = arguments.model or default_model("text_to_image")
+        model = pool.load(name, compute=arguments.compute, progress=False if arguments.quiet else None)
         made = model.generate_image(prompt, compute=arguments.compute, **options)
     paths = [arguments.output] if len(made.results) == 1 else \
         [f"{stem}-{number}{suffix}" for number in range(1, len(made.results) + 1)]
