@@ -621,7 +621,7 @@ class Pool(PoolVerbs):
             lasting = not isinstance(reference, LocalRef) or os.path.isabs(os.fspath(model))
             return self._adopt(str(reference), model if lasting else None, None)
         with self._lock:
-            known = [*load_catalogue().names(), *(name for name in self._names if isinstance(name, str))]
+            known = {**load_catalogue().names(), **{name: name for name in self._names if isinstance(name, str)}}
         raise unknown(reference.key, known)
 
     def _adopt(self, key: str, name: Any, capability: str | None) -> Entry:

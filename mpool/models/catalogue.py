@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -136,9 +136,10 @@ class Catalogue:
         """Return the keys of one capability (None: all keys) in the order of the file."""
         return [key for key, row in self.rows.items() if capability in (None, row.capability)]
 
-    def names(self) -> list[str]:
-        """Return all keys and aliases, keys first."""
-        return [*self.rows, *(alias for row in self.rows.values() for alias in row.aliases)]
+    def names(self) -> dict[str, str]:
+        """Return the key of every key and alias, keys first."""
+        return {**{key: key for key in self.rows}, **{alias: row.key for row in self.rows.values()
+                                                      for alias in row.aliases}}
 
 
 def names_of(row: Row) -> set[str]:
@@ -158,9 +159,14 @@ def estimate(described: ModelDescription) -> int:
     return round(sum(stored.values()) / 1e6 * 1.15) + 48
 
 
-def unknown(key: str, known: Iterable[str]) -> UnknownModel:
-    """Return the error for an unknown name; it suggests the closest known names."""
-    close = nearest(key, known)
+def unknown(key: str, known: Mapping[str, str]) -> UnknownModel:
+    """Return the error for an unknown name.
+
+    Args:
+        key: the name.
+        known: key of every known name. The error suggests the keys of the closest names.
+    """
+    close = list(dict.fromkeys(known[name] for name in nearest(key, known, 8)))[:3]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     if os.path.exists(key):
         hint += f"To use the local file or folder of that name, write ./{key}"

@@ -149,8 +149,8 @@ def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
     from .sources import bundled
 
     if reference not in row.refs:
-        raise catalogue.unknown(reference.name, [key for key, other in catalogue.load().rows.items()
-                                                 if isinstance(next(iter(other.refs), None), BundledRef)])
+        raise catalogue.unknown(reference.name, {key: key for key, other in catalogue.load().rows.items()
+                                                 if isinstance(next(iter(other.refs), None), BundledRef)})
     files = row.files or {}
     path = bundled.resolve(reference, files)
     found = local.resolve(LocalRef(path))

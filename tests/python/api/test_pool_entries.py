@@ -54,6 +54,10 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "check of an image model": ("dino", _default(lambda model, o: mpool.check(model))),
     "mpool embed-image": ("dino", lambda pool, model, o: _command("embed-image", "--model", model, _image_file())),
     "mpool.rerank": ("ranker", _default(lambda model, o: mpool.rerank("a", ["b"], model, **o))),
+    "mpool rerank": ("ranker", lambda pool, model, o: _command("rerank", "--model", model, "a", "b")),
+    "mpool search": ("bert", lambda pool, model, o: _command("search", "--model", model, "a", "b")),
+    "mpool generate-image": ("flux", lambda pool, model, o: _generated("--model", model, "--width", str(SMALL["width"]),
+                                                                   "--height", str(SMALL["height"]), "a")),
     "mpool generate": ("llama", lambda pool, model, o: _command("generate", "--model", model, "--max-tokens", "2",
                                                                 "a")),
     "mpool generate --json": ("llama", lambda pool, model, o: _command("generate", "--json", "--model", model,
@@ -88,7 +92,7 @@ OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "
 
 #: Commands without a row. `demo` needs models of the catalogue. `demo`, `serve`, `worker` and `ray` call methods of a
 #: pool that have rows.
-OTHER_COMMANDS = {"demo", "models", "pull", "ray", "show", "serve", "worker"}
+OTHER_COMMANDS = {"completion", "demo", "models", "ps", "pull", "ray", "rm", "show", "serve", "stop", "worker"}
 
 
 def _image_file() -> str:
@@ -151,15 +155,21 @@ def test_the_table_is_complete() -> None:
     from mpool.cli.parser import make_parser
 
     commands = next(iter(make_parser()._subparsers._group_actions)).choices  # type: ignore[union-attr]
-    assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "generate", "chat", "vision", "capture"}
+    assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "search", "rerank", "generate", "generate-image",
+                                               "chat", "vision", "capture"}
     assert all(f"mpool {name}" in ENTRIES for name in set(commands) - OTHER_COMMANDS)
+
+
+def _generated(*arguments: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _command("generate-image", *arguments, "--output", str(Path(folder) / "image.png"))
 
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
     """A pool that is used as the process-wide pool and as the pool of commands."""
     from mpool import _functions as _runtime
-    from mpool.cli import capturing, embedding, talking
+    from mpool.cli import capturing, embedding, imaging, searching, talking
 
     # With its own memory limit, the pool does not share its byte counts with other pools.
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=1,
@@ -176,7 +186,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
             def __exit__(self, *error: object) -> None:
                 pass
 
-        for module in (capturing, embedding, talking):
+        for module in (capturing, embedding, imaging, searching, talking):
             monkeypatch.setattr(module, "make_pool", lambda arguments: Kept())
         yield made
 
