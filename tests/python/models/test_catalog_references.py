@@ -103,7 +103,7 @@ def test_existing_path_takes_precedence_over_the_hub(tmp_path: Path, monkeypatch
 
 def test_unknown_key_error_names_the_closest_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, right in (("all-minilm-l6-v3", "all-MiniLM-L6-v2"), ("SmolLM2-135M", "SmolLM2-135M-Instruct"),
-                         ("bge-smal-en", "bge-small-en-v1.5"), ("qwen3:1.8b", "qwen3:1.7b")):
+                         ("bge-smal-en", "bge-small-en-v1.5"), ("qwen3:1.8b", "Qwen3-1.7B")):
         with pytest.raises(errors.UnknownModel, match=right.replace(".", r"\.")) as caught:
             resolve(wrong)
         assert caught.value.key == wrong
