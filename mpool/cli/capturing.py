@@ -7,8 +7,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .common import for_output, make_pool, note, print_json, say, table
-from .talking import default_model, sampling_of
+from .common import default_model, for_output, make_pool, note, print_json, say, table
+from .talking import sampling_of
 
 if TYPE_CHECKING:
     from ..debug.comparing import CaptureComparison, CaptureDifference, Grade
@@ -26,7 +26,7 @@ def capture(arguments: argparse.Namespace) -> int:
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
     found = Capture(arguments.out, values=arguments.values, records=arguments.records)
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or default_model(), compute=arguments.compute)
+        model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
         done = model.generate(prompt, capture=found.job(arguments.job_id), **options)
         found.flush()
     say(for_output(done.text, sys.stdout))

@@ -27,6 +27,13 @@ def make_pool(arguments: argparse.Namespace) -> Pool:
                            weights=arguments.weights))
 
 
+def default_model(capability: str) -> str:
+    """Return the key of the default model of a capability."""
+    from ..models import load_catalogue
+
+    return load_catalogue().default(capability).key
+
+
 def for_output(text: str, stream: TextIO) -> str:
     """Replace the control characters in generated text if the stream is a terminal."""
     return text.translate(_UNPRINTABLE) if stream.isatty() else text

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from .common import lines_of, make_pool
+from .common import default_model, lines_of, make_pool
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ def embed(arguments: argparse.Namespace) -> int:
     texts: list[str] = []  # texts in flight, until their vectors are written
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
-        pool.load(arguments.model or _default("text_embedding"), compute=arguments.compute, progress=progress)
+        pool.load(arguments.model or default_model("text_embedding"), compute=arguments.compute, progress=progress)
         with _opened(arguments.output) as file:
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
             for rows in _vectors(pool, source, texts if form == "jsonl" else None, arguments, options):
@@ -58,7 +58,7 @@ def embed_image(arguments: argparse.Namespace) -> int:
     whole = options["precision"] in ("int8", "uint8")  # quantisation ranges depend on all vectors
     names: list[str] = []  # images in flight, until their vectors are written
     count = 0
-    model = arguments.model or _default("image_embedding")
+    model = arguments.model or default_model("image_embedding")
     with make_pool(arguments) as pool:
         pool.load(model, compute=arguments.compute, progress=False if arguments.quiet else None)
         with _opened(arguments.output) as file:
@@ -89,12 +89,6 @@ def _require_inputs(count: int, unit: str) -> None:
 
     if not count:
         raise InvalidArgument(f"at least one {unit} is required, got none")
-
-
-def _default(capability: str) -> str:
-    from ..models import load_catalogue
-
-    return load_catalogue().default(capability).key
 
 
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,

@@ -7,8 +7,7 @@ import os
 import sys
 from typing import Any
 
-from .common import make_pool, print_json, say
-from .talking import default_model
+from .common import default_model, make_pool, print_json, say
 
 #: Options of the library that the command passes on if they are given.
 OPTIONS = ("negative_prompt", "width", "height", "num_inference_steps", "guidance_scale", "seed", "n")

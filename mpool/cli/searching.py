@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .common import for_output, lines_of, make_pool, print_json, say
+from .common import default_model, for_output, lines_of, make_pool, print_json, say
 
 #: Number of texts that are embedded at once. Memory use does not depend on the length of the input.
 _BATCH = 256
@@ -29,13 +29,12 @@ def search(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from ..errors import InvalidArgument
-    from ..models import load_catalogue
     from ..tasks.similarity import similarity
 
     if arguments.top_k < 1:
         raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
     source = _texts(arguments)
-    name = arguments.model or load_catalogue().default("text_embedding").key
+    name = arguments.model or default_model("text_embedding")
     best: list[tuple[float, int, str]] = []  # (score, -line, text), a heap with the worst first
     count = 0
     with make_pool(arguments) as pool:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .common import for_output, make_pool, note, print_json, say, stats_line
+from .common import default_model, for_output, make_pool, note, print_json, say, stats_line
 
 if TYPE_CHECKING:
     from ..pool import Pool
@@ -33,13 +33,6 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def default_model(capability: str = "text_to_text") -> str:
-    """Return the key of the default model of a capability."""
-    from ..models import load_catalogue
-
-    return load_catalogue().default(capability).key
-
-
 # ---- generate --------------------------------------------------------------------------------------------------------
 
 def generate(arguments: argparse.Namespace) -> int:
@@ -47,7 +40,7 @@ def generate(arguments: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if arguments.prompt in (None, "-") else arguments.prompt
     options = {**sampling_of(arguments), "compute": arguments.compute, "parse_special": arguments.parse_special}
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or default_model(), compute=arguments.compute)
+        model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
         if arguments.json:
             done = model.generate(prompt, **options)
             print_json(asdict(done))
@@ -94,7 +87,7 @@ def _print_stream(stream: Any) -> Completion:
 def chat(arguments: argparse.Namespace) -> int:
     """Run ``mpool chat``."""
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model or default_model(), compute=arguments.compute)
+        model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
         talk = Conversation(pool, model, arguments)
         if talk.interactive:
             note(f"Chat with {model.key}. /exit exits, /help lists the commands.")

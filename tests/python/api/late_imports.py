@@ -32,6 +32,7 @@ mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
 mpool.cli.common  mpool.config  1  start-up
 mpool.cli.common  mpool.errors  1  start-up
+mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  os  1  start-up
 mpool.cli.completing  mpool.errors  1  start-up
@@ -43,7 +44,6 @@ mpool.cli.demo  mpool.models  2  start-up
 mpool.cli.demo  mpool.models.sources.bundled  1  start-up
 mpool.cli.demo  mpool.similarity  2  start-up
 mpool.cli.embedding  mpool.errors  3  start-up
-mpool.cli.embedding  mpool.models  1  start-up
 mpool.cli.embedding  numpy  2  core
 mpool.cli.embedding  numpy.lib  1  core
 mpool.cli.imaging  mpool.errors  1  start-up
@@ -57,7 +57,6 @@ mpool.cli.scaling  mpool.errors  1  start-up
 mpool.cli.scaling  mpool.integrations.ray.parquet  1  optional
 mpool.cli.scaling  mpool.integrations.ray.serving  1  optional
 mpool.cli.searching  mpool.errors  3  start-up
-mpool.cli.searching  mpool.models  1  start-up
 mpool.cli.searching  mpool.tasks.similarity  1  core
 mpool.cli.searching  numpy  1  core
 mpool.cli.serving  mpool.config  1  start-up
@@ -70,7 +69,6 @@ mpool.cli.serving  mpool.server.settings  3  optional
 mpool.cli.serving  mpool.server.worker  1  optional
 mpool.cli.serving  mpool.tasks.captures  1  start-up
 mpool.cli.talking  mpool.errors  2  start-up
-mpool.cli.talking  mpool.models  1  start-up
 mpool.cli.talking  mpool.tasks.sampling  1  start-up
 mpool.cli.talking  readline  1  start-up
 mpool.conversation.grammar  llguidance  3  optional
