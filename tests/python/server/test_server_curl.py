@@ -107,7 +107,7 @@ curl http://localhost:11434/api/chat -d '{
 def test_streams_of_ollama(server: Any, line: str) -> None:
     """Every line of the stream is JSON; the last one has the counts; the text is that of the whole response."""
     chunks = [json.loads(one) for one in run(server, line).splitlines()]
-    assert [chunk["done"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True] and len(chunks) > 2
+    assert [chunk["done"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True] and len(chunks) > 1
     usage(chunks[-1])
     if '"seed"' in line:
         text = "".join(chunk.get("response", "") + chunk.get("message", {}).get("content", "") for chunk in chunks)
