@@ -183,7 +183,8 @@ def _test_id(classname: str, name: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    line = next(iter(text.strip().splitlines()), "")
+    """Return the first line of a message, shortened, with ``~`` for the home folder: the summary is committed."""
+    line = next(iter(text.strip().splitlines()), "").replace(str(Path.home()), "~")
     return line if len(line) <= 200 else line[:197] + "..."
 
 

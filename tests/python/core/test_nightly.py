@@ -39,7 +39,9 @@ def test_good(): pass
 @pytest.mark.parametrize("n", [1, 2])
 def test_bad(n): assert n == 1, "two\\nlines"
 @pytest.fixture
-def broken(): raise OSError("no disk")
+def broken():
+    import pathlib
+    raise OSError(f"no disk at {pathlib.Path.home()}/x")
 def test_error(broken): pass
 def test_skipped(): pytest.skip("no weights")
 @pytest.mark.xfail
@@ -72,7 +74,7 @@ def test_junit_results_are_counted(tmp_path: Path) -> None:
     assert found["counts"] == {"passed": 2, "failed": 1, "error": 1, "skipped": 1, "xfailed": 1}
     messages = {failure["test"]: failure["message"] for failure in found["failures"]}
     assert set(messages) == {"test_some::test_bad[2]", "test_some::test_error"}
-    assert "two" in messages["test_some::test_bad[2]"] and "no disk" in messages["test_some::test_error"]
+    assert "two" in messages["test_some::test_bad[2]"] and "no disk at ~/x" in messages["test_some::test_error"]
     assert found["skipped"] == {"no weights": 1} and len(found["slowest"]) == 5
 
 
