@@ -24,7 +24,7 @@ ROUNDS = {
     "never_started": "pool.generate('abc', llama, max_tokens=2000, seed=1, stream=True)",
     "cancelled": "\n    job = pool.submit('text_to_text', prompt='abc', model=llama, max_tokens=2000, seed=1)"
                  "\n    job.cancel()\n    try:\n        job.result()\n    except mpool.Cancelled:\n        pass",
-    "refused": "\n    try:\n        pool.embed('', bert)\n    except mpool.InvalidArgument:\n        pass",
+    "refused": "\n    try:\n        pool.embed(['a', 3], bert)\n    except mpool.InvalidArgument:\n        pass",
     "too_long": "\n    try:\n        pool.embed('x ' * 500, bert, truncate=False)"
                 "\n    except mpool.ContextOverflow:\n        pass",
     "unload": "pool.embed('a', bert); pool.unload(bert)",
@@ -61,9 +61,13 @@ with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
     for _ in range(rounds // 2):
         one_round(pool)
     core, blocks, pages = measure()
-    for _ in range(rounds):
-        one_round(pool)
-    core_after, blocks_after, pages_after = measure(core)
+    for attempt in range(2):  # Python's caches may grow by hundreds of objects once; a leak also grows the second time
+        for _ in range(rounds):
+            one_round(pool)
+        core_after, blocks_after, pages_after = measure(core)
+        if attempt or blocks_after - blocks < rounds:
+            break
+        core, blocks, pages = core_after, blocks_after, pages_after
 for tag in core:
     print(tag, core[tag], core_after[tag])
 print("blocks", blocks, blocks_after)
@@ -92,6 +96,6 @@ def test_memory_stays_flat(folders: tuple[Path, Path], case: str) -> None:
         # The pool keeps idle threads, whose number varies, with 96 bytes each. One leaked byte per round fails.
         most = before + ((1 << 20) if tag == "kv" else rounds)
         assert after <= most, f"{tag}: {before} bytes before, {after} after {rounds} rounds"
-    # One leaked object per round fails. Without a leak, Python's caches vary by up to 350 objects.
+    # One leaked object per round fails. Without a leak, Python's caches vary by up to 520 objects in one of two attempts.
     assert blocks[1] - blocks[0] < rounds, f"Python blocks: {blocks[0]} before, {blocks[1]} after {rounds} rounds"
     assert resident[1] - resident[0] < 6 << 20, f"resident: {resident[0]} before, {resident[1]} after {rounds} rounds"
