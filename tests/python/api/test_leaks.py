@@ -96,6 +96,6 @@ def test_memory_stays_flat(folders: tuple[Path, Path], case: str) -> None:
         # The pool keeps idle threads, whose number varies, with 96 bytes each. One leaked byte per round fails.
         most = before + ((1 << 20) if tag == "kv" else rounds)
         assert after <= most, f"{tag}: {before} bytes before, {after} after {rounds} rounds"
-    # One leaked object per round fails. Without a leak, Python's caches vary by up to 520 objects in one of two attempts.
+    # One leaked object per round fails. Without a leak, Python's caches vary by up to 520 objects, once.
     assert blocks[1] - blocks[0] < rounds, f"Python blocks: {blocks[0]} before, {blocks[1]} after {rounds} rounds"
     assert resident[1] - resident[0] < 6 << 20, f"resident: {resident[0]} before, {resident[1]} after {rounds} rounds"
