@@ -114,3 +114,12 @@ def lines_of(paths: list[str]) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise FileError(f"{path} is not UTF-8 text: {error.reason}",
                             hint="Convert it first, for example with iconv") from None
+
+
+def texts_of(arguments: argparse.Namespace) -> Iterator[str]:
+    """Return the texts of the arguments, of the files of ``--file``, or of standard input."""
+    from ..errors import InvalidArgument
+
+    if arguments.text and arguments.file:
+        raise InvalidArgument("texts must be given as arguments or with --file, not both")
+    return iter(arguments.text) if arguments.text else lines_of(arguments.file or ["-"])

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from .common import default_model, lines_of, make_pool
+from .common import default_model, lines_of, make_pool, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,12 +27,8 @@ _BATCH = 256
 
 def embed(arguments: argparse.Namespace) -> int:
     """Run ``mpool embed``."""
-    from ..errors import InvalidArgument
-
-    if arguments.text and arguments.file:
-        raise InvalidArgument("texts must be given as arguments or with --file, not both")
+    source = texts_of(arguments)
     form = _format(arguments)
-    source = iter(arguments.text) if arguments.text else lines_of(arguments.file or ["-"])
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("task", "prompt", "prompt_name", "dimensions", "normalize", "precision", "compute",
                                 "on_error")}

@@ -139,10 +139,15 @@ def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _embed(command: argparse.ArgumentParser) -> None:
+def _texts(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that :func:`mpool.cli.common.texts_of` reads."""
     command.add_argument("text", nargs="*", help="texts (default: standard input, unless --file is given)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="file with one text per line; -: standard input; may be repeated")
+
+
+def _embed(command: argparse.ArgumentParser) -> None:
+    _texts(command)
     _model(command, "see `mpool models`")
     _vectors(command, "text")
     command.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
@@ -178,9 +183,7 @@ def _ranked(command: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that rank texts for a query."""
     command.set_defaults(positionals=("query", "text"))
     command.add_argument("query", help="query")
-    command.add_argument("text", nargs="*", help="texts (default: standard input, unless --file is given)")
-    command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
-                         help="file with one text per line; -: standard input; may be repeated")
+    _texts(command)
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _json(command)
 

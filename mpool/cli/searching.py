@@ -6,22 +6,12 @@ import argparse
 import heapq
 import itertools
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-from .common import default_model, for_output, lines_of, make_pool, print_json, say
+from .common import default_model, for_output, make_pool, print_json, say, texts_of
 
 #: Number of texts that are embedded at once. Memory use does not depend on the length of the input.
 _BATCH = 256
-
-
-def _texts(arguments: argparse.Namespace) -> Iterator[str]:
-    """Return the texts of the arguments, of the files, or of standard input."""
-    from ..errors import InvalidArgument
-
-    if arguments.text and arguments.file:
-        raise InvalidArgument("texts must be given as arguments or with --file, not both")
-    return iter(arguments.text) if arguments.text else lines_of(arguments.file or ["-"])
 
 
 def search(arguments: argparse.Namespace) -> int:
@@ -33,7 +23,7 @@ def search(arguments: argparse.Namespace) -> int:
 
     if arguments.top_k < 1:
         raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
-    source = _texts(arguments)
+    source = texts_of(arguments)
     name = arguments.model or default_model("text_embedding")
     best: list[tuple[float, int, str]] = []  # (score, -line, text), a heap with the worst first
     count = 0
@@ -65,7 +55,7 @@ def rerank(arguments: argparse.Namespace) -> int:
     """Run ``mpool rerank``. Blank lines are no texts."""
     from ..errors import InvalidArgument
 
-    given = [(line, text) for line, text in enumerate(_texts(arguments)) if text.strip()]
+    given = [(line, text) for line, text in enumerate(texts_of(arguments)) if text.strip()]
     if not given:
         raise InvalidArgument("at least one text is required, got none")
     with make_pool(arguments) as pool:

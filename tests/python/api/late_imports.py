@@ -31,7 +31,7 @@ mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
 mpool.cli.common  mpool.config  1  start-up
-mpool.cli.common  mpool.errors  1  start-up
+mpool.cli.common  mpool.errors  2  start-up
 mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  os  1  start-up
@@ -43,7 +43,7 @@ mpool.cli.demo  mpool.errors  2  start-up
 mpool.cli.demo  mpool.models  2  start-up
 mpool.cli.demo  mpool.models.sources.bundled  1  start-up
 mpool.cli.demo  mpool.similarity  2  start-up
-mpool.cli.embedding  mpool.errors  3  start-up
+mpool.cli.embedding  mpool.errors  2  start-up
 mpool.cli.embedding  numpy  2  core
 mpool.cli.embedding  numpy.lib  1  core
 mpool.cli.imaging  mpool.errors  1  start-up
@@ -56,7 +56,7 @@ mpool.cli.removing  mpool.models  1  start-up
 mpool.cli.scaling  mpool.errors  1  start-up
 mpool.cli.scaling  mpool.integrations.ray.parquet  1  optional
 mpool.cli.scaling  mpool.integrations.ray.serving  1  optional
-mpool.cli.searching  mpool.errors  3  start-up
+mpool.cli.searching  mpool.errors  2  start-up
 mpool.cli.searching  mpool.tasks.similarity  1  core
 mpool.cli.searching  numpy  1  core
 mpool.cli.serving  mpool.config  1  start-up
