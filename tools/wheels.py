@@ -147,8 +147,11 @@ def check(arguments: argparse.Namespace) -> None:
             run(python, "-m", "venv", folder)
             alone = {**os.environ, "PATH": f"{folder}/bin", "CC": "false"}
             alone.pop("PYTHONPATH", None)
-            run(f"{folder}/bin/pip", "install", "-q", "--only-binary=:all:", "--find-links", arguments.out.resolve(),
-                "mpool", env=alone, cwd=folder)
+            pip = f"{folder}/bin/pip"
+            # pip chooses among these wheels only: a package index may have another mpool
+            run(pip, "download", "-q", "--no-index", "--find-links", arguments.out.resolve(), "--only-binary=:all:",
+                "--no-deps", "--dest", "wheel", "mpool", env=alone, cwd=folder)
+            run(pip, "install", "-q", "--only-binary=:all:", *Path(folder, "wheel").iterdir(), env=alone, cwd=folder)
             run(f"{folder}/bin/mpool", "demo", env=alone, cwd=folder)
         print(f"{python}: mpool demo passed", flush=True)
 
