@@ -4,8 +4,8 @@
     pip install ".[lint]"
     python tools/lint_deploy.py
 
-None of these linters needs a network, Docker or a cluster. systemd-analyze belongs to Debian's package systemd; without it,
-the unit is not checked, and the output says so.
+None of these linters needs a network, Docker or a cluster. systemd-analyze belongs to Debian's package systemd; without
+it, the unit is not checked, and the output says so.
 """
 
 from __future__ import annotations

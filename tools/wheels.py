@@ -6,10 +6,10 @@
     python tools/wheels.py build --arch x86_64 --python python3.10   # also a wheel for 3.10, which has no abi3 wheel
     python tools/wheels.py check python3.11 python3.13     # install each wheel without a compiler, and run the demo
 
-zig's clang compiles against glibc 2.28. The wheels are built from the unpacked sdist, so a file that the sdist lacks fails
-the build. Python 3.11 and later share one wheel per architecture (cp311-abi3), which this script builds with the Python
-that runs it. OpenBLAS is that of the target's own wheel. The headers of numpy and Python are those of this machine: both
-architectures have the same sizes of types.
+zig's clang compiles against glibc 2.28. The wheels are built from the unpacked sdist, so a file that the sdist lacks
+fails the build. Python 3.11 and later share one wheel per architecture (cp311-abi3), which this script builds with the
+Python that runs it. OpenBLAS is that of the target's own wheel. The headers of numpy and Python are those of this
+machine: both architectures have the same sizes of types.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 GLIBC = "2.28"
@@ -34,10 +36,10 @@ LIMIT = 12_000_000
 REQUIREMENTS = ("setuptools>=77", "numpy>=2.0")
 
 
-def run(*words: object, **options: object) -> None:
+def run(*words: object, **options: Any) -> None:
     """Run a command. Print its output only if it fails."""
     line = [str(word) for word in words]
-    done = subprocess.run(line, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)  # type: ignore[call-overload]
+    done = subprocess.run(line, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
     if done.returncode:
         sys.exit(f"{shlex.join(line)}\n{done.stdout[-4000:]}\nwheels: this command failed with code {done.returncode}")
 
@@ -91,18 +93,19 @@ def make_wheel(work: Path, sources: Path, python: Path, arch: str, out: Path) ->
     run(python, "setup.py", "-q", "bdist_wheel", "--dist-dir", plain, cwd=sources,
         env=target_environment(work, arch))
     (built,) = plain.glob("*.whl")
-    run(sys.executable, "-m", "auditwheel", "repair", "--plat", f"manylinux_{GLIBC.replace('.', '_')}_{arch}",
-        "--wheel-dir", tagged, built,
+    # "auto": auditwheel knows the names of this machine's tags only; inspect() checks the tag
+    run(sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "--wheel-dir", tagged, built,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"})
     (wheel,) = tagged.glob("*.whl")
-    inspect(wheel)
+    inspect(wheel, arch)
     if "abi3" in wheel.name:
         run(sys.executable, "-m", "abi3audit", "--strict", wheel)
     return Path(shutil.copy(wheel, out))
 
 
-def inspect(wheel: Path) -> None:
-    """Print the size of a wheel. Fail if it lacks a part, or has one twice, or is too large."""
+def inspect(wheel: Path, arch: str) -> None:
+    """Print the size of a wheel. Fail if its tag needs a newer glibc, if it lacks a part or has one twice, or if it is
+    too large."""
     with zipfile.ZipFile(wheel) as archive:
         entries = archive.infolist()
     names = [entry.filename for entry in entries]
@@ -111,6 +114,9 @@ def inspect(wheel: Path) -> None:
     print(f"{wheel.name}: {size / 1e6:.1f} MB, {(size - demo) / 1e6:.1f} MB without the demo models", flush=True)
     licences = [name for name in names if ".dist-info/licenses/" in name]
     wrong = []
+    tags = re.findall(rf"manylinux_2_(\d+)_{arch}\b", wheel.name)
+    if not tags or min(map(int, tags)) > int(GLIBC.split(".")[1]):
+        wrong.append(f"it has no tag of glibc {GLIBC} or older on {arch}")
     for part in ("mpool/_libs/libscipy_openblas.so", "mpool/_libs/LICENSE.openblas.txt", "mpool/py.typed"):
         if part not in names:
             wrong.append(f"{part} is missing")

@@ -1,5 +1,5 @@
-"""The container file, the Compose file, the Kubernetes manifest and the systemd unit: syntax, options that `mpool serve`
-has, and that they agree with each other. Neither Docker nor Kubernetes runs."""
+"""The container file, the Compose file, the Kubernetes manifest and the systemd unit: syntax, and options that
+`mpool serve` has. They agree with each other. Neither Docker nor Kubernetes runs here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_container_file() -> None:
     last = dict(found)
     arguments = served(json.loads(last["CMD"]))
     assert arguments.host == "0.0.0.0" and arguments.port == int(last["EXPOSE"])
-    assert arguments.token_file.startswith(last["VOLUME"] + "/") and last["USER"] == "10001" and "--uid 10001 mpool" in last["RUN"]
+    assert arguments.token_file.startswith(last["VOLUME"] + "/")
+    assert last["USER"] == "10001" and "--uid 10001 mpool" in last["RUN"]
     assert str(arguments.port) in last["HEALTHCHECK"]
     check = json.loads(last["HEALTHCHECK"].partition("CMD ")[2])
     compile(check[2], "healthcheck", "exec")
@@ -78,10 +79,11 @@ def test_kubernetes_manifest() -> None:
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert {volume["name"] for volume in pod["spec"]["volumes"]} == set(mounts)
     assert arguments.token_file.startswith(mounts["data"] + "/")
-    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"]["volumes"] if volume["name"] == "data"]
-    assert claims == [found["PersistentVolumeClaim"]["metadata"]["name"]]
+    (data,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "data")
+    assert data["persistentVolumeClaim"]["claimName"] == found["PersistentVolumeClaim"]["metadata"]["name"]
     user = dict(instructions())["USER"]
-    assert str(pod["spec"]["securityContext"]["runAsUser"]) == user and container["securityContext"]["readOnlyRootFilesystem"]
+    assert str(pod["spec"]["securityContext"]["runAsUser"]) == user
+    assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
 def test_systemd_unit() -> None:

@@ -1,5 +1,5 @@
-"""The workflows of .github: they parse, and name files, jobs and requirements that exist. GitHub itself does not run them;
-the linters of tools/lint_deploy.py check their syntax."""
+"""The workflows of .github: they parse, and name files, jobs and requirements that exist. GitHub itself does not run
+here. The linters of tools/lint_deploy.py check their syntax."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_artifacts_reach_the_release() -> None:
     """The release downloads what the jobs of wheels.yml upload, and only the job that publishes gets a token."""
     jobs = load(ROOT / ".github/workflows/wheels.yml")["jobs"]
     release = load(ROOT / ".github/workflows/release.yml")["jobs"]
-    uploads = [step["with"] for job in jobs.values() for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    uploads = [step["with"] for step in steps if "upload-artifact" in step.get("uses", "")]
     names = {upload["name"] for upload in uploads}
     assert len(uploads) == len(jobs) and names == {"dist-sdist", "dist-${{ matrix.runner }}"}
     download = release["publish"]["steps"][0]["with"]
