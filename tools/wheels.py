@@ -22,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import zipfile
@@ -176,6 +177,8 @@ def main() -> None:
     building.set_defaults(action=build)
     checking.set_defaults(action=check)
     arguments = parser.parse_args()
+    if sys.version_info < (3, 11) or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        parser.error("this script must run on Python 3.11 or newer with a GIL: other versions make no abi3 wheel")
     arguments.action(arguments)
 
 
