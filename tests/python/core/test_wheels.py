@@ -50,8 +50,9 @@ def test_the_sdist_has_every_file(tmp_path: Path) -> None:
     assert not [name for name in packed if name.endswith((".so", ".o", ".pyc")) or name.startswith("mpool/_libs")]
 
 
-PARTS = ["mpool/_core.abi3.so", "mpool/_libs/libscipy_openblas.so", "mpool/_libs/LICENSE.openblas.txt", "mpool/py.typed",
-         "mpool-0.1.0.dist-info/licenses/LICENSE", "mpool-0.1.0.dist-info/licenses/NOTICE"]
+PARTS = ["mpool/_core.abi3.so", "mpool/_libs/libscipy_openblas.so", "mpool/_libs/LICENSE.openblas.txt",
+         "mpool/py.typed", "mpool-0.1.0.dist-info/licenses/LICENSE",
+         "mpool-0.1.0.dist-info/licenses/NOTICE"]
 TAG = "manylinux_2_27_aarch64"
 
 
