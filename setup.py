@@ -19,6 +19,7 @@ import os
 import shlex
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -27,6 +28,8 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 OPENBLAS_PACKAGE = "scipy-openblas32"
+#: One extension for 3.11 and every later Python (abi3), as csrc/python/binding.h compiles it.
+LIMITED_API = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 def enabled(variable: str) -> bool:
@@ -131,6 +134,8 @@ class BuildCore(build_ext):
         """Build, then put OpenBLAS where the package will look for it."""
         super().run()
         package = ROOT / "mpool" if self.inplace else Path(self.build_lib) / "mpool"
+        if LIMITED_API:  # a file of an earlier version with this Python's own suffix would be imported instead
+            (package / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}").unlink(missing_ok=True)
         vendor_openblas(package / "_libs")
 
 
@@ -198,7 +203,9 @@ setup(
             extra_compile_args=compile_flags(),
             extra_link_args=link_flags(),
             libraries=["m", "dl"] if sys.platform == "linux" else ["m"],
+            py_limited_api=LIMITED_API,
         )
     ],
     cmdclass={"build_py": BuildPackage, "build_ext": BuildCore},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED_API else {},
 )

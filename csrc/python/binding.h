@@ -6,6 +6,13 @@
 #ifndef MP_PYTHON_BINDING_H
 #define MP_PYTHON_BINDING_H
 
+/* One extension for 3.11 and every later Python. Free-threaded builds have no limited API, and that of 3.10 has no
+ * Py_buffer. setup.py names the file. */
+#include <patchlevel.h>
+#include <pyconfig.h>
+#if PY_VERSION_HEX >= 0x030B0000 && !defined(Py_GIL_DISABLED)
+#define Py_LIMITED_API 0x030B0000
+#endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -118,6 +125,9 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit);
 bool mp_seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns);
 /* Return an array over memory of the ticket's request, without copying. The array pins the ticket. */
 PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int type, void *data);
+/* Return a tuple of a sequence's items, which other threads cannot change. Returns NULL with an exception; `message` is
+ * that of the TypeError. */
+PyObject *mp_tuple_in(PyObject *sequence, const char *message);
 /* Convert any object that casts safely to `type` to a contiguous array. Returns a new reference. */
 PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name);
 

@@ -44,24 +44,31 @@ PyObject *mp_entries_in(mp_state *state, PyObject *object, int type, const char 
     return (PyObject *)array;
 }
 
-static PyObject *fast_list(mp_state *state, PyObject *object, const char *name, mp_entry_count *count) {
+PyObject *mp_tuple_in(PyObject *sequence, const char *message) {
+    PyObject *tuple = PySequence_Tuple(sequence);
+    if (!tuple && PyErr_ExceptionMatches(PyExc_TypeError))
+        PyErr_SetString(PyExc_TypeError, message);
+    return tuple;
+}
+
+static PyObject *list_in(mp_state *state, PyObject *object, const char *name, mp_entry_count *count) {
     if (!object || PyBytes_Check(object) || PyUnicode_Check(object)) {
         PyErr_Format(PyExc_TypeError, "the keyword %s is needed: a sequence, not one string", name);
         return NULL;
     }
-    PyObject *list = PySequence_Fast(object, "a sequence is needed");
-    if (list && !count_entries(state, name, PySequence_Fast_GET_SIZE(list), 1, count, 0))
+    PyObject *list = mp_tuple_in(object, "a sequence is needed");
+    if (list && !count_entries(state, name, PyTuple_Size(list), 1, count, 0))
         Py_CLEAR(list);
     return list;
 }
 
 int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name, int64_t low, int64_t high,
                             mp_entry_count *count) {
-    PyObject *list = fast_list(state, object, name, count);
+    PyObject *list = list_in(state, object, name, count);
     int32_t *items = list ? PyMem_Calloc((size_t)count->n + 1, sizeof *items) : NULL;
     bool ok = items || (list && PyErr_NoMemory());
     for (int64_t i = 0; ok && i < count->n; i++) {
-        long value = PyLong_AsLong(PySequence_Fast_GET_ITEM(list, i));
+        long value = PyLong_AsLong(PyTuple_GetItem(list, i));
         ok = !(value == -1 && PyErr_Occurred());
         if (ok && (value < low || value > high)) {
             mp_raise_new(state, MP_INVALID_ARGUMENT, "%s[%lld] is %ld, allowed: %lld to %lld", name, (long long)i,
@@ -79,13 +86,13 @@ int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name,
 
 float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, double low, double high,
                         mp_entry_count *count) {
-    PyObject *list = fast_list(state, object, name, count);
+    PyObject *list = list_in(state, object, name, count);
     float *items = list ? PyMem_Calloc((size_t)count->n + 1, sizeof *items) : NULL;
     bool ok = items || (list && PyErr_NoMemory());
     (void)low; /* unused: the request checks the bounds of the float32 values */
     (void)high;
     for (int64_t i = 0; ok && i < count->n; i++) {
-        double value = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(list, i));
+        double value = PyFloat_AsDouble(PyTuple_GetItem(list, i));
         ok = !(value == -1.0 && PyErr_Occurred());
         items[i] = (float)value;
     }
@@ -98,7 +105,7 @@ float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, dou
 
 PyObject *mp_strings_in(mp_state *state, PyObject *object, const char *name, mp_string_list *out,
                         mp_entry_count *count) {
-    PyObject *list = fast_list(state, object, name, count);
+    PyObject *list = list_in(state, object, name, count);
     if (!list)
         return NULL;
     out->text = PyMem_Calloc((size_t)count->n + 1, sizeof *out->text);
@@ -107,7 +114,7 @@ PyObject *mp_strings_in(mp_state *state, PyObject *object, const char *name, mp_
     for (int64_t i = 0; ok && i < count->n; i++) {
         char *text;
         Py_ssize_t bytes;
-        ok = PyBytes_AsStringAndSize(PySequence_Fast_GET_ITEM(list, i), &text, &bytes) == 0;
+        ok = PyBytes_AsStringAndSize(PyTuple_GetItem(list, i), &text, &bytes) == 0;
         out->text[i] = ok ? text : NULL;
         out->bytes[i] = !ok ? 0 : bytes > INT32_MAX ? INT32_MAX : (int32_t)bytes;
     }

@@ -18,22 +18,22 @@ static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
 /* Convert ids[text][encoder], arrays or None, and put the arrays into `arrays`, which the caller releases. Returns
  * false with an exception. */
 static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAYS], mp_image_generation_args *args) {
-    PyObject *outer = PySequence_Fast(texts, "ids must be a list of lists of arrays");
+    PyObject *outer = mp_tuple_in(texts, "ids must be a list of lists of arrays");
     if (!outer)
         return false;
-    Py_ssize_t count = PySequence_Fast_GET_SIZE(outer);
+    Py_ssize_t count = PyTuple_Size(outer);
     bool ok = count >= 1 && count <= MP_T2I_TEXTS;
     if (!ok)
         mp_raise_new(state, MP_INVALID_ARGUMENT, "ids has %zd texts, allowed: 1 to %d", count, (int)MP_T2I_TEXTS);
     args->n_texts = (int32_t)count;
     for (Py_ssize_t t = 0; ok && t < count; t++) {
-        PyObject *inner = PySequence_Fast(PySequence_Fast_GET_ITEM(outer, t), "ids must be a list of lists of arrays");
-        ok = inner && PySequence_Fast_GET_SIZE(inner) == MP_T2I_ENCODERS;
+        PyObject *inner = mp_tuple_in(PyTuple_GetItem(outer, t), "ids must be a list of lists of arrays");
+        ok = inner && PyTuple_Size(inner) == MP_T2I_ENCODERS;
         if (inner && !ok)
             mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd] has %zd encoders, allowed: %d", t,
-                         PySequence_Fast_GET_SIZE(inner), (int)MP_T2I_ENCODERS);
+                         PyTuple_Size(inner), (int)MP_T2I_ENCODERS);
         for (int e = 0; ok && e < MP_T2I_ENCODERS; e++) {
-            PyObject *item = PySequence_Fast_GET_ITEM(inner, e);
+            PyObject *item = PyTuple_GetItem(inner, e);
             if (item == Py_None)
                 continue;
             PyArrayObject *array = arrays[t * MP_T2I_ENCODERS + e] = mp_array_in(state, item, NPY_INT32, "ids");
@@ -84,7 +84,7 @@ mp_request *mp_image_generation_from_python(mp_state *state, PyObject *positiona
     }
 #include "python/passes/release.def"
     for (int i = 0; i < ARRAYS; i++)
-        Py_XDECREF(arrays[i]);
+        Py_XDECREF((PyObject *)arrays[i]);
     return request ? &request->base : NULL;
 }
 

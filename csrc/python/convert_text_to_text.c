@@ -39,8 +39,8 @@ static bool mask_in(PyObject *mask, mp_text_args *args) {
         PyErr_SetString(PyExc_TypeError, "mask must be bytes or None");
         return false;
     }
-    args->mask = PyBytes_AS_STRING(mask);
-    args->mask_bytes = PyBytes_GET_SIZE(mask);
+    args->mask = PyBytes_AsString(mask);
+    args->mask_bytes = PyBytes_Size(mask);
     return true;
 }
 
@@ -168,7 +168,7 @@ PyObject *mp_text_sampled_ids(mp_state *state, mp_ticket *ticket, PyObject *args
         if (!id)
             Py_CLEAR(ids);
         else
-            PyList_SET_ITEM(ids, (Py_ssize_t)(i - start), id);
+            PyList_SetItem(ids, (Py_ssize_t)(i - start), id);
     }
     return ids ? Py_BuildValue("(NO)", ids, ended ? Py_True : Py_False) : NULL;
 }

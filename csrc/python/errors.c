@@ -1,6 +1,7 @@
 /* errors.c: convert an mp_error to an exception class of mpool.errors, as status.def maps them. */
 #include <stdarg.h>
 #include <stdio.h> /* vsnprintf only */
+#include <stdlib.h>
 #include <string.h>
 
 #include "python/binding.h"
@@ -18,7 +19,7 @@ PyObject *mp_status_table(PyObject *module, PyObject *none) {
             Py_CLEAR(list);
             break;
         }
-        PyList_SET_ITEM(list, i, row);
+        PyList_SetItem(list, i, row);
     }
     return list;
 }

@@ -436,7 +436,7 @@ static bool find_openblas(PyObject *module, char *path, size_t size) {
     PyObject *file = PyModule_GetFilenameObject(module), *bytes = NULL;
     bool found = false;
     if (file && PyUnicode_FSConverter(file, &bytes)) {
-        const char *name = PyBytes_AS_STRING(bytes), *slash = strrchr(name, '/');
+        const char *name = PyBytes_AsString(bytes), *slash = strrchr(name, '/');
         int folder = slash ? (int)(slash - name) + 1 : 0;
         int written = snprintf(path, size, "%.*s_libs", folder, name);
         DIR *libraries = written > 0 && (size_t)written < size ? opendir(path) : NULL;
@@ -497,7 +497,7 @@ static bool find_main_thread(mp_state *state) {
 }
 
 static int exec_module(PyObject *module) {
-    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
         PyErr_SetString(PyExc_ImportError, "mpool._core cannot be imported in a sub-interpreter: numpy cannot either");
         return -1;
     }

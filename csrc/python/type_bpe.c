@@ -14,7 +14,7 @@ PyObject *mp_bpe_object(mp_state *state, mp_spec *spec) {
     Py_END_ALLOW_THREADS if (status != MP_OK) return mp_raise(state, &error, NULL);
     if (!bpe)
         Py_RETURN_NONE;
-    bpe_object *self = (bpe_object *)state->bpe_type->tp_alloc(state->bpe_type, 0);
+    bpe_object *self = (bpe_object *)PyType_GenericAlloc(state->bpe_type, 0);
     if (!self) {
         mp_bpe_destroy(bpe);
         return NULL;
@@ -26,7 +26,7 @@ PyObject *mp_bpe_object(mp_state *state, mp_spec *spec) {
 static void bpe_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     mp_bpe_destroy(((bpe_object *)object)->bpe);
-    type->tp_free(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 
@@ -79,7 +79,7 @@ static PyObject *merges_out(const mp_bpe_part *part, const mp_bpe *bpe) {
         PyObject *left = text_of(bpe, part->merges[i][0]), *right = left ? text_of(bpe, part->merges[i][1]) : NULL;
         PyObject *pair = right ? PyTuple_Pack(2, left, right) : NULL;
         if (pair)
-            PyList_SET_ITEM(list, i, pair);
+            PyList_SetItem(list, i, pair);
         else
             Py_CLEAR(list);
         Py_XDECREF(left);

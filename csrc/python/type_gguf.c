@@ -1,4 +1,6 @@
 /* type_gguf.c: GgufFile, the parsed header of a GGUF file. */
+#include <string.h>
+
 #include "files/gguf.h"
 #include "python/binding.h"
 
@@ -15,11 +17,12 @@ PyObject *mp_read_gguf(PyObject *module, PyObject *path) {
     mp_spec *spec = NULL;
     mp_error error;
     mp_status status;
-    Py_BEGIN_ALLOW_THREADS status = mp_gguf_read(PyBytes_AS_STRING(bytes), &spec, &error);
+    const char *name = PyBytes_AsString(bytes);
+    Py_BEGIN_ALLOW_THREADS status = mp_gguf_read(name, &spec, &error);
     Py_END_ALLOW_THREADS Py_DECREF(bytes);
     if (status != MP_OK)
         return mp_raise(state, &error, NULL);
-    gguf_object *self = (gguf_object *)state->gguf_type->tp_alloc(state->gguf_type, 0);
+    gguf_object *self = (gguf_object *)PyType_GenericAlloc(state->gguf_type, 0);
     if (!self) {
         mp_spec_unpin(spec);
         return NULL;
@@ -33,7 +36,7 @@ static void gguf_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     Py_XDECREF(self->kv);
     mp_spec_unpin(self->spec);
-    type->tp_free(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 
@@ -76,7 +79,7 @@ static PyObject *list_out(const mp_value *value, bool as_bytes) {
             Py_CLEAR(list);
             break;
         }
-        PyList_SET_ITEM(list, (Py_ssize_t)i, item);
+        PyList_SetItem(list, (Py_ssize_t)i, item);
     }
     /* if one string is not UTF-8, the whole list becomes bytes */
     if (!list && !as_bytes && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
@@ -143,13 +146,13 @@ static PyObject *gguf_keys(PyObject *object, void *closure) {
             Py_CLEAR(list);
             break;
         }
-        PyList_SET_ITEM(list, i, key);
+        PyList_SetItem(list, i, key);
     }
     return list;
 }
 
 static PyObject *gguf_value(PyObject *object, PyObject *key) {
-    const char *name = PyUnicode_AsUTF8(key);
+    const char *name = PyUnicode_AsUTF8AndSize(key, NULL);
     if (!name)
         return NULL;
     const mp_value *value = mp_spec_find(((gguf_object *)object)->spec, name);
@@ -172,7 +175,7 @@ static PyObject *tensor_out(const mp_tensor_entry *entry) {
             Py_CLEAR(shape);
             break;
         }
-        PyTuple_SET_ITEM(shape, i, size);
+        PyTuple_SetItem(shape, i, size);
     }
     if (shape && name)
         row = Py_BuildValue("(OsOiKK)", name, mp_dtype_get(entry->dtype)->name, shape, (int)entry->file,
@@ -193,7 +196,7 @@ static PyObject *gguf_tensors(PyObject *object, void *closure) {
             Py_CLEAR(list);
             break;
         }
-        PyList_SET_ITEM(list, i, row);
+        PyList_SetItem(list, i, row);
     }
     return list;
 }
@@ -209,7 +212,7 @@ static PyObject *gguf_files(PyObject *object, void *closure) {
             Py_CLEAR(list);
             break;
         }
-        PyList_SET_ITEM(list, i, path);
+        PyList_SetItem(list, i, path);
     }
     return list;
 }

@@ -9,7 +9,7 @@ static PyObject *notifier_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     static char *names[] = {NULL};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Notifier", names))
         return NULL;
-    notifier_object *self = (notifier_object *)type->tp_alloc(type, 0);
+    notifier_object *self = (notifier_object *)PyType_GenericAlloc(type, 0);
     mp_error error;
     if (self && mp_notifier_create(&self->notifier, &error) != MP_OK) {
         mp_raise(mp_state_of_type(type), &error, NULL);
@@ -21,13 +21,13 @@ static PyObject *notifier_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 static void notifier_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     mp_notifier_destroy(((notifier_object *)object)->notifier);
-    type->tp_free(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 
 mp_notifier *mp_notifier_of(mp_state *state, PyObject *object) {
     if (!PyObject_TypeCheck(object, state->notifier_type)) {
-        PyErr_Format(PyExc_TypeError, "expected a Notifier, got %.100s", Py_TYPE(object)->tp_name);
+        PyErr_Format(PyExc_TypeError, "expected a Notifier, got %R", (PyObject *)Py_TYPE(object));
         return NULL;
     }
     mp_notifier *notifier = ((notifier_object *)object)->notifier;

@@ -35,7 +35,7 @@ static bool each_capability(mp_state *state, const char *name, PyObject *dict, m
     Py_ssize_t at = 0;
     while (PyDict_Next(dict, &at, &key, &value)) {
         mp_capability capability;
-        const char *text = PyUnicode_AsUTF8(key);
+        const char *text = PyUnicode_AsUTF8AndSize(key, NULL);
         if (!text)
             return false;
         if (!mp_capability_from_name(text, &capability)) {
@@ -73,7 +73,7 @@ static bool put_capacity(mp_state *state, const char *name, PyObject *value, mp_
 
 static bool put_policy(mp_state *state, const char *name, PyObject *value, mp_capability capability,
                        mp_registry_config *config) {
-    const char *policy = PyUnicode_AsUTF8(value);
+    const char *policy = PyUnicode_AsUTF8AndSize(value, NULL);
     if (!policy)
         return false;
     if (mp_policy_from_name(policy, &config->policy[capability]))
@@ -163,7 +163,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     if (!each_capability(state, "queue_capacity", capacity, &config, put_capacity) ||
         !each_capability(state, "policy", policy, &config, put_policy) || !chaos_in(chaos, &config.chaos))
         return NULL;
-    registry_object *self = (registry_object *)type->tp_alloc(type, 0);
+    registry_object *self = (registry_object *)PyType_GenericAlloc(type, 0);
     mp_error error;
     if (self && mp_registry_create(&config, &self->registry, &error) != MP_OK) {
         mp_raise(state, &error, NULL);
@@ -178,6 +178,17 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     return (PyObject *)self;
 }
 
+/* True while the interpreter shuts down. Py_IsFinalizing is too new for the limited API. */
+static bool is_finalizing(void) {
+    PyObject *type, *value, *traceback, *function = PySys_GetObject("is_finalizing"); /* NULL: sys is cleared already */
+    PyErr_Fetch(&type, &value, &traceback);
+    PyObject *answer = function ? PyObject_CallNoArgs(function) : NULL;
+    bool finalizing = answer != Py_False;
+    Py_XDECREF(answer);
+    PyErr_Restore(type, value, traceback); /* also drops an exception of the call */
+    return finalizing;
+}
+
 static void registry_dealloc(PyObject *object) {
     registry_object *self = (registry_object *)object;
     PyTypeObject *type = Py_TYPE(object);
@@ -186,18 +197,13 @@ static void registry_dealloc(PyObject *object) {
         /* No thread waits on this registry: a ticket references its registry, and a running method references self.
          * Core threads never take the GIL, so closing is safe with the GIL held. Keep the GIL during shutdown of the
          * interpreter, when releasing it is not safe. */
-#if PY_VERSION_HEX >= 0x030D0000
-        bool finalizing = Py_IsFinalizing();
-#else
-        bool finalizing = _Py_IsFinalizing();
-#endif
-        PyThreadState *saved = finalizing ? NULL : PyEval_SaveThread();
+        PyThreadState *saved = is_finalizing() ? NULL : PyEval_SaveThread();
         mp_registry_close(registry, 0);
         mp_registry_destroy(registry);
         if (saved)
             PyEval_RestoreThread(saved);
     }
-    type->tp_free(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 
@@ -282,15 +288,15 @@ static bool isolated_loader(mp_state *state, const registry_object *self, mp_spe
                             PyObject *command, unsigned long long memory, mp_loader *loader, mp_error *error,
                             mp_status *status) {
     const char *argv[MAX_ARGUMENTS + 1];
-    PyObject *list = PySequence_Fast(command, "command must be a sequence of str");
-    Py_ssize_t count = list ? PySequence_Fast_GET_SIZE(list) : 0;
+    PyObject *list = mp_tuple_in(command, "command must be a sequence of str");
+    Py_ssize_t count = list ? PyTuple_Size(list) : 0;
     bool ok = list != NULL;
     if (ok && (count < 1 || count > MAX_ARGUMENTS)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "command has %zd parts, allowed: 1 to %d", count, MAX_ARGUMENTS);
         ok = false;
     }
     for (Py_ssize_t i = 0; ok && i < count; i++)
-        ok = (argv[i] = PyUnicode_AsUTF8(PySequence_Fast_GET_ITEM(list, i))) != NULL;
+        ok = (argv[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(list, i), NULL)) != NULL;
     char(*values)[OPTION_BYTES] = NULL;
     const char **envp = ok ? make_environment(&values) : NULL;
     if (envp) {

@@ -1,5 +1,6 @@
 /* type_spec.c: Spec, a model spec under construction (files/spec.h). */
 #include <math.h>
+#include <string.h>
 
 #include "python/binding.h"
 
@@ -9,7 +10,7 @@ typedef struct spec_object {
 } spec_object;
 
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec) {
-    spec_object *self = (spec_object *)state->spec_type->tp_alloc(state->spec_type, 0);
+    spec_object *self = (spec_object *)PyType_GenericAlloc(state->spec_type, 0);
     if (!self) {
         mp_spec_unpin(spec);
         return NULL;
@@ -38,13 +39,13 @@ static PyObject *spec_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
 static void spec_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     mp_spec_unpin(((spec_object *)object)->spec);
-    type->tp_free(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 
 mp_spec *mp_spec_freeze_object(mp_state *state, PyObject *object) {
     if (!PyObject_TypeCheck(object, state->spec_type)) {
-        PyErr_Format(PyExc_TypeError, "expected a Spec, got %.100s", Py_TYPE(object)->tp_name);
+        PyErr_Format(PyExc_TypeError, "expected a Spec, got %R", (PyObject *)Py_TYPE(object));
         return NULL;
     }
     spec_object *self = (spec_object *)object;
@@ -88,7 +89,7 @@ static PyObject *spec_add_file(PyObject *self, PyObject *path) {
     PyObject *bytes;
     if (!PyUnicode_FSConverter(path, &bytes))
         return NULL;
-    PyObject *result = apply(self, (change){add_file, PyBytes_AS_STRING(bytes)});
+    PyObject *result = apply(self, (change){add_file, PyBytes_AsString(bytes)});
     Py_DECREF(bytes);
     return result;
 }
@@ -124,17 +125,17 @@ static PyObject *spec_add_tensor(PyObject *self, PyObject *args, PyObject *kwarg
         PyErr_Clear();
         return mp_raise_new(state, MP_FORMAT, "%s: offset and nbytes must be from 0 to 2^64 - 1", name);
     }
-    PyObject *list = PySequence_Fast(shape, "shape must be a sequence");
+    PyObject *list = mp_tuple_in(shape, "shape must be a sequence");
     if (!list)
         return NULL;
-    Py_ssize_t ndim = PySequence_Fast_GET_SIZE(list);
+    Py_ssize_t ndim = PyTuple_Size(list);
     if (ndim > MP_MAX_DIMS) {
         Py_DECREF(list);
         return mp_raise_new(state, MP_FORMAT, "%s has %zd dimensions, allowed: 1 to %d", name, ndim, MP_MAX_DIMS);
     }
     entry.ndim = (int32_t)ndim;
     for (Py_ssize_t i = 0; i < ndim && !PyErr_Occurred(); i++)
-        entry.shape[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(list, i));
+        entry.shape[i] = PyLong_AsLongLong(PyTuple_GetItem(list, i));
     Py_DECREF(list);
     if (PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_OverflowError))
@@ -168,8 +169,8 @@ static int kind_of(const char *key, PyObject *object) {
     if (PyUnicode_Check(object) || PyBytes_Check(object))
         return MP_VALUE_STRING;
     PyErr_Format(PyExc_TypeError,
-                 "%s: a value must be a bool, int, float, str, bytes or a list of one of these, got %.100s", key,
-                 Py_TYPE(object)->tp_name);
+                 "%s: a value must be a bool, int, float, str, bytes or a list of one of these, got %R", key,
+                 (PyObject *)Py_TYPE(object));
     return -1;
 }
 
@@ -188,8 +189,8 @@ static bool int_in(const char *key, PyObject *object, int64_t *out) {
 static bool bytes_in(PyObject *object, const char **text, Py_ssize_t *length) {
     if (PyUnicode_Check(object))
         return (*text = PyUnicode_AsUTF8AndSize(object, length)) != NULL;
-    *text = PyBytes_AS_STRING(object);
-    *length = PyBytes_GET_SIZE(object);
+    *text = PyBytes_AsString(object);
+    *length = PyBytes_Size(object);
     return true;
 }
 
@@ -203,7 +204,7 @@ static bool scalar_in(const char *key, PyObject *object, int kind, mp_value *out
     case MP_VALUE_INT:
         return int_in(key, object, &out->as.integer);
     case MP_VALUE_FLOAT:
-        out->as.real = PyFloat_AS_DOUBLE(object);
+        out->as.real = PyFloat_AsDouble(object);
         return true;
     default:
         if (!bytes_in(object, &out->as.string, &length))
@@ -221,7 +222,7 @@ static bool number_in(PyObject *object, double *out) {
 /* Fill `memory` with the numbers of a list of type `kind`. Returns false with an exception. */
 static bool numbers_in(const char *key, PyObject *list, int kind, void *memory, mp_value *out) {
     for (uint64_t i = 0; i < out->count; i++) {
-        PyObject *item = PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i);
+        PyObject *item = PyTuple_GetItem(list, (Py_ssize_t)i);
         int item_kind = kind_of(key, item);
         /* integers may appear in a list of floats */
         if (item_kind >= 0 && item_kind != kind && !(kind == MP_VALUE_FLOAT && item_kind == MP_VALUE_INT))
@@ -258,7 +259,7 @@ static void *strings_in(const char *key, PyObject *list, mp_value *out) {
     const char *text;
     Py_ssize_t length;
     for (uint64_t i = 0; i < out->count; i++) {
-        PyObject *item = PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i);
+        PyObject *item = PyTuple_GetItem(list, (Py_ssize_t)i);
         if (!PyUnicode_Check(item) && !PyBytes_Check(item)) {
             PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu has another", key,
                          (unsigned long long)i);
@@ -274,7 +275,7 @@ static void *strings_in(const char *key, PyObject *list, mp_value *out) {
     uint64_t *offsets = (uint64_t *)(void *)memory;
     offsets[0] = 0;
     for (uint64_t i = 0; i < out->count; i++) {
-        if (!bytes_in(PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i), &text, &length)) {
+        if (!bytes_in(PyTuple_GetItem(list, (Py_ssize_t)i), &text, &length)) {
             PyMem_Free(memory);
             return NULL;
         }
@@ -292,10 +293,10 @@ static PyObject *set_list(PyObject *self, const char *key, PyObject *object) {
     PyObject *list = PySequence_Tuple(object), *result = NULL;
     if (!list)
         return NULL;
-    keyed_value entry = {key, {.gguf_type = -1, .count = (uint64_t)PyTuple_GET_SIZE(list)}};
-    int kind = entry.value.count ? kind_of(key, PyTuple_GET_ITEM(list, 0)) : MP_VALUE_INT;
+    keyed_value entry = {key, {.gguf_type = -1, .count = (uint64_t)PyTuple_Size(list)}};
+    int kind = entry.value.count ? kind_of(key, PyTuple_GetItem(list, 0)) : MP_VALUE_INT;
     for (uint64_t i = 0; kind == MP_VALUE_INT && i < entry.value.count; i++)
-        if (PyFloat_Check(PyTuple_GET_ITEM(list, (Py_ssize_t)i)))
+        if (PyFloat_Check(PyTuple_GetItem(list, (Py_ssize_t)i)))
             kind = MP_VALUE_FLOAT;
     void *memory = NULL;
     bool ok = false;
@@ -368,8 +369,8 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
                          "offsets must start at 0, never decrease and end at the length of data, %zd", data.len);
         }
     }
-    Py_XDECREF(offsets);
-    Py_XDECREF(eog);
+    Py_XDECREF((PyObject *)offsets);
+    Py_XDECREF((PyObject *)eog);
     PyBuffer_Release(&data);
     PyBuffer_Release(&control);
     return result;

@@ -5,7 +5,7 @@
 
 PyObject *mp_ticket_object_new(mp_state *state, mp_ticket *ticket, PyObject *registry, const char *key) {
     PyTypeObject *type = state->ticket_type;
-    mp_ticket_object *self = (mp_ticket_object *)type->tp_alloc(type, 0);
+    mp_ticket_object *self = (mp_ticket_object *)PyType_GenericAlloc(type, 0);
     if (!self) {
         mp_ticket_release(ticket);
         return NULL;
@@ -22,7 +22,7 @@ static void ticket_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     mp_ticket_release(self->ticket);
     Py_XDECREF(self->registry);
-    type->tp_free(object);
+    PyObject_Free(object);
     Py_DECREF(type);
 }
 

@@ -95,6 +95,10 @@ VARIANTS: dict[str, Variant] = {
     "arm": Variant("aarch64-linux-gnu-gcc", ["-O2", "-g1"], emulated=True,
                    wrapper=["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
     "arm-clang": Variant("clang", ["--target=aarch64-linux-gnu", "-O1", "-DNDEBUG"], link=False),
+    # The compiler of the wheels (tools/wheels.py): its results must have the bits of gcc's. The variant clang has its
+    # warnings.
+    "zig": Variant("python-zig cc -target x86_64-linux-gnu.2.28",
+                   ["-O3", "-DNDEBUG", "-falign-functions=64", "-Wno-error"], test_flags=["-O1"]),
     # clang's warnings and its function effect analysis do not depend on optimisation.
     "clang": Variant("clang", ["-O0", "-DNDEBUG"], link=False, binding=True),
     # -fsyntax-only: the code that it would generate is that of the variant clang, but for assertions and injected
@@ -126,7 +130,7 @@ class BuildError(Exception):
 
 def compiler_of(variant: Variant) -> list[str] | None:
     """Return the compiler command, or None if it is not installed. ``CC`` replaces gcc (``ccache gcc``, too)."""
-    words = os.environ.get("CC", "gcc").split() if variant.compiler == "gcc" else [variant.compiler]
+    words = (os.environ.get("CC", "gcc") if variant.compiler == "gcc" else variant.compiler).split()
     path = shutil.which(words[0])
     return [path, *words[1:]] if path else None
 

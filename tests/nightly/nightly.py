@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the tests that take too long for every change, and keep a summary of each one's last run.
 
-    python tests/nightly/nightly.py run                       # every job but `clients`: many hours
+    python tests/nightly/nightly.py run                       # every job but `clients` and `wheels`: many hours
     python tests/nightly/nightly.py run soak cluster          # some jobs
     python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a job
     python tests/nightly/nightly.py record soak junit.xml       # results of pytest --junitxml, from elsewhere
@@ -52,7 +52,7 @@ class Job:
         environment: variables that set its length; those that are set already take precedence.
         all: also run tests that are not marked slow.
         hours: limit of time.
-        named: run only if the command names the job: its packages change those of the other jobs.
+        named: run only if the command names the job: it needs packages that the other jobs do not, or must not, have.
     """
 
     what: str
@@ -87,6 +87,8 @@ JOBS: dict[str, Job] = {
     "clients": Job("clients of other libraries: pip install '.[clients]' first, in an environment of its own",
                    _python("server/test_server_clients.py"), {"MPOOL_CLIENT_TESTS": "1"}, all=True, hours=1,
                    named=True),
+    "wheels": Job("wheels of both architectures, installed without a compiler: pip install '.[wheels]' first",
+                  _python("core/test_wheels.py"), all=True, named=True),
     "schedules": Job("seeded thread switches and injected failures in the Python layer", _python("schedules")),
     "builds": Job("the core under sanitizers, the simulator, by other compilers, and for ARM",
                     _python("core/test_c_builds.py", "core/test_c_races.py"), all=True),

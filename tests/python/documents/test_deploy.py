@@ -1,4 +1,5 @@
-"""The container file and the Compose file: syntax, and options that `mpool serve` has. Docker itself does not run."""
+"""The container file, the Compose file, the Kubernetes manifest and the systemd unit: syntax, and options that
+`mpool serve` has. They agree with each other. Neither Docker nor Kubernetes runs here."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def test_container_file() -> None:
     last = dict(found)
     arguments = served(json.loads(last["CMD"]))
     assert arguments.host == "0.0.0.0" and arguments.port == int(last["EXPOSE"])
-    assert arguments.token_file.startswith(last["VOLUME"] + "/") and last["USER"] == "mpool"
+    assert arguments.token_file.startswith(last["VOLUME"] + "/")
+    assert last["USER"] == "10001" and "--uid 10001 mpool" in last["RUN"]
     assert str(arguments.port) in last["HEALTHCHECK"]
     check = json.loads(last["HEALTHCHECK"].partition("CMD ")[2])
     compile(check[2], "healthcheck", "exec")
@@ -57,3 +59,41 @@ def test_compose_file() -> None:
     assert set(volumes) == set(found["volumes"]) and arguments.token_file.startswith(volumes["data"] + "/")
     container = served(json.loads(dict(instructions())["CMD"]))
     assert (arguments.token_file, arguments.model) == (container.token_file, container.model)
+
+
+def test_kubernetes_manifest() -> None:
+    yaml = pytest.importorskip("yaml")
+    found = {item["kind"]: item for item in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8"))}
+    assert set(found) == {"Deployment", "Service", "PersistentVolumeClaim"}
+    pod = found["Deployment"]["spec"]["template"]
+    labels = pod["metadata"]["labels"]
+    assert found["Deployment"]["spec"]["selector"]["matchLabels"] == found["Service"]["spec"]["selector"] == labels
+    (container,) = pod["spec"]["containers"]
+    arguments = served(container["command"])
+    (port,), (exposed,) = container["ports"], found["Service"]["spec"]["ports"]
+    assert arguments.host == "0.0.0.0" and arguments.port == port["containerPort"] == exposed["port"]
+    assert exposed["targetPort"] == port["name"]
+    assert arguments.allow_host == [f"{found['Service']['metadata']['name']}:{exposed['port']}"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {volume["name"] for volume in pod["spec"]["volumes"]} == set(mounts)
+    assert arguments.token_file.startswith(mounts["data"] + "/")
+    (data,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "data")
+    assert data["persistentVolumeClaim"]["claimName"] == found["PersistentVolumeClaim"]["metadata"]["name"]
+    user = dict(instructions())["USER"]
+    assert str(pod["spec"]["securityContext"]["runAsUser"]) == user
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_systemd_unit() -> None:
+    lines = (DEPLOY / "mpool.service").read_text(encoding="utf-8").splitlines()
+    assert all(line.startswith(("[", "#")) or "=" in line for line in lines if line)
+    settings = dict(line.split("=", 1) for line in lines if line and line[0] not in "[#")
+    program, *rest = settings["ExecStart"].split()
+    arguments = served([Path(program).name, *rest])
+    state = f"/var/lib/{settings['StateDirectory']}/"
+    assert arguments.token_file.startswith(state)
+    folders = [word.partition("=")[2] for word in settings["Environment"].split()]
+    assert all(folder.startswith(state) for folder in folders) and settings["ProtectSystem"] == "strict"
+    assert "ProcSubset" not in settings  # it would hide /proc/meminfo

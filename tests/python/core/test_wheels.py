@@ -1,0 +1,81 @@
+"""The sdist has every file that a build needs. The nightly job ``wheels`` builds wheels with tools/wheels.py, installs
+them without a compiler, and runs the C tests of the numeric contract, compiled by the same compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import coretests
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+if not (ROOT / "setup.py").exists():
+    pytest.skip("needs the repository", allow_module_level=True)
+#: Folders whose files the sdist has, and folders that only a clone has.
+PACKED = {"benchmarks", "csrc", "deploy", "docs", "examples", "mpool", "tests", "tools", "training"}
+LEFT_OUT = {".ci", ".github", ".gitignore"}
+
+
+@pytest.mark.builds
+def test_the_sdist_has_every_file(tmp_path: Path) -> None:
+    if importlib.util.find_spec("build") is None or shutil.which("git") is None:
+        pytest.skip("needs git and the package build")
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("needs a clone")
+    tracked = [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+    # in a copy: setuptools packs every file that an old mpool.egg-info lists
+    for name in tracked:
+        (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / "clone" / name)
+    done = subprocess.run([sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, tmp_path / "clone"],
+                          cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})
+    assert done.returncode == 0, done.stdout[-4000:]
+    (path,) = tmp_path.glob("mpool-*.tar.gz")
+    with tarfile.open(path) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    tops = {name.partition("/")[0] for name in tracked if "/" in name}
+    assert tops == PACKED | (LEFT_OUT & tops)
+    wanted = {name for name in tracked if name.partition("/")[0] not in LEFT_OUT}
+    assert wanted - packed == set()
+    assert not [name for name in packed if name.endswith((".so", ".o", ".pyc")) or name.startswith("mpool/_libs")]
+
+
+def needs_tools() -> None:
+    needed = ("build", "ziglang", "auditwheel", "abi3audit")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not installed: pip install '.[wheels]'")
+
+
+@pytest.mark.slow
+def test_wheels_install_without_a_compiler(tmp_path: Path) -> None:
+    """Both architectures are built. This machine's wheel runs on this Python, and on others that are installed."""
+    needs_tools()
+    if sys.version_info < (3, 11):
+        pytest.skip("3.10 builds no abi3 wheel")
+    tool = [sys.executable, str(ROOT / "tools" / "wheels.py")]
+    subprocess.run([*tool, "build", "--out", tmp_path], check=True, cwd=tmp_path)
+    names = sorted(path.name for path in tmp_path.glob("*.whl"))
+    assert all("-cp311-abi3-manylinux_" in name for name in names)
+    assert [name.removesuffix(".whl").endswith(arch) for name, arch in zip(names, ("aarch64", "x86_64"))] == [True] * 2
+    others = [found for minor in range(11, 16) if (found := shutil.which(f"python3.{minor}"))]
+    working = [found for found in others
+               if subprocess.run([found, "-c", "import venv, sys; sys.exit(sys.flags.optimize)"]).returncode == 0]
+    subprocess.run([*tool, "check", "--out", tmp_path, sys.executable, *working], check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_contract_by_the_compiler_of_the_wheels(out: Path) -> None:
+    """The hashes of the contract, and every kernel against the reference."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the variant zig is for x86-64")
+    coretests.run("zig", coretests.make("zig", out), "--only", "models_contract", "--only", "kernels_")
