@@ -81,6 +81,10 @@ from .runtime.health import CapabilityPool as CapabilityPool
 from .runtime.health import Health as Health
 from .runtime.health import ModelHealth as ModelHealth
 from .runtime.health import Pong as Pong
+from .searching import Neighbours as Neighbours
+from .searching import community_detection as community_detection
+from .searching import paraphrase_mining as paraphrase_mining
+from .searching import semantic_search as semantic_search
 from .tasks.capture_files import CaptureRecord as CaptureRecord
 from .tasks.capture_files import read_capture as read_capture
 from .tasks.captures import Capture as Capture

@@ -134,6 +134,31 @@ class Spec:
         """Set the spec of the draft model, which can then no longer be changed."""
 
 @final
+class Search:
+    """An exact search in arrays of vectors (csrc/vectors/search.h).
+
+    Vectors are numbered from 0 in the order in which they are added. One thread at a time may use a search.
+    """
+
+    def __new__(cls, registry: Registry, queries: NDArray[np.float32], most: int, cosine: bool,
+                least: float | None = None) -> Search:
+        """Create a search for queries [q, d].
+
+        Args:
+            registry: owner of the compute threads.
+            queries: the queries, which are copied.
+            most: nearest vectors to keep for each query.
+            cosine: False: the score is the dot product.
+            least: also count the vectors with at least this score.
+        """
+    def add(self, vectors: NDArray[np.float32], /) -> None:
+        """Compare the queries with more vectors [n, d]. After an error the search has ended."""
+    def nearest(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return numbers and scores [q, min(most, vectors added)], best first, and end the search."""
+    def counts(self) -> NDArray[np.int64]:
+        """Return the number of vectors with a score of at least ``least``, for each query."""
+
+@final
 class Notifier:
     """Wakes an event loop when tickets progress. Create one per loop (csrc/registry/registry.h)."""
 

@@ -39,7 +39,8 @@
 
 typedef struct mp_state { /* state of the module */
     PyObject *errors;     /* the module mpool.errors, imported on first use */
-    PyTypeObject *spec_type, *gguf_type, *bpe_type, *notifier_type, *ticket_type, *registry_type;
+    PyTypeObject *spec_type, *gguf_type, *bpe_type, *notifier_type, *ticket_type, *registry_type,
+        *search_type;
     unsigned long main_thread; /* identifier of the thread that runs signal handlers */
 } mp_state;
 
@@ -68,10 +69,10 @@ uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns);
  * raised an exception. */
 int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
 
-/* --- type_spec.c, type_gguf.c, type_bpe.c, type_notifier.c, type_ticket.c, type_registry.c --- */
+/* --- type_spec.c, type_gguf.c, type_bpe.c, type_notifier.c, type_ticket.c, type_registry.c, type_search.c --- */
 
 extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_bpe_type_spec, mp_notifier_type_spec, mp_ticket_type_spec,
-    mp_registry_type_spec;
+    mp_registry_type_spec, mp_search_type_spec;
 
 /* Takes ownership of the spec. */
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
@@ -82,6 +83,9 @@ PyObject *mp_read_gguf(PyObject *module, PyObject *path);
 PyObject *mp_bpe_object(mp_state *state, mp_spec *spec);
 /* Borrow the notifier. Returns NULL with an exception if the object is not a Notifier or is closed. */
 mp_notifier *mp_notifier_of(mp_state *state, PyObject *object);
+
+/* Borrow the registry. Returns NULL with TypeError for another object. */
+mp_registry *mp_registry_of(mp_state *state, PyObject *object);
 
 typedef struct mp_ticket_object {
     PyObject_HEAD mp_ticket *ticket; /* the caller's reference */

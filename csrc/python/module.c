@@ -510,7 +510,8 @@ static int exec_module(PyObject *module) {
         !add_type(module, &mp_bpe_type_spec, &state->bpe_type) ||
         !add_type(module, &mp_notifier_type_spec, &state->notifier_type) ||
         !add_type(module, &mp_ticket_type_spec, &state->ticket_type) ||
-        !add_type(module, &mp_registry_type_spec, &state->registry_type))
+        !add_type(module, &mp_registry_type_spec, &state->registry_type) ||
+        !add_type(module, &mp_search_type_spec, &state->search_type))
         return -1;
     return PyModule_AddStringConstant(module, "__version__", STRING(MPOOL_VERSION));
 }
@@ -524,6 +525,7 @@ static int traverse_module(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->notifier_type);
     Py_VISIT(state->ticket_type);
     Py_VISIT(state->registry_type);
+    Py_VISIT(state->search_type);
     return 0;
 }
 
@@ -536,6 +538,7 @@ static int clear_module(PyObject *module) {
     Py_CLEAR(state->notifier_type);
     Py_CLEAR(state->ticket_type);
     Py_CLEAR(state->registry_type);
+    Py_CLEAR(state->search_type);
     return 0;
 }
 

@@ -19,6 +19,13 @@ typedef struct registry_object {
 
 static mp_registry *registry_of(PyObject *self) { return ((registry_object *)self)->registry; }
 
+mp_registry *mp_registry_of(mp_state *state, PyObject *object) {
+    if (PyObject_TypeCheck(object, state->registry_type))
+        return registry_of(object);
+    PyErr_Format(PyExc_TypeError, "expected a Registry, got %R", (PyObject *)Py_TYPE(object));
+    return NULL;
+}
+
 /* --- life --- */
 
 /* Iterate over a dict whose keys are capabilities; `put` stores each value. Returns false with an exception. */

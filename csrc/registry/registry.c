@@ -635,6 +635,27 @@ void mp_registry_maintain(mp_registry *registry) {
     leave(registry, NULL);
 }
 
+bool mp_registry_compute(mp_registry *registry, void (*run)(mp_lease *lease, void *arg), void *arg) {
+    mp_cpu_allocator *allocator = registry->services->allocator_pinned;
+    mp_mutex_lock(&registry->lock);
+    const bool open = registry->closing == OPEN;
+    registry->inside += open;
+    mp_mutex_unlock(&registry->lock);
+    if (!open)
+        return false;
+    mp_lease lease = {0};
+    mp_core_lease at;
+    const int home = mp_cpu_allocator_assign_home(allocator);
+    mp_cpu_allocator_enter(allocator);
+    mp_cpu_allocator_lease(allocator, home, mp_cpu_allocator_threads(allocator), &lease, &at, NULL, NULL);
+    run(&lease, arg);
+    mp_cpu_allocator_return(allocator, &lease, &at, false);
+    mp_cpu_allocator_leave(allocator);
+    mp_cpu_allocator_release_home(allocator, home);
+    leave(registry, NULL);
+    return true;
+}
+
 /* --- requests --- */
 
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *request,

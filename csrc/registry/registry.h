@@ -76,6 +76,10 @@ uint64_t mp_registry_number(const mp_registry *registry);
 /* Starts the maintenance thread now, which checks deadlines, idle workers and memory. Otherwise it starts with the
  * first load. Idempotent. */
 void mp_registry_maintain(mp_registry *registry);
+/* Calls run(lease, arg) with a lease of as many compute threads as the caller's share allows, for work that is not a
+ * request of a model. Waits for its turn among the workers; `run` should return within a step's time. Returns false,
+ * without a call, after mp_registry_close has begun. */
+bool mp_registry_compute(mp_registry *registry, void (*run)(mp_lease *lease, void *arg), void *arg);
 /* Refuses new requests from now on (SHUTTING_DOWN). Idempotent. */
 void mp_registry_begin_shutdown(mp_registry *registry);
 /* Calls begin_shutdown, drains for the grace period (0: not at all), cancels the rest and joins every thread. Every

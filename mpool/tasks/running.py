@@ -214,8 +214,6 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
             raise InvalidArgument(f"`{name}` is not an option of submit", param=name, hint=hint)
     verb = _verb_of(capability, given)
     given = verb.bind((), given, ())
-    if verb is RERANK:
-        given.setdefault("model", None)
     call = _options.begin(pool.config, given)
     with native_calls.limited(call.deadline):
         if verb is CHAT:
