@@ -59,6 +59,11 @@ static inline void sip_round(uint64_t v[4]) {
     v[2] += v[1], v[1] = rotate(v[1], 17) ^ v[2], v[2] = rotate(v[2], 32);
 }
 
+void mp_siphash_key(uint64_t key[2]) {
+    for (int i = 0; i < 2; i++)
+        key[i] = mp_sys_random();
+}
+
 uint64_t mp_siphash(const uint64_t key[2], const char *name, uint32_t length) {
     uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du,
                      key[0] ^ 0x6c7967656e657261u, key[1] ^ 0x7465646279746573u};
@@ -83,8 +88,7 @@ uint64_t mp_siphash(const uint64_t key[2], const char *name, uint32_t length) {
 }
 
 static uint32_t name_hash(const mp_spec *spec, const char *name, uint32_t length) {
-    uint64_t hash = mp_siphash(spec->hash_key, name, length);
-    return (uint32_t)(hash ^ hash >> 32);
+    return (uint32_t)mp_siphash(spec->hash_key, name, length);
 }
 
 static int names_find(const mp_spec *spec, const name_list *list, const char *name, uint32_t length) {
@@ -169,8 +173,7 @@ mp_spec *mp_spec_create(void) {
     if (!spec)
         return NULL;
     atomic_store(&spec->references, 1);
-    spec->hash_key[0] = mp_sys_random();
-    spec->hash_key[1] = mp_sys_random();
+    mp_siphash_key(spec->hash_key);
     spec->architecture = "";
     return spec;
 }
@@ -361,8 +364,7 @@ mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_
     switch (value->type) {
     case MP_VALUE_BOOL:
         made.as.integer = value->as.integer != 0;
-        made.count = 1;
-        break;
+        /* fall through */
     case MP_VALUE_INT:
     case MP_VALUE_FLOAT:
         made.count = 1;

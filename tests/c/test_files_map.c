@@ -1,11 +1,16 @@
 /* test_files_map.c: which files may be mapped, files truncated or rewritten while mapped, the SIGBUS handler. */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -237,6 +242,66 @@ MP_TEST(files_map_default_action_stays) {
     status = end_of_child(raise_it);
     MP_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
 }
+
+/* A SIGBUS that a process sends is not a fault, whatever address it names. The codes of sent signals are 0 and below. */
+MP_TEST(files_map_sent_signals_are_no_faults) {
+    static const int codes[] = {SI_USER, SI_QUEUE, SI_TKILL};
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = jump_info;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &action, NULL);
+    char path[400];
+    mp_file_map *map = map_of(path, sizeof path, "a", 5000);
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        siginfo_t info;
+        memset(&info, 0, sizeof info);
+        info.si_signo = SIGBUS;
+        info.si_code = codes[i];
+        info.si_addr = (void *)(uintptr_t)mp_file_map_data(map);
+        volatile int jumped = sigsetjmp(back, 1);
+        if (!jumped && syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGBUS, &info) != 0)
+            MP_SKIP("the kernel refuses to send a signal with details");
+        MP_CHECK_INT(jumped, 2);
+        MP_CHECK(!mp_file_map_poisoned(map));
+    }
+    MP_CHECK_INT(sum_of(map, 0, 5000), 5000 * 0xA5);
+    mp_file_map_close(map);
+}
+
+#ifdef __x86_64__
+static int errno_seen;
+static void jump_with_errno(int number) {
+    (void)number;
+    errno_seen = errno;
+    siglongjmp(back, 1);
+}
+
+/* Without memory for a page of zeros, the fault goes to the handler that was there before, with errno as it was. */
+MP_TEST(files_map_without_memory_forwards) {
+    static const struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = (struct sock_filter *)filter};
+    char path[400];
+    signal(SIGBUS, jump_with_errno);
+    mp_file_map *map = map_of(path, sizeof path, "a", 5000);
+    MP_CHECK_INT(truncate(path, 0), 0);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        MP_SKIP("the kernel refuses to filter system calls");
+    volatile int jumped = sigsetjmp(back, 1);
+    errno = 77;
+    if (!jumped)
+        (void)*(const volatile uint8_t *)mp_file_map_data(map);
+    MP_CHECK_INT(jumped, 1);
+    MP_CHECK_INT(errno_seen, 77);
+    MP_CHECK(mp_file_map_poisoned(map));
+    mp_file_map_close(map);
+}
+#endif
 
 MP_TEST(files_map_ignored_signal_stays_ignored) {
     fflush(NULL);

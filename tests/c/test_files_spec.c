@@ -90,6 +90,56 @@ MP_TEST(files_spec_siphash) {
         MP_CHECK_INT(mp_siphash(key, bytes, cases[i].length), cases[i].hash);
 }
 
+#ifdef MP_SEAM
+static int random_calls;
+static uint64_t count_random(void) { return 100 + (uint64_t)random_calls++; }
+#endif
+
+/* Names are hashed with a random key per spec: no file can be crafted whose names collide. */
+MP_TEST(files_spec_hash_key_is_random) {
+#ifdef MP_SEAM
+    uint64_t key[3] = {1, 2, 3};
+    mp_sys_table.random = count_random;
+    mp_siphash_key(key);
+    MP_CHECK(key[0] == 100 && key[1] == 101 && key[2] == 3);
+    mp_spec *spec = mp_spec_create();
+    mp_sys_table = mp_sys_real;
+    MP_CHECK_INT(random_calls, 4);
+    mp_spec_unpin(spec);
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}
+
+/* Memory of a spec: small parts share blocks of 32 KiB; a part of 8 KiB or more that does not fit has its own block and
+ * leaves the shared one in use. Parts are aligned to 16 bytes. */
+MP_TEST(files_spec_memory_blocks) {
+    enum { SHARED = 32 * 1024, LARGE = 8 * 1024, SMALL = 512 };
+    mp_spec *spec = mp_spec_create();
+    uint64_t before = mp_alloc_bytes(MP_TAG_SPEC);
+    MP_CHECK(mp_spec_memory(spec, 0) != NULL);
+    uint8_t *one = mp_spec_memory(spec, 1), *two = mp_spec_memory(spec, 16), *three = mp_spec_memory(spec, SMALL - 32);
+    MP_CHECK(two == one + 16 && three == two + 16 && (uintptr_t)one % 16 == 0);
+    const uint64_t head = mp_alloc_bytes(MP_TAG_SPEC) - before - SHARED;
+    MP_CHECK(head <= 64);
+    for (int i = 1; i < (SHARED - LARGE) / SMALL + 1; i++) /* one part less than LARGE is left */
+        memset(mp_spec_memory(spec, SMALL), 1, SMALL);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC) - before, SHARED + head);
+    for (int i = 0; i < 2; i++) {
+        before = mp_alloc_bytes(MP_TAG_SPEC);
+        uint8_t *own = mp_spec_memory(spec, LARGE - 15); /* padded to LARGE */
+        memset(own, 2, LARGE - 15);
+        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC) - before, LARGE + head);
+    }
+    before = mp_alloc_bytes(MP_TAG_SPEC);
+    for (int i = 0; i < LARGE / SMALL - 1; i++)
+        memset(mp_spec_memory(spec, SMALL), 3, SMALL); /* the rest of the shared block, to its last byte */
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), before);
+    MP_CHECK(mp_spec_memory(spec, LARGE - 16) != NULL);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC) - before, SHARED + head);
+    mp_spec_unpin(spec);
+}
+
 /* Callers may leave the count of a scalar unset. A long string is stored once. */
 MP_TEST(files_spec_counts_and_sizes) {
     enum { LONG = 100000 };
@@ -369,8 +419,25 @@ MP_TEST(files_spec_floats) {
     MP_CHECK_STR(error.allowed, "a number above 0, up to 1");
     MP_CHECK_STATUS(mp_spec_float(spec, "bad3", 0.5, FLT_MAX, &def, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.allowed, "a finite number of at least 0.5");
+    static const struct { double low, high; const char *allowed; } ranges[] = {
+        {0, 1, "a number from 0 to 1"},
+        {0, FLT_MAX, "a finite number of at least 0"},
+        {FLT_MIN, 1, "a number above 0, up to 1"},
+        {2 * FLT_MIN, 1, "a number from 2.35099e-38 to 1"},
+        {-FLT_MAX, FLT_MAX, "a finite number"},
+        {-FLT_MAX / 2, FLT_MAX, "a finite number of at least -1.70141e+38"},
+        {-1, FLT_MAX / 2, "a number from -1 to 1.70141e+38"},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        MP_CHECK_STATUS(mp_spec_float(spec, "none", ranges[i].low, ranges[i].high, NULL, &out, &error), MP_FORMAT,
+                        &error);
+        MP_CHECK_STR(error.allowed, ranges[i].allowed);
+    }
     set(spec, "good", real(0.25));
     MP_CHECK_OK(mp_spec_float(spec, "good", FLT_MIN, 1, NULL, &out, &error), &error);
+    MP_CHECK(out == 0.25);
+    out = 0;
+    MP_CHECK_OK(mp_spec_float(spec, "good", 0.25, 0.25, NULL, &out, &error), &error); /* both bounds are allowed */
     MP_CHECK(out == 0.25);
     MP_CHECK_STATUS(mp_spec_float(spec, "good", 0.5, 1, NULL, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.allowed, "a number from 0.5 to 1");
@@ -525,7 +592,7 @@ static mp_status note_file(void *arg, mp_error *error) {
     mp_spec *spec = mp_spec_create();
     (void)arg;
     if (!spec)
-        return mp_fail_memory(error, 0, "a spec");
+        return mp_fail_memory(error, 0, "a model spec");
     mp_status status = mp_spec_add_file(spec, "/a", error);
     mp_spec_freeze(spec);
     if (status == MP_OK && !mp_spec_same_file(spec, 0, &id))
