@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -19,7 +20,8 @@ static struct {
     int64_t from, to; /* calls [from, to) fail, counted from 0 */
 } plan;
 
-/* Sizes of the allocations of the last run without faults, with the header of mp_alloc, and of the first that failed. */
+/* Sizes of the allocations of the last run without faults, with the header of mp_alloc, and of the
+ * first that failed. */
 enum { MAX_SIZES = 1 << 16, HEADER = 64 };
 static _Atomic uint64_t sizes[MAX_SIZES], refused;
 
@@ -81,6 +83,13 @@ static int faulty_madvise(void *data, size_t bytes, int advice) {
     return -1;
 }
 
+static int open_files(void) {
+    int count = 0;
+    for (int fd = 0; fd < 64; fd++)
+        count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
 static uint64_t live_bytes(void) {
     uint64_t bytes = 0;
     for (int tag = 0; tag < MP_TAG_COUNT; tag++)
@@ -88,8 +97,8 @@ static uint64_t live_bytes(void) {
     return bytes;
 }
 
-/* Returns true if `told` is what allocations `first` to `last` ask for. Large parts of a spec have a block of their own,
- * of at most MORE further bytes. */
+/* Returns true if `told` is what allocations `first` to `last` ask for. Large parts of a spec have a block of their
+ * own, of at most MORE further bytes. */
 static bool is_sum(double told, double slack, int64_t first, int64_t last) {
     enum { LARGE = 8192, MORE = 48 };
     double sum = 0, most = 0;
@@ -129,6 +138,7 @@ static int64_t run(enum mp_test_fault fault, int64_t from, int64_t to, bool firs
     plan.to = to;
     atomic_store(&plan.calls, 0);
     atomic_store(&refused, 0);
+    const int files = open_files();
     uint64_t bytes = live_bytes(), created, joined, created_after, joined_after;
     mp_thread_counts(&created, &joined);
     mp_status status = body(arg, &error);
@@ -146,6 +156,8 @@ static int64_t run(enum mp_test_fault fault, int64_t from, int64_t to, bool firs
     if (live_bytes() != bytes && !first)
         MP_FAIL("call %lld failing (%s) left %lld bytes", n, to == INT64_MAX ? "and all after it" : "once",
                 (long long)(live_bytes() - bytes));
+    if (open_files() != files && !first)
+        MP_FAIL("call %lld failing left %d more files open", n, open_files() - files);
     if (created_after - created != joined_after - joined)
         MP_FAIL("call %lld failing left %lld threads", n,
                 (long long)(created_after - created) - (long long)(joined_after - joined));

@@ -183,6 +183,23 @@ MP_TEST(files_bpe_refuses_unsuitable) {
     }
 }
 
+/* Tokens and merges must be arrays of strings that are not empty. */
+MP_TEST(files_bpe_refuses_other_types) {
+    static const char *const keys[] = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"};
+    static const int64_t integers[] = {1, 2};
+    const uint64_t none = 0;
+    const mp_value others[] = {{.type = MP_VALUE_INTS, .count = 2, .as.integers = integers},
+                               {.type = MP_VALUE_STRING, .count = 2, .as.string = "ab"},
+                               {.type = MP_VALUE_STRINGS, .count = 0, .as.strings = {"", &none}}};
+    for (int wrong = 0; wrong < 2; wrong++)
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+            mp_error error;
+            mp_spec *spec = spec_of(wrong == 0 ? 0 : COUNT(letters), letters, wrong == 1 ? 0 : COUNT(joins), joins);
+            MP_CHECK_OK(mp_spec_set(spec, keys[wrong], &others[i], &error), &error);
+            MP_CHECK(bpe_of(spec) == NULL);
+        }
+}
+
 static mp_status make_part(void *arg, mp_error *error) {
     mp_spec *spec = arg;
     mp_bpe *bpe;

@@ -1,5 +1,5 @@
-/* test_files_gguf_bounds.c: every place at which a GGUF file may end too early, and counts that the rest of the file can
- * just hold. The expected field and offset of each error come from the layout, not from the reader. */
+/* test_files_gguf_bounds.c: every place at which a GGUF file may end too early, and counts that the rest of the file
+ * can just hold. The expected field and offset of each error come from the layout, not from the reader. */
 #include "test_files.h"
 
 enum { TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8, VALUE_BYTES = 8 + 1 + 4 + 1, HEADER_BYTES = 24 };
@@ -136,6 +136,30 @@ MP_TEST(files_gguf_ends_at_every_byte) {
     MP_CHECK_INT(mp_spec_value_count(spec), 7);
     mp_spec_unpin(spec);
     free(l.b.data);
+}
+
+/* The first key and the first tensor count too. */
+MP_TEST(files_gguf_duplicates_of_the_first) {
+    static const uint64_t eight[] = {8};
+    for (int tensors = 0; tensors < 2; tensors++) {
+        test_bytes b = {0};
+        mp_error error;
+        mp_spec *spec;
+        put_header(&b, tensors ? 2 : 0, tensors ? 1 : 2);
+        put_architecture(&b);
+        const size_t at = tensors ? b.size + TENSOR_BYTES : b.size;
+        if (!tensors)
+            put_architecture(&b);
+        for (int i = 0; tensors && i < 2; i++)
+            put_tensor(&b, "t", 1, eight, 0, 32 * (uint64_t)i);
+        put_padding(&b, 32);
+        for (int i = 0; i < 64; i++)
+            put_u8(&b, 0);
+        MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.got, tensors ? "a duplicate: t" : "a duplicate: general.architecture");
+        MP_CHECK_INT(error.offset, at);
+        free(b.data);
+    }
 }
 
 /* Bytes after the last tensor: its padding may be there, in whole or in part, and nothing else. */

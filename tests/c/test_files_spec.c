@@ -285,6 +285,47 @@ MP_TEST(files_spec_frozen) {
     mp_spec_unpin(spec);
 }
 
+/* UTF-8 at the bounds of every length: RFC 3629, section 4. */
+MP_TEST(files_spec_utf8) {
+    static const struct { const char *bytes; bool good; } cases[] = {
+        {"", true}, {"a\x7f", true}, {"\x80", false}, {"\xbf", false}, {"\xc0\x80", false}, {"\xc1\xbf", false},
+        {"\xc2\x80", true}, {"\xdf\xbf", true}, {"\xc2", false}, {"\xc2\x7f", false}, {"\xc2\xc0", false},
+        {"\xe0\x9f\xbf", false}, {"\xe0\xa0\x80", true}, {"\xed\x9f\xbf", true}, {"\xed\xa0\x80", false},
+        {"\xed\xbf\xbf", false}, {"\xee\x80\x80", true}, {"\xef\xbf\xbf", true}, {"\xe1\x80", false},
+        {"\xe1\x80\x7f", false}, {"\xe1\x7f\x80", false}, {"\xf0\x8f\xbf\xbf", false},
+        {"\xf0\x90\x80\x80", true}, {"\xf4\x8f\xbf\xbf", true}, {"\xf4\x90\x80\x80", false},
+        {"\xf5\x80\x80\x80", false}, {"\xff", false}, {"\xf1\x80\x80", false}, {"\xf1\x80\x80\xc0", false},
+        {"a\xe1\x80\x80z", true}, {"\xe1\x80\x80\x80", false}, {"\xf1\x80\x80\x80\xc2", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (mp_is_utf8(cases[i].bytes, strlen(cases[i].bytes)) != cases[i].good)
+            MP_FAIL("case %d", (int)i);
+    MP_CHECK(mp_is_utf8("a\0b", 3));
+}
+
+/* A spec has at most one draft model, which has none. The spec holds a reference, and freezes it. */
+MP_TEST(files_spec_draft) {
+    mp_error error;
+    mp_value one = integer(1);
+    uint64_t before = mp_alloc_bytes(MP_TAG_SPEC);
+    mp_spec *spec = llama(), *draft = llama(), *other = llama();
+    MP_CHECK(mp_spec_draft(spec) == NULL);
+    MP_CHECK_STATUS(mp_spec_set_draft(spec, spec, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_OK(mp_spec_set_draft(spec, draft, &error), &error);
+    MP_CHECK(mp_spec_draft(spec) == draft);
+    MP_CHECK_STATUS(mp_spec_set(draft, "a", &one, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_spec_set_draft(spec, other, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_spec_set_draft(other, spec, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK(mp_spec_draft(other) == NULL && mp_spec_draft(spec) == draft);
+    set(other, "a", one); /* a refused draft model is not frozen */
+    mp_spec_freeze(spec);
+    mp_spec_unpin(draft);
+    MP_CHECK_STR(mp_spec_architecture(mp_spec_draft(spec)), "llama");
+    mp_spec_unpin(spec);
+    mp_spec_unpin(other);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), before);
+}
+
 /* --- the tensor table: every field that Python or gguf.c could set wrong --- */
 
 MP_TEST(files_spec_refuses_tensors) {
