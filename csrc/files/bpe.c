@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/siphash.h"
 #include "files/spec_build.h"
 
 struct mp_bpe {
@@ -25,7 +26,7 @@ const char *mp_bpe_token(const mp_bpe *bpe, int32_t token, uint64_t *bytes) {
 }
 
 static uint32_t hash_of(const mp_bpe *bpe, const char *text, uint64_t bytes) {
-    return (uint32_t)mp_siphash(bpe->key, text, (uint32_t)bytes);
+    return (uint32_t)mp_siphash(bpe->key, text, bytes);
 }
 
 int32_t mp_bpe_find(const mp_bpe *bpe, const char *text, uint64_t bytes) {

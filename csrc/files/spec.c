@@ -10,6 +10,7 @@
 
 #include "base/alloc.h"
 #include "base/forked.h"
+#include "base/siphash.h"
 #include "base/sys.h"
 #include "files/spec_build.h"
 
@@ -49,43 +50,6 @@ struct mp_spec {
 };
 
 /* --- names --- */
-
-static inline uint64_t rotate(uint64_t x, int by) { return x << by | x >> (64 - by); }
-
-static inline void sip_round(uint64_t v[4]) {
-    v[0] += v[1], v[1] = rotate(v[1], 13) ^ v[0], v[0] = rotate(v[0], 32);
-    v[2] += v[3], v[3] = rotate(v[3], 16) ^ v[2];
-    v[0] += v[3], v[3] = rotate(v[3], 21) ^ v[0];
-    v[2] += v[1], v[1] = rotate(v[1], 17) ^ v[2], v[2] = rotate(v[2], 32);
-}
-
-void mp_siphash_key(uint64_t key[2]) {
-    for (int i = 0; i < 2; i++)
-        key[i] = mp_sys_random();
-}
-
-uint64_t mp_siphash(const uint64_t key[2], const char *name, uint32_t length) {
-    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du,
-                     key[0] ^ 0x6c7967656e657261u, key[1] ^ 0x7465646279746573u};
-    uint32_t at = 0;
-    for (; length - at >= 8; at += 8) {
-        uint64_t word;
-        memcpy(&word, name + at, 8);
-        v[3] ^= word;
-        sip_round(v);
-        v[0] ^= word;
-    }
-    uint64_t last = (uint64_t)length << 56;
-    for (uint32_t i = 0; at + i < length; i++)
-        last |= (uint64_t)(uint8_t)name[at + i] << (8 * i);
-    v[3] ^= last;
-    sip_round(v);
-    v[0] ^= last;
-    v[2] ^= 0xff;
-    for (int i = 0; i < 3; i++)
-        sip_round(v);
-    return v[0] ^ v[1] ^ v[2] ^ v[3];
-}
 
 static uint32_t name_hash(const mp_spec *spec, const char *name, uint32_t length) {
     return (uint32_t)mp_siphash(spec->hash_key, name, length);

@@ -22,7 +22,6 @@ static void set_up(bench *b, uint32_t percent) {
     mp_test_random random = {5};
     *b = (bench){.budget = {.limit = UINT64_MAX}};
     mp_prefix_init(&b->cache, &group, &b->budget, percent);
-    mp_prefix_seed(&b->cache, "a model");
     for (size_t i = 0; i < sizeof b->tokens / sizeof *b->tokens; i++)
         b->tokens[i] = (int32_t)(mp_test_random_u64(&random) % 1000);
 }
