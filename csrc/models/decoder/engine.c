@@ -35,8 +35,6 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
                            mp_error *error) {
     const mp_decoder *model = (const mp_decoder *)base;
     mp_text_request *request = (mp_text_request *)request_base;
-    if (request->n_prompt < 1)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the prompt has no tokens");
     if (request->n_prompt >= model->context) {
         mp_fail(error, MP_CONTEXT_OVERFLOW,
                 "the prompt has %d tokens, the model takes at most %d including one generated token", request->n_prompt,
