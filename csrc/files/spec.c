@@ -51,11 +51,11 @@ struct mp_spec {
 
 /* --- names --- */
 
-static uint32_t name_hash(const mp_spec *spec, const char *name, uint32_t length) {
+static uint32_t name_hash(const mp_spec *spec, const char *name, size_t length) {
     return (uint32_t)mp_siphash(spec->hash_key, name, length);
 }
 
-static int names_find(const mp_spec *spec, const name_list *list, const char *name, uint32_t length) {
+static int names_find(const mp_spec *spec, const name_list *list, const char *name, size_t length) {
     if (list->count == 0)
         return -1;
     uint32_t hash = name_hash(spec, name, length);
@@ -284,7 +284,7 @@ static mp_status check_key(const mp_spec *spec, const char *key, uint64_t length
         if (key[i] < 0x20 || key[i] > 0x7E)
             return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "key", "printable ASCII", "byte %02x",
                                 (uint8_t)key[i]);
-    if (names_find(spec, &spec->keys, key, (uint32_t)length) >= 0)
+    if (names_find(spec, &spec->keys, key, length) >= 0)
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, key, "each key once", "a duplicate");
     return MP_OK;
 }
@@ -424,7 +424,7 @@ mp_status mp_spec_add_tensor(mp_spec *spec, const mp_tensor_entry *entry, mp_err
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "tensor name", "1 to 255 bytes", "%zu", length);
     if (!mp_is_utf8(entry->name, length))
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "tensor name", "UTF-8", "not UTF-8");
-    if (names_find(spec, &spec->tensor_names, entry->name, (uint32_t)length) >= 0)
+    if (names_find(spec, &spec->tensor_names, entry->name, length) >= 0)
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, entry->name, "each tensor once", "a duplicate");
     MP_TRY(mp_spec_check_tensor(spec, entry, error));
     void *tensors = spec->tensors;
@@ -570,8 +570,7 @@ const mp_tensor_entry *mp_spec_tensor_at(const mp_spec *spec, int index) {
 }
 
 static int find_text(const mp_spec *spec, const name_list *list, const char *name) {
-    size_t length = strlen(name);
-    return length <= UINT32_MAX ? names_find(spec, list, name, (uint32_t)length) : -1;
+    return names_find(spec, list, name, strlen(name));
 }
 
 const mp_value *mp_spec_find(const mp_spec *spec, const char *key) {

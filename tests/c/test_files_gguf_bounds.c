@@ -138,6 +138,36 @@ MP_TEST(files_gguf_ends_at_every_byte) {
     free(l.b.data);
 }
 
+/* A split model must have the name that its count and number imply, and must be opened by its first file. */
+MP_TEST(files_gguf_names_of_splits) {
+    static const struct { const char *name; uint32_t number; const char *field, *allowed, *got; } cases[] = {
+        {"m-00001-of-00003.gguf", 0, "file name", "a name that ends in -00001-of-00002.gguf", "different"},
+        {"-00001-of-00002.gguf", 1, "file name", "a name that ends in -00002-of-00002.gguf", "different"},
+        {"m-00002-of-00002.gguf", 1, "split.no", "0; open the first file of the split model instead", "1"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static const char *const keys[] = {"split.no", "split.count", "split.tensors.count"};
+        const uint32_t values[] = {cases[i].number, 2, 0};
+        char path[400];
+        test_bytes b = {0};
+        mp_error error;
+        mp_spec *spec;
+        put_header(&b, 0, 4);
+        put_architecture(&b);
+        for (int k = 0; k < 3; k++) {
+            put_key(&b, keys[k], G_U32);
+            put_u32(&b, values[k]);
+        }
+        mp_test_write_file(test_path(path, sizeof path, cases[i].name), b.data, b.size);
+        MP_CHECK_STATUS(mp_gguf_read(path, &spec, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, cases[i].field);
+        MP_CHECK_STR(error.allowed, cases[i].allowed);
+        MP_CHECK_STR(error.got, cases[i].got);
+        MP_CHECK_STR(error.file, path);
+        free(b.data);
+    }
+}
+
 /* The first key and the first tensor count too. */
 MP_TEST(files_gguf_duplicates_of_the_first) {
     static const uint64_t eight[] = {8};

@@ -343,6 +343,13 @@ MP_TEST(files_spec_refuses_tensors) {
         check_error(&error, cases[i].part);
     }
     MP_CHECK_INT(mp_spec_tensor_count(spec), 0);
+    mp_tensor_entry tensor = cases[0].entry;
+    tensor.name = "t";
+    MP_CHECK_OK(mp_spec_add_file(spec, "/models/b.gguf", &error), &error);
+    tensor.file = 2;
+    MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.allowed, "0 to 1");
+    MP_CHECK_STR(error.got, "2");
     mp_spec_unpin(spec);
 }
 

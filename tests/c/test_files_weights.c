@@ -152,6 +152,7 @@ MP_TEST(files_weights_layers_have_the_same_biases) {
         {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 2, "blk.0.q.bias"},
         {"blk.0.q.weight blk.0.q.bias blk.1.q.weight blk.1.q.bias blk.2.q.weight", 3, "blk.2.q.bias"},
         {"blk.9.q.weight blk.9.q.bias blk.10.q.weight", 11, "blk.10.q.bias"},
+        {"blk.0.q.weight blk.1.q.weight blk.1.q.bias blk.2.q.weight", 3, "blk.0.q.bias"}, /* the first is named */
         /* a layer that is not read, or lacks the weight, needs no bias */
         {"blk.0.q.weight blk.0.q.bias blk.1.q.weight", 1, ""},
         {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 1, ""},

@@ -1,5 +1,5 @@
-/* test_models_check.c: what models check before a request is queued: ids, lengths and options at their bounds, the units
- * and the predicted time, computed by hand, and the facts of the model that the request receives. */
+/* test_models_check.c: what models check before a request is queued: ids, lengths and options at their bounds, units
+ * and predicted time, computed by hand, and the facts of the model that the request receives. */
 #include <stdatomic.h>
 
 #include "model_fixture.h"
@@ -94,6 +94,28 @@ MP_TEST(models_check_of_token_ids) {
     tiny_unload(&tiny);
 }
 
+/* A model without an image network takes no image, be it only one. */
+MP_TEST(models_check_of_images_for_text_models) {
+    static const int32_t prompt[] = {3, 4}, sizes[] = {1, 1}, spans[] = {0, 1, 1};
+    static const uint8_t key[MP_IMAGE_KEY], pixels[3];
+    const mp_text_args args = {
+        .n_prompt = 2, .prompt = prompt, .n_choices = 1,
+        .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .logprobs = -1},
+        .images = {.n_tiles = 1, .n_runs = 1, .n_bytes = 3, .sizes = sizes, .tile_keys = key, .run_keys = key,
+                   .spans = spans, .pixels = pixels}};
+    tiny_model tiny;
+    mp_error error;
+    uint64_t cost;
+    uint32_t total;
+    mp_text_request *request;
+    load_decoder(&tiny);
+    MP_CHECK_OK(mp_text_request_create(&args, &request, &error), &error);
+    MP_CHECK_STATUS(check(&tiny, &request->base, &cost, &total, &error), MP_UNSUPPORTED, &error);
+    MP_CHECK_HAS(error.message, "the model takes text only");
+    mp_request_destroy(&request->base);
+    tiny_unload(&tiny);
+}
+
 /* Two texts, of which the second is changed. */
 MP_TEST(models_check_of_texts) {
     enum { NONE = -9 };
@@ -107,6 +129,7 @@ MP_TEST(models_check_of_texts) {
         {3, 0, 0, 1, 1, MP_OK, NULL},
         {3, TINY_VOCAB - 1, 2, 2, TINY_WIDTH, MP_OK, NULL},
         {TINY_POSITIONS, 1, NONE, NONE, 0, MP_OK, NULL},
+        {1, 1, NONE, NONE, 0, MP_OK, NULL},
         {TINY_POSITIONS + 1, 1, NONE, NONE, 0, MP_CONTEXT_OVERFLOW, "text 1 has"},
         {0, 1, NONE, NONE, 0, MP_INVALID_ARGUMENT, "text 1 has no tokens"},
         {3, -1, NONE, NONE, 0, MP_INVALID_ARGUMENT, "token id -1 is outside the vocabulary"},
@@ -150,6 +173,15 @@ MP_TEST(models_check_of_texts) {
             MP_CHECK_STR(error.allowed, allowed);
         }
         ids[2 + (cases[i].n ? cases[i].n - 1 : 0)] = 0;
+        mp_request_destroy(&request->base);
+    }
+    for (int at = 0; at < 3; at++) { /* the first token, one in the middle, the last */
+        const int64_t offsets[] = {0, 3};
+        int32_t tokens[] = {1, 2, 3};
+        tokens[at] = TINY_VOCAB;
+        mp_embedding_request *request;
+        MP_CHECK_OK(make_embedding_request(1, tokens, offsets, NULL, &request, &error), &error);
+        MP_CHECK_STATUS(check(&tiny, &request->base, &cost, &total, &error), MP_INVALID_ARGUMENT, &error);
         mp_request_destroy(&request->base);
     }
     tiny_unload(&tiny);
