@@ -80,17 +80,17 @@ static mp_entry *find_leaving(const mp_registry *registry, const char *key) {
     return NULL;
 }
 
-/* Makes room for one more item in a growing array. Returns false if memory is refused. */
-static bool reserve(void **array, int count, int *capacity, size_t item) {
+/* Makes room for one more item in a growing array. `what` names it in the error. */
+static mp_status reserve(void **array, int count, int *capacity, size_t item, const char *what, mp_error *error) {
     if (count < *capacity)
-        return true;
+        return MP_OK;
     int larger = *capacity ? *capacity * 2 : 16;
     void *grown = mp_realloc(*array, (size_t)larger * item, MP_TAG_POOL);
     if (!grown)
-        return false;
+        return mp_fail_memory(error, (size_t)larger * item, what);
     *array = grown;
     *capacity = larger;
-    return true;
+    return MP_OK;
 }
 
 static mp_status fail_unknown(const char *key, mp_error *error) {
@@ -436,12 +436,11 @@ static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_en
     /* Reserve room for every entry that may drain later: two per slot. */
     int most = registry->leaving_count + 2 * registry->slot_count + 2;
     while (registry->leaving_capacity < most)
-        if (!reserve((void **)&registry->leaving, registry->leaving_capacity, &registry->leaving_capacity,
-                     sizeof(*registry->leaving)))
-            return mp_fail_memory(error, (uint64_t)most * sizeof(mp_entry *), "the list of entries");
+        MP_TRY(reserve((void **)&registry->leaving, registry->leaving_capacity, &registry->leaving_capacity,
+                       sizeof(*registry->leaving), "the list of entries", error));
     if (!found) {
-        if (!reserve((void **)&registry->slots, registry->slot_count, &registry->slot_capacity, sizeof(slot)))
-            return mp_fail_memory(error, sizeof(slot), "the list of keys");
+        MP_TRY(reserve((void **)&registry->slots, registry->slot_count, &registry->slot_capacity, sizeof(slot),
+                       "the list of keys", error));
         memmove(&registry->slots[at + 1], &registry->slots[at], (size_t)(registry->slot_count - at) * sizeof(slot));
         registry->slots[at] = (slot){.current = entry};
         registry->slot_count++;

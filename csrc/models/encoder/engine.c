@@ -145,7 +145,7 @@ static bool is_known(mp_encoder_engine_state *engine, int index, int owner, uint
     mp_encoder_text *text = &engine->texts[index];
     if (text->want_tokens)
         return false;
-    mp_dedup_key(text);
+    mp_dedup_key(&engine->dedup, text);
     if (mp_dedup_recall(&engine->dedup, text, now_ns))
         return true;
     int same = mp_dedup_find(&engine->dedup, engine->texts, index);
