@@ -129,6 +129,7 @@ typedef struct mp_loader {
     void *self;
     mp_capability capability;
     const char *policy; /* dispatch policy for the model's workers; NULL: the capability's policy */
+    uint64_t revision;  /* chosen by the caller; requests may name it (mp_submit_options.revision) */
 } mp_loader;
 
 typedef struct mp_model_ops {
