@@ -52,6 +52,11 @@ def _answers(pool: mpool.Pool, ref: Path, **settings: Any) -> Any:
     return "expected" + str(len(pool._entries) - 1)
 
 
+def _of(completion: Any) -> tuple[str, int]:
+    """Return what tells the two models apart: the tokenizers give prompts of different lengths."""
+    return completion.text, completion.usage.prompt_tokens
+
+
 def _hammer(threads: int, call: Callable[[], Any], work: Callable[[], None]) -> tuple[list[Any], list[BaseException]]:
     """Run ``call`` again and again in several threads while ``work`` runs once. Returns all results and errors."""
     found: list[Any] = []
@@ -103,19 +108,19 @@ def test_vectors_are_those_of_one_model(own: mpool.Pool, bert: Path, isolation: 
 
 
 def test_prompts_never_reach_a_model_with_another_tokenizer(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
-    wanted = [own.generate(PROMPT, _answers(own, ref), **TEXT).text for ref in (llama, qwen2)]
-    assert wanted[0] != wanted[1]
+    wanted = [_of(own.generate(PROMPT, _answers(own, ref), **TEXT)) for ref in (llama, qwen2)]
+    assert wanted[0][0] != wanted[1][0] and wanted[0][1] != wanted[1][1]
     model = own.register("m", llama)
     model.generate(PROMPT, **TEXT)
 
     def work() -> None:
         for turn in range(1, 9):
             own.swap("m", (llama, qwen2)[turn % 2])
-            assert model.generate(PROMPT, **TEXT).text == wanted[turn % 2]
+            assert _of(model.generate(PROMPT, **TEXT)) == wanted[turn % 2]
 
-    calls = [lambda: model.generate(PROMPT, **TEXT).text,
+    calls = [lambda: _of(model.generate(PROMPT, **TEXT)),
              lambda: list(model.generate(PROMPT, stream=True, **TEXT)) and None,
-             lambda: own.submit("text_to_text", prompt=PROMPT, model="m", **TEXT).result().text]
+             lambda: _of(own.submit("text_to_text", prompt=PROMPT, model="m", **TEXT).result())]
     turn = iter(range(1 << 30))
     found, errors = _hammer(3, lambda: calls[next(turn) % 3](), work)
     assert not errors
@@ -123,7 +128,7 @@ def test_prompts_never_reach_a_model_with_another_tokenizer(own: mpool.Pool, lla
 
 
 def test_coroutines_see_no_failure(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
-    wanted = [own.generate(PROMPT, _answers(own, ref), **TEXT).text for ref in (llama, qwen2)]
+    wanted = [_of(own.generate(PROMPT, _answers(own, ref), **TEXT)) for ref in (llama, qwen2)]
     own.register("m", llama)
 
     async def run() -> None:
@@ -131,12 +136,12 @@ def test_coroutines_see_no_failure(own: mpool.Pool, llama: Path, qwen2: Path) ->
 
         async def member() -> None:
             while not done:
-                assert (await aio.generate(PROMPT, "m", pool=own, **TEXT)).text in wanted
+                assert _of(await aio.generate(PROMPT, "m", pool=own, **TEXT)) in wanted
 
         crowd = [asyncio.ensure_future(member()) for _ in range(3)]
         for turn in range(1, 5):
             model = await aio.swap("m", (llama, qwen2)[turn % 2], pool=own)
-            assert (await aio.generate(PROMPT, model, **TEXT)).text == wanted[turn % 2]
+            assert _of(await aio.generate(PROMPT, model, **TEXT)) == wanted[turn % 2]
         done = True
         await asyncio.gather(*crowd)
 
@@ -148,7 +153,7 @@ def test_request_that_was_prepared_for_the_old_model_is_prepared_again(own: mpoo
     """The swap happens exactly between tokenisation and submission, in each way to submit."""
     from mpool.tasks import requests
 
-    wanted = own.generate(PROMPT, _answers(own, qwen2), **TEXT).text
+    wanted = _of(own.generate(PROMPT, _answers(own, qwen2), **TEXT))
     own.register("m", llama)
     own.generate(PROMPT, "m", **TEXT)
     prepare, swapped = requests.prompt_request, 0
@@ -173,7 +178,7 @@ def test_request_that_was_prepared_for_the_old_model_is_prepared_again(own: mpoo
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(requests, "prompt_request", late)
             before = own.metrics()
-            assert way().text == wanted and swapped == 1
+            assert _of(way()) == wanted and swapped == 1
             after = own.metrics()
             assert (after["errors"], after["total_requests"]) == (before["errors"], before["total_requests"] + 1)
 
