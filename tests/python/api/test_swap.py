@@ -28,7 +28,9 @@ from mpool.errors import (
 )
 
 TEXT: dict[str, Any] = dict(temperature=0, max_tokens=4, ignore_eos=True)
-PROMPT = "Hello, this prompt has other token ids in each of the models"
+PROMPT = [{"role": "user", "content": "Hello"}]
+#: Chat template of the second model: its prompts have another length.
+TEMPLATE = "{% for message in messages %}one two three four {{ message.content }}{% endfor %}"
 
 
 @pytest.fixture
@@ -52,8 +54,12 @@ def _answers(pool: mpool.Pool, ref: Path, **settings: Any) -> Any:
     return "expected" + str(len(pool._entries) - 1)
 
 
+def _two(llama: Path, qwen2: Path) -> list[tuple[Path, dict[str, Any]]]:
+    return [(llama, {}), (qwen2, {"chat_template": TEMPLATE})]
+
+
 def _of(completion: Any) -> tuple[str, int]:
-    """Return what tells the two models apart: the tokenizers give prompts of different lengths."""
+    """Return what tells the two models apart: the templates give prompts of different lengths."""
     return completion.text, completion.usage.prompt_tokens
 
 
@@ -107,20 +113,21 @@ def test_vectors_are_those_of_one_model(own: mpool.Pool, bert: Path, isolation: 
     assert own.metrics()["errors"] == 0
 
 
-def test_prompts_never_reach_a_model_with_another_tokenizer(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
-    wanted = [_of(own.generate(PROMPT, _answers(own, ref), **TEXT)) for ref in (llama, qwen2)]
+def test_prompts_never_reach_another_model(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
+    wanted = [_of(own.chat(PROMPT, _answers(own, ref, **settings), **TEXT)) for ref, settings in _two(llama, qwen2)]
     assert wanted[0][0] != wanted[1][0] and wanted[0][1] != wanted[1][1]
     model = own.register("m", llama)
-    model.generate(PROMPT, **TEXT)
+    model.chat(PROMPT, **TEXT)
 
     def work() -> None:
         for turn in range(1, 9):
-            own.swap("m", (llama, qwen2)[turn % 2])
-            assert _of(model.generate(PROMPT, **TEXT)) == wanted[turn % 2]
+            ref, settings = _two(llama, qwen2)[turn % 2]
+            own.swap("m", ref, **settings)
+            assert _of(model.chat(PROMPT, **TEXT)) == wanted[turn % 2]
 
-    calls = [lambda: _of(model.generate(PROMPT, **TEXT)),
-             lambda: list(model.generate(PROMPT, stream=True, **TEXT)) and None,
-             lambda: _of(own.submit("text_to_text", prompt=PROMPT, model="m", **TEXT).result())]
+    calls = [lambda: _of(model.chat(PROMPT, **TEXT)),
+             lambda: list(model.chat(PROMPT, stream=True, **TEXT)) and None,
+             lambda: _of(own.submit("text_to_text", messages=PROMPT, model="m", **TEXT).result())]
     turn = iter(range(1 << 30))
     found, errors = _hammer(3, lambda: calls[next(turn) % 3](), work)
     assert not errors
@@ -128,7 +135,7 @@ def test_prompts_never_reach_a_model_with_another_tokenizer(own: mpool.Pool, lla
 
 
 def test_coroutines_see_no_failure(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
-    wanted = [_of(own.generate(PROMPT, _answers(own, ref), **TEXT)) for ref in (llama, qwen2)]
+    wanted = [_of(own.chat(PROMPT, _answers(own, ref, **settings), **TEXT)) for ref, settings in _two(llama, qwen2)]
     own.register("m", llama)
 
     async def run() -> None:
@@ -136,12 +143,13 @@ def test_coroutines_see_no_failure(own: mpool.Pool, llama: Path, qwen2: Path) ->
 
         async def member() -> None:
             while not done:
-                assert _of(await aio.generate(PROMPT, "m", pool=own, **TEXT)) in wanted
+                assert _of(await aio.chat(PROMPT, "m", pool=own, **TEXT)) in wanted
 
         crowd = [asyncio.ensure_future(member()) for _ in range(3)]
         for turn in range(1, 5):
-            model = await aio.swap("m", (llama, qwen2)[turn % 2], pool=own)
-            assert _of(await aio.generate(PROMPT, model, **TEXT)) == wanted[turn % 2]
+            ref, settings = _two(llama, qwen2)[turn % 2]
+            model = await aio.swap("m", ref, pool=own, **settings)
+            assert _of(await aio.chat(PROMPT, model, **TEXT)) == wanted[turn % 2]
         done = True
         await asyncio.gather(*crowd)
 
@@ -150,48 +158,48 @@ def test_coroutines_see_no_failure(own: mpool.Pool, llama: Path, qwen2: Path) ->
 
 def test_request_that_was_prepared_for_the_old_model_is_prepared_again(own: mpool.Pool, llama: Path,
                                                                        qwen2: Path) -> None:
-    """The swap happens exactly between tokenisation and submission, in each way to submit."""
+    """The swap happens exactly between rendering and submission, in each way to submit."""
     from mpool.tasks import requests
 
-    wanted = _of(own.generate(PROMPT, _answers(own, qwen2), **TEXT))
+    wanted = _of(own.chat(PROMPT, _answers(own, qwen2, chat_template=TEMPLATE), **TEXT))
     own.register("m", llama)
-    own.generate(PROMPT, "m", **TEXT)
-    prepare, swapped = requests.prompt_request, 0
+    own.chat(PROMPT, "m", **TEXT)
+    prepare, swapped = requests.chat_request, 0
 
     def late(*args: Any) -> Any:
         nonlocal swapped
         made = prepare(*args)
         if not swapped:
             swapped += 1
-            own.swap("m", qwen2)
+            own.swap("m", qwen2, chat_template=TEMPLATE)
         return made
 
     ways: list[Callable[[], Any]] = [
-        lambda: own.generate(PROMPT, "m", **TEXT),
-        lambda: own.submit("text_to_text", prompt=PROMPT, model="m", **TEXT).result(),
-        lambda: asyncio.run(_generated(own)),
+        lambda: own.chat(PROMPT, "m", **TEXT),
+        lambda: own.submit("text_to_text", messages=PROMPT, model="m", **TEXT).result(),
+        lambda: asyncio.run(_chatted(own)),
     ]
     for way in ways:
         own.swap("m", llama)
-        own.generate(PROMPT, "m", **TEXT)
+        own.chat(PROMPT, "m", **TEXT)
         swapped = 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(requests, "prompt_request", late)
+            patch.setattr(requests, "chat_request", late)
             before = own.metrics()
             assert _of(way()) == wanted and swapped == 1
             after = own.metrics()
             assert (after["errors"], after["total_requests"]) == (before["errors"], before["total_requests"] + 1)
 
 
-async def _generated(pool: mpool.Pool) -> Any:
-    return await aio.generate(PROMPT, "m", pool=pool, **TEXT)
+async def _chatted(pool: mpool.Pool) -> Any:
+    return await aio.chat(PROMPT, "m", pool=pool, **TEXT)
 
 
 def test_accepted_request_is_completed_by_the_old_model(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
     long = {**TEXT, "max_tokens": 200}
-    wanted = own.generate(PROMPT, _answers(own, llama), **long).text
+    wanted = own.chat(PROMPT, _answers(own, llama), **long).text
     own.register("m", llama)
-    stream = own.generate(PROMPT, "m", stream=True, **long)
+    stream = own.chat(PROMPT, "m", stream=True, **long)
     own.swap("m", qwen2)
     assert stream.result().text == wanted
 
