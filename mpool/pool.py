@@ -527,9 +527,10 @@ class Pool(PoolVerbs):
 
     @typed
     def check(self, key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
-        """Check that a model computes: embed a text or an image, or generate one token, with the highest priority.
+        """Check that a model computes, with one request of the highest priority. Loads the model if necessary.
 
-        Loads the model if necessary.
+        The request embeds a text or an image, generates one token (a vision model: about an image, so that the image
+        encoder computes too), or generates the smallest image in one step.
 
         Args:
             key: the model.
@@ -539,7 +540,7 @@ class Pool(PoolVerbs):
             Duration of the check in seconds.
 
         Raises:
-            ModelError, NumericError, Timeout: the model fails, as for :func:`embed` and :func:`generate`.
+            ModelError, NumericError, Timeout: the model fails, as for the functions of its capability.
 
         Example:
             >>> mpool.check("all-MiniLM-L6-v2", timeout=60) < 60

@@ -10,7 +10,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import native_calls
-from ..errors import InvalidArgument
 from ..native_calls import NativeCalls
 
 if TYPE_CHECKING:
@@ -208,6 +207,8 @@ def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
 
 
 _checks = itertools.count()
+#: Minimum height and width of the image that :func:`check` makes.
+_SIDE = 32
 
 
 def check(pool: Host, key: Any, timeout: float | None) -> float:
@@ -217,16 +218,23 @@ def check(pool: Host, key: Any, timeout: float | None) -> float:
     if entry.capability == "text_embedding":
         # a different text each time, because requests with equal texts share one computation
         pool.embed(f"check {next(_checks)}", key, priority="critical", timeout=timeout)
-    elif entry.capability in ("text_to_text", "vision"):
+    elif entry.capability == "text_to_text":
         pool.generate("check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
-    elif entry.capability == "image_embedding":
+    elif entry.capability == "text_to_image":
+        side = 2 * entry.describe().pipeline.scale  # the smallest image
+        pool.generate_image("check", key, width=side, height=side, num_inference_steps=1, seed=0, priority="critical",
+                            timeout=timeout)
+    else:
         import numpy as np
 
-        side = max(entry.describe().image.image_size, 32)  # type: ignore[union-attr]
-        pool.embed_image(np.zeros((side, side, 3), dtype=np.uint8), key, priority="critical", timeout=timeout)
-    else:
-        raise InvalidArgument(f"is a {entry.capability} model; check() does not support this capability",
-                              param="key", key=entry.key)
+        image = entry.describe().image
+        side = max(_SIDE if image is None else image.image_size, _SIDE)
+        # a different image each time: the prefix cache keeps the rows of images in prompts
+        pixels = np.full((side, side, 3), next(_checks) % 256, dtype=np.uint8)
+        if entry.capability == "vision":
+            pool.vision(pixels, "check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
+        else:
+            pool.embed_image(pixels, key, priority="critical", timeout=timeout)
     return time.monotonic() - began
 
 

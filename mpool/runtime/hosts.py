@@ -47,6 +47,12 @@ class Host(Protocol):
     def generate(self, *args: Any, **options: Any) -> Any:
         """See :func:`mpool.generate`."""
 
+    def generate_image(self, *args: Any, **options: Any) -> Any:
+        """See :func:`mpool.generate_image`."""
+
+    def vision(self, *args: Any, **options: Any) -> Any:
+        """See :func:`mpool.vision`."""
+
     def _find(self, model: Any, capability: str | None = None) -> Any: ...
 
     def _known(self, model: Any, capability: str | None) -> Any: ...

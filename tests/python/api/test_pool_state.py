@@ -332,13 +332,17 @@ def test_ping_does_not_wait_and_does_not_extend_keep_alive(llama: Path) -> None:
             pool.ping("no-such-model")
 
 
-def test_check_runs_one_request(bert: Path, llama: Path) -> None:
+def test_check_runs_one_request(bert: Path, llama: Path, dino: Path, llava: Path, flux: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        before = pool.metrics()["total_requests"]
-        for model in (bert, llama):
+        for count, model in enumerate((bert, llama, dino, llava, flux), 1):
             for _ in range(2):
                 assert 0 < pool.check(model, timeout=60) < 60
-        assert pool.metrics()["total_requests"] == before + 4 == pool.metrics()["completed"]
+            assert pool.metrics()["total_requests"] == 2 * count == pool.metrics()["completed"]
+            row = pool.metrics()["models"][pool.get(model).key]
+            if model is llava:  # the prompt has the rows of the image
+                assert row["units_in"] > 2 * len(pool.tokenize("check", llava)) + 16
+            if model is flux:
+                assert row["units_out"] == 2
     with pytest.raises(mpool.ShuttingDown):
         pool.check(bert)
 
