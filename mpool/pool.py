@@ -74,6 +74,7 @@ class Pool(PoolVerbs):
         self._closed = False
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
+        self._degraded: dict[str, str] = {}  # key -> problem, at the last look for events
         self._entries: dict[str, Entry] = {}  # by key
         self._names: dict[Any, Entry] = {}    # by every name in use, str and os.PathLike
         self._defaults: dict[str, Entry] = {}  # by capability
@@ -568,7 +569,8 @@ class Pool(PoolVerbs):
 
         Args:
             event: ``"spawn"``, ``"ready"``, ``"evict"``, ``"fail"`` of workers; ``"request_start"``,
-                ``"request_complete"``, ``"request_fail"`` of requests.
+                ``"request_complete"``, ``"request_fail"`` of requests; ``"degraded"``, ``"recovered"`` of models, whose
+                health is looked at twice a second: :attr:`mpool.PoolEvent.reason` is the problem.
             callback: function with one parameter, a :class:`mpool.PoolEvent`.
 
         Returns:

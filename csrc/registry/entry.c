@@ -603,6 +603,8 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
     info->queued = entry->queue.count;
     memcpy(info->waiting, entry->queue.counts, sizeof(info->waiting));
     memcpy(info->capacity, entry->queue.capacity, sizeof(info->capacity));
+    for (int kind = 0; kind < MP_SERVICE_COUNT; kind++)
+        info->full_ns[kind] = mp_queue_full_ns(&entry->queue, kind, now);
     info->running = mp_entry_running(entry);
     info->pinned = entry->pinned;
     info->calls = entry->calls;

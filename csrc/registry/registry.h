@@ -152,6 +152,7 @@ typedef struct mp_entry_info {
      * returned */
     int workers, busy, dead, queued, running;
     int waiting[MP_SERVICE_COUNT], capacity[MP_SERVICE_COUNT]; /* per service class: queued requests, and their limit */
+    uint64_t full_ns[MP_SERVICE_COUNT]; /* time for which the queue of a service class has been full */
     double arrivals; /* requests per second; 0 = unknown, or predictive scaling is off */
     int predicted;   /* workers predicted for these arrivals; 0 = unknown or off */
     bool pinned;

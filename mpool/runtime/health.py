@@ -154,7 +154,7 @@ def health(pool: Host) -> Health:
     failed = 0
     for row in rows:
         models[row["key"]] = _model(row)
-        reasons += _complaints(pool, row)
+        reasons += complaints(pool, row)
         failed += row["state"] == "failed"
     used, limit = stats["memory_used"], stats["memory_limit"]
     memory = Memory(used, limit, max(limit - used, 0), stats["pressure"], used / limit if limit else 0.0)
@@ -183,7 +183,8 @@ def _model(row: Mapping[str, Any]) -> ModelHealth:
         min(1.0, row["errors"] / calls) if calls else float(row["errors"] > 0), row["last_error"] or None)
 
 
-def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
+def complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problems of a model, as texts. ``row`` is one of the core's entries."""
     key, now = row["key"], time.monotonic()
     if row["state"] == "failed":
         yield f"{key}: failed" + (f" ({row['last_error']})" if row["last_error"] else "")
@@ -204,6 +205,15 @@ def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
         mates = [other for number, other in paces.items() if number != worker]
         if mates and pace > SLOW * median(mates):
             yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long per request as the others"
+
+
+def problems(pool: Host) -> dict[str, str]:
+    """Return the first problem of every model that has one, by key."""
+    registry = pool._registry
+    if registry is None or pool._closed:
+        return {}
+    found = {row["key"]: next(complaints(pool, row), None) for row in registry.entries()}
+    return {key: reason for key, reason in found.items() if reason is not None}
 
 
 _checks = itertools.count()
