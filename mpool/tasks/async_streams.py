@@ -12,6 +12,7 @@ from ..errors import Cancelled, SendError
 from ..resources import error_of, typed_async
 from ..results import Chunk, Completion
 from ..runtime import awaiting as _awaiting
+from ..runtime import tally
 from ..runtime.swapping import was_replaced
 from ..runtime.watching import Followed, watcher
 from . import options as _options
@@ -117,6 +118,7 @@ class AsyncTicketStream(Generic[T]):
         self._make = None
         if self._cancelled:  # closed while it waited for space in the queue
             ticket.cancel()
+        tally.add_ticket(ticket)
         self._reader, self._ticket = request.reader(ticket), ticket
 
     def __await__(self) -> Generator[Any, None, Self]:

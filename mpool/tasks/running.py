@@ -10,6 +10,7 @@ from ..checks import refuse
 from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded, SendError
 from ..resources import error_of, typed_async
+from ..runtime import tally
 from ..runtime.swapping import was_replaced
 from . import options as _options
 from . import requests
@@ -38,8 +39,11 @@ def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Ca
         refuse("stream", stream, "True or False")
     call = _options.begin(pool.config, given)
     if verb is GENERATE_IMAGE:
-        return requests.generate_image(pool, given, call, stream), call, stream
-    return _VALIDATE[verb.name](pool, given, call), call, stream
+        validated = requests.generate_image(pool, given, call, stream)
+    else:
+        validated = _VALIDATE[verb.name](pool, given, call)
+    tally.begin(validated.capability)
+    return validated, call, stream
 
 
 # ---- blocking --------------------------------------------------------------------------------------------------------
@@ -121,6 +125,7 @@ async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, i
         try:
             request = await _prepared(pool, validated, call)
             found: tuple[Any, int] = await adrive(request.steps())
+            tally.add_tokens(found[1])
             return found
         except SendError:
             if not was_replaced(request):
