@@ -276,7 +276,8 @@ def test_history_has_cancelled_and_disconnected_requests(llama: Path) -> None:
         for how in ("cancel", "disconnect"):
             with Raw(made, 60) as raw:
                 raw.request("/v1/chat/completions", json.dumps(ENDLESS).encode())
-                running = _running(made, "/v1/chat/completions")
+                while not (running := _running(made, "/v1/chat/completions"))["chunks"]:
+                    time.sleep(0.01)
                 if how == "cancel":
                     ask(made, "/api/mpool/cancel", {"id": running["id"]})
                     raw.answer()
