@@ -27,6 +27,7 @@ from ._functions import ps as ps
 from ._functions import register as register
 from ._functions import rerank as rerank
 from ._functions import submit as submit
+from ._functions import swap as swap
 from ._functions import tokenize as tokenize
 from ._functions import unload as unload
 from ._functions import vision as vision

@@ -530,7 +530,7 @@ void fake_end(mp_registry *registry) {
 void fake_add(mp_registry *registry, const char *key, fake *fake, bool replace) {
     mp_loader loader = fake_loader(fake);
     mp_error error;
-    MP_CHECK_OK(mp_registry_add(registry, key, &loader, replace, &error), &error);
+    MP_CHECK_OK(mp_registry_add(registry, key, &loader, replace ? MP_ADD_REPLACE : MP_ADD_NEW, &error), &error);
 }
 
 void fake_herd_member(void *arg) {
