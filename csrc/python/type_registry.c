@@ -363,12 +363,12 @@ static PyObject *registry_commit(PyObject *self, PyObject *args, PyObject *kwarg
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!K:commit", names, &PyTuple_Type, &keys, &revision))
         return NULL;
     const char *texts[MP_COMMIT_MAX];
-    Py_ssize_t count = PyTuple_GET_SIZE(keys);
+    Py_ssize_t count = PyTuple_Size(keys);
     if (count > MP_COMMIT_MAX)
         return mp_raise_new(state, MP_INVALID_ARGUMENT, "keys has %zd items, allowed: at most %d", count,
                             MP_COMMIT_MAX);
     for (Py_ssize_t i = 0; i < count; i++)
-        if (!(texts[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(keys, i))))
+        if (!(texts[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(keys, i), NULL)))
             return NULL;
     mp_error error;
     mp_status status;
