@@ -282,7 +282,7 @@ MP_TEST(files_map_sent_signals_are_no_faults) {
     mp_file_map_close(map);
 }
 
-#ifdef __x86_64__
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* sanitizers map memory */
 static int errno_seen;
 static void jump_with_errno(int number) {
     (void)number;

@@ -1,4 +1,4 @@
-/* test_models_check.c: what models check before a request is queued: ids, lengths and options at their bounds, units
+/* test_models_check.c: models check a request before it is queued: ids, lengths and options at their bounds, units
  * and predicted time, computed by hand, and the facts of the model that the request receives. */
 #include <stdatomic.h>
 

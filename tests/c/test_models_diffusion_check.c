@@ -1,4 +1,4 @@
-/* test_models_diffusion_check.c: what pipelines of image generation check before a request is queued: sizes, tokens and
+/* test_models_diffusion_check.c: pipelines of image generation check a request before it is queued: sizes, tokens and
  * initial latents at their bounds, and the units of a request. Latents are half as wide and high as the image, and the
  * transformer takes squares of 2 x 2 of them: sizes are multiples of 4 pixels. */
 #include "image_generation_fixture.h"

@@ -429,9 +429,10 @@ mp_registry *fake_begin(fake *fake, int threads, mp_ticket **stepping) {
 
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status) {
     mp_submit_options options = {.priority = 2};
-    mp_ticket *ticket = NULL;
+    mp_ticket *ticket = (mp_ticket *)(void *)call; /* a refused call must set it to NULL */
     mp_error error;
     mp_status got = mp_registry_submit(registry, key, &call->base, &options, &ticket, &error);
+    MP_CHECK(got == MP_OK || !ticket);
     if (status)
         *status = got;
     else
