@@ -1,4 +1,4 @@
-"""What the requests of the library used within one context, such as one HTTP request."""
+"""Counts the tokens of the requests of the library within one context, such as one HTTP request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tally:
         return prompt, completion
 
 
-#: The tally of the context; None: nobody counts.
+#: The tally of the context, or None.
 current: ContextVar[Tally | None] = ContextVar("mpool.tally", default=None)
 
 

@@ -83,8 +83,8 @@ def test_ps_shows_workers_breaker_and_keep_alive(llama: Path, broken: tuple[Path
 NAMES = ["total_requests", "completed", "errors", "timeouts", "cancelled", "queue_full_rejections",
          "circuit_rejections", "retries", "worker_faults", "units_in", "units_out", "steps", "step_items",
          "batches_of_all", "batches_of_budget", "passes", "rows", "prefix_tokens", "guessed_tokens",
-         "right_guesses", "dedup_hits", "preemptions", "loads", "load_failures", "evictions", "workers_spawned", "workers_evicted",
-         "workers_dead", "spawn_failures", "chaos_faults", "illegal_transitions"]
+         "right_guesses", "dedup_hits", "preemptions", "loads", "load_failures", "evictions", "workers_spawned",
+         "workers_evicted", "workers_dead", "spawn_failures", "chaos_faults", "illegal_transitions"]
 KINDS = ["misc", "spec", "weights", "kv", "scratch", "request", "pool"]
 CAPABILITIES = ["text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image"]
 DEFAULTS = dict(

@@ -152,8 +152,8 @@ def test_request_in_flight_is_shown_and_cancelled(page: Any, server: Any) -> Non
 
 
 def test_last_requests_are_listed_and_filtered(page: Any, server: Any) -> None:
-    assert ask(server, "/v1/completions", {"model": "llama", "prompt": "Hello", "max_tokens": 3, "ignore_eos": True})[0] \
-        == 200
+    body = {"model": "llama", "prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
+    assert ask(server, "/v1/completions", body)[0] == 200
     assert ask(server, "/v1/completions", {"model": "<b>no</b>", "prompt": "Hello"})[0] == 404
     found = ask(server, "/api/mpool/history")[1]["requests"]
     page.find_element(By.CSS_SELECTOR, "#history-section summary").click()

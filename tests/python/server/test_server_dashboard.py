@@ -283,7 +283,8 @@ def test_history_has_cancelled_and_disconnected_requests(llama: Path) -> None:
                     raw.answer()
             idle(made)
             found = _history(made, 1 + (how == "disconnect"))[0]
-            assert (found["id"], found["outcome"]) == (running["id"], how + "ed" if how == "disconnect" else "cancelled")
+            outcome = "cancelled" if how == "cancel" else "disconnected"
+            assert (found["id"], found["outcome"]) == (running["id"], outcome)
 
 
 def test_history_is_bounded() -> None:
