@@ -151,8 +151,8 @@ def test_published_sizes_load_at_once(tmp_path: Path, name: str, sizes: dict[str
 
 @pytest.mark.slow
 def test_flux_of_published_size_stays_within_predicted_memory(tmp_path: Path) -> None:
-    """One step of FLUX.1 in Q4_0 through all stages; zero weights give a grey image. T5's weights are bfloat16: where the
-    CPU has no bfloat16 products, compute="auto" expands them to float32, and 13 GiB are too little."""
+    """One step of FLUX.1 in Q4_0 through all stages; zero weights give a grey image. T5's weights are bfloat16: where
+    the CPU has no bfloat16 products, compute="auto" expands them to float32, and 13 GiB are too little."""
     available = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
     if available is None or int(available[1]) < 16 << 20:
         pytest.skip("needs 16 GiB of free memory")
