@@ -135,7 +135,7 @@ static mp_registry *empty_registry(uint64_t spin_ns) {
     mp_registry *registry;
     CHECK(mp_registry_create(&config, &registry, &error));
     mp_loader loader = {.ops = &ops, .capability = MP_TEXT_EMBEDDING};
-    CHECK(mp_registry_add(registry, "empty", &loader, false, &error));
+    CHECK(mp_registry_add(registry, "empty", &loader, MP_ADD_NEW, &error));
     CHECK(mp_registry_load(registry, "empty", true, 0, &error));
     return registry;
 }
@@ -307,7 +307,7 @@ static void measure_text(const char *path, int threads, int tokens, int rounds) 
     CHECK(mp_registry_create(&config, &registry, &error));
     mp_loader loader;
     CHECK(mp_model_loader(spec, MP_COMPUTE_AUTO, &loader, &error));
-    CHECK(mp_registry_add(registry, "text", &loader, false, &error));
+    CHECK(mp_registry_add(registry, "text", &loader, MP_ADD_NEW, &error));
     CHECK(mp_registry_load(registry, "text", true, 0, &error));
 
     double bare_rate[MAX_ROUNDS], pooled_rate[MAX_ROUNDS], ratio[MAX_ROUNDS], eight[MAX_ROUNDS], gain[MAX_ROUNDS];

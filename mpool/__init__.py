@@ -28,7 +28,7 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 _HOME: dict[str, str] = {name: module for module, names in {
     "_functions": ("begin_shutdown", "chat", "check", "count_tokens", "describe_image", "describe_url", "detokenize",
                    "embed", "embed_image", "embed_iter", "generate", "generate_image", "get", "health",
-                   "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank", "submit",
+                   "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank", "submit", "swap",
                    "tokenize", "unload", "vision"),
     "runtime.events": ("PoolEvent",),
     "runtime.health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
@@ -48,6 +48,7 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta", "TopLogprob",
                 "Usage"),
     "debug.show": ("show_config",),
+    "searching": ("Neighbours", "community_detection", "paraphrase_mining", "semantic_search"),
     "tasks.similarity": ("similarity",),
     "tasks.streams": ("Stream",),
 }.items() for name in names}

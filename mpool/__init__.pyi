@@ -27,6 +27,7 @@ from ._functions import ps as ps
 from ._functions import register as register
 from ._functions import rerank as rerank
 from ._functions import submit as submit
+from ._functions import swap as swap
 from ._functions import tokenize as tokenize
 from ._functions import unload as unload
 from ._functions import vision as vision
@@ -81,6 +82,10 @@ from .runtime.health import CapabilityPool as CapabilityPool
 from .runtime.health import Health as Health
 from .runtime.health import ModelHealth as ModelHealth
 from .runtime.health import Pong as Pong
+from .searching import Neighbours as Neighbours
+from .searching import community_detection as community_detection
+from .searching import paraphrase_mining as paraphrase_mining
+from .searching import semantic_search as semantic_search
 from .tasks.capture_files import CaptureRecord as CaptureRecord
 from .tasks.capture_files import read_capture as read_capture
 from .tasks.captures import Capture as Capture

@@ -134,6 +134,31 @@ class Spec:
         """Set the spec of the draft model, which can then no longer be changed."""
 
 @final
+class Search:
+    """An exact search in arrays of vectors (csrc/vectors/search.h).
+
+    Vectors are numbered from 0 in the order in which they are added. One thread at a time may use a search.
+    """
+
+    def __new__(cls, registry: Registry, queries: NDArray[np.float32], most: int, cosine: bool,
+                least: float | None = None) -> Search:
+        """Create a search for queries [q, d].
+
+        Args:
+            registry: owner of the compute threads.
+            queries: the queries, which are copied.
+            most: nearest vectors to keep for each query.
+            cosine: False: the score is the dot product.
+            least: also count the vectors with at least this score.
+        """
+    def add(self, vectors: NDArray[np.float32], /) -> None:
+        """Compare the queries with more vectors [n, d]. After an error the search has ended."""
+    def nearest(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return numbers and scores [q, min(most, vectors added)], best first, and end the search."""
+    def counts(self) -> NDArray[np.int64]:
+        """Return the number of vectors with a score of at least ``least``, for each query."""
+
+@final
 class Notifier:
     """Wakes an event loop when tickets progress. Create one per loop (csrc/registry/registry.h)."""
 
@@ -233,7 +258,8 @@ class Registry:
                  chaos: tuple[int, float, float, float, float, float] | None = None,
                  predictive_scaling: bool = False, scale_timeout: bool = False) -> Registry: ...
     def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False,
-            command: Sequence[str] | None = None, process_memory: int = 0) -> None:
+            command: Sequence[str] | None = None, process_memory: int = 0, revision: int = 0,
+            staged: bool = False) -> None:
         """Register a model under a key without loading it.
 
         Args:
@@ -244,7 +270,17 @@ class Registry:
             replace: allow a key that exists; requests move to the new model once it is loaded.
             command: program and arguments that start a worker process (csrc/isolation); None: workers are threads.
             process_memory: bytes for the engine of each worker process; 0: the core's default.
+            revision: number that requests may name, so that they run on no other model of the key.
+            staged: allow a key that exists; its model serves until :meth:`commit`, and is not evicted to make room.
         """
+    def commit(self, keys: tuple[str, ...], revision: int) -> None:
+        """Give new requests for up to 16 keys, at one moment, to the models that were staged with this revision.
+
+        Raises:
+            SendError: a key has no such model; nothing changed.
+        """
+    def withdraw(self, key: str, revision: int) -> bool:
+        """Drop the model that was staged with this revision. Returns False if it is the current one already."""
     def remove(self, key: str, timeout: float | None = None) -> None:
         """Remove a key after its requests have finished."""
     def load(self, key: str, pin: bool = False, timeout: float | None = None) -> None:
@@ -264,6 +300,7 @@ class Registry:
         - calls, errors: accepted and failed requests.
         - arrivals (requests per second) and predicted_workers: 0 without a forecast.
         - units_in, units_out: tokens and images of completed requests.
+        - queue_full_seconds: time for which a queue of the model has been full, added over its two queues.
         - worker: one dict per worker: id, state, running, served, busy_seconds, idle_seconds, engine_bytes,
           predicted_bytes, process (id of its process; 0: it is a thread), node (memory node; -1: the machine has one).
         - latency: seconds of completed requests: count, sum, min, max, p50, p99, buckets [(upper bound, count)].
@@ -282,7 +319,7 @@ class Registry:
                      output: int = 0, tolerant: bool = False, second: NDArray[np.int32] | None = None,
                      timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0,
                      priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
-                     uncounted: bool = False, policy: str = "default") -> Ticket:
+                     uncounted: bool = False, policy: str = "default", revision: int = 0) -> Ticket:
         """Queue a text embedding request.
 
         Args:
@@ -302,19 +339,20 @@ class Registry:
             fail_fast: raise Overloaded at once if the queue is full.
             uncounted: leave a request that raises Overloaded out of the metrics, because the caller retries it.
             policy: scheduling policy; ``"default"``: the model's.
+            revision: as for :meth:`add`: SendError if the key has a model of another revision; 0: any.
         """
     def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
               skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, output: int = 0,
               tolerant: bool = False, second: NDArray[np.int32] | None = None, timeout: float | None = None,
               patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
               tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
-              policy: str = "default") -> NDArray[np.float32]:
+              policy: str = "default", revision: int = 0) -> NDArray[np.float32]:
         """Submit, wait and return the vectors. Releases the GIL once."""
     def submit_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
                       normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
                       patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
                       tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
-                      policy: str = "default") -> Ticket:
+                      policy: str = "default", revision: int = 0) -> Ticket:
         """Queue an image embedding request. The other arguments are those of ``submit_embed``.
 
         Args:
@@ -326,7 +364,7 @@ class Registry:
                      normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
                      patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
                      tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
-                     policy: str = "default") -> NDArray[np.float32]:
+                     policy: str = "default", revision: int = 0) -> NDArray[np.float32]:
         """Submit images, wait and return the vectors. Releases the GIL once."""
     def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,
                     min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
@@ -336,7 +374,7 @@ class Registry:
                     mask: bytes | None = None, capture_values: int = 0, capture_records: int = 0,
                     timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
                     service_class: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
-                    policy: str = "default") -> Ticket:
+                    policy: str = "default", revision: int = 0) -> Ticket:
         """Queue a text generation request. The last arguments are those of ``submit_embed``.
 
         Args:
@@ -353,7 +391,7 @@ class Registry:
         times: NDArray[np.float32], sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0,
         preview_every: int = 0, keep: bool = False, timeout: float | None = None, patience: float = -1.0,
         keep_alive: float = -1.0, priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
-        uncounted: bool = False, policy: str = "default") -> Ticket:
+        uncounted: bool = False, policy: str = "default", revision: int = 0) -> Ticket:
         """Queue an image generation request. The last arguments are those of ``submit_embed``.
 
         Args:

@@ -56,7 +56,13 @@ def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str
              isolation: Literal['thread', 'process'] | None = None,
              weights: Literal['auto', 'mapped', 'packed'] | None = None,
              kv_dtype: Literal['auto', 'int8'] | None = None,
-             draft: str | os.PathLike[str] | Model | Literal[False] | None = None) -> Model: ...
+             draft: str | os.PathLike[str] | Model | Literal[False] | None = None, replace: bool = False) -> Model: ...
+def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
+         prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None, pooling: str | None = None,
+         normalize: bool | None = None, max_length: int | None = None, chat_template: str | None = None,
+         isolation: Literal['thread', 'process'] | None = None,
+         weights: Literal['auto', 'mapped', 'packed'] | None = None, kv_dtype: Literal['auto', 'int8'] | None = None,
+         draft: str | os.PathLike[str] | Model | Literal[False] | None = None) -> Model: ...
 def tokenize(text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True, parse_special: bool = False
 ) -> list[int]: ...
 def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None: ...
@@ -86,11 +92,12 @@ def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathL
                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
 ) -> NDArray[Any]: ...
-def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model, *, top_k: int | None = None,
-           top_n: int | None = None, compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
-           prompt_name: str | None = None, parse_special: bool = False, timeout: float | None = None,
-           priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-           policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
+def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
+           top_k: int | None = None, top_n: int | None = None, compute: Compute = 'auto', truncate: bool = True,
+           prompt: str | None = None, prompt_name: str | None = None, parse_special: bool = False,
+           timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+           keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> Ranking: ...
 @overload
 def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,

@@ -51,7 +51,7 @@ class PoolVerbs:
                     timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> NDArray[Any]: ...
-    def rerank(self, query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model, *,
+    def rerank(self, query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
                top_k: int | None = None, top_n: int | None = None, compute: Compute = 'auto', truncate: bool = True,
                prompt: str | None = None, prompt_name: str | None = None, parse_special: bool = False,
                timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,

@@ -141,6 +141,14 @@ def aio() -> str:
                kv_dtype: Literal['auto', 'int8'] | None = None,
                draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
                pool: Pool | None = None) -> Model: ...""",
+              """async def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
+               prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
+               pooling: str | None = None, normalize: bool | None = None, max_length: int | None = None,
+               chat_template: str | None = None, isolation: Literal['thread', 'process'] | None = None,
+               weights: Literal['auto', 'mapped', 'packed'] | None = None,
+               kv_dtype: Literal['auto', 'int8'] | None = None,
+               draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+               pool: Pool | None = None) -> Model: ...""",
               """async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,
                  pool: Pool | None = None) -> None: ..."""]
     return "\n".join(lines) + "\n"

@@ -55,10 +55,16 @@ async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None 
     await native_calls.REQUESTS.arun(partial((pool or pool_of(alias)).unload, alias, timeout=timeout))
 
 
+@typed_async
+async def swap(key: Any, ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
+    """As :func:`mpool.swap`, run in a thread. A cancelled task leaves the swap running."""
+    return await native_calls.REQUESTS.arun(partial((pool or pool_of(key)).swap, key, ref, **options))
+
+
 for _verb in VERBS.values():
     globals()[_verb.name] = _of_verb(_verb)
 
-__all__ = ["AsyncImageStream", "AsyncStream", "load", "unload", *VERBS]
+__all__ = ["AsyncImageStream", "AsyncStream", "load", "swap", "unload", *VERBS]
 
 
 def __getattr__(name: str) -> Any:

@@ -32,10 +32,18 @@ class Model(ModelVerbs):
         (384,)
     """
 
-    __slots__ = ("_entry", "_compute", "__weakref__")
+    __slots__ = ("_held", "_compute", "__weakref__")
 
     def __init__(self, entry: Entry, compute: str = "auto") -> None:
-        self._entry, self._compute = entry, compute
+        self._held, self._compute = entry, compute
+
+    @property
+    def _entry(self) -> Entry:
+        """Entry of the model that has the name now; :func:`mpool.swap` gives the name to another."""
+        found = self._held
+        if found.successor is not None:
+            found = self._held = found.latest()
+        return found
 
     @property
     def key(self) -> str:
@@ -143,7 +151,7 @@ class Model(ModelVerbs):
         return isinstance(other, Model) and self._entry is other._entry and self._compute == other._compute
 
     def __hash__(self) -> int:
-        return hash((id(self._entry), self._compute))
+        return hash((id(self._held.pool), self._held.key, self._compute))  # constant, also if the model is swapped
 
     def __reduce__(self) -> Any:
         from ._functions import is_default

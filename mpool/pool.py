@@ -7,6 +7,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
@@ -14,10 +15,10 @@ from .checks import known_keywords, nearest, one_of, refuse, shown
 from .config import PoolConfig
 from .debug import show
 from .durations import seconds_of
-from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
+from .errors import InvalidArgument, MemoryExhausted, SendError, ShuttingDown, UnknownModel, WrongCapability
 from .model import Model
 from .resources import typed
-from .runtime import hosts
+from .runtime import hosts, swapping
 from .runtime import logs as _logging
 from .runtime import threads as _threads
 from .runtime.entry import OVERRIDES, Entry
@@ -73,6 +74,7 @@ class Pool(PoolVerbs):
         self._closed = False
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
+        self._degraded: dict[str, str] = {}  # key -> problem, at the last look for events
         self._entries: dict[str, Entry] = {}  # by key
         self._names: dict[Any, Entry] = {}    # by every name in use, str and os.PathLike
         self._defaults: dict[str, Entry] = {}  # by capability
@@ -243,10 +245,14 @@ class Pool(PoolVerbs):
         try:
             entry.set_loading(options)
             keys = [part.core_key(compute) for part in parts]
-        except BaseException:
+        except BaseException as error:
             for part, before in zip(parts, was):
                 part.loading = before
-            raise
+            if not isinstance(error, SendError) or not entry.was_replaced():
+                raise
+            return self.load(entry.key, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute, progress=progress,
+                             timeout=_threads.remaining(deadline, entry.key), isolation=isolation, weights=weights,
+                             kv_dtype=kv_dtype, draft=draft)
         for part, key in zip(parts, keys):
             if part.describe().tokenizes and part.describe().tokenizer is not None:  # None: built, or no file
                 part.tokenizer()
@@ -319,7 +325,7 @@ class Pool(PoolVerbs):
                  isolation: Literal["thread", "process"] | None = None,
                  weights: Literal["auto", "mapped", "packed"] | None = None,
                  kv_dtype: Literal["auto", "int8"] | None = None,
-                 draft: str | os.PathLike[str] | Model | Literal[False] | None = None) -> Model:
+                 draft: str | os.PathLike[str] | Model | Literal[False] | None = None, replace: bool = False) -> Model:
         """Add a model under a name, which can then be used like a key of the catalogue.
 
         Reads the model's files, downloading missing ones, but loads no weights. The settings below replace those of
@@ -338,9 +344,12 @@ class Pool(PoolVerbs):
             weights: as for :func:`load`; None: ``PoolConfig.weights``.
             kv_dtype: as for :func:`load`; None: ``"auto"``.
             draft: as for :func:`load`; None and False: no draft model.
+            replace: if the name is already registered, give it to this model. If the old model is loaded, this waits
+                until the new one is loaded, as :func:`swap` does; if it is not, nothing is loaded.
 
         Raises:
             InvalidArgument: the key is invalid or already used, or the model does not support a setting.
+            WrongCapability: ``replace``, and the model lacks a capability of the old one.
             FileError, UnknownModel, OfflineError: the reference cannot be found or read, as for :func:`load`.
 
         Example:
@@ -351,10 +360,68 @@ class Pool(PoolVerbs):
         options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft))
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
-        if not isinstance(ref, (str, os.PathLike)):
-            refuse("ref", ref, "a key, a reference or a path")
-        return self._register(key, os.fspath(ref), {name: value for name, value in settings.items()
-                                                    if value is not None}, options)
+        if not isinstance(replace, bool):
+            refuse("replace", replace, "True or False")
+        return self._register(key, _ref_in(ref), _given(settings), options, replace)
+
+    @typed
+    @known_keywords
+    def swap(self, key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
+             prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
+             pooling: str | None = None, normalize: bool | None = None, max_length: int | None = None,
+             chat_template: str | None = None, isolation: Literal["thread", "process"] | None = None,
+             weights: Literal["auto", "mapped", "packed"] | None = None,
+             kv_dtype: Literal["auto", "int8"] | None = None,
+             draft: str | os.PathLike[str] | Model | Literal[False] | None = None) -> Model:
+        """Replace the model of a registered name by another, without failing a request.
+
+        Reads the new model's files and loads its weights while the old model serves. Then all requests for the name
+        go to the new model, also those of handles and of threads that use the old one: after this function returns, no
+        request begins on the old model. Requests that the pool accepted before are completed by the old model, whose
+        memory is freed after the last of them. A request is computed by one of the two models as a whole. Only an
+        iterator of :func:`embed_iter` that is being read cannot continue: it raises SendError.
+
+        If the new model cannot be read or loaded, this raises the error, and the old model goes on serving. Both models
+        must fit into the pool's memory: the pool does not evict the old one for the new one. The pin and the keep-alive
+        of the name stay.
+
+        Args:
+            key: a name from :func:`register`, or its handle.
+            ref: path or reference of the new model. It must have the capabilities of the old one. The reference that
+                the name has: its files are read again.
+            timeout: seconds for loading, without downloads. After a timeout, the new model is dropped.
+            prompts, default_prompt_name, pooling, normalize, max_length, chat_template: as for :func:`register`. None:
+                the setting of the new model's files, not of the old model.
+            isolation, weights, kv_dtype: as for :func:`load`; None: as the name has it.
+            draft: as for :func:`load`; None and False: no draft model.
+
+        Returns:
+            A handle of the name. Existing handles follow the name.
+
+        Raises:
+            UnknownModel: no model is registered under the name.
+            InvalidArgument: the name is one of the catalogue or an alias of :func:`load`, or the new model does not
+                support a setting.
+            WrongCapability: the new model lacks a capability of the old one.
+            MemoryExhausted: the two models do not fit into the pool's memory together.
+            Timeout: the new model was not loaded in time.
+            FileError, OfflineError, FormatError, SpawnFailed, ...: the new model cannot be read or loaded.
+
+        Example:
+            >>> model = mpool.register("search", "all-MiniLM-L6-v2", max_length=64)
+            >>> mpool.swap("search", "all-MiniLM-L6-v2", max_length=128)
+            mpool.Model('search')
+            >>> model.context_length
+            128
+        """
+        _threads.deadline_of(timeout)  # raises for an invalid timeout before files are downloaded
+        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft))
+        settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
+                    "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
+        found, old = _ref_in(ref), self._registered(key)
+        new = self._new_entry(old.key, found, _given(settings), options.over(replace(old.loading, draft=None)))
+        swapping.swap(old, new, True, _threads.deadline_of(timeout))
+        return Model(new)
 
     @typed
     def ps(self) -> show.ModelTable:
@@ -461,9 +528,10 @@ class Pool(PoolVerbs):
 
     @typed
     def check(self, key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
-        """Check that a model computes: embed a text or an image, or generate one token, with the highest priority.
+        """Check that a model computes, with one request of the highest priority. Loads the model if necessary.
 
-        Loads the model if necessary.
+        The request embeds a text or an image, generates one token (a vision model: about an image, so that the image
+        encoder computes too), or generates the smallest image in one step.
 
         Args:
             key: the model.
@@ -473,7 +541,7 @@ class Pool(PoolVerbs):
             Duration of the check in seconds.
 
         Raises:
-            ModelError, NumericError, Timeout: the model fails, as for :func:`embed` and :func:`generate`.
+            ModelError, NumericError, Timeout: the model fails, as for the functions of its capability.
 
         Example:
             >>> mpool.check("all-MiniLM-L6-v2", timeout=60) < 60
@@ -501,7 +569,8 @@ class Pool(PoolVerbs):
 
         Args:
             event: ``"spawn"``, ``"ready"``, ``"evict"``, ``"fail"`` of workers; ``"request_start"``,
-                ``"request_complete"``, ``"request_fail"`` of requests.
+                ``"request_complete"``, ``"request_fail"`` of requests; ``"degraded"``, ``"recovered"`` of models, whose
+                health is looked at twice a second: :attr:`mpool.PoolEvent.reason` is the problem.
             callback: function with one parameter, a :class:`mpool.PoolEvent`.
 
         Returns:
@@ -531,16 +600,53 @@ class Pool(PoolVerbs):
         """
         self.registry.maintain()
 
-    def _register(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions) -> Model:
+    def _register(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions,
+                  replace: bool = False) -> Model:
+        old = self._holder(key) if replace else None
+        if old is None:
+            self._check_free("key", key, None)
+        entry = self._new_entry(key, ref, overrides, options)
+        if old is None:
+            with self._lock:
+                old = self._holder(key) if replace else None
+                if old is None:
+                    self._check_free("key", key, None)
+                    self._entries[key] = self._names[key] = entry
+        if old is not None:
+            swapping.swap(old, entry, False, None)
+        return Model(entry)
+
+    def _new_entry(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions) -> Entry:
+        """Return an entry that no name leads to, with its files read."""
         assert set(overrides) <= set(OVERRIDES)
         entry = Entry(self, key, _absolute(ref), None, overrides)
-        self._check_free("key", key, None)
         entry.describe()
         entry.set_loading(options)
+        return entry
+
+    def _holder(self, key: Any) -> Entry | None:
+        """Return the entry that :meth:`register` added under a name; None: it added none."""
+        entry = self._names.get(key) if isinstance(key, str) else None
+        registered = entry is not None and entry.key == key and key not in _catalogue().rows \
+            and _KEY.fullmatch(key) is not None
+        return entry if registered else None
+
+    def _registered(self, key: Any) -> Entry:
+        """Return the entry of a name from :meth:`register`, or of its handle."""
+        name = key._entry.key if isinstance(key, Model) else key
+        if not isinstance(name, str):
+            refuse("key", key, "a name from register(), or its handle")
+        found = self._holder(name)
+        if found is not None and (not isinstance(key, Model) or key._entry is found):
+            return found
+        if name in self._names or _catalogue().get(name) is not None or isinstance(key, Model):
+            raise InvalidArgument("only names that register() gave can be swapped", param="key", got=shown(name),
+                                  allowed="a name from register()",
+                                  hint="Register the model under a name of its own, and use that name in requests")
         with self._lock:
-            self._check_free("key", key, None)
-            self._entries[key] = self._names[key] = entry
-        return Model(entry)
+            near = nearest(name, [one for one in self._names if self._holder(one) is not None], 3)
+        raise UnknownModel("no model is registered under this name", key=name,
+                           hint="Did you mean " + " or ".join(near) + "?" if near else "register() adds it")
 
     @typed
     def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
@@ -548,7 +654,7 @@ class Pool(PoolVerbs):
         """Return the handle of a pickled model, possibly of another process. An existing entry stays unchanged."""
         with self._lock:
             entry = self._names.get(key)
-            if entry is None or entry.ref != ref:
+            if entry is None or ref not in (entry.ref, *entry.former):
                 entry = None
         if entry is None and (overrides or key != ref):
             return Model(self._register(key, ref, overrides, options)._entry, compute)
@@ -560,14 +666,12 @@ class Pool(PoolVerbs):
 
     def _check_free(self, param: str, name: Any, entry: Entry | None) -> None:
         """Raise InvalidArgument unless the name is valid and unused, or already a name of ``entry``."""
-        from .models import load_catalogue
-
         if not isinstance(name, str) or not _KEY.fullmatch(name):
             refuse(param, name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
         held = self._names.get(name)
         if held is not None and held is entry:
             return
-        if held is not None or name in load_catalogue().rows:
+        if held is not None or name in _catalogue().rows:
             user = held.ref if held else "a model of the catalogue"
             raise InvalidArgument(f"`{param}` must be an unused name, but {name} is a name of {user}", param=param,
                                   got=shown(name), allowed="an unused name", hint="Choose another name")
@@ -738,6 +842,22 @@ def _restore_pool(config: PoolConfig, identity: str) -> Pool:
 
 def _is_auto(compute: Any) -> bool:
     return isinstance(compute, str) and compute == "auto"
+
+
+def _catalogue() -> Any:
+    from .models import load_catalogue
+
+    return load_catalogue()
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _ref_in(ref: Any) -> str:
+    if not isinstance(ref, (str, os.PathLike)):
+        refuse("ref", ref, "a key, a reference or a path")
+    return os.fspath(ref)
 
 
 def _absolute(ref: str) -> str:

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/siphash.h"
 #include "files/spec_build.h"
 
 struct mp_bpe {
@@ -24,25 +25,8 @@ const char *mp_bpe_token(const mp_bpe *bpe, int32_t token, uint64_t *bytes) {
     return bpe->tokens->as.strings.bytes + offsets[token];
 }
 
-/* Multiply and fold the 128-bit product: without the key, its upper half is hard to control. */
-static inline uint64_t mix(uint64_t a, uint64_t b) {
-    __extension__ typedef unsigned __int128 wide;
-    wide product = (wide)a * b;
-    return (uint64_t)product ^ (uint64_t)(product >> 64);
-}
-
 static uint32_t hash_of(const mp_bpe *bpe, const char *text, uint64_t bytes) {
-    uint64_t hash = bpe->key[0] ^ bytes;
-    for (; bytes >= 8; bytes -= 8, text += 8) {
-        uint64_t word;
-        memcpy(&word, text, 8);
-        hash = mix(hash ^ word, bpe->key[1]);
-    }
-    uint64_t last = 0;
-    for (uint64_t i = 0; i < bytes; i++)
-        last |= (uint64_t)(uint8_t)text[i] << (8 * i);
-    hash = mix(hash ^ last, bpe->key[1]);
-    return (uint32_t)(hash ^ hash >> 32);
+    return (uint32_t)mp_siphash(bpe->key, text, bytes);
 }
 
 int32_t mp_bpe_find(const mp_bpe *bpe, const char *text, uint64_t bytes) {
@@ -122,8 +106,7 @@ mp_status mp_bpe_create(mp_spec *spec, mp_bpe **out, mp_error *error) {
     bpe->spec = mp_spec_pin(spec);
     bpe->tokens = tokens;
     bpe->merges = merges;
-    bpe->key[0] = mp_sys_random();
-    bpe->key[1] = mp_sys_random() | 1;
+    mp_siphash_key(bpe->key);
     uint32_t size = 64;
     while (size < 2 * tokens->count)
         size *= 2;
@@ -190,8 +173,8 @@ mp_status mp_bpe_part_finish(mp_bpe_part *part, const mp_bpe *bpe, mp_error *err
         tokens += part->marked[i];
     for (uint64_t i = 0; i < bpe->merges->count; i++)
         merges += part->marked[bpe->ids[i][2]]; /* its halves are substrings of the same word, so they are marked too */
-    part->tokens = mp_alloc_array(tokens + 1u, sizeof *part->tokens, MP_TAG_SPEC);
-    part->merges = mp_alloc_array(merges + 1u, sizeof *part->merges, MP_TAG_SPEC);
+    part->tokens = mp_alloc_array(tokens, sizeof *part->tokens, MP_TAG_SPEC);
+    part->merges = mp_alloc_array(merges, sizeof *part->merges, MP_TAG_SPEC);
     if (!part->tokens || !part->merges)
         return mp_fail_memory(error, tokens * sizeof *part->tokens + merges * sizeof *part->merges,
                               "a part of a vocabulary");

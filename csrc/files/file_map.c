@@ -109,12 +109,10 @@ static void on_sigbus(int number, siginfo_t *info, void *context) {
         /* Not through the seam (MP_SEAM): a signal handler must not call functions that a test may have replaced. */
         void *page = mmap((void *)(address & page_mask), (size_t)(~page_mask + 1), PROT_READ,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-        if (page != MAP_FAILED) {
-            errno = saved;
+        errno = saved;
+        if (page != MAP_FAILED)
             return;
-        }
     }
-    errno = saved;
     forward_signal(number, info, context);
 }
 

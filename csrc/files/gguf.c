@@ -100,7 +100,7 @@ static mp_status read_header(reader *r, mp_error *error) {
 
 /* --- values --- */
 
-static mp_status read_key(reader *r, const char **key, uint32_t *key_length, mp_error *error) {
+static mp_status read_key(reader *r, const char **key, mp_error *error) {
     uint64_t at = r->c.at, length;
     const uint8_t *bytes;
     MP_TRY(mp_cursor_u64(&r->c, "key length", &length, error));
@@ -119,7 +119,6 @@ static mp_status read_key(reader *r, const char **key, uint32_t *key_length, mp_
     if (mp_spec_has_key(r->spec, copy, (uint32_t)length))
         return REFUSE(at, "key", "each key once", "a duplicate: %s", copy);
     *key = copy;
-    *key_length = (uint32_t)length;
     return MP_OK;
 }
 
@@ -207,7 +206,7 @@ static mp_status read_strings(reader *r, const char *key, mp_value *value, mp_er
         total += length; /* cannot overflow: all strings are disjoint parts of the file */
     }
     uint64_t *offsets = mp_spec_memory(r->spec, (value->count + 1) * sizeof *offsets);
-    char *copy = mp_spec_memory(r->spec, total + 1);
+    char *copy = mp_spec_memory(r->spec, total);
     if (!offsets || !copy)
         return no_memory(error, total + value->count * sizeof *offsets);
     r->c.at = start;
@@ -222,7 +221,6 @@ static mp_status read_strings(reader *r, const char *key, mp_value *value, mp_er
         used += length;
         offsets[i + 1] = used;
     }
-    copy[used] = 0;
     value->as.strings.bytes = copy;
     value->as.strings.offsets = offsets;
     return MP_OK;
@@ -278,10 +276,9 @@ static mp_status read_array(reader *r, const char *key, mp_value *value, mp_erro
 
 static mp_status read_value(reader *r, mp_error *error) {
     const char *key = NULL;
-    uint32_t key_length = 0, type;
+    uint32_t type;
     mp_value value;
-    memset(&value, 0, sizeof value);
-    MP_TRY(read_key(r, &key, &key_length, error));
+    MP_TRY(read_key(r, &key, error));
     uint64_t at = r->c.at;
     MP_TRY(mp_cursor_u32(&r->c, key, &type, error));
     if (type >= G_TYPES)
@@ -301,7 +298,7 @@ static mp_status read_value(reader *r, mp_error *error) {
             return REFUSE_AT(MP_LIMIT, at + 4, key, "at most 65536 (MP_GGUF_MAX_ALIGNMENT)", "%llu", LL(alignment));
         r->alignment = alignment;
     }
-    return mp_spec_adopt(r->spec, key, key_length, &value, error);
+    return mp_spec_adopt(r->spec, key, (uint32_t)strlen(key), &value, error);
 }
 
 /* --- tensors --- */
@@ -465,19 +462,14 @@ cleanup:
     return status;
 }
 
-/* Map one file and parse it into a new spec. */
+/* Map one file and parse it into a new spec. The caller frees *spec, which may be set also if this fails. */
 static mp_status read_file(const char *path, mp_spec **spec, mp_error *error) {
     mp_file_map *map;
     MP_TRY(mp_file_map_open(path, &map, error));
     mp_status status = parse_new(mp_file_map_data(map), mp_file_map_size(map), path, spec, error);
-    if (mp_file_map_poisoned(map)) { /* the parser read zeros in place of truncated pages, so no result is valid */
-        if (status == MP_OK) {
-            mp_spec_unpin(*spec);
-            *spec = NULL;
-        }
+    if (mp_file_map_poisoned(map)) /* the parser read zeros in place of truncated pages, so no result is valid */
         status = mp_fail(error, MP_IO, "%s: the file was truncated while it was read; replace it with a complete copy",
                          path);
-    }
     mp_file_map_close(map);
     return status;
 }

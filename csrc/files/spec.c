@@ -10,6 +10,7 @@
 
 #include "base/alloc.h"
 #include "base/forked.h"
+#include "base/siphash.h"
 #include "base/sys.h"
 #include "files/spec_build.h"
 
@@ -50,44 +51,11 @@ struct mp_spec {
 
 /* --- names --- */
 
-static inline uint64_t rotate(uint64_t x, int by) { return x << by | x >> (64 - by); }
-
-static inline void sip_round(uint64_t v[4]) {
-    v[0] += v[1], v[1] = rotate(v[1], 13) ^ v[0], v[0] = rotate(v[0], 32);
-    v[2] += v[3], v[3] = rotate(v[3], 16) ^ v[2];
-    v[0] += v[3], v[3] = rotate(v[3], 21) ^ v[0];
-    v[2] += v[1], v[1] = rotate(v[1], 17) ^ v[2], v[2] = rotate(v[2], 32);
+static uint32_t name_hash(const mp_spec *spec, const char *name, size_t length) {
+    return (uint32_t)mp_siphash(spec->hash_key, name, length);
 }
 
-uint64_t mp_siphash(const uint64_t key[2], const char *name, uint32_t length) {
-    uint64_t v[4] = {key[0] ^ 0x736f6d6570736575u, key[1] ^ 0x646f72616e646f6du,
-                     key[0] ^ 0x6c7967656e657261u, key[1] ^ 0x7465646279746573u};
-    uint32_t at = 0;
-    for (; length - at >= 8; at += 8) {
-        uint64_t word;
-        memcpy(&word, name + at, 8);
-        v[3] ^= word;
-        sip_round(v);
-        v[0] ^= word;
-    }
-    uint64_t last = (uint64_t)length << 56;
-    for (uint32_t i = 0; at + i < length; i++)
-        last |= (uint64_t)(uint8_t)name[at + i] << (8 * i);
-    v[3] ^= last;
-    sip_round(v);
-    v[0] ^= last;
-    v[2] ^= 0xff;
-    for (int i = 0; i < 3; i++)
-        sip_round(v);
-    return v[0] ^ v[1] ^ v[2] ^ v[3];
-}
-
-static uint32_t name_hash(const mp_spec *spec, const char *name, uint32_t length) {
-    uint64_t hash = mp_siphash(spec->hash_key, name, length);
-    return (uint32_t)(hash ^ hash >> 32);
-}
-
-static int names_find(const mp_spec *spec, const name_list *list, const char *name, uint32_t length) {
+static int names_find(const mp_spec *spec, const name_list *list, const char *name, size_t length) {
     if (list->count == 0)
         return -1;
     uint32_t hash = name_hash(spec, name, length);
@@ -169,8 +137,7 @@ mp_spec *mp_spec_create(void) {
     if (!spec)
         return NULL;
     atomic_store(&spec->references, 1);
-    spec->hash_key[0] = mp_sys_random();
-    spec->hash_key[1] = mp_sys_random();
+    mp_siphash_key(spec->hash_key);
     spec->architecture = "";
     return spec;
 }
@@ -317,7 +284,7 @@ static mp_status check_key(const mp_spec *spec, const char *key, uint64_t length
         if (key[i] < 0x20 || key[i] > 0x7E)
             return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "key", "printable ASCII", "byte %02x",
                                 (uint8_t)key[i]);
-    if (names_find(spec, &spec->keys, key, (uint32_t)length) >= 0)
+    if (names_find(spec, &spec->keys, key, length) >= 0)
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, key, "each key once", "a duplicate");
     return MP_OK;
 }
@@ -361,8 +328,7 @@ mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_
     switch (value->type) {
     case MP_VALUE_BOOL:
         made.as.integer = value->as.integer != 0;
-        made.count = 1;
-        break;
+        /* fall through */
     case MP_VALUE_INT:
     case MP_VALUE_FLOAT:
         made.count = 1;
@@ -458,7 +424,7 @@ mp_status mp_spec_add_tensor(mp_spec *spec, const mp_tensor_entry *entry, mp_err
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "tensor name", "1 to 255 bytes", "%zu", length);
     if (!mp_is_utf8(entry->name, length))
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "tensor name", "UTF-8", "not UTF-8");
-    if (names_find(spec, &spec->tensor_names, entry->name, (uint32_t)length) >= 0)
+    if (names_find(spec, &spec->tensor_names, entry->name, length) >= 0)
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, entry->name, "each tensor once", "a duplicate");
     MP_TRY(mp_spec_check_tensor(spec, entry, error));
     void *tensors = spec->tensors;
@@ -604,8 +570,7 @@ const mp_tensor_entry *mp_spec_tensor_at(const mp_spec *spec, int index) {
 }
 
 static int find_text(const mp_spec *spec, const name_list *list, const char *name) {
-    size_t length = strlen(name);
-    return length <= UINT32_MAX ? names_find(spec, list, name, (uint32_t)length) : -1;
+    return names_find(spec, list, name, strlen(name));
 }
 
 const mp_value *mp_spec_find(const mp_spec *spec, const char *key) {

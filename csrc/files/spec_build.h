@@ -18,8 +18,6 @@ mp_tensor_entry *mp_spec_tensor_edit(mp_spec *spec, int index);
  * no overflow, rows of whole blocks, `nbytes` that matches type and shape, an end below 2^63. The FORMAT error names
  * the tensor and the fault. */
 mp_status mp_spec_check_tensor(const mp_spec *spec, const mp_tensor_entry *entry, mp_error *error);
-/* SipHash-1-3 of `length` bytes (Aumasson and Bernstein, "SipHash: a fast short-input PRF"). */
-uint64_t mp_siphash(const uint64_t key[2], const char *name, uint32_t length);
 /* Returns true for valid UTF-8. Refuses overlong forms, surrogates and code points above U+10FFFF. Accepts NUL. */
 bool mp_is_utf8(const char *bytes, uint64_t length);
 /* Multiply the sizes of a shape. Returns false if a size is below 1 or the product overflows int64. */

@@ -181,11 +181,11 @@ static void name_bias(const char *prefix, int layer, const layer_part *bias, cha
 mp_status mp_weights_check_biases(const mp_weights *weights, const char *prefix, int layers, mp_error *error) {
     static const char router[] = "ffn_gate_inp";
     const int tensors = mp_spec_tensor_count(weights->spec);
-    layer_part part, *list = mp_alloc_array((size_t)tensors + 1, sizeof *list, MP_TAG_MISC);
+    layer_part part, *list = mp_alloc_array((size_t)tensors, sizeof *list, MP_TAG_MISC);
     mp_status status = MP_OK;
     size_t count = 0;
     if (!list)
-        return mp_fail_memory(error, ((uint64_t)tensors + 1) * sizeof *list, "the names of a model's layers");
+        return mp_fail_memory(error, (uint64_t)tensors * sizeof *list, "the names of a model's layers");
     for (int t = 0; t < tensors; t++)
         if (split_name(mp_spec_tensor_at(weights->spec, t)->name, prefix, layers, ".weight", &part))
             list[count++] = part;

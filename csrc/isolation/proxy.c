@@ -358,7 +358,8 @@ static void get_measurements(proxy *p, uint64_t began_ns, int threads) {
     mp_step_work work, *known = &p->base.work;
     mp_get(&p->in, &work, sizeof work);
     if (work.passes < known->passes || work.rows < known->rows || work.found < known->found ||
-        work.drafted < known->drafted || work.accepted < known->accepted || work.accepted > work.drafted)
+        work.shared < known->shared || work.drafted < known->drafted || work.accepted < known->accepted ||
+        work.accepted > work.drafted)
         mp_wire_refuse(&p->in, "a counter of work decreased");
     mp_get(&p->in, speed, sizeof speed);
     for (int i = 0; i < MP_MODEL_SPEEDS; i++)

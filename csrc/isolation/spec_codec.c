@@ -15,11 +15,11 @@ static const char LEFT_OUT[] = "tokenizer.";
 typedef struct writer {
     uint8_t *bytes;
     size_t used, capacity;
-    bool failed;
+    size_t refused; /* bytes of the memory that was refused; 0: none */
 } writer;
 
 static void put(writer *w, const void *data, size_t bytes) {
-    if (w->failed)
+    if (w->refused)
         return;
     if (bytes > w->capacity - w->used) {
         size_t capacity = w->capacity ? 2 * w->capacity : FIRST_BYTES;
@@ -27,7 +27,7 @@ static void put(writer *w, const void *data, size_t bytes) {
             capacity *= 2; /* cannot overflow: limits keep specs far below half the address space */
         uint8_t *grown = mp_realloc(w->bytes, capacity, MP_TAG_SPEC);
         if (!grown) {
-            w->failed = true;
+            w->refused = capacity;
             return;
         }
         w->bytes = grown;
@@ -139,9 +139,9 @@ mp_status mp_spec_encode(const mp_spec *spec, uint8_t **bytes, size_t *size, mp_
         put_u64(&w, entry->nbytes);
     }
     put_tokens(&w, mp_spec_tokens(spec));
-    if (w.failed) {
+    if (w.refused) {
         mp_free(w.bytes);
-        return mp_fail_memory(error, 2 * (uint64_t)w.capacity, "a serialized model spec");
+        return mp_fail_memory(error, w.refused, "a serialized model spec");
     }
     *bytes = w.bytes;
     *size = w.used;

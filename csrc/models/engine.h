@@ -88,6 +88,7 @@ typedef struct mp_step_work {
     uint64_t found;    /* tokens found in the prefix cache and not computed */
     uint64_t drafted;  /* draft tokens verified */
     uint64_t accepted; /* draft tokens accepted */
+    uint64_t shared;   /* texts that got the vector of an equal text */
 } mp_step_work;
 struct mp_engine {
     const mp_engine_ops *ops;
@@ -129,6 +130,7 @@ typedef struct mp_loader {
     void *self;
     mp_capability capability;
     const char *policy; /* dispatch policy for the model's workers; NULL: the capability's policy */
+    uint64_t revision;  /* chosen by the caller; requests may name it (mp_submit_options.revision) */
 } mp_loader;
 
 typedef struct mp_model_ops {

@@ -39,7 +39,8 @@
 
 typedef struct mp_state { /* state of the module */
     PyObject *errors;     /* the module mpool.errors, imported on first use */
-    PyTypeObject *spec_type, *gguf_type, *bpe_type, *notifier_type, *ticket_type, *registry_type;
+    PyTypeObject *spec_type, *gguf_type, *bpe_type, *notifier_type, *ticket_type, *registry_type,
+        *search_type;
     unsigned long main_thread; /* identifier of the thread that runs signal handlers */
 } mp_state;
 
@@ -68,10 +69,10 @@ uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns);
  * raised an exception. */
 int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
 
-/* --- type_spec.c, type_gguf.c, type_bpe.c, type_notifier.c, type_ticket.c, type_registry.c --- */
+/* --- type_spec.c, type_gguf.c, type_bpe.c, type_notifier.c, type_ticket.c, type_registry.c, type_search.c --- */
 
 extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_bpe_type_spec, mp_notifier_type_spec, mp_ticket_type_spec,
-    mp_registry_type_spec;
+    mp_registry_type_spec, mp_search_type_spec;
 
 /* Takes ownership of the spec. */
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
@@ -82,6 +83,9 @@ PyObject *mp_read_gguf(PyObject *module, PyObject *path);
 PyObject *mp_bpe_object(mp_state *state, mp_spec *spec);
 /* Borrow the notifier. Returns NULL with an exception if the object is not a Notifier or is closed. */
 mp_notifier *mp_notifier_of(mp_state *state, PyObject *object);
+
+/* Borrow the registry. Returns NULL with TypeError for another object. */
+mp_registry *mp_registry_of(mp_state *state, PyObject *object);
 
 typedef struct mp_ticket_object {
     PyObject_HEAD mp_ticket *ticket; /* the caller's reference */
@@ -109,15 +113,17 @@ typedef struct mp_submit_args {
     unsigned int tenant;
     int fail_fast, uncounted;
     const char *policy;
+    unsigned long long revision;
 } mp_submit_args;
 #define MP_SUBMIT_DEFAULTS \
     { .timeout = Py_None, .patience = -1, .keep_alive = -1, .priority = 2, .policy = "default" }
 #define MP_SUBMIT_NAMES \
-    "timeout", "patience", "keep_alive", "priority", "service_class", "tenant", "fail_fast", "uncounted", "policy"
-#define MP_SUBMIT_FORMAT "OddbbIpps"
+    "timeout", "patience", "keep_alive", "priority", "service_class", "tenant", "fail_fast", "uncounted", "policy", \
+        "revision"
+#define MP_SUBMIT_FORMAT "OddbbIppsK"
 #define MP_SUBMIT_TARGETS(s)                                                                            \
     &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->service_class, &(s)->tenant, \
-        &(s)->fail_fast, &(s)->uncounted, &(s)->policy
+        &(s)->fail_fast, &(s)->uncounted, &(s)->policy, &(s)->revision
 /* Check the arguments and fill in `options`. Returns false with an exception. */
 bool mp_submit_options_in(mp_state *state, mp_submit_args *submit);
 /* Convert seconds to nanoseconds: infinity gives MP_FOREVER, and 0 s gives 1 ns, because 0 means the default. Returns

@@ -74,6 +74,7 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
     options->priority = submit->priority;
     options->service_class = submit->service_class;
     options->tenant = submit->tenant;
+    options->revision = submit->revision;
     options->uncounted = submit->uncounted;
     options->fail_fast = submit->fail_fast;
     return true;
@@ -510,7 +511,8 @@ static int exec_module(PyObject *module) {
         !add_type(module, &mp_bpe_type_spec, &state->bpe_type) ||
         !add_type(module, &mp_notifier_type_spec, &state->notifier_type) ||
         !add_type(module, &mp_ticket_type_spec, &state->ticket_type) ||
-        !add_type(module, &mp_registry_type_spec, &state->registry_type))
+        !add_type(module, &mp_registry_type_spec, &state->registry_type) ||
+        !add_type(module, &mp_search_type_spec, &state->search_type))
         return -1;
     return PyModule_AddStringConstant(module, "__version__", STRING(MPOOL_VERSION));
 }
@@ -524,6 +526,7 @@ static int traverse_module(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->notifier_type);
     Py_VISIT(state->ticket_type);
     Py_VISIT(state->registry_type);
+    Py_VISIT(state->search_type);
     return 0;
 }
 
@@ -536,6 +539,7 @@ static int clear_module(PyObject *module) {
     Py_CLEAR(state->notifier_type);
     Py_CLEAR(state->ticket_type);
     Py_CLEAR(state->registry_type);
+    Py_CLEAR(state->search_type);
     return 0;
 }
 

@@ -19,6 +19,13 @@ typedef struct registry_object {
 
 static mp_registry *registry_of(PyObject *self) { return ((registry_object *)self)->registry; }
 
+mp_registry *mp_registry_of(mp_state *state, PyObject *object) {
+    if (PyObject_TypeCheck(object, state->registry_type))
+        return registry_of(object);
+    PyErr_Format(PyExc_TypeError, "expected a Registry, got %R", (PyObject *)Py_TYPE(object));
+    return NULL;
+}
+
 /* --- life --- */
 
 /* Iterate over a dict whose keys are capabilities; `put` stores each value. Returns false with an exception. */
@@ -315,17 +322,19 @@ static bool isolated_loader(mp_state *state, const registry_object *self, mp_spe
 }
 
 static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"key", "spec", "compute", "replace", "command", "process_memory", NULL};
+    static char *names[] = {"key",     "spec",           "compute",  "replace",
+                            "command", "process_memory", "revision", "staged", NULL};
     mp_state *state = mp_state_of(self);
     const char *key, *compute_name = "auto";
     PyObject *object, *command = Py_None;
-    int replace = 0;
-    unsigned long long memory = 0;
+    int replace = 0, staged = 0;
+    unsigned long long memory = 0, revision = 0;
     mp_compute compute;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|spOK:add", names, &key, &object, &compute_name, &replace,
-                                     &command, &memory) ||
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sO|spOKKp:add", names, &key, &object, &compute_name, &replace,
+                                     &command, &memory, &revision, &staged) ||
         !compute_in(state, compute_name, &compute))
         return NULL;
+    mp_add add = staged ? MP_ADD_STAGED : replace ? MP_ADD_REPLACE : MP_ADD_NEW;
     mp_spec *spec = mp_spec_freeze_object(state, object);
     if (!spec)
         return NULL;
@@ -337,12 +346,46 @@ static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) 
     else if (!isolated_loader(state, (registry_object *)self, spec, compute, command, memory, &loader, &error, &status))
         return NULL;
     if (status == MP_OK) {
-        Py_BEGIN_ALLOW_THREADS status = mp_registry_add(registry_of(self), key, &loader, replace, &error);
+        loader.revision = revision;
+        Py_BEGIN_ALLOW_THREADS status = mp_registry_add(registry_of(self), key, &loader, add, &error);
         Py_END_ALLOW_THREADS
     }
     if (status != MP_OK)
         return mp_raise(state, &error, key);
     Py_RETURN_NONE;
+}
+
+static PyObject *registry_commit(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"keys", "revision", NULL};
+    mp_state *state = mp_state_of(self);
+    PyObject *keys;
+    unsigned long long revision;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!K:commit", names, &PyTuple_Type, &keys, &revision))
+        return NULL;
+    const char *texts[MP_COMMIT_MAX];
+    Py_ssize_t count = PyTuple_Size(keys);
+    if (count > MP_COMMIT_MAX)
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "keys has %zd items, allowed: at most %d", count,
+                            MP_COMMIT_MAX);
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!(texts[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(keys, i), NULL)))
+            return NULL;
+    mp_error error;
+    mp_status status;
+    Py_BEGIN_ALLOW_THREADS status = mp_registry_commit(registry_of(self), texts, (int)count, revision, &error);
+    Py_END_ALLOW_THREADS if (status != MP_OK) return mp_raise(state, &error, count ? texts[0] : NULL);
+    Py_RETURN_NONE;
+}
+
+static PyObject *registry_withdraw(PyObject *self, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"key", "revision", NULL};
+    const char *key;
+    unsigned long long revision;
+    bool dropped;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sK:withdraw", names, &key, &revision))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS dropped = mp_registry_withdraw(registry_of(self), key, revision);
+    Py_END_ALLOW_THREADS return PyBool_FromLong(dropped);
 }
 
 /* An operation that waits on an entry. wait_entry() calls it repeatedly with short deadlines and checks for signals
@@ -492,7 +535,7 @@ static void append_entry(void *arg, const mp_entry_info *info) {
     if (workers && facts && latency)
         row = Py_BuildValue(
             "{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:(ii),s:(ii),s:O,s:K,s:K,s:K,s:K,s:K,s:d,s:d,s:s,s:d,s:i,s:K,"
-            "s:K,s:O,s:O,s:O}",
+            "s:K,s:O,s:O,s:O,s:d}",
             "key", info->key, "capability", mp_capability_get(info->capability)->name, "state", info->state, "breaker",
             info->breaker, "policy", mp_policy_name(info->policy), "workers", info->workers, "busy", info->busy, "dead",
             info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
@@ -504,7 +547,8 @@ static void append_entry(void *arg, const mp_entry_info *info) {
             info->keep_alive_ns == MP_FOREVER ? Py_HUGE_VAL : (double)info->keep_alive_ns * 1e-9, "last_error",
             info->last_error == MP_OK ? "" : mp_status_find(info->last_error)->name, "arrivals", info->arrivals,
             "predicted_workers", info->predicted, "units_in", (unsigned long long)info->units_in, "units_out",
-            (unsigned long long)info->units_out, "worker", workers, "latency", latency, "facts", facts);
+            (unsigned long long)info->units_out, "worker", workers, "latency", latency, "facts", facts,
+            "queue_full_seconds", (double)(info->full_ns[0] + info->full_ns[1]) * 1e-9);
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);
     Py_XDECREF(row);
@@ -649,6 +693,10 @@ SUBMIT(image_generation, mp_image_generation_from_python)
 
 static PyMethodDef methods[] = {
     {"add", MP_METHOD(registry_add), METH_VARARGS | METH_KEYWORDS, "Register a model under a key without loading it."},
+    {"commit", MP_METHOD(registry_commit), METH_VARARGS | METH_KEYWORDS,
+     "Give new requests to the models that were staged with this revision."},
+    {"withdraw", MP_METHOD(registry_withdraw), METH_VARARGS | METH_KEYWORDS,
+     "Drop a staged model; False if it is the current one already."},
     {"remove", MP_METHOD(registry_remove), METH_VARARGS | METH_KEYWORDS,
      "Remove a key after its requests have finished."},
     {"load", MP_METHOD(registry_load), METH_VARARGS | METH_KEYWORDS, "Load the model now and wait until it is ready."},

@@ -48,6 +48,7 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
         mp_policy_from_name(taken.policy, &entry->policy);
     entry->keep_alive_ns = services->keep_alive_ns;
     entry->loader = taken;
+    entry->revision = taken.revision;
     atomic_init(&entry->references, 1);
     mp_mutex_init(&entry->lock);
     mp_cond_init(&entry->changed);
@@ -335,6 +336,12 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     return status;
 }
 
+void mp_entry_hold(mp_entry *entry, bool held) {
+    mp_mutex_lock(&entry->lock);
+    entry->held = held;
+    mp_mutex_unlock(&entry->lock);
+}
+
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
     bool in_time = true;
     mp_status status = MP_OK;
@@ -365,7 +372,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
 /* Must hold the lock. True if the registry itself may evict the model: `now`: at once; else: as soon as all its
  * workers, none of which has an active request, are idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
-    if (!entry->resident || entry->queue.count || entry->pinned || entry->removal != MP_REMOVAL_NONE ||
+    if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
         (!entry->answered && entry->asked) || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -399,7 +406,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
             newest_ns = worker->idle_since_ns;
     }
     bool going = entry->unload == MP_UNLOAD_REQUESTED;
-    bool used = !soon && !entry->pinned && entry->removal == MP_REMOVAL_NONE &&
+    bool used = !soon && !entry->pinned && !entry->held && entry->removal == MP_REMOVAL_NONE &&
                 (entry->queue.count || mp_entry_running(entry)) &&
                 (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
     value->coming = entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0;
@@ -596,6 +603,8 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
     info->queued = entry->queue.count;
     memcpy(info->waiting, entry->queue.counts, sizeof(info->waiting));
     memcpy(info->capacity, entry->queue.capacity, sizeof(info->capacity));
+    for (int kind = 0; kind < MP_SERVICE_COUNT; kind++)
+        info->full_ns[kind] = mp_queue_full_ns(&entry->queue, kind, now);
     info->running = mp_entry_running(entry);
     info->pinned = entry->pinned;
     info->calls = entry->calls;

@@ -114,6 +114,7 @@ struct mp_entry {
     /* constant after mp_entry_create */
     mp_services *services; /* owns a reference */
     uint64_t number;       /* unique among all entries of the process */
+    uint64_t revision;     /* mp_loader.revision */
     char key[256];
     mp_capability capability;
     mp_policy policy; /* default for requests that name no policy */
@@ -139,6 +140,7 @@ struct mp_entry {
     int abandoned;         /* abandoned workers whose threads have not returned */
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
     bool pinned;           /* the registry itself must not evict the model */
+    bool held;             /* as `pinned`, while a replacement is staged */
     bool asked;            /* a caller asked for the model to be loaded: it is not evicted before its first request */
     uint64_t attempts, attempts_over; /* loads of the model that started, and that ended with any result */
     uint64_t loads;                   /* loads that succeeded */
@@ -190,6 +192,7 @@ void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns);
 void mp_entry_start(mp_entry *entry);
 /* True while a model is loaded or being loaded, or requests are queued. */
 bool mp_entry_in_use(mp_entry *entry);
+void mp_entry_hold(mp_entry *entry, bool held); /* sets mp_entry.held */
 /* Refuses new requests, serves the accepted ones, then frees everything and reports MP_ENTRY_GONE. Never blocks. */
 void mp_entry_remove(mp_entry *entry);
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error);

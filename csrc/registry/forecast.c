@@ -38,5 +38,5 @@ double mp_forecast_rate(const mp_forecast *forecast, uint64_t now_ns) {
 int mp_forecast_workers(const mp_forecast *forecast, uint64_t now_ns, int most) {
     double busy = mp_forecast_rate(forecast, now_ns) * forecast->service_ns * 1e-9,
            needed = ceil(busy / MP_FORECAST_BUSY);
-    return needed < most ? (int)needed : most;
+    return (int)fmin(needed, most);
 }

@@ -17,41 +17,14 @@
 #include <string.h>
 
 #include "base/trace.h"
-#include "registry/audit.h"
-#include "registry/entry.h"
 #include "registry/events.h"
-#include "registry/upkeep.h"
+#include "registry/state.h"
 
 enum { MAX_THREADS = 1024 }; /* limit of the thread pool: one per worker, one for maintenance */
 static const uint64_t MS = 1000 * 1000;
 /* After the grace period all work is cancelled. Steps and loads that have not ended this long after that are
  * abandoned. */
 static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;
-
-typedef struct slot { /* one key; owns a reference to each entry */
-    mp_entry *current;
-    mp_entry *incoming; /* the replacement, which is being loaded while `current` serves; or NULL */
-} slot;
-
-typedef enum closing { OPEN, CLOSING, CLOSED } closing;
-
-struct mp_registry {
-    mp_services *services;
-    uint64_t grace_ns;
-    mp_upkeep upkeep; /* for the maintenance thread only */
-    mp_reclaimer reclaimer;
-    mp_registry *fork_next;
-    _Atomic bool refusing;
-    mp_mutex lock;
-    mp_cond changed;
-    /* guarded by: lock */
-    slot *slots; /* ascending by key */
-    int slot_count, slot_capacity;
-    mp_entry **leaving; /* removed or replaced entries that still drain; owns references */
-    int leaving_count, leaving_capacity;
-    int inside;
-    closing closing;
-};
 
 /* --- lookup; must hold the lock --- */
 
@@ -80,17 +53,17 @@ static mp_entry *find_leaving(const mp_registry *registry, const char *key) {
     return NULL;
 }
 
-/* Makes room for one more item in a growing array. Returns false if memory is refused. */
-static bool reserve(void **array, int count, int *capacity, size_t item) {
+/* Makes room for one more item in a growing array. `what` names it in the error. */
+static mp_status reserve(void **array, int count, int *capacity, size_t item, const char *what, mp_error *error) {
     if (count < *capacity)
-        return true;
+        return MP_OK;
     int larger = *capacity ? *capacity * 2 : 16;
     void *grown = mp_realloc(*array, (size_t)larger * item, MP_TAG_POOL);
     if (!grown)
-        return false;
+        return mp_fail_memory(error, (size_t)larger * item, what);
     *array = grown;
     *capacity = larger;
-    return true;
+    return MP_OK;
 }
 
 static mp_status fail_unknown(const char *key, mp_error *error) {
@@ -190,15 +163,25 @@ static mp_entry *end_leaving(mp_registry *registry, mp_entry *entry) {
     return NULL;
 }
 
+/* Must hold the lock. The slot has no replacement any more. */
+static void end_incoming(slot *slot) {
+    slot->incoming = NULL;
+    if (slot->staged)
+        mp_entry_hold(slot->current, false);
+    slot->staged = false;
+}
+
 static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event event) {
     mp_entry *old = NULL, *gone = NULL;
     mp_mutex_lock(&registry->lock);
     slot *slot = event == MP_ENTRY_GONE ? NULL : slot_of_incoming(registry, entry);
+    if (slot && event == MP_ENTRY_LOADED && slot->staged)
+        slot = NULL; /* mp_registry_commit makes it the current entry */
     if (slot) {
         old = event == MP_ENTRY_LOADED ? slot->current : entry;
         if (event == MP_ENTRY_LOADED)
             slot->current = entry;
-        slot->incoming = NULL;
+        end_incoming(slot);
         start_leaving(registry, mp_entry_pin(old));
     }
     if (event == MP_ENTRY_GONE)
@@ -424,24 +407,23 @@ static mp_status check_key(const char *key, mp_error *error) {
 
 /* Must hold the lock. On success takes over the caller's reference to `entry`. After unlocking, the caller must remove
  * *replaced and start *loading, if not NULL. */
-static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_entry **replaced, mp_entry **loading,
+static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entry **replaced, mp_entry **loading,
                      mp_error *error) {
     const char *key = mp_entry_key(entry);
     MP_TRY(refuse_closed(registry, error));
     bool found;
     int at = find(registry, key, &found);
-    if (found && !replace)
+    if (found && add == MP_ADD_NEW)
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "the key \"%s\" exists already; pass `replace` to load another model under it", key);
     /* Reserve room for every entry that may drain later: two per slot. */
     int most = registry->leaving_count + 2 * registry->slot_count + 2;
     while (registry->leaving_capacity < most)
-        if (!reserve((void **)&registry->leaving, registry->leaving_capacity, &registry->leaving_capacity,
-                     sizeof(*registry->leaving)))
-            return mp_fail_memory(error, (uint64_t)most * sizeof(mp_entry *), "the list of entries");
+        MP_TRY(reserve((void **)&registry->leaving, registry->leaving_capacity, &registry->leaving_capacity,
+                       sizeof(*registry->leaving), "the list of entries", error));
     if (!found) {
-        if (!reserve((void **)&registry->slots, registry->slot_count, &registry->slot_capacity, sizeof(slot)))
-            return mp_fail_memory(error, sizeof(slot), "the list of keys");
+        MP_TRY(reserve((void **)&registry->slots, registry->slot_count, &registry->slot_capacity, sizeof(slot),
+                       "the list of keys", error));
         memmove(&registry->slots[at + 1], &registry->slots[at], (size_t)(registry->slot_count - at) * sizeof(slot));
         registry->slots[at] = (slot){.current = entry};
         registry->slot_count++;
@@ -450,8 +432,8 @@ static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_en
     slot *slot = &registry->slots[at];
     if (slot->incoming) {
         *replaced = slot->incoming; /* the latest replacement wins */
-        slot->incoming = NULL;
-    } else if (!mp_entry_in_use(slot->current)) {
+        end_incoming(slot);
+    } else if (add != MP_ADD_STAGED && !mp_entry_in_use(slot->current)) {
         *replaced = slot->current;
         slot->current = entry;
     }
@@ -459,13 +441,17 @@ static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_en
         start_leaving(registry, mp_entry_pin(*replaced));
     if (slot->current != entry) {
         slot->incoming = entry;
-        *loading = mp_entry_pin(entry);
+        slot->staged = add == MP_ADD_STAGED;
+        if (slot->staged)
+            mp_entry_hold(slot->current, true);
+        else
+            *loading = mp_entry_pin(entry);
     }
-    registry->inside++;
+    registry->inside += *replaced || *loading;
     return MP_OK;
 }
 
-mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace,
+mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, mp_add add,
                           mp_error *error) {
     mp_status status = check_key(key, error);
     if (status != MP_OK) {
@@ -476,7 +462,7 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
     MP_TRY(mp_entry_create(registry->services, key, loader, &entry, error));
     mp_mutex_lock(&registry->lock);
     int inside = registry->inside;
-    status = put(registry, entry, replace, &replaced, &loading, error);
+    status = put(registry, entry, add, &replaced, &loading, error);
     inside = registry->inside - inside;
     mp_mutex_unlock(&registry->lock);
     if (status != MP_OK)
@@ -490,6 +476,69 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
     if (inside)
         leave(registry, loading);
     return status;
+}
+
+/* Must hold the lock. Returns the slot of a key if an entry with this revision is staged there, or NULL. Sets
+ * *committed if it is the current entry. */
+static slot *staged_slot(mp_registry *registry, const char *key, uint64_t revision, bool *committed) {
+    bool found;
+    int at = find(registry, key, &found);
+    slot *slot = found ? &registry->slots[at] : NULL;
+    *committed = slot && slot->current->revision == revision;
+    return slot && slot->staged && slot->incoming->revision == revision ? slot : NULL;
+}
+
+/* Must not hold the lock. Ends an operation that took `entry` off its slot: finishes its requests and frees it. */
+static void remove_taken(mp_registry *registry, mp_entry *entry) {
+    mp_entry_remove(entry);
+    leave(registry, entry);
+}
+
+mp_status mp_registry_commit(mp_registry *registry, const char *const *keys, int count, uint64_t revision,
+                             mp_error *error) {
+    mp_entry *old[MP_COMMIT_MAX] = {0};
+    bool committed;
+    assert(count <= MP_COMMIT_MAX);
+    mp_mutex_lock(&registry->lock);
+    mp_status status = refuse_closed(registry, error);
+    for (int i = 0; i < count && status == MP_OK; i++)
+        if (!staged_slot(registry, keys[i], revision, &committed) && !committed)
+            status = mp_fail(error, MP_SEND, "%s: another model replaced the one that was staged", keys[i]);
+    for (int i = 0; i < count && status == MP_OK; i++) {
+        slot *slot = staged_slot(registry, keys[i], revision, &committed);
+        if (!slot)
+            continue;
+        mp_entry *entry = slot->incoming;
+        end_incoming(slot);
+        old[i] = slot->current;
+        slot->current = entry;
+        start_leaving(registry, mp_entry_pin(old[i]));
+        registry->inside++;
+    }
+    mp_mutex_unlock(&registry->lock);
+    for (int i = 0; i < count; i++) {
+        if (!old[i])
+            continue;
+        mp_log(MP_LOG_INFO, "Replaced %s", keys[i]);
+        remove_taken(registry, old[i]);
+    }
+    return status;
+}
+
+bool mp_registry_withdraw(mp_registry *registry, const char *key, uint64_t revision) {
+    bool committed;
+    mp_mutex_lock(&registry->lock);
+    slot *slot = staged_slot(registry, key, revision, &committed);
+    mp_entry *entry = slot ? slot->incoming : NULL;
+    if (slot) {
+        end_incoming(slot);
+        start_leaving(registry, mp_entry_pin(entry));
+        registry->inside++;
+    }
+    mp_mutex_unlock(&registry->lock);
+    if (entry)
+        remove_taken(registry, entry);
+    return !committed;
 }
 
 /* Waits until an entry on which mp_entry_remove was called is gone. */
@@ -514,6 +563,7 @@ mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t de
         if (found) {
             current = registry->slots[at].current;
             incoming = registry->slots[at].incoming;
+            end_incoming(&registry->slots[at]);
             start_leaving(registry, mp_entry_pin(current));
             if (incoming)
                 start_leaving(registry, mp_entry_pin(incoming));
@@ -635,6 +685,27 @@ void mp_registry_maintain(mp_registry *registry) {
     leave(registry, NULL);
 }
 
+bool mp_registry_compute(mp_registry *registry, void (*run)(mp_lease *lease, void *arg), void *arg) {
+    mp_cpu_allocator *allocator = registry->services->allocator_pinned;
+    mp_mutex_lock(&registry->lock);
+    const bool open = registry->closing == OPEN;
+    registry->inside += open;
+    mp_mutex_unlock(&registry->lock);
+    if (!open)
+        return false;
+    mp_lease lease = {0};
+    mp_core_lease at;
+    const int home = mp_cpu_allocator_assign_home(allocator);
+    mp_cpu_allocator_enter(allocator);
+    mp_cpu_allocator_lease(allocator, home, mp_cpu_allocator_threads(allocator), &lease, &at, NULL, NULL);
+    run(&lease, arg);
+    mp_cpu_allocator_return(allocator, &lease, &at, false);
+    mp_cpu_allocator_leave(allocator);
+    mp_cpu_allocator_release_home(allocator, home);
+    leave(registry, NULL);
+    return true;
+}
+
 /* --- requests --- */
 
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *request,
@@ -644,7 +715,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
     mp_entry *entry;
     mp_ticket *ticket = NULL;
     mp_status status;
-    bool gone;
+    bool gone, replaced = false;
     *ticket_out = NULL;
     if (!error)
         error = &unseen;
@@ -658,7 +729,10 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
                              key);
         if (status != MP_OK)
             break;
-        if (request->capability != entry->capability) {
+        if (options->revision && entry->revision != options->revision) {
+            status = mp_fail(error, MP_SEND, "%s: the model was replaced before the request was queued", key);
+            replaced = true;
+        } else if (request->capability != entry->capability) {
             status = mp_fail(error, MP_WRONG_CAPABILITY, "%s is a model for %s, not for %s", key,
                              mp_capability_get(entry->capability)->name, mp_capability_get(request->capability)->name);
         } else if (ticket) {
@@ -675,7 +749,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
         *ticket_out = ticket;
         return MP_OK;
     }
-    if (status == MP_OVERLOADED && options->uncounted) {
+    if (replaced || (status == MP_OVERLOADED && options->uncounted)) {
         mp_count(services, MP_METRIC_total_requests, (uint64_t)-1);
     } else {
         mp_count_end(services, status);
@@ -686,89 +760,4 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
     else
         mp_request_destroy(request);
     return status;
-}
-
-/* --- audit; takes no lock --- */
-
-mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
-    int threads = 0, used = mp_cpu_allocator_leased(registry->services->allocator_pinned);
-    if (is_held(&registry->lock))
-        return MP_OK;
-    for (int i = 0; i < registry->slot_count; i++) {
-        MP_TRY(mp_entry_audit(registry->slots[i].current, &threads, is_held, error));
-        if (registry->slots[i].incoming)
-            MP_TRY(mp_entry_audit(registry->slots[i].incoming, &threads, is_held, error));
-    }
-    for (int i = 0; i < registry->leaving_count; i++)
-        MP_TRY(mp_entry_audit(registry->leaving[i], &threads, is_held, error));
-    if (threads > used || used > mp_cpu_allocator_threads(registry->services->allocator_pinned))
-        return mp_fail(error, MP_INTERNAL, "workers hold %d compute threads, the CPU allocator counts %d of %d",
-                       threads, used, mp_cpu_allocator_threads(registry->services->allocator_pinned));
-    return MP_OK;
-}
-
-/* --- fork --- */
-
-mp_registry **mp_registry_fork_next(mp_registry *registry) { return &registry->fork_next; }
-
-typedef void entry_hook(mp_entry *entry);
-
-static void for_each_entry(mp_registry *registry, entry_hook *hook) {
-    for (int i = 0; i < registry->slot_count; i++) {
-        hook(registry->slots[i].current);
-        if (registry->slots[i].incoming)
-            hook(registry->slots[i].incoming);
-    }
-    for (int i = 0; i < registry->leaving_count; i++)
-        hook(registry->leaving[i]);
-}
-
-static void lock_entry(mp_entry *entry) { mp_mutex_lock(&entry->lock); }
-
-static void unlock_entry(mp_entry *entry) { mp_mutex_unlock(&entry->lock); }
-
-void mp_registry_fork_before(mp_registry *registry) {
-    mp_services *services = registry->services;
-    mp_mutex_lock(&registry->lock);
-    for_each_entry(registry, lock_entry);
-    if (services->pool)
-        mp_pool_fork_before(services->pool);
-    mp_maintenance_fork_before(&services->maintenance);
-    mp_quarantine_fork_before(&services->quarantine);
-}
-
-void mp_registry_fork_before_shared(mp_registry *registry) {
-    mp_governor_fork_before(registry->services->governor);
-    mp_cpu_allocator_fork_before(registry->services->allocator_pinned);
-}
-
-void mp_registry_fork_parent(mp_registry *registry) {
-    mp_services *services = registry->services;
-    mp_cpu_allocator_fork_parent(services->allocator_pinned);
-    mp_governor_fork_parent(services->governor);
-    mp_quarantine_fork_parent(&services->quarantine);
-    mp_maintenance_fork_parent(&services->maintenance);
-    if (services->pool)
-        mp_pool_fork_parent(services->pool);
-    for_each_entry(registry, unlock_entry);
-    mp_mutex_unlock(&registry->lock);
-}
-
-void mp_registry_fork_child(mp_registry *registry) {
-    mp_services *services = registry->services;
-    mp_cpu_allocator_fork_child(services->allocator_pinned);
-    mp_governor_fork_child(services->governor);
-    mp_maintenance_fork_child(&services->maintenance);
-    if (services->pool)
-        mp_pool_fork_child(services->pool);
-    mp_quarantine_fork_child(&services->quarantine);
-    for_each_entry(registry, mp_entry_fork_child);
-    mp_mutex_init(&registry->lock);
-    mp_cond_init(&registry->changed);
-    registry->inside = 0;
-    atomic_store(&services->resident, 0);
-    /* The thread that was closing the registry exists in the parent only, and its progress is unknown. The child
-     * starts closing again when asked to, and refuses requests until then. */
-    if (registry->closing == CLOSING)
-        registry->closing = OPEN;
 }

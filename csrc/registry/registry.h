@@ -76,6 +76,10 @@ uint64_t mp_registry_number(const mp_registry *registry);
 /* Starts the maintenance thread now, which checks deadlines, idle workers and memory. Otherwise it starts with the
  * first load. Idempotent. */
 void mp_registry_maintain(mp_registry *registry);
+/* Calls run(lease, arg) with a lease of as many compute threads as the caller's share allows, for work that is not a
+ * request of a model. Waits for its turn among the workers; `run` should return within a step's time. Returns false,
+ * without a call, after mp_registry_close has begun. */
+bool mp_registry_compute(mp_registry *registry, void (*run)(mp_lease *lease, void *arg), void *arg);
 /* Refuses new requests from now on (SHUTTING_DOWN). Idempotent. */
 void mp_registry_begin_shutdown(mp_registry *registry);
 /* Calls begin_shutdown, drains for the grace period (0: not at all), cancels the rest and joins every thread. Every
@@ -90,12 +94,29 @@ void mp_registry_destroy(mp_registry *registry);
 
 /* ---- entries ----------------------------------------------------------------------------------------------------- */
 
-/* Takes ownership of `loader`, also on failure. Returns at once. An existing key is INVALID_ARGUMENT unless `replace`
- * is set. With `replace`, if the old model is in use, the new model is loaded as well. Once its load has succeeded, it
- * gets the new requests, and the old model drains. If the load fails, the old model stays and mp_registry_load returns
- * the cause. */
-mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, bool replace,
+typedef enum mp_add { /* how mp_registry_add treats an existing key */
+    MP_ADD_NEW,       /* INVALID_ARGUMENT */
+    /* If the old model is in use, the new model is loaded as well. Once its load has succeeded, it gets the new
+     * requests, and the old model drains. If the load fails, the old model stays and mp_registry_load returns the
+     * cause. */
+    MP_ADD_REPLACE,
+    /* The old model serves until mp_registry_commit, and the registry does not evict it to make room meanwhile.
+     * mp_registry_load loads the new model. If the load fails, the old model stays. */
+    MP_ADD_STAGED
+} mp_add;
+/* Takes ownership of `loader`, also on failure. Returns at once. A later replacement of a key wins over one that is
+ * being loaded or staged. */
+mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loader *loader, mp_add add,
                           mp_error *error);
+enum { MP_COMMIT_MAX = 16 };
+/* Gives all new requests for up to MP_COMMIT_MAX keys to the models that were staged with this revision
+ * (mp_loader.revision), at one moment for all keys, loaded or not; the old models drain. Idempotent. SEND, and no
+ * change, if a key has neither staged nor current a model with this revision. */
+mp_status mp_registry_commit(mp_registry *registry, const char *const *keys, int count, uint64_t revision,
+                             mp_error *error);
+/* Drops the model that was staged with this revision, if there is one. Returns false if it is the current model of the
+ * key already. Idempotent. */
+bool mp_registry_withdraw(mp_registry *registry, const char *key, uint64_t revision);
 /* Refuses new requests for the key, finishes the accepted ones and frees everything. Returns when that is done, or
  * TIMEOUT at the deadline. After a TIMEOUT the removal continues in the background, and another call waits for its end.
  * UNKNOWN_MODEL if the key does not exist. */
@@ -135,6 +156,7 @@ typedef struct mp_entry_info {
      * returned */
     int workers, busy, dead, queued, running;
     int waiting[MP_SERVICE_COUNT], capacity[MP_SERVICE_COUNT]; /* per service class: queued requests, and their limit */
+    uint64_t full_ns[MP_SERVICE_COUNT]; /* time for which the queue of a service class has been full */
     double arrivals; /* requests per second; 0 = unknown, or predictive scaling is off */
     int predicted;   /* workers predicted for these arrivals; 0 = unknown or off */
     bool pinned;
@@ -172,6 +194,9 @@ typedef struct mp_submit_options {
     uint8_t service_class;  /* MP_SERVICE_INTERACTIVE or MP_SERVICE_BULK */
     mp_policy policy;       /* default: the model's policy */
     uint32_t tenant;        /* requests of a tenant together get one fair share; 0 = no tenant named */
+    /* 0 = any; else the request is meant for the model with this mp_loader.revision: SEND, counted in no metric, if
+     * another model has the key */
+    uint64_t revision;
     bool fail_fast; /* return OVERLOADED at once if the queue is full; else submit waits until the deadline */
     bool uncounted; /* the caller will retry an OVERLOADED request: count it in no metric */
     bool (*give_up)(

@@ -613,6 +613,7 @@ static void count_work(mp_worker *w) {
     mp_count(services, MP_METRIC_prefix_tokens, work->found - w->counted.found);
     mp_count(services, MP_METRIC_guessed_tokens, work->drafted - w->counted.drafted);
     mp_count(services, MP_METRIC_right_guesses, work->accepted - w->counted.accepted);
+    mp_count(services, MP_METRIC_dedup_hits, work->shared - w->counted.shared);
     w->counted = *work;
 }
 

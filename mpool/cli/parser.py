@@ -196,8 +196,7 @@ def _search(command: argparse.ArgumentParser) -> None:
 
 def _rerank(command: argparse.ArgumentParser) -> None:
     _ranked(command)
-    command.add_argument("-m", "--model", metavar="REF", required=True,
-                         help="cross-encoder, such as ms-marco-MiniLM-L6-v2")
+    command.add_argument("-m", "--model", metavar="REF", help="cross-encoder (default: see `mpool models`)")
     _pool(command)
     command.add_argument("-k", "--top-k", type=int, metavar="N", help="number of results (default: all)")
 

@@ -59,7 +59,8 @@ def rerank(arguments: argparse.Namespace) -> int:
     if not given:
         raise InvalidArgument("at least one text is required, got none")
     with make_pool(arguments) as pool:
-        model = pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        model = pool.load(arguments.model or default_model("rerank"), compute=arguments.compute,
+                          progress=False if arguments.quiet else None)
         ranking = model.rerank(arguments.query, [text for _, text in given], top_k=arguments.top_k,
                                compute=arguments.compute)
     _print([{"score": one.score, "line": given[one.index][0] + 1, "text": one.text} for one in ranking], arguments)

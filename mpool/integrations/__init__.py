@@ -1,12 +1,15 @@
-"""Adapters of mpool for other libraries. Each adapter is a module of its own and needs the extra of the same name.
+"""Adapters of mpool for other libraries. Each adapter is a module of its own and, unless stated otherwise, needs the
+extra of the same name.
 
 - ``sklearn``: :class:`mpool.integrations.sklearn.EmbeddingTransformer`.
 - ``langchain``: :class:`mpool.integrations.langchain.ChatMpool` and
   :class:`mpool.integrations.langchain.MpoolEmbeddings`.
+- ``sentence_transformers``: :class:`mpool.integrations.sentence_transformers.SentenceTransformer` and
+  :class:`mpool.integrations.sentence_transformers.CrossEncoder`, which need no extra.
 - ``llm``: a plugin of the command ``llm``, which finds it by its entry point.
 - ``ray``: replicated pools behind one address (``mpool ray serve``), embeddings for Parquet files (``mpool ray
   embed``).
 
-The first three adapters only convert arguments and results: options, ranges and errors are those of mpool. They use the
-process-wide pool unless their model is a :class:`mpool.Model` of another pool.
+The adapters for sklearn, langchain and llm only convert arguments and results: options, ranges and errors are those of
+mpool. They use the process-wide pool unless their model is a :class:`mpool.Model` of another pool.
 """

@@ -91,11 +91,11 @@ class Row:
 
 
 class Catalogue:
-    """The rows by key, and the key of the default model of each capability.
+    """The rows by key, and the key of the default model of each capability and of ``"rerank"``.
 
     Attributes:
         rows: rows by key, in the order of the file.
-        defaults: key of the default model, by capability.
+        defaults: key of the default model, by capability or ``"rerank"``.
     """
 
     def __init__(self, rows: Mapping[str, Row], defaults: Mapping[str, str]) -> None:
@@ -129,7 +129,7 @@ class Catalogue:
         return row
 
     def default(self, capability: str) -> Row:
-        """Return the row of a capability's default model."""
+        """Return the row of the default model of a capability or of ``"rerank"``."""
         return self.rows[self.defaults[capability]]
 
     def keys(self, capability: str | None = None) -> list[str]:
@@ -198,7 +198,8 @@ def read(path: str) -> Catalogue:
     defaults = root.section("defaults")
     for capability in defaults:
         key = defaults.str(capability)
-        if capability not in CAPABILITIES or key not in rows or rows[key].capability != capability:
+        required = "text_embedding" if capability == "rerank" else capability
+        if required not in CAPABILITIES or key not in rows or rows[key].capability != required:
             defaults.fail(capability, key, "the key of a model of that capability")
     return Catalogue(rows, {capability: defaults.str(capability) for capability in defaults})
 

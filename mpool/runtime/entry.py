@@ -6,6 +6,7 @@ entry in the core, loaded when a request first asks for it.
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import threading
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checks import one_of, shown
-from ..errors import IntegrityError, InvalidArgument, WrongCapability
+from ..errors import IntegrityError, InvalidArgument, SendError, WrongCapability
 from ..models.layout import missing_tokenizer
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 #: Maximum length of a key of the core, in bytes.
 _MAX_KEY = 240
+_revisions = itertools.count(1)
 
 
 class Entry:
@@ -40,6 +42,9 @@ class Entry:
         overrides: settings that replace those of the files (see :meth:`mpool.Pool.register`).
         loading: how the model is loaded; see :meth:`set_loading`.
         plans: cache of embedding options -> their plan; see tasks/vectors.py.
+        revision: number of the model in the core. A request that was prepared for one revision never runs on another.
+        successor: the entry that took over the name; None: this one has it. See runtime/swapping.py.
+        former: references that the name had before.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
@@ -59,10 +64,14 @@ class Entry:
         self._draft_stamps: Mapping[str, Any] = {}  # stamps of the draft model's files
         self._core: dict[str, str] = {}
         self._table: tuple[bytes, Any] | None = None
+        self.revision = next(_revisions)
+        self.successor: Entry | None = None
+        self.former: tuple[str, ...] = ()
+        self.changing = threading.Lock()  # held while the entry's models in the core are replaced; taken before _lock
 
     def renew_lock(self) -> None:
         """Replace the lock in a forked child, where the thread that held it does not exist."""
-        self._lock = threading.RLock()
+        self._lock, self.changing = threading.RLock(), threading.Lock()
         for network in self._networks.values():
             network.renew_lock()
         self.plans = {}  # the next request asks the pool for its registry, which restarts the child's threads
@@ -121,7 +130,7 @@ class Entry:
             with self._lock:
                 if capability not in self._networks:
                     network = Entry(self.pool, self.key, self.ref, capability, None, self.loading)
-                    network._main = self
+                    network._main, network.revision = self, self.revision
                     self._networks[capability] = network
             found = self._networks[capability]
         return found
@@ -204,9 +213,27 @@ class Entry:
         if not isinstance(compute, str) or compute not in COMPUTE:
             one_of("compute", compute, COMPUTE, key=self.key)
         with self._lock:
+            self.require_current()
             if compute not in self._core:
                 self._core[compute] = self._key_with_compute(compute) or self._add(compute)
         return self._core[compute]
+
+    def latest(self) -> Entry:
+        """Return the entry that has the name now."""
+        found = self
+        while found.successor is not None:
+            found = found.successor
+        return found
+
+    def was_replaced(self) -> bool:
+        """Return True if another model has the name by now. Waits while the name is being given to it."""
+        with self._lock:
+            return (self._main or self).successor is not None
+
+    def require_current(self) -> None:
+        """Raise SendError if another model has the name by now: the core's keys belong to that model."""
+        if (self._main or self).successor is not None:
+            raise SendError("the model was replaced before the request was queued", key=self.key)
 
     def changed(self, folders: bool = False) -> str | None:
         """Return the first file that changed since it was read; None: none changed.
@@ -238,6 +265,8 @@ class Entry:
             Keys in the core's registry that are now unused; the caller must remove them.
         """
         with self._lock:
+            if (self._main or self).successor is not None:
+                return []
             keys = self.core_keys()
             for network in self._networks.values():
                 network.forget()
@@ -276,12 +305,14 @@ class Entry:
             InvalidArgument: the KV cache has a type, but the model has no KV cache; or the model cannot have a draft
                 model.
             WrongCapability: the draft model is not a language model for text.
+            SendError: another model has the name by now.
         """
         if options.kv_dtype not in (None, "auto") and self.describe().generation is None:
             raise _refused(self.describe(), "kv_dtype", {"kv_dtype": options.kv_dtype},
                            "auto: the model has no KV cache")
         draft = self._open_draft(options)
-        with self._lock:
+        with self.changing, self._lock:
+            self.require_current()
             before, was = self._settings(), self.loading
             self.loading, self._draft = options.over(was), draft
             for network in self._networks.values():
@@ -321,7 +352,28 @@ class Entry:
             if compute == "auto" or key != self._core.get("auto"):
                 self._add(compute, replace=True)
 
+    def computes(self) -> list[str]:
+        """Return the compute types of which each has a key of its own in the core."""
+        auto = self._core.get("auto")
+        return [compute for compute, key in list(self._core.items()) if compute == "auto" or key != auto]
+
     def _add(self, compute: str, replace: bool = False) -> str:
+        key = self.add_cold(compute, replace)
+        try:
+            # start loading while Python builds the tokenizer; the request that follows raises the error of the load
+            self.pool.registry.load(key, timeout=0.0)
+        except Exception:  # an error of mpool, or a lack of memory in Python
+            pass
+        return key
+
+    def add_cold(self, compute: str, replace: bool = False, staged: bool = False) -> str:
+        """Add the model to the core's registry without loading it, and return its key.
+
+        Args:
+            compute: compute type, which the key includes unless it is ``"auto"``.
+            replace: the key exists: the core replaces its model once this one is loaded.
+            staged: the core replaces the model when :mod:`mpool.runtime.swapping` says so.
+        """
         name = self.key if self._main is None else f"{self.key} {self._capability}"
         key = name if compute == "auto" else f"{name} ({compute})"
         if len(key.encode()) > _MAX_KEY:
@@ -337,15 +389,11 @@ class Entry:
             self._draft_stamps = {}
         registry = self.pool.registry
         if self.runs_in == "process":
-            registry.add(key, spec, compute, replace, _isolated.command(), self.pool.config.process_memory)
+            registry.add(key, spec, compute, replace, _isolated.command(), self.pool.config.process_memory,
+                         revision=self.revision, staged=staged)
         else:
-            registry.add(key, spec, compute, replace)
+            registry.add(key, spec, compute, replace, revision=self.revision, staged=staged)
         self._core[compute] = key  # before anything else can fail: the key is in use now
-        try:
-            # start loading while Python builds the tokenizer; the request that follows raises the error of the load
-            registry.load(key, timeout=0.0)
-        except Exception:  # an error of mpool, or a lack of memory in Python
-            pass
         return key
 
     def _make_spec(self, weights: str, kv_dtype: str | None) -> Any:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import one_of
 from ..errors import InvalidArgument, ShuttingDown
+from . import health as _health
 from . import logs as _logging
 from .hosts import hosts
 
 if TYPE_CHECKING:
     from .hosts import Host
 
-Kind = Literal["spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail"]
+Kind = Literal["spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail", "degraded",
+               "recovered"]
+#: Events of the core.
 KINDS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail")
+#: Events of the drain thread, which looks at the health of models while such events have callbacks.
+HEALTH_KINDS = ("degraded", "recovered")
+#: Seconds between two looks.
+HEALTH_PERIOD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +36,15 @@ class PoolEvent:
         event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (the worker was stopped: to free
             memory, after ``keep_alive``, or because the model was unloaded or the pool closed), ``"fail"`` (the worker
             could not start, failed, or was abandoned); ``"request_start"`` (the first step of a request),
-            ``"request_complete"``, ``"request_fail"`` (the request ended in an error, or was refused).
+            ``"request_complete"``, ``"request_fail"`` (the request ended in an error, or was refused);
+            ``"degraded"`` (:func:`mpool.health` has a problem of the model), ``"recovered"`` (it has none any more).
         model: key of the model.
         worker_id: number of the worker; None: the event concerns no single worker.
         request: 64-bit number of the request, equal in its start and end, and never used again in this process; None
             for worker events, and for requests that were refused before they had a number.
         status: ``"OK"``, or the name of the error.
         timestamp: seconds of ``time.monotonic()``.
+        reason: the problem, for ``"degraded"``; else None.
     """
 
     event: str
@@ -43,15 +53,17 @@ class PoolEvent:
     request: int | None
     status: str
     timestamp: float
+    reason: str | None = None
 
 
 _lock = threading.Lock()
+_looked = 0.0
 
 
 def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
     """See :meth:`mpool.Pool.on`."""
-    if not isinstance(event, str) or event not in KINDS:
-        one_of("event", event, KINDS)
+    if not isinstance(event, str) or event not in (*KINDS, *HEALTH_KINDS):
+        one_of("event", event, (*KINDS, *HEALTH_KINDS))
     if not callable(callback):
         raise InvalidArgument(param="callback", got=type(callback).__name__,
                               allowed="a function with one parameter, a PoolEvent")
@@ -88,7 +100,7 @@ def _enable_wanted() -> None:
         wanted = 0
         for pool in hosts():
             for event, _ in pool._callbacks:
-                wanted |= 1 << KINDS.index(event)
+                wanted |= 1 << KINDS.index(event) if event in KINDS else 0
         _core.want_events(wanted)
     _logging.hurry(bool(wanted))
 
@@ -97,6 +109,7 @@ def deliver() -> None:
     """Call the callbacks of all recorded events. Runs on the drain thread."""
     from .. import _core
 
+    _deliver_health()
     rows = _core.drain_events()
     if not rows:
         return
@@ -105,13 +118,36 @@ def deliver() -> None:
         pool = pools.get(number)
         if pool is None:
             continue
-        found = PoolEvent(KINDS[kind], key, worker or None, request or None, status, seconds)
-        for event, callback in pool._callbacks:
-            if event == found.event:
-                try:
-                    callback(found)
-                except BaseException:  # also SystemExit, which would end the thread that drains the log
-                    _logging.pool_log.exception("A callback for the event %s raised", event)
+        _call(pool, PoolEvent(KINDS[kind], key, worker or None, request or None, status, seconds))
+
+
+def _call(pool: Host, found: PoolEvent) -> None:
+    for event, callback in pool._callbacks:
+        if event == found.event:
+            try:
+                callback(found)
+            except BaseException:  # also SystemExit, which would end the thread that drains the log
+                _logging.pool_log.exception("A callback for the event %s raised", event)
+
+
+def _deliver_health() -> None:
+    """Report the models whose health changed, at most every :data:`HEALTH_PERIOD` seconds."""
+    global _looked
+    now = time.monotonic()
+    if now - _looked < HEALTH_PERIOD:
+        return
+    _looked = now
+    for pool in hosts():
+        if not any(event in HEALTH_KINDS for event, _ in pool._callbacks):
+            pool._degraded = {}
+            continue
+        before, found = pool._degraded, _health.problems(pool)
+        pool._degraded = found
+        for key in found.keys() - before.keys():
+            _call(pool, PoolEvent("degraded", key, None, None, "OK", now, found[key]))
+        if not pool._closed:
+            for key in before.keys() - found.keys():
+                _call(pool, PoolEvent("recovered", key, None, None, "OK", now))
 
 
 def dropped() -> int:

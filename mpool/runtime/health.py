@@ -10,7 +10,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import native_calls
-from ..errors import InvalidArgument
 from ..native_calls import NativeCalls
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def health(pool: Host) -> Health:
     failed = 0
     for row in rows:
         models[row["key"]] = _model(row)
-        reasons += _complaints(pool, row)
+        reasons += complaints(pool, row)
         failed += row["state"] == "failed"
     used, limit = stats["memory_used"], stats["memory_limit"]
     memory = Memory(used, limit, max(limit - used, 0), stats["pressure"], used / limit if limit else 0.0)
@@ -184,7 +183,8 @@ def _model(row: Mapping[str, Any]) -> ModelHealth:
         min(1.0, row["errors"] / calls) if calls else float(row["errors"] > 0), row["last_error"] or None)
 
 
-def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
+def complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problems of a model, as texts. ``row`` is one of the core's entries."""
     key, now = row["key"], time.monotonic()
     if row["state"] == "failed":
         yield f"{key}: failed" + (f" ({row['last_error']})" if row["last_error"] else "")
@@ -207,7 +207,18 @@ def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long per request as the others"
 
 
+def problems(pool: Host) -> dict[str, str]:
+    """Return the first problem of every model that has one, by key."""
+    registry = pool._registry
+    if registry is None or pool._closed:
+        return {}
+    found = {row["key"]: next(complaints(pool, row), None) for row in registry.entries()}
+    return {key: reason for key, reason in found.items() if reason is not None}
+
+
 _checks = itertools.count()
+#: Minimum height and width of the image that :func:`check` makes.
+_SIDE = 32
 
 
 def check(pool: Host, key: Any, timeout: float | None) -> float:
@@ -217,16 +228,23 @@ def check(pool: Host, key: Any, timeout: float | None) -> float:
     if entry.capability == "text_embedding":
         # a different text each time, because requests with equal texts share one computation
         pool.embed(f"check {next(_checks)}", key, priority="critical", timeout=timeout)
-    elif entry.capability in ("text_to_text", "vision"):
+    elif entry.capability == "text_to_text":
         pool.generate("check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
-    elif entry.capability == "image_embedding":
+    elif entry.capability == "text_to_image":
+        side = 2 * entry.describe().pipeline.scale  # the smallest image
+        pool.generate_image("check", key, width=side, height=side, num_inference_steps=1, seed=0, priority="critical",
+                            timeout=timeout)
+    else:
         import numpy as np
 
-        side = max(entry.describe().image.image_size, 32)  # type: ignore[union-attr]
-        pool.embed_image(np.zeros((side, side, 3), dtype=np.uint8), key, priority="critical", timeout=timeout)
-    else:
-        raise InvalidArgument(f"is a {entry.capability} model; check() does not support this capability",
-                              param="key", key=entry.key)
+        image = entry.describe().image
+        side = max(_SIDE if image is None else image.image_size, _SIDE)
+        # a different image each time: the prefix cache keeps the rows of images in prompts
+        pixels = np.full((side, side, 3), next(_checks) % 256, dtype=np.uint8)
+        if entry.capability == "vision":
+            pool.vision(pixels, "check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
+        else:
+            pool.embed_image(pixels, key, priority="critical", timeout=timeout)
     return time.monotonic() - began
 
 

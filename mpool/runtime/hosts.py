@@ -29,6 +29,7 @@ class Host(Protocol):
     _closed: bool
     _callbacks: tuple[tuple[str, Any], ...]
     _full_since: dict[str, float]
+    _degraded: dict[str, str]
 
     @property
     def registry(self) -> _core.Registry:
@@ -46,6 +47,12 @@ class Host(Protocol):
 
     def generate(self, *args: Any, **options: Any) -> Any:
         """See :func:`mpool.generate`."""
+
+    def generate_image(self, *args: Any, **options: Any) -> Any:
+        """See :func:`mpool.generate_image`."""
+
+    def vision(self, *args: Any, **options: Any) -> Any:
+        """See :func:`mpool.vision`."""
 
     def _find(self, model: Any, capability: str | None = None) -> Any: ...
 

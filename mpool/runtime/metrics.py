@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
+from . import health as _health
 from .events import dropped
 
 if TYPE_CHECKING:
@@ -32,7 +33,15 @@ MODEL_GAUGES = {
     "engine_bytes": "bytes of scratch and caches", "calls": "accepted requests", "errors": "failed requests",
 }
 #: Counters of a model, over completed requests: name -> help.
-MODEL_COUNTERS = {"units_in": "tokens and images taken in", "units_out": "tokens and images generated"}
+MODEL_COUNTERS = {
+    "units_in": "tokens and images taken in", "units_out": "tokens and images generated",
+    "queue_full_seconds": "seconds for which a queue of the model was full, added over its two queues",
+}
+#: Counters of a worker: name -> help. A worker's label is its position among the model's workers, 0 to 15, and not its
+#: number: the numbers of workers that come and go would add series without end.
+WORKER_COUNTERS = {"served": "requests that ended on the worker", "busy_seconds": "seconds in steps"}
+#: Gauges of a worker: name -> help.
+WORKER_GAUGES = {"running": "active requests", "engine_bytes": "bytes of its scratch and caches"}
 
 
 def stats(pool: Host) -> dict[str, Any]:
@@ -54,17 +63,20 @@ def collect(pool: Host) -> dict[str, Any]:
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
     found.update({former: found[name] for former, name in FORMER.items()})
-    found["models"] = {row["key"]: _model(row) for row in (pool._registry.entries() if pool._registry else ())}
+    found["models"] = {row["key"]: _model(pool, row) for row in (pool._registry.entries() if pool._registry else ())}
     found["native_calls"] = {name: {"threads": calls.threads, "running": calls.running, "waiting": calls.waiting,
                                     "stuck": calls.stuck} for name, calls in native_calls.statuses().items()}
     found["queue_depths"] = {name: one.queue_depth for name, one in pool.pools.items()}
     return found
 
 
-def _model(row: dict[str, Any]) -> dict[str, Any]:
+def _model(pool: Host, row: dict[str, Any]) -> dict[str, Any]:
     latency = dict(row["latency"])
     counts = dict(latency.pop("buckets"))
     latency["histogram"] = [(bound, next((n for at, n in counts.items() if math.isclose(at, bound)), 0))
                             for bound in BOUNDS]
     return {"capability": row["capability"], "state": row["state"], "breaker": row["breaker"],
+            "healthy": int(not any(_health.complaints(pool, row))),
+            "per_worker": [{name: worker[name] for name in (*WORKER_COUNTERS, *WORKER_GAUGES)}
+                           for worker in sorted(row["worker"], key=lambda worker: int(worker["id"]))],
             **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..errors import Unsupported
-from .metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES, collect
+from .metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES, WORKER_COUNTERS, WORKER_GAUGES, collect
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -72,6 +72,18 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
         for key, model in found["models"].items():
             counter.add_metric([key, model["capability"]], model[name])
         yield counter
+    health = GaugeMetricFamily("mpool_model_healthy", "1: no problem was found; 0: the model is degraded",
+                               labels=["model", "capability"])
+    for key, model in found["models"].items():
+        health.add_metric([key, model["capability"]], model["healthy"])
+    yield health
+    for kind, names in ((CounterMetricFamily, WORKER_COUNTERS), (GaugeMetricFamily, WORKER_GAUGES)):
+        for name, meaning in names.items():
+            workers = kind(f"mpool_worker_{name}", meaning, labels=["model", "worker"])
+            for key, model in found["models"].items():
+                for at, worker in enumerate(model["per_worker"]):
+                    workers.add_metric([key, str(at)], worker[name])
+            yield workers
     latency = HistogramMetricFamily("mpool_latency_seconds", "from submission to response",
                                      labels=["model", "capability"])
     for key, model in found["models"].items():

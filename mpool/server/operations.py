@@ -20,6 +20,7 @@ import msgspec
 from starlette.responses import Response
 
 from .. import native_calls
+from ..runtime import tally
 from . import bodies
 from .disconnects import DisconnectListener
 from .errors import Refusal, refusal_of
@@ -187,6 +188,7 @@ class Endpoint:
         connection = scope.get("mpool.connection")
         listener = None if connection is not None or self.operation.body is None else DisconnectListener(receive)
         running: RunningRequest | None = None
+        used = tally.Tally()
         task = asyncio.current_task()
 
         def on_disconnect() -> None:  # cancellation stops prompt processing within milliseconds
@@ -222,6 +224,7 @@ class Endpoint:
                 if model is not None:
                     running = RunningRequest(context.id, scope["path"], model, task)
                     self.state.running[context.id] = running
+                    tally.current.set(used)
                 response = await self.operation.handler(context, body)
                 if running is not None:
                     running.task = None  # only `StreamedResponse` can be cancelled while it is sent, between chunks
@@ -237,6 +240,8 @@ class Endpoint:
                 if status:  # the head is sent: raising closes the connection, so that no client takes it for success
                     raise
                 refusal = refusal_of(error, context.id)
+                if running is not None:
+                    running.error = refusal.code
                 await refusal_response(refusal, scope)(scope, receive, send_with_id)
         except bodies.ClientDisconnected:
             disconnected = True
@@ -251,6 +256,9 @@ class Endpoint:
                 listener.stop()
             if running is not None:
                 self.state.running.pop(context.id, None)
+                client = scope.get("client")
+                outcome = "disconnected" if disconnected else running.error or "completed" if status else "failed"
+                self.state.history.add(running, used, client[0] if client else None, status, outcome)
             if log.isEnabledFor(logging.INFO):
                 log.info("%s %s %s %s in %.1f ms", context.id, scope["method"], scope["path"],
                          "client disconnected" if disconnected else status, (time.monotonic() - context.started) * 1e3)

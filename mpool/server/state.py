@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .errors import Refusal
 from .models import Models
+from .request_history import RequestHistory
 from .response_memory import ResponseMemory
 from .settings import Settings
 
@@ -33,14 +34,16 @@ class RunningRequest:
         chunks: Number of stream chunks sent; None: no stream has started.
         task: Task that :meth:`cancel` cancels; None: the request must not be interrupted at the moment.
         cancelled: True after a call of :meth:`cancel`.
+        error: Code of the error with which it ended; None: none yet.
     """
 
-    __slots__ = ("id", "path", "model", "started", "chunks", "task", "cancelled")
+    __slots__ = ("id", "path", "model", "started", "chunks", "task", "cancelled", "error")
 
     def __init__(self, id: str, path: str, model: str, task: asyncio.Task[object] | None) -> None:
         self.id, self.path, self.model, self.task = id, path, model, task
         self.started, self.cancelled = time.monotonic(), False
         self.chunks: int | None = None
+        self.error: str | None = None
 
     def cancel(self) -> None:
         """Cancel the request: the client receives the error ``cancelled``. Idempotent."""
@@ -61,6 +64,7 @@ class State:
             them from the local address of each request.
         streams: Number of responses that are being streamed.
         running: Request id -> request in flight, for requests with a field ``model``.
+        history: The last of these requests that ended.
         responses: Conversations that ``/v1/responses`` can continue.
         stopping: True if the server accepts no further requests.
         started: ``time.monotonic()`` when the server was created.
@@ -73,6 +77,7 @@ class State:
         self.hosts: frozenset[str] | None = settings.hosts(settings.port)
         self.streams, self.stopping, self.started = 0, False, time.monotonic()
         self.running: dict[str, RunningRequest] = {}
+        self.history = RequestHistory()
         self.responses = ResponseMemory()
         self._ignored: set[tuple[str, str]] = set()
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)

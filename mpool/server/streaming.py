@@ -90,7 +90,10 @@ class StreamedResponse(Response):
                     error = Refusal("cancelled")
                 closed, end = True, b""  # close first: sending the final event may wait for a client that does not read
                 self.close()
-                last = self.encode_error(refusal_of(error, self.request))
+                refusal = refusal_of(error, self.request)
+                if running is not None:
+                    running.error = refusal.code
+                last = self.encode_error(refusal)
                 await send({"type": "http.response.body", "body": last, "more_body": True})
             if ping_task is not None:
                 ping_task.cancel()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ..errors import Cancelled
+from ..errors import Cancelled, SendError
 from ..resources import error_of, typed_async
 from ..results import Chunk, Completion
 from ..runtime import awaiting as _awaiting
+from ..runtime import tally
+from ..runtime.swapping import was_replaced
 from ..runtime.watching import Followed, watcher
 from . import options as _options
 from .images_result import ImageStep
@@ -89,14 +92,23 @@ class AsyncTicketStream(Generic[T]):
         return self
 
     async def _submit(self) -> None:
-        assert self._make is not None
+        make = self._make
+        assert make is not None
         try:
-            request = await self._make()
-            if self._cancelled:
-                return
             call = self._call or _options.PLAIN
             wait = not call.fail_fast
-            ticket = await watcher().enter(request.core_key, lambda: request.submit(call, True, wait), wait)
+            while True:
+                request: Any = None
+                try:
+                    request = await make()
+                    if self._cancelled:
+                        return
+                    submit = partial(request.submit, call, True, wait)
+                    ticket = await watcher().enter(request.core_key, submit, wait)
+                    break
+                except SendError:
+                    if not was_replaced(request):
+                        raise
         except Exception as error:
             found = error_of(error)
             if found is not None:
@@ -106,6 +118,7 @@ class AsyncTicketStream(Generic[T]):
         self._make = None
         if self._cancelled:  # closed while it waited for space in the queue
             ticket.cancel()
+        tally.add_ticket(ticket)
         self._reader, self._ticket = request.reader(ticket), ticket
 
     def __await__(self) -> Generator[Any, None, Self]:

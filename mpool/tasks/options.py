@@ -22,6 +22,7 @@ from .sampling import ALIASES, TABLE
 
 if TYPE_CHECKING:
     from ..config import PoolConfig
+    from ..runtime.entry import Entry
     from .captures import Capture, CaptureJob
 
 T = TypeVar("T")
@@ -145,11 +146,11 @@ class Call:
     fail_fast: bool
     core: Mapping[str, Any]
 
-    def keywords(self, key: str, fail_fast: bool | None = None, uncounted: bool = False) -> dict[str, Any]:
+    def keywords(self, entry: Entry, fail_fast: bool | None = None, uncounted: bool = False) -> dict[str, Any]:
         """Return the keywords of the core's submit functions, except the service class.
 
         Args:
-            key: key of the model, for the error.
+            entry: model that the request was prepared for.
             fail_fast: value that replaces ``self.fail_fast``; None: keep it.
             uncounted: True if the caller retries when the queue is full; the core then counts an Overloaded error in
                 no metric.
@@ -157,7 +158,7 @@ class Call:
         Raises:
             Timeout: the deadline has passed.
         """
-        found = {**self.core, "timeout": _threads.remaining(self.deadline, key),
+        found = {**self.core, "timeout": _threads.remaining(self.deadline, entry.key), "revision": entry.revision,
                  "fail_fast": self.fail_fast if fail_fast is None else fail_fast}
         if uncounted:
             found["uncounted"] = True

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import native_calls
 from ..checks import integer, refuse
 from ..errors import InvalidArgument
+from ..models import load_catalogue
 from . import options as _options
 from . import text_embedding as embedding
 from . import vectors
@@ -70,8 +71,6 @@ def _limit(pool: Host, max_inputs: Any) -> int:
 
 def text_plan(pool: Host, model: Any, options: Any) -> Any:
     """Return the plan for embedding or scoring texts with a model."""
-    if model is None and options.scores:
-        refuse("model", None, "a reranker", hint="mpool has no default reranker")
     entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
     return embedding.plan(entry, options if compute == options.compute else replace(options, compute=compute))
 
@@ -117,7 +116,9 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.rerank`."""
     from . import rerank as reranking
 
-    query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model")
+    query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model", None)
+    if model is None:
+        model = load_catalogue().default("rerank").key
     options = _options.parse_options(RerankOptions, "rerank", given)
     texts, count = reranking.check(query, documents, options.top_k, pool.config.max_embed_inputs)
 

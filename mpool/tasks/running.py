@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import native_calls
 from ..checks import refuse
 from ..config import CAPACITIES
-from ..errors import InvalidArgument, Overloaded
+from ..errors import InvalidArgument, Overloaded, SendError
 from ..resources import error_of, typed_async
+from ..runtime import tally
+from ..runtime.swapping import was_replaced
 from . import options as _options
 from . import requests
 from .options import Call
@@ -37,8 +39,11 @@ def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Ca
         refuse("stream", stream, "True or False")
     call = _options.begin(pool.config, given)
     if verb is GENERATE_IMAGE:
-        return requests.generate_image(pool, given, call, stream), call, stream
-    return _VALIDATE[verb.name](pool, given, call), call, stream
+        validated = requests.generate_image(pool, given, call, stream)
+    else:
+        validated = _VALIDATE[verb.name](pool, given, call)
+    tally.begin(validated.capability)
+    return validated, call, stream
 
 
 # ---- blocking --------------------------------------------------------------------------------------------------------
@@ -48,19 +53,27 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     if verb.name in _DESCRIBE:
         return run(VISION, pool, _DESCRIBE[verb.name](given)).text
     validated, call, stream = _begin(verb, pool, given)
-    if call.deadline is None:
-        request = validated.prepare()
-    else:
-        with native_calls.limited(call.deadline):
-            request = validated.prepare()
-    if verb.stream is not None:
-        started = _stream(verb, request, call)
-        return started if stream else started.result()
-    if verb.name == "embed_iter":
+    while True:
+        request: Any = None
+        try:
+            if call.deadline is None:
+                request = validated.prepare()
+            else:
+                with native_calls.limited(call.deadline):
+                    request = validated.prepare()
+            if verb.stream is None and verb.name != "embed_iter":
+                return drive(request.steps())[0]
+            if verb.stream is not None:
+                started = _stream(verb, request, call)
+                break
+        except SendError:
+            if not was_replaced(request):
+                raise
+            continue
         from .iterating import EmbedIterator
 
         return EmbedIterator(request)
-    return drive(request.steps())[0]
+    return started if stream else started.result()
 
 
 def _stream(verb: Verb, request: Any, call: Call, fail_fast: bool | None = None) -> Any:
@@ -107,8 +120,16 @@ async def _vectors(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, int]:
     """Run a request for vectors or scores. Returns its result and the number of prompt tokens."""
     validated, call, _ = _begin(verb, pool, given)
-    found: tuple[Any, int] = await adrive((await _prepared(pool, validated, call)).steps())
-    return found
+    while True:
+        request = None
+        try:
+            request = await _prepared(pool, validated, call)
+            found: tuple[Any, int] = await adrive(request.steps())
+            tally.add_tokens(found[1])
+            return found
+        except SendError:
+            if not was_replaced(request):
+                raise
 
 
 @typed_async
@@ -212,10 +233,19 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
     for name, hint in (("progress", "Poll done() and position() of the job"), ("stream", "Iterate over the job")):
         if name in given:
             raise InvalidArgument(f"`{name}` is not an option of submit", param=name, hint=hint)
+    while True:
+        request: list[Any] = []
+        try:
+            return _start_job(pool, capability, dict(given), request)
+        except SendError:
+            if not was_replaced(request[0] if request else None):
+                raise
+
+
+def _start_job(pool: Host, capability: str, given: dict[str, Any], request: list[Any]) -> Job:
+    """Prepare and submit a job. Appends the prepared request to ``request``."""
     verb = _verb_of(capability, given)
     given = verb.bind((), given, ())
-    if verb is RERANK:
-        given.setdefault("model", None)
     call = _options.begin(pool.config, given)
     with native_calls.limited(call.deadline):
         if verb is CHAT:
@@ -223,6 +253,7 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
             made: Any = requests.chat_request(pool, messages, model, given, call, capability)
         else:
             made = _VALIDATE[verb.name](pool, given, call).prepare()
+    request.append(made)
     if verb.stream is None:
         job: Job = made.job(capability)
         return job

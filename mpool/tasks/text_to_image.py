@@ -217,7 +217,7 @@ class Request:
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""
-        keywords = (call or PLAIN).keywords(self.entry.key, fail_fast, again)
+        keywords = (call or PLAIN).keywords(self.entry, fail_fast, again)
         try:
             return self.entry.pool.registry.submit_image_generation(
                 self.core_key, self.width, self.height, self.ids, self.counts, self.noise.reshape(-1), self.times,

@@ -77,7 +77,7 @@ class Request:
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""
-        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry.key, fail_fast, again)
+        s, keywords = self.sampling, (call or PLAIN).keywords(self.entry, fail_fast, again)
         capture = self.capture if self.capture is not None and self.capture.begins() else None
         if capture is not None:
             keywords |= {"capture_values": capture.capture.values, "capture_records": capture.capture.limit}

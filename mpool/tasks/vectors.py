@@ -196,7 +196,7 @@ def run(kind: Kind, plan: VectorPlan, pack: Any, call: Call, service_class: int)
     if not kind.valid(pack):
         return empty(plan)
     try:
-        return kind.embed(plan, pack, **_keywords(plan, service_class), **call.keywords(plan.entry.key))
+        return kind.embed(plan, pack, **_keywords(plan, service_class), **call.keywords(plan.entry))
     except NumericError:
         if not plan.null:
             raise
@@ -216,7 +216,7 @@ def submit(kind: Kind, plan: VectorPlan, pack: Any, call: Call, service_class: i
         return None
     try:
         return kind.start(plan, pack, **_keywords(plan, service_class),
-                          **call.keywords(plan.entry.key, fail_fast, uncounted))
+                          **call.keywords(plan.entry, fail_fast, uncounted))
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise

@@ -41,9 +41,9 @@ class Parameter(NamedTuple):
     default: Any = REQUIRED
 
 
-def _model(doc: str, default: Any = None) -> Parameter:
-    """Return the parameter ``model``; its type includes None only if None is the default."""
-    return Parameter("model", MODEL if default is None else MODEL.removesuffix(" | None"), doc, default)
+def _model(doc: str) -> Parameter:
+    """Return the parameter ``model``; None is the default model."""
+    return Parameter("model", MODEL, doc, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,8 +323,8 @@ RERANK = Verb(
               'a list, tuple, array or pandas Series of texts of 1 to 1,000,000 characters.'),
         _model('a cross-encoder: the folder or reference of a sequence classifier with one label (BERT, RoBERTa, '
              'XLM-RoBERTa, ModernBERT, MPNet, GTE), of a language model that its folder declares a reranker '
-             '(Qwen3-Reranker, in the format of sentence-transformers), or the GGUF file of a reranker. There is no '
-             'default.', REQUIRED),
+             '(Qwen3-Reranker, in the format of sentence-transformers), or the GGUF file of a reranker; None: '
+             'ms-marco-MiniLM-L6-v2.'),
     ), _options.RerankOptions, 'Ranking',
     text=r"""Ranks documents by relevance to a query, with a cross-encoder.
 

@@ -51,10 +51,11 @@ MAY_INCLUDE: dict[str, set[str]] = {
        for name, others in {"requests": (), "nn": (), "generation": ("nn",), "encoder": ("nn",), "image": ("nn",),
                             "decoder": ("nn", "generation"), "vision": ("nn", "generation", "decoder", "image"),
                             "diffusion": ("nn",)}.items()},
+    "vectors": {"base", "tensor", "kernels"},
     "isolation": {"base", "tensor", "kernels", "files", "models"},
     "registry/pool": {"base"},
     "registry": {"base", "tensor", "kernels", "files", "models", "registry/pool"},
-    "python": {"base", "tensor", "kernels", "files", "models", "isolation", "registry"},
+    "python": {"base", "tensor", "kernels", "files", "models", "isolation", "registry", "vectors"},
 }
 # Folders that may also include the schemas of requests, which are tables of macros without code.
 READ_SCHEMAS = ("models", "isolation", "python")

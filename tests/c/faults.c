@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #endif
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -19,6 +20,11 @@ static struct {
     int64_t from, to; /* calls [from, to) fail, counted from 0 */
 } plan;
 
+/* Sizes of the allocations of the last run without faults, with the header of mp_alloc, and of the
+ * first that failed. */
+enum { MAX_SIZES = 1 << 16, HEADER = 64 };
+static _Atomic uint64_t sizes[MAX_SIZES], refused;
+
 static bool fails(enum mp_test_fault fault) {
     if (plan.fault != fault)
         return false;
@@ -27,7 +33,15 @@ static bool fails(enum mp_test_fault fault) {
 }
 
 static void *faulty_alloc(size_t bytes, size_t alignment) {
-    return fails(MP_FAULT_ALLOC) ? NULL : mp_sys_real.alloc(bytes, alignment);
+    int64_t call = atomic_load(&plan.calls);
+    uint64_t none = 0;
+    if (fails(MP_FAULT_ALLOC)) {
+        atomic_compare_exchange_strong(&refused, &none, bytes);
+        return NULL;
+    }
+    if (plan.fault == MP_FAULT_ALLOC && plan.from == plan.to && call < MAX_SIZES)
+        atomic_store(&sizes[call], bytes);
+    return mp_sys_real.alloc(bytes, alignment);
 }
 
 static int faulty_thread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg) {
@@ -69,11 +83,49 @@ static int faulty_madvise(void *data, size_t bytes, int advice) {
     return -1;
 }
 
+static int open_files(void) {
+    int count = 0;
+    for (int fd = 0; fd < 64; fd++)
+        count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
 static uint64_t live_bytes(void) {
     uint64_t bytes = 0;
     for (int tag = 0; tag < MP_TAG_COUNT; tag++)
         bytes += mp_alloc_bytes((mp_tag)tag);
     return bytes;
+}
+
+/* Returns true if `told` is what allocations `first` to `last` ask for. Large parts of a spec have a block of their
+ * own, of at most MORE further bytes. */
+static bool is_sum(double told, double slack, int64_t first, int64_t last) {
+    enum { LARGE = 8192, MORE = 48 };
+    double sum = 0, most = 0;
+    for (int64_t i = first; i <= last; i++) {
+        sum += (double)(sizes[i] - HEADER);
+        most += sizes[i] >= LARGE ? MORE : 0;
+    }
+    return told - slack <= sum && sum <= told + slack + most;
+}
+
+/* Returns true if the error names what the refused allocation needs, or the allocations that are made with it. Few
+ * errors name only one of these, so neighbours count. */
+static bool names_size(int64_t call, const char *message) {
+    enum { TOGETHER = 80, SHARED = HEADER + 32 + 32 * 1024 }; /* a block that small parts of a spec share */
+    const char *number = strstr(message, "needs ");
+    if (call >= MAX_SIZES || sizes[call] != refused || refused == SHARED || !number || strstr(message, "a model spec "))
+        return true;
+    double told = strtod(number + strlen("needs "), NULL), slack = 0.5;
+    if (strstr(number, " MB")) {
+        told *= 1e6;
+        slack = 0.051e6;
+    }
+    for (int64_t first = call > TOGETHER ? call - TOGETHER : 0; first <= call + 8; first++)
+        for (int64_t last = first; last < first + TOGETHER && last < MAX_SIZES && sizes[last]; last++)
+            if (is_sum(told, slack, first, last))
+                return true;
+    return false;
 }
 
 /* Run the body once with calls [from, to) failing; return the number of calls. The first run may leave memory
@@ -85,6 +137,8 @@ static int64_t run(enum mp_test_fault fault, int64_t from, int64_t to, bool firs
     plan.from = from;
     plan.to = to;
     atomic_store(&plan.calls, 0);
+    atomic_store(&refused, 0);
+    const int files = open_files();
     uint64_t bytes = live_bytes(), created, joined, created_after, joined_after;
     mp_thread_counts(&created, &joined);
     mp_status status = body(arg, &error);
@@ -102,9 +156,16 @@ static int64_t run(enum mp_test_fault fault, int64_t from, int64_t to, bool firs
     if (live_bytes() != bytes && !first)
         MP_FAIL("call %lld failing (%s) left %lld bytes", n, to == INT64_MAX ? "and all after it" : "once",
                 (long long)(live_bytes() - bytes));
+    if (open_files() != files && !first)
+        MP_FAIL("call %lld failing left %d more files open", n, open_files() - files);
     if (created_after - created != joined_after - joined)
         MP_FAIL("call %lld failing left %lld threads", n,
                 (long long)(created_after - created) - (long long)(joined_after - joined));
+    /* after a refusal that the code survives, all further ones give an error about another allocation */
+    if (fault == MP_FAULT_ALLOC && to == from + 1 && status == MP_MEMORY_EXHAUSTED && created_after == created &&
+        !names_size(from, error.message))
+        MP_FAIL("allocation %lld of %lld bytes was refused, but the error says \"%s\"", n,
+                (long long)(refused - HEADER), error.message);
     return atomic_load(&plan.calls);
 }
 

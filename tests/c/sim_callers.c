@@ -386,7 +386,7 @@ void sim_add(const char *key, bool replace, record *r) {
     random_script(model);
     script_of_world(model);
     mp_loader loader = sim_fakes_loader(model);
-    mp_status status = mp_registry_add(w.registry, key, &loader, replace, &error);
+    mp_status status = mp_registry_add(w.registry, key, &loader, replace ? MP_ADD_REPLACE : MP_ADD_NEW, &error);
     sim_check_status(status, &error, r, "add");
 }
 

@@ -69,13 +69,13 @@ static void exchange(void) {
     mp_error error;
     take_out();
     mp_loader loader = sim_fakes_loader(sim_fakes_model());
-    require(mp_registry_add(t.registry, "a", &loader, false, &error), false, &error);
+    require(mp_registry_add(t.registry, "a", &loader, MP_ADD_NEW, &error), false, &error);
     call();
 }
 static void replace(void) {
     mp_error error;
     mp_loader loader = sim_fakes_loader(sim_fakes_model());
-    require(mp_registry_add(t.registry, "a", &loader, true, &error), t.closing, &error);
+    require(mp_registry_add(t.registry, "a", &loader, MP_ADD_REPLACE, &error), t.closing, &error);
 }
 static void close_it(void) {
     t.closing = true;
@@ -129,7 +129,7 @@ void sim_tiny(void *world) {
         config.policy[i] = script->policy;
     SIM_CHECK(mp_registry_create(&config, &t.registry, &error) == MP_OK);
     mp_loader loader = sim_fakes_loader(sim_fakes_model());
-    SIM_CHECK(mp_registry_add(t.registry, "a", &loader, false, &error) == MP_OK);
+    SIM_CHECK(mp_registry_add(t.registry, "a", &loader, MP_ADD_NEW, &error) == MP_OK);
     sim_call *early = NULL;
     if (script->submitted) {
         mp_submit_options options = {.priority = 2};

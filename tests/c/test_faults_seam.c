@@ -256,7 +256,7 @@ MP_TEST_SECONDS(registry_fault_refused_mappings_are_clean_errors_and_refused_adv
             mp_registry *registry = fake_registry(1, 0);
             mp_loader loader;
             MP_CHECK_OK(mp_model_loader(spec, MP_COMPUTE_AUTO, &loader, &error), &error);
-            MP_CHECK_OK(mp_registry_add(registry, "tiny", &loader, false, &error), &error);
+            MP_CHECK_OK(mp_registry_add(registry, "tiny", &loader, MP_ADD_NEW, &error), &error);
             arm(n, INT64_MAX);
             mp_status status;
             load_it(registry, &status, &error);

@@ -1,6 +1,7 @@
 /* test_files_bpe.c: parts of byte-pair vocabularies that given words need, and vocabularies that are refused. */
 #include "base/alloc.h"
 #include "files/bpe.h"
+#include "kernel_edge.h"
 #include "test_files.h"
 
 static void set_strings(mp_spec *spec, const char *key, int count, const char *const *texts) {
@@ -44,7 +45,12 @@ static void check_part(const mp_bpe *bpe, const char *word, const char *want) {
     mp_error error;
     char got[256] = "";
     MP_CHECK_OK(mp_bpe_part_init(&part, bpe, &error), &error);
-    mp_bpe_part_add(&part, bpe, word, strlen(word));
+    const size_t bytes = strlen(word), floats = bytes / sizeof(float) + 1;
+    float *edge = kt_edge((int64_t)floats); /* a read past the word's end crashes */
+    char *copy = (char *)(edge + floats) - bytes;
+    memcpy(copy, word, bytes);
+    mp_bpe_part_add(&part, bpe, copy, bytes);
+    kt_edge_free(edge, (int64_t)floats);
     MP_CHECK_OK(mp_bpe_part_finish(&part, bpe, &error), &error);
     size_t at = 0;
     for (uint32_t i = 0; i < part.token_count; i++)
@@ -54,6 +60,7 @@ static void check_part(const mp_bpe *bpe, const char *word, const char *want) {
         at += (size_t)snprintf(got + at, sizeof got - at, " %d+%d", part.merges[i][0], part.merges[i][1]);
     MP_CHECK_STR(got, want);
     mp_bpe_part_deinit(&part);
+    mp_bpe_part_deinit(&part); /* empty: nothing is freed twice */
 }
 
 MP_TEST(files_bpe_subsets_of_a_vocabulary) {
@@ -103,6 +110,52 @@ MP_TEST(files_bpe_many_tokens) {
     mp_bpe_destroy(bpe);
 }
 
+/* The bytes of a merge are limited: 512 with the space, so that the joint text fits. */
+MP_TEST(files_bpe_merges_of_long_tokens) {
+    enum { LEFT = 250, MOST = 512 };
+    for (int bytes = MOST; bytes <= MOST + 1; bytes++) {
+        char texts[2 * MOST], merge[MOST + 1]; /* "lr" "lr" are the tokens l, r and lr */
+        const size_t right = (size_t)bytes - 1 - LEFT;
+        memset(texts, 'l', LEFT);
+        memset(texts + LEFT, 'r', right);
+        memcpy(texts + LEFT + right, texts, LEFT + right);
+        memcpy(merge, texts, LEFT);
+        merge[LEFT] = ' ';
+        memset(merge + LEFT + 1, 'r', right);
+        const uint64_t ends[] = {0, LEFT, LEFT + right, 2 * (LEFT + right)}, merges[] = {0, (uint64_t)bytes};
+        mp_value tokens = {.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 3, .as.strings = {texts, ends}};
+        mp_value rows = {.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 1, .as.strings = {merge, merges}};
+        mp_spec *spec = mp_spec_create();
+        mp_error error;
+        MP_CHECK_OK(mp_spec_set(spec, "tokenizer.ggml.tokens", &tokens, &error), &error);
+        MP_CHECK_OK(mp_spec_set(spec, "tokenizer.ggml.merges", &rows, &error), &error);
+        mp_bpe *bpe = bpe_of(spec);
+        MP_CHECK_INT(bpe != NULL, bytes == MOST);
+        if (bpe)
+            MP_CHECK_INT(mp_bpe_find(bpe, texts, LEFT + right), 2);
+        mp_bpe_destroy(bpe);
+    }
+}
+
+#ifdef MP_SEAM
+static int random_calls;
+static uint64_t count_random(void) { return (uint64_t)++random_calls; }
+#endif
+
+/* The table's hash has a random key of its own, so that no file can be crafted whose tokens collide. */
+MP_TEST(files_bpe_hash_key_is_random) {
+#ifdef MP_SEAM
+    mp_spec *spec = spec_of(COUNT(letters), letters, COUNT(joins), joins);
+    mp_sys_table.random = count_random;
+    mp_bpe *bpe = bpe_of(spec);
+    mp_sys_table = mp_sys_real;
+    MP_CHECK_INT(random_calls, 2);
+    mp_bpe_destroy(bpe);
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}
+
 MP_TEST(files_bpe_refuses_unsuitable) {
     static const struct {
         const char *tokens[4], *merges[2];
@@ -128,6 +181,23 @@ MP_TEST(files_bpe_refuses_unsuitable) {
             MP_FAIL("case %d: %s", (int)i, bpe ? "fits" : "does not fit");
         mp_bpe_destroy(bpe);
     }
+}
+
+/* Tokens and merges must be arrays of strings that are not empty. */
+MP_TEST(files_bpe_refuses_other_types) {
+    static const char *const keys[] = {"tokenizer.ggml.tokens", "tokenizer.ggml.merges"};
+    static const int64_t integers[] = {1, 2};
+    const uint64_t none = 0;
+    const mp_value others[] = {{.type = MP_VALUE_INTS, .count = 2, .as.integers = integers},
+                               {.type = MP_VALUE_STRING, .count = 2, .as.string = "ab"},
+                               {.type = MP_VALUE_STRINGS, .count = 0, .as.strings = {"", &none}}};
+    for (int wrong = 0; wrong < 2; wrong++)
+        for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+            mp_error error;
+            mp_spec *spec = spec_of(wrong == 0 ? 0 : COUNT(letters), letters, wrong == 1 ? 0 : COUNT(joins), joins);
+            MP_CHECK_OK(mp_spec_set(spec, keys[wrong], &others[i], &error), &error);
+            MP_CHECK(bpe_of(spec) == NULL);
+        }
 }
 
 static mp_status make_part(void *arg, mp_error *error) {

@@ -50,8 +50,10 @@ MP_TEST(files_gguf_values) {
         MP_CHECK_INT(value_of(spec, key, MP_VALUE_INTS, integers[i].type)->count, 0);
     }
     MP_CHECK(value_of(spec, "one.f32", MP_VALUE_FLOAT, G_F32)->as.real == -2.0);
-    MP_CHECK(value_of(spec, "many.f32", MP_VALUE_FLOATS, G_F32)->as.reals[0] == 0.5);
-    MP_CHECK(value_of(spec, "many.f64", MP_VALUE_FLOATS, G_F64)->as.reals[0] == 1e300);
+    const mp_value *singles = value_of(spec, "many.f32", MP_VALUE_FLOATS, G_F32);
+    const mp_value *reals = value_of(spec, "many.f64", MP_VALUE_FLOATS, G_F64);
+    MP_CHECK(singles->count == 2 && singles->as.reals[0] == 0.5 && singles->as.reals[1] == -2.0);
+    MP_CHECK(reals->count == 2 && reals->as.reals[0] == 1e300 && reals->as.reals[1] == -0.25);
     MP_CHECK(value_of(spec, "one.f64", MP_VALUE_FLOAT, G_F64)->as.real == -0.25);
     MP_CHECK_INT(value_of(spec, "one.bool", MP_VALUE_BOOL, G_BOOL)->as.integer, 1);
     const mp_value *bools = value_of(spec, "many.bool", MP_VALUE_BOOLS, G_BOOL);

@@ -1,11 +1,16 @@
 /* test_files_map.c: which files may be mapped, files truncated or rewritten while mapped, the SIGBUS handler. */
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -39,6 +44,18 @@ static uint64_t sum_of(const mp_file_map *map, uint64_t from, uint64_t to) {
     return sum;
 }
 
+/* Number of mappings of a file in this process. */
+static int mappings(const char *path) {
+    char line[1024];
+    int count = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    MP_CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps))
+        count += strstr(line, path) != NULL;
+    fclose(maps);
+    return count;
+}
+
 MP_TEST(files_map_opens_regular_files_only) {
     char path[400], fifo[400], link_path[400], empty[400];
     mp_error error;
@@ -58,8 +75,10 @@ MP_TEST(files_map_opens_regular_files_only) {
     /* links are followed: callers that know the folder check links; here only the target must be a regular file */
     MP_CHECK_INT(symlink(path, test_path(link_path, sizeof link_path, "link")), 0);
     MP_CHECK_OK(mp_file_map_open(link_path, &other, &error), &error);
+    MP_CHECK_INT(mappings(path), 2);
     mp_file_map_close(other);
     mp_file_map_close(map);
+    MP_CHECK_INT(mappings(path), 0);
     mp_file_map_close(NULL);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }
@@ -238,6 +257,65 @@ MP_TEST(files_map_default_action_stays) {
     MP_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
 }
 
+/* A SIGBUS that a process sends is no fault, whatever address it names: its code is 0 or below. */
+MP_TEST(files_map_sent_signals_are_no_faults) {
+    static const int codes[] = {SI_USER, SI_QUEUE, SI_TKILL, BUS_ADRALN};
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = jump_info;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &action, NULL);
+    char path[400];
+    mp_file_map *map = map_of(path, sizeof path, "a", 5000);
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) { /* the last is a code of the kernel */
+        siginfo_t info;
+        memset(&info, 0, sizeof info);
+        info.si_signo = SIGBUS;
+        info.si_code = codes[i];
+        info.si_addr = (void *)(uintptr_t)mp_file_map_data(map);
+        volatile int jumped = sigsetjmp(back, 1);
+        if (!jumped && syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), SIGBUS, &info) != 0)
+            MP_SKIP("the kernel refuses to send a signal with details");
+        MP_CHECK_INT(jumped, codes[i] > 0 ? 0 : 2);
+        MP_CHECK_INT(mp_file_map_poisoned(map), codes[i] > 0);
+    }
+    mp_file_map_close(map);
+}
+
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* sanitizers map memory */
+static int errno_seen;
+static void jump_with_errno(int number) {
+    (void)number;
+    errno_seen = errno;
+    siglongjmp(back, 1);
+}
+
+/* Without memory for a page of zeros, the fault goes to the handler that was there before, with errno as it was. */
+MP_TEST(files_map_without_memory_forwards) {
+    static const struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {.len = sizeof filter / sizeof *filter, .filter = (struct sock_filter *)filter};
+    char path[400];
+    signal(SIGBUS, jump_with_errno);
+    mp_file_map *map = map_of(path, sizeof path, "a", 5000);
+    MP_CHECK_INT(truncate(path, 0), 0);
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        MP_SKIP("the kernel refuses to filter system calls");
+    volatile int jumped = sigsetjmp(back, 1);
+    errno = 77;
+    if (!jumped)
+        (void)*(const volatile uint8_t *)mp_file_map_data(map);
+    MP_CHECK_INT(jumped, 1);
+    MP_CHECK_INT(errno_seen, 77);
+    MP_CHECK(mp_file_map_poisoned(map));
+    mp_file_map_close(map);
+}
+#endif
+
 MP_TEST(files_map_ignored_signal_stays_ignored) {
     fflush(NULL);
     pid_t child = fork();
@@ -361,7 +439,9 @@ MP_TEST(files_map_limit) {
     maps[0] = map_of(path, sizeof path, "a", 10);
     for (int i = 1; i < MOST; i++)
         MP_CHECK_OK(mp_file_map_open(path, &maps[i], &error), &error);
+    const int mapped = mappings(path);
     MP_CHECK_STATUS(mp_file_map_open(path, &more, &error), MP_LIMIT, &error);
+    MP_CHECK_INT(mappings(path), mapped);
     mp_file_map_close(maps[100]);
     MP_CHECK_OK(mp_file_map_open(path, &maps[100], &error), &error);
     MP_CHECK_INT(truncate(path, 0), 0);

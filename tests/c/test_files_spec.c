@@ -74,20 +74,51 @@ MP_TEST(files_spec_pins) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), before);
 }
 
-/* The expected values come from a Python implementation, which agrees with CPython's hash of bytes under a key of zeros
- * and, with 2 and 4 rounds, with the test vector of the paper. */
-MP_TEST(files_spec_siphash) {
-    static const struct { uint32_t length; uint64_t hash; } cases[] = {
-        {0, 0xabac0158050fc4dc},  {1, 0xc9f49bf37d57ca93},  {7, 0xd3927d989bb11140},
-        {8, 0x369095118d299a8e},  {9, 0x25a48eb36c063de4},  {15, 0xd320d86d2a519956},
-        {16, 0xcc4fdd1a7d908b66}, {23, 0x525a0e7fdae6c123}, {63, 0x9d199062b7bbb3a8},
-    };
-    static const uint64_t key[] = {0x0706050403020100, 0x0f0e0d0c0b0a0908};
-    char bytes[64];
-    for (int i = 0; i < 64; i++)
-        bytes[i] = (char)i;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        MP_CHECK_INT(mp_siphash(key, bytes, cases[i].length), cases[i].hash);
+#ifdef MP_SEAM
+static int random_calls;
+static uint64_t count_random(void) { return (uint64_t)++random_calls; }
+#endif
+
+/* Names are hashed with a random key per spec: no file can be crafted whose names collide. */
+MP_TEST(files_spec_hash_key_is_random) {
+#ifdef MP_SEAM
+    mp_sys_table.random = count_random;
+    mp_spec *spec = mp_spec_create();
+    mp_sys_table = mp_sys_real;
+    MP_CHECK_INT(random_calls, 2);
+    mp_spec_unpin(spec);
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}
+
+/* Memory of a spec: small parts share blocks of 32 KiB; a part of 8 KiB or more that does not fit has its own block and
+ * leaves the shared one in use. Parts are aligned to 16 bytes. */
+MP_TEST(files_spec_memory_blocks) {
+    enum { SHARED = 32 * 1024, LARGE = 8 * 1024, SMALL = 512 };
+    mp_spec *spec = mp_spec_create();
+    uint64_t before = mp_alloc_bytes(MP_TAG_SPEC);
+    MP_CHECK(mp_spec_memory(spec, 0) != NULL);
+    uint8_t *one = mp_spec_memory(spec, 1), *two = mp_spec_memory(spec, 16), *three = mp_spec_memory(spec, SMALL - 32);
+    MP_CHECK(two == one + 16 && three == two + 16 && (uintptr_t)one % 16 == 0);
+    const uint64_t head = mp_alloc_bytes(MP_TAG_SPEC) - before - SHARED;
+    MP_CHECK(head <= 64);
+    for (int i = 1; i < (SHARED - LARGE) / SMALL + 1; i++) /* one part less than LARGE is left */
+        memset(mp_spec_memory(spec, SMALL), 1, SMALL);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC) - before, SHARED + head);
+    for (int i = 0; i < 2; i++) {
+        before = mp_alloc_bytes(MP_TAG_SPEC);
+        uint8_t *own = mp_spec_memory(spec, LARGE - 15); /* padded to LARGE */
+        memset(own, 2, LARGE - 15);
+        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC) - before, LARGE + head);
+    }
+    before = mp_alloc_bytes(MP_TAG_SPEC);
+    for (int i = 0; i < LARGE / SMALL - 1; i++)
+        memset(mp_spec_memory(spec, SMALL), 3, SMALL); /* the rest of the shared block, to its last byte */
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), before);
+    MP_CHECK(mp_spec_memory(spec, LARGE - 16) != NULL);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC) - before, SHARED + head);
+    mp_spec_unpin(spec);
 }
 
 /* Callers may leave the count of a scalar unset. A long string is stored once. */
@@ -235,6 +266,47 @@ MP_TEST(files_spec_frozen) {
     mp_spec_unpin(spec);
 }
 
+/* UTF-8 at the bounds of every length: RFC 3629, section 4. */
+MP_TEST(files_spec_utf8) {
+    static const struct { const char *bytes; bool good; } cases[] = {
+        {"", true}, {"a\x7f", true}, {"\x80", false}, {"\xbf", false}, {"\xc0\x80", false}, {"\xc1\xbf", false},
+        {"\xc2\x80", true}, {"\xdf\xbf", true}, {"\xc2", false}, {"\xc2\x7f", false}, {"\xc2\xc0", false},
+        {"\xe0\x9f\xbf", false}, {"\xe0\xa0\x80", true}, {"\xed\x9f\xbf", true}, {"\xed\xa0\x80", false},
+        {"\xed\xbf\xbf", false}, {"\xee\x80\x80", true}, {"\xef\xbf\xbf", true}, {"\xe1\x80", false},
+        {"\xe1\x80\x7f", false}, {"\xe1\x7f\x80", false}, {"\xf0\x8f\xbf\xbf", false},
+        {"\xf0\x90\x80\x80", true}, {"\xf4\x8f\xbf\xbf", true}, {"\xf4\x90\x80\x80", false},
+        {"\xf5\x80\x80\x80", false}, {"\xff", false}, {"\xf1\x80\x80", false}, {"\xf1\x80\x80\xc0", false},
+        {"a\xe1\x80\x80z", true}, {"\xe1\x80\x80\x80", false}, {"\xf1\x80\x80\x80\xc2", false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (mp_is_utf8(cases[i].bytes, strlen(cases[i].bytes)) != cases[i].good)
+            MP_FAIL("case %d", (int)i);
+    MP_CHECK(mp_is_utf8("a\0b", 3));
+}
+
+/* A spec has at most one draft model, which has none. The spec holds a reference, and freezes it. */
+MP_TEST(files_spec_draft) {
+    mp_error error;
+    mp_value one = integer(1);
+    uint64_t before = mp_alloc_bytes(MP_TAG_SPEC);
+    mp_spec *spec = llama(), *draft = llama(), *other = llama();
+    MP_CHECK(mp_spec_draft(spec) == NULL);
+    MP_CHECK_STATUS(mp_spec_set_draft(spec, spec, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_OK(mp_spec_set_draft(spec, draft, &error), &error);
+    MP_CHECK(mp_spec_draft(spec) == draft);
+    MP_CHECK_STATUS(mp_spec_set(draft, "a", &one, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_spec_set_draft(spec, other, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_spec_set_draft(other, spec, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK(mp_spec_draft(other) == NULL && mp_spec_draft(spec) == draft);
+    set(other, "a", one); /* a refused draft model is not frozen */
+    mp_spec_freeze(spec);
+    mp_spec_unpin(draft);
+    MP_CHECK_STR(mp_spec_architecture(mp_spec_draft(spec)), "llama");
+    mp_spec_unpin(spec);
+    mp_spec_unpin(other);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), before);
+}
+
 /* --- the tensor table: every field that Python or gguf.c could set wrong --- */
 
 MP_TEST(files_spec_refuses_tensors) {
@@ -271,6 +343,13 @@ MP_TEST(files_spec_refuses_tensors) {
         check_error(&error, cases[i].part);
     }
     MP_CHECK_INT(mp_spec_tensor_count(spec), 0);
+    mp_tensor_entry tensor = cases[0].entry;
+    tensor.name = "t";
+    MP_CHECK_OK(mp_spec_add_file(spec, "/models/b.gguf", &error), &error);
+    tensor.file = 2;
+    MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.allowed, "0 to 1");
+    MP_CHECK_STR(error.got, "2");
     mp_spec_unpin(spec);
 }
 
@@ -369,8 +448,25 @@ MP_TEST(files_spec_floats) {
     MP_CHECK_STR(error.allowed, "a number above 0, up to 1");
     MP_CHECK_STATUS(mp_spec_float(spec, "bad3", 0.5, FLT_MAX, &def, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.allowed, "a finite number of at least 0.5");
+    static const struct { double low, high; const char *allowed; } ranges[] = {
+        {0, 1, "a number from 0 to 1"},
+        {0, FLT_MAX, "a finite number of at least 0"},
+        {FLT_MIN, 1, "a number above 0, up to 1"},
+        {2 * FLT_MIN, 1, "a number from 2.35099e-38 to 1"},
+        {-FLT_MAX, FLT_MAX, "a finite number"},
+        {-FLT_MAX / 2, FLT_MAX, "a finite number of at least -1.70141e+38"},
+        {-1, FLT_MAX / 2, "a number from -1 to 1.70141e+38"},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        MP_CHECK_STATUS(mp_spec_float(spec, "none", ranges[i].low, ranges[i].high, NULL, &out, &error), MP_FORMAT,
+                        &error);
+        MP_CHECK_STR(error.allowed, ranges[i].allowed);
+    }
     set(spec, "good", real(0.25));
     MP_CHECK_OK(mp_spec_float(spec, "good", FLT_MIN, 1, NULL, &out, &error), &error);
+    MP_CHECK(out == 0.25);
+    out = 0;
+    MP_CHECK_OK(mp_spec_float(spec, "good", 0.25, 0.25, NULL, &out, &error), &error); /* both bounds are allowed */
     MP_CHECK(out == 0.25);
     MP_CHECK_STATUS(mp_spec_float(spec, "good", 0.5, 1, NULL, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.allowed, "a number from 0.5 to 1");
@@ -525,7 +621,7 @@ static mp_status note_file(void *arg, mp_error *error) {
     mp_spec *spec = mp_spec_create();
     (void)arg;
     if (!spec)
-        return mp_fail_memory(error, 0, "a spec");
+        return mp_fail_memory(error, 0, "a model spec");
     mp_status status = mp_spec_add_file(spec, "/a", error);
     mp_spec_freeze(spec);
     if (status == MP_OK && !mp_spec_same_file(spec, 0, &id))

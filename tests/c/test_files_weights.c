@@ -95,6 +95,14 @@ MP_TEST(files_weights_refuses_shapes) {
         MP_CHECK_STR(f.error.got, "of shape [3, 5]");
         MP_CHECK_HAS(f.error.allowed, cases[i].allowed);
     }
+    /* a text that just fits, and longer ones; a sanitizer sees a byte written past the text's buffer */
+    static const struct { int64_t last; const char *end; } large[] = {
+        {123456789012, ", 123456789012]"}, {1234567890123, ", 1234567890123"}, {12345678901234, ", 1234567890123"}};
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
+        const int64_t shape[] = {INT64_MAX, INT64_MAX, INT64_MAX, large[i].last};
+        MP_CHECK_STATUS(mp_weights_get(weights, "blk.0.attn_q.weight", 4, shape, &t, &f.error), MP_FORMAT, &f.error);
+        MP_CHECK_STR(f.error.allowed + strlen(f.error.allowed) - strlen(large[i].end), large[i].end);
+    }
     MP_CHECK_STATUS(mp_weights_get(weights, "blk.1.attn_q.weight", 2, cases[0].shape, &t, &f.error), MP_FORMAT,
                     &f.error);
     MP_CHECK_STR(f.error.got, "missing");
@@ -117,7 +125,7 @@ static void expect_refused(fixture *f, const char *part) {
 /* Open a file with these tensors, separated by spaces, and check the biases of `layers` layers. Returns the name of the
  * missing bias, or "". */
 static const char *missing_bias(fixture *f, const char *names, int layers) {
-    char copy[400], *rest = copy;
+    char copy[500], *rest = copy;
     begin(f);
     snprintf(copy, sizeof copy, "%s", names);
     for (char *name; (name = strtok_r(rest, " ", &rest));)
@@ -144,6 +152,7 @@ MP_TEST(files_weights_layers_have_the_same_biases) {
         {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 2, "blk.0.q.bias"},
         {"blk.0.q.weight blk.0.q.bias blk.1.q.weight blk.1.q.bias blk.2.q.weight", 3, "blk.2.q.bias"},
         {"blk.9.q.weight blk.9.q.bias blk.10.q.weight", 11, "blk.10.q.bias"},
+        {"blk.0.q.weight blk.1.q.weight blk.1.q.bias blk.2.q.weight", 3, "blk.0.q.bias"}, /* the first is named */
         /* a layer that is not read, or lacks the weight, needs no bias */
         {"blk.0.q.weight blk.0.q.bias blk.1.q.weight", 1, ""},
         {"blk.0.q.weight blk.1.q.weight blk.1.q.bias", 1, ""},
@@ -171,6 +180,17 @@ MP_TEST(files_weights_layers_have_the_same_biases) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         fixture f;
         MP_CHECK_STR(missing_bias(&f, rows[i].names, rows[i].layers), rows[i].missing);
+    }
+}
+
+/* Names of up to 147 bytes are checked. Longer ones are of no network that mpool reads. */
+MP_TEST(files_weights_biases_of_long_names) {
+    for (int length = 147; length <= 148; length++) {
+        fixture f;
+        char part[136] = "", names[500];
+        memset(part, 'x', (size_t)length - strlen("blk.0.") - strlen(".weight"));
+        snprintf(names, sizeof names, "blk.0.%s.weight blk.0.%s.bias blk.1.%s.weight", part, part, part);
+        MP_CHECK_INT(missing_bias(&f, names, 2)[0] != 0, length == 147);
     }
 }
 

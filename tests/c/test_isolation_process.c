@@ -272,7 +272,7 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     mp_loader loader;
     MP_CHECK_OK(mp_registry_create(&config, &c.registry, &error), &error);
     MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_AUTO, &options, &loader, &error), &error);
-    MP_CHECK_OK(mp_registry_add(c.registry, "m", &loader, false, &error), &error);
+    MP_CHECK_OK(mp_registry_add(c.registry, "m", &loader, MP_ADD_NEW, &error), &error);
     MP_CHECK_OK(ask(c.registry, 20, 4, &error), &error);
     mp_thread threads[CALLERS];
     for (int i = 0; i < CALLERS; i++)
@@ -331,7 +331,7 @@ MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
     mp_loader loader;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
     MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_AUTO, &options, &loader, &error), &error);
-    MP_CHECK_OK(mp_registry_add(registry, "m", &loader, false, &error), &error);
+    MP_CHECK_OK(mp_registry_add(registry, "m", &loader, MP_ADD_NEW, &error), &error);
     MP_CHECK_OK(ask(registry, 20, 4, &error), &error);
     mp_registry_visit(registry, take_info, &info);
     mp_registry_get_stats(registry, &before);

@@ -2,6 +2,7 @@
  * alone. The Python tests compare values with references. */
 #include "encoder_fixture.h"
 #include "missing_fixture.h"
+#include "ranges_fixture.h"
 #include "recorded_fixture.h"
 
 typedef struct family {
@@ -484,5 +485,30 @@ MP_TEST_SECONDS(models_encoder_families_allocation_sweep, 200) {
                           .make = sweep_make, .compare = sweep_compare};
         mp_test_alloc_sweep(tiny_live, &life);
         mp_spec_unpin(life.spec);
+    }
+}
+
+MP_TEST(models_ranges_of_encoder_families) {
+    static const struct { const char *arch; range range; } rows[] = {
+        {"nomic_bert", {".rope.dimension_count", "an integer from 2 to 16"}},
+        {"nomic_bert", {".rope.freq_base", "a number from 1 to 1e+12"}},
+        {"nomic_bert", {"mpool.rope_local_base", "a number from 1 to 1e+12"}},
+        {"llama_embedding", {".attention.layer_norm_rms_epsilon", "a number from 1e-30 to 1"}},
+        {"nv_embed", {"mpool.latent_count", "an integer from 1 to 8192"}},
+        {"nv_embed", {"mpool.latent_epsilon", "a number from 1e-30 to 1"}},
+        {"nv_embed", {"mpool.latent_feed_forward", "an integer from 1 to 1048576"}},
+        {"nv_embed", {"mpool.latent_head_size", "an integer from 1 to 65536"}},
+        {"nv_embed", {"mpool.latent_heads", "an integer from 1 to 256"}},
+        {"nomic_bert_moe", {".expert_used_count", "an integer from 1 to 5"}},
+        {"nomic_bert_moe", {".moe_every_n_layers", "an integer from 2 to 1024"}},
+        {"nomic_bert_moe", {"mpool.expert_groups", "an integer from 1 to 5"}},
+        {"nomic_bert_moe", {"mpool.expert_groups_used", "the integer 1"}},
+        {"nomic_bert_moe", {"mpool.expert_scale", "a number from 1e-06 to 1e+06"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const family *f = families;
+        while (strcmp(f->arch, rows[i].arch) != 0)
+            f++;
+        check_ranges(make_spec(f), 1, &rows[i].range);
     }
 }

@@ -3,6 +3,7 @@
 #include "models/diffusion/schedule.h"
 #include "image_generation_fixture.h"
 #include "missing_fixture.h"
+#include "ranges_fixture.h"
 #include "recorded_fixture.h"
 
 typedef struct way { /* how to run a request */
@@ -694,4 +695,41 @@ MP_TEST(models_group_norm_matches_plain_loops) {
         }
     }
     unload_layers(&l);
+}
+
+MP_TEST(models_ranges_of_image_generation) {
+    static const range all[] = {
+        {"clip_l.block_count", "an integer from 1 to 512 (a limit of mpool)"},
+        {"clip_l.context_length", "an integer from 1 to 4096 (a limit of mpool)"},
+        {"clip_l.embedding_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {"clip_l.end_token", "an integer from -1 to 16777216 (a limit of mpool)"},
+        {"clip_l.feed_forward_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {"clip_l.head_count", "an integer from 1 to 65536 (a limit of mpool)"},
+        {"clip_l.head_length", "an integer from 8 to 65536 (a limit of mpool)"},
+        {"clip_l.norm_epsilon", "a number from -1e+06 to 1e+06"},
+        {"clip_l.projection_length", "an integer from 0 to 65536 (a limit of mpool)"},
+        {"t5.block_count", "an integer from 1 to 512 (a limit of mpool)"},
+        {"t5.context_length", "an integer from 1 to 4096 (a limit of mpool)"},
+        {"t5.embedding_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {"t5.feed_forward_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {"t5.head_count", "an integer from 1 to 65536 (a limit of mpool)"},
+        {"t5.head_length", "an integer from 8 to 65536 (a limit of mpool)"},
+        {"t5.norm_epsilon", "a number from -1e+06 to 1e+06"},
+        {"t5.relative_buckets", "an integer from 4 to 4096 (a limit of mpool)"},
+        {"t5.relative_distance", "an integer from 8 to 1048576 (a limit of mpool)"},
+        {"transformer.axes", "an integer from 2 to 16, or an array of 3"},
+        {"transformer.block_count", "an integer from 1 to 512 (a limit of mpool)"},
+        {"transformer.channels", "an integer from 1 to 1024 (a limit of mpool)"},
+        {"transformer.head_count", "an integer from 1 to 65536 (a limit of mpool)"},
+        {"transformer.head_length", "an integer from 8 to 65536 (a limit of mpool)"},
+        {"transformer.pooled_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {"transformer.single_block_count", "an integer from 0 to 512 (a limit of mpool)"},
+        {"transformer.text_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {"vae.channels", "consistent sizes, as in the model's config.json"},
+        {"vae.groups", "an integer from 1 to 8192 (a limit of mpool)"},
+        {"vae.layers", "an integer from 1 to 64 (a limit of mpool)"},
+        {"vae.scaling_factor", "a number from -1e+06 to 1e+06"},
+        {"vae.shift_factor", "a number from -1e+06 to 1e+06"},
+    };
+    check_ranges(pipeline(true), RANGES(all));
 }

@@ -43,7 +43,7 @@ static void make_scene(scene *s, int M, int N, int K, bool mapped) {
     mp_wmat_pack(&s->w, &s->tensor, 0, s->w.panels);
     s->x = (mp_acts){.kind = MP_A_F32, .M = M, .K = K, .f32 = s->input, .ld_f32 = K};
     s->ep = (mp_epilogue){.bias = s->bias, .act = MP_ACT_GELU, .ld_residual = s->ldy};
-    MP_CHECK((s->stored = mp_stored_create(NULL, 1, mapped)) != NULL);
+    MP_CHECK_OK(mp_stored_create(NULL, 1, mapped, &s->stored, &error), &error);
     MP_CHECK_OK(mp_stored_add(s->stored, &s->w, &s->tensor, &s->part, &error), &error);
     s->scratch = kt_alloc(s->stored->scratch);
 }

@@ -249,8 +249,8 @@ static void check_chunks(const size_t *sizes, int count, size_t offset, int expe
     mp_progress progress = {0};
     mp_error error;
     size_t at = offset;
-    mp_stored *stored = mp_stored_create(NULL, FETCHED_MOST, false);
-    MP_CHECK(stored);
+    mp_stored *stored;
+    MP_CHECK_OK(mp_stored_create(NULL, FETCHED_MOST, false, &stored, &error), &error);
     page = (size_t)sysconf(_SC_PAGESIZE);
     for (int i = 0; i < count; i++) {
         mp_tensor tensor = {.data = (void *)(((uintptr_t)1 << 30) + at), .nbytes = sizes[i]};

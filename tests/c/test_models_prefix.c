@@ -22,7 +22,6 @@ static void set_up(bench *b, uint32_t percent) {
     mp_test_random random = {5};
     *b = (bench){.budget = {.limit = UINT64_MAX}};
     mp_prefix_init(&b->cache, &group, &b->budget, percent);
-    mp_prefix_seed(&b->cache, "a model");
     for (size_t i = 0; i < sizeof b->tokens / sizeof *b->tokens; i++)
         b->tokens[i] = (int32_t)(mp_test_random_u64(&random) % 1000);
 }
@@ -56,6 +55,22 @@ static int find(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_
     while (found < n && mp_prefix_find(&b->cache, &chain, tokens + found * MP_KV_BLOCK, &ids[found]))
         found++;
     return found;
+}
+
+/* How far a sequence could go on: 0 for no blocks, and for a sequence that is closed. */
+MP_TEST(models_prefix_reach_of_closed_sequences) {
+    bench b;
+    uint32_t ids[3];
+    set_up(&b, 25);
+    publish(&b, 0, b.tokens, 3, ids);
+    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
+    for (int most = 0; most <= 3; most++)
+        MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, (uint32_t)most), most);
+    MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, 4), 3);
+    chain.closed = true;
+    MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, 3), 0);
+    give(&b, ids, 3);
+    take_down(&b);
 }
 
 MP_TEST(models_prefix_finds_the_longest_chain) {

@@ -13,7 +13,6 @@ MP_TEST(models_prefix_growth_keeps_published_blocks) {
     mp_test_random random = {7};
     mp_prefix_cache cache;
     mp_prefix_init(&cache, &group, &budget, 25);
-    mp_prefix_seed(&cache, "a model");
     for (int i = 0; i < BLOCKS * MP_KV_BLOCK; i++)
         tokens[i] = (int32_t)(mp_test_random_u64(&random) % 1000);
     mp_prefix_chain chain = mp_prefix_begin(&cache, 0, false);

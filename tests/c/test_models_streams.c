@@ -109,7 +109,7 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     mp_registry *registry;
     mp_registry_config config = {.threads = 2, .memory_limit = 1000 * 1000 * 1000, .spin_ns = 1, .max_workers = 1};
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
-    MP_CHECK_OK(mp_registry_add(registry, "a", &loader, false, &error), &error);
+    MP_CHECK_OK(mp_registry_add(registry, "a", &loader, MP_ADD_NEW, &error), &error);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, MP_FOREVER, &error), &error);
 
     mp_ticket *tickets[STREAMS + 1];

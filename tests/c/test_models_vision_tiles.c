@@ -1,6 +1,7 @@
 /* Images of several tiles, the first matrix of an axial network in two halves, and the predicted memory of images. */
 #include "models/decoder/decoder.h"
 #include "models/vision/vision.h"
+#include "ranges_fixture.h"
 #include "vision_fixture.h"
 
 enum { TILES = 2, BEFORE = 3, AFTER = 5, PROMPT = BEFORE + TILES * ROWS + AFTER };
@@ -130,4 +131,32 @@ MP_TEST(models_vision_memory_of_an_image_is_predicted) {
         MP_CHECK_INT(engine - decoder_engine, state + part + (ROWS + 1) * row);
         tiny_unload(&tiny);
     }
+}
+
+MP_TEST(models_ranges_of_vision) {
+    static const range images[] = {
+        {".vision.attention.head_count", "an integer from 1 to 24"},
+        {".vision.attention.layer_norm_epsilon", "a number from 1e-30 to 1"},
+        {".vision.block_count", "an integer from 1 to 1024 (a limit of mpool)"},
+        {".vision.embedding_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {".vision.feed_forward_length", "an integer from 1 to 1048576 (a limit of mpool)"},
+        {".vision.image_size", "an integer from 4 to 1024"},
+        {".vision.patch_size", "an integer from 1 to 256 (a limit of mpool)"},
+        {"mpool.image.mean", "three numbers"},
+        {"mpool.image.registers", "an integer from 0 to 64 (a limit of mpool)"},
+        {"mpool.image.rescale_factor", "a number from 1e-09 to 1e+09"},
+        {"mpool.image.std", "three numbers above 0"},
+        {"mpool.image.window_layers", "the integer 0, or an array of 3"},
+        {"mpool.vision.image_token_id", "an integer from -1 to 16777216"},
+        {"mpool.vision.merge", "an integer from 1 to 16"},
+    };
+    static const range axial[] = {
+        {"mpool.image.frames", "an integer from 1 to 16"},
+        {"mpool.image.rope_base", "a number from 1 to 1e+12"},
+        {"mpool.image.window", "an integer from 1 to 256"},
+        {"mpool.image.window_layers", "an integer from 0 to 1, or an array of 3"},
+    };
+    static const mp_dtype floats[] = {MP_F32};
+    check_ranges(tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), RANGES(images));
+    check_ranges(tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1), RANGES(axial));
 }

@@ -50,13 +50,13 @@ MP_TEST(registry_refuses_invalid_requests) {
     fake_add(registry, "b", &other, false);
     mp_loader loader = fake_loader(&fake);
     mp_error error;
-    MP_CHECK_STATUS(mp_registry_add(registry, "a", &loader, false, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_registry_add(registry, "a", &loader, MP_ADD_NEW, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_HAS(error.message, "replace");
     char long_key[300];
     memset(long_key, 'k', sizeof(long_key));
     long_key[299] = 0;
     loader = fake_loader(&fake);
-    MP_CHECK_STATUS(mp_registry_add(registry, long_key, &loader, false, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(mp_registry_add(registry, long_key, &loader, MP_ADD_NEW, &error), MP_INVALID_ARGUMENT, &error);
     mp_status status;
     MP_CHECK(!fake_submit(registry, "none", fake_call_create(1), &status));
     MP_CHECK_INT(status, MP_UNKNOWN_MODEL);
@@ -594,6 +594,83 @@ MP_TEST(registry_replaces_without_failing_a_request) {
     mp_ticket_release(ticket);
     MP_CHECK_INT(new.loads, 1);
     MP_CHECK_INT(old.loads, 2);
+    fake_end(registry);
+}
+
+static void stage(mp_registry *registry, fake *fake, uint64_t revision) {
+    mp_loader loader = fake_loader(fake);
+    mp_error error;
+    loader.revision = revision;
+    MP_CHECK_OK(mp_registry_add(registry, "a", &loader, MP_ADD_STAGED, &error), &error);
+}
+
+/* Submit a request for a revision (0: any). Returns its status, and in *version the version of the fake that ran it. */
+static mp_status ask(mp_registry *registry, uint64_t revision, int *version) {
+    mp_submit_options options = {.priority = 2, .revision = revision};
+    fake_call *call = fake_call_create(1);
+    mp_ticket *ticket;
+    mp_error error;
+    mp_status status = mp_registry_submit(registry, "a", &call->base, &options, &ticket, &error);
+    if (status == MP_OK) {
+        status = fake_wait(ticket, NULL);
+        *version = call->version;
+        mp_ticket_release(ticket);
+    }
+    return status;
+}
+
+MP_TEST(registry_staged_model_waits_for_its_commit) {
+    fake old, new, broken;
+    fake_init(&old);
+    fake_init(&new);
+    fake_init(&broken);
+    old.version = 1;
+    new.version = 2;
+    broken.load_failures = 1;
+    mp_registry *registry = fake_registry(2, 0);
+    mp_error error;
+    mp_registry_stats stats;
+    const char *key = "a";
+    int version = 0;
+    stage(registry, &old, 1); /* a new key: there is nothing to wait for */
+    MP_CHECK_INT(ask(registry, 1, &version), MP_OK);
+    MP_CHECK_INT(version, 1);
+
+    stage(registry, &new, 2);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
+    MP_CHECK_INT(new.models, 1);
+    MP_CHECK_INT(ask(registry, 0, &version), MP_OK); /* loaded, but not committed */
+    MP_CHECK_INT(version, 1);
+    MP_CHECK_INT(ask(registry, 2, &version), MP_SEND);
+    MP_CHECK(mp_registry_withdraw(registry, "a", 2));
+    MP_CHECK(mp_registry_withdraw(registry, "a", 2));
+    MP_CHECK_STATUS(mp_registry_commit(registry, &key, 1, 2, &error), MP_SEND, &error);
+
+    stage(registry, &broken, 3); /* fails to load: the old model stays */
+    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
+    MP_CHECK_STATUS(mp_registry_commit(registry, &key, 1, 3, &error), MP_SEND, &error);
+    MP_CHECK_INT(ask(registry, 1, &version), MP_OK);
+
+    stage(registry, &new, 4);
+    MP_CHECK_OK(mp_registry_commit(registry, &key, 1, 4, &error), &error); /* not loaded: the next request loads it */
+    MP_CHECK_OK(mp_registry_commit(registry, &key, 1, 4, &error), &error);
+    MP_CHECK(!mp_registry_withdraw(registry, "a", 4));
+    mp_registry_get_stats(registry, &stats);
+    uint64_t total = stats.total_requests, errors = stats.errors;
+    MP_CHECK_INT(ask(registry, 1, &version), MP_SEND); /* prepared for the old model */
+    mp_registry_get_stats(registry, &stats);
+    MP_CHECK_INT(stats.total_requests, total);
+    MP_CHECK_INT(stats.errors, errors);
+    MP_CHECK_INT(ask(registry, 4, &version), MP_OK);
+    MP_CHECK_INT(version, 2);
+    MP_CHECK_INT(ask(registry, 0, &version), MP_OK);
+    MP_CHECK_INT(version, 2);
+    uint64_t end = fake_in_ms(5000);
+    while (atomic_load(&old.loaders) && mp_sys_now_ns() < end)
+        mp_sys_sleep_ns(FAKE_MS(1));
+    MP_CHECK_INT(old.models, 0);
+    MP_CHECK_INT(broken.loaders, 0);
+    stage(registry, &old, 5); /* closing frees a model that is staged */
     fake_end(registry);
 }
 

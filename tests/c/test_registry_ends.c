@@ -461,7 +461,7 @@ static mp_status one_of_everything(void *arg, mp_error *error) {
     mp_registry *registry;
     MP_TRY(mp_registry_create(&config, &registry, error));
     mp_loader loader = fake_loader(&fake);
-    mp_status status = mp_registry_add(registry, "a", &loader, false, error);
+    mp_status status = mp_registry_add(registry, "a", &loader, MP_ADD_NEW, error);
     mp_notifier *notifier = NULL;
     if (status == MP_OK)
         status = mp_notifier_create(&notifier, error);
@@ -480,7 +480,7 @@ static mp_status one_of_everything(void *arg, mp_error *error) {
     }
     if (status == MP_OK) {
         loader = fake_loader(&fake);
-        status = mp_registry_add(registry, "a", &loader, true, error);
+        status = mp_registry_add(registry, "a", &loader, MP_ADD_REPLACE, error);
     }
     if (status == MP_OK)
         status = mp_registry_load(registry, "a", false, 0, error);

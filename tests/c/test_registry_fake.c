@@ -429,9 +429,10 @@ mp_registry *fake_begin(fake *fake, int threads, mp_ticket **stepping) {
 
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status) {
     mp_submit_options options = {.priority = 2};
-    mp_ticket *ticket = NULL;
+    mp_ticket *ticket = (mp_ticket *)(void *)call; /* a refused call must set it to NULL */
     mp_error error;
     mp_status got = mp_registry_submit(registry, key, &call->base, &options, &ticket, &error);
+    MP_CHECK(got == MP_OK || !ticket);
     if (status)
         *status = got;
     else
@@ -530,7 +531,7 @@ void fake_end(mp_registry *registry) {
 void fake_add(mp_registry *registry, const char *key, fake *fake, bool replace) {
     mp_loader loader = fake_loader(fake);
     mp_error error;
-    MP_CHECK_OK(mp_registry_add(registry, key, &loader, replace, &error), &error);
+    MP_CHECK_OK(mp_registry_add(registry, key, &loader, replace ? MP_ADD_REPLACE : MP_ADD_NEW, &error), &error);
 }
 
 void fake_herd_member(void *arg) {

@@ -109,7 +109,7 @@ static mp_status bind_to_two(void *arg, mp_error *error) {
     mp_registry *registry;
     MP_TRY(mp_registry_create(&config, &registry, error));
     mp_loader loader = fake_loader(&fake);
-    mp_status status = mp_registry_add(registry, "a", &loader, false, error);
+    mp_status status = mp_registry_add(registry, "a", &loader, MP_ADD_NEW, error);
     for (int i = 0; i < 2 && status == MP_OK; i++)
         status = mp_notifier_create(&notifiers[i], error);
     fake_call *call = status == MP_OK ? fake_call_create(2) : NULL;

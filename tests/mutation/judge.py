@@ -18,7 +18,8 @@ from .mutant import Mutant
 DETECTED = ("killed", "timeout")
 COUNTED = (*DETECTED, "survived", "uncovered")
 """Fates that the score counts. Not counted: ``stillborn`` (it does not compile), ``same`` (the compiler makes the same
-program of it: equivalent, or not compiled on this machine), ``equivalent`` (listed in equivalent.toml)."""
+program of it: equivalent, or not compiled on this machine; or the CPU lacks the kernel's instructions), ``equivalent``
+(listed in equivalent.toml)."""
 
 PYTHON_MEMORY = 64 * process.GIB
 ASAN_SLOWNESS = 5
@@ -154,6 +155,8 @@ class Workplace:
 
     def _judge_c(self, mutant: Mutant, original: str) -> Fate:
         core = self.variants["core"]
+        if all(source.path.startswith(cbuild.build.idle_kernels()) for source in cbuild.affected(core, mutant.file)):
+            return Fate("same", note="the CPU lacks the instructions of this kernel")
         try:
             changed = self._compile(core, mutant.file)
         except cbuild.CompileError as error:

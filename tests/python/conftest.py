@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("MPOOL_CACHE", "MPOOL_TEST_BUILD", "MPOOL_TEST_WEIGHTS"):
         if os.environ.get(name):
             os.environ[name] = os.path.abspath(os.path.expanduser(os.environ[name]))
+    for name in ("ignore", "ignore_glob"):  # pytest reads these relative paths later
+        setattr(config.option, name, [*map(os.path.abspath, getattr(config.option, name) or ())])
     if os.environ.get("PYTHONPATH"):
         os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
     os.environ.pop("PYTHONUNBUFFERED", None)  # buffers are what users have: a failed flush changes the exit code

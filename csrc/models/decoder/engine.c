@@ -35,8 +35,6 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
                            mp_error *error) {
     const mp_decoder *model = (const mp_decoder *)base;
     mp_text_request *request = (mp_text_request *)request_base;
-    if (request->n_prompt < 1)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the prompt has no tokens");
     if (request->n_prompt >= model->context) {
         mp_fail(error, MP_CONTEXT_OVERFLOW,
                 "the prompt has %d tokens, the model takes at most %d including one generated token", request->n_prompt,
@@ -758,16 +756,6 @@ static uint64_t engine_bytes(const mp_engine *base) {
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
                                                  engine_retire, engine_trim, engine_destroy, engine_bytes};
 
-/* Seeds the keys with the identity of the model. An engine serves one model in one way, so this only separates the keys
- * of different engines. */
-static void seed_prefixes(mp_text_engine *engine) {
-    const mp_spec *spec = mp_weights_spec(engine->model->weights);
-    for (int i = 0; i < mp_spec_file_count(spec); i++)
-        mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* a spec pins one version of each file */
-    mp_prefix_seed(&engine->cache, engine->model->base.facts.compute);
-    mp_prefix_seed(&engine->cache, mp_dtype_get(engine->model->kv.dtype)->name);
-}
-
 mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
     mp_decoder *model = (mp_decoder *)base;
     mp_text_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
@@ -788,7 +776,6 @@ mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, 
     if (model->draft)
         engine->speculation.model_share =
             (double)model->draft->base.facts.weight_bytes / (double)model->base.facts.weight_bytes;
-    seed_prefixes(engine);
     engine->base.prefix = &engine->cache.counters;
     *out = &engine->base;
     return MP_OK;

@@ -68,7 +68,7 @@ mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_requ
     mp_diff_texts *texts = mp_alloc_zeroed(sizeof *texts, MP_TAG_SCRATCH);
     if (texts) {
         texts->rows = mp_alloc_zeroed((rows + pooled) * sizeof(float), MP_TAG_SCRATCH);
-        texts->ids = mp_alloc_array(ids + 1, sizeof *texts->ids, MP_TAG_SCRATCH);
+        texts->ids = mp_alloc_array(ids, sizeof *texts->ids, MP_TAG_SCRATCH);
     }
     if (!texts || !texts->rows || !texts->ids) {
         if (texts) {

@@ -3,9 +3,7 @@
 
 #include <string.h>
 
-/* Maximum slots that a search probes. Where texts crafted to collide fill these slots, identical texts are computed
- * again. */
-enum { PROBES = 16 };
+#include "base/siphash.h"
 
 typedef struct mp_dedup_slot {
     int text;   /* index of the computed text, plus 1; 0: empty */
@@ -20,6 +18,7 @@ typedef struct mp_dedup_result {
 void mp_dedup_init(mp_encoder_dedup *dedup, mp_budget *budget, int32_t model_tokens, int32_t model_width) {
     const int32_t tokens = model_tokens < MP_DEDUP_TOKENS ? model_tokens : MP_DEDUP_TOKENS;
     *dedup = (mp_encoder_dedup){.keep_ns = MP_DEDUP_KEEP_NS, .budget = budget};
+    mp_siphash_key(dedup->hash_key);
     dedup->text_bytes = mp_arena_cost((size_t)tokens * sizeof(int32_t));
     dedup->row_bytes = dedup->text_bytes + mp_arena_cost((size_t)model_width * sizeof(float));
     const size_t each = dedup->row_bytes + sizeof(mp_dedup_result);
@@ -46,25 +45,13 @@ void mp_dedup_deinit(mp_encoder_dedup *dedup) {
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
-/* Two chains of 64-bit multiply and fold, 128 bits together. The key covers the ids only: `identical` compares all that
- * changes a vector. */
-static void mix(uint64_t hash[2], uint32_t word) {
-    hash[0] = (hash[0] ^ word) * 0x9e3779b97f4a7c15u;
-    hash[0] ^= hash[0] >> 32;
-    hash[1] = (hash[1] + word) * 0xd6e8feb86659fd93u;
-    hash[1] ^= hash[1] >> 29;
-}
-
-void mp_dedup_key(mp_encoder_text *text) {
-    uint64_t hash[2] = {(uint64_t)text->n, (uint64_t)text->n};
-    for (int32_t i = 0; i < text->n; i++)
-        mix(hash, (uint32_t)text->ids[i]);
-    text->key[0] = hash[0];
-    text->key[1] = hash[1];
+/* The key covers the ids only: `identical` compares all that changes a vector. */
+void mp_dedup_key(const mp_encoder_dedup *dedup, mp_encoder_text *text) {
+    text->key = mp_siphash(dedup->hash_key, text->ids, (size_t)text->n * sizeof *text->ids);
 }
 
 static bool identical(const mp_encoder_text *a, const mp_encoder_text *b) {
-    return a->key[0] == b->key[0] && a->key[1] == b->key[1] && a->n == b->n && a->skip == b->skip &&
+    return a->key == b->key && a->n == b->n && a->skip == b->skip &&
            a->second == b->second && a->dimensions == b->dimensions && a->normalize == b->normalize &&
            memcmp(a->ids, b->ids, (size_t)a->n * sizeof(int32_t)) == 0;
 }
@@ -88,8 +75,8 @@ mp_status mp_dedup_begin(mp_encoder_dedup *dedup, int texts, mp_error *error) {
 
 int mp_dedup_find(mp_encoder_dedup *dedup, const mp_encoder_text *texts, int index) {
     const mp_encoder_text *text = &texts[index];
-    for (uint32_t probe = 0; probe < PROBES; probe++) {
-        mp_dedup_slot *slot = &dedup->slots[(text->key[0] + probe) & (dedup->slot_count - 1)];
+    for (uint64_t at = text->key;; at++) { /* ends: the table is at most half full */
+        mp_dedup_slot *slot = &dedup->slots[at & (dedup->slot_count - 1)];
         if (slot->text && !identical(&texts[slot->text - 1], text))
             continue;
         if (slot->text && slot->served < MP_DEDUP_SHARED) {
@@ -100,7 +87,6 @@ int mp_dedup_find(mp_encoder_dedup *dedup, const mp_encoder_text *texts, int ind
         *slot = (mp_dedup_slot){.text = index + 1, .served = 1};
         return -1;
     }
-    return -1;
 }
 
 /* ---- recent results ---------------------------------------------------------------------------------------------- */

@@ -33,6 +33,7 @@ typedef struct mp_encoder_dedup {
     uint32_t capacity, next, count; /* next: slot written next; count: valid results, the newest before next */
     size_t text_bytes, row_bytes;   /* bytes of a row's ids, and of the whole row */
     uint64_t charged;
+    uint64_t hash_key[2];
 } mp_encoder_dedup;
 
 /* model_tokens: maximum tokens of a text; model_width: maximum components of a vector. Allocates nothing. */
@@ -41,7 +42,7 @@ void mp_dedup_deinit(mp_encoder_dedup *dedup);
 /* Begin a step of up to `texts` texts. */
 mp_status mp_dedup_begin(mp_encoder_dedup *dedup, int texts, mp_error *error);
 /* Compute the text's key from its ids. Call it before the functions below. */
-void mp_dedup_key(mp_encoder_text *text);
+void mp_dedup_key(const mp_encoder_dedup *dedup, mp_encoder_text *text);
 /* If there is a recent result of an identical text, copy its vector to text->out and return true. */
 bool mp_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint64_t now_ns);
 /* Return the index of an earlier, identical text of this step, whose vector texts[index] shares. Returns -1 if there is

@@ -57,8 +57,8 @@ typedef struct mp_encoder_text { /* one text of a group */
     int32_t second; /* index of the first token of the second text of a pair; n: not a pair */
     int32_t dimensions;
     bool normalize, want_tokens, finite;
-    float *out;      /* [dimensions], or [n, hidden] when want_tokens */
-    uint64_t key[2]; /* see encoder/dedup.h */
+    float *out;   /* [dimensions], or [n, hidden] when want_tokens */
+    uint64_t key; /* see encoder/dedup.h */
 } mp_encoder_text;
 
 /* Bytes of scratch per group of M rows, and per thread for texts of up to T tokens. Once all weights are packed, a

@@ -145,12 +145,15 @@ static bool is_known(mp_encoder_engine_state *engine, int index, int owner, uint
     mp_encoder_text *text = &engine->texts[index];
     if (text->want_tokens)
         return false;
-    mp_dedup_key(text);
-    if (mp_dedup_recall(&engine->dedup, text, now_ns))
+    mp_dedup_key(&engine->dedup, text);
+    if (mp_dedup_recall(&engine->dedup, text, now_ns)) {
+        engine->base.work.shared++;
         return true;
+    }
     int same = mp_dedup_find(&engine->dedup, engine->texts, index);
     if (same >= 0)
         engine->copies[engine->copy_count++] = (mp_encoder_copy){same, owner, text->out};
+    engine->base.work.shared += same >= 0;
     return same >= 0;
 }
 

@@ -79,8 +79,10 @@ static mp_status grow(mp_kv_cache *cache, mp_error *error) {
     if (grown && cache->window_bytes)
         grown = grow_pointers(&cache->window_memory, capacity) && grow_pointers(&cache->spare, capacity) &&
                 grow_list(&cache->seen, capacity);
+    const size_t each = sizeof(void *) + 3 * sizeof(uint32_t),
+                 more = cache->window_bytes ? 2 * sizeof(void *) + sizeof(uint32_t) : 0;
     if (!grown)
-        return mp_fail_memory(error, capacity * (3 * sizeof(void *) + 4 * sizeof(uint32_t)), "the KV table");
+        return mp_fail_memory(error, capacity * (each + more), "the KV table");
     cache->capacity = capacity;
     return MP_OK;
 }

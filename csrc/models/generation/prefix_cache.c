@@ -4,6 +4,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/siphash.h"
+
 void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_group *group, mp_budget *budget, uint32_t percent) {
     *cache = (mp_prefix_cache){
         .oldest = MP_PREFIX_NONE,
@@ -11,8 +13,8 @@ void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_group *group, mp_budget 
         .window_oldest = MP_PREFIX_NONE,
         .window_newest = MP_PREFIX_NONE,
         .percent = percent,
-        .seed = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu},
     };
+    mp_siphash_key(cache->hash_key);
     mp_kv_init(&cache->kv, group, budget);
 }
 
@@ -36,38 +38,14 @@ void mp_prefix_count_hit(mp_prefix_cache *cache, uint32_t tokens) {
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
-static uint64_t fold(uint64_t a, uint64_t b) { /* XOR of both halves of the 128-bit product */
-    unsigned __int128 product = (unsigned __int128)a * b;
-    return (uint64_t)product ^ (uint64_t)(product >> 64);
+static uint64_t key_after(const mp_prefix_cache *cache, const mp_prefix_chain *chain, const int32_t *tokens) {
+    const uint64_t before = chain->count > 0 ? cache->known[chain->last].key : 0;
+    const uint64_t key[2] = {cache->hash_key[0] ^ before, cache->hash_key[1] ^ chain->tenant};
+    return mp_siphash(key, tokens, MP_KV_BLOCK * sizeof *tokens);
 }
 
-/* Each half of the key depends on both halves of the previous key and on both words. If a factor in one half is zero,
- * the other half still depends on all inputs. */
-static mp_prefix_key mix(mp_prefix_key key, uint64_t x, uint64_t y) {
-    return (mp_prefix_key){
-        .a = fold(key.a ^ x ^ 0xA0761D6478BD642Fu, key.b ^ y ^ 0xE7037ED1A0B428DBu),
-        .b = fold(key.b ^ x ^ 0x8EBC6AF09C88C6E3u, key.a ^ y ^ 0x589965CC75374CC3u),
-    };
-}
-
-void mp_prefix_seed(mp_prefix_cache *cache, const char *text) {
-    for (; *text; text++)
-        cache->seed = mix(cache->seed, (uint8_t)*text, 0x100);
-    cache->seed = mix(cache->seed, 0, 0x200);
-}
-
-static uint64_t two(const int32_t *tokens) { return (uint32_t)tokens[0] | (uint64_t)(uint32_t)tokens[1] << 32; }
-
-static mp_prefix_key key_after(const mp_prefix_cache *cache, const mp_prefix_chain *chain, const int32_t *tokens) {
-    mp_prefix_key key =
-        chain->count > 0 ? cache->known[chain->last].key : mix(cache->seed, chain->tenant, 0x300 + chain->variant);
-    for (int i = 0; i < MP_KV_BLOCK; i += 4)
-        key = mix(key, two(tokens + i), two(tokens + i + 2));
-    return key;
-}
-
-static uint32_t bucket_of(const mp_prefix_cache *cache, mp_prefix_key key) {
-    return (uint32_t)(key.a ^ key.b) & (cache->capacity - 1);
+static uint32_t bucket_of(const mp_prefix_cache *cache, uint64_t key) {
+    return (uint32_t)key & (cache->capacity - 1);
 }
 
 /* ---- the list of idle blocks ------------------------------------------------------------------------------------- */
@@ -253,7 +231,7 @@ static uint32_t look_up(const mp_prefix_cache *cache, const mp_prefix_chain *cha
     uint32_t id = cache->buckets[bucket_of(cache, chain->key)];
     for (; id != MP_PREFIX_NONE; id = cache->known[id].next) {
         const mp_prefix_block *block = &cache->known[id];
-        if (block->key.a == chain->key.a && block->key.b == chain->key.b && block->parent == chain->last &&
+        if (block->key == chain->key && block->parent == chain->last &&
             block->tenant == chain->tenant && block->variant == chain->variant &&
             memcmp(block->tokens, tokens, sizeof block->tokens) == 0)
             break;

@@ -1,11 +1,10 @@
 /* generation/prefix_cache.h: KV blocks found by their contents, so that a prompt that starts like an earlier one
  * (system prompt, chat history) is not computed again.
  *
- * When all MP_KV_BLOCK tokens of a block have been computed, its sequence publishes it. The key of a block is a 128-bit
- * hash of its predecessor's key and its tokens; the key of a first block starts from a seed (model, compute type, cache
- * type), the tenant and the variant. A key only selects candidates. A candidate matches if its tenant, variant,
- * predecessor (the block itself, not its key) and tokens are equal, so a hash collision costs time but never gives a
- * wrong text.
+ * When all MP_KV_BLOCK tokens of a block have been computed, its sequence publishes it. The key of a block is a keyed
+ * hash of its predecessor's key, its tenant and its tokens. A key only selects candidates. A candidate matches if its
+ * tenant, variant, predecessor (the block itself, not its key) and tokens are equal, so a hash collision costs time but
+ * never gives a wrong text.
  *
  *   references of a block = sequences that hold it + 1 when it is published
  *
@@ -31,12 +30,8 @@
 
 #define MP_PREFIX_NONE UINT32_MAX
 
-typedef struct mp_prefix_key {
-    uint64_t a, b;
-} mp_prefix_key;
-
 typedef struct mp_prefix_block { /* the published state of a block id */
-    mp_prefix_key key;
+    uint64_t key;
     uint32_t parent, tenant;
     bool variant;
     uint32_t children;     /* number of published blocks whose parent is this block */
@@ -55,7 +50,7 @@ typedef struct mp_prefix_cache {
     uint32_t oldest, newest, idle;
     uint32_t window_oldest, window_newest, window_idle;
     uint32_t percent;
-    mp_prefix_key seed;
+    uint64_t hash_key[2];
     mp_prefix_counters counters;
 } mp_prefix_cache;
 
@@ -65,13 +60,11 @@ typedef struct mp_prefix_chain { /* the published blocks at the start of a seque
     bool variant;       /* LongRoPE: uses the long rotary table; sequences with different tables share no block */
     bool closed;        /* no further block can be published or found */
     bool key_known;     /* `key` is valid: the key of the next block */
-    mp_prefix_key key;
+    uint64_t key;
 } mp_prefix_chain;
 
 /* percent: limit of idle memory, see above; 0: blocks are reference-counted but never published. */
 void mp_prefix_init(mp_prefix_cache *cache, const mp_kv_group *group, mp_budget *budget, uint32_t percent);
-/* Mixes a property that the contents of all blocks depend on into the seed. Call before the first publish. */
-void mp_prefix_seed(mp_prefix_cache *cache, const char *text);
 void mp_prefix_deinit(mp_prefix_cache *cache);
 
 /* Like mp_kv_take, _share and _give. mp_prefix_take evicts idle blocks if memory is short. A published block becomes

@@ -180,7 +180,8 @@ static mp_status read_halves(mp_vit *model, mp_builder *builder, mp_error *error
     MP_TRY(mp_weights_get(builder->weights, "v.patch_embd.weight.1", 2, shape, &second, error));
     float *sum = mp_alloc_array((size_t)n + (size_t)inputs, sizeof *sum, MP_TAG_MISC);
     if (!sum)
-        return mp_fail_memory(error, (uint64_t)n * sizeof *sum, "the first matrix of an image network");
+        return mp_fail_memory(error, ((uint64_t)n + (uint64_t)inputs) * sizeof *sum,
+                              "the first matrix of an image network");
     for (int32_t row = 0; row < model->hidden; row++) {
         float *to = sum + (int64_t)row * inputs;
         mp_dequantize_row(first.dtype, mp_tensor_row(&first, row), inputs, to);

@@ -270,8 +270,7 @@ static mp_status keep_stored(mp_builder *builder, mp_lease *lease, mp_progress *
     const bool mapped = builder->use == MP_WEIGHTS_MAPPED; /* without packed data, which processes share */
     if ((builder->shared && !mapped) || count == 0 || bytes < builder->pack_on_use)
         return MP_OK;
-    if (!(builder->stored = mp_stored_create(builder->weights, count, mapped)))
-        return mp_fail_memory(error, (uint64_t)count * sizeof(mp_stored_part), "the list of matrices");
+    MP_TRY(mp_stored_create(builder->weights, count, mapped, &builder->stored, error));
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
         if (!job->may_stay)

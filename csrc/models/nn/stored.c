@@ -28,22 +28,23 @@ static void reset_keeping(mp_forked *self) {
     }
 }
 
-mp_stored *mp_stored_create(const mp_weights *weights, int capacity, bool mapped) {
+mp_status mp_stored_create(const mp_weights *weights, int capacity, bool mapped, mp_stored **out, mp_error *error) {
     size_t bytes = sizeof(mp_stored) + (size_t)capacity * sizeof(mp_stored_part);
     mp_stored *stored = mp_alloc_zeroed(bytes, MP_TAG_WEIGHTS);
     if (!stored)
-        return NULL;
-    mp_error error;
-    if (mp_forked_add(&stored->forked, reset_keeping, &error) != MP_OK) {
+        return mp_fail_memory(error, bytes, "the list of matrices");
+    const mp_status status = mp_forked_add(&stored->forked, reset_keeping, error);
+    if (status != MP_OK) {
         mp_free(stored);
-        return NULL;
+        return status;
     }
     stored->weights = weights;
     stored->capacity = capacity;
     stored->mapped = mapped;
     stored->keep_ns = KEEP_NS;
     stored->keep_row_ns = KEEP_ROW_NS;
-    return stored;
+    *out = stored;
+    return MP_OK;
 }
 
 void mp_stored_destroy(mp_stored *stored) {

@@ -44,9 +44,8 @@ typedef struct mp_unpacked { /* private to a thread, for one pass */
     uint64_t keep_until_ns;
 } mp_unpacked;
 
-/* Creates an empty set with capacity for `capacity` matrices. mapped: never keep panels. Returns NULL if memory is
- * exhausted. */
-mp_stored *mp_stored_create(const mp_weights *weights, int capacity, bool mapped);
+/* Creates an empty set with capacity for `capacity` matrices. mapped: never keep panels. */
+mp_status mp_stored_create(const mp_weights *weights, int capacity, bool mapped, mp_stored **stored, mp_error *error);
 void mp_stored_destroy(mp_stored *stored); /* NULL is legal */
 /* Adds the matrix `tensor`. w: its packed matrix, whose data is not filled yet. Sets *part, which `stored` owns. */
 mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *tensor, mp_stored_part **part,

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/siphash.h"
 #include "models/capability.h"
 
 static inline mp_status mp_check_range(const char *name, int64_t value, int64_t low, int64_t high, mp_error *error) {
@@ -96,16 +97,11 @@ static inline void mp_request_charge_outputs(mp_request *request, uint64_t bytes
     request->output_bytes = bytes;
 }
 
-#define MP_MIX_START ((uint64_t)0xcbf29ce484222325u)
-
-/* 64-bit FNV-1a over words. Equal requests must have equal fingerprints; no more is required. */
-static inline uint64_t mp_mix(uint64_t hash, const void *data, size_t bytes) {
-    const unsigned char *at = data;
-    for (size_t i = 0; data && i < bytes; i++)
-        hash = (hash ^ at[i]) * 0x100000001b3u;
-    return hash;
+/* Continue the fingerprint of a request, which begins with 0, by an array; NULL: the request has none. Equal requests
+ * must have equal fingerprints; no more is required. */
+static inline uint64_t mp_fingerprint(uint64_t before, const void *data, size_t bytes) {
+    const uint64_t key[2] = {before, before};
+    return data ? mp_siphash(key, data, bytes) : before;
 }
-
-static inline uint64_t mp_mix_end(uint64_t hash) { return hash ? hash : 1; }
 
 #endif

@@ -3,18 +3,10 @@
 
 #define MP_SCHEMA "models/requests/image_embedding.def"
 
-/* Hash eight bytes at a time, because an image has hundreds of kilobytes. */
 static uint64_t image_fingerprint(const mp_request *base) {
     const mp_image_embedding_request *request = (const mp_image_embedding_request *)base;
-    uint64_t hash = mp_mix(MP_MIX_START, request->sizes, (size_t)request->n_images * 2 * sizeof *request->sizes);
-    size_t bytes = (size_t)request->n_bytes, at = 0;
-    for (; at + sizeof hash <= bytes; at += sizeof hash) {
-        uint64_t word;
-        memcpy(&word, request->pixels + at, sizeof word);
-        hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
-        hash ^= hash >> 32;
-    }
-    return mp_mix_end(mp_mix(hash, request->pixels + at, bytes - at));
+    uint64_t hash = mp_fingerprint(0, request->sizes, (size_t)request->n_images * 2 * sizeof *request->sizes);
+    return mp_fingerprint(hash, request->pixels, (size_t)request->n_bytes);
 }
 
 static void image_usage(const mp_request *base, uint64_t *in, uint64_t *out) {

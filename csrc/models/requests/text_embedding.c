@@ -5,8 +5,8 @@
 
 static uint64_t embed_fingerprint(const mp_request *base) {
     const mp_embedding_request *request = (const mp_embedding_request *)base;
-    uint64_t hash = mp_mix(MP_MIX_START, request->offsets, ((size_t)request->n_texts + 1) * sizeof *request->offsets);
-    return mp_mix_end(mp_mix(hash, request->ids, (size_t)request->n_tokens * sizeof *request->ids));
+    uint64_t hash = mp_fingerprint(0, request->offsets, ((size_t)request->n_texts + 1) * sizeof *request->offsets);
+    return mp_fingerprint(hash, request->ids, (size_t)request->n_tokens * sizeof *request->ids);
 }
 
 static void embed_usage(const mp_request *base, uint64_t *in, uint64_t *out) {

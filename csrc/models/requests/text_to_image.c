@@ -20,11 +20,11 @@ static void t2i_destroy(mp_request *base) {
 static uint64_t t2i_fingerprint(const mp_request *base) {
     const mp_image_generation_request *request = (const mp_image_generation_request *)base;
     const int32_t sizes[] = {request->width, request->height, request->n_steps, request->n_texts};
-    uint64_t hash = mp_mix(MP_MIX_START, sizes, sizeof sizes);
+    uint64_t hash = mp_fingerprint(0, sizes, sizeof sizes);
     for (int t = 0; t < request->n_texts; t++)
         for (int e = 0; e < MP_T2I_ENCODERS; e++)
-            hash = mp_mix(hash, request->ids[t][e], (size_t)request->n_ids[e] * sizeof(int32_t));
-    return mp_mix_end(mp_mix(hash, request->noise, (size_t)request->n_noise * sizeof(float)));
+            hash = mp_fingerprint(hash, request->ids[t][e], (size_t)request->n_ids[e] * sizeof(int32_t));
+    return mp_fingerprint(hash, request->noise, (size_t)request->n_noise * sizeof(float));
 }
 
 static void t2i_usage(const mp_request *base, uint64_t *in, uint64_t *out) {

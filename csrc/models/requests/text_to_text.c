@@ -100,8 +100,8 @@ static void text_destroy(mp_request *base) {
 static uint64_t text_fingerprint(const mp_request *base) {
     const mp_text_request *request = (const mp_text_request *)base;
     const mp_text_images *images = &request->images;
-    uint64_t hash = mp_mix(MP_MIX_START, images->run_keys, (size_t)images->n_runs * MP_IMAGE_KEY);
-    return mp_mix_end(mp_mix(hash, request->prompt, (size_t)request->n_prompt * sizeof *request->prompt));
+    uint64_t hash = mp_fingerprint(0, images->run_keys, (size_t)images->n_runs * MP_IMAGE_KEY);
+    return mp_fingerprint(hash, request->prompt, (size_t)request->n_prompt * sizeof *request->prompt);
 }
 
 static void text_usage(const mp_request *base, uint64_t *in, uint64_t *out) {

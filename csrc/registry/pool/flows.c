@@ -15,11 +15,12 @@ mp_status mp_flows_create(mp_flows *flows, int count, int groups, mp_error *erro
     *flows = (mp_flows){.count = count, .groups = groups, .newest = -1, .oldest = -1};
     flows->mask = (uint32_t)buckets - 1;
     flows->seed = mp_sys_random();
-    flows->slots = mp_alloc_array((size_t)mp_flows_slots(flows), sizeof(mp_flow), MP_TAG_POOL);
+    const size_t slots = (size_t)mp_flows_slots(flows);
+    flows->slots = mp_alloc_array(slots, sizeof(mp_flow), MP_TAG_POOL);
     flows->buckets = mp_alloc_array((size_t)buckets, sizeof(int), MP_TAG_POOL);
     if (!flows->slots || !flows->buckets) {
         mp_flows_destroy(flows);
-        return mp_fail_memory(error, (size_t)mp_flows_slots(flows) * sizeof(mp_flow), "a table of flows");
+        return mp_fail_memory(error, slots * sizeof(mp_flow) + (size_t)buckets * sizeof(int), "a table of flows");
     }
     for (int i = 0; i < buckets; i++)
         flows->buckets[i] = -1;

@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "base/alloc.h"
+#include "base/sys.h"
 
 mp_status mp_queue_create(mp_queue *queue, const int capacity[MP_QUEUE_KINDS], mp_error *error) {
     *queue = (mp_queue){.count = 0};
@@ -73,7 +74,8 @@ static void insert(mp_queue *queue, mp_queue_node *node, bool front) {
     insert_in_level(level, node, front);
     mp_heap_insert(&level->by_age, &node->by_age, node->since_ns);
     queue->count++;
-    queue->counts[node->kind]++;
+    if (++queue->counts[node->kind] == queue->capacity[node->kind])
+        queue->full_since_ns[node->kind] = mp_sys_now_ns();
     queue->cost += node->cost;
 }
 
@@ -84,6 +86,11 @@ mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node) {
         return MP_QUEUE_FULL;
     insert(queue, node, false);
     return MP_QUEUE_TAKEN;
+}
+
+uint64_t mp_queue_full_ns(const mp_queue *queue, int kind, uint64_t now_ns) {
+    uint64_t since = queue->full_since_ns[kind];
+    return queue->full_ns[kind] + (since && now_ns > since ? now_ns - since : 0);
 }
 
 void mp_queue_push_front(mp_queue *queue, mp_queue_node *node) { insert(queue, node, true); }
@@ -104,7 +111,10 @@ void mp_queue_remove(mp_queue *queue, mp_queue_node *node) {
     }
     mp_flows_leave(&queue->flows, node->flow);
     queue->count--;
-    queue->counts[node->kind]--;
+    if (queue->counts[node->kind]-- == queue->capacity[node->kind]) {
+        queue->full_ns[node->kind] = mp_queue_full_ns(queue, node->kind, mp_sys_now_ns());
+        queue->full_since_ns[node->kind] = 0;
+    }
     queue->cost -= node->cost;
 }
 

@@ -63,6 +63,7 @@ typedef struct mp_queue {
     mp_queue_flow *flow; /* by slot */
     int count, counts[MP_QUEUE_KINDS], capacity[MP_QUEUE_KINDS];
     uint64_t cost; /* sum over all queued nodes */
+    uint64_t full_ns[MP_QUEUE_KINDS], full_since_ns[MP_QUEUE_KINDS]; /* see mp_queue_full_ns; 0 = not full */
     bool closed;
 } mp_queue;
 
@@ -77,6 +78,8 @@ void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t te
 /* Append the node to its flow. node->cost must be set. Returns MP_QUEUE_FULL when the node's kind is full,
  * MP_QUEUE_CLOSED when the queue is closed. */
 mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node);
+/* Returns the time for which the queue has been full of nodes of a kind since its creation, until now_ns. */
+uint64_t mp_queue_full_ns(const mp_queue *queue, int kind, uint64_t now_ns);
 /* Put the node before all others of its flow. Never refused: for a node that was accepted before and must wait
  * again. */
 void mp_queue_push_front(mp_queue *queue, mp_queue_node *node);

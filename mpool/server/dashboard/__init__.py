@@ -24,6 +24,7 @@ from ... import aio
 from ..fields import Fields, Name
 from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage
 from ..operations import Context, Operation, image_of, json_response, large_response
+from ..request_history import REQUESTS, PastRequest
 from .snapshot import Snapshot, snapshot
 
 #: Path -> (file, media type).
@@ -32,6 +33,8 @@ FILES = {
     "/dashboard/page.css": ("page.css", "text/css"),
     "/dashboard/page.js": ("page.js", "text/javascript"),
     "/dashboard/dom.js": ("dom.js", "text/javascript"),
+    "/dashboard/history.js": ("history.js", "text/javascript"),
+    "/dashboard/formats.js": ("formats.js", "text/javascript"),
     "/dashboard/plots.js": ("plots.js", "text/javascript"),
     "/dashboard/playground.js": ("playground.js", "text/javascript"),
 }
@@ -85,6 +88,20 @@ async def state(context: Context, body: None) -> Response:
     return json_response(snapshot(context.state))
 
 
+# ---- requests that ended ---------------------------------------------------------------------------------------------
+
+class HistoryResponse(Struct):
+    """The last requests that named a model, the latest first. ``limit``: number of requests that the server keeps."""
+
+    limit: int
+    requests: list[PastRequest]
+
+
+async def history(context: Context, body: None) -> Response:
+    """Return the last requests. Contains neither prompts nor results."""
+    return json_response(HistoryResponse(REQUESTS, list(context.state.history)))
+
+
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 class ImagesToEmbed(Fields):
@@ -111,6 +128,7 @@ OPERATIONS = (
     *(Operation("GET", path, _file(name, kind), None, None, f"The dashboard: {name}", media_type=kind,
                 name="dashboard_" + name.replace(".", "_")) for path, (name, kind) in FILES.items()),
     Operation("GET", "/api/mpool/state", state, None, Snapshot, "State of the pool", name="mpool_state"),
+    Operation("GET", "/api/mpool/history", history, None, HistoryResponse, "The last requests", name="mpool_history"),
     Operation("POST", "/api/mpool/cancel", cancel, CancelRequest, CancelResponse, "Cancel a request in flight",
               name="mpool_cancel"),
     Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsResponse, "Embed images",

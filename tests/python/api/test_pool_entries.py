@@ -51,6 +51,8 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
         pool.submit("text_embedding", inputs="a", model=model, **o)))),
     "mpool embed": ("bert", lambda pool, model, o: _command("embed", "--model", model, "a", "b")),
     "mpool.embed_image": ("dino", _default(lambda model, o: mpool.embed_image(IMAGE, model, **o))),
+    "check of a vision model": ("llava", _default(lambda model, o: mpool.check(model))),
+    "check of an image generation model": ("flux", _default(lambda model, o: mpool.check(model))),
     "check of an image model": ("dino", _default(lambda model, o: mpool.check(model))),
     "mpool embed-image": ("dino", lambda pool, model, o: _command("embed-image", "--model", model, _image_file())),
     "mpool.rerank": ("ranker", _default(lambda model, o: mpool.rerank("a", ["b"], model, **o))),

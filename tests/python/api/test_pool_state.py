@@ -83,8 +83,8 @@ def test_ps_shows_workers_breaker_and_keep_alive(llama: Path, broken: tuple[Path
 NAMES = ["total_requests", "completed", "errors", "timeouts", "cancelled", "queue_full_rejections",
          "circuit_rejections", "retries", "worker_faults", "units_in", "units_out", "steps", "step_items",
          "batches_of_all", "batches_of_budget", "passes", "rows", "prefix_tokens", "guessed_tokens",
-         "right_guesses", "preemptions", "loads", "load_failures", "evictions", "workers_spawned", "workers_evicted",
-         "workers_dead", "spawn_failures", "chaos_faults", "illegal_transitions"]
+         "right_guesses", "dedup_hits", "preemptions", "loads", "load_failures", "evictions", "workers_spawned",
+         "workers_evicted", "workers_dead", "spawn_failures", "chaos_faults", "illegal_transitions"]
 KINDS = ["misc", "spec", "weights", "kv", "scratch", "request", "pool"]
 CAPABILITIES = ["text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image"]
 DEFAULTS = dict(
@@ -288,13 +288,13 @@ def test_a_slow_worker_degrades() -> None:
     row = dict(key="m", state="ready", breaker="closed", last_error="", dead=0, waiting=(0, 0), capacity=(1, 1),
                queued=0, worker=[dict(id=1, served=20, busy_seconds=1.0), dict(id=2, served=20, busy_seconds=1.1),
                                  dict(id=3, served=20, busy_seconds=9.0)])
-    from mpool.runtime.health import _complaints
+    from mpool.runtime.health import complaints
 
     with mpool.Pool() as pool:
-        (complaint,) = _complaints(pool, row)
+        (complaint,) = complaints(pool, row)
         assert "worker 3 takes 9 times as long" in complaint
         row["worker"][2]["served"] = 3  # type: ignore[index]
-        assert not list(_complaints(pool, row))
+        assert not list(complaints(pool, row))
 
 
 def test_all_failed_is_unhealthy(bert: Path, tmp_path: Path) -> None:
@@ -332,13 +332,17 @@ def test_ping_does_not_wait_and_does_not_extend_keep_alive(llama: Path) -> None:
             pool.ping("no-such-model")
 
 
-def test_check_runs_one_request(bert: Path, llama: Path) -> None:
+def test_check_runs_one_request(bert: Path, llama: Path, dino: Path, llava: Path, flux: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
-        before = pool.metrics()["total_requests"]
-        for model in (bert, llama):
+        for count, model in enumerate((bert, llama, dino, llava, flux), 1):
             for _ in range(2):
                 assert 0 < pool.check(model, timeout=60) < 60
-        assert pool.metrics()["total_requests"] == before + 4 == pool.metrics()["completed"]
+            assert pool.metrics()["total_requests"] == 2 * count == pool.metrics()["completed"]
+            row = pool.metrics()["models"][pool.get(model).key]
+            if model is llava:  # the prompt has the rows of the image
+                assert row["units_in"] > 2 * len(pool.tokenize("check", llava)) + 16
+            if model is flux:
+                assert row["units_out"] == 2
     with pytest.raises(mpool.ShuttingDown):
         pool.check(bert)
 
@@ -368,6 +372,80 @@ def test_events_of_workers_and_requests(bert: Path, broken: tuple[Path, str]) ->
         pool.embed("again", bert)
         time.sleep(0.3)
         assert len(seen) == count
+
+
+def test_models_that_degrade_and_recover_have_events(broken: tuple[Path, str], bert: Path) -> None:
+    seen: list[mpool.PoolEvent] = []
+    with mpool.Pool(mpool.PoolConfig(threads=1, breaker_threshold=2, breaker_rest=0.2)) as pool:
+        stops = [pool.on(kind, seen.append) for kind in ("degraded", "recovered")]  # type: ignore[arg-type]
+        pool.embed("a", bert)
+        for _ in range(2):
+            with pytest.raises(mpool.NumericError):
+                pool.embed(broken[1], broken[0])
+        key = pool.get(broken[0]).key
+        assert pool.metrics()["models"][key]["healthy"] == 0 and pool.metrics()["models"][str(bert)]["healthy"] == 1
+        until(lambda: bool(seen))
+        assert (seen[0].event, seen[0].model, seen[0].worker_id, seen[0].request) == ("degraded", key, None, None)
+        assert seen[0].reason is not None and "circuit breaker" in seen[0].reason
+
+        def recovers() -> bool:
+            try:
+                pool.embed("fine", broken[0])
+            except mpool.CircuitOpen:
+                pass
+            return len(seen) > 1
+
+        until(recovers)
+        assert [(event.event, event.model) for event in seen] == [("degraded", key), ("recovered", key)]
+        assert seen[1].reason is None and pool.metrics()["models"][key]["healthy"] == 1
+        for stop in stops:
+            stop()
+    with pytest.raises(mpool.InvalidArgument, match="recovered"):
+        mpool.Pool().on("degrade", seen.append)  # type: ignore[arg-type]
+
+
+def test_time_of_full_queues_is_counted(llama: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, prompt_queue_capacity=2)) as pool:
+        pool.generate("a", llama, **TEXT)
+        key = str(llama)
+        assert pool.metrics()["models"][key]["queue_full_seconds"] == 0
+        jobs = []
+        try:
+            while len(jobs) < 1000:
+                jobs.append(pool.submit("text_to_text", model=llama, **LONG))
+        except mpool.Overloaded:
+            pass
+        until(lambda: pool.metrics()["models"][key]["queue_full_seconds"] > 0)
+        first = pool.metrics()["models"][key]["queue_full_seconds"]
+        until(lambda: pool.metrics()["models"][key]["queue_full_seconds"] > first)  # it grows while the queue is full
+        for job in jobs:
+            job.cancel()
+        until(lambda: pool.metrics()["models"][key]["queued"] == 0)
+        last = pool.metrics()["models"][key]["queue_full_seconds"]
+        time.sleep(0.01)
+        assert pool.metrics()["models"][key]["queue_full_seconds"] == last
+
+
+def test_equal_texts_are_counted(bert: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        pool.embed(["same", "same", "other", "same"], bert)
+        assert pool.metrics()["dedup_hits"] == 2
+
+
+def test_series_of_workers_do_not_grow_without_end(bert: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    names: set[tuple[str, ...]] = set()
+    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=2)) as pool:
+        numbers = set()
+        for _ in range(4):
+            pool.embed("a", bert)
+            numbers |= {pong.worker_id for pong in pool.ping(bert)}
+            for family in parser.text_string_to_metric_families(pool.metrics("prometheus")):
+                if family.name.startswith("mpool_worker_served"):
+                    names |= {tuple(sample.labels.values()) for sample in family.samples}
+                    assert sum(sample.value for sample in family.samples) >= 1
+            pool.unload(bert)
+    assert len(numbers) >= 4 and {worker for _, worker in names} <= {"0", "1"}
 
 
 def test_refused_requests_have_an_event(bert: Path, llama: Path) -> None:

@@ -221,8 +221,9 @@ def test_other_models_are_refused(pool: mpool.Pool, folders: dict[str, Path], tm
         pool.embed("A text.", str(folders["bert"]))
     with pytest.raises(mpool.WrongCapability, match="is a reranker"):
         pool.get(str(folders["bert"])).dimensions
-    with pytest.raises(mpool.InvalidArgument, match="`model` must be a reranker, got None"):
-        pool.rerank(QUERY, DOCUMENTS, None)  # type: ignore[arg-type]
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as offline, \
+            pytest.raises(mpool.OfflineError, match=r"ms-marco-MiniLM-L6-v2"):  # the default
+        offline.rerank(QUERY, DOCUMENTS)
     labels = shutil.copytree(folders["bert"], tmp_path / "labels")
     config = json.loads((labels / "config.json").read_text())
     config |= {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
@@ -302,5 +303,6 @@ def test_a_job_reranks(pool: mpool.Pool, folders: dict[str, Path]) -> None:
                            ({"query": "a", "documents": ["b"], "topk": 1}, "did you mean `top_k`")):
         with pytest.raises(mpool.InvalidArgument, match=message):
             pool.submit("text_embedding", model=reranker, **wrong)
-    with pytest.raises(mpool.InvalidArgument, match="`model` must be a reranker"):
-        pool.submit("text_embedding", query="a", documents=["b"])
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as offline, \
+            pytest.raises(mpool.OfflineError, match="ms-marco-MiniLM-L6-v2"):  # the default
+        offline.submit("text_embedding", query="a", documents=["b"])

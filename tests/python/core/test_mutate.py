@@ -289,6 +289,16 @@ def test_verdicts_for_c(operator: str, mutated: str, status: str, test: str, tin
 
 
 @pytest.mark.builds
+def test_kernels_that_never_run_are_not_judged(tiny: judge.Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel whose instructions the CPU lacks is like code of another machine."""
+    mutant = next(one for one in coperators.mutants("csrc/tiny.c", TINY_C) if one.mutated.startswith("if (0 &&"))
+    assert tiny.judge(mutant).status == "killed"
+    monkeypatch.setattr(cbuild.build, "idle_kernels", lambda: ("csrc/tiny",))
+    fate = tiny.judge(mutant)
+    assert fate.status == "same" and "lacks the instructions" in fate.note
+
+
+@pytest.mark.builds
 def test_mutants_that_do_not_compile_are_stillborn(tiny: judge.Workplace) -> None:
     """The compiler's refusal is not a test's."""
     at = TINY_C.index("x > 9")

@@ -65,6 +65,14 @@ def test_paths_of_the_jobs_exist() -> None:
     assert everything in others and {f"--ignore={path}" for path in paths} - set(others) == {f"--ignore={everything}"}
 
 
+def test_a_relative_path_can_be_ignored() -> None:
+    """The job `others` runs the tests that no other job has: it ignores their files."""
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n0", "--collect-only", "tests/python/schedules",
+                          "--ignore=tests/python/schedules/test_injected_failures.py"], cwd=ROOT, capture_output=True,
+                         text=True, timeout=300)
+    assert "test_schedules.py" in run.stdout and "test_injected_failures.py" not in run.stdout, run.stdout + run.stderr
+
+
 def test_junit_results_are_counted(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=junit.xml", "-c",

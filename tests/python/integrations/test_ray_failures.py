@@ -3,8 +3,9 @@
 Four clients send requests all the time. Two use the address of the head node only and never retry. Two use the other
 node's address, and repeat a request at the head's address if the connection fails before a response has begun, as a
 load balancer does. Every test asserts that no such client sees a failed request whose response had not begun, and that
-the clients never wait longer than :data:`GAP` seconds for the next response. Both nodes are on this machine; the tests
-take minutes.
+the clients never wait longer than :data:`GAP` seconds for the next response. A stream that had begun on a lost replica
+ends with an error: at once if its connection breaks, and after ``Limits.lost_after`` seconds if the replica is silent.
+Both nodes are on this machine; the tests take minutes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ pytest.importorskip("ray.serve")
 httpx = pytest.importorskip("httpx")
 
 from mpool.integrations.ray import proxy  # noqa: E402
+from mpool.integrations.ray.race import Limits  # noqa: E402
 
 pytestmark = pytest.mark.slow
 WAIT = 180.0
@@ -233,16 +235,23 @@ class Clients:
             assert not thread.is_alive(), "a request hangs"
         ends = sorted(outcome.ended for outcome in self.outcomes if outcome.result == "done")
         gap = max(end - start for start, end in pairwise([*(end for end in ends if end < stopped), stopped]))
-        longest = max(outcome.ended - outcome.started for outcome in self.outcomes)
+        longest = self._longest("done")
+        lost = self._longest("begun and lost")
         calm = max((outcome.ended - outcome.started for outcome in self.outcomes if outcome.ended < at), default=0.0)
         counts = Counter(outcome.result for outcome in self.outcomes)
         print(f"\n{len(self.outcomes)} requests, {sum(end > at for end in ends)} after the failure, {dict(counts)}, "
               f"moved {sum(outcome.moved for outcome in self.outcomes)}; longest gap {gap:.2f} s, longest request "
-              f"{longest:.2f} s (before the failure {calm:.2f} s)", flush=True)
+              f"{longest:.2f} s (before the failure {calm:.2f} s), longest lost stream {lost:.2f} s", flush=True)
         failed = {result: count for result, count in counts.items() if result not in ("done", "begun and lost")}
         assert not failed, failed
         assert gap < GAP and longest < GAP + calm, (gap, longest, calm)
+        assert lost < Limits().lost_after + GAP + calm, (lost, calm)
         assert sum(end > at for end in ends) > 8
+
+    def _longest(self, result: str) -> float:
+        """Return the seconds of the longest request with a result."""
+        return max((outcome.ended - outcome.started for outcome in self.outcomes if outcome.result == result),
+                   default=0.0)
 
 
 def test_front_process_killed(served: Served) -> None:

@@ -137,7 +137,7 @@ def test_catalogue_rows() -> None:
         assert row.capability in kinds and row.refs
         assert row.unpinned or bundled or (row.source or "").startswith(("https://huggingface.co/",
                                                                          "https://github.com/"))
-    assert set(found.defaults) == set(kinds)
+    assert set(found.defaults) == {*kinds, "rerank"} and found.default("rerank").capability == "text_embedding"
     assert {key for kind in kinds for key in found.keys(kind)} == set(found.keys())
 
 

@@ -231,8 +231,12 @@ def test_published_sizes(tmp_path: Path, name: str) -> None:
     write, billions = MODELS[name]
     found = run(write(tmp_path))
     assert found["parameters"] == pytest.approx(billions * 1e9, rel=0.02)
-    assert found["charged"] == pytest.approx(found["predicted"], rel=0.05) and found["charged"] <= 20 << 30
-    assert found["held"] <= 1.05 * found["predicted"]
+    if name == "GPT-OSS-20B":  # copies of experts are kept while a third of the budget stays free
+        assert 0.95 * found["predicted"] <= found["charged"] <= 2 / 3 * (20 << 30)
+        assert found["held"] <= 1.05 * found["charged"]
+    else:
+        assert found["charged"] == pytest.approx(found["predicted"], rel=0.05) and found["charged"] <= 20 << 30
+        assert found["held"] <= 1.05 * found["predicted"]
 
 
 if __name__ == "__main__":

@@ -151,6 +151,23 @@ def test_request_in_flight_is_shown_and_cancelled(page: Any, server: Any) -> Non
     idle(server)
 
 
+def test_last_requests_are_listed_and_filtered(page: Any, server: Any) -> None:
+    body = {"model": "llama", "prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
+    assert ask(server, "/v1/completions", body)[0] == 200
+    assert ask(server, "/v1/completions", {"model": "<b>no</b>", "prompt": "Hello"})[0] == 404
+    found = ask(server, "/api/mpool/history")[1]["requests"]
+    page.find_element(By.CSS_SELECTOR, "#history-section summary").click()
+    rows = until(lambda: page.find_elements(By.CSS_SELECTOR, "#history tr th"))
+    assert rows[0].text == found[0]["id"] and rows[1].text == found[1]["id"]
+    cells = [one.text for one in page.find_elements(By.CSS_SELECTOR, "#history tr:nth-child(2) td")]
+    assert cells[1:4] == ["/v1/completions", "llama\ntext_to_text", "127.0.0.1"]
+    assert cells[5:] == [str(found[1]["prompt_tokens"]), "3", "completed"]
+    assert page.find_element(By.CSS_SELECTOR, "#history tr td:nth-child(4)").text == "<b>no</b>"
+    fill(page, "history-filter", "<B>")
+    until(lambda: len(page.find_elements(By.CSS_SELECTOR, "#history tr")) == 1)
+    save_screenshot(page, "history")
+
+
 def test_image_tasks_of_the_playground(page: Any, server: Any) -> None:
     folder = resources.files("mpool").joinpath("demo_models/images")
     files = sorted(str(one) for one in folder.iterdir() if one.name.endswith(".png"))[:2]

@@ -73,7 +73,7 @@ def test_files_load_nothing_from_other_servers_and_insert_no_html() -> None:
 def test_elements_that_the_scripts_use_exist() -> None:
     folder = resources.files("mpool.server.dashboard")
     ids = set(re.findall(r"\sid=\"([^\"]+)\"", folder.joinpath("page.html").read_text("utf-8")))
-    for name in ("page.js", "playground.js"):
+    for name in ("page.js", "playground.js", "history.js"):
         named = set(re.findall(r"(?:byId|number)\(\"([^\"]+)\"\)", folder.joinpath(name).read_text("utf-8")))
         assert named and named <= ids, (name, named - ids)
 
@@ -231,6 +231,73 @@ def test_cancel_accepts_only_an_id(server: Any, body: Any) -> None:
 
 def test_cancel_of_an_unknown_id(server: Any) -> None:
     assert ask(server, "/api/mpool/cancel", {"id": "nothing"}) == (200, {"id": "nothing", "cancelled": False})
+
+
+# ---- requests that ended ---------------------------------------------------------------------------------------------
+
+def _history(server: Any, count: int) -> list[Any]:
+    deadline = time.monotonic() + 30
+    while len(found := ask(server, "/api/mpool/history")[1]["requests"]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return list(found)
+
+
+def test_history_has_the_tokens_and_the_outcome_of_every_protocol(llama: Path, bert: Path) -> None:
+    chat = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "ignore_eos": True}
+    with serving([f"llama={llama}", f"bert={bert}"]) as made:
+        _, found = ask(made, "/v1/chat/completions", chat)
+        prompt = found["usage"]["prompt_tokens"]
+        with Raw(made) as raw:
+            assert raw.request("/v1/chat/completions", json.dumps({**chat, "stream": True, "n": 2}).encode()) \
+                .answer()[0] == 200
+        ask(made, "/api/chat", {"model": "llama", "messages": chat["messages"], "stream": False,
+                                "options": {"num_predict": 2}})
+        _, vectors = ask(made, "/v1/embeddings", {"model": "bert", "input": ["one", "two three"]})
+        ask(made, "/v1/embeddings", {"model": "bert", "input": "x", "dimensions": 9999})
+        ask(made, "/v1/chat/completions", {**chat, "model": "none"})
+        rows = _history(made, 6)[::-1]
+        assert [row["path"] for row in rows] == ["/v1/chat/completions"] * 2 + ["/api/chat"] + ["/v1/embeddings"] * 2 \
+            + ["/v1/chat/completions"]
+        assert [(row["prompt_tokens"], row["completion_tokens"]) for row in rows[:2]] in (
+            [(prompt, 3), (prompt, 6)], [(prompt, 3), (2 * prompt, 6)])
+        assert rows[3]["prompt_tokens"] == vectors["usage"]["prompt_tokens"] and rows[3]["completion_tokens"] == 0
+        assert [row["capability"] for row in rows] == ["text_to_text"] * 3 + ["text_embedding"] * 2 + [None]
+        assert [row["status"] for row in rows] == [200] * 4 + [400, 404]
+        assert [row["outcome"] for row in rows[:4]] == ["completed"] * 4
+        assert "completed" not in (rows[4]["outcome"], rows[5]["outcome"])
+        assert {row["client"] for row in rows} == {"127.0.0.1"} and len({row["id"] for row in rows}) == 6
+        assert all(row["seconds"] >= 0 and abs(row["ended"] - time.time()) < 600 for row in rows)
+        assert "Hello" not in json.dumps(rows)
+
+
+def test_history_has_cancelled_and_disconnected_requests(llama: Path) -> None:
+    with serving([f"llama={llama}"], max_tokens=200_000) as made:
+        for how in ("cancel", "disconnect"):
+            with Raw(made, 60) as raw:
+                raw.request("/v1/chat/completions", json.dumps(ENDLESS).encode())
+                while not (running := _running(made, "/v1/chat/completions"))["chunks"]:
+                    time.sleep(0.01)
+                if how == "cancel":
+                    ask(made, "/api/mpool/cancel", {"id": running["id"]})
+                    raw.answer()
+            idle(made)
+            found = _history(made, 1 + (how == "disconnect"))[0]
+            outcome = "cancelled" if how == "cancel" else "disconnected"
+            assert (found["id"], found["outcome"]) == (running["id"], outcome)
+
+
+def test_history_is_bounded() -> None:
+    from mpool.runtime.tally import Tally
+    from mpool.server.request_history import NAME, REQUESTS, RequestHistory
+    from mpool.server.state import RunningRequest
+
+    history = RequestHistory()
+    for number in range(REQUESTS + 5):
+        history.add(RunningRequest(str(number), "/", "m" * 1000, None), Tally(), None, 200, "completed")
+    kept = list(history)
+    assert [len(kept), kept[0].id, kept[-1].id] == [REQUESTS, str(REQUESTS + 4), "5"]
+    assert {len(past.model) for past in kept} == {NAME}
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,91 @@
+/* registry_fork.c: the audit of a registry, and its part of a fork. See audit.h and fork.h. */
+#include "registry/audit.h"
+#include "registry/fork.h"
+#include "registry/state.h"
+
+/* --- audit; takes no lock --- */
+
+mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
+    int threads = 0, used = mp_cpu_allocator_leased(registry->services->allocator_pinned);
+    if (is_held(&registry->lock))
+        return MP_OK;
+    for (int i = 0; i < registry->slot_count; i++) {
+        MP_TRY(mp_entry_audit(registry->slots[i].current, &threads, is_held, error));
+        if (registry->slots[i].incoming)
+            MP_TRY(mp_entry_audit(registry->slots[i].incoming, &threads, is_held, error));
+    }
+    for (int i = 0; i < registry->leaving_count; i++)
+        MP_TRY(mp_entry_audit(registry->leaving[i], &threads, is_held, error));
+    if (threads > used || used > mp_cpu_allocator_threads(registry->services->allocator_pinned))
+        return mp_fail(error, MP_INTERNAL, "workers hold %d compute threads, the CPU allocator counts %d of %d",
+                       threads, used, mp_cpu_allocator_threads(registry->services->allocator_pinned));
+    return MP_OK;
+}
+
+/* --- fork --- */
+
+mp_registry **mp_registry_fork_next(mp_registry *registry) { return &registry->fork_next; }
+
+typedef void entry_hook(mp_entry *entry);
+
+static void for_each_entry(mp_registry *registry, entry_hook *hook) {
+    for (int i = 0; i < registry->slot_count; i++) {
+        hook(registry->slots[i].current);
+        if (registry->slots[i].incoming)
+            hook(registry->slots[i].incoming);
+    }
+    for (int i = 0; i < registry->leaving_count; i++)
+        hook(registry->leaving[i]);
+}
+
+static void lock_entry(mp_entry *entry) { mp_mutex_lock(&entry->lock); }
+
+static void unlock_entry(mp_entry *entry) { mp_mutex_unlock(&entry->lock); }
+
+void mp_registry_fork_before(mp_registry *registry) {
+    mp_services *services = registry->services;
+    mp_mutex_lock(&registry->lock);
+    for_each_entry(registry, lock_entry);
+    if (services->pool)
+        mp_pool_fork_before(services->pool);
+    mp_maintenance_fork_before(&services->maintenance);
+    mp_quarantine_fork_before(&services->quarantine);
+}
+
+void mp_registry_fork_before_shared(mp_registry *registry) {
+    mp_governor_fork_before(registry->services->governor);
+    mp_cpu_allocator_fork_before(registry->services->allocator_pinned);
+}
+
+void mp_registry_fork_parent(mp_registry *registry) {
+    mp_services *services = registry->services;
+    mp_cpu_allocator_fork_parent(services->allocator_pinned);
+    mp_governor_fork_parent(services->governor);
+    mp_quarantine_fork_parent(&services->quarantine);
+    mp_maintenance_fork_parent(&services->maintenance);
+    if (services->pool)
+        mp_pool_fork_parent(services->pool);
+    for_each_entry(registry, unlock_entry);
+    mp_mutex_unlock(&registry->lock);
+}
+
+void mp_registry_fork_child(mp_registry *registry) {
+    mp_services *services = registry->services;
+    mp_cpu_allocator_fork_child(services->allocator_pinned);
+    mp_governor_fork_child(services->governor);
+    mp_maintenance_fork_child(&services->maintenance);
+    if (services->pool)
+        mp_pool_fork_child(services->pool);
+    mp_quarantine_fork_child(&services->quarantine);
+    for_each_entry(registry, mp_entry_fork_child);
+    for (int i = 0; i < registry->slot_count; i++) /* the thread that staged a replacement exists in the parent only */
+        registry->slots[i].current->held = false;
+    mp_mutex_init(&registry->lock);
+    mp_cond_init(&registry->changed);
+    registry->inside = 0;
+    atomic_store(&services->resident, 0);
+    /* The thread that was closing the registry exists in the parent only, and its progress is unknown. The child
+     * starts closing again when asked to, and refuses requests until then. */
+    if (registry->closing == CLOSING)
+        registry->closing = OPEN;
+}

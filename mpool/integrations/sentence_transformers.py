@@ -1,0 +1,437 @@
+"""``SentenceTransformer`` and ``CrossEncoder`` with the interface of sentence-transformers, computed by mpool.
+
+The classes need neither sentence-transformers nor torch. Methods return NumPy arrays; ``convert_to_tensor=True`` and
+``convert_to_numpy=False`` return tensors and need torch. Vectors are computed in float32 by default, as
+sentence-transformers does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from .._functions import pool_of
+from ..errors import InvalidArgument, Unsupported
+from ..model import Model
+from ..tasks import options as _options
+from ..tasks import requests
+from ..tasks import text_embedding as embedding
+from ..tasks.options import PRECISIONS, EmbedOptions
+from ..tasks.similarity import similarity as _similarity
+from ..tasks.vectors import quantize
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+_METRICS = ("cosine", "dot", "euclidean", "manhattan")
+#: Number of documents of one request of :meth:`CrossEncoder.predict`.
+_SLICE = 1000
+_log = logging.getLogger("mpool")
+
+
+class _Base:
+    """Base of both classes: the model and the arguments that mpool does not need."""
+
+    def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, device: Any, compute: str,
+                 options: Mapping[str, Any]) -> None:
+        _check_device(device)
+        for name, value in options.items():
+            if name not in _CONSTRUCTOR:
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
+            if value not in (None, False, {}) and not (name == "backend" and value == "torch"):
+                raise Unsupported(f"`{name}` is not available here", hint=_CONSTRUCTOR[name])
+        pool = pool_of(model_name_or_path)
+        self._model = Model(pool.get(model_name_or_path, "text_embedding")._entry, compute)
+        self._model.description  # noqa: B018 - a missing model is an error of the constructor
+
+    @property
+    def device(self) -> str:
+        """``"cpu"``."""
+        return "cpu"
+
+    def start_multi_process_pool(self, target_devices: list[str] | None = None) -> dict[str, Any]:
+        """Return an empty pool: the threads of this process already use all CPUs and share one copy of the weights."""
+        _check_device(target_devices)
+        return {"input": None, "output": None, "processes": []}
+
+    @staticmethod
+    def stop_multi_process_pool(pool: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+#: Arguments of the constructors that mpool does not have, and what to do instead.
+_CONSTRUCTOR = {
+    "modules": "Save the model to a folder and pass its path", "trust_remote_code": "mpool never runs code of models",
+    "revision": "Write the revision into the reference: owner/name@revision",
+    "cache_folder": "Set HF_HOME", "local_files_only": "Set HF_HUB_OFFLINE=1 or PoolConfig(offline=True)",
+    "token": "Set HF_TOKEN", "use_auth_token": "Set HF_TOKEN", "model_kwargs": "Pass compute=",
+    "tokenizer_kwargs": "Change the files of the tokenizer", "processor_kwargs": "Change the files of the tokenizer",
+    "config_kwargs": "Change the files of the model", "model_card_data": "mpool does not train models",
+    "backend": "mpool is the backend", "num_labels": "mpool has cross-encoders with one label",
+    "keep_in_fp32_modules": "Pass compute=\"float32\"",
+}
+
+
+class SentenceTransformer(_Base):
+    """A text embedding model with the interface of ``sentence_transformers.SentenceTransformer``.
+
+    Args:
+        model_name_or_path: as ``model`` of :func:`mpool.embed`.
+        device: None or ``"cpu"``.
+        prompts: prompt name -> text, in place of those of the model's files.
+        default_prompt_name: name of the prompt for inputs without one.
+        similarity_fn_name: ``"cosine"``, ``"dot"``, ``"euclidean"`` or ``"manhattan"``; None: as the files say.
+        truncate_dim: number of leading components to keep; None: all.
+        compute: compute type, as for :func:`mpool.embed`; ``"auto"`` is faster.
+        **options: other arguments of sentence-transformers, which must have their defaults.
+
+    Raises:
+        InvalidArgument: an argument is not allowed.
+        Unsupported: an argument that mpool does not have is used; the hint says what to do.
+
+    Example:
+        >>> from mpool.integrations.sentence_transformers import SentenceTransformer
+        >>> SentenceTransformer("all-MiniLM-L6-v2").encode(["A sentence.", "Another one."]).shape
+        (2, 384)
+    """
+
+    def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *, device: Any = None,
+                 prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
+                 similarity_fn_name: str | None = None, truncate_dim: int | None = None, compute: str = "float32",
+                 **options: Any) -> None:
+        super().__init__(model_name_or_path, device, compute, options)
+        settings = self._settings()
+        own = dict(prompts or {})
+        self.prompts: dict[str, str] = {"query": "", "document": "", **(own or settings.prompts)}
+        self.default_prompt_name = default_prompt_name or (None if own else settings.default_prompt_name)
+        if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
+            raise InvalidArgument(param="default_prompt_name", got=self.default_prompt_name,
+                                  allowed="one of " + ", ".join(self.prompts))
+        self.truncate_dim = truncate_dim
+        self.similarity_fn_name = similarity_fn_name or settings.similarity
+
+    def _settings(self) -> Any:
+        entry = self._model._entry
+        return entry.pool._require(entry, "text_embedding").describe().embedding
+
+    # ---- embedding -------------------------------------------------------------------------------------------------
+
+    def encode(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
+               batch_size: int = 32, show_progress_bar: bool | None = None,
+               output_value: Literal["sentence_embedding", "token_embeddings"] | None = "sentence_embedding",
+               precision: Precision = "float32", convert_to_numpy: bool = True, convert_to_tensor: bool = False,
+               device: Any = None, normalize_embeddings: bool = False, truncate_dim: int | None = None,
+               pool: Any = None, chunk_size: int | None = None, **unused: Any) -> Any:
+        """Embed texts.
+
+        Args:
+            inputs: a text, or a sequence of texts.
+            prompt_name: name of the prompt that is put before each text; None: the default prompt, if there is one.
+            prompt: text that is put before each text, instead of a named prompt.
+            batch_size: ignored: mpool packs the texts of all callers.
+            show_progress_bar: True: show one; None: if the logger ``mpool`` is at INFO or DEBUG.
+            output_value: ``"sentence_embedding"``, or ``"token_embeddings"``: a tensor ``(tokens, width)`` per text,
+                before pooling.
+            precision: ``"float32"``, ``"int8"``, ``"uint8"``, ``"binary"`` or ``"ubinary"``.
+            convert_to_numpy: True: return an array; False: a list of tensors.
+            convert_to_tensor: True: return one tensor.
+            device, pool, chunk_size: ignored; ``device`` must name CPUs.
+            normalize_embeddings: True: scale vectors to length 1.
+            truncate_dim: number of leading components to keep; None: as set in the constructor.
+
+        Returns:
+            Array ``(n, d)``, or ``(d,)`` for a single text; float32, or int8 or uint8 with another precision. The shape
+            of no texts is ``(0,)``.
+
+        Raises:
+            InvalidArgument: an argument is not allowed; a ValueError, as in sentence-transformers.
+            Unsupported: torch is not installed, but the result is a tensor.
+        """
+        return self._encode(inputs, self._prompt(prompt, prompt_name), batch_size, show_progress_bar, output_value,
+                            precision, convert_to_numpy, convert_to_tensor, device, normalize_embeddings, truncate_dim,
+                            unused)
+
+    def encode_query(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
+                     **options: Any) -> Any:
+        """Embed queries: as :meth:`encode`, with the prompt ``"query"``, which is empty if the model has none."""
+        return self._encode_task("query", inputs, prompt_name, prompt, options)
+
+    def encode_document(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
+                        **options: Any) -> Any:
+        """Embed documents: as :meth:`encode`, with the prompt ``"document"``, which is empty if the model has none."""
+        return self._encode_task("document", inputs, prompt_name, prompt, options)
+
+    def _encode_task(self, name: str, inputs: Any, prompt_name: str | None, prompt: str | None,
+                     options: dict[str, Any]) -> Any:
+        if prompt_name is None and prompt is None:
+            prompt_name = name
+        return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, **options)
+
+    def _prompt(self, prompt: str | None, name: str | None) -> str:
+        if prompt is not None:
+            return prompt
+        name = self.default_prompt_name if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            raise InvalidArgument(param="prompt_name", got=name, allowed="one of " + ", ".join(self.prompts))
+        return self.prompts[name]
+
+    def _encode(self, inputs: Any, prompt: str, batch_size: Any, show_progress_bar: bool | None, output_value: Any,
+                precision: Any, convert_to_numpy: bool, convert_to_tensor: bool, device: Any,
+                normalize_embeddings: bool, truncate_dim: int | None, unused: Mapping[str, Any]) -> Any:
+        _check_call(batch_size, device, unused)
+        if precision is not None and precision not in PRECISIONS:
+            raise InvalidArgument(param="precision", got=repr(precision), allowed="one of " + ", ".join(PRECISIONS))
+        if output_value not in ("sentence_embedding", "token_embeddings"):
+            raise InvalidArgument(param="output_value", got=repr(output_value),
+                                  allowed="sentence_embedding or token_embeddings")
+        single = isinstance(inputs, str)
+        texts = [inputs] if single else inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
+        if output_value == "token_embeddings":
+            found: Any = [_tensor(rows) for rows in self._token_rows(texts, prompt)]
+            return found[0] if single else found
+        if not texts:
+            rows: Any = np.array([])
+        else:
+            rows = self._model.embed(texts, prompt=prompt, max_inputs=len(texts), allow_token_ids=False,
+                                     progress=_progress(show_progress_bar))
+            cut = self.truncate_dim if truncate_dim is None else truncate_dim
+            rows = rows if cut is None else np.ascontiguousarray(rows[:, :cut])
+            if normalize_embeddings:
+                rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
+            rows = quantize(rows, precision or "float32")
+        if convert_to_tensor:
+            rows = _tensor(rows if len(texts) else np.empty(0, dtype=np.float32))
+        elif not convert_to_numpy:
+            rows = [_tensor(row) for row in rows]
+        return rows[0] if single else rows
+
+    def _token_rows(self, texts: list[str], prompt: str) -> Iterator[NDArray[np.float32]]:
+        """Yield one float32 ``(tokens, width)`` per text: the last hidden states."""
+        pool, call = self._model.pool, _options.PLAIN
+        options = _options.parse_options(EmbedOptions, "embed", {"prompt": prompt})
+        plan = requests.text_plan(pool, self._model, options)
+        for start, part in embedding.slices(texts):
+            pack = embedding.packed(plan, part, start, False, call)
+            rows = plan.registry.embed(plan.core_key, pack.ids, pack.offsets, output=1, **call.keywords(plan.entry))
+            for begin, end in zip(pack.offsets, pack.offsets[1:]):
+                yield rows[begin:end].copy()
+
+    def encode_multi_process(self, sentences: Sequence[str], pool: Any = None, prompt_name: str | None = None,
+                             prompt: str | None = None, batch_size: int = 32, chunk_size: int | None = None,
+                             show_progress_bar: bool | None = None, precision: Precision = "float32",
+                             normalize_embeddings: bool = False, truncate_dim: int | None = None) -> Any:
+        """As :meth:`encode`, which already uses all CPUs."""
+        return self.encode(list(sentences), prompt_name=prompt_name, prompt=prompt, batch_size=batch_size,
+                           show_progress_bar=show_progress_bar, precision=precision,
+                           normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim)
+
+    # ---- similarity ------------------------------------------------------------------------------------------------
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """``"cosine"``, ``"dot"``, ``"euclidean"`` or ``"manhattan"``."""
+        return self._metric
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, value: Any) -> None:
+        name = getattr(value, "value", value) or "cosine"
+        if name not in _METRICS:
+            raise InvalidArgument(param="similarity_fn_name", got=repr(value), allowed="one of " + ", ".join(_METRICS))
+        self._metric: Any = name
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Compute the similarity of every vector of one array to every vector of the other.
+
+        Returns:
+            ``(n, m)``: a tensor if an argument is a tensor, else an array.
+        """
+        return self._compare(embeddings1, embeddings2, False)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+        """Compute the similarity of row i of one array to row i of the other. Returns ``(n,)``, as :meth:`similarity`.
+        """
+        return self._compare(embeddings1, embeddings2, True)
+
+    def _compare(self, one: Any, other: Any, pairwise: bool) -> Any:
+        left, right = (np.atleast_2d(_array(value)) for value in (one, other))
+        found = np.atleast_1d(_similarity(left, right, metric=self._metric, pairwise=pairwise))
+        return _tensor(found) if _has_tensor(one) or _has_tensor(other) else found
+
+    # ---- facts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def max_seq_length(self) -> int:
+        """Maximum number of tokens of a text; longer texts are truncated."""
+        return self._model.context_length
+
+    def get_max_seq_length(self) -> int:
+        """Return :attr:`max_seq_length`."""
+        return self.max_seq_length
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return the number of components of a vector."""
+        width = self._model.dimensions
+        return width if self.truncate_dim is None else min(width, self.truncate_dim)
+
+    get_embedding_dimension = get_sentence_embedding_dimension
+
+    @contextlib.contextmanager
+    def truncate_sentence_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
+        """Set :attr:`truncate_dim` for the duration of a ``with`` block."""
+        before, self.truncate_dim = self.truncate_dim, truncate_dim
+        try:
+            yield
+        finally:
+            self.truncate_dim = before
+
+    def tokenize(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return ``input_ids`` and ``attention_mask``, tensors int64 ``(n, tokens)``, padded with 0."""
+        most = self.max_seq_length
+        rows = [self._model.tokenize(text) for text in texts]
+        rows = [ids if len(ids) <= most else [*ids[:most - 1], ids[-1]] for ids in rows]
+        width = max(map(len, rows), default=0)
+        ids = np.zeros((len(rows), width), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        for at, row in enumerate(rows):
+            ids[at, :len(row)], mask[at, :len(row)] = row, 1
+        return {"input_ids": _tensor(ids), "attention_mask": _tensor(mask)}
+
+    def __repr__(self) -> str:
+        return f"SentenceTransformer({self._model.key!r})"
+
+
+class CrossEncoder(_Base):
+    """A reranker with the interface of ``sentence_transformers.CrossEncoder``, for models with one label.
+
+    Args:
+        model_name_or_path: as ``model`` of :func:`mpool.rerank`.
+        device: None or ``"cpu"``.
+        compute: compute type, as for :func:`mpool.rerank`; ``"auto"`` is faster.
+        **options: other arguments of sentence-transformers, which must have their defaults.
+
+    Raises:
+        WrongCapability: the model is not a reranker.
+        Unsupported: an argument that mpool does not have is used; the hint says what to do.
+    """
+
+    def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *, device: Any = None,
+                 compute: str = "float32", **options: Any) -> None:
+        super().__init__(model_name_or_path, device, compute, options)
+
+    def predict(self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, batch_size: int = 32,
+                show_progress_bar: bool | None = None, activation_fn: Any = None, apply_softmax: bool | None = False,
+                convert_to_numpy: bool = True, convert_to_tensor: bool = False, device: Any = None, pool: Any = None,
+                chunk_size: int | None = None, **unused: Any) -> Any:
+        """Score pairs of texts.
+
+        Args:
+            inputs: a pair of texts, or a sequence of pairs.
+            prompt_name, prompt: as for :func:`mpool.rerank`.
+            batch_size, show_progress_bar, pool, chunk_size: ignored.
+            activation_fn, apply_softmax: must be None and False: the model's files name the activation.
+            convert_to_numpy: True: return an array; False: a list of tensors.
+            convert_to_tensor: True: return one tensor.
+            device: ignored; must name CPUs.
+
+        Returns:
+            Scores, float32 ``(n,)``, or one number for a single pair.
+
+        Raises:
+            InvalidArgument: an argument is not allowed, or an input is not a pair of texts.
+        """
+        _check_call(batch_size, device, unused)
+        for name, value in (("activation_fn", activation_fn), ("apply_softmax", apply_softmax)):
+            if value not in (None, False):
+                raise InvalidArgument(param=name, got=type(value).__name__, allowed="None",
+                                      hint="The files of the model name the activation of its scores")
+        given = [inputs] if isinstance(inputs, str) else list(inputs)
+        single = not isinstance(inputs, str) and len(given) > 0 and isinstance(given[0], str)
+        pairs = [given] if single else given
+        by_query: dict[str, list[int]] = {}
+        for at, pair in enumerate(pairs):
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+                raise InvalidArgument(param="inputs", got=f"an item that is no pair of texts at index {at}",
+                                      allowed="a pair of texts, or a sequence of pairs")
+            by_query.setdefault(pair[0], []).append(at)
+        scores = np.empty(len(pairs), dtype=np.float32)
+        for query, places in by_query.items():
+            for start in range(0, len(places), _SLICE):
+                part = places[start:start + _SLICE]
+                scores[part] = self._model.rerank(query, [pairs[at][1] for at in part], prompt=prompt,
+                                                  prompt_name=prompt_name).scores
+        found: Any = _tensor(scores) if convert_to_tensor else scores if convert_to_numpy \
+            else [_tensor(score) for score in scores]
+        return found[0] if single else found
+
+    def rank(self, query: str, documents: Sequence[str], top_k: int | None = None, return_documents: bool = False,
+             prompt_name: str | None = None, prompt: str | None = None, **options: Any) -> list[dict[str, Any]]:
+        """Rank documents by their relevance to a query, the best first.
+
+        Args:
+            query, documents: texts.
+            top_k: number of documents to return; None: all.
+            return_documents: True: the results have a ``"text"``.
+            prompt_name, prompt, **options: as for :meth:`predict`.
+
+        Returns:
+            Dicts with ``"corpus_id"``, ``"score"`` and, if asked for, ``"text"``.
+        """
+        scores = self.predict([(query, document) for document in documents], prompt_name=prompt_name, prompt=prompt,
+                              **{**options, "convert_to_numpy": True, "convert_to_tensor": False})
+        order = sorted(range(len(scores)), key=lambda at: -scores[at])[:top_k]
+        return [{"corpus_id": at, "score": scores[at], **({"text": documents[at]} if return_documents else {})}
+                for at in order]
+
+    def __repr__(self) -> str:
+        return f"CrossEncoder({self._model.key!r})"
+
+
+def _check_device(device: Any) -> None:
+    for one in device if isinstance(device, (list, tuple)) else (device,):
+        if one is not None and not str(one).startswith("cpu"):
+            raise InvalidArgument(param="device", got=str(one), allowed="None or cpu: mpool computes on CPUs")
+
+
+def _check_call(batch_size: Any, device: Any, unused: Mapping[str, Any]) -> None:
+    _check_device(device)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size <= 0:
+        raise InvalidArgument(param="batch_size", got=repr(batch_size), allowed="a positive integer")
+    if unused:
+        raise InvalidArgument(param=next(iter(unused)), got="an argument", allowed="no further arguments: the model "
+                              "does not use them")
+
+
+def _progress(show: bool | None) -> bool:
+    return _log.getEffectiveLevel() in (logging.INFO, logging.DEBUG) if show is None else bool(show)
+
+
+def _has_tensor(value: Any) -> bool:
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return hasattr(first, "detach")
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return np.stack([np.asarray(_array(one)) for one in value]) if len(value) else np.empty((0, 1), np.float32)
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+
+
+def _tensor(value: Any) -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise Unsupported("tensors need the package torch", hint="Install torch, or keep convert_to_numpy=True") \
+            from None
+    return torch.as_tensor(value)
+
+
+__all__ = ["CrossEncoder", "SentenceTransformer"]

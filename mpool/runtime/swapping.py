@@ -1,0 +1,170 @@
+"""Give the name of a model to another model without failing a request.
+
+The core keeps the old model under each key of the name and stages the new one beside it. Once every part of the new
+model is loaded, one call of the core gives all keys to it, and the pool's names follow under the same locks. Requests
+that the core accepted before are completed by the old model. A request carries the revision of the model that it was
+prepared for (tokenised, rendered): the core refuses it if the key belongs to another revision by then, and the drivers
+in :mod:`mpool.tasks` prepare it again for the new model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from ..errors import MemoryExhausted, MpoolError, Timeout, WrongCapability
+from . import threads as _threads
+from .entry import Entry
+
+_HINT = "The old model serves until the new one is loaded, so both must fit. unload() frees the old one first; " \
+        "requests that arrive then load it again"
+
+
+def was_replaced(request: Any) -> bool:
+    """Return True if a request that raised SendError must be prepared again, because its model was replaced.
+
+    Args:
+        request: the prepared request; None: its preparation failed, which raises SendError for no other reason.
+    """
+    if request is None:
+        return True
+    entry: Entry = request.plan.entry if hasattr(request, "plan") else request.entry
+    return entry.was_replaced()
+
+
+def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
+    """Give the name of ``old`` to ``new``.
+
+    Args:
+        old: entry that has the name.
+        new: entry with the same key, whose files have been read.
+        load: load the new model first, also if the old one is not loaded; False: only if the old one is loaded.
+        deadline: value of ``time.monotonic()``; None: none.
+
+    Raises:
+        WrongCapability: the new model lacks a capability of the old one.
+        Timeout: the new model was not loaded in time, or another swap of the name took too long. The old one serves.
+        MpoolError: the new model cannot be loaded; the old one serves.
+    """
+    with contextlib.ExitStack() as held:
+        while True:
+            seconds = _threads.remaining(deadline, old.key)
+            if not old.changing.acquire(timeout=-1 if seconds is None else seconds):
+                raise Timeout("another swap of this model did not end in time", key=old.key)
+            if old.successor is None:
+                held.callback(old.changing.release)
+                break
+            old.changing.release()
+            old = old.latest()
+        parts = _parts(old, new)
+        _Swap(old, new, parts, load or _is_loaded(old), deadline).run()
+
+
+def _parts(old: Entry, new: Entry) -> list[tuple[Entry, Entry]]:
+    """Return the pairs of entries, one per capability of the new model: (old, new). ``old`` itself stands for the
+    capabilities that the old model lacks."""
+    had = {part.capability: part for part in old.parts()}
+    have = {part.capability: part for part in new.parts()}
+    if new.capability != old.capability or not set(had) <= set(have):
+        raise WrongCapability(f"the new model's capabilities are {', '.join(have)}, those of the old one "
+                              f"{', '.join(had)}", key=old.key, hint="Register it under another name")
+    return [(had[name], part) for name, part in have.items() if name in had]
+
+
+def _is_loaded(entry: Entry) -> bool:
+    keys = set(entry.core_keys())
+    return bool(keys) and any(row["key"] in keys and row["state"] != "cold" for row in entry.pool.registry.entries())
+
+
+class _Swap:
+    """One attempt. Must hold ``old.changing``."""
+
+    def __init__(self, old: Entry, new: Entry, parts: list[tuple[Entry, Entry]], load: bool,
+                 deadline: float | None) -> None:
+        self.old, self.new, self.parts, self.load, self.deadline = old, new, parts, load, deadline
+        self.pool: Any = new.pool
+        self.registry = new.pool.registry
+        self.staged: list[str] = []
+        self.alone: list[str] = []  # keys that the core did not have, because the old model cannot be read
+
+    def run(self) -> None:
+        try:
+            while True:
+                for key in self._stage():
+                    self._load(key)
+                with contextlib.ExitStack() as held:
+                    for part, _ in self.parts:
+                        held.enter_context(part._lock)
+                    if self._missing():  # a request used a further compute type meanwhile
+                        continue
+                    held.enter_context(self.pool._lock)
+                    self.registry.commit(tuple(self.staged), self.new.revision)
+                    self._take_names()
+                    return
+        except BaseException as error:
+            if not self._undo():  # the core had switched before the exception, such as KeyboardInterrupt
+                return
+            if isinstance(error, MemoryExhausted):
+                error.hint = (f"{error.hint}. " if error.hint else "") + _HINT
+            raise
+
+    def _missing(self) -> list[tuple[Entry, Entry, str]]:
+        """Return the old part, the new part and the compute type of every key that is to be staged."""
+        return [(had, have, compute) for had, have in self.parts
+                for compute in dict.fromkeys((*(("auto",) if self.load else ()), *had.computes()))
+                if compute not in have._core]
+
+    def _stage(self) -> list[str]:
+        """Stage the new model under all keys of the old one. Returns the keys that must be loaded."""
+        found = []
+        for had, have, compute in self._missing():
+            unknown = False
+            with had._lock:
+                if compute not in had._core:
+                    try:
+                        had.add_cold(compute)  # it must have the key, so that a request for it does not take the key
+                    except MpoolError:
+                        unknown = True
+                key = have.add_cold(compute, staged=True)
+                (self.alone if unknown else self.staged).append(key)
+            found.append(key)
+        rows = {row["key"]: row for row in self.registry.entries()}
+        for key in found:
+            if key in rows:
+                self.registry.keep_alive(key, rows[key]["keep_alive"])
+        self.pinned = {key for key, row in rows.items() if row["pinned"]}
+        return found if self.load else []
+
+    def _load(self, key: str) -> None:
+        for _, have in self.parts:
+            if have.describe().tokenizes and have.describe().tokenizer is not None:
+                have.tokenizer()
+        self.registry.load(key, pin=key in self.pinned, timeout=_threads.remaining(self.deadline, key))
+
+    def _take_names(self) -> None:
+        """Give the pool's names to the new entry. Must hold the locks of the pool and of the old entry."""
+        self.new.former = (*self.old.former[-7:], self.old.ref)
+        for table in (self.pool._names, self.pool._entries):
+            for name in [name for name, entry in table.items() if entry is self.old]:
+                table[name] = self.new
+        self.old.successor = self.new
+
+    def _undo(self) -> bool:
+        """Drop what was staged. If the core has switched already, take the names instead and return False."""
+        if self.old.successor is self.new:
+            return False
+        with contextlib.ExitStack() as held:
+            for part, _ in self.parts:
+                held.enter_context(part._lock)
+            held.enter_context(self.pool._lock)
+            withdrawn = [self.registry.withdraw(key, self.new.revision) for key in self.staged]
+            if withdrawn and not all(withdrawn):
+                self._take_names()
+                return False
+        for key in self.alone:
+            with contextlib.suppress(MpoolError):
+                self.registry.remove(key, timeout=0.0)
+        return True
+
+
+__all__ = ["swap", "was_replaced"]

@@ -1,0 +1,62 @@
+"""Counts the tokens of the requests of the library within one context, such as one HTTP request."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .. import _core
+
+
+class Tally:
+    """Adds up the requests of a context. Tasks that the context starts share it.
+
+    Attributes:
+        capability: capability of the first request; None: there was none.
+        prompt_tokens: prompt tokens of finished requests for vectors and scores.
+        tickets: requests for text, whose tokens :meth:`tokens` reads.
+    """
+
+    __slots__ = ("capability", "prompt_tokens", "tickets")
+
+    def __init__(self) -> None:
+        self.capability: str | None = None
+        self.prompt_tokens = 0
+        self.tickets: list[_core.Ticket] = []
+
+    def tokens(self) -> tuple[int, int]:
+        """Return the prompt and completion tokens so far."""
+        prompt, completion = self.prompt_tokens, 0
+        for ticket in self.tickets:
+            used = ticket.usage()
+            prompt, completion = prompt + used[0], completion + used[1]
+        return prompt, completion
+
+
+#: The tally of the context, or None.
+current: ContextVar[Tally | None] = ContextVar("mpool.tally", default=None)
+
+
+def begin(capability: str) -> None:
+    """Note the capability of a request that was validated."""
+    tally = current.get()
+    if tally is not None and tally.capability is None:
+        tally.capability = capability
+
+
+def add_ticket(ticket: _core.Ticket) -> None:
+    """Note a request for text that was submitted."""
+    tally = current.get()
+    if tally is not None and tally.capability in ("text_to_text", "vision"):
+        tally.tickets.append(ticket)
+
+
+def add_tokens(count: int) -> None:
+    """Add the prompt tokens of a finished request."""
+    tally = current.get()
+    if tally is not None:
+        tally.prompt_tokens += count
+
+
+__all__ = ["Tally", "add_ticket", "add_tokens", "begin", "current"]

@@ -1,0 +1,53 @@
+"""The route that replaces a served model by another without failing a request."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from .. import aio
+from .errors import Refusal
+from .fields import Fields, Name
+from .operations import Context, Operation, json_response
+
+
+class SwapRequest(Fields):
+    """The model to replace.
+
+    ``model``: name that ``--model`` gave to a path or a reference. ``source``: name of another model that clients can
+    use, whose files ``model`` shall have; without it, the reference of ``model`` is resolved and read again, such as a
+    repository with a newer revision. ``timeout``: seconds for loading.
+    """
+
+    model: Name
+    source: Name | None = None
+    timeout: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+
+
+class SwapResponse(Struct):
+    """Result of a swap. ``swapped`` is true: other results are errors."""
+
+    model: str
+    swapped: bool
+
+
+async def swap(context: Context, body: SwapRequest) -> Response:
+    """Replace a model; respond once the new one takes all requests for the name. See :func:`mpool.swap`."""
+    state = context.state
+    served = await context.model(body.model)
+    if not state.models.is_registered(served):
+        raise Refusal("invalid_value", "Only names that --model gave to a path or a reference can be swapped, and no "
+                                       "names of the catalogue.", "model")
+    ref = served.model.ref
+    if body.source is not None:
+        ref = (await context.model(body.source)).model.ref
+    await aio.swap(served.model, ref, timeout=body.timeout, pool=state.pool)
+    return json_response(SwapResponse(body.model, True))
+
+
+OPERATIONS = (Operation("POST", "/api/mpool/swap", swap, SwapRequest, SwapResponse, "Replace a model by another",
+                        name="mpool_swap", owner_only=True),)
+
+__all__ = ["OPERATIONS"]

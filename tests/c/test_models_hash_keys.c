@@ -1,0 +1,85 @@
+/* test_models_hash_keys.c: the hash tables of prefixes and of texts have random keys, and a key depends on everything
+ * that tells entries apart. Entries with equal keys would only cost time, so no other test sees them. */
+#include "base/alloc.h"
+#include "models/encoder/dedup.h"
+#include "models/generation/prefix_cache.h"
+#include "mp_test.h"
+
+#ifdef MP_SEAM
+static int random_calls;
+static uint64_t count_random(void) { return (uint64_t)++random_calls; }
+#endif
+
+MP_TEST(models_hash_keys_are_random) {
+#ifdef MP_SEAM
+    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_I16};
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_prefix_cache cache;
+    mp_encoder_dedup dedup;
+    mp_sys_table.random = count_random;
+    mp_prefix_init(&cache, &group, &budget, 25);
+    MP_CHECK_INT(random_calls, 2);
+    mp_dedup_init(&dedup, &budget, 16, 16);
+    MP_CHECK_INT(random_calls, 4);
+    mp_sys_table = mp_sys_real;
+    mp_dedup_deinit(&dedup);
+    mp_prefix_deinit(&cache);
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}
+
+MP_TEST(models_hash_keys_of_prefixes) {
+    enum { KEYS = 5 };
+    static int32_t tokens[2][MP_KV_BLOCK];
+    mp_kv_group group = {.layers = 1, .heads = 1, .k_dim = 16, .v_dim = 16, .dtype = MP_I16};
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_prefix_cache cache;
+    mp_error error;
+    uint64_t keys[KEYS];
+    uint32_t ids[2], found;
+    mp_prefix_init(&cache, &group, &budget, 25);
+    tokens[1][MP_KV_BLOCK - 1] = 1;
+    for (int i = 0; i < 3; i++) { /* two tenants, and another last token */
+        mp_prefix_chain chain = mp_prefix_begin(&cache, i == 1, false);
+        MP_CHECK_OK(mp_prefix_take(&cache, &ids[0], &error), &error);
+        MP_CHECK(!mp_prefix_find(&cache, &chain, tokens[i == 2], &found));
+        mp_prefix_give(&cache, ids[0]);
+        keys[i] = chain.key;
+    }
+    mp_prefix_chain chain = mp_prefix_begin(&cache, 0, false);
+    for (int i = 0; i < 2; i++) { /* the same tokens behind one block and behind two */
+        MP_CHECK_OK(mp_prefix_take(&cache, &ids[i], &error), &error);
+        mp_prefix_publish(&cache, &chain, tokens[0], &ids[i]);
+        MP_CHECK(!mp_prefix_find(&cache, &chain, tokens[0], &found));
+        keys[3 + i] = chain.key;
+    }
+    for (int i = 0; i < KEYS; i++)
+        for (int j = 0; j < i; j++)
+            if (keys[i] == keys[j])
+                MP_FAIL("keys %d and %d are equal", i, j);
+    for (int i = 1; i >= 0; i--)
+        mp_prefix_give(&cache, ids[i]);
+    mp_prefix_deinit(&cache);
+}
+
+MP_TEST(models_hash_keys_of_texts) {
+    const int32_t ids[] = {1, 2, 3, 1, 2, 4};
+    const mp_encoder_text texts[] = {{.ids = ids, .n = 3}, {.ids = ids, .n = 2}, {.ids = ids + 3, .n = 3}};
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_encoder_dedup dedup, other;
+    uint64_t keys[4];
+    mp_dedup_init(&dedup, &budget, 16, 16);
+    mp_dedup_init(&other, &budget, 16, 16);
+    for (int i = 0; i < 4; i++) {
+        mp_encoder_text text = texts[i % 3], again = text;
+        mp_dedup_key(i < 3 ? &dedup : &other, &text);
+        mp_dedup_key(i < 3 ? &dedup : &other, &again);
+        MP_CHECK(text.key == again.key);
+        keys[i] = text.key;
+        for (int j = 0; j < i; j++)
+            MP_CHECK(keys[i] != keys[j]);
+    }
+    mp_dedup_deinit(&dedup);
+    mp_dedup_deinit(&other);
+}

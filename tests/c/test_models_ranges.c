@@ -1,0 +1,148 @@
+/* test_models_ranges.c: the allowed values of every hyper-parameter of language models, encoders and image networks. */
+#include "ranges_fixture.h"
+#include "vit_fixture.h"
+
+static mp_spec *decoder(tiny_kind kind) {
+    static const mp_dtype types[] = {MP_F32};
+    return tiny_decoder_spec_as(&kind, types, 1, 42, -1);
+}
+
+MP_TEST(models_ranges_of_decoders) {
+    static const range common[] = {
+        {".attention.head_count", "an integer from 1 to 256"},
+        {".attention.head_count_kv", "an integer from 1 to 8"},
+        {".attention.key_length", "an integer from 1 to 1024 (a limit of mpool)"},
+        {".attention.layer_norm_rms_epsilon", "a number from 1e-30 to 1"},
+        {".attention.sliding_window", "an integer from 0 to 2147483647"},
+        {".attention.value_length", "an integer from 1 to 1024 (a limit of mpool)"},
+        {".block_count", "an integer from 1 to 1024 (a limit of mpool)"},
+        {".context_length", "an integer from 1 to 16777216 (a limit of mpool)"},
+        {".embedding_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {".expert_count", "an integer from 0 to 4096"},
+        {".feed_forward_length", "an integer from 1 to 1048576 (a limit of mpool)"},
+        {".rope.dimension_count", "an integer from 2 to 32"},
+        {".rope.freq_base", "a number from 1 to 1e+12"},
+        {"mpool.attention_scale", "a number from 1e-09 to 1e+09"},
+        {"mpool.attention_softcap", "a number from 0.001 to 1e+09"},
+        {"mpool.dense_layers", "an integer from 0 to 1, or an array of 3"},
+        {"mpool.embedding_scale", "a number from 1e-09 to 1e+09"},
+        {"mpool.latent_epsilon", "a number from 1e-30 to 1"},
+        {"mpool.norm_offset", "a number from -1000 to 1000"},
+        {"mpool.output_scale", "a number from 1e-09 to 1e+09"},
+        {"mpool.output_softcap", "a number from 0.001 to 1e+09"},
+        {"mpool.residual_scale", "a number from 1e-09 to 1e+09"},
+        {"mpool.rope_attention_factor", "a number from 0.001 to 1000"},
+        {"mpool.rope_layers", "an integer from -1 to 0, or an array of 3"},
+        {"mpool.rope_local_base", "a number from 1 to 1e+12"},
+        {"mpool.rope_long_from", "an integer from 1 to 16777216"},
+        {"mpool.rope_sections", "an integer from 0 to 1024, or an array of 3"},
+        {"mpool.window_layers", "an integer from 0 to 1, or an array of 3"},
+    };
+    check_ranges(decoder((tiny_kind){.arch = "llama", .long_from = 12}), RANGES(common));
+}
+
+MP_TEST(models_ranges_of_experts) {
+    static const range experts[] = {
+        {".expert_feed_forward_length", "an integer from 1 to 1048576 (a limit of mpool)"},
+        {".expert_shared_feed_forward_length", "an integer from 0 to 1048576 (a limit of mpool)"},
+        {".expert_used_count", "an integer from 1 to 4"},
+        {".leading_dense_block_count", "an integer from 0 to 3"},
+        {"mpool.expert_clamp", "a number from 0.001 to 1e+06"},
+        {"mpool.expert_groups", "an integer from 1 to 4"},
+        {"mpool.expert_groups_used", "the integer 1"},
+        {"mpool.expert_scale", "a number from 1e-06 to 1e+06"},
+    };
+    check_ranges(decoder((tiny_kind){.arch = "gpt_oss", .experts = 4, .biased = true}), RANGES(experts));
+}
+
+MP_TEST(models_ranges_of_latent_attention) {
+    static const range latents[] = {
+        {".attention.head_count", "an integer from 1 to 1024 (a limit of mpool)"},
+        {".attention.key_length_mla", "an integer from 2 to 1024 (a limit of mpool)"},
+        {".attention.kv_lora_rank", "an integer from 1 to 4096 (a limit of mpool)"},
+        {".attention.q_lora_rank", "an integer from 0 to 16384 (a limit of mpool)"},
+        {".attention.value_length_mla", "an integer from 1 to 1024 (a limit of mpool)"},
+        {".rope.dimension_count", "an integer from 2 to 63"},
+        {"mpool.expert_groups_used", "an integer from 1 to 2"},
+    };
+    check_ranges(decoder((tiny_kind){.arch = "deepseek2", .experts = 4, .latents = true}), RANGES(latents));
+}
+
+static mp_spec *scaled(const char *scaling) {
+    static const char *const reals[] = {"original_context_length", "factor", "low_freq_factor", "high_freq_factor"};
+    mp_error error;
+    mp_spec *base = decoder((tiny_kind){.arch = "llama"}), *spec = spec_copy(base, -1, 0);
+    const mp_value type = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = strlen(scaling), .as.string = scaling};
+    MP_CHECK_OK(mp_spec_set(spec, "llama.rope.scaling.type", &type, &error), &error);
+    for (int i = 0; i < 4; i++) {
+        char key[64];
+        snprintf(key, sizeof key, "llama.rope.scaling.%s", reals[i]);
+        tiny_float(spec, key, i + 1);
+    }
+    mp_spec_freeze(spec);
+    mp_spec_unpin(base);
+    return spec;
+}
+
+MP_TEST(models_ranges_of_ropes) {
+    static const range yarn[] = {
+        {".rope.scaling.attn_factor", "a number from 0.001 to 1000"},
+        {".rope.scaling.factor", "a number from 1 to 1e+06"},
+        {".rope.scaling.original_context_length", "a number from 1 to 1e+09"},
+        {".rope.scaling.yarn_beta_fast", "a number from 0.001 to 1e+06"},
+        {".rope.scaling.yarn_beta_slow", "a number from 0.001 to 1e+06"},
+    };
+    static const range llama3[] = {
+        {".rope.scaling.high_freq_factor", "a number from 0.001 to 1e+06"},
+        {".rope.scaling.low_freq_factor", "a number from 0.001 to 1e+06"},
+    };
+    static const range ropes[] = {
+        {"mpool.rope_layers", "an integer from -1 to 1, or an array of 3"},
+    };
+    check_ranges(scaled("yarn"), RANGES(yarn));
+    check_ranges(scaled("llama3"), RANGES(llama3));
+    check_ranges(decoder((tiny_kind){.arch = "gemma3", .window = 9, .head_norms = true, .output_norms = true,
+                                     .scaled = true}), RANGES(ropes));
+}
+
+MP_TEST(models_ranges_of_encoders) {
+    static const range all[] = {
+        {".attention.head_count", "an integer from 1 to 65536"},
+        {".attention.head_count_kv", "an integer from 1 to 4"},
+        {".attention.key_length", "an integer from 0 to 65536"},
+        {".attention.layer_norm_epsilon", "a number from 1e-30 to 1"},
+        {".attention.value_length", "an integer from 0 to 65536"},
+        {".block_count", "an integer from 1 to 1024 (a limit of mpool)"},
+        {".context_length", "an integer from 1 to 1048576 (a limit of mpool)"},
+        {".embedding_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {".expert_count", "an integer from 0 to 1024"},
+        {".feed_forward_length", "an integer from 1 to 1048576 (a limit of mpool)"},
+        {"mpool.attention_scale", "a number from 1e-06 to 1e+06"},
+        {"mpool.dense_count", "an integer from 0 to 8"},
+        {"mpool.embedding_scale", "a number from 1e-06 to 1e+06"},
+        {"mpool.layer_windows", "an integer from 0 to 1048576, or an array of 2"},
+        {"mpool.norm_offset", "a number from -1000 to 1000"},
+        {"mpool.pooling", "a list of 1 to 6 names"},
+    };
+    check_ranges(tiny_encoder_spec_of(false, true), RANGES(all));
+}
+
+MP_TEST(models_ranges_of_image_networks) {
+    static const range images[] = {
+        {".vision.attention.head_count", "an integer from 1 to 48"},
+        {".vision.attention.layer_norm_epsilon", "a number from 1e-30 to 1"},
+        {".vision.block_count", "an integer from 1 to 1024 (a limit of mpool)"},
+        {".vision.embedding_length", "an integer from 1 to 65536 (a limit of mpool)"},
+        {".vision.feed_forward_length", "an integer from 1 to 1048576 (a limit of mpool)"},
+        {".vision.image_size", "an integer from 7 to 1792"},
+        {".vision.patch_size", "an integer from 1 to 256 (a limit of mpool)"},
+        {"mpool.dense_count", "an integer from 0 to 8"},
+        {"mpool.image.mean", "three numbers"},
+        {"mpool.image.registers", "an integer from 0 to 64 (a limit of mpool)"},
+        {"mpool.image.rescale_factor", "a number from 1e-09 to 1e+09"},
+        {"mpool.image.std", "three numbers above 0"},
+        {"mpool.image.window_layers", "the integer 0, or an array of 2"},
+        {"mpool.pooling", "a list of 1 to 6 names"},
+    };
+    check_ranges(make_spec("dinov2_with_registers", true), RANGES(images));
+}

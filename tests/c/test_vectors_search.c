@@ -1,0 +1,244 @@
+/* test_vectors_search.c: vectors/search.h. Components are small integers, so every product is exact in fp32, many
+ * scores are equal, and the expected result is known to the bit. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/options.h"
+#include "kernels/kernels.h"
+#include "mp_test.h"
+#include "vectors/search.h"
+
+typedef struct scene {
+    mp_search_plan plan;
+    int count;
+    float *queries, *vectors;
+} scene;
+
+static float integer(uint32_t *seed) {
+    *seed = *seed * 1664525u + 1013904223u;
+    return (float)((int)(*seed >> 24) % 5 - 2);
+}
+
+static scene make_scene(int queries, int count, int dim, int most, bool cosine) {
+    scene s = {{.queries = queries, .dim = dim, .most = most, .cosine = cosine, .counts = true, .least = 0.25f},
+               count,
+               calloc((size_t)queries * (size_t)dim, sizeof(float)),
+               calloc((size_t)count * (size_t)dim + 1, sizeof(float))};
+    uint32_t seed = (uint32_t)(queries + 31 * count + 1009 * dim);
+    for (int i = 0; i < queries * dim; i++)
+        s.queries[i] = integer(&seed);
+    for (int i = 0; i < count * dim; i++)
+        s.vectors[i] = integer(&seed);
+    return s;
+}
+
+static void free_scene(scene *s) {
+    free(s->queries);
+    free(s->vectors);
+}
+
+static mp_search *create(const scene *s) {
+    mp_error error;
+    mp_search *search = NULL;
+    MP_CHECK_OK(mp_search_create(&s->plan, s->queries, &search, &error), &error);
+    return search;
+}
+
+static float inverse_of(const float *x, int dim) {
+    float square = 0;
+    for (int i = 0; i < dim; i++)
+        square += x[i] * x[i];
+    return square > 0 ? 1.0f / sqrtf(square) : 0.0f;
+}
+
+static float score_of(const scene *s, int query, int vector) {
+    const float *a = s->queries + (size_t)query * (size_t)s->plan.dim;
+    const float *b = s->vectors + (size_t)vector * (size_t)s->plan.dim;
+    float sum = 0;
+    for (int i = 0; i < s->plan.dim; i++)
+        sum += a[i] * b[i];
+    return s->plan.cosine ? sum * (inverse_of(b, s->plan.dim) * inverse_of(a, s->plan.dim)) : sum;
+}
+
+/* Compares a result with a selection that tries all vectors for each place. */
+static void check_result(const scene *s, mp_search *search) {
+    int64_t *counts = calloc((size_t)s->plan.queries, sizeof *counts);
+    mp_search_counts(search, counts);
+    const int found = mp_search_found(search);
+    MP_CHECK_INT(found, s->count < s->plan.most ? s->count : s->plan.most);
+    const size_t cells = (size_t)s->plan.queries * (size_t)found + 1;
+    int64_t *numbers = calloc(cells, sizeof *numbers);
+    float *scores = calloc(cells, sizeof *scores), *all = calloc((size_t)s->count + 1, sizeof *all);
+    bool *taken = calloc((size_t)s->count + 1, sizeof *taken);
+    mp_search_nearest(search, numbers, scores);
+    for (int q = 0; q < s->plan.queries; q++) {
+        int64_t reached = 0;
+        for (int n = 0; n < s->count; n++) {
+            all[n] = score_of(s, q, n);
+            taken[n] = false;
+            reached += all[n] >= s->plan.least;
+        }
+        MP_CHECK_INT(counts[q], reached);
+        for (int i = 0; i < found; i++) {
+            int best = -1;
+            for (int n = 0; n < s->count; n++)
+                if (!taken[n] && (best < 0 || all[n] > all[best]))
+                    best = n;
+            taken[best] = true;
+            MP_CHECK_INT(numbers[q * found + i], best);
+            MP_CHECK(memcmp(&scores[q * found + i], &all[best], sizeof(float)) == 0 || all[best] == 0.0f);
+        }
+    }
+    free(counts);
+    free(numbers);
+    free(scores);
+    free(all);
+    free(taken);
+}
+
+static void add_all(mp_search *search, mp_lease *lease, const scene *s, int from, int to, uint64_t until_ns) {
+    mp_error error;
+    const float *vectors = s->vectors + (size_t)from * (size_t)s->plan.dim;
+    int64_t done = 0;
+    while (done < to - from) {
+        const int64_t before = done;
+        MP_CHECK_OK(mp_search_add(search, lease, vectors, to - from, &done, until_ns, &error), &error);
+        MP_CHECK(done > before);
+    }
+}
+
+static void check_scene(int queries, int count, int dim, int most, bool cosine, mp_lease *lease) {
+    scene s = make_scene(queries, count, dim, most, cosine);
+    mp_search *whole = create(&s), *parts = create(&s);
+    add_all(whole, lease, &s, 0, count, UINT64_MAX);
+    check_result(&s, whole);
+    add_all(parts, lease, &s, 0, count / 3, 0); /* time is always up: a block for each thread and call */
+    add_all(parts, lease, &s, count / 3, count, 0);
+    check_result(&s, parts);
+    mp_search_destroy(whole);
+    mp_search_destroy(parts);
+    free_scene(&s);
+}
+
+static mp_team *lease_threads(int threads, mp_lease *lease) {
+    mp_error error;
+    mp_team *team;
+    mp_kernels_init();
+    setenv("MPOOL_SPIN_US", "0", 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    MP_CHECK_OK(mp_team_create(threads - 1, &team, &error), &error);
+    mp_team_lease(team, threads, lease);
+    MP_CHECK_INT(lease->threads, threads);
+    return team;
+}
+
+static void return_threads(mp_team *team, mp_lease *lease) {
+    mp_team_return(lease);
+    mp_team_destroy(team);
+}
+
+MP_TEST(vectors_search_finds_what_a_plain_selection_finds) {
+    static const int queries[] = {1, 2, 3, 65}, counts[] = {0, 1, 33, 256, 700}, dims[] = {1, 37, 400};
+    for (int threads = 1; threads <= 3; threads += 2) {
+        mp_lease lease;
+        mp_team *team = lease_threads(threads, &lease);
+        for (int q = 0; q < 4; q++)
+            for (int n = 0; n < 5; n++)
+                for (int d = 0; d < 3; d++)
+                    check_scene(queries[q], counts[n], dims[d], (n + d) % 3 == 0 ? 0 : n % 2 ? 5 : 300, d % 2, &lease);
+        check_scene(4, 100, 5000, 7, true, &lease); /* blocks of one panel */
+        return_threads(team, &lease);
+    }
+}
+
+MP_TEST(vectors_search_computes_extreme_lengths_in_double) {
+    enum { DIM = 24, COUNT = 300, MANY = 5 };
+    mp_lease lease;
+    mp_team *team = lease_threads(1, &lease);
+    static const float factors[] = {1e18f, 1e25f, 1e-15f, 1e-18f, 0.0f};
+    for (int queries = 1; queries <= MANY; queries += MANY - 1)
+        for (int which = 0; which < 5; which++) {
+            scene s = make_scene(queries, COUNT, DIM, COUNT, true);
+            scene usual = make_scene(queries, COUNT, DIM, COUNT, true);
+            const int extreme = 17;
+            for (int i = 0; i < DIM; i++) {
+                s.vectors[extreme * DIM + i] *= factors[which];
+                s.queries[i] *= factors[which];
+            }
+            mp_search *search = create(&s);
+            add_all(search, &lease, &s, 0, COUNT, UINT64_MAX);
+            int64_t numbers[MANY * COUNT];
+            float scores[MANY * COUNT];
+            mp_search_nearest(search, numbers, scores);
+            for (int at = 0; at < queries * COUNT; at++) {
+                const bool zero = factors[which] == 0.0f && (at < COUNT || numbers[at] == extreme);
+                MP_CHECK_NEAR(scores[at], zero ? 0.0f : score_of(&usual, at / COUNT, (int)numbers[at]), 1e-6);
+            }
+            mp_search_destroy(search);
+            free_scene(&s);
+            free_scene(&usual);
+        }
+    return_threads(team, &lease);
+}
+
+MP_TEST(vectors_search_does_not_overflow) {
+    mp_lease lease;
+    mp_team *team = lease_threads(1, &lease);
+    float queries[] = {3e38f, 3e38f}, vectors[] = {3e38f, 3e38f, -3e38f, -3e38f, 1.0f, -1.0f};
+    scene s = {{.queries = 1, .dim = 2, .most = 3}, 3, queries, vectors};
+    mp_search *search = create(&s);
+    add_all(search, &lease, &s, 0, 3, UINT64_MAX);
+    int64_t numbers[3];
+    float scores[3];
+    mp_search_nearest(search, numbers, scores);
+    MP_CHECK(numbers[0] == 0 && numbers[1] == 2 && numbers[2] == 1);
+    MP_CHECK(isfinite(scores[0]) && scores[0] > 3e38f && scores[1] == 0.0f);
+    MP_CHECK(isfinite(scores[2]) && scores[2] < -3e38f);
+    mp_search_destroy(search);
+    return_threads(team, &lease);
+}
+
+MP_TEST(vectors_search_names_the_first_vector_that_is_not_finite) {
+    enum { COUNT = 2000, DIM = 16 };
+    mp_lease lease;
+    mp_team *team = lease_threads(3, &lease);
+    scene s = make_scene(3, COUNT, DIM, 4, true);
+    s.vectors[1500 * DIM] = NAN;
+    s.vectors[1499 * DIM + DIM - 1] = -INFINITY;
+    mp_search *search = create(&s);
+    mp_error error;
+    int64_t done = 0;
+    MP_CHECK_OK(mp_search_add(search, &lease, s.vectors, 1000, &done, UINT64_MAX, &error), &error);
+    done = 0;
+    MP_CHECK_STATUS(mp_search_add(search, &lease, s.vectors + 1000 * DIM, 1000, &done, UINT64_MAX, &error),
+                    MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_HAS(error.message, "vector 1499 ");
+    mp_search_destroy(search);
+    s.queries[2 * DIM + 3] = INFINITY;
+    MP_CHECK_STATUS(mp_search_create(&s.plan, s.queries, &search, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_HAS(error.message, "query 2 ");
+    free_scene(&s);
+    return_threads(team, &lease);
+}
+
+static mp_status search_once(void *arg, mp_error *error) {
+    mp_lease *lease = arg;
+    scene s = make_scene(3, 70, 8, 4, true);
+    mp_search *search;
+    int64_t done = 0;
+    mp_status status = mp_search_create(&s.plan, s.queries, &search, error);
+    if (status == MP_OK) {
+        status = mp_search_add(search, lease, s.vectors, s.count, &done, UINT64_MAX, error);
+        mp_search_destroy(search);
+    }
+    free_scene(&s);
+    return status;
+}
+
+MP_TEST(vectors_search_survives_every_failed_allocation) {
+    mp_lease lease;
+    mp_team *team = lease_threads(2, &lease);
+    mp_test_alloc_sweep(search_once, &lease);
+    return_threads(team, &lease);
+}

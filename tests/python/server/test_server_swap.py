@@ -1,0 +1,86 @@
+"""The route that replaces a served model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import Raw, ask, serving
+
+PATH = "/api/mpool/swap"
+CALL: dict[str, Any] = {"prompt": "Hello", "temperature": 0, "max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture
+def server(llama: Path, qwen2: Path, bert: Path) -> Iterator[Any]:
+    with serving([f"m={llama}", f"new={qwen2}", f"bert={bert}"]) as made:
+        yield made
+
+
+def _text(server: Any, name: str = "m") -> str:
+    status, found = ask(server, "/v1/completions", {**CALL, "model": name})
+    assert status == 200, found
+    return str(found["choices"][0]["text"])
+
+
+def test_clients_see_the_old_or_the_new_model(server: Any) -> None:
+    old, wanted = _text(server), _text(server, "new")
+    assert old != wanted
+    texts: list[str] = []
+    stop = threading.Event()
+
+    def client() -> None:
+        while not stop.is_set():
+            texts.append(_text(server))
+
+    crowd = [threading.Thread(target=client) for _ in range(2)]
+    for one in crowd:
+        one.start()
+    try:
+        assert ask(server, PATH, {"model": "m", "source": "new", "timeout": 60}) \
+            == (200, {"model": "m", "swapped": True})
+        new = _text(server)
+    finally:
+        stop.set()
+        for one in crowd:
+            one.join()
+    assert new == wanted and set(texts) <= {old, new}
+    assert ask(server, PATH, {"model": "m"})[0] == 200  # the same files again
+    assert _text(server) == wanted
+
+
+def test_source_is_a_name_and_never_a_path(server: Any, qwen2: Path) -> None:
+    old = _text(server)
+    for source in ("/etc/passwd", str(qwen2), "./model", "owner/name", "none"):
+        status, found = ask(server, PATH, {"model": "m", "source": source})
+        assert status == 404, found
+    status, found = ask(server, PATH, {"model": "m", "source": "bert"})
+    assert status == 400 and "capability" in str(found)
+    assert _text(server) == old
+
+
+@pytest.mark.parametrize("body", [{}, {"model": ""}, {"model": "m", "timeout": 0}, {"model": "m", "timeout": 1e9},
+                                  {"model": "m", "source": 3}])
+def test_invalid_bodies(server: Any, body: Any) -> None:
+    assert ask(server, PATH, body)[0] == 400
+
+
+def test_names_that_cannot_be_swapped(server: Any) -> None:
+    assert ask(server, PATH, {"model": "none"})[0] == 404
+    with serving(["all-MiniLM-L6-v2"]) as other:
+        status, found = ask(other, PATH, {"model": "all-MiniLM-L6-v2"})
+        assert status == 400 and "--model" in str(found)
+
+
+def test_the_route_needs_the_token_or_the_owner(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpool.server import operations
+
+    with serving([f"m={llama}"], token="a-token-of-some-length") as made, Raw(made) as raw:
+        assert raw.request(PATH, b'{"model":"m"}').answer()[0] == 401
+    with serving([f"m={llama}"]) as made:
+        monkeypatch.setattr(operations, "user_of", lambda *ends: 12345)
+        assert ask(made, PATH, {"model": "m"})[0] == 403
