@@ -128,8 +128,8 @@ static sums code_sums(const float *x, const float *weights, int n, float low, fl
 }
 
 /* Finds scale and least value of 32 values, so that scale * code + least fits them; code is 0 to `last`, least <= 0.
- * Each trial rounds the values to codes for another range, then fits a line to (code, value) by weighted least squares.
- * The trial with the least squared error is the result. */
+ * Each trial rounds the values to codes for another range, from the best start so far, then fits a line to (code,
+ * value) by weighted least squares. The trial with the least squared error is the result. */
 static float fit_line(const float *x, int last, float *least) {
     enum { TRIALS = 21 };
     float weights[BLOCK], squares = 0, w = 0, wx = 0, wxx = 0, low = x[0], high = x[0];
@@ -152,7 +152,7 @@ static float fit_line(const float *x, int last, float *least) {
     float best = INFINITY, scale = (high - low) / (float)last;
     for (int t = 0; t < TRIALS; t++) {
         const float range = (float)last + (t == 0 ? 0.0f : (last == 15 ? -1.0f : -0.5f) + 0.1f * (float)(t - 1));
-        const sums s = code_sums(x, weights, BLOCK, low, range / (high - low), 0, (float)last);
+        const sums s = code_sums(x, weights, BLOCK, *least, range / (high - *least), 0, (float)last);
         const float determinant = w * s.ll - s.l * s.l;
         if (!(determinant > 0))
             continue;
@@ -264,7 +264,8 @@ static void write_q6_k(const float *x, uint8_t *out) {
         for (int i = 0; i < 32; i++) {
             low[i] = (uint8_t)((from[i] & 15) | (from[i + 64] & 15) << 4);
             low[i + 32] = (uint8_t)((from[i + 32] & 15) | (from[i + 96] & 15) << 4);
-            high[i] = (uint8_t)(from[i] >> 4 | from[i + 32] >> 4 << 2 | from[i + 64] >> 4 << 4 | from[i + 96] >> 4 << 6);
+            high[i] = (uint8_t)(from[i] >> 4 | from[i + 32] >> 4 << 2 | from[i + 64] >> 4 << 4 |
+                                from[i + 96] >> 4 << 6);
         }
     }
 }

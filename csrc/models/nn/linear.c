@@ -227,7 +227,7 @@ typedef struct pack_run {
     mp_builder *builder;
     mp_progress *progress;
     _Atomic int job;
-    uint8_t *scratch; /* of all threads, `stride` bytes each; or NULL */
+    uint8_t *scratch; /* `stride` bytes per thread; or NULL */
     size_t stride;
 } pack_run;
 

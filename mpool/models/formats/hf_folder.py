@@ -6,6 +6,7 @@ import logging
 
 from ...errors import FormatError, Unsupported
 from .. import architectures, layout
+from ..families import Architecture
 from ..fields import Fields
 from ..files import Folder
 from ..spec import (
@@ -132,7 +133,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=generation_settings)
 
 
-def _biases(row: architectures.Architecture, size: dict[str, int]) -> frozenset[str]:
+def _biases(row: Architecture, size: dict[str, int]) -> frozenset[str]:
     """Return the names of the biases of an architecture, without the prefix of the family."""
     return frozenset(name for tensor in architectures.expected(row, size).values() for name in tensor.hf
                      if name.endswith(".bias"))

@@ -164,8 +164,8 @@ class _Reader:
     def take(self, name: str, by: TensorEntry) -> TensorEntry:
         """Remove a tensor that belongs to the codes ``by``, and return it."""
         if name not in self.left:
-            raise FormatError(f"{self.paths[by.file]}: {shorten(name)} missing; {self.scheme.method} requires it beside "
-                              f"{shorten(by.name)}", file=self.paths[by.file], field="tensors",
+            raise FormatError(f"{self.paths[by.file]}: {shorten(name)} missing; {self.scheme.method} requires it "
+                              f"beside {shorten(by.name)}", file=self.paths[by.file], field="tensors",
                               got=f"{shorten(name)} missing", allowed=f"{shorten(name)} beside {shorten(by.name)}")
         return self.left.pop(name)
 

@@ -124,7 +124,8 @@ HOSTILE: list[tuple[str, dict[str, Any], str, Any, str]] = [
     ("gptq", {}, Q + "scales", _first(5000.0), r"blk.0.attn_q.scales.*at most 4094"),
     ("fp8", {}, Q + "weight_scale_inv", lambda t: t * float("nan"), r"blk.0.attn_q.scales.*nan at index 0.*finite"),
     ("fp8", {}, Q + "weight_scale_inv", lambda t: t * 0, r"blk.0.attn_q.scales.*0 at index 0.*not 0"),
-    ("fp8", {}, Q + "weight_scale_inv", lambda t: t.repeat(2, 3), r"shape of .*weight_scale_inv.*\[1, 1\] or \[96, 1\]"),
+    ("fp8", {}, Q + "weight_scale_inv", lambda t: t.repeat(2, 3),
+     r"shape of .*weight_scale_inv.*\[1, 1\] or \[96, 1\]"),
 ]
 
 
