@@ -37,6 +37,16 @@ def config() -> dict[str, Any]:
 def dequantize(dtype: str, data: bytes, n: int) -> NDArray[np.float32]:
     """Dequantise ``n`` items of a stored row to float32 ``(n,)``."""
 
+def quantize(dtype: str, source: str, data: bytes, n: int) -> bytes:
+    """Convert ``n`` items of the stored type ``source`` to the type ``dtype``.
+
+    Types of the result: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K.
+
+    Raises:
+        InvalidArgument: a type is unknown, or ``n`` does not match the data or a block size.
+        FormatError: a value is NaN, infinite, or too large for the type.
+    """
+
 def drain_log() -> list[tuple[int, str]]:
     """Take the records of the core's log ring, oldest first: (logging level, text)."""
 

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "files/spec_build.h"
+#include "kernels/scaled.h"
 
 struct mp_weights {
     mp_spec *spec; /* pinned */
@@ -111,8 +112,8 @@ static void format_wanted(int ndim, const int64_t *shape, char *to, size_t size)
         snprintf(to + at, size - at, "]");
 }
 
-mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, const int64_t *shape, mp_tensor *tensor,
-                         mp_error *error) {
+mp_status mp_weights_get_any(const mp_weights *weights, const char *name, int ndim, const int64_t *shape,
+                             mp_tensor *tensor, mp_error *error) {
     char wanted[96], got[96];
     const mp_tensor_entry *entry = mp_spec_find_tensor(weights->spec, name);
     bool good = entry && entry->ndim == ndim;
@@ -131,6 +132,15 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
                           .data = mp_file_map_data(weights->maps[entry->file]) + entry->offset,
                           .nbytes = entry->nbytes};
     memcpy(tensor->shape, entry->shape, sizeof tensor->shape);
+    return MP_OK;
+}
+
+mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, const int64_t *shape, mp_tensor *tensor,
+                         mp_error *error) {
+    MP_TRY(mp_weights_get_any(weights, name, ndim, shape, tensor, error));
+    if (mp_dtype_is_scaled(tensor->dtype))
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which mpool supports only for the weights of "
+                       "linear layers", name, mp_dtype_get(tensor->dtype)->name);
     return MP_OK;
 }
 

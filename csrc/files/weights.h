@@ -17,9 +17,13 @@ void mp_weights_close(mp_weights *weights); /* NULL is legal; invalidates all vi
 const mp_spec *mp_weights_spec(const mp_weights *weights);
 
 /* Get a borrowed view of a tensor whose shape must be shape[0..ndim); -1 matches any size >= 1. FORMAT names the
- * tensor, its shape and the required shape. */
+ * tensor, its shape and the required shape. UNSUPPORTED for a type whose scales are separate tensors: only linear
+ * layers can have it (files/scaled_weights.h). */
 mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, const int64_t *shape, mp_tensor *tensor,
                          mp_error *error);
+/* As mp_weights_get, but also for types whose scales are separate tensors, which mp_weights_get refuses. */
+mp_status mp_weights_get_any(const mp_weights *weights, const char *name, int ndim, const int64_t *shape,
+                             mp_tensor *tensor, mp_error *error);
 bool mp_weights_has(const mp_weights *weights, const char *name);
 /* Check the biases of layers 0 to `layers` - 1, whose tensors are named "<prefix><layer>.". FORMAT names a bias that is
  * missing in a layer and present in another one, if both have its weight. Layers without the weight need no bias. A

@@ -38,6 +38,10 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind) {
     case MP_IQ4_XS: as_stored = MP_W_IQ4_XS; break;
     case MP_MXFP4: as_stored = MP_W_MXFP4; break;
     case MP_NVFP4: as_stored = MP_W_NVFP4; break;
+    case MP_AWQ4: /* kernels/scaled.h */
+    case MP_GPTQ4: as_stored = MP_W_Q4_1; break;
+    case MP_GPTQ4_ORDERED:
+    case MP_F8_E4M3: as_stored = MP_W_Q8_0; break;
     default: return false; /* integers and F64 cannot be weights */
     }
     switch (compute) {

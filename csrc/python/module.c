@@ -13,7 +13,8 @@
 #include "base/topology.h"
 #include "base/trace.h"
 #include "files/file_map.h"
-#include "kernels/kernels.h"
+#include "kernels/quantize.h"
+#include "kernels/scaled.h"
 #include "models/model.h"
 #include "python/binding.h"
 #include "registry/events.h"
@@ -309,6 +310,63 @@ static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) 
     return array;
 }
 
+/* Converts n values, whole rows or blocks, through fp32. */
+static mp_status convert(mp_dtype to, mp_dtype from, const uint8_t *data, Py_ssize_t n, uint8_t *out) {
+    enum { SLICE = 2048 }; /* a multiple of every block */
+    const mp_dtype_row *source = mp_dtype_get(from), *target = mp_dtype_get(to);
+    float values[SLICE], back[SLICE];
+    for (Py_ssize_t at = 0; at < n; at += SLICE) {
+        const int64_t count = n - at < SLICE ? n - at : SLICE;
+        uint8_t *written = out + at / target->items * target->bytes;
+        mp_dequantize_row(from, data + at / source->items * source->bytes, count, values);
+        if (!mp_all_finite(values, count))
+            return MP_FORMAT;
+        mp_quantize_row(to, values, count, written);
+        mp_dequantize_row(to, written, count, back); /* a scale may exceed f16 */
+        if (!mp_all_finite(back, count))
+            return MP_FORMAT;
+    }
+    return MP_OK;
+}
+
+static PyObject *quantize(PyObject *module, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"dtype", "source", "data", "n", NULL};
+    mp_state *state = mp_state_of_module(module);
+    const char *target, *source;
+    Py_buffer data;
+    Py_ssize_t n;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ssy*n:quantize", names, &target, &source, &data, &n))
+        return NULL;
+    PyObject *result = NULL;
+    mp_dtype to, from;
+    mp_wkind kind;
+    uint64_t bytes = 0, size = 0;
+    if (!mp_dtype_from_name(target, &to) || !mp_can_quantize(to)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "mpool does not quantise to \"%s\"", target);
+    } else if (!mp_dtype_from_name(source, &from) || mp_dtype_is_scaled(from) ||
+               !mp_wmat_kind_for(from, MP_COMPUTE_AUTO, &kind)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "there is no storage type \"%s\" of weights", source);
+    } else if (n < 0 || n > (PY_SSIZE_T_MAX >> 4) || !mp_dtype_row_bytes(from, n, &bytes) ||
+               !mp_dtype_row_bytes(to, n, &size)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "n is %zd, allowed: a multiple of %d and %d, >= 0", n,
+                     mp_dtype_get(from)->items, mp_dtype_get(to)->items);
+    } else if (bytes != (uint64_t)data.len) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%zd items of %s must have %llu bytes, got %zd", n, source,
+                     (unsigned long long)bytes, data.len);
+    } else if ((result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size))) {
+        uint8_t *out = (uint8_t *)PyBytes_AS_STRING(result);
+        mp_status status;
+        Py_BEGIN_ALLOW_THREADS status = convert(to, from, data.buf, n, out);
+        Py_END_ALLOW_THREADS
+        if (status != MP_OK) {
+            Py_CLEAR(result);
+            mp_raise_new(state, status, "the data has a value that is NaN, infinite or outside %s", target);
+        }
+    }
+    PyBuffer_Release(&data);
+    return result;
+}
+
 static void append_record(const mp_log_record *record, void *arg) {
     PyObject **list = arg;
     if (!*list)
@@ -418,6 +476,8 @@ static PyMethodDef functions[] = {
     {"config", config, METH_NOARGS,
      "CPU, kernels, BLAS, compute threads and memory in use; compiler and versions of this build."},
     {"dequantize", MP_METHOD(dequantize), METH_VARARGS | METH_KEYWORDS, "n items of a stored row as float32 (n,)."},
+    {"quantize", MP_METHOD(quantize), METH_VARARGS | METH_KEYWORDS,
+     "Convert n items of type `source` to bytes of type `dtype`."},
     {"drain_log", drain_log, METH_NOARGS, "Take the records of the core's log ring, (level, text), oldest first."},
     {"set_log_level", set_log_level, METH_O, "Record messages of this logging level and above."},
     {"metrics", metrics, METH_NOARGS, "Rows of metrics.def: name, meaning."},

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import __version__
 from ..checks import nearest
-from ..names import CAPABILITIES, COMPUTE, WEIGHTS
+from ..names import CAPABILITIES, COMPUTE, QUANTIZED, WEIGHTS
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
 
@@ -94,6 +94,8 @@ def make_parser() -> argparse.ArgumentParser:
     _vision(add("vision", "answer a question about images", _lazy("talking", "vision")))
     _generate_image(add("generate-image", "generate images from a prompt", _lazy("imaging", "generate_image")))
     _pull(add("pull", "download models", _lazy("models", "pull")))
+    _quantize(add("quantize", "write a model as a GGUF file with weights of another type",
+                  _lazy("quantizing", "quantize")))
     _rm(add("rm", "delete downloaded models", _lazy("removing", "rm")))
     _models(add("models", "list the models of the catalogue, and which are downloaded", _lazy("models", "models")))
     _show(add("show", "describe a model, or this installation", _lazy("models", "show")))
@@ -220,6 +222,18 @@ def _generate_image(command: argparse.ArgumentParser) -> None:
     command.add_argument("-n", type=int, default=unset, metavar="N", help="number of images (default: 1)")
     command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _pool(command)
+    _json(command)
+
+
+def _quantize(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="IN", help="a .gguf file, or a folder of Llama, Qwen2 or Qwen3")
+    command.add_argument("output", metavar="OUT", help="path of the .gguf file to write")
+    command.add_argument("--type", required=True, choices=QUANTIZED, help="type of the weights; Q4_K_M, Q4_K_S and "
+                         "Q5_K_M store the most sensitive weights in a more precise type")
+    command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    command.add_argument("--offline", action="store_true", help="never download")
+    command.add_argument("--threads", type=int, metavar="N", help="threads (default: the number of CPUs of this "
+                                                                  "process)")
     _json(command)
 
 

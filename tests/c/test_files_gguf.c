@@ -108,9 +108,14 @@ MP_TEST(files_gguf_shapes_and_offsets) {
 
 MP_TEST(files_gguf_every_dtype) {
     mp_spec *spec = read_corpus("every_dtype.gguf");
-    MP_CHECK_INT(mp_spec_tensor_count(spec), MP_DTYPE_COUNT);
+    int types = 0;
+    for (int d = 0; d < MP_DTYPE_COUNT; d++)
+        types += mp_dtype_get((mp_dtype)d)->ggml_id >= 0;
+    MP_CHECK_INT(mp_spec_tensor_count(spec), types);
     for (int d = 0; d < MP_DTYPE_COUNT; d++) {
         const mp_dtype_row *row = mp_dtype_get((mp_dtype)d);
+        if (row->ggml_id < 0) /* a type of model folders */
+            continue;
         char name[32];
         snprintf(name, sizeof name, "t.%s", row->name);
         const mp_tensor_entry *t = mp_spec_find_tensor(spec, name);

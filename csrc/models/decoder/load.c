@@ -316,7 +316,7 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         uint64_t latents = mp_mla_footprint(entry, compute);
         bytes += latents;
         if (latents > 0 || entry->ndim != 2 || table || mp_decoder_images_own(entry->name) ||
-            mp_expert_owns(entry->name))
+            mp_expert_owns(entry->name) || mp_is_companion(entry->name))
             continue;
         if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
             continue;

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "files/scaled_weights.h"
+
 enum { MOST_RANK = 4096, MOST_PART = 1024, CHUNK = 64 /* rows that a thread multiplies at once for a head */ };
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
@@ -44,11 +46,14 @@ mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *er
 }
 
 /* Copies rows [first, first + rows) of a matrix to `to` as floats: [rows, K], or transposed, [K, rows]. */
-static void copy_rows(const mp_tensor *from, int64_t first, int64_t rows, int64_t K, bool transposed, float *row,
+static void copy_rows(const mp_scaled *from, int64_t first, int64_t rows, int64_t K, bool transposed, float *row,
                       float *to) {
     for (int64_t r = 0; r < rows; r++) {
         float *out = transposed ? row : to + r * K;
-        mp_dequantize_row(from->dtype, mp_tensor_row(from, first + r), K, out);
+        if (mp_dtype_is_scaled(from->codes.dtype))
+            mp_scaled_rows(from, (int32_t)(first + r), 1, MP_F32, (uint8_t *)out);
+        else
+            mp_dequantize_row(from->codes.dtype, mp_tensor_row(&from->codes, first + r), K, out);
         for (int64_t k = 0; transposed && k < K; k++)
             to[k * rows + r] = row[k];
     }
@@ -56,7 +61,7 @@ static void copy_rows(const mp_tensor *from, int64_t first, int64_t rows, int64_
 
 /* Adds a matrix [heads * N, K], made from a part of each head's rows. A head has `stride` rows in `from`; the part
  * begins at row `first` of the head and is N rows, or if `transposed` K rows, which are transposed. */
-static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_tensor *from, int32_t heads, int64_t N,
+static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_scaled *from, int32_t heads, int64_t N,
                              int64_t K, int64_t stride, int64_t first, bool transposed, mp_error *error) {
     size_t bytes = (size_t)heads * (size_t)N * (size_t)K * sizeof(float);
     float row[MOST_RANK], *matrix = mp_alloc(bytes, MP_TAG_MISC);
@@ -75,7 +80,7 @@ static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *n
     mp_tensor all;
     MP_TRY(mp_weights_get(builder->weights, name, 3, sizes, &all, error));
     if (all.dtype != MP_F32 && all.dtype != MP_F16 && all.dtype != MP_BF16)
-        return add_part_of(builder, linear, &all, heads, N, K, N, 0, false, error);
+        return add_part_of(builder, linear, &(mp_scaled){.codes = all}, heads, N, K, N, 0, false, error);
     all.ndim = 2;
     all.shape[0] = heads * N;
     all.shape[1] = K;
@@ -86,7 +91,6 @@ static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, 
     const mp_mla *latent = &model->latent;
     mp_decoder_layer *layer = &model->layers[index];
     const int64_t stride = latent->plain + latent->value;
-    int64_t sizes[2] = {model->heads * stride, latent->rank};
     char name[64], k_name[64], v_name[64];
     snprintf(name, sizeof name, "blk.%d.attn_kv_b.weight", index);
     snprintf(k_name, sizeof k_name, "blk.%d.attn_k_b.weight", index);
@@ -95,12 +99,12 @@ static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, 
         MP_TRY(add_whole(builder, &layer->k_b, k_name, model->heads, latent->rank, latent->plain, error));
         return add_whole(builder, &layer->v_b, v_name, model->heads, latent->value, latent->rank, error);
     }
-    mp_tensor both;
-    MP_TRY(mp_weights_get(builder->weights, name, 2, sizes, &both, error));
+    mp_scaled both;
+    MP_TRY(mp_weights_get_matrix(builder->weights, name, model->heads * stride, latent->rank, &both, error));
     mp_wkind any;
-    if (!mp_wmat_kind_for(both.dtype, MP_COMPUTE_AUTO, &any))
+    if (!mp_wmat_kind_for(both.codes.dtype, MP_COMPUTE_AUTO, &any))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is not a weight type", name,
-                       mp_dtype_get(both.dtype)->name);
+                       mp_dtype_get(both.codes.dtype)->name);
     MP_TRY(add_part_of(builder, &layer->k_b, &both, model->heads, latent->rank, latent->plain, stride, 0, true, error));
     return add_part_of(builder, &layer->v_b, &both, model->heads, latent->value, latent->rank, stride, latent->plain,
                        false, error);

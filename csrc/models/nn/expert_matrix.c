@@ -26,8 +26,28 @@ static mp_status check_columns(mp_dtype dtype, const char *name, mp_error *error
     return MP_OK;
 }
 
-static mp_status find_rows(mp_expert_matrix *matrix, const mp_weights *weights, int layer, const char *part,
+/* Finds the scales of the experts, whose codes are in `tensors`. They are converted to the type that `kind` packs. */
+static mp_status find_scales(mp_expert_matrix *matrix, const mp_builder *builder, int layer, const char *part,
+                             mp_error *error) {
+    char name[NAME];
+    mp_wkind kind;
+    const mp_dtype stored = matrix->tensors[0].dtype;
+    matrix->scaled = mp_alloc_array((size_t)matrix->count, sizeof *matrix->scaled, MP_TAG_WEIGHTS);
+    if (!matrix->scaled)
+        return mp_fail_memory(error, (uint64_t)matrix->count * sizeof *matrix->scaled, "the list of experts");
+    for (int e = 0; e < matrix->count; e++) {
+        snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.weight", layer, part, e);
+        MP_TRY(mp_weights_get_matrix(builder->weights, name, matrix->N, matrix->K, &matrix->scaled[e], error));
+    }
+    matrix->layout = MP_EXPERT_SCALED;
+    if (mp_wmat_kind_for(stored, builder->compute, &kind))
+        matrix->dtype = mp_scaled_rows_type(stored, kind);
+    return MP_OK;
+}
+
+static mp_status find_rows(mp_expert_matrix *matrix, const mp_builder *builder, int layer, const char *part,
                            mp_error *error) {
+    const mp_weights *weights = builder->weights;
     char name[NAME];
     snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight", layer, part);
     if (mp_weights_has(weights, name)) {
@@ -44,12 +64,14 @@ static mp_status find_rows(mp_expert_matrix *matrix, const mp_weights *weights, 
     int64_t sizes[2] = {transposed ? matrix->K : matrix->N, transposed ? matrix->N : matrix->K};
     for (int e = 0; e < matrix->count; e++) {
         snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.%s", layer, part, e, transposed ? "columns" : "weight");
-        MP_TRY(mp_weights_get(weights, name, 2, sizes, &matrix->tensors[e], error));
+        MP_TRY(mp_weights_get_any(weights, name, 2, sizes, &matrix->tensors[e], error));
         if (matrix->tensors[e].dtype != matrix->tensors[0].dtype)
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s has another type than the first expert", name);
     }
     matrix->dtype = matrix->tensors[0].dtype;
     matrix->layout = transposed ? MP_EXPERT_COLUMNS : MP_EXPERT_ROWS;
+    if (!transposed && mp_dtype_is_scaled(matrix->dtype))
+        return find_scales(matrix, builder, layer, part, error);
     return transposed ? check_columns(matrix->dtype, name, error) : MP_OK;
 }
 
@@ -139,7 +161,7 @@ mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, i
         return mp_fail_memory(error, (uint64_t)count * sizeof *matrix->tensors, "the list of experts");
     MP_TRY(find_in_folder(matrix, builder->weights, layer, part, error));
     if (matrix->layout == MP_EXPERT_ROWS)
-        MP_TRY(find_rows(matrix, builder->weights, layer, part, error));
+        MP_TRY(find_rows(matrix, builder, layer, part, error));
     MP_TRY(find_biases(matrix, builder->weights, layer, part, biased, error));
     if (!mp_wmat_kind_for(matrix->dtype, builder->compute, &matrix->kind))
         return mp_fail(error, MP_UNSUPPORTED,
@@ -155,7 +177,9 @@ mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, i
 
 void mp_expert_matrix_deinit(mp_expert_matrix *matrix) {
     mp_free(matrix->tensors);
+    mp_free(matrix->scaled);
     matrix->tensors = NULL;
+    matrix->scaled = NULL;
 }
 
 bool mp_expert_owns(const char *name) {
@@ -217,6 +241,7 @@ mp_tensor mp_expert_rows(const mp_expert_matrix *matrix, int expert, int32_t n0,
     case MP_EXPERT_ROWS: rows.data = mp_tensor_row(&matrix->tensors[expert], n0); break;
     case MP_EXPERT_COLUMNS: transpose_columns(matrix, expert, n0, n, to); break;
     case MP_EXPERT_CODES: join_codes(matrix, expert, n0, n, to); break;
+    case MP_EXPERT_SCALED: mp_scaled_rows(&matrix->scaled[expert], n0, n, matrix->dtype, to); break;
     }
     return rows;
 }

@@ -4,6 +4,7 @@
 #ifndef MP_MODELS_NN_EXPERT_MATRIX_H
 #define MP_MODELS_NN_EXPERT_MATRIX_H
 
+#include "files/scaled_weights.h"
 #include "models/nn/linear.h"
 #include "models/nn/packed_experts.h"
 
@@ -12,10 +13,12 @@ typedef enum mp_expert_layout {
     MP_EXPERT_COLUMNS, /* [K, N] of floats: transposed, as transformers saves the experts of GPT-OSS */
     MP_EXPERT_CODES,   /* MXFP4 as OpenAI publishes it: 16 bytes for each block of 32 values, two neighbouring values in
                         * each byte; the scales of all blocks are a separate tensor */
+    MP_EXPERT_SCALED,  /* a type of kernels/scaled.h */
 } mp_expert_layout;
 
 typedef struct mp_expert_matrix { /* `count` matrices [N, K] */
     mp_tensor *tensors;           /* [count] */
+    mp_scaled *scaled;            /* [count] for MP_EXPERT_SCALED, otherwise NULL */
     mp_tensor scales;             /* for MP_EXPERT_CODES: [count, step N, K / 32] */
     mp_expert_layout layout;
     int32_t first, step; /* row n of the matrix is row first + step n of the tensor: gate and up rows may alternate */

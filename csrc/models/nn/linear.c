@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/options.h"
+#include "files/scaled_weights.h"
 
 typedef struct mp_build_job {
     mp_linear *linear; /* packed matrix: part `part` of this layer; otherwise NULL */
@@ -19,6 +20,7 @@ typedef struct mp_build_job {
     int32_t taps; /* convolution: kernel height * width, otherwise 0 */
     char name[MP_BUILDER_NAME];
     mp_tensor tensor; /* convolution: finish replaces it by the tensor of `turned` */
+    mp_scaled scaled; /* if the type of `tensor` has separate scales */
     float *turned;
     bool may_stay; /* may stay unpacked; false for matrices that are not in a file */
     size_t offset; /* offset in the slab */
@@ -51,6 +53,8 @@ mp_status mp_builder_read_use(mp_builder *builder, mp_error *error) {
 }
 
 bool mp_may_stay_unpacked(mp_on_use on_use, mp_weights_use use, mp_dtype dtype, mp_wkind kind) {
+    if (mp_dtype_is_scaled(dtype))
+        return false;
     if (on_use == MP_ON_USE_ENCODER)
         return use == MP_WEIGHTS_MAPPED || (kind == MP_W_F32 && dtype == MP_F32);
     return on_use == MP_ON_USE_EXACT && (kind == MP_W_BF16 ? dtype == MP_BF16 : kind != MP_W_I8);
@@ -158,8 +162,8 @@ static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job j
 mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                             int32_t K, mp_error *error) {
     mp_build_job job = {.may_stay = true};
-    int64_t shape[2] = {N, K};
-    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
+    MP_TRY(mp_weights_get_matrix(builder->weights, name, N, K, &job.scaled, error));
+    job.tensor = job.scaled.codes;
     return add_part(builder, linear, job, name, bias_name, N, K, error);
 }
 
@@ -223,11 +227,22 @@ typedef struct pack_run {
     mp_builder *builder;
     mp_progress *progress;
     _Atomic int job;
+    uint8_t *scratch; /* `stride` bytes per thread; or NULL */
+    size_t stride;
 } pack_run;
 
+/* Packs panels of a job. */
+static void pack_panels(const mp_build_job *job, int panel0, int panel1, uint8_t *scratch) {
+    mp_wmat *w = &job->linear->w[job->part];
+    if (mp_dtype_is_scaled(job->tensor.dtype))
+        mp_scaled_pack(w, &job->scaled, panel0, panel1, scratch);
+    else
+        mp_wmat_pack(w, &job->tensor, panel0, panel1);
+}
+
 static void pack_body(const mp_team_thread *thread, void *arg) {
-    (void)thread;
     pack_run *run = arg;
+    uint8_t *scratch = run->scratch ? run->scratch + (size_t)thread->index * run->stride : NULL;
     for (;;) {
         int i = atomic_fetch_add_explicit(&run->job, 1, memory_order_relaxed);
         if (i >= run->builder->count)
@@ -235,8 +250,7 @@ static void pack_body(const mp_team_thread *thread, void *arg) {
         mp_build_job *job = &run->builder->jobs[i];
         if (!job->linear)
             continue;
-        mp_wmat *w = &job->linear->w[job->part];
-        mp_wmat_pack(w, &job->tensor, 0, w->panels);
+        pack_panels(job, 0, job->linear->w[job->part].panels, scratch);
         mp_weights_release(run->builder->weights, &job->tensor);
         mp_progress_part(run->progress, "packing", (uint64_t)i, (uint64_t)run->builder->count);
     }
@@ -246,16 +260,18 @@ static void pack_body(const mp_team_thread *thread, void *arg) {
 enum { SPLIT_BYTES = 4 << 20 };
 
 typedef struct split_run {
-    mp_wmat *w;
-    const mp_tensor *tensor;
+    const mp_build_job *job;
+    uint8_t *scratch;
+    size_t stride;
 } split_run;
 
 static void split_body(const mp_team_thread *thread, void *arg) {
     split_run *run = arg;
     int64_t begin, end;
-    mp_team_split(thread, run->w->panels, 1, &begin, &end);
+    mp_team_split(thread, run->job->linear->w[run->job->part].panels, 1, &begin, &end);
     if (begin < end)
-        mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
+        pack_panels(run->job, (int)begin, (int)end,
+                    run->scratch ? run->scratch + (size_t)thread->index * run->stride : NULL);
 }
 
 /* Leaves the matrices that may stay unpacked as stored, if together they have at least `pack_on_use` bytes. */
@@ -342,6 +358,21 @@ static mp_status place_slab(mp_builder *builder, size_t bytes, mp_lease *lease, 
     return MP_OK;
 }
 
+/* Allocates the rows that each thread converts before it packs them, if there are matrices with separate scales. */
+static mp_status make_scratch(const mp_builder *builder, const mp_lease *lease, pack_run *run, mp_error *error) {
+    for (int i = 0; i < builder->count; i++) {
+        const mp_build_job *job = &builder->jobs[i];
+        const mp_wmat *w = job->linear ? &job->linear->w[job->part] : NULL;
+        const size_t bytes = w ? mp_arena_cost(mp_scaled_scratch(job->tensor.dtype, w->kind, w->K)) : 0;
+        run->stride = bytes > run->stride ? bytes : run->stride;
+    }
+    if (run->stride == mp_arena_cost(0))
+        return MP_OK;
+    const size_t bytes = run->stride * (size_t)lease->threads;
+    run->scratch = mp_alloc(bytes, MP_TAG_MISC);
+    return run->scratch ? MP_OK : mp_fail_memory(error, bytes, "the rows of weights while they are packed");
+}
+
 /* Frees the slab after a failure. */
 static void drop_slab(mp_builder *builder, mp_budget *budget) {
     if (builder->shared)
@@ -396,6 +427,9 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         builder->slab = NULL;
         return status;
     }
+    pack_run run = {.builder = builder, .progress = progress};
+    if (status == MP_OK)
+        status = make_scratch(builder, lease, &run, error);
     if (status != MP_OK) {
         drop_slab(builder, budget);
         return status;
@@ -404,14 +438,14 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         mp_build_job *job = &builder->jobs[i];
         if (!job->linear || job->tensor.nbytes < SPLIT_BYTES)
             continue;
-        split_run run = {&job->linear->w[job->part], &job->tensor};
-        mp_lease_run(lease, split_body, &run);
+        split_run split = {job, run.scratch, run.stride};
+        mp_lease_run(lease, split_body, &split);
         mp_weights_release(builder->weights, &job->tensor);
         mp_progress_set(progress, "packing", 0);
         job->linear = NULL; /* packed */
     }
-    pack_run run = {.builder = builder, .progress = progress};
     mp_lease_run(lease, pack_body, &run);
+    mp_free(run.scratch);
     if (mp_weights_poisoned(builder->weights)) {
         drop_slab(builder, budget);
         return mp_fail(error, MP_IO, "a weight file was truncated while it was loaded");

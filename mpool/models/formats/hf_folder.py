@@ -6,6 +6,8 @@ import logging
 
 from ...errors import FormatError, Unsupported
 from .. import architectures, layout
+from ..families import Architecture
+from ..fields import Fields
 from ..files import Folder
 from ..spec import (
     EmbeddingSettings,
@@ -13,7 +15,7 @@ from ..spec import (
     ModelSpec,
     TensorEntry,
 )
-from . import hf_config, image_folder, safetensors_header, scoring, sentence_folder, vision_folder
+from . import hf_config, hf_quantised, image_folder, safetensors_header, scoring, sentence_folder, vision_folder
 from .hf_parts import (
     CONFIG_NAME,
     PIPELINE_NAME,
@@ -58,14 +60,27 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         return image_folder.describe_images(folder, config, key=key, ref=ref)
     if config.get("model_type") in vision_folder.MODEL_TYPES:
         return vision_folder.describe_vision(folder, config, key=key, ref=ref)
-    row, read = hf_config.read_config(config, folder.has(layout.MODULES_NAME), lambda: _entries(encoder)[1])
+    scheme = hf_quantised.read_scheme(config)
+    plain = config if scheme is None else Fields(
+        {name: value for name, value in config.values.items() if name != "quantization_config"}, file=config.file)
+    row, read = hf_config.read_config(plain, folder.has(layout.MODULES_NAME),
+                                      lambda: hf_quantised.combine(scheme, _entries(encoder)[1], _entries(encoder)[0])
+                                      .entries)
     kv = read.kv
+    if scheme is not None:
+        if row.capability != "text_to_text":
+            raise Unsupported(f"{config.file}: quantization_config states that the weights are quantised by "
+                              f"{scheme.method}, which mpool supports only for language models",
+                              hint="Use the unquantised model, or a quantised .gguf of it")
+        kv |= scheme.kv
     if row.capability != "text_embedding" and folder.has(layout.MODULES_NAME):
         raise Unsupported(f"{folder.path}: the folder is an embedding model of architecture {row.name}; mpool supports "
                           f"{row.name} for text generation only")
     size = architectures.sizes(row, kv, file=config.file, token_types=read.token_types) | read.sizes
-    entry_paths, entries = _entries(encoder)
-    paths, tensors = weights(encoder, row, size, read.tied, entry_paths, entries)
+    entry_paths, stored = _entries(encoder)
+    quantised = hf_quantised.combine(scheme, stored, entry_paths, _biases(row, size) if scheme else frozenset())
+    entries = quantised.entries
+    paths, tensors = weights(encoder, row, size, read.tied, entry_paths, quantised)
     tokenizer_config = encoder.fields(TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(tokenizer_config, row)
     embedding = generation_settings = None
@@ -116,6 +131,12 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         key=key, ref=ref, capability=row.capability, spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors)),
         tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, end_ids, read.append_eos),
         chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=generation_settings)
+
+
+def _biases(row: Architecture, size: dict[str, int]) -> frozenset[str]:
+    """Return the names of the biases of an architecture, without the prefix of the family."""
+    return frozenset(name for tensor in architectures.expected(row, size).values() for name in tensor.hf
+                     if name.endswith(".bias"))
 
 
 def _entries(folder: Folder) -> tuple[tuple[str, ...], dict[str, TensorEntry]]:

@@ -18,7 +18,7 @@ from ..spec import (
     TokenizerSource,
     Value,
 )
-from . import hf_config, safetensors_header
+from . import hf_config, hf_quantised, safetensors_header
 from .chat_templates import HARMONY_ENDS, template
 
 log = logging.getLogger("mpool.models")
@@ -40,7 +40,7 @@ def refuse_weights(folder: Folder) -> NoReturn:
 
 
 def weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool, paths: tuple[str, ...],
-            entries: dict[str, TensorEntry]) -> tuple[list[str], list[TensorEntry]]:
+            found: hf_quantised.Quantised) -> tuple[list[str], list[TensorEntry]]:
     """Select the tensors of a network from the stored ones and check their shapes and dtypes.
 
     Args:
@@ -49,7 +49,7 @@ def weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool,
         size: sizes of the network by letter (:mod:`mpool.models.architectures`).
         tied: True if the output layer shares its weights with the token embedding.
         paths: paths of the weight files.
-        entries: the stored tensors by name.
+        found: the stored tensors by name.
 
     Returns:
         The paths as a list, and the entries under the core's names.
@@ -66,17 +66,21 @@ def weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool,
                         "tensors; mpool uses both", folder.path)
         return equal
 
-    tensors = architectures.map_folder(row, size, entries, paths, file=paths[0], tied=tied, same=same)
+    tensors = architectures.map_folder(row, size, found.entries, paths, file=paths[0], tied=tied, same=same)
     packed = [entry.name.endswith((".codes", ".scales")) for entry in tensors]
     for entry, is_packed in zip(tensors, packed):
+        if entry.dtype in hf_quantised.DTYPES and found.companions:
+            continue
         if not is_packed:
             safetensors_header.require_weight_dtype(entry, paths[entry.file])
         elif entry.dtype != "U8":
             raise FormatError(file=paths[entry.file], offset=entry.offset, field=f"type of {entry.name}",
                               got=entry.dtype, allowed="U8")
     # The core has one dtype for packed bytes, I8.
-    return list(paths), [replace(entry, dtype="I8") if is_packed else entry
-                         for entry, is_packed in zip(tensors, packed)]
+    stored = [replace(entry, dtype="I8") if is_packed else entry for entry, is_packed in zip(tensors, packed)]
+    return list(paths), [one for entry in stored
+                         for one in (hf_quantised.with_companions(entry, found, paths)
+                                     if entry.dtype in hf_quantised.DTYPES else (entry,))]
 
 
 def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:

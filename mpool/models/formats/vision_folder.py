@@ -20,7 +20,7 @@ from ..fields import Fields, describe
 from ..files import Folder
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
-from . import hf_config, hf_parts, image_folder, image_networks, image_processor, safetensors_header
+from . import hf_config, hf_parts, hf_quantised, image_folder, image_networks, image_processor, safetensors_header
 from .chat_templates import template
 from .image_networks import NetworkSpec
 
@@ -383,7 +383,7 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
         hf_parts.refuse_weights(folder)
     paths, entries = found
     parts = _parts(entries, paths[0])
-    _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, parts["text"])
+    _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, hf_quantised.Quantised(parts["text"]))
     tensors += _select(model.encoder, parts["encoder"], paths) + _select(model.projector, parts["projector"], paths)
     settings, processor = model.read_settings(folder)
     tokenizer_config = folder.fields(hf_parts.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)

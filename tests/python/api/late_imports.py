@@ -51,6 +51,8 @@ mpool.cli.models  mpool.debug.show  2  start-up
 mpool.cli.models  mpool.errors  3  start-up
 mpool.cli.models  mpool.models  4  start-up
 mpool.cli.remote  mpool.errors  3  start-up
+mpool.cli.quantizing  mpool.models  1  start-up
+mpool.cli.quantizing  mpool.models.quantizing  1  start-up
 mpool.cli.removing  mpool.errors  1  start-up
 mpool.cli.removing  mpool.models  1  start-up
 mpool.cli.scaling  mpool.errors  1  start-up

@@ -94,7 +94,8 @@ OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "
 
 #: Commands without a row. `demo` needs models of the catalogue. `demo`, `serve`, `worker` and `ray` call methods of a
 #: pool that have rows.
-OTHER_COMMANDS = {"completion", "demo", "models", "ps", "pull", "ray", "rm", "show", "serve", "stop", "worker"}
+OTHER_COMMANDS = {"completion", "demo", "models", "ps", "pull", "quantize", "ray", "rm", "show", "serve", "stop",
+                  "worker"}
 
 
 def _image_file() -> str:

@@ -1,0 +1,5 @@
+"""Conversion of models to GGUF files: ``mpool quantize``."""
+
+from .quantize import TYPES as TYPES
+from .quantize import Report as Report
+from .quantize import quantize as quantize

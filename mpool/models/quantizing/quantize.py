@@ -1,0 +1,234 @@
+"""Writes a model as a GGUF file with weights of another type."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from ... import _core
+from ...errors import FileError, FormatError, InvalidArgument
+from ...names import QUANTIZED
+from ..files import close, open_regular, read_exactly
+from .gguf_layout import header, padding, value
+from .inputs import Input, Tensor, read_input
+from .recipes import BLOCK, RECIPES, type_of
+
+log = logging.getLogger("mpool.models")
+
+#: Names of the types of files.
+TYPES = QUANTIZED
+#: Values that a thread converts at once: at most 4 MiB of float32, unless one row or one head has more.
+_CHUNK = 1 << 20
+#: Bytes of a block of each type that is written.
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "Q4_0": 18, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "Q4_K": 144, "Q5_K": 176,
+          "Q6_K": 210}
+_MAX_THREADS = 64
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of :func:`quantize`.
+
+    Attributes:
+        path: the file that was written.
+        nbytes: its size in bytes.
+        types: number of tensors by type.
+    """
+
+    path: str
+    nbytes: int
+    types: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    tensor: Tensor
+    dtype: str
+    nbytes: int
+
+
+def quantize(source: str, target: str, type: str, *, force: bool = False, threads: int | None = None,
+             progress: Callable[[int, int], None] | None = None) -> Report:
+    """Write a model as a GGUF file.
+
+    The file is written under a temporary name beside the target and renamed when it is complete. Memory is bounded by a
+    few megabytes per thread.
+
+    Args:
+        source: path of a .gguf file, or of a model folder (Llama, Qwen2, Qwen3).
+        target: path of the file to write.
+        type: one of :data:`TYPES`.
+        force: True to replace an existing file.
+        threads: threads that convert; None: one per CPU that this process may use.
+        progress: function that is called with the bytes of data that were written, and their total.
+
+    Raises:
+        InvalidArgument: ``type`` or ``threads`` is invalid, or the target is the source.
+        FileError: the target exists and ``force`` is False; a file cannot be read or written, or the disk is full.
+        FormatError: the model is malformed, or a weight is NaN or infinite.
+        Unsupported: mpool cannot convert the model.
+    """
+    if type not in TYPES:
+        raise InvalidArgument(f"`type` is {type!r}, allowed: {', '.join(TYPES)}")
+    if threads is not None and not 1 <= threads <= _MAX_THREADS:
+        raise InvalidArgument(f"`threads` is {threads}, allowed: 1 to {_MAX_THREADS}")
+    _check_target(source, target, force)
+    model = read_input(source)
+    plan = [_planned(type, model, tensor) for tensor in model.tensors]
+    keys = dict(model.keys) | {"general.quantization_version": value(2),
+                               "general.file_type": value(RECIPES[type].number)}
+    head = header(keys, [(one.tensor.name, one.dtype, one.tensor.shape, one.nbytes) for one in plan])
+    total = sum(one.nbytes + padding(one.nbytes) for one in plan)
+    _check_space(target, len(head) + total)
+    with ThreadPoolExecutor(threads or min(len(os.sched_getaffinity(0)), _MAX_THREADS)) as pool:
+        _write(target, head, _data(plan, model.paths, pool), total, force, progress)
+    return Report(target, len(head) + total, dict(Counter(one.dtype for one in plan)))
+
+
+def _check_target(source: str, target: str, force: bool) -> None:
+    """Refuse a target that exists, unless it may be replaced."""
+    if os.path.isdir(target):
+        raise InvalidArgument(f"{target} is a folder; give the path of the .gguf file to write")
+    if os.path.exists(target):
+        if os.path.exists(source) and os.path.samefile(source, target):
+            raise InvalidArgument(f"{target} is the file to read; write to another file")
+        if not force:
+            raise _exists(target)
+
+
+def _exists(target: str) -> FileError:
+    return FileError(f"{target} exists", hint="Use --force to replace it (force=True in Python)")
+
+
+def _check_space(target: str, size: int) -> None:
+    """Refuse to begin if the disk cannot hold the file."""
+    folder = os.path.dirname(os.path.abspath(target))
+    try:
+        disk = os.statvfs(folder)
+    except OSError as error:
+        raise FileError(f"{folder}: {error.strerror}", hint="Create the folder first") from error
+    if disk.f_bavail * disk.f_frsize < size:
+        raise _full(target, size)
+
+
+def _full(target: str, size: int) -> FileError:
+    return FileError(f"{target}: the disk is full; the file needs {size / 1e6:.1f} MB",
+                     hint="Free disk space, or write to another disk")
+
+
+def _planned(type: str, model: Input, tensor: Tensor) -> _Planned:
+    """Choose the type of a tensor, and compute its size."""
+    dtype = type_of(type, model.model, tensor.name, tensor.shape)
+    if dtype is None:
+        dtype = "F32" if tensor.folder or tensor.entry is None else tensor.entry.dtype
+    if tensor.entry is not None and dtype == tensor.entry.dtype:
+        return _Planned(tensor, dtype, tensor.entry.nbytes)
+    items = int(np.prod(tensor.shape, dtype=object))
+    return _Planned(tensor, dtype, items // BLOCK[dtype] * _BYTES[dtype])
+
+
+def _data(plan: list[_Planned], paths: tuple[str, ...], pool: ThreadPoolExecutor) -> Iterator[bytes]:
+    """Yield the data of all tensors in order, converted by threads that are a few chunks ahead."""
+    ahead: deque[Future[bytes]] = deque()
+    files = [open_regular(path)[0] for path in paths]
+    try:
+        for one in plan:
+            for first, rows in _ranges(one.tensor):
+                ahead.append(pool.submit(_convert, one, first, rows, files, paths))
+                if len(ahead) > 2 * pool._max_workers:
+                    yield ahead.popleft().result()
+            if padding(one.nbytes):
+                ahead.append(pool.submit(bytes, padding(one.nbytes)))
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        for future in ahead:
+            future.cancel()
+        for future in ahead:
+            if not future.cancelled():
+                future.exception()  # waits: the thread reads from the files
+        for fd in files:
+            close(fd)
+
+
+def _ranges(tensor: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield first row and number of rows of each chunk. Rows of a head whose halves are interleaved stay together."""
+    rows = int(np.prod(tensor.shape[:-1], dtype=object))
+    unit = rows // tensor.heads if tensor.heads else 1
+    step = max(1, _CHUNK // (tensor.shape[-1] * unit)) * unit
+    for first in range(0, rows, step):
+        yield first, min(step, rows - first)
+
+
+def _convert(one: _Planned, first: int, rows: int, files: list[int], paths: tuple[str, ...]) -> bytes:
+    """Read rows of a tensor and convert them."""
+    tensor, entry = one.tensor, one.tensor.entry
+    if entry is None:
+        return tensor.data
+    all_rows = int(np.prod(tensor.shape[:-1], dtype=object))
+    stride = entry.nbytes // all_rows
+    data = read_exactly(files[entry.file], entry.offset + first * stride, rows * stride, path=paths[entry.file])
+    if tensor.heads:
+        half = all_rows // tensor.heads // 2
+        data = np.frombuffer(data, np.uint8).reshape(-1, 2, half, stride).swapaxes(1, 2).tobytes()
+    if one.dtype == entry.dtype:
+        return data
+    try:
+        return _core.quantize(one.dtype, entry.dtype, data, rows * tensor.shape[-1])
+    except FormatError as error:
+        raise FormatError(file=paths[entry.file], offset=entry.offset, field=tensor.name,
+                          got=f"NaN, infinity, or a value outside {one.dtype} in rows {first} to {first + rows - 1}",
+                          allowed="finite weights") from error
+
+
+def _rename_new(temporary: str, target: str) -> None:
+    """Give a file its name, which no file may have by now."""
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP):  # a file system without hard links
+            raise
+        if os.path.exists(target):
+            raise FileExistsError(errno.EEXIST, "exists", target) from error
+        os.rename(temporary, target)
+
+
+def _write(target: str, head: bytes, data: Iterator[bytes], total: int, force: bool,
+           progress: Callable[[int, int], None] | None) -> None:
+    """Write a file under a temporary name, then rename it. Delete it on every failure."""
+    temporary = f"{target}.{os.getpid()}.part"
+    written = 0
+    try:
+        with open(temporary, "xb") as file:
+            try:
+                file.write(head)
+                for part in data:
+                    file.write(part)
+                    written += len(part)
+                    if progress is not None:
+                        progress(written, total)
+                file.flush()
+                os.fsync(file.fileno())
+                if force:
+                    os.replace(temporary, target)
+                else:
+                    _rename_new(temporary, target)
+            finally:
+                data.close()  # type: ignore[attr-defined]
+                if os.path.exists(temporary):
+                    os.unlink(temporary)
+    except FileExistsError as error:
+        raise _exists(error.filename2 or error.filename or target) from error
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full(target, len(head) + total) from error
+        raise FileError(f"{target}: {error.strerror}") from error

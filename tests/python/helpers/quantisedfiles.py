@@ -1,0 +1,98 @@
+"""GGUF files that ``mpool quantize`` makes of seeded model folders.
+
+    python tests/python/helpers/quantisedfiles.py FOLDER    # torch, transformers, tokenizers
+
+writes the files of which ``tests/parity/decoder/make_quantised_goldens.py`` records llama.cpp's results.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paritymodels
+from paritymodels import torch
+
+VOCAB = 320
+#: Rows of the token embedding: some vocabularies are padded.
+ROWS = 336
+TEXT = "Hello, world! It's 12345 o'clock.\n\n  The quick   brown fox."
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+#: Name -> family, settings of the model, pre-tokenizer. Sizes of 96 have no whole superblocks.
+FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("llama", {"layers": 9, "hidden": 256, "num_attention_heads": 8}, "llama-bpe"),
+    "llama_tied": ("llama_rope3", {"tie": True}, "smollm"),
+    "llama_linear": ("llama_linear", {}, "gpt-2"),
+    "llama_yarn": ("llama_yarn", {}, "qwen2"),
+    "qwen2": ("qwen2", {}, "qwen2"),
+    "qwen3": ("qwen3", {"tie": True}, "qwen2"),
+}
+#: Files of which llama.cpp's results are recorded: folder and type.
+FILES = [*((name, "F32") for name in FOLDERS), ("llama", "Q8_0"), ("llama", "Q4_K_M"), ("llama", "Q6_K"),
+         ("qwen3", "Q8_0"), ("qwen2", "Q5_K_M")]
+
+
+def write_tokenizer(folder: Path, pre: str) -> None:
+    """Train a small byte-level BPE tokenizer and write its files."""
+    pytest.importorskip("tokenizers")
+    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm"))
+    steps: list[Any] = [byte_level]
+    if pre == "smollm":
+        steps.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    elif pre != "gpt-2":
+        digits = r"\p{N}{1,3}" if pre == "llama-bpe" else r"\p{N}"
+        steps.insert(0, pre_tokenizers.Split(Regex(WORDS + digits + REST), "isolated"))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else byte_level
+    tokenizer.train_from_iterator(
+        [TEXT] * 3, trainers.BpeTrainer(vocab_size=VOCAB - 3, show_progress=False,
+                                        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    fill = VOCAB - 3 - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([AddedToken(f"<fill{i}>", normalized=False) for i in range(fill)])
+    tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": {"content": "<|endoftext|>"},
+        "add_bos_token": pre == "llama-bpe", "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}))
+
+
+def save(name: str, folder: Path) -> Any:
+    """Save a folder of FOLDERS, and return its model."""
+    family, settings, pre = FOLDERS[name]
+    settings = {"layers": 2, **settings}
+    model = paritymodels.decoder(family, settings.pop("layers"), vocab=ROWS, **settings)
+    model.config.intermediate_size = 512 if model.config.hidden_size == 256 else 160
+    model.config.bos_token_id, model.config.eos_token_id = VOCAB - 2, VOCAB - 1
+    model = type(model)(model.config).eval()
+    paritymodels.randomise(model, 11)
+    model.tie_weights()
+    model.get_output_embeddings().weight.data[VOCAB:] = 0  # rows without a token are never the largest logit
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, pre)
+    return model
+
+
+def write(name: str, dtype: str, folder: Path) -> Path:
+    """Save a model folder and write its GGUF file below ``folder``; an existing one is kept."""
+    from mpool.models.quantizing import quantize
+
+    if not (folder / name).exists():
+        save(name, folder / name)
+    path = folder / f"{name}-{dtype}.gguf"
+    if not path.exists():
+        quantize(str(folder / name), str(path), dtype)
+    return path
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for model_name, file_type in FILES:
+        print(write(model_name, file_type, Path(sys.argv[1])))

@@ -1,0 +1,283 @@
+"""``mpool quantize``: bytes and errors of the quantisers, recipes, folders as GGUF files, and failures of the write."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import _core
+from mpool.models.quantizing import quantize
+
+gguf = pytest.importorskip("gguf")
+
+import quantisedfiles  # noqa: E402
+from corelib import greedy, logits  # noqa: E402
+from filehash import file_hash  # noqa: E402
+from paritymodels import torch  # noqa: E402
+
+GOLDENS = Path(__file__).resolve().parents[2] / "parity" / "decoder"
+sys.path.insert(0, str(GOLDENS))
+
+import make_quantised_goldens as goldens  # noqa: E402
+
+RECORDED = json.loads((GOLDENS / "quantised.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quantised")
+
+
+# ---- quantisers ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_bytes_are_those_of_the_gguf_package(dtype: str) -> None:
+    for values in (*goldens.rows().values(), np.zeros((2, 64), np.float32), np.full((2, 64), -1e-6, np.float32)):
+        expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType[dtype]).tobytes()
+        assert _core.quantize(dtype, "F32", values.tobytes(), values.size) == expected
+
+
+@pytest.mark.parametrize("dtype", list(goldens.SEARCHED))
+def test_errors_are_near_those_of_ggml(dtype: str) -> None:
+    for name, values in goldens.rows().items():
+        stored = _core.quantize(dtype, "F32", values.tobytes(), values.size)
+        back = _core.dequantize(dtype, stored, values.size).reshape(values.shape)
+        error = np.sqrt(np.mean((back - values) ** 2) / np.mean(values ** 2))
+        assert error <= 1.02 * RECORDED["errors"][dtype][name], name
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
+    values = np.zeros(256, np.float32)
+    values[200] = value
+    with pytest.raises(mpool.FormatError, match="NaN, infinite or outside Q8_0"):
+        _core.quantize("Q8_0", "F32", values.tobytes(), 256)
+    with pytest.raises(mpool.FormatError, match="outside F16"):
+        _core.quantize("F16", "F32", np.full(4, 1e6, np.float32).tobytes(), 4)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (("Q2_K", "F32", bytes(1024), 256), "does not quantise to"), (("Q8_0", "I32", bytes(128), 32), "no storage type"),
+    (("Q8_0", "AWQ4", bytes(16), 32), "no storage type"), (("Q8_0", "F32", bytes(124), 31), "n is 31"),
+    (("Q8_0", "F32", bytes(124), 32), "must have 128 bytes, got 124"), (("Q8_0", "F32", b"", -32), "n is -32"),
+    (("Q8_0", "F32", b"", 1 << 62), "n is ")])
+def test_arguments_of_the_core(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=words):
+        _core.quantize(*arguments)
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", goldens.MIXED)
+def test_types_are_those_of_llama_cpp(folder: Path, name: str) -> None:
+    source = quantisedfiles.write(name, "F32", folder)
+    for recipe in goldens.FILE_TYPES:
+        target = folder / "recipe.gguf"
+        quantize(str(source), str(target), recipe, force=True)
+        found = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(target).tensors}
+        assert found == RECORDED["types"][name][recipe], recipe
+
+
+@pytest.mark.parametrize("name", list(quantisedfiles.FOLDERS))
+def test_float_file_computes_the_same(folder: Path, name: str) -> None:
+    path = quantisedfiles.write(name, "F32", folder)
+    tokens = np.random.default_rng(3).integers(0, quantisedfiles.VOCAB, 120)
+    with mpool.Pool() as pool:
+        expected = logits(pool, str(folder / name), tokens, "float32")
+        got = logits(pool, str(path), tokens, "float32")
+        assert np.abs(got - expected).max() <= 1e-4
+        messages = [{"role": "user", "content": "Hello"}]
+        options = {"max_tokens": 4, "temperature": 0, "compute": "float32"}
+        assert pool.chat(messages, str(path), **options).token_ids \
+            == pool.chat(messages, str(folder / name), **options).token_ids
+        assert pool.tokenize(quantisedfiles.TEXT, str(path)) == pool.tokenize(quantisedfiles.TEXT, str(folder / name))
+
+
+@pytest.mark.parametrize("dtype, most", [("BF16", 0.002), ("F16", 0.0003), ("Q8_0", 0.006), ("Q6_K", 0.02),
+                                         ("Q5_K_M", 0.04), ("Q5_0", 0.05), ("Q4_K_M", 0.08), ("Q4_K_S", 0.08),
+                                         ("Q4_0", 0.1)])
+def test_types_are_near_the_source(folder: Path, dtype: str, most: float) -> None:
+    """The weights, whose rows are permuted in both files alike."""
+    source = gguf.GGUFReader(quantisedfiles.write("llama", "F32", folder))
+    weights = {tensor.name: tensor.data for tensor in source.tensors}
+    for tensor in gguf.GGUFReader(quantisedfiles.write("llama", dtype, folder)).tensors:
+        back, expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type), weights[tensor.name]
+        assert np.sqrt(np.mean((back - expected) ** 2) / np.mean(expected ** 2)) <= most, tensor.name
+
+
+@pytest.mark.parametrize("dtype, most", [("BF16", 0.02), ("F16", 0.002), ("Q8_0", 0.04), ("Q5_0", 0.3), ("Q4_0", 0.6)])
+def test_logits_are_near_the_source(folder: Path, dtype: str, most: float) -> None:
+    path = quantisedfiles.write("qwen3", dtype, folder)
+    tokens = np.random.default_rng(3).integers(0, quantisedfiles.VOCAB, 60)
+    with mpool.Pool() as pool:
+        expected = logits(pool, str(folder / "qwen3"), tokens, "float32")
+        got = logits(pool, str(path), tokens, "float32")
+    assert np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected ** 2)) <= most
+
+
+@pytest.mark.parametrize("name, dtype", quantisedfiles.FILES)
+def test_llama_cpp_gives_the_same_tokens(folder: Path, name: str, dtype: str) -> None:
+    path = quantisedfiles.write(name, dtype, folder)
+    recorded = RECORDED["files"][path.stem]
+    if recorded["hash"] != file_hash(path).tobytes().hex():
+        pytest.skip("this torch gives other weights than the recorded ones")
+    with mpool.Pool() as pool:
+        got = logits(pool, str(path), np.array(goldens.PROMPT))[-1][:32]
+        expected = np.array(recorded["logits"])
+        error = np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected ** 2))
+        # quantised: both round activations to 8 bits, in blocks of different sizes
+        assert error <= (1e-4 if dtype == "F32" else 0.15)
+        if dtype == "F32":
+            assert greedy(pool, str(path), np.array(goldens.PROMPT), goldens.GREEDY).tolist() == recorded["greedy"]
+        assert pool.tokenize(RECORDED["text"], str(path), add_special=False) == recorded["ids"]
+
+
+def test_keys_of_a_file_are_kept(folder: Path, tmp_path: Path) -> None:
+    source = quantisedfiles.write("llama_tied", "F32", folder)
+    target = tmp_path / "q.gguf"
+    report = quantize(str(source), str(target), "Q4_0")
+    assert report.nbytes == target.stat().st_size and report.types == {"Q8_0": 1, "Q4_0": 14, "F32": 6}
+    old, new = gguf.GGUFReader(source).fields, gguf.GGUFReader(target).fields
+    assert old.keys() == new.keys()
+    for name in old:
+        if name not in ("general.file_type", "GGUF.tensor_count"):
+            assert old[name].contents() == new[name].contents() and old[name].types == new[name].types, name
+    assert new["general.file_type"].contents() == 2
+
+
+def test_quantised_source(folder: Path, tmp_path: Path) -> None:
+    source = quantisedfiles.write("llama", "Q8_0", folder)
+    quantize(str(source), str(tmp_path / "q.gguf"), "Q8_0")
+    assert (tmp_path / "q.gguf").read_bytes() == source.read_bytes()
+    quantize(str(source), str(tmp_path / "k.gguf"), "Q4_K_M", threads=1)
+    quantize(str(source), str(tmp_path / "k.gguf"), "Q4_K_M", threads=3, force=True)
+    with mpool.Pool() as pool:
+        logits(pool, str(tmp_path / "k.gguf"), np.arange(5))
+
+
+# ---- failures ------------------------------------------------------------------------------------------------------
+
+def _only(folder: Path, names: set[str]) -> None:
+    assert {path.name for path in folder.iterdir()} == names
+
+
+def test_target(folder: Path, tmp_path: Path) -> None:
+    source = quantisedfiles.write("qwen2", "F32", folder)
+    target = tmp_path / "q.gguf"
+    target.write_text("mine")
+    with pytest.raises(mpool.FileError, match="q.gguf exists.*--force"):
+        quantize(str(source), str(target), "Q8_0")
+    assert target.read_text() == "mine"
+    with pytest.raises(mpool.InvalidArgument, match="is the file to read"):
+        quantize(str(source), str(source), "Q8_0", force=True)
+    with pytest.raises(mpool.InvalidArgument, match="is a folder"):
+        quantize(str(source), str(tmp_path), "Q8_0", force=True)
+    with pytest.raises(mpool.FileError, match="Create the folder first"):
+        quantize(str(source), str(tmp_path / "none" / "q.gguf"), "Q8_0")
+    for settings, words in (({"type": "Q9_K"}, "`type` is 'Q9_K', allowed: Q4_K_M"), ({"threads": 0}, "1 to 64")):
+        with pytest.raises(mpool.InvalidArgument, match=words):
+            quantize(str(source), str(target), **{"type": "Q8_0", **settings})  # type: ignore[arg-type]
+    _only(tmp_path, {"q.gguf"})
+
+
+def test_target_that_appears_during_the_write(folder: Path, tmp_path: Path) -> None:
+    source = quantisedfiles.write("qwen2", "F32", folder)
+    target = tmp_path / "q.gguf"
+    with pytest.raises(mpool.FileError, match="q.gguf exists"):
+        quantize(str(source), str(target), "Q8_0", progress=lambda done, total: target.write_text("other") and None)
+    assert target.read_text() == "other"
+    _only(tmp_path, {"q.gguf"})
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), MemoryError()])
+def test_interruption_leaves_nothing(folder: Path, tmp_path: Path, failure: BaseException) -> None:
+    def stop(done: int, total: int) -> None:
+        raise failure
+
+    with pytest.raises(type(failure)):
+        quantize(str(quantisedfiles.write("qwen2", "F32", folder)), str(tmp_path / "q.gguf"), "Q8_0", progress=stop)
+    _only(tmp_path, set())
+
+
+def test_full_disk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = str(quantisedfiles.write("qwen2", "F32", folder))
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(mpool.FileError, match=r"the disk is full; the file needs 0\.\d MB"):
+        quantize(source, str(tmp_path / "q.gguf"), "Q8_0")
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "statvfs", lambda path: type("Disk", (), {"f_bavail": 1, "f_frsize": 512}))
+    with pytest.raises(mpool.FileError, match="the disk is full"):
+        quantize(source, str(tmp_path / "q.gguf"), "Q8_0")
+    _only(tmp_path, set())
+
+
+def test_weights_that_are_not_finite(folder: Path, tmp_path: Path) -> None:
+    import safetensors.torch
+
+    quantisedfiles.save("qwen2", tmp_path / "m")
+    tensors = safetensors.torch.load_file(tmp_path / "m" / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
+    safetensors.torch.save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(mpool.FormatError, match=r"blk.1.ffn_up.weight.*rows 0 to 159.*finite weights"):
+        quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
+    _only(tmp_path, {"m"})
+
+
+def _edit(path: Path, change: Any) -> None:
+    table = json.loads(path.read_text())
+    change(table)
+    path.write_text(json.dumps(table))
+
+
+@pytest.mark.parametrize("file, change, words", [
+    ("config.json", lambda t: t.update(hidden_act="gelu"), "with the setting activation"),
+    ("tokenizer.json", lambda t: t["model"].update(type="Unigram"), "byte-level BPE tokenizers only"),
+    ("tokenizer.json", lambda t: t["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed"),
+     "only the pre-tokenizers of gpt-2, smollm, llama-bpe, qwen2"),
+    ("tokenizer.json", lambda t: t["model"]["merges"].append(["a"]), "model.merges.*pairs of tokens"),
+    ("tokenizer.json", lambda t: t["model"]["vocab"].update(zzzz=336), "id of a token.*336.*0 to 335"),
+    ("tokenizer.json", lambda t: t["added_tokens"][0].update(id=-1), "id of a token.*-1.*0 to 335")])
+def test_folders_that_cannot_be_converted(tmp_path: Path, file: str, change: Any, words: str) -> None:
+    quantisedfiles.save("qwen2", tmp_path / "m")
+    _edit(tmp_path / "m" / file, change)
+    with pytest.raises((mpool.Unsupported, mpool.FormatError), match=words):
+        quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
+    _only(tmp_path, {"m"})
+
+
+def test_other_families_are_named(tmp_path: Path) -> None:
+    import paritymodels
+    import quantisedmodels
+
+    model = paritymodels.decoder("granite", 1, vocab=157)
+    model.save_pretrained(tmp_path / "m")
+    paritymodels.write_tokenizer(tmp_path / "m", 157)
+    with pytest.raises(mpool.Unsupported, match="folders of llama, qwen2, qwen3, got granite"):
+        quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
+    quantisedmodels.save(quantisedmodels.decoder("llama", layers=1), tmp_path / "awq", "awq")
+    with pytest.raises(mpool.Unsupported, match="is AWQ4; mpool converts folders with weights of BF16, F16, F32"):
+        quantize(str(tmp_path / "awq"), str(tmp_path / "q.gguf"), "Q8_0")
+    with pytest.raises(mpool.FileError):
+        quantize(str(tmp_path / "none.gguf"), str(tmp_path / "q.gguf"), "Q8_0")
+
+
+def test_command(folder: Path, tmp_path: Path) -> None:
+    source = quantisedfiles.write("qwen2", "F32", folder)
+    command = [sys.executable, "-m", "mpool", "quantize", str(source), str(tmp_path / "q.gguf"), "--type", "Q8_0"]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["bytes"] == (tmp_path / "q.gguf").stat().st_size
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 1 and "exists. Use --force" in again.stderr

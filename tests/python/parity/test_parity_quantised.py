@@ -1,0 +1,159 @@
+"""Folders with weights in AWQ, GPTQ and FP8, compared with transformers, which computes with the float values of the
+weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+
+import quantisedmodels
+from corelib import greedy, logits
+from paritymodels import torch
+
+TOLERANCE = 1e-4
+#: Name -> family, settings of the model, settings of :func:`quantisedmodels.save`.
+FOLDERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "awq": ("llama", {}, {"method": "awq"}),
+    "awq_one_group": ("qwen3", {}, {"method": "awq", "group": -1}),
+    "awq_128": ("qwen2", {"hidden": 384, "inner": 256}, {"method": "awq", "group": 128}),
+    "gptq": ("llama", {}, {"method": "gptq"}),
+    "gptq_v2": ("qwen2", {}, {"method": "gptq", "v2": True, "group": -1}),
+    "gptq_symmetric": ("llama", {}, {"method": "gptq", "symmetric": True, "group": 64}),  # the last group is shorter
+    "gptq_ordered": ("llama", {}, {"method": "gptq", "ordered": True}),
+    "fp8": ("llama", {"hidden": 288, "inner": 160}, {"method": "fp8"}),
+    "fp8_small_blocks": ("qwen3", {}, {"method": "fp8", "block": (24, 64)}),
+    "fp8_tensor": ("qwen2", {}, {"method": "fp8", "block": None, "scale_name": "weight_scale"}),
+    "fp8_channel": ("llama", {}, {"method": "compressed-tensors", "block": None, "channel": True,
+                                  "scale_name": "weight_scale"}),
+    "fp8_experts": ("qwen3moe", {"moe_intermediate_size": 64}, {"method": "fp8", "block": (32, 32)}),
+    "awq_experts": ("qwen3moe", {"moe_intermediate_size": 64}, {"method": "awq"}),
+    "gptq_experts": ("qwen3moe", {"moe_intermediate_size": 64}, {"method": "gptq", "ordered": True}),
+    "fp8_deepseek": ("deepseek2", {"hidden": 160, "kv_lora_rank": 64, "q_lora_rank": 64, "moe_intermediate_size": 64},
+                     {"method": "fp8"}),
+}
+
+
+@pytest.fixture(scope="module", params=list(FOLDERS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    family, sizes, options = FOLDERS[request.param]
+    path = tmp_path_factory.mktemp(request.param)
+    model = quantisedmodels.decoder(family, **sizes)
+    quantisedmodels.save(model, path, **options)
+    tokens = np.random.default_rng(7).integers(2, 157, 50)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens[None])).logits[0].numpy()
+    return str(path), tokens, expected
+
+
+def test_float32_computes_the_formula(folder) -> None:
+    path, tokens, expected = folder
+    with mpool.Pool() as pool:
+        got = logits(pool, path, tokens, "float32")
+    assert np.abs(got - expected).max() <= TOLERANCE * max(1.0, np.abs(expected).max())
+
+
+def test_stored_types_are_near_the_formula(folder) -> None:
+    """Activations of 8 bits dominate the difference: it is that of a quantised GGUF file. The median leaves out the
+    rows whose tokens are routed to other experts."""
+    path, tokens, expected = folder
+    with mpool.Pool() as pool:
+        got = logits(pool, path, tokens)
+    errors = np.sqrt(np.mean((got - expected) ** 2, axis=1) / np.mean(expected ** 2, axis=1))
+    assert np.median(errors) <= 0.06
+
+
+def test_worker_process_computes_the_same(tmp_path: Path) -> None:
+    model = quantisedmodels.decoder("qwen3moe", moe_intermediate_size=64)
+    quantisedmodels.save(model, tmp_path, "awq")
+    tokens = np.random.default_rng(7).integers(2, 157, 9)
+    with mpool.Pool() as pool:
+        expected = greedy(pool, str(tmp_path), tokens, 8)
+    with mpool.Pool() as pool:
+        pool.load(str(tmp_path), isolation="process")
+        assert (greedy(pool, str(tmp_path), tokens, 8) == expected).all()
+
+
+def test_zero_biases_are_dropped(tmp_path: Path) -> None:
+    """Converters to GPTQ add zero biases to layers that have none."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = quantisedmodels.decoder("llama")
+    tensors = quantisedmodels.save(model, tmp_path, "gptq")
+    name = "model.layers.1.mlp.down_proj.bias"
+    tensors[name] = torch.zeros(96, dtype=torch.float16)
+    safetensors.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with mpool.Pool() as pool:
+        logits(pool, str(tmp_path), np.arange(4))
+    tensors[name][95] = 0.5
+    safetensors.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match="down_proj.bias"):
+        pool.load(str(tmp_path))
+
+
+Q = "model.layers.0.self_attn.q_proj."
+
+
+def _first(value: float) -> Any:
+    def edit(tensor: Any) -> Any:
+        tensor.view(-1)[3] = value
+        return tensor
+    return edit
+
+
+#: Method, options, tensor, edit, words of the error.
+HOSTILE: list[tuple[str, dict[str, Any], str, Any, str]] = [
+    ("awq", {}, Q + "qzeros", lambda t: None, "q_proj.qzeros missing"),
+    ("awq", {}, Q + "scales", lambda t: None, "q_proj.scales missing"),
+    ("gptq", {"ordered": True}, Q + "g_idx", lambda t: None, "q_proj.g_idx missing"),
+    ("fp8", {}, Q + "weight_scale_inv", lambda t: None, "q_proj.weight_scale_inv missing"),
+    ("awq", {}, Q + "qweight", lambda t: t[:40], r"shape of .*q_proj.qweight.*multiples of 8 outputs and of 32"),
+    ("awq", {}, Q + "qweight", lambda t: t.float(), "q_proj.qweight.*an I32 matrix"),
+    ("awq", {}, Q + "qweight", lambda t: t[:64], r"shape of .*q_proj.qzeros"),
+    ("awq", {}, Q + "scales", lambda t: t[:1], r"shape of .*q_proj.scales.*\[3, 96\]"),
+    ("awq", {}, Q + "scales", lambda t: t.to(torch.int32), r"type of .*q_proj.scales.*BF16, F16, F32"),
+    ("gptq", {}, Q + "g_idx", _first(3), r"values of .*q_proj.g_idx.*3 at index 3.*groups 0 to 2"),
+    ("gptq", {}, Q + "g_idx", _first(-1), r"values of .*q_proj.g_idx.*-1 at index 3.*groups 0 to 2"),
+    ("gptq", {}, Q + "g_idx", lambda t: t[:9], r"shape of .*q_proj.g_idx.*\[96\]"),
+    ("awq", {}, Q + "scales", _first(float("nan")), r"blk.0.attn_q.scales.*nan at index 3.*finite"),
+    ("awq", {}, Q + "scales", _first(float("inf")), r"blk.0.attn_q.scales.*inf at index 3.*finite"),
+    ("gptq", {}, Q + "scales", _first(0.0), r"blk.0.attn_q.scales.*0 at index 3.*not 0"),
+    ("gptq", {}, Q + "scales", _first(5000.0), r"blk.0.attn_q.scales.*at most 4094"),
+    ("fp8", {}, Q + "weight_scale_inv", lambda t: t * float("nan"), r"blk.0.attn_q.scales.*nan at index 0.*finite"),
+    ("fp8", {}, Q + "weight_scale_inv", lambda t: t * 0, r"blk.0.attn_q.scales.*0 at index 0.*not 0"),
+    ("fp8", {}, Q + "weight_scale_inv", lambda t: t.repeat(2, 3),
+     r"shape of .*weight_scale_inv.*\[1, 1\] or \[96, 1\]"),
+]
+
+
+@pytest.mark.parametrize("method, options, name, edit, words", HOSTILE)
+def test_hostile_tensors(tmp_path: Path, method: str, options: dict[str, Any], name: str, edit: Any,
+                         words: str) -> None:
+    quantisedmodels.save(quantisedmodels.decoder("llama", layers=1), tmp_path, method, **options)
+    quantisedmodels.change(tmp_path, name, edit)
+    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match=f"(?s){words}"):
+        pool.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("method, changes, error, words", [
+    ("awq", {"bits": 8}, mpool.Unsupported, "bits is 8, mpool supports only 4"),
+    ("awq", {"version": "gemv"}, mpool.Unsupported, "version is 'gemv', mpool supports only 'gemm'"),
+    ("awq", {"zero_point": False}, mpool.Unsupported, "zero_point is false"),
+    ("awq", {"group_size": 48}, mpool.FormatError, "group_size.*48.*a multiple of 32"),
+    ("gptq", {"group_size": 0}, mpool.FormatError, "group_size.*-1 .one group., or a multiple of 32"),
+    ("gptq", {"bits": 3}, mpool.Unsupported, "bits is 3, mpool supports only 4"),
+    ("gptq", {"checkpoint_format": "marlin"}, mpool.Unsupported, "checkpoint_format is 'marlin'"),
+    ("fp8", {"fmt": "e5m2"}, mpool.Unsupported, "fmt is 'e5m2'"),
+    ("fp8", {"weight_block_size": [128, 0]}, mpool.FormatError, "weight_block_size.*two sizes from 1"),
+    ("fp8", {"weight_block_size": [1 << 40, 128]}, mpool.FormatError, "weight_block_size.*two sizes from 1"),
+    ("fp8", {"quant_method": "bitsandbytes"}, mpool.Unsupported, "quantised by bitsandbytes.*awq .*gptq .*fp8"),
+    ("compressed-tensors", {"format": "pack-quantized"}, mpool.Unsupported, "format is 'pack-quantized'")])
+def test_unsupported_options(tmp_path: Path, method: str, changes: dict[str, Any], error: type[Exception],
+                             words: str) -> None:
+    options: dict[str, Any] = {"block": None, "scale_name": "weight_scale"} if method == "compressed-tensors" else {}
+    quantisedmodels.save(quantisedmodels.decoder("llama", layers=1), tmp_path, method, changes=changes, **options)
+    with mpool.Pool() as pool, pytest.raises(error, match=f"(?s){words}"):
+        pool.load(str(tmp_path))
