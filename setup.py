@@ -51,7 +51,8 @@ def headers() -> list[str]:
 def compile_flags() -> list[str]:
     """Flags after those of this Python. No -m flag: files that use an instruction set name it themselves."""
     flags = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread",
-             "-Wall", "-Wextra", "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
+             "-Wall", "-Wextra", "-Wno-cast-function-type", "-Wno-missing-field-initializers",
+             "-Werror=implicit-function-declaration"]  # a macro that the limited API of Python lacks
     sanitize = os.environ.get("MPOOL_SANITIZE", "").strip()
     if enabled("MPOOL_SEAM"):
         flags.append("-DMP_SEAM")

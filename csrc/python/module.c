@@ -354,7 +354,7 @@ static PyObject *quantize(PyObject *module, PyObject *args, PyObject *kwargs) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "%zd items of %s must have %llu bytes, got %zd", n, source,
                      (unsigned long long)bytes, data.len);
     } else if ((result = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size))) {
-        uint8_t *out = (uint8_t *)PyBytes_AS_STRING(result);
+        uint8_t *out = (uint8_t *)PyBytes_AsString(result);
         mp_status status;
         Py_BEGIN_ALLOW_THREADS status = convert(to, from, data.buf, n, out);
         Py_END_ALLOW_THREADS

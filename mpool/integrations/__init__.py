@@ -5,7 +5,8 @@ extra of the same name.
 - ``langchain``: :class:`mpool.integrations.langchain.ChatMpool` and
   :class:`mpool.integrations.langchain.MpoolEmbeddings`.
 - ``sentence_transformers``: :class:`mpool.integrations.sentence_transformers.SentenceTransformer` and
-  :class:`mpool.integrations.sentence_transformers.CrossEncoder`, which need no extra.
+  :class:`mpool.integrations.sentence_transformers.CrossEncoder`, which need torch
+  only for results that are tensors.
 - ``llm``: a plugin of the command ``llm``, which finds it by its entry point.
 - ``ray``: replicated pools behind one address (``mpool ray serve``), embeddings for Parquet files (``mpool ray
   embed``).

@@ -429,7 +429,7 @@ def _tensor(value: Any) -> Any:
     try:
         import torch
     except ImportError:
-        raise Unsupported("tensors need the package torch", hint="Install torch, or keep convert_to_numpy=True") \
+        raise Unsupported("tensors need the package torch", hint='Run pip install "mpool[sentence_transformers]"') \
             from None
     return torch.as_tensor(value)
 

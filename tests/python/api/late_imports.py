@@ -87,6 +87,7 @@ mpool.integrations.llm  mpool.aio  1  start-up
 mpool.integrations.ray.parquet  tqdm  1  start-up
 mpool.integrations.ray.pools  mpool.integrations.ray._share  1  optional
 mpool.integrations.ray.pools  ray.util.metrics  1  optional
+mpool.integrations.sentence_transformers  torch  1  optional
 mpool.model  mpool._functions  2  start-up
 mpool.models.describing  mpool.models.formats  1  start-up
 mpool.models.describing  mpool.models.formats.gguf_model  1  start-up
