@@ -86,9 +86,10 @@ COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "generate"
             "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image",
                       "chat", "vision"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
+                    "semantic_search", "paraphrase_mining", "community_detection", "swap",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown", "capture",
                     "read_capture", "compare_captures"},
-          "aio": {"load", "unload"},
+          "aio": {"load", "swap", "unload"},
           "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
 
 
