@@ -7,6 +7,7 @@ extra of the same name.
 - ``sentence_transformers``: :class:`mpool.integrations.sentence_transformers.SentenceTransformer` and
   :class:`mpool.integrations.sentence_transformers.CrossEncoder`, which need torch
   only for results that are tensors.
+- ``llama_cpp``: :class:`mpool.integrations.llama_cpp.Llama`; needs no extra.
 - ``llm``: a plugin of the command ``llm``, which finds it by its entry point.
 - ``ray``: replicated pools behind one address (``mpool ray serve``), embeddings for Parquet files (``mpool ray
   embed``).

@@ -1,0 +1,461 @@
+"""``Llama`` with the interface of llama-cpp-python, computed by mpool. Needs no extra.
+
+Results are dicts in OpenAI's format, as there. Unlike there, any number of threads may use one object, and models are
+also found by reference (``Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M``). Constrained output needs the extra ``grammar``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._functions import pool_of
+from ..errors import InvalidArgument, Unsupported
+from ..model import Model
+
+if TYPE_CHECKING:
+    from ..results import Chunk, Completion, TokenLogprob, Usage
+
+#: What to do instead of an argument of the constructor that would change what is computed.
+_FILE, _ADAPTER = "mpool uses the value that the file states", "Merge the adapter into the weights"
+#: These arguments, each with its default in llama-cpp-python.
+_CONSTRUCTOR: dict[str, tuple[Any, str]] = {
+    **{name: (default, _FILE) for name, default in (
+        ("rope_scaling_type", -1), ("rope_freq_base", 0.0), ("rope_freq_scale", 0.0), ("yarn_ext_factor", -1.0),
+        ("yarn_attn_factor", 1.0), ("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0), ("yarn_orig_ctx", 0),
+        ("pooling_type", -1), ("attention_type", -1), ("tokenizer", None))},
+    "lora_base": (None, _ADAPTER), "lora_path": (None, _ADAPTER), "lora_scale": (1.0, _ADAPTER),
+    "kv_overrides": (None, "Change the file's keys with the gguf package"),
+    "vocab_only": (False, "Load the model: its weights are mapped when they are needed"),
+    "chat_format": (None, "mpool uses the file's chat template; mpool.register(..., chat_template=...) replaces it"),
+    "chat_handler": (None, "mpool.vision answers questions about images"),
+    "draft_model": (None, "mpool.load(..., draft=NAME) adds a draft model"),
+    "type_k": (None, 'mpool.load(..., kv_dtype="int8")'), "type_v": (None, 'mpool.load(..., kv_dtype="int8")'),
+    "spm_infill": (False, "mpool serve fills in the middle: POST /v1/completions"),
+}
+#: Arguments of the constructor that have no effect: they choose devices, threads, batches and output.
+_UNUSED = frozenset((
+    "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "use_mmap", "use_mlock", "n_batch", "n_ubatch",
+    "n_threads", "n_threads_batch", "logits_all", "embedding", "offload_kqv", "flash_attn", "op_offload", "swa_full",
+    "no_perf", "last_n_tokens_size", "numa", "verbose"))
+#: Sampling arguments that mpool lacks, and the value that has no effect.
+_NEUTRAL = {"typical_p": 1.0, "tfs_z": 1.0, "mirostat_mode": 0, "logits_processor": None, "stopping_criteria": None,
+            "suffix": None, "functions": None, "function_call": None}
+_INSTEAD = {"logits_processor": "logit_bias= adds constants to logits", "functions": "Pass tools=",
+            "function_call": "Pass tool_choice=", "suffix": "mpool serve fills in the middle: POST /v1/completions"}
+
+
+class LlamaGrammar:
+    """A grammar in GBNF."""
+
+    def __init__(self, grammar: str | None = None, *, schema: Any = None) -> None:
+        self._format: dict[str, Any] = {"type": "grammar", "grammar": grammar} if schema is None else \
+            {"type": "json_schema", "json_schema": {"schema": schema}}
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
+        """Return the grammar of a text in GBNF."""
+        return cls(grammar)
+
+    @classmethod
+    def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
+        """Return the grammar of a file in GBNF."""
+        with open(file, encoding="utf-8") as opened:
+            return cls(opened.read())
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
+        """Return the grammar of a JSON schema, given as JSON text."""
+        import json
+
+        try:
+            return cls(schema=json.loads(json_schema))
+        except ValueError as error:
+            raise InvalidArgument(param="json_schema", got=str(error), allowed="a JSON schema as JSON text") from None
+
+
+class LlamaState:
+    """A state that :meth:`Llama.save_state` returns. It is empty: requests that begin with the same text share it in
+    the prefix cache."""
+
+
+class Llama:
+    """A language model or embedding model, as llama-cpp-python's class of this name.
+
+    Args:
+        model_path: path of a GGUF file or of a folder, a reference, or a :class:`mpool.Model`.
+        n_ctx: maximum number of tokens of a prompt and its completion; 0 (the default): the model's context. There, the
+            default is 512.
+        seed: seed of requests without one; 4294967295 (the default): a random one for each request.
+        options: other arguments of that class. Those that choose devices, threads and batches have no effect; those
+            that would change results raise :class:`mpool.Unsupported`, which says what to do instead.
+    """
+
+    def __init__(self, model_path: str | os.PathLike[str] | Model, *, n_ctx: int = 0, seed: int = 0xFFFFFFFF,
+                 **options: Any) -> None:
+        for name, value in options.items():
+            if name not in _CONSTRUCTOR and name not in _UNUSED:
+                raise TypeError(f"Llama() got an unexpected keyword argument {name!r}")
+            if name in _CONSTRUCTOR and value != _CONSTRUCTOR[name][0]:
+                raise Unsupported(f"`{name}` is not available here", hint=_CONSTRUCTOR[name][1])
+        self.model_path = str(getattr(model_path, "ref", model_path))
+        self._model = pool_of(model_path).get(model_path)
+        self._settings = self._model.description.generation
+        self._context = n_ctx or None
+        self.set_seed(seed)
+
+    @classmethod
+    def from_pretrained(cls, repo_id: str, filename: str | None = None, **options: Any) -> Llama:
+        """Return the model of a repository.
+
+        Args:
+            repo_id: ``owner/name``.
+            filename: name of its file, or ``*`` and the end of the name, such as ``*q4_k_m.gguf``; None: the
+                repository has one model.
+            options: as for the class.
+        """
+        if filename is None:
+            return cls(repo_id, **options)
+        if "*" not in filename:
+            return cls(f"hf://{repo_id}/{filename}", **options)
+        quantisation = filename.removesuffix(".gguf").strip("*").lstrip("-_.").upper()
+        return cls(f"{repo_id}:{quantisation}", **options)
+
+    # ---- completions -----------------------------------------------------------------------------------------------
+
+    def create_completion(self, prompt: str | Sequence[int], suffix: str | None = None, max_tokens: int | None = 16,
+                          temperature: float = 0.8, top_p: float = 0.95, min_p: float = 0.05, typical_p: float = 1.0,
+                          logprobs: int | None = None, echo: bool = False, stop: str | Sequence[str] | None = (),
+                          frequency_penalty: float = 0.0, presence_penalty: float = 0.0, repeat_penalty: float = 1.0,
+                          top_k: int = 40, stream: bool = False, seed: int | None = None, tfs_z: float = 1.0,
+                          mirostat_mode: int = 0, mirostat_tau: float = 5.0, mirostat_eta: float = 0.1,
+                          model: str | None = None, stopping_criteria: Any = None, logits_processor: Any = None,
+                          grammar: LlamaGrammar | str | None = None,
+                          logit_bias: Mapping[int, float] | None = None) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """Continue a prompt.
+
+        Args:
+            prompt: a text, in which the names of control tokens become those tokens, or token ids.
+            max_tokens: maximum number of tokens; None or less than 1: up to the end of the context.
+            logprobs: number of most probable tokens to return at each position.
+            echo: begin the text with the prompt; not together with ``logprobs`` or token ids.
+            repeat_penalty: applies to all tokens of prompt and completion; there, to the last 64.
+            stream: True: return an iterator over parts of the completion.
+            model: name of the model in the result.
+            grammar: a :class:`LlamaGrammar`, or a text in GBNF.
+
+        Returns:
+            A dict in the format of OpenAI's ``/v1/completions``, or an iterator over such dicts.
+
+        Raises:
+            Unsupported: ``suffix``, ``typical_p``, ``tfs_z``, ``mirostat_mode``, ``stopping_criteria`` or
+                ``logits_processor`` is in use.
+            MpoolError: as for :func:`mpool.generate`.
+        """
+        _refuse_unless_neutral(suffix=suffix, typical_p=typical_p, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
+                               stopping_criteria=stopping_criteria, logits_processor=logits_processor)
+        if echo and (logprobs is not None or not isinstance(prompt, str)):
+            raise Unsupported("`echo` is not available with log probabilities or token ids",
+                              hint="Put the prompt before the text yourself")
+        options = self._sampling(max_tokens, temperature, top_p, min_p, top_k, frequency_penalty, presence_penalty,
+                                 repeat_penalty, stop, seed, grammar, None, logit_bias)
+        if logprobs is not None:
+            options["logprobs"] = logprobs
+        head = _head("cmpl", "text_completion", model or self.model_path)
+        begin = prompt if echo and isinstance(prompt, str) else ""
+        at = len(prompt) if isinstance(prompt, str) else 0
+        if stream:
+            chunks = self._model.generate(prompt, parse_special=True, stream=True, **options)
+            return self._completion_parts(head, chunks, begin, at)
+        done = self._model.generate(prompt, parse_special=True, **options)
+        choice = {"text": begin + done.text, "index": 0, "logprobs": _completion_logprobs(done.logprobs, at),
+                  "finish_reason": done.finish_reason}
+        return {**head, "choices": [choice], "usage": _usage(done.usage)}
+
+    __call__ = create_completion
+
+    @staticmethod
+    def _completion_parts(head: dict[str, Any], chunks: Any, begin: str, at: int) -> Iterator[dict[str, Any]]:
+        def part(text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+            return {**head, "choices": [{"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}]}
+
+        with chunks:
+            if begin:
+                yield part(begin, None, None)
+            for chunk in chunks:
+                if chunk.text:
+                    yield part(chunk.text, _completion_logprobs(chunk.logprobs, at), None)
+                    at += len(chunk.text)
+                if chunk.finish_reason:
+                    yield part("", None, chunk.finish_reason)
+
+    def create_chat_completion(self, messages: Sequence[Mapping[str, Any]], functions: Any = None,
+                               function_call: Any = None, tools: Sequence[Mapping[str, Any]] | None = None,
+                               tool_choice: Any = None, temperature: float = 0.2, top_p: float = 0.95, top_k: int = 40,
+                               min_p: float = 0.05, typical_p: float = 1.0, stream: bool = False,
+                               stop: str | Sequence[str] | None = (), seed: int | None = None,
+                               response_format: Mapping[str, Any] | None = None, max_tokens: int | None = None,
+                               presence_penalty: float = 0.0, frequency_penalty: float = 0.0,
+                               repeat_penalty: float = 1.0, tfs_z: float = 1.0, mirostat_mode: int = 0,
+                               mirostat_tau: float = 5.0, mirostat_eta: float = 0.1, model: str | None = None,
+                               logits_processor: Any = None, grammar: LlamaGrammar | str | None = None,
+                               logit_bias: Mapping[int, float] | None = None, logprobs: bool | None = None,
+                               top_logprobs: int | None = None) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """Answer a chat, with the model's chat template.
+
+        Args:
+            messages: as for :func:`mpool.chat`.
+            tools, tool_choice: as for :func:`mpool.chat`.
+            response_format: ``{"type": "json_object"}``, also with ``"schema"``, or as for :func:`mpool.chat`.
+            max_tokens: None or less than 1: up to the end of the context.
+
+        The other arguments are as for :meth:`create_completion`.
+
+        Returns:
+            A dict in the format of OpenAI's ``/v1/chat/completions``, or an iterator over its stream events. A message
+            has ``reasoning_content`` if the model separates its reasoning from its answer.
+
+        Raises:
+            Unsupported: ``functions``, ``function_call``, ``typical_p``, ``tfs_z``, ``mirostat_mode`` or
+                ``logits_processor`` is in use.
+            MpoolError: as for :func:`mpool.chat`.
+        """
+        _refuse_unless_neutral(functions=functions, function_call=function_call, typical_p=typical_p, tfs_z=tfs_z,
+                               mirostat_mode=mirostat_mode, logits_processor=logits_processor)
+        options = self._sampling(max_tokens, temperature, top_p, min_p, top_k, frequency_penalty, presence_penalty,
+                                 repeat_penalty, stop, seed, grammar, response_format, logit_bias)
+        options |= {name: value for name, value in (("tools", tools), ("tool_choice", tool_choice),
+                                                    ("logprobs", logprobs), ("top_logprobs", top_logprobs))
+                    if value is not None}
+        head = _head("chatcmpl", "chat.completion.chunk" if stream else "chat.completion", model or self.model_path)
+        if stream:
+            return self._chat_parts(head, self._model.chat(messages, stream=True, **options))
+        done = self._model.chat(messages, **options)
+        choice = {"index": 0, "message": _message(done), "logprobs": _chat_logprobs(done.logprobs),
+                  "finish_reason": done.finish_reason}
+        return {**head, "choices": [choice], "usage": _usage(done.usage)}
+
+    @staticmethod
+    def _chat_parts(head: dict[str, Any], chunks: Any) -> Iterator[dict[str, Any]]:
+        def part(delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+            return {**head, "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}]}
+
+        with chunks:
+            yield part({"role": "assistant"})
+            for chunk in chunks:
+                if delta := _delta(chunk):
+                    yield part(delta, _chat_logprobs(chunk.logprobs))
+                if chunk.finish_reason:
+                    yield part({}, None, chunk.finish_reason)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
+        """As :meth:`create_chat_completion`, with objects of the package ``openai`` in place of dicts."""
+        from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+        found = self.create_chat_completion(*args, **options)
+        if isinstance(found, dict):
+            return ChatCompletion(**found)
+        return (ChatCompletionChunk(**one) for one in found)
+
+    def _sampling(self, max_tokens: int | None, temperature: float, top_p: float, min_p: float, top_k: int,
+                  frequency_penalty: float, presence_penalty: float, repeat_penalty: float,
+                  stop: str | Sequence[str] | None, seed: int | None, grammar: LlamaGrammar | str | None,
+                  response_format: Mapping[str, Any] | None, logit_bias: Mapping[int, float] | None) -> dict[str, Any]:
+        """Return options of mpool for those of llama-cpp-python."""
+        found: dict[str, Any] = {
+            "max_tokens": max_tokens if max_tokens is not None and max_tokens > 0 else self._model.context_length,
+            "temperature": max(temperature, 0.0), "top_p": top_p, "min_p": min_p, "top_k": max(top_k, 0),
+            "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty,
+            "repetition_penalty": repeat_penalty, "context_length": self._context}
+        if stop:
+            found["stop"] = stop if isinstance(stop, str) else list(stop)
+        chosen = self._seed if seed is None else seed
+        if chosen != 0xFFFFFFFF and chosen >= 0:
+            found["seed"] = chosen
+        if logit_bias:
+            found["logit_bias"] = dict(logit_bias)
+        if grammar is not None:
+            found["response_format"] = _format_of(grammar)
+        elif response_format is not None and response_format.get("type") != "text":
+            schema = response_format.get("schema")
+            found["response_format"] = response_format if schema is None else LlamaGrammar(schema=schema)._format
+        return found
+
+    # ---- tokens and vectors ----------------------------------------------------------------------------------------
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Return the token ids of a text in UTF-8.
+
+        Args:
+            text: the text.
+            add_bos: add the special tokens that the model expects around a text.
+            special: convert the names of control tokens in the text to those tokens.
+        """
+        if not isinstance(text, bytes):
+            raise InvalidArgument(param="text", got=type(text).__name__, allowed="bytes", hint="Use text.encode()")
+        try:
+            plain = text.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(param="text", got=str(error), allowed="text in UTF-8") from None
+        return self._model.tokenize(plain, add_special=add_bos, parse_special=special)
+
+    def detokenize(self, tokens: Iterable[int], prev_tokens: Iterable[int] | None = None,
+                   special: bool = False) -> bytes:
+        """Return the text of token ids in UTF-8. The bytes of an incomplete character become U+FFFD.
+
+        Args:
+            tokens: the ids.
+            prev_tokens: ids before them, whose text is left out.
+            special: write control tokens by name.
+        """
+        before = list(prev_tokens or ())
+        whole = self._model.detokenize([*before, *tokens], skip_special=not special)
+        return whole[len(self._model.detokenize(before, skip_special=not special)) if before else 0:].encode()
+
+    def embed(self, input: str | Sequence[str], normalize: bool = False, truncate: bool = True,
+              return_count: bool = False) -> Any:
+        """Return the vector of a text as a list of floats, or a list of vectors for several texts.
+
+        Args:
+            input: a text or a list of texts.
+            normalize: scale vectors to length 1.
+            truncate: cut texts that are too long.
+            return_count: return a tuple of the vectors and the number of tokens.
+
+        Raises:
+            WrongCapability: the model is no embedding model.
+        """
+        vectors = self._model.embed(input, normalize=normalize, truncate=truncate).tolist()
+        if not return_count:
+            return vectors
+        texts = [input] if isinstance(input, str) else input
+        return vectors, sum(self._model.count_tokens(text) for text in texts)
+
+    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, Any]:
+        """Return vectors in the format of OpenAI's ``/v1/embeddings``."""
+        texts = [input] if isinstance(input, str) else list(input)
+        vectors, count = self.embed(texts, return_count=True)
+        rows = [{"object": "embedding", "embedding": vector, "index": i} for i, vector in enumerate(vectors)]
+        return {"object": "list", "data": rows, "model": model or self.model_path,
+                "usage": {"prompt_tokens": count, "total_tokens": count}}
+
+    # ---- facts and states ------------------------------------------------------------------------------------------
+
+    def n_ctx(self) -> int:
+        """Return the maximum number of tokens of a prompt and its completion."""
+        return min(self._context or self._model.context_length, self._model.context_length)
+
+    def n_embd(self) -> int:
+        """Return the number of components of a vector."""
+        return self._model.dimensions
+
+    def token_bos(self) -> int:
+        """Return the id of the token at the beginning of a text; -1: there is none."""
+        found = None if self._settings is None else self._settings.bos_token_id
+        return -1 if found is None else found
+
+    def token_eos(self) -> int:
+        """Return the first id of a token that ends a generation; -1: there is none."""
+        return next(iter(() if self._settings is None else self._settings.eog_token_ids), -1)
+
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of requests without one."""
+        self._seed = seed
+
+    def set_cache(self, cache: Any) -> None:
+        """Do nothing: the prefix cache is always on."""
+
+    def reset(self) -> None:
+        """Do nothing: requests share no state."""
+
+    def save_state(self) -> LlamaState:
+        """Return an empty state, see :class:`LlamaState`."""
+        return LlamaState()
+
+    def load_state(self, state: LlamaState) -> None:
+        """Do nothing, see :class:`LlamaState`."""
+
+    def close(self) -> None:
+        """Do nothing: the pool unloads models that are idle; :meth:`mpool.Model.unload` does it now."""
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+# ---- formats ---------------------------------------------------------------------------------------------------------
+
+def _refuse_unless_neutral(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and value != _NEUTRAL[name]:
+            raise Unsupported(f"`{name}` is not available here", hint=_INSTEAD.get(name, "Leave it out"))
+
+
+def _format_of(grammar: LlamaGrammar | str) -> dict[str, Any]:
+    if isinstance(grammar, str):
+        return LlamaGrammar(grammar)._format
+    if isinstance(grammar, LlamaGrammar):
+        return grammar._format
+    raise InvalidArgument(param="grammar", got=type(grammar).__name__,
+                          allowed="mpool.integrations.llama_cpp.LlamaGrammar, or a str in GBNF")
+
+
+def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    return {"id": f"{prefix}-{uuid.uuid4()}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.total_tokens}
+
+
+def _completion_logprobs(tokens: Sequence[TokenLogprob] | None, at: int) -> dict[str, Any] | None:
+    """Return log probabilities of a text that begins at character ``at``."""
+    if tokens is None:
+        return None
+    offsets = []
+    for one in tokens:
+        offsets.append(at)
+        at += len(one.token)
+    return {"tokens": [one.token for one in tokens], "text_offset": offsets,
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [{**{top.token: top.logprob for top in one.top}, one.token: one.logprob} for one in tokens]}
+
+
+def _chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    if tokens is None:
+        return None
+    return {"content": [{**_logprob(one), "top_logprobs": [_logprob(top) for top in one.top]} for one in tokens],
+            "refusal": None}
+
+
+def _logprob(one: Any) -> dict[str, Any]:
+    return {"token": one.token, "logprob": one.logprob, "bytes": None}
+
+
+def _message(done: Completion) -> dict[str, Any]:
+    message = done.message
+    if (reasoning := message.pop("reasoning", None)) is not None:
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def _delta(chunk: Chunk) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if chunk.text:
+        found["content"] = chunk.text
+    if chunk.reasoning:
+        found["reasoning_content"] = chunk.reasoning
+    if chunk.tool_calls:
+        found["tool_calls"] = [{"index": one.index, "type": "function", **({} if one.id is None else {"id": one.id}),
+                                "function": {"name": one.name, "arguments": one.arguments}}
+                               for one in chunk.tool_calls]
+    return found
+
+
+__all__ = ["Llama", "LlamaGrammar", "LlamaState"]

@@ -1,0 +1,196 @@
+"""The look-alike of llama-cpp-python's class: its arguments, its results, and that they are those of mpool."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.integrations.llama_cpp import _CONSTRUCTOR, _UNUSED, Llama, LlamaGrammar
+
+#: Arguments of llama-cpp-python 0.3.36, read from its source.
+CONSTRUCTOR = """n_gpu_layers split_mode main_gpu tensor_split vocab_only use_mmap use_mlock kv_overrides seed n_ctx
+    n_batch n_ubatch n_threads n_threads_batch rope_scaling_type pooling_type attention_type rope_freq_base
+    rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow yarn_orig_ctx logits_all embedding
+    offload_kqv flash_attn op_offload swa_full no_perf last_n_tokens_size lora_base lora_scale lora_path numa
+    chat_format chat_handler draft_model tokenizer type_k type_v spm_infill verbose""".split()
+METHODS = {
+    "create_completion": """prompt suffix max_tokens=16 temperature=0.8 top_p=0.95 min_p=0.05 typical_p=1.0 logprobs
+        echo stop frequency_penalty=0.0 presence_penalty=0.0 repeat_penalty=1.0 top_k=40 stream seed tfs_z=1.0
+        mirostat_mode=0 mirostat_tau=5.0 mirostat_eta=0.1 model stopping_criteria logits_processor grammar
+        logit_bias""",
+    "create_chat_completion": """messages functions function_call tools tool_choice temperature=0.2 top_p=0.95 top_k=40
+        min_p=0.05 typical_p=1.0 stream stop seed response_format max_tokens presence_penalty=0.0 frequency_penalty=0.0
+        repeat_penalty=1.0 tfs_z=1.0 mirostat_mode=0 mirostat_tau=5.0 mirostat_eta=0.1 model logits_processor grammar
+        logit_bias logprobs top_logprobs""",
+    "tokenize": "text add_bos special", "detokenize": "tokens prev_tokens special",
+    "embed": "input normalize truncate return_count", "create_embedding": "input model"}
+MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
+
+
+@pytest.fixture(scope="module")
+def small(llama: Path) -> Llama:
+    return Llama(str(llama), n_gpu_layers=-1, n_threads=2, verbose=False, seed=7)
+
+
+def test_arguments_are_those_of_the_library() -> None:
+    assert {*_CONSTRUCTOR, *_UNUSED, "seed", "n_ctx"} == set(CONSTRUCTOR)
+    for name, text in METHODS.items():
+        found = list(inspect.signature(getattr(Llama, name)).parameters.values())[1:]
+        assert [one.name for one in found] == [word.partition("=")[0] for word in text.split()]
+        for one, word in zip(found, text.split()):
+            if "=" in word:
+                assert one.default == json.loads(word.partition("=")[2]), (name, one.name)
+
+
+def test_completions_are_those_of_mpool(small: Llama, llama: Path) -> None:
+    found = small.create_completion("the quick", max_tokens=12, temperature=0.7, top_k=9, seed=3, logprobs=2)
+    wanted = mpool.generate("the quick", str(llama), max_tokens=12, temperature=0.7, top_k=9, top_p=0.95, min_p=0.05,
+                            seed=3, logprobs=2, parse_special=True)
+    assert set(found) == {"id", "object", "created", "model", "choices", "usage"} and found["model"] == str(llama)
+    (choice,) = found["choices"]
+    assert set(choice) == {"text", "index", "logprobs", "finish_reason"} and found["object"] == "text_completion"
+    assert (choice["text"], choice["finish_reason"]) == (wanted.text, wanted.finish_reason)
+    assert found["usage"] == {"prompt_tokens": wanted.usage.prompt_tokens, "completion_tokens": 12,
+                              "total_tokens": wanted.usage.prompt_tokens + 12}
+    assert wanted.logprobs is not None
+    assert choice["logprobs"]["token_logprobs"] == [one.logprob for one in wanted.logprobs]
+    assert choice["logprobs"]["text_offset"][0] == len("the quick")
+    assert all(2 <= len(top) <= 3 for top in choice["logprobs"]["top_logprobs"])
+    assert small("the quick", max_tokens=12, temperature=0.7, top_k=9, seed=3)["choices"][0]["text"] == wanted.text
+    echoed = small.create_completion("the quick", max_tokens=2, temperature=0.0, echo=True)["choices"][0]["text"]
+    plain = small.create_completion("the quick", max_tokens=2, temperature=0.0)["choices"][0]["text"]
+    assert echoed == "the quick" + plain
+    ids = small.tokenize(b"the quick")
+    assert small.create_completion(ids, max_tokens=2, temperature=0.0)["choices"][0]["text"] == plain
+
+
+def test_options_have_effects(small: Llama) -> None:
+    def text(**options: Any) -> str:
+        found = small.create_completion("the", **{"max_tokens": 24, "temperature": 0.0, **options})
+        return str(found["choices"][0]["text"])
+
+    plain = text()
+    assert text(max_tokens=3) != plain and plain.startswith(text(max_tokens=3))
+    first = small.create_completion("the", max_tokens=1, temperature=0.0)["usage"]["completion_tokens"]
+    assert first == 1 and text(stop=plain[4:6]) == plain[:plain.index(plain[4:6])]
+    (token,) = mpool.generate("the", small._model, max_tokens=1, temperature=0).token_ids
+    assert text(logit_bias={token: -100}) != plain
+    assert text(repeat_penalty=1.8) != plain and text(presence_penalty=2.0, frequency_penalty=2.0) != plain
+    assert text(temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, seed=1) != text(
+        temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, seed=2)
+    for narrow in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):
+        assert text(temperature=5.0, **narrow) == plain
+    small.set_seed(11)
+    assert text(temperature=5.0) == text(temperature=5.0, seed=11)
+    small.set_seed(0xFFFFFFFF)
+    assert len({text(temperature=5.0) for _ in range(4)}) > 1
+
+
+def test_streams_add_up(small: Llama) -> None:
+    options: dict[str, Any] = {"max_tokens": 15, "temperature": 0.9, "seed": 5}
+    whole = small.create_completion("the quick", **options)["choices"][0]
+    parts = list(small.create_completion("the quick", stream=True, echo=True, **options))
+    assert "".join(part["choices"][0]["text"] for part in parts) == "the quick" + whole["text"]
+    assert [part["choices"][0]["finish_reason"] for part in parts][-1] == whole["finish_reason"]
+    assert all(part["choices"][0]["finish_reason"] is None for part in parts[:-1])
+    assert len({part["id"] for part in parts}) == 1
+    answer = small.create_chat_completion(MESSAGES, **options)
+    deltas = [part["choices"][0] for part in small.create_chat_completion(MESSAGES, stream=True, **options)]
+    assert deltas[0]["delta"] == {"role": "assistant"} and deltas[-1]["delta"] == {}
+    assert "".join(delta["delta"].get("content", "") for delta in deltas) == answer["choices"][0]["message"]["content"]
+    assert deltas[-1]["finish_reason"] == answer["choices"][0]["finish_reason"]
+    abandoned = small.create_completion("the quick", stream=True, max_tokens=1000)
+    next(abandoned)
+    abandoned.close()
+
+
+def test_chats_are_those_of_mpool(small: Llama, llama: Path) -> None:
+    found = small.create_chat_completion(MESSAGES, max_tokens=9, temperature=0.0, logprobs=True, top_logprobs=3)
+    wanted = mpool.chat(MESSAGES, str(llama), max_tokens=9, temperature=0)
+    (choice,) = found["choices"]
+    assert choice["message"] == {"role": "assistant", "content": wanted.text} and found["object"] == "chat.completion"
+    assert len(choice["logprobs"]["content"]) == 9 and len(choice["logprobs"]["content"][0]["top_logprobs"]) == 3
+    openai = pytest.importorskip("openai.types.chat")
+    typed = small.create_chat_completion_openai_v1(MESSAGES, max_tokens=9, temperature=0.0)
+    assert isinstance(typed, openai.ChatCompletion) and typed.choices[0].message.content == wanted.text
+    events = list(small.create_chat_completion_openai_v1(MESSAGES, max_tokens=9, temperature=0.0, stream=True))
+    assert "".join(event.choices[0].delta.content or "" for event in events) == wanted.text
+
+
+def test_without_a_limit_the_context_ends_a_completion(llama: Path) -> None:
+    small = Llama(str(llama), n_ctx=40)
+    assert small.n_ctx() == 40
+    for limit in (None, 0, -1):
+        done = small.create_completion("the quick", max_tokens=limit, temperature=0.0, logit_bias={
+            small.token_eos(): -100} if small.token_eos() >= 0 else None)
+        assert done["usage"]["total_tokens"] in (39, 40, 41) and done["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("grammar", ['root ::= "yes" | "no"', LlamaGrammar.from_string('root ::= "yes" | "no"')])
+def test_grammars(small: Llama, grammar: Any, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    assert small.create_completion("the", grammar=grammar, max_tokens=20)["choices"][0]["text"] in ("yes", "no")
+    (tmp_path / "g").write_text('root ::= "x"')
+    assert small.create_completion("the", grammar=LlamaGrammar.from_file(tmp_path / "g"))["choices"][0]["text"] == "x"
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    for options in ({"grammar": LlamaGrammar.from_json_schema(json.dumps(schema))},
+                    {"response_format": {"type": "json_object", "schema": schema}}):
+        answer = small.create_chat_completion(MESSAGES, max_tokens=40, **options)
+        assert json.loads(answer["choices"][0]["message"]["content"]) == {"a": 1}
+
+
+def test_tokens(small: Llama, llama: Path) -> None:
+    text = "the quick brown fox"
+    assert small.tokenize(text.encode()) == mpool.tokenize(text, str(llama))
+    assert small.tokenize(text.encode(), add_bos=False) == mpool.tokenize(text, str(llama), add_special=False)
+    ids = small.tokenize(text.encode(), add_bos=False)
+    assert small.detokenize(ids) == text.encode()
+    assert small.detokenize(ids[2:], prev_tokens=ids[:2]) == text.encode()[len(small.detokenize(ids[:2])):]
+    assert small.token_eos() in small._model.description.generation.eog_token_ids  # type: ignore[union-attr]
+
+
+def test_vectors(bert: Path) -> None:
+    model = Llama(str(bert), embedding=True)
+    texts = ["one", "two three"]
+    assert np.allclose(model.embed(texts), mpool.embed(texts, str(bert), normalize=False))
+    assert np.allclose(np.linalg.norm(model.embed("one", normalize=True)), 1.0)
+    found = model.create_embedding(texts)
+    assert [row["embedding"] for row in found["data"]] == model.embed(texts) and found["object"] == "list"
+    assert found["usage"]["prompt_tokens"] == sum(mpool.count_tokens(text, str(bert)) for text in texts)
+    assert model.n_embd() == 32 and model.embed("one", return_count=True)[1] == mpool.count_tokens("one", str(bert))
+    with pytest.raises(mpool.WrongCapability):
+        model("the")
+
+
+@pytest.mark.parametrize(("call", "part"), [
+    (lambda m: m("a", typical_p=0.5), "`typical_p` is not available"), (lambda m: m("a", mirostat_mode=2), "mirostat"),
+    (lambda m: m("a", logits_processor=[print]), "logit_bias"), (lambda m: m("a", suffix="b"), "/v1/completions"),
+    (lambda m: m("a", echo=True, logprobs=1), "`echo`"), (lambda m: m([1, 2], echo=True), "`echo`"),
+    (lambda m: m.create_chat_completion(MESSAGES, functions=[{}]), "tools="),
+    (lambda m: m("a", grammar=3), "LlamaGrammar"), (lambda m: m("a", temperature=1e9), "temperature"),
+    (lambda m: m.tokenize("a"), "text.encode"), (lambda m: m.tokenize(b"\xff"), "UTF-8"),
+    (lambda m: LlamaGrammar.from_json_schema("{"), "json_schema"),
+    (lambda m: Llama(m._model, chat_format="chatml"), "chat_template"),
+    (lambda m: Llama(m._model, lora_path="x"), "Merge"), (lambda m: Llama(m._model, yarn_orig_ctx=5), "file states")])
+def test_what_is_refused_says_what_to_do(small: Llama, call: Callable[[Llama], Any], part: str) -> None:
+    with pytest.raises((mpool.InvalidArgument, mpool.Unsupported)) as caught:
+        call(small)
+    assert part in str(caught.value)
+
+
+def test_names_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Llama, "__init__", lambda self, path, **options: asked.append(path))
+    for name in (None, "*q4_k_m.gguf", "*-Q8_0.gguf", "model-q4_0.gguf"):
+        Llama.from_pretrained("org/name", filename=name)
+    assert asked == ["org/name", "org/name:Q4_K_M", "org/name:Q8_0", "hf://org/name/model-q4_0.gguf"]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'n_thread'"):
+        monkeypatch.undo()
+        Llama("x", n_thread=1)
