@@ -58,7 +58,7 @@ async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None 
 @typed_async
 async def swap(key: Any, ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
     """As :func:`mpool.swap`, run in a thread. A cancelled task leaves the swap running."""
-    return await native_calls.REQUESTS.arun(partial((pool or pool_of(key)).swap, key, ref, **options))
+    return await native_calls.SWAPS.arun(partial((pool or pool_of(key)).swap, key, ref, **options))
 
 
 for _verb in VERBS.values():

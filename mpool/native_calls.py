@@ -517,6 +517,8 @@ BODIES = ThreadGroup("bodies", "conversions of request and response bodies", 2)
 REQUESTS = ThreadGroup("requests", "preparations of requests", 32, limited=False)
 #: As ``REQUESTS``, for requests with images, which a slow host can delay.
 IMAGE_REQUESTS = ThreadGroup("image_requests", "preparations of requests with images", 32, limited=False)
+#: Swaps of models, which wait for loads: they must not occupy the threads that prepare requests.
+SWAPS = ThreadGroup("swaps", "swaps of models", 4, limited=False)
 
 #: Closing pools when a server stops.
 CLOSING = ThreadGroup("closing", "shutdowns of pools", 4, limited=False)
@@ -530,6 +532,6 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["BODIES", "CLOSING", "GRAMMARS", "IMAGES", "IMAGE_REQUESTS", "LONG", "LONG_ON_LOOP", "REQUESTS", "TEXTS",
-           "NativeCalls", "ThreadGroup", "check_caller", "end_process_if_busy", "limited", "progress", "reasons",
-           "refuse_callers", "report", "running", "statuses", "tokenized"]
+__all__ = ["BODIES", "CLOSING", "GRAMMARS", "IMAGES", "IMAGE_REQUESTS", "LONG", "LONG_ON_LOOP", "REQUESTS", "SWAPS",
+           "TEXTS", "NativeCalls", "ThreadGroup", "check_caller", "end_process_if_busy", "limited", "progress",
+           "reasons", "refuse_callers", "report", "running", "statuses", "tokenized"]

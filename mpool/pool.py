@@ -74,6 +74,7 @@ class Pool(PoolVerbs):
         self._closed = False
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
+        self._places: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
         self._degraded: dict[str, str] = {}  # key -> problem, at the last look for events
         self._entries: dict[str, Entry] = {}  # by key
         self._names: dict[Any, Entry] = {}    # by every name in use, str and os.PathLike
@@ -269,6 +270,7 @@ class Pool(PoolVerbs):
                 raise
         if alias is not None:
             with self._lock:
+                entry = entry.latest()  # a swap may have given the name to another model meanwhile
                 self._check_free("alias", alias, entry)
                 self._names[alias] = entry
         return Model(entry, compute)
@@ -693,6 +695,8 @@ class Pool(PoolVerbs):
         else:
             found = self._names.get(model) \
                 if isinstance(model, (str, os.PathLike)) and model.__hash__ is not None else None
+        if found is not None and found.successor is not None:
+            found = found.latest()
         if found is not None and found._capability != capability and found._networks:
             return found._networks.get(capability or "", found)
         return found

@@ -8,14 +8,15 @@ sentence-transformers does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from .._functions import pool_of
-from ..errors import InvalidArgument, Unsupported
+from ..errors import InvalidArgument, SendError, Unsupported, WrongCapability
 from ..model import Model
 from ..tasks import options as _options
 from ..tasks import requests
@@ -34,10 +35,24 @@ _METRICS = ("cosine", "dot", "euclidean", "manhattan")
 #: Number of documents of one request of :meth:`CrossEncoder.predict`.
 _SLICE = 1000
 _log = logging.getLogger("mpool")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _renamed(method: F) -> F:
+    """Accept ``sentences``, the former name of ``inputs``, as sentence-transformers does."""
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if "sentences" in options:
+            options["inputs"] = options.pop("sentences")
+        return method(self, *args, **options)
+
+    return call  # type: ignore[return-value]
 
 
 class _Base:
     """Base of both classes: the model and the arguments that mpool does not need."""
+
+    _scores: ClassVar[bool]  # True: the model must be a reranker
 
     def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, device: Any, compute: str,
                  options: Mapping[str, Any]) -> None:
@@ -45,11 +60,19 @@ class _Base:
         for name, value in options.items():
             if name not in _CONSTRUCTOR:
                 raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {name!r}")
-            if value not in (None, False, {}) and not (name == "backend" and value == "torch"):
+            if value not in (None, False, {}) and (name, value) not in (("backend", "torch"), ("num_labels", 1)):
                 raise Unsupported(f"`{name}` is not available here", hint=_CONSTRUCTOR[name])
         pool = pool_of(model_name_or_path)
         self._model = Model(pool.get(model_name_or_path, "text_embedding")._entry, compute)
-        self._model.description  # noqa: B018 - a missing model is an error of the constructor
+        if self._settings().scores != self._scores:
+            raise WrongCapability("is an embedding model, not a reranker" if self._scores else
+                                  "is a reranker, which scores pairs of texts and returns no vectors",
+                                  key=self._model.key,
+                                  hint="Use " + ("SentenceTransformer" if self._scores else "CrossEncoder"))
+
+    def _settings(self) -> Any:
+        entry = self._model._entry
+        return entry.pool._require(entry, "text_embedding").describe().embedding
 
     @property
     def device(self) -> str:
@@ -76,6 +99,9 @@ _CONSTRUCTOR = {
     "config_kwargs": "Change the files of the model", "model_card_data": "mpool does not train models",
     "backend": "mpool is the backend", "num_labels": "mpool has cross-encoders with one label",
     "keep_in_fp32_modules": "Pass compute=\"float32\"",
+    "max_length": "Register the model: mpool.register(name, ref, max_length=...)",
+    "activation_fn": "The files of the model name the activation", "prompts": "Pass prompt= to predict",
+    "default_prompt_name": "Pass prompt_name= to predict",
 }
 
 
@@ -102,27 +128,25 @@ class SentenceTransformer(_Base):
         (2, 384)
     """
 
+    _scores = False
+
     def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *, device: Any = None,
                  prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
                  similarity_fn_name: str | None = None, truncate_dim: int | None = None, compute: str = "float32",
                  **options: Any) -> None:
         super().__init__(model_name_or_path, device, compute, options)
         settings = self._settings()
-        own = dict(prompts or {})
-        self.prompts: dict[str, str] = {"query": "", "document": "", **(own or settings.prompts)}
-        self.default_prompt_name = default_prompt_name or (None if own else settings.default_prompt_name)
+        self.prompts: dict[str, str] = {"query": "", "document": "", **settings.prompts, **(prompts or {})}
+        self.default_prompt_name = settings.default_prompt_name if default_prompt_name is None else default_prompt_name
         if self.default_prompt_name is not None and self.default_prompt_name not in self.prompts:
             raise InvalidArgument(param="default_prompt_name", got=self.default_prompt_name,
                                   allowed="one of " + ", ".join(self.prompts))
         self.truncate_dim = truncate_dim
         self.similarity_fn_name = similarity_fn_name or settings.similarity
 
-    def _settings(self) -> Any:
-        entry = self._model._entry
-        return entry.pool._require(entry, "text_embedding").describe().embedding
-
     # ---- embedding -------------------------------------------------------------------------------------------------
 
+    @_renamed
     def encode(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
                batch_size: int = 32, show_progress_bar: bool | None = None,
                output_value: Literal["sentence_embedding", "token_embeddings"] | None = "sentence_embedding",
@@ -158,11 +182,13 @@ class SentenceTransformer(_Base):
                             precision, convert_to_numpy, convert_to_tensor, device, normalize_embeddings, truncate_dim,
                             unused)
 
+    @_renamed
     def encode_query(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
                      **options: Any) -> Any:
         """Embed queries: as :meth:`encode`, with the prompt ``"query"``, which is empty if the model has none."""
         return self._encode_task("query", inputs, prompt_name, prompt, options)
 
+    @_renamed
     def encode_document(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
                         **options: Any) -> Any:
         """Embed documents: as :meth:`encode`, with the prompt ``"document"``, which is empty if the model has none."""
@@ -196,7 +222,7 @@ class SentenceTransformer(_Base):
         single = isinstance(inputs, str)
         texts = [inputs] if single else inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
         if output_value == "token_embeddings":
-            found: Any = [_tensor(rows) for rows in self._token_rows(texts, prompt)]
+            found: Any = [_tensor(rows) for rows in self._all_token_rows(texts, prompt)]
             return found[0] if single else found
         if not texts:
             rows: Any = np.array([])
@@ -213,6 +239,15 @@ class SentenceTransformer(_Base):
         elif not convert_to_numpy:
             rows = [_tensor(row) for row in rows]
         return rows[0] if single else rows
+
+    def _all_token_rows(self, texts: list[str], prompt: str) -> list[NDArray[np.float32]]:
+        while True:
+            entry = self._model._entry
+            try:
+                return list(self._token_rows(texts, prompt))
+            except SendError:  # the name was given to another model: all rows must come from one model
+                if not entry.was_replaced():
+                    raise
 
     def _token_rows(self, texts: list[str], prompt: str) -> Iterator[NDArray[np.float32]]:
         """Yield one float32 ``(tokens, width)`` per text: the last hidden states."""
@@ -273,6 +308,10 @@ class SentenceTransformer(_Base):
         """Maximum number of tokens of a text; longer texts are truncated."""
         return self._model.context_length
 
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        raise Unsupported("`max_seq_length` cannot be set", hint=_CONSTRUCTOR["max_length"])
+
     def get_max_seq_length(self) -> int:
         """Return :attr:`max_seq_length`."""
         return self.max_seq_length
@@ -323,10 +362,13 @@ class CrossEncoder(_Base):
         Unsupported: an argument that mpool does not have is used; the hint says what to do.
     """
 
+    _scores = True
+
     def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *, device: Any = None,
                  compute: str = "float32", **options: Any) -> None:
         super().__init__(model_name_or_path, device, compute, options)
 
+    @_renamed
     def predict(self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, batch_size: int = 32,
                 show_progress_bar: bool | None = None, activation_fn: Any = None, apply_softmax: bool | None = False,
                 convert_to_numpy: bool = True, convert_to_tensor: bool = False, device: Any = None, pool: Any = None,

@@ -310,6 +310,8 @@ class Entry:
         if options.kv_dtype not in (None, "auto") and self.describe().generation is None:
             raise _refused(self.describe(), "kv_dtype", {"kv_dtype": options.kv_dtype},
                            "auto: the model has no KV cache")
+        if options == LoadOptions():
+            return  # without an option, do not wait for a swap of the name
         draft = self._open_draft(options)
         with self.changing, self._lock:
             self.require_current()

@@ -29,6 +29,7 @@ class Host(Protocol):
     _closed: bool
     _callbacks: tuple[tuple[str, Any], ...]
     _full_since: dict[str, float]
+    _places: dict[str, dict[int, int]]
     _degraded: dict[str, str]
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
@@ -38,10 +40,13 @@ MODEL_COUNTERS = {
     "queue_full_seconds": "seconds for which a queue of the model was full, added over its two queues",
 }
 #: Counters of a worker: name -> help. A worker's label is its position among the model's workers, 0 to 15, and not its
-#: number: the numbers of workers that come and go would add series without end.
+#: number: the numbers of workers that come and go would add series without end. It keeps the position for its life.
 WORKER_COUNTERS = {"served": "requests that ended on the worker", "busy_seconds": "seconds in steps"}
 #: Gauges of a worker: name -> help.
 WORKER_GAUGES = {"running": "active requests", "engine_bytes": "bytes of its scratch and caches"}
+
+
+_placing = threading.Lock()
 
 
 def stats(pool: Host) -> dict[str, Any]:
@@ -77,6 +82,18 @@ def _model(pool: Host, row: dict[str, Any]) -> dict[str, Any]:
                             for bound in BOUNDS]
     return {"capability": row["capability"], "state": row["state"], "breaker": row["breaker"],
             "healthy": int(not any(_health.complaints(pool, row))),
-            "per_worker": [{name: worker[name] for name in (*WORKER_COUNTERS, *WORKER_GAUGES)}
-                           for worker in sorted(row["worker"], key=lambda worker: int(worker["id"]))],
+            "per_worker": [{"position": at, **{name: worker[name] for name in (*WORKER_COUNTERS, *WORKER_GAUGES)}}
+                           for at, worker in _placed(pool, row)],
             **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency}
+
+
+def _placed(pool: Host, row: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """Return the workers of a model by position. A new worker takes the lowest position that is free."""
+    workers = {int(worker["id"]): worker for worker in row["worker"]}
+    with _placing:
+        held = pool._places.setdefault(row["key"], {})
+        for gone in held.keys() - workers.keys():
+            del held[gone]
+        for number in sorted(workers.keys() - held.keys()):
+            held[number] = next(at for at in itertools.count() if at not in held.values())
+        return sorted(((at, workers[number]) for number, at in held.items()), key=lambda one: one[0])

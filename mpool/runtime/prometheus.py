@@ -81,8 +81,8 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
         for name, meaning in names.items():
             workers = kind(f"mpool_worker_{name}", meaning, labels=["model", "worker"])
             for key, model in found["models"].items():
-                for at, worker in enumerate(model["per_worker"]):
-                    workers.add_metric([key, str(at)], worker[name])
+                for worker in model["per_worker"]:
+                    workers.add_metric([key, str(worker["position"])], worker[name])
             yield workers
     latency = HistogramMetricFamily("mpool_latency_seconds", "from submission to response",
                                      labels=["model", "capability"])

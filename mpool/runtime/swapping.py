@@ -61,8 +61,7 @@ def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
 
 
 def _parts(old: Entry, new: Entry) -> list[tuple[Entry, Entry]]:
-    """Return the pairs of entries, one per capability of the new model: (old, new). ``old`` itself stands for the
-    capabilities that the old model lacks."""
+    """Return the pairs of entries (old, new), one per capability of the old model."""
     had = {part.capability: part for part in old.parts()}
     have = {part.capability: part for part in new.parts()}
     if new.capability != old.capability or not set(had) <= set(have):
@@ -111,7 +110,7 @@ class _Swap:
     def _missing(self) -> list[tuple[Entry, Entry, str]]:
         """Return the old part, the new part and the compute type of every key that is to be staged."""
         return [(had, have, compute) for had, have in self.parts
-                for compute in dict.fromkeys((*(("auto",) if self.load else ()), *had.computes()))
+                for compute in had.computes() or (["auto"] if self.load else [])
                 if compute not in have._core]
 
     def _stage(self) -> list[str]:
@@ -125,8 +124,8 @@ class _Swap:
                         had.add_cold(compute)  # it must have the key, so that a request for it does not take the key
                     except MpoolError:
                         unknown = True
-                key = have.add_cold(compute, staged=True)
-                (self.alone if unknown else self.staged).append(key)
+            key = have.add_cold(compute, staged=True)
+            (self.alone if unknown else self.staged).append(key)
             found.append(key)
         rows = {row["key"]: row for row in self.registry.entries()}
         for key in found:

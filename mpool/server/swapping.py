@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from .. import aio
+from ..errors import InvalidArgument, LimitError, Unsupported
 from .errors import Refusal
 from .fields import Fields, Name
 from .operations import Context, Operation, json_response
+
+
+log = logging.getLogger("mpool.server")
 
 
 class SwapRequest(Fields):
@@ -43,7 +48,11 @@ async def swap(context: Context, body: SwapRequest) -> Response:
     ref = served.model.ref
     if body.source is not None:
         ref = (await context.model(body.source)).model.ref
-    await aio.swap(served.model, ref, timeout=body.timeout, pool=state.pool)
+    try:
+        await aio.swap(served.model, ref, timeout=body.timeout, pool=state.pool)
+    except (InvalidArgument, LimitError, Unsupported) as error:  # their texts are about files, not about the request
+        log.warning("%s: load_failed: %s", context.id, error)
+        raise Refusal("load_failed") from error
     return json_response(SwapResponse(body.model, True))
 
 

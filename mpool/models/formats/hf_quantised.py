@@ -137,15 +137,17 @@ def _compressed(table: Fields) -> tuple[int, int]:
     """Check a configuration of compressed-tensors, and return its block size."""
     _require(table, "format", ("float-quantized",), "float-quantized")
     groups = table.section("config_groups")
-    block = 0, 0
-    for name in list(groups)[:64]:
+    blocks: set[tuple[int, int]] = set()
+    for name in groups:
         weights = groups.section(name).section("weights")
         _require(weights, "num_bits", (8,), 8)
         _require(weights, "type", ("float",), "float")
         _require(weights, "strategy", ("tensor", "channel", "block"), "tensor")
         if weights.get("strategy") == "block":
-            block = _block(weights, "block_structure")
-    return block
+            blocks.add(_block(weights, "block_structure"))
+    if len(blocks) > 1:
+        table.fail("config_groups", "different block structures", "one block structure")
+    return blocks.pop() if blocks else (0, 0)
 
 
 class _Reader:

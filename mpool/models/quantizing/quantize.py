@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -87,8 +88,11 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
     head = header(keys, [(one.tensor.name, one.dtype, one.tensor.shape, one.nbytes) for one in plan])
     total = sum(one.nbytes + padding(one.nbytes) for one in plan)
     _check_space(target, len(head) + total)
-    with ThreadPoolExecutor(threads or min(len(os.sched_getaffinity(0)), _MAX_THREADS)) as pool:
-        _write(target, head, _data(plan, model.paths, pool), total, force, progress)
+    if os.path.exists(target) and any(os.path.samefile(path, target) for path in model.paths):
+        raise InvalidArgument(f"{target} is a file to read; write to another file")
+    threads = threads or min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+    with ThreadPoolExecutor(threads) as pool:
+        _write(target, head, _data(plan, model.paths, pool, 2 * threads), total, force, progress)
     return Report(target, len(head) + total, dict(Counter(one.dtype for one in plan)))
 
 
@@ -98,7 +102,7 @@ def _check_target(source: str, target: str, force: bool) -> None:
         raise InvalidArgument(f"{target} is a folder; give the path of the .gguf file to write")
     if os.path.exists(target):
         if os.path.exists(source) and os.path.samefile(source, target):
-            raise InvalidArgument(f"{target} is the file to read; write to another file")
+            raise InvalidArgument(f"{target} is a file to read; write to another file")
         if not force:
             raise _exists(target)
 
@@ -134,15 +138,17 @@ def _planned(type: str, model: Input, tensor: Tensor) -> _Planned:
     return _Planned(tensor, dtype, items // BLOCK[dtype] * _BYTES[dtype])
 
 
-def _data(plan: list[_Planned], paths: tuple[str, ...], pool: ThreadPoolExecutor) -> Iterator[bytes]:
-    """Yield the data of all tensors in order, converted by threads that are a few chunks ahead."""
+def _data(plan: list[_Planned], paths: tuple[str, ...], pool: ThreadPoolExecutor, most: int) -> Iterator[bytes]:
+    """Yield the data of all tensors in order, converted by threads that are at most ``most`` chunks ahead."""
     ahead: deque[Future[bytes]] = deque()
-    files = [open_regular(path)[0] for path in paths]
+    files: list[int] = []
     try:
+        for path in paths:
+            files.append(open_regular(path)[0])
         for one in plan:
             for first, rows in _ranges(one.tensor):
                 ahead.append(pool.submit(_convert, one, first, rows, files, paths))
-                if len(ahead) > 2 * pool._max_workers:
+                if len(ahead) > most:
                     yield ahead.popleft().result()
             if padding(one.nbytes):
                 ahead.append(pool.submit(bytes, padding(one.nbytes)))
@@ -158,11 +164,17 @@ def _data(plan: list[_Planned], paths: tuple[str, ...], pool: ThreadPoolExecutor
             close(fd)
 
 
+def _layout(tensor: Tensor) -> tuple[int, int]:
+    """Return the rows and columns of a tensor. Each value of a bias whose halves are interleaved is a row."""
+    columns = 1 if tensor.heads and len(tensor.shape) == 1 else tensor.shape[-1]
+    return int(np.prod(tensor.shape, dtype=object)) // columns, columns
+
+
 def _ranges(tensor: Tensor) -> Iterator[tuple[int, int]]:
     """Yield first row and number of rows of each chunk. Rows of a head whose halves are interleaved stay together."""
-    rows = int(np.prod(tensor.shape[:-1], dtype=object))
+    rows, columns = _layout(tensor)
     unit = rows // tensor.heads if tensor.heads else 1
-    step = max(1, _CHUNK // (tensor.shape[-1] * unit)) * unit
+    step = max(1, _CHUNK // (columns * unit)) * unit
     for first in range(0, rows, step):
         yield first, min(step, rows - first)
 
@@ -172,7 +184,7 @@ def _convert(one: _Planned, first: int, rows: int, files: list[int], paths: tupl
     tensor, entry = one.tensor, one.tensor.entry
     if entry is None:
         return tensor.data
-    all_rows = int(np.prod(tensor.shape[:-1], dtype=object))
+    all_rows, columns = _layout(tensor)
     stride = entry.nbytes // all_rows
     data = read_exactly(files[entry.file], entry.offset + first * stride, rows * stride, path=paths[entry.file])
     if tensor.heads:
@@ -181,7 +193,7 @@ def _convert(one: _Planned, first: int, rows: int, files: list[int], paths: tupl
     if one.dtype == entry.dtype:
         return data
     try:
-        return _core.quantize(one.dtype, entry.dtype, data, rows * tensor.shape[-1])
+        return _core.quantize(one.dtype, entry.dtype, data, rows * columns)
     except FormatError as error:
         raise FormatError(file=paths[entry.file], offset=entry.offset, field=tensor.name,
                           got=f"NaN, infinity, or a value outside {one.dtype} in rows {first} to {first + rows - 1}",
@@ -203,7 +215,7 @@ def _rename_new(temporary: str, target: str) -> None:
 def _write(target: str, head: bytes, data: Iterator[bytes], total: int, force: bool,
            progress: Callable[[int, int], None] | None) -> None:
     """Write a file under a temporary name, then rename it. Delete it on every failure."""
-    temporary = f"{target}.{os.getpid()}.part"
+    temporary = f"{target}.{secrets.token_hex(8)}.part"  # not the process id, which is the same in every container
     written = 0
     try:
         with open(temporary, "xb") as file:

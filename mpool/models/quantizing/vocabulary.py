@@ -101,7 +101,7 @@ def _pre_tokenizer(table: Fields) -> str:
             known &= part.get("behavior") == "Isolated" and not part.get("invert") and isinstance(pattern, str)
         else:
             known = False
-    known &= (pattern is None) == bool(parts[-1].get("use_regex", True))
+    known = known and (pattern is None) == bool(parts[-1].get("use_regex", True))
     if not known or (digits, pattern) not in _NAMES or parts[-1].get("add_prefix_space", True):
         raise Unsupported(f"{table.file}: mpool converts only the pre-tokenizers of " + ", ".join(_NAMES.values()),
                           hint="Convert the folder with llama.cpp's convert_hf_to_gguf.py; mpool quantises the .gguf")
