@@ -41,7 +41,7 @@ static mp_status check_scales(const mp_weights *weights, const char *name, const
     enum { SLICE = 512 };
     const mp_tensor *scales = &matrix->scales;
     const bool is_integer = matrix->codes.dtype != MP_F8_E4M3;
-    const float most = is_integer ? 4094.0f : 3.0e38f; /* 16 * 4094 is a finite f16 */
+    const float most = is_integer ? 4094.0f : 18568.0f; /* 16 * 4094 and 448 * 18568 / 127 are finite as f16 */
     const int64_t items = mp_tensor_items(scales), bytes = mp_dtype_get(scales->dtype)->bytes;
     float values[SLICE];
     for (int64_t at = 0; at < items; at += SLICE) {
@@ -52,7 +52,7 @@ static mp_status check_scales(const mp_weights *weights, const char *name, const
                 char got[64];
                 snprintf(got, sizeof got, "%g at index %lld", (double)values[i], (long long)(at + i));
                 return refuse(weights, name, is_integer ? "finite scales that are not 0, at most 4094"
-                                                        : "finite scales that are not 0", got, error);
+                                                        : "finite scales that are not 0, at most 18568", got, error);
             }
     }
     return MP_OK;
@@ -62,7 +62,7 @@ static mp_status get_order(const mp_weights *weights, const char *name, mp_scale
     char order[NAME];
     const int64_t sizes[1] = {matrix->K};
     companion(name, ".order", order);
-    MP_TRY(mp_weights_get(weights, order, 1, sizes, &matrix->order, error));
+    MP_TRY(mp_weights_get_any(weights, order, 1, sizes, &matrix->order, error));
     MP_TRY(check_type(weights, order, &matrix->order, false, error));
     for (int64_t k = 0; k < matrix->K; k++) {
         int32_t group;
@@ -97,7 +97,7 @@ static mp_status get_integers(const mp_weights *weights, const char *name, int64
     MP_TRY(check_scales(weights, scales, matrix, error));
     matrix->zero_offset = mp_weights_has(weights, less);
     const char *found = matrix->zero_offset ? less : zeros;
-    MP_TRY(mp_weights_get(weights, found, 2, packed, &matrix->zeros, error));
+    MP_TRY(mp_weights_get_any(weights, found, 2, packed, &matrix->zeros, error));
     MP_TRY(check_type(weights, found, &matrix->zeros, false, error));
     return matrix->codes.dtype == MP_GPTQ4_ORDERED ? get_order(weights, name, matrix, error) : MP_OK;
 }

@@ -138,9 +138,13 @@ mp_status mp_weights_get_any(const mp_weights *weights, const char *name, int nd
 mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, const int64_t *shape, mp_tensor *tensor,
                          mp_error *error) {
     MP_TRY(mp_weights_get_any(weights, name, ndim, shape, tensor, error));
+    mp_wkind kind;
     if (mp_dtype_is_scaled(tensor->dtype))
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which mpool supports only for the weights of "
                        "linear layers", name, mp_dtype_get(tensor->dtype)->name);
+    if (!mp_wmat_kind_for(tensor->dtype, MP_COMPUTE_AUTO, &kind))
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is no type of weights", name,
+                       mp_dtype_get(tensor->dtype)->name);
     return MP_OK;
 }
 

@@ -17,11 +17,11 @@ void mp_weights_close(mp_weights *weights); /* NULL is legal; invalidates all vi
 const mp_spec *mp_weights_spec(const mp_weights *weights);
 
 /* Get a borrowed view of a tensor whose shape must be shape[0..ndim); -1 matches any size >= 1. FORMAT names the
- * tensor, its shape and the required shape. UNSUPPORTED for a type whose scales are separate tensors: only linear
- * layers can have it (files/scaled_weights.h). */
+ * tensor, its shape and the required shape. UNSUPPORTED for a type that mp_dequantize_row cannot read: integers, F64,
+ * and types whose scales are separate tensors, which only linear layers can have (files/scaled_weights.h). */
 mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, const int64_t *shape, mp_tensor *tensor,
                          mp_error *error);
-/* As mp_weights_get, but also for types whose scales are separate tensors, which mp_weights_get refuses. */
+/* As mp_weights_get, for all types: the caller checks the type. */
 mp_status mp_weights_get_any(const mp_weights *weights, const char *name, int ndim, const int64_t *shape,
                              mp_tensor *tensor, mp_error *error);
 bool mp_weights_has(const mp_weights *weights, const char *name);

@@ -148,10 +148,7 @@ size_t mp_scaled_scratch(mp_dtype dtype, mp_wkind kind, int32_t K) {
 }
 
 void mp_scaled_pack(mp_wmat *w, const mp_scaled *from, int panel0, int panel1, uint8_t *scratch) {
-    if (!mp_dtype_is_scaled(from->codes.dtype)) {
-        mp_wmat_pack(w, &from->codes, panel0, panel1);
-        return;
-    }
+    assert(mp_dtype_is_scaled(from->codes.dtype));
     const mp_dtype type = mp_scaled_rows_type(from->codes.dtype, w->kind);
     for (int p = panel0; p < panel1; p++) {
         const int32_t n0 = p * MP_PANEL_N, left = w->N - n0, n = left < MP_PANEL_N ? left : MP_PANEL_N;

@@ -34,8 +34,8 @@ mp_dtype mp_scaled_rows_type(mp_dtype dtype, mp_wkind kind);
 /* Writes rows [n0, n0 + n) to `to`, of type `type`: F32 or what mp_scaled_rows_type returns. `from` must be scaled.
  * Entries of `order` outside the groups count as group 0, because the file may change after it was checked. */
 void mp_scaled_rows(const mp_scaled *from, int32_t n0, int32_t n, mp_dtype type, uint8_t *to);
-/* Packs panels [panel0, panel1) like mp_wmat_pack. scratch: mp_scaled_scratch bytes, 64-byte aligned; not used for a
- * plain matrix. */
+/* Packs panels [panel0, panel1) like mp_wmat_pack. `from` must be scaled. scratch: mp_scaled_scratch bytes, 64-byte
+ * aligned. */
 void mp_scaled_pack(mp_wmat *w, const mp_scaled *from, int panel0, int panel1, uint8_t *scratch);
 size_t mp_scaled_scratch(mp_dtype dtype, mp_wkind kind, int32_t K);
 /* The value of an E4M3 number (no infinities; 0x7f and 0xff are NaN). */

@@ -290,11 +290,12 @@ static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) 
         return NULL;
     PyObject *array = NULL;
     mp_dtype dtype;
+    mp_wkind kind;
     uint64_t bytes = 0;
     if (!mp_dtype_from_name(name, &dtype)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "there is no storage type \"%s\"", name);
-    } else if (dtype == MP_I8 || dtype == MP_I16 || dtype == MP_I32 || dtype == MP_I64) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is an integer type, which cannot be dequantised", name);
+    } else if (mp_dtype_is_scaled(dtype) || !mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &kind)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is no type of weights that can be dequantised alone", name);
     } else if (n < 0 || !mp_dtype_row_bytes(dtype, n, &bytes)) {
         mp_raise_new(state, MP_INVALID_ARGUMENT, "n is %zd, allowed: a multiple of %d, >= 0", n,
                      mp_dtype_get(dtype)->items);

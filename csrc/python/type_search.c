@@ -44,8 +44,8 @@ static PyObject *search_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!queries)
         return NULL;
     search_object *self = NULL;
-    if (PyArray_DIM(queries, 0) == 0 || most < 0) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "a search needs a query, and most >= 0");
+    if (PyArray_DIM(queries, 0) == 0 || most < 0 || PyArray_DIM(queries, 0) * (int64_t)most > INT64_C(1) << 40) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "a search needs a query, most >= 0, and at most 2^40 results");
     } else if ((self = (search_object *)PyType_GenericAlloc(type, 0))) {
         plan.queries = (int32_t)PyArray_DIM(queries, 0);
         plan.dim = (int32_t)PyArray_DIM(queries, 1);
@@ -89,6 +89,9 @@ static void end(search_object *self) {
     self->search = NULL;
 }
 
+/* A search that waits for CPUs checks for signals after this time, and loses its place among those who wait. */
+static const uint64_t TURN_NS = 500ull * 1000 * 1000;
+
 typedef struct add_call {
     mp_search *search;
     const float *vectors;
@@ -120,13 +123,16 @@ static PyObject *search_add(PyObject *object, PyObject *given) {
     add_call call = {.search = take(self), .vectors = PyArray_DATA(vectors), .count = PyArray_DIM(vectors, 0)};
     bool failed = !call.search;
     while (!failed && call.done < call.count) {
-        bool open;
-        Py_BEGIN_ALLOW_THREADS open = mp_registry_compute(registry, add_slice, &call);
-        Py_END_ALLOW_THREADS if (!open)
-            mp_raise_new(state, MP_SHUTTING_DOWN, "the pool is closed");
-        else if (call.status != MP_OK)
+        mp_status status;
+        mp_error error;
+        Py_BEGIN_ALLOW_THREADS
+            status = mp_registry_compute(registry, mp_sys_now_ns() + TURN_NS, add_slice, &call, &error);
+        Py_END_ALLOW_THREADS
+        if (status == MP_OK && call.status != MP_OK)
             mp_raise(state, &call.error, NULL);
-        failed = !open || call.status != MP_OK || PyErr_CheckSignals() < 0;
+        else if (status != MP_OK && status != MP_TIMEOUT)
+            mp_raise(state, &error, NULL);
+        failed = PyErr_Occurred() || PyErr_CheckSignals() < 0;
         if (failed)
             end(self);
     }

@@ -140,7 +140,7 @@ struct mp_entry {
     int abandoned;         /* abandoned workers whose threads have not returned */
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
     bool pinned;           /* the registry itself must not evict the model */
-    bool held;             /* as `pinned`, while a replacement is staged */
+    bool held;             /* a replacement is staged: not evicted to make room, unloaded if idle */
     bool asked;            /* a caller asked for the model to be loaded: it is not evicted before its first request */
     uint64_t attempts, attempts_over; /* loads of the model that started, and that ended with any result */
     uint64_t loads;                   /* loads that succeeded */

@@ -503,7 +503,8 @@ mp_status mp_registry_commit(mp_registry *registry, const char *const *keys, int
     mp_status status = refuse_closed(registry, error);
     for (int i = 0; i < count && status == MP_OK; i++)
         if (!staged_slot(registry, keys[i], revision, &committed) && !committed)
-            status = mp_fail(error, MP_SEND, "%s: another model replaced the one that was staged", keys[i]);
+            status = mp_fail(error, MP_SEND, "%s: the staged model was replaced or removed, or its load failed",
+                             keys[i]);
     for (int i = 0; i < count && status == MP_OK; i++) {
         slot *slot = staged_slot(registry, keys[i], revision, &committed);
         if (!slot)
@@ -685,25 +686,35 @@ void mp_registry_maintain(mp_registry *registry) {
     leave(registry, NULL);
 }
 
-bool mp_registry_compute(mp_registry *registry, void (*run)(mp_lease *lease, void *arg), void *arg) {
+static bool is_past(void *deadline_ns) {
+    const uint64_t deadline = *(uint64_t *)deadline_ns;
+    return deadline && mp_sys_now_ns() >= deadline;
+}
+
+mp_status mp_registry_compute(mp_registry *registry, uint64_t deadline_ns, void (*run)(mp_lease *lease, void *arg),
+                              void *arg, mp_error *error) {
     mp_cpu_allocator *allocator = registry->services->allocator_pinned;
     mp_mutex_lock(&registry->lock);
-    const bool open = registry->closing == OPEN;
-    registry->inside += open;
+    mp_status status = refuse_closed(registry, error);
+    registry->inside += status == MP_OK;
     mp_mutex_unlock(&registry->lock);
-    if (!open)
-        return false;
+    if (status != MP_OK)
+        return status;
     mp_lease lease = {0};
     mp_core_lease at;
     const int home = mp_cpu_allocator_assign_home(allocator);
     mp_cpu_allocator_enter(allocator);
-    mp_cpu_allocator_lease(allocator, home, mp_cpu_allocator_threads(allocator), &lease, &at, NULL, NULL);
-    run(&lease, arg);
-    mp_cpu_allocator_return(allocator, &lease, &at, false);
+    if (mp_cpu_allocator_lease(allocator, home, mp_cpu_allocator_threads(allocator), &lease, &at, is_past,
+                               &deadline_ns)) {
+        run(&lease, arg);
+        mp_cpu_allocator_return(allocator, &lease, &at, false);
+    } else {
+        status = mp_fail(error, MP_TIMEOUT, "no CPU was free in time");
+    }
     mp_cpu_allocator_leave(allocator);
     mp_cpu_allocator_release_home(allocator, home);
     leave(registry, NULL);
-    return true;
+    return status;
 }
 
 /* --- requests --- */

@@ -77,9 +77,11 @@ uint64_t mp_registry_number(const mp_registry *registry);
  * first load. Idempotent. */
 void mp_registry_maintain(mp_registry *registry);
 /* Calls run(lease, arg) with a lease of as many compute threads as the caller's share allows, for work that is not a
- * request of a model. Waits for its turn among the workers; `run` should return within a step's time. Returns false,
- * without a call, after mp_registry_close has begun. */
-bool mp_registry_compute(mp_registry *registry, void (*run)(mp_lease *lease, void *arg), void *arg);
+ * request of a model; `run` should return within a step's time. Waits for its turn among the workers. TIMEOUT, without
+ * a call, if no CPU is free by deadline_ns (0: none): a worker that loads a model keeps its CPUs until the end.
+ * SHUTTING_DOWN, without a call, after mp_registry_close has begun. */
+mp_status mp_registry_compute(mp_registry *registry, uint64_t deadline_ns, void (*run)(mp_lease *lease, void *arg),
+                              void *arg, mp_error *error);
 /* Refuses new requests from now on (SHUTTING_DOWN). Idempotent. */
 void mp_registry_begin_shutdown(mp_registry *registry);
 /* Calls begin_shutdown, drains for the grace period (0: not at all), cancels the rest and joins every thread. Every
@@ -101,7 +103,8 @@ typedef enum mp_add { /* how mp_registry_add treats an existing key */
      * cause. */
     MP_ADD_REPLACE,
     /* The old model serves until mp_registry_commit, and the registry does not evict it to make room meanwhile.
-     * mp_registry_load loads the new model. If the load fails, the old model stays. */
+     * mp_registry_load loads the new model. If the load fails, the old model stays. A new key gets the model at once.
+     */
     MP_ADD_STAGED
 } mp_add;
 /* Takes ownership of `loader`, also on failure. Returns at once. A later replacement of a key wins over one that is

@@ -201,12 +201,23 @@ static void merge(const mp_search *search, thread_state *state, int32_t query, c
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
+/* Returns x, also where denormal floats count as 0 (base/team.h). */
+static double exact(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (bits & 0x7f800000u)
+        return x;
+    const double value = (double)(bits & 0x7fffffu) * 0x1p-149;
+    return bits >> 31 ? -value : value;
+}
+
 static float precise_score(const float *query, const float *vector, int32_t dim, bool cosine) {
     double sum = 0, square = 0, other = 0;
     for (int32_t i = 0; i < dim; i++) {
-        sum += (double)query[i] * vector[i];
-        square += (double)vector[i] * vector[i];
-        other += (double)query[i] * query[i];
+        const double a = exact(query[i]), b = exact(vector[i]);
+        sum += a * b;
+        square += b * b;
+        other += a * a;
     }
     if (cosine)
         return square > 0 && other > 0 ? (float)(sum / (sqrt(square) * sqrt(other))) : 0.0f;

@@ -255,6 +255,22 @@ MP_TEST(files_weights_checks_bounds_again) {
     mp_weights_close(open_weights(&f));
 }
 
+MP_TEST(files_weights_refuses_types_without_a_reader) {
+    static const mp_dtype types[] = {MP_I8, MP_I16, MP_I32, MP_I64, MP_F64, MP_AWQ4, MP_GPTQ4, MP_GPTQ4_ORDERED,
+                                     MP_F8_E4M3};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        fixture f;
+        begin(&f);
+        add(&f, "t", types[i], 0, 64, 0, 0);
+        mp_weights *weights = open_weights(&f);
+        mp_tensor t;
+        MP_CHECK_STATUS(mp_weights_get(weights, "t", 1, (int64_t[]){64}, &t, &f.error), MP_UNSUPPORTED, &f.error);
+        MP_CHECK_HAS(f.error.message, mp_dtype_get(types[i])->name);
+        MP_CHECK_OK(mp_weights_get_any(weights, "t", 1, (int64_t[]){64}, &t, &f.error), &f.error);
+        mp_weights_close(weights);
+    }
+}
+
 MP_TEST(files_weights_freezes) {
     fixture f;
     begin(&f);
@@ -274,7 +290,7 @@ MP_TEST(files_weights_release_keeps_the_data) {
     add(&f, "u", MP_I8, 0, 1000, 1, 0);
     mp_weights *weights = open_weights(&f);
     mp_tensor t, elsewhere = {.data = (const uint8_t *)&f, .nbytes = 10};
-    MP_CHECK_OK(mp_weights_get(weights, "t", 1, (int64_t[]){12000}, &t, &f.error), &f.error);
+    MP_CHECK_OK(mp_weights_get_any(weights, "t", 1, (int64_t[]){12000}, &t, &f.error), &f.error);
     for (int round = 0; round < 2; round++) {
         for (uint64_t i = 0; i < t.nbytes; i++)
             MP_CHECK_INT(t.data[i], pattern(100 + i));
@@ -305,8 +321,8 @@ MP_TEST(files_weights_release_gives_pages_back) {
     add(&f, "u", MP_I8, 0, 1000, 1, 0);
     mp_weights *weights = open_weights(&f);
     mp_tensor t, u, elsewhere = {.data = (const uint8_t *)&f, .nbytes = sizeof f};
-    MP_CHECK_OK(mp_weights_get(weights, "t", 1, (int64_t[]){18000}, &t, &f.error), &f.error);
-    MP_CHECK_OK(mp_weights_get(weights, "u", 1, (int64_t[]){1000}, &u, &f.error), &f.error);
+    MP_CHECK_OK(mp_weights_get_any(weights, "t", 1, (int64_t[]){18000}, &t, &f.error), &f.error);
+    MP_CHECK_OK(mp_weights_get_any(weights, "u", 1, (int64_t[]){1000}, &u, &f.error), &f.error);
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begins = (uintptr_t)t.data, ends = begins + 18000;
     const uintptr_t from = (begins + page - 1) / page * page, to = ends / page * page;
     mp_sys_table.madvise = record_advice;
@@ -350,7 +366,7 @@ MP_TEST(files_weights_file_shrinks) {
     add(&f, "t", MP_I8, 0, 20000, 0, 0);
     mp_weights *weights = open_weights(&f);
     mp_tensor t;
-    MP_CHECK_OK(mp_weights_get(weights, "t", 1, (int64_t[]){20000}, &t, &f.error), &f.error);
+    MP_CHECK_OK(mp_weights_get_any(weights, "t", 1, (int64_t[]){20000}, &t, &f.error), &f.error);
     MP_CHECK_INT(t.data[19999], pattern(19999));
     MP_CHECK_INT(truncate(f.a, 5000), 0);
     MP_CHECK(!mp_weights_poisoned(weights));

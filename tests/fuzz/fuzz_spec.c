@@ -179,9 +179,9 @@ static void use_weights(mp_spec *spec) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         int64_t any[MP_MAX_DIMS + 1] = {-1, -1, -1, -1, -1};
         mp_tensor t;
-        REQUIRE(mp_weights_get(weights, entry->name, entry->ndim, entry->shape, &t, &error) == MP_OK);
-        REQUIRE(mp_weights_get(weights, entry->name, entry->ndim, any, &t, &error) == MP_OK);
-        REQUIRE(mp_weights_get(weights, entry->name, entry->ndim + 1, any, &t, &error) == MP_FORMAT);
+        REQUIRE(mp_weights_get_any(weights, entry->name, entry->ndim, entry->shape, &t, &error) == MP_OK);
+        REQUIRE(mp_weights_get_any(weights, entry->name, entry->ndim, any, &t, &error) == MP_OK);
+        REQUIRE(mp_weights_get_any(weights, entry->name, entry->ndim + 1, any, &t, &error) == MP_FORMAT);
         REQUIRE(t.nbytes <= MAX_BYTES);
         /* The page after the end of the file is not mapped: a read past the end faults or poisons the mapping. */
         for (uint64_t j = 0; j < t.nbytes; j++)

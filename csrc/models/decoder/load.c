@@ -250,8 +250,10 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         goto cleanup;
     }
     MP_TRY_GOTO(read_dense_layers(model, args->spec, error));
-    for (int i = 0; i < model->layer_count; i++)
+    for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
         MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, (float)norm_offset, error));
+        mp_progress_part(args->progress, "mapping", (uint64_t)i + 1, (uint64_t)model->layer_count);
+    }
     builder.on_use = MP_ON_USE_NEVER;
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
     const int64_t parameters = builder.parameters;
@@ -313,10 +315,12 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
         bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
         mp_wkind kind;
+        if (mp_is_companion(entry->name))
+            continue;
         uint64_t latents = mp_mla_footprint(entry, compute);
         bytes += latents;
         if (latents > 0 || entry->ndim != 2 || table || mp_decoder_images_own(entry->name) ||
-            mp_expert_owns(entry->name) || mp_is_companion(entry->name))
+            mp_expert_owns(entry->name))
             continue;
         if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
             continue;

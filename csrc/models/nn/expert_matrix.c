@@ -95,8 +95,8 @@ static mp_status find_codes(mp_expert_matrix *matrix, const mp_weights *weights,
     if (matrix->K % ITEMS)
         return mp_fail(error, MP_FORMAT, "tensor %s: experts have %d inputs, must be a multiple of %d", name,
                        matrix->K, ITEMS);
-    MP_TRY(mp_weights_get(weights, name, 4, sizes, &all, error));
-    MP_TRY(mp_weights_get(weights, scales, 3, sizes, &matrix->scales, error));
+    MP_TRY(mp_weights_get_any(weights, name, 4, sizes, &all, error));
+    MP_TRY(mp_weights_get_any(weights, scales, 3, sizes, &matrix->scales, error));
     if (all.dtype != MP_I8 || matrix->scales.dtype != MP_I8)
         return mp_fail(error, MP_UNSUPPORTED, "tensors %s and %s are stored as %s and %s, must be I8", name,
                        scales, mp_dtype_get(all.dtype)->name, mp_dtype_get(matrix->scales.dtype)->name);
