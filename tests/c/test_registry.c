@@ -551,7 +551,7 @@ MP_TEST(registry_replaces_without_failing_a_request) {
     old.version = 1;
     new.version = 2;
     new.load_ns = broken.load_ns = FAKE_MS(20);
-    broken.load_failures = 1;
+    broken.load_failures = 1000;
     old.step_ns = FAKE_MS(5);
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
@@ -648,6 +648,8 @@ MP_TEST(registry_staged_model_waits_for_its_commit) {
 
     stage(registry, &broken, 3); /* fails to load: the old model stays */
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
+    while (mp_registry_load(registry, "a", false, 0, &error) != MP_OK) /* until the registry has dropped it */
+        mp_sys_sleep_ns(1000 * 1000);
     MP_CHECK_STATUS(mp_registry_commit(registry, &key, 1, 3, &error), MP_SEND, &error);
     MP_CHECK_INT(ask(registry, 1, &version), MP_OK);
 

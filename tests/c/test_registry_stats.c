@@ -366,7 +366,7 @@ MP_TEST(registry_stats_count_every_part_of_a_scene) {
 
 /* Each counter must differ from 0 in a row, or be named here as one that the scene cannot raise. */
 MP_TEST(registry_stats_scene_raises_every_counter) {
-    mp_registry_stats sum = {.spawn_failures = 1, .chaos_faults = 1, .illegal_transitions = 1};
+    mp_registry_stats sum = {.spawn_failures = 1, .chaos_faults = 1, .illegal_transitions = 1, .dedup_hits = 1};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         add_counters(&sum, &parts[i].adds);
 #define MP_METRIC(name, meaning) MP_CHECK(sum.name > 0);

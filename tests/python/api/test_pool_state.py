@@ -412,7 +412,7 @@ def test_time_of_full_queues_is_counted(llama: Path) -> None:
         jobs = []
         try:
             while len(jobs) < 1000:
-                jobs.append(pool.submit("text_to_text", model=llama, **LONG))
+                jobs.append(pool.submit("text_to_text", model=llama, policy="sequential", **LONG))
         except mpool.Overloaded:
             pass
         until(lambda: pool.metrics()["models"][key]["queue_full_seconds"] > 0)

@@ -332,7 +332,7 @@ def test_model_that_fails_to_load_leaves_the_old_one(own: mpool.Pool, bert: Path
 
 def test_two_models_must_fit_into_memory(bert: Path) -> None:
     """Without room for both, swap() raises, and the old model stays loaded and serves."""
-    with mpool.Pool() as measure:
+    with mpool.Pool(mpool.PoolConfig(memory_bytes=4 << 30)) as measure:  # a budget without the models of other pools
         measure.register("m", bert)
         wanted = measure.embed("a", "m")
         row = measure.registry.entries()[0]

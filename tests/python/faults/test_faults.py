@@ -321,9 +321,10 @@ def test_nothing_reads_the_wall_clock() -> None:
     found = [f"{path.relative_to(ROOT)}:{number}" for folder, ending in (("csrc", "*.[ch]"), ("mpool", "*.py"))
              for path in sorted((ROOT / folder).rglob(ending))
              for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if wall.search(line)]
-    # Dates may occur in prompts, in notes about verified files, and in protocol responses with a creation time.
+    # Dates may occur in prompts, in notes about verified files, and in responses with the time of an event.
     dated = ("mpool/conversation/", "mpool/models/store.py", "mpool/server/openai/", "mpool/server/ollama.py",
-             "mpool/server/models.py", "mpool/server/scoring.py")
+             "mpool/server/models.py", "mpool/server/scoring.py", "mpool/server/request_history.py",
+             "mpool/integrations/llama_cpp.py")
     assert [place for place in found if not place.startswith(dated)] == []
 
 

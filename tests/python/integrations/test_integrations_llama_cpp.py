@@ -62,7 +62,8 @@ def test_completions_are_those_of_mpool(small: Llama, llama: Path) -> None:
     assert wanted.logprobs is not None
     assert choice["logprobs"]["token_logprobs"] == [one.logprob for one in wanted.logprobs]
     assert choice["logprobs"]["text_offset"][0] == len("the quick")
-    assert all(2 <= len(top) <= 3 for top in choice["logprobs"]["top_logprobs"])
+    assert all(1 <= len(top) <= 3 for top in choice["logprobs"]["top_logprobs"])  # tokens can have equal texts
+    assert max(len(top) for top in choice["logprobs"]["top_logprobs"]) > 1
     assert small("the quick", max_tokens=12, temperature=0.7, top_k=9, seed=3)["choices"][0]["text"] == wanted.text
     echoed = small.create_completion("the quick", max_tokens=2, temperature=0.0, echo=True)["choices"][0]["text"]
     plain = small.create_completion("the quick", max_tokens=2, temperature=0.0)["choices"][0]["text"]
@@ -85,7 +86,7 @@ def test_options_have_effects(small: Llama) -> None:
     assert text(repeat_penalty=1.8) != plain and text(presence_penalty=2.0, frequency_penalty=2.0) != plain
     assert text(temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, seed=1) != text(
         temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, seed=2)
-    for narrow in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):
+    for narrow in ({"top_k": 1}, {"top_p": 1e-3}, {"min_p": 1.0}):
         assert text(temperature=5.0, **narrow) == plain
     small.set_seed(11)
     assert text(temperature=5.0) == text(temperature=5.0, seed=11)
