@@ -89,7 +89,7 @@ static void end(search_object *self) {
     self->search = NULL;
 }
 
-/* A search that waits for CPUs checks for signals after this time, and loses its place among those who wait. */
+/* A search that waits for CPUs checks for signals after this time, and loses its place in the queue. */
 static const uint64_t TURN_NS = 500ull * 1000 * 1000;
 
 typedef struct add_call {

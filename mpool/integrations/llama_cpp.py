@@ -6,6 +6,7 @@ also found by reference (``Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M``). Constraine
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
@@ -69,8 +70,6 @@ class LlamaGrammar:
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
         """Return the grammar of a JSON schema, given as JSON text."""
-        import json
-
         try:
             return cls(schema=json.loads(json_schema))
         except ValueError as error:
@@ -250,15 +249,6 @@ class Llama:
                     yield part(delta, _chat_logprobs(chunk.logprobs))
                 if chunk.finish_reason:
                     yield part({}, None, chunk.finish_reason)
-
-    def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
-        """As :meth:`create_chat_completion`, with objects of the package ``openai`` in place of dicts."""
-        from openai.types.chat import ChatCompletion, ChatCompletionChunk
-
-        found = self.create_chat_completion(*args, **options)
-        if isinstance(found, dict):
-            return ChatCompletion(**found)
-        return (ChatCompletionChunk(**one) for one in found)
 
     def _sampling(self, max_tokens: int | None, temperature: float, top_p: float, min_p: float, top_k: int,
                   frequency_penalty: float, presence_penalty: float, repeat_penalty: float,

@@ -14,7 +14,6 @@ from .errors import Refusal
 from .fields import Fields, Name
 from .operations import Context, Operation, json_response
 
-
 log = logging.getLogger("mpool.server")
 
 

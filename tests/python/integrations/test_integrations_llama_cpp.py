@@ -118,11 +118,6 @@ def test_chats_are_those_of_mpool(small: Llama, llama: Path) -> None:
     (choice,) = found["choices"]
     assert choice["message"] == {"role": "assistant", "content": wanted.text} and found["object"] == "chat.completion"
     assert len(choice["logprobs"]["content"]) == 9 and len(choice["logprobs"]["content"][0]["top_logprobs"]) == 3
-    openai = pytest.importorskip("openai.types.chat")
-    typed = small.create_chat_completion_openai_v1(MESSAGES, max_tokens=9, temperature=0.0)
-    assert isinstance(typed, openai.ChatCompletion) and typed.choices[0].message.content == wanted.text
-    events = list(small.create_chat_completion_openai_v1(MESSAGES, max_tokens=9, temperature=0.0, stream=True))
-    assert "".join(event.choices[0].delta.content or "" for event in events) == wanted.text
 
 
 def test_without_a_limit_the_context_ends_a_completion(llama: Path) -> None:

@@ -177,7 +177,7 @@ def test_target(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(mpool.FileError, match="q.gguf exists.*--force"):
         quantize(str(source), str(target), "Q8_0")
     assert target.read_text() == "mine"
-    with pytest.raises(mpool.InvalidArgument, match="is the file to read"):
+    with pytest.raises(mpool.InvalidArgument, match="is a file to read"):
         quantize(str(source), str(source), "Q8_0", force=True)
     with pytest.raises(mpool.InvalidArgument, match="is a folder"):
         quantize(str(source), str(tmp_path), "Q8_0", force=True)
