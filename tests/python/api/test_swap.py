@@ -230,6 +230,15 @@ def test_handles_follow_the_name(own: mpool.Pool, bert: Path) -> None:
     assert [row.key for row in own.ps()] == ["m"]
 
 
+def test_names_of_a_replaced_model_lead_to_the_new_one(own: mpool.Pool, bert: Path) -> None:
+    """A load(alias=...) that began before the swap names the model after it."""
+    own.register("m", bert)
+    old = own.get("m")._entry
+    own.swap("m", bert, normalize=False)
+    own._names["late"] = old
+    assert np.array_equal(own.embed("a", "late", timeout=30), own.embed("a", "m"))
+
+
 def test_pin_keep_alive_and_load_options_stay(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
     own.register("m", llama, kv_dtype="int8")
     own.load("m", pin=True, keep_alive=77)

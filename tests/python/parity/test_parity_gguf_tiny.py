@@ -7,6 +7,7 @@ files can therefore show that the core rotates the right pairs of these.
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,20 @@ def test_quantised_encoder(tmp_path: Path, name: str, kind: str) -> None:
         got = token_vectors(pool, path, [ids])[0]
     expected = ENCODERS[name].expected(model, ids)
     assert np.abs(got - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("tensor", ["output_norm.weight", "token_embd.weight"])
+@pytest.mark.parametrize("kind", [24, 25, 26, 27, 28], ids=["I8", "I16", "I32", "I64", "F64"])
+def test_tensors_of_types_that_are_no_weights_are_refused(tmp_path: Path, models: dict[str, Any], tensor: str,
+                                                          kind: int) -> None:
+    """Such a file once ended the process: these types have no reader. It is read by a process of its own."""
+    path = tinygguf.write(tmp_path / "m.gguf", models["llama"])
+    data = bytearray(path.read_bytes())
+    at = data.index(tensor.encode()) + len(tensor)
+    at += 4 + 8 * int.from_bytes(data[at:at + 4], "little")
+    data[at:at + 4] = kind.to_bytes(4, "little")
+    path.write_bytes(data)
+    program = "import mpool, sys\ntry: mpool.generate([1, 2], sys.argv[1], max_tokens=1)\n" \
+              "except mpool.MpoolError as error: print(type(error).__name__)"
+    run = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and run.stdout.strip() in ("Unsupported", "FormatError"), (run.returncode, run.stderr)
