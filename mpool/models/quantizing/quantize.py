@@ -6,15 +6,18 @@ import errno
 import logging
 import os
 import secrets
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
 from ... import _core
-from ...errors import FileError, FormatError, InvalidArgument
+from ...errors import FileError, FormatError, InvalidArgument, SpawnFailed
 from ...names import QUANTIZED
 from ..files import close, open_regular, read_exactly
 from .gguf_layout import header, padding, value
@@ -91,9 +94,46 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
     if os.path.exists(target) and any(os.path.samefile(path, target) for path in model.paths):
         raise InvalidArgument(f"{target} is a file to read; write to another file")
     threads = threads or min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-    with ThreadPoolExecutor(threads) as pool:
+    with _Threads(threads) as pool:
         _write(target, head, _data(plan, model.paths, pool, 2 * threads), total, force, progress)
     return Report(target, len(head) + total, dict(Counter(one.dtype for one in plan)))
+
+
+class _Threads:
+    """Daemon threads that run calls. The exit of the interpreter does not wait for them."""
+
+    def __init__(self, count: int) -> None:
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, name="mpool-quantize", daemon=True) for _ in range(count)]
+
+    def __enter__(self) -> _Threads:
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            self.__exit__()
+            raise SpawnFailed(f"a thread cannot be started: {error}") from error
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Run a call on a thread. Returns its future."""
+        future: Future[Any] = Future()
+        self._calls.put((future, function, args))
+        return future
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function, args = call
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*args))
+                except BaseException as error:  # the caller of result() gets it
+                    future.set_exception(error)
+            del call, future, args
 
 
 def _check_target(source: str, target: str, force: bool) -> None:
@@ -138,7 +178,7 @@ def _planned(type: str, model: Input, tensor: Tensor) -> _Planned:
     return _Planned(tensor, dtype, items // BLOCK[dtype] * _BYTES[dtype])
 
 
-def _data(plan: list[_Planned], paths: tuple[str, ...], pool: ThreadPoolExecutor, most: int) -> Iterator[bytes]:
+def _data(plan: list[_Planned], paths: tuple[str, ...], pool: _Threads, most: int) -> Iterator[bytes]:
     """Yield the data of all tensors in order, converted by threads that are at most ``most`` chunks ahead."""
     ahead: deque[Future[bytes]] = deque()
     files: list[int] = []
