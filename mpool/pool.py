@@ -7,7 +7,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import replace as changed  # `replace` is a parameter of register()
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
@@ -75,7 +75,7 @@ class Pool(PoolVerbs):
         self._callbacks: tuple[tuple[str, Any], ...] = ()
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
         self._places: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
-        self._degraded: dict[str, str] = {}  # key -> problem, at the last look for events
+        self._degraded: dict[str, str] = {}  # key -> problem, at the last check for events
         self._entries: dict[str, Entry] = {}  # by key
         self._names: dict[Any, Entry] = {}    # by every name in use, str and os.PathLike
         self._defaults: dict[str, Entry] = {}  # by capability
@@ -407,6 +407,7 @@ class Pool(PoolVerbs):
             WrongCapability: the new model lacks a capability of the old one.
             MemoryExhausted: the two models do not fit into the pool's memory together.
             Timeout: the new model was not loaded in time.
+            SendError: the new model was removed before it took the name, because its files changed meanwhile.
             FileError, OfflineError, FormatError, SpawnFailed, ...: the new model cannot be read or loaded.
 
         Example:
@@ -421,7 +422,7 @@ class Pool(PoolVerbs):
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
         found, old = _ref_in(ref), self._registered(key)
-        new = self._new_entry(old.key, found, _given(settings), options.over(replace(old.loading, draft=None)))
+        new = self._new_entry(old.key, found, _given(settings), options.over(changed(old.loading, draft=None)))
         swapping.swap(old, new, True, _threads.deadline_of(timeout))
         return Model(new)
 
@@ -572,7 +573,7 @@ class Pool(PoolVerbs):
         Args:
             event: ``"spawn"``, ``"ready"``, ``"evict"``, ``"fail"`` of workers; ``"request_start"``,
                 ``"request_complete"``, ``"request_fail"`` of requests; ``"degraded"``, ``"recovered"`` of models, whose
-                health is looked at twice a second: :attr:`mpool.PoolEvent.reason` is the problem.
+                health is checked twice a second: :attr:`mpool.PoolEvent.reason` is the problem.
             callback: function with one parameter, a :class:`mpool.PoolEvent`.
 
         Returns:

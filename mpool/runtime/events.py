@@ -22,9 +22,9 @@ Kind = Literal["spawn", "ready", "evict", "fail", "request_start", "request_comp
                "recovered"]
 #: Events of the core.
 KINDS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail")
-#: Events of the drain thread, which looks at the health of models while such events have callbacks.
+#: Events of the drain thread, which checks the health of models while such events have callbacks.
 HEALTH_KINDS = ("degraded", "recovered")
-#: Seconds between two looks.
+#: Seconds between two checks.
 HEALTH_PERIOD = 0.5
 
 
@@ -57,7 +57,7 @@ class PoolEvent:
 
 
 _lock = threading.Lock()
-_looked = 0.0
+_checked = 0.0
 
 
 def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
@@ -132,11 +132,11 @@ def _call(pool: Host, found: PoolEvent) -> None:
 
 def _deliver_health() -> None:
     """Report the models whose health changed, at most every :data:`HEALTH_PERIOD` seconds."""
-    global _looked
+    global _checked
     now = time.monotonic()
-    if now - _looked < HEALTH_PERIOD:
+    if now - _checked < HEALTH_PERIOD:
         return
-    _looked = now
+    _checked = now
     for pool in hosts():
         if not any(event in HEALTH_KINDS for event, _ in pool._callbacks):
             pool._degraded = {}

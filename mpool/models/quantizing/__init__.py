@@ -1,5 +1,4 @@
 """Conversion of models to GGUF files: ``mpool quantize``."""
 
-from .quantize import TYPES as TYPES
 from .quantize import Report as Report
 from .quantize import quantize as quantize

@@ -26,8 +26,6 @@ from .recipes import BLOCK, RECIPES, type_of
 
 log = logging.getLogger("mpool.models")
 
-#: Names of the types of files.
-TYPES = QUANTIZED
 #: Values that a thread converts at once: at most 4 MiB of float32, unless one row or one head has more.
 _CHUNK = 1 << 20
 #: Bytes of a block of each type that is written.
@@ -68,7 +66,7 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
     Args:
         source: path of a .gguf file, or of a model folder (Llama, Qwen2, Qwen3).
         target: path of the file to write.
-        type: one of :data:`TYPES`.
+        type: one of :data:`mpool.names.QUANTIZED`.
         force: True to replace an existing file.
         threads: threads that convert; None: one per CPU that this process may use.
         progress: function that is called with the bytes of data that were written, and their total.
@@ -79,8 +77,8 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
         FormatError: the model is malformed, or a weight is NaN or infinite.
         Unsupported: mpool cannot convert the model.
     """
-    if type not in TYPES:
-        raise InvalidArgument(f"`type` is {type!r}, allowed: {', '.join(TYPES)}")
+    if type not in QUANTIZED:
+        raise InvalidArgument(f"`type` is {type!r}, allowed: {', '.join(QUANTIZED)}")
     if threads is not None and not 1 <= threads <= _MAX_THREADS:
         raise InvalidArgument(f"`threads` is {threads}, allowed: 1 to {_MAX_THREADS}")
     _check_target(source, target, force)
