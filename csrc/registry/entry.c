@@ -612,6 +612,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
     info->latency = entry->latency;
     info->units_in = entry->units_in;
     info->units_out = entry->units_out;
+    info->rows = atomic_load_explicit(&entry->rows, memory_order_relaxed);
     info->last_error = entry->last_error;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];

@@ -167,6 +167,7 @@ struct mp_entry {
 
     /* readable by any thread */
     _Atomic uint64_t errors;
+    _Atomic uint64_t rows; /* tokens of all passes: prompt, decode and draft tokens */
 };
 
 /* Takes ownership of `loader`, also on failure. Returns one reference to the caller. */

@@ -169,6 +169,7 @@ typedef struct mp_entry_info {
     int worker_count;
     mp_histogram latency; /* completed requests: time from submission to completion */
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */
+    uint64_t rows;                /* tokens of all passes so far, as `rows` in metrics.def; 0 without a decoder */
     mp_status last_error; /* the last error of a request; MP_OK = none failed */
     const mp_model *model; /* pinned while the visitor runs, or NULL */
 } mp_entry_info;

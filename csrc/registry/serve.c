@@ -610,6 +610,7 @@ static void count_work(mp_worker *w) {
     const mp_step_work *work = &w->engine->work;
     mp_count(services, MP_METRIC_passes, work->passes - w->counted.passes);
     mp_count(services, MP_METRIC_rows, work->rows - w->counted.rows);
+    atomic_fetch_add_explicit(&w->entry->rows, work->rows - w->counted.rows, memory_order_relaxed);
     mp_count(services, MP_METRIC_prefix_tokens, work->found - w->counted.found);
     mp_count(services, MP_METRIC_guessed_tokens, work->drafted - w->counted.drafted);
     mp_count(services, MP_METRIC_right_guesses, work->accepted - w->counted.accepted);

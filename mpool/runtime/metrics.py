@@ -34,9 +34,10 @@ MODEL_GAUGES = {
     "queued": "waiting requests", "running": "running requests", "model_bytes": "bytes of weights",
     "engine_bytes": "bytes of scratch and caches", "calls": "accepted requests", "errors": "failed requests",
 }
-#: Counters of a model, over completed requests: name -> help.
+#: Counters of a model: name -> help. The units are those of completed requests.
 MODEL_COUNTERS = {
     "units_in": "tokens and images taken in", "units_out": "tokens and images generated",
+    "rows": "tokens of all passes: prompt, decode and draft tokens",
     "queue_full_seconds": "seconds for which a queue of the model was full, added over its two queues",
 }
 #: Counters of a worker: name -> help. A worker's label is its position among the model's workers, 0 to 15, and not its
@@ -73,6 +74,15 @@ def collect(pool: Host) -> dict[str, Any]:
                                     "stuck": calls.stuck} for name, calls in native_calls.statuses().items()}
     found["queue_depths"] = {name: one.queue_depth for name, one in pool.pools.items()}
     return found
+
+
+def sample(pool: Host) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the core's counters and gauges, and one row per model, both as the registry gives them.
+
+    Cheaper than :func:`collect`: about 30 us for three models. Does not start a pool that was not used yet.
+    """
+    registry = pool._registry
+    return (stats(pool), registry.entries()) if registry is not None else ({}, [])
 
 
 def _model(pool: Host, row: dict[str, Any]) -> dict[str, Any]:

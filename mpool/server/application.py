@@ -71,12 +71,15 @@ class Application:
     Args:
         app: Application for connections of type ``http``.
         shutdown: Coroutine function for the lifespan event ``shutdown``.
+        begin: Function that the first event on an event loop calls, and further ones may call. Idempotent.
     """
 
-    def __init__(self, app: App, shutdown: Callable[[], Awaitable[object]] | None = None) -> None:
-        self._app, self._shutdown = app, shutdown
+    def __init__(self, app: App, shutdown: Callable[[], Awaitable[object]] | None = None,
+                 begin: Callable[[], object] = bool) -> None:
+        self._app, self._shutdown, self._begin = app, shutdown, begin
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        self._begin()
         if scope["type"] == "http":
             root = scope.get("root_path")
             if root and scope["path"].startswith(root + "/"):  # another application mounts this one under a prefix
@@ -172,7 +175,7 @@ def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS,
         operations: Routes.
         shutdown: Coroutine function for the lifespan event ``shutdown``.
     """
-    return Application(guarded(Routes(operations, state), state), shutdown)
+    return Application(guarded(Routes(operations, state), state), shutdown, state.series.start)
 
 
 def guarded(app: App, gate: GuardState) -> App:

@@ -14,6 +14,7 @@ from .errors import Refusal
 from .models import Models
 from .request_history import RequestHistory
 from .response_memory import ResponseMemory
+from .series import Series
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class State:
         streams: Number of responses that are being streamed.
         running: Request id -> request in flight, for requests with a field ``model``.
         history: The last of these requests that ended.
+        series: Rates, latency, queues and memory of the last 12 hours.
         responses: Conversations that ``/v1/responses`` can continue.
         stopping: True if the server accepts no further requests.
         started: ``time.monotonic()`` when the server was created.
@@ -78,6 +80,7 @@ class State:
         self.streams, self.stopping, self.started = 0, False, time.monotonic()
         self.running: dict[str, RunningRequest] = {}
         self.history = RequestHistory()
+        self.series = Series(pool)
         self.responses = ResponseMemory()
         self._ignored: set[tuple[str, str]] = set()
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)

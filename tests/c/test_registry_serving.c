@@ -165,6 +165,7 @@ MP_TEST(registry_serving_counts_work) {
         _Atomic uint64_t *metrics = scene.services->metrics;
         MP_CHECK_INT(metrics[MP_METRIC_passes], 3 * round);
         MP_CHECK_INT(metrics[MP_METRIC_rows], 3 * 30 * round);
+        MP_CHECK_INT(scene.entry->rows, 3 * 30 * round);
         MP_CHECK_INT(metrics[MP_METRIC_prefix_tokens], 3 * 500 * round);
         MP_CHECK_INT(metrics[MP_METRIC_guessed_tokens], 3 * 7000 * round);
         MP_CHECK_INT(metrics[MP_METRIC_right_guesses], 3 * 90000 * round);

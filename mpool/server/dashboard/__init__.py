@@ -13,19 +13,26 @@ all ports of a machine would share, nor in storage that a script could read.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Awaitable, Callable
 from importlib import resources
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import parse_qs
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
-from ... import aio
+from ... import aio, native_calls
+from ..errors import Refusal
 from ..fields import Fields, Name
 from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage
 from ..operations import Context, Operation, image_of, json_response, large_response
 from ..request_history import REQUESTS, PastRequest
+from ..series import RINGS, columns
 from .snapshot import Snapshot, snapshot
+
+if TYPE_CHECKING:
+    from ..models import ServedModel
 
 #: Path -> (file, media type).
 FILES = {
@@ -102,6 +109,91 @@ async def history(context: Context, body: None) -> Response:
     return json_response(HistoryResponse(REQUESTS, list(context.state.history)))
 
 
+# ---- history of the pool ---------------------------------------------------------------------------------------------
+
+class ModelSeries(Struct):
+    """History of a model: one value per point, null where there is none. ``failed``: requests per second that failed;
+    ``tokens``: tokens of all passes of language models, and of completed requests of other models, per second;
+    ``images``: images per second; ``memory``: bytes; ``p50``, ``p99``: latency in seconds."""
+
+    key: str
+    capability: str
+    values: dict[str, list[float | None]]
+
+
+class SeriesResponse(Struct):
+    """Points of a ring, the oldest first; point number ``last`` is the last one, and ended at ``time``.
+
+    ``started``: seconds since 1970 at which the server started; the numbers of points begin there at 0. ``step``:
+    seconds per point. ``steps``, ``sizes``: seconds per point, and number of points, of all rings. ``pool``: one value
+    per point, as of a model, with ``threads``, the compute threads in use, in place of ``workers``.
+    """
+
+    started: float
+    step: int
+    steps: list[int]
+    sizes: list[int]
+    last: int
+    time: float
+    pool: dict[str, list[float | None]]
+    models: list[ModelSeries]
+
+
+async def series(context: Context, body: None) -> Response:
+    """Return the history of the pool. ``?step=1``, ``10`` or ``120``: seconds per point; ``after=N``: only points with
+    a number above N."""
+    query = {name: values[-1] for name, values in
+             parse_qs(context.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True).items()}
+    step, after = query.get("step", "1"), query.get("after", "-1")
+    if step not in map(str, RINGS):
+        raise Refusal("invalid_value", f"`step` must be one of {', '.join(map(str, RINGS))}.", "step")
+    if not re.fullmatch("-1|[0-9]{1,12}", after):
+        raise Refusal("invalid_value", "`after` must be the number of a point, or -1.", "after")
+    found = context.state.series.points(int(step), int(after))
+
+    def made() -> SeriesResponse:
+        models = [ModelSeries(key, part[0], columns(part)) for key, part in found["models"].items()]
+        return SeriesResponse(**{**found, "pool": columns(found["pool"]), "models": models})
+
+    return await large_response(made, sum(len(part[2]) for part in (found["pool"], *found["models"].values())))
+
+
+# ---- models of the playground ----------------------------------------------------------------------------------------
+
+class UsableModel(Struct):
+    """A model that clients can use. ``tasks``: what the playground can do with it: ``chat``, ``vision`` (chat with
+    images), ``embed``, ``rerank``, ``embed_image``, ``image``."""
+
+    name: str
+    tasks: list[str]
+
+
+class UsableModels(Struct):
+    """The models that clients can use. ``token``: true if the server requires a token."""
+
+    models: list[UsableModel]
+    token: bool
+
+
+#: Capability -> task of the playground.
+_TASKS = {"text_to_text": "chat", "vision": "vision", "image_embedding": "embed_image", "text_to_image": "image"}
+
+
+def _tasks(served: ServedModel) -> list[str]:
+    found = [_TASKS[name] for name in served.capabilities if name in _TASKS]
+    if "text_embedding" in served.capabilities:
+        settings = served.model.description.embedding
+        found.append("rerank" if settings is not None and settings.scores else "embed")
+    return found
+
+
+async def models(context: Context, body: None) -> Response:
+    """List the models that clients can use, and the tasks of the playground for which each is fit."""
+    listed = await context.state.models.listed()
+    found = await native_calls.REQUESTS.arun(lambda: [UsableModel(one.name, _tasks(one)) for one in listed])
+    return json_response(UsableModels(found, context.state.settings.token is not None))
+
+
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 class ImagesToEmbed(Fields):
@@ -129,6 +221,8 @@ OPERATIONS = (
                 name="dashboard_" + name.replace(".", "_")) for path, (name, kind) in FILES.items()),
     Operation("GET", "/api/mpool/state", state, None, Snapshot, "State of the pool", name="mpool_state"),
     Operation("GET", "/api/mpool/history", history, None, HistoryResponse, "The last requests", name="mpool_history"),
+    Operation("GET", "/api/mpool/series", series, None, SeriesResponse, "History of the pool", name="mpool_series"),
+    Operation("GET", "/api/mpool/models", models, None, UsableModels, "Models and their tasks", name="mpool_models"),
     Operation("POST", "/api/mpool/cancel", cancel, CancelRequest, CancelResponse, "Cancel a request in flight",
               name="mpool_cancel"),
     Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsResponse, "Embed images",
