@@ -206,9 +206,14 @@ class Ticket:
     def vectors(self) -> NDArray[np.float32]:
         """Return the embeddings: a view of the request's buffer, not copied. Raises the error of a failed request.
 
-        Shape: ``(n_texts, width)``, or ``(n_tokens, width)`` with ``output=1``; for images ``(n_images, width)``, or
-        ``(n_rows, width)``.
+        Shape: ``(n_texts, width)``; for images ``(n_images, width)``, or ``(n_rows, width)``.
         """
+    def states(self) -> NDArray[np.float32]:
+        """Return the hidden states of all tokens, ``(n_tokens, width)``: a view, as :meth:`vectors`."""
+    def rows(self) -> NDArray[np.float32]:
+        """Return the rows of the model's row head, ``(n_tokens, width)``: a view, as :meth:`vectors`."""
+    def sparse(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], int]:
+        """Copies of the sparse vectors as CSR: indptr, ids (ascending in each text), weights; and the vocabulary."""
     def texts_done(self) -> int:
         """Texts finished so far."""
     # text_to_text
@@ -327,8 +332,8 @@ class Registry:
         """
     def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
-                     output: int = 0, tolerant: bool = False, second: NDArray[np.int32] | None = None,
-                     timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0,
+                     outputs: int = 1, tolerant: bool = False, second: NDArray[np.int32] | None = None,
+                     attended: NDArray[np.int32] | None = None, timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0,
                      priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
                      uncounted: bool = False, policy: str = "default", revision: int = 0) -> Ticket:
         """Queue a text embedding request.
@@ -339,9 +344,10 @@ class Registry:
             skip: number of leading tokens of each text that pooling ignores.
             dimensions: leading components to keep; 0: all.
             normalize: 1: vectors of length 1; 0: as computed; -1: as the model says.
-            output: 0: one vector per text; 1: one row per token.
+            outputs: a mask: 1: one vector per text; 2: hidden states; 4: rows of the row head; 8: sparse vectors.
             tolerant: the caller handles NumericError, so a NaN is not counted as a fault of the workers.
             second: start of the second text of each pair, for models that score pairs.
+            attended: number of leading tokens of each text that its tokens attend to.
             patience: seconds without progress before the request times out; below 0: the registry's default.
             keep_alive: new keep-alive of the model in seconds; below 0: unchanged.
             priority: 0 critical, 1 high, 2 normal, 3 low, 4 batch.
@@ -353,8 +359,9 @@ class Registry:
             revision: as for :meth:`add`: SendError if the key has a model of another revision; 0: any.
         """
     def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
-              skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, output: int = 0,
-              tolerant: bool = False, second: NDArray[np.int32] | None = None, timeout: float | None = None,
+              skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, outputs: int = 1,
+              tolerant: bool = False, second: NDArray[np.int32] | None = None,
+              attended: NDArray[np.int32] | None = None, timeout: float | None = None,
               patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
               tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
               policy: str = "default", revision: int = 0) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ static inline size_t wire_rows_at(const mp_image_embedding_request *request, uin
 /* Only the model knows the number of rows of an image, and the parent must not trust the number that a child
  * reports. */
 static mp_status image_check(const mp_request *base, mp_error *error) {
-    if (((const mp_image_embedding_request *)base)->output != MP_EMBED_POOLED)
+    if (((const mp_image_embedding_request *)base)->output != MP_IMAGE_POOLED)
         return mp_fail(error, MP_UNSUPPORTED,
                        "rows of images are not supported in worker processes: use isolation=\"thread\"");
     return MP_OK;

@@ -58,7 +58,15 @@ static inline void mp_request_publish(_Atomic int32_t *done, int32_t count) {
 /* ---- text_embedding -------------------------------------------------------------------------------------------- */
 
 enum { MP_EMBED_MOST_TEXTS = 1 << 24 };
-enum { MP_EMBED_POOLED = 0, MP_EMBED_TOKENS = 1 }; /* one vector per text, or one per token (before pooling) */
+/* Outputs of one pass, combined in a mask: one vector per text; hidden states, one per token; the rows of the model's
+ * row head, one per token; one sparse vector per text. */
+enum { MP_EMBED_POOLED = 1, MP_EMBED_TOKENS = 2, MP_EMBED_ROWS = 4, MP_EMBED_SPARSE = 8, MP_EMBED_ALL = 15 };
+
+typedef struct mp_embedding_sizes { /* facts of the model and the request; 0 for outputs that were not asked for */
+    int32_t width, hidden, row_width; /* components of a vector, of a hidden state, of a row of the row head */
+    int32_t sparse_most; /* room for the weights of a text; 0: as many as the text has tokens */
+    int32_t vocab;       /* ids of weights are below */
+} mp_embedding_sizes;
 
 #define MP_SCHEMA "models/requests/text_embedding.def"
 typedef struct mp_embedding_args {
@@ -72,10 +80,15 @@ typedef struct mp_embedding_request {
 
 /* Copies `args`. Fails with INVALID_ARGUMENT if a field is outside the schema's bounds. */
 mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embedding_request **request, mp_error *error);
-/* Allocates the outputs once the model's width is known. Reallocates them if a replacement model has another width. */
-mp_status mp_embedding_request_output(mp_embedding_request *request, int32_t width, mp_error *error);
-static inline int64_t mp_embedding_request_rows(const mp_embedding_request *request) { /* number of result vectors */
-    return request->output == MP_EMBED_TOKENS ? request->n_tokens : request->n_texts;
+/* Allocates the outputs once their sizes are known. Reallocates them if a replacement model has other sizes. */
+mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embedding_sizes sizes, mp_error *error);
+/* Fails with UNSUPPORTED if the request asks for an output that is not in the mask `has`; the message lists those that
+ * are. */
+mp_status mp_embedding_request_check_outputs(const mp_embedding_request *request, unsigned has, mp_error *error);
+/* The weights of a text's sparse vector are sparse_counts[text] entries of sparse_ids (ascending) and sparse_values,
+ * from this index on. At n_texts: the room of all texts. */
+static inline int64_t mp_embedding_sparse_at(const mp_embedding_request *request, int64_t text) {
+    return request->sizes.sparse_most ? text * request->sizes.sparse_most : request->offsets[text];
 }
 
 /* ---- image_embedding ------------------------------------------------------------------------------------------- */
@@ -85,6 +98,7 @@ enum {
     MP_IMAGE_MOST_SIDE = 1 << 14, /* pixels */
     MP_IMAGE_CHANNELS = 3
 };
+enum { MP_IMAGE_POOLED = 0, MP_IMAGE_TOKENS = 1 }; /* one vector per image, or one per patch (before pooling) */
 
 #define MP_SCHEMA "models/requests/image_embedding.def"
 typedef struct mp_image_embedding_args {
@@ -106,7 +120,7 @@ mp_status mp_image_embedding_request_output(mp_image_embedding_request *request,
                                             mp_error *error);
 /* number of result vectors */
 static inline int64_t mp_image_embedding_request_rows(const mp_image_embedding_request *request) {
-    return request->output == MP_EMBED_TOKENS ? request->n_rows : request->n_images;
+    return request->output == MP_IMAGE_TOKENS ? request->n_rows : request->n_images;
 }
 
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */

@@ -141,6 +141,10 @@ PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const ch
 typedef mp_request *mp_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 mp_request *mp_embedding_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key);
+/* of_head: rows of the row head, else hidden states; [n_tokens, width] */
+PyObject *mp_embedding_tokens(mp_state *state, mp_ticket *ticket, const char *key, bool of_head);
+/* (indptr int64 [n_texts + 1], ids int32, weights float32, vocabulary): copies */
+PyObject *mp_embedding_sparse(mp_state *state, mp_ticket *ticket, const char *key);
 
 mp_request *mp_image_embedding_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_image_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key);

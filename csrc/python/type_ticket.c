@@ -139,6 +139,21 @@ static PyObject *ticket_vectors(PyObject *self, PyObject *none) {
     return mp_embedding_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
 }
 
+static PyObject *ticket_states(PyObject *self, PyObject *none) {
+    (void)none;
+    return mp_embedding_tokens(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key, false);
+}
+
+static PyObject *ticket_rows(PyObject *self, PyObject *none) {
+    (void)none;
+    return mp_embedding_tokens(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key, true);
+}
+
+static PyObject *ticket_sparse(PyObject *self, PyObject *none) {
+    (void)none;
+    return mp_embedding_sparse(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
+}
+
 static PyObject *ticket_texts_done(PyObject *self, PyObject *none) {
     (void)none;
     mp_request *request = mp_ticket_request_of(mp_state_of(self), ticket_of(self), MP_TEXT_EMBEDDING);
@@ -220,7 +235,10 @@ static PyMethodDef methods[] = {
     {"times", ticket_times, METH_NOARGS, "Seconds of time.monotonic(): submitted, started, finished; 0.0 = not yet."},
     {"position", ticket_position, METH_NOARGS, "Requests ahead in the queue; -1 once running or done."},
     {"eta", ticket_eta, METH_NOARGS, "Predicted seconds until it is done; 0.0 = done, or unknown."},
-    {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width) or (n_tokens, width), not copied."},
+    {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width), not copied."},
+    {"states", ticket_states, METH_NOARGS, "Hidden states: float32 (n_tokens, width), not copied."},
+    {"rows", ticket_rows, METH_NOARGS, "Rows of the row head: float32 (n_tokens, width), not copied."},
+    {"sparse", ticket_sparse, METH_NOARGS, "Sparse vectors: (indptr, ids, weights, vocabulary), copied."},
     {"texts_done", ticket_texts_done, METH_NOARGS, "Texts finished so far."},
     {"text", ticket_text, METH_VARARGS, "(choice, start=0): final text, tokens so far, finish reason, stop index."},
     {"sampled_ids", ticket_sampled_ids, METH_VARARGS,

@@ -118,6 +118,18 @@ static inline void tiny_int(mp_spec *spec, const char *key, int64_t value) {
     MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
 }
 
+static inline void tiny_string(mp_spec *spec, const char *key, const char *value) {
+    mp_error error;
+    mp_value v = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = strlen(value), .as.string = value};
+    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
+}
+
+static inline void tiny_flag(mp_spec *spec, const char *key, bool value) {
+    mp_error error;
+    mp_value v = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = value};
+    MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
+}
+
 static inline void tiny_float(mp_spec *spec, const char *key, double value) {
     mp_error error;
     mp_value v = {.type = MP_VALUE_FLOAT, .gguf_type = -1, .count = 1, .as.real = value};
@@ -372,11 +384,12 @@ static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, 
 enum { TINY_WIDTH = 64, TINY_ENCODER_LAYERS = 2, TINY_ENCODER_FFN = 128, TINY_POSITIONS = 96 };
 
 /* Make the spec of an fp32 encoder. poison: make the embedding of token 7 NaN. dense: add a dense layer after pooling,
- * with as many outputs as inputs. */
-static inline mp_spec *tiny_encoder_spec_of(bool poison, bool dense) {
+ * with as many outputs as inputs. more: adds further keys and tensors, or NULL. */
+static inline mp_spec *tiny_encoder_spec_with(bool poison, bool dense, void (*more)(tiny_file *file)) {
     mp_error error;
     char path[512], name[64];
-    snprintf(path, sizeof path, "%s/encoder%d.bin", mp_test_directory(), dense);
+    static int made; /* models with and without heads may exist at the same time */
+    snprintf(path, sizeof path, "%s/encoder%d-%d.bin", mp_test_directory(), dense, more ? ++made : 0);
     tiny_file file = {.spec = mp_spec_create(), .random = {11}};
     MP_CHECK_OK(mp_spec_set_architecture(file.spec, "bert", &error), &error);
     MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
@@ -422,11 +435,17 @@ static inline mp_spec *tiny_encoder_spec_of(bool poison, bool dense) {
         tiny_tensor(&file, "dense.0.weight", MP_F32, TINY_WIDTH, TINY_WIDTH, 0.3f, 0);
         tiny_tensor(&file, "dense.0.bias", MP_F32, 1, TINY_WIDTH, 0.3f, 0);
     }
+    if (more)
+        more(&file);
     tiny_use(file.spec);
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);
     free(file.bytes);
     return file.spec;
+}
+
+static inline mp_spec *tiny_encoder_spec_of(bool poison, bool dense) {
+    return tiny_encoder_spec_with(poison, dense, NULL);
 }
 
 static inline mp_spec *tiny_encoder_spec(bool poison) { return tiny_encoder_spec_of(poison, false); }

@@ -49,7 +49,7 @@ static void cross_changed(mp_request *request, int count, mp_request **whole) {
 }
 
 MP_TEST(isolation_text_embedding_requests_are_transferred_unchanged) {
-    static const int32_t ids[] = {5, 6, 7, 8, 9}, skip[] = {1, 0}, second[] = {1, 2};
+    static const int32_t ids[] = {5, 6, 7, 8, 9}, skip[] = {1, 0}, second[] = {1, 2}, attended[] = {2, 3};
     static const int64_t offsets[] = {0, 2, 5};
     mp_embedding_args args = {.n_texts = 2,
                               .n_tokens = 5,
@@ -59,7 +59,8 @@ MP_TEST(isolation_text_embedding_requests_are_transferred_unchanged) {
                               .second = second,
                               .dimensions = 3,
                               .normalize = -1,
-                              .output = MP_EMBED_TOKENS};
+                              .outputs = MP_EMBED_TOKENS | MP_EMBED_SPARSE,
+                              .attended = attended};
     mp_embedding_request *request;
     mp_request *got;
     mp_error error;
@@ -67,7 +68,8 @@ MP_TEST(isolation_text_embedding_requests_are_transferred_unchanged) {
     cross_changed(&request->base, 4, &got);
     const mp_embedding_request *made = (mp_embedding_request *)got;
     MP_CHECK(made->n_texts == 2 && made->n_tokens == 5 && made->dimensions == 3 && made->normalize == -1);
-    MP_CHECK(made->output == MP_EMBED_TOKENS && made->skip[0] == 1 && made->skip[1] == 0 && made->second[1] == 2);
+    MP_CHECK(made->outputs == (MP_EMBED_TOKENS | MP_EMBED_SPARSE) && made->attended[0] == 2 && made->attended[1] == 3);
+    MP_CHECK(made->skip[0] == 1 && made->skip[1] == 0 && made->second[1] == 2);
     mp_request_destroy(got);
     mp_request_destroy(&request->base);
 }
@@ -83,7 +85,7 @@ MP_TEST(isolation_image_embedding_requests_are_transferred_unchanged) {
     MP_CHECK_OK(mp_image_embedding_request_create(&args, &request, &error), &error);
     cross_changed(&request->base, 4, &got);
     const mp_image_embedding_request *made = (mp_image_embedding_request *)got;
-    MP_CHECK(made->n_images == 2 && made->normalize == 1 && made->dimensions == 7 && made->output == MP_EMBED_POOLED);
+    MP_CHECK(made->n_images == 2 && made->normalize == 1 && made->dimensions == 7 && made->output == MP_IMAGE_POOLED);
     MP_CHECK(made->offsets[1] == 6 && made->offsets[2] == sizeof pixels && made->sizes[3] == 3);
     MP_CHECK(memcmp(made->pixels, pixels, sizeof pixels) == 0);
     mp_request_destroy(got);

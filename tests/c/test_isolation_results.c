@@ -169,7 +169,7 @@ static mp_request *make_vectors_call(bool images, float **vectors, _Atomic int32
     }
     mp_embedding_request *call;
     MP_CHECK_OK(make_embedding_request(2, ids, offsets, NULL, &call, &error), &error);
-    MP_CHECK_OK(mp_embedding_request_output(call, WIDTH, &error), &error);
+    MP_CHECK_OK(mp_embedding_request_output(call, (mp_embedding_sizes){.width = WIDTH}, &error), &error);
     *vectors = call->vectors;
     *done = &call->done;
     return &call->base;
@@ -244,6 +244,56 @@ MP_TEST(isolation_vectors_that_are_not_finite_are_refused) {
         }
 }
 
+/* Sparse vectors of a process must fit their room, and their ids must ascend within the vocabulary. */
+MP_TEST(isolation_sparse_vectors_are_correct_or_refused) {
+    enum { ROOM = 3, VOCAB = 10 };
+    static const int32_t tokens[] = {1, 2, 3};
+    static const int64_t offsets[] = {0, 1, 3};
+    static const struct {
+        int32_t counts[2], ids[4];
+        float values[4];
+        const char *reason;
+    } cases[] = {{{2, 2}, {0, 9, 3, 4}, {1, 2, 3, 4}, NULL},
+                 {{0, 3}, {1, 2, 3}, {1, 2, 3}, NULL},
+                 {{4, 0}, {1, 2, 3, 4}, {1, 1, 1, 1}, "has too many weights"},
+                 {{-1, 0}, {0}, {0}, "is negative"},
+                 {{2, 2}, {5, 5, 3, 4}, {1, 2, 3, 4}, "do not ascend"},
+                 {{2, 2}, {5, 4, 3, 4}, {1, 2, 3, 4}, "do not ascend"},
+                 {{2, 2}, {0, 10, 3, 4}, {1, 2, 3, 4}, "do not ascend within the vocabulary"},
+                 {{2, 2}, {-1, 4, 3, 4}, {1, 2, 3, 4}, "is negative"},
+                 {{2, 2}, {1, 4, 3, 4}, {1, NAN, 3, 4}, "a weight is not finite"},
+                 {{2, 2}, {1, 4, 3, 4}, {1, 2, 3, INFINITY}, "a weight is not finite"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static scene s;
+        mp_embedding_request *call;
+        mp_error error;
+        int at = 0;
+        MP_CHECK_OK(make_embedding_request(2, tokens, offsets, NULL, &call, &error), &error);
+        call->outputs = MP_EMBED_SPARSE;
+        const mp_embedding_sizes sizes = {.sparse_most = ROOM, .vocab = VOCAB};
+        MP_CHECK_OK(mp_embedding_request_output(call, sizes, &error), &error);
+        begin_vectors(&s, &call->base);
+        begin_rows(&s);
+        mp_put(&s.out, cases[i].counts, sizeof cases[i].counts);
+        for (int t = 0; t < 2; t++) {
+            const int count = cases[i].counts[t] > 0 ? cases[i].counts[t] : 0;
+            mp_put(&s.out, cases[i].ids + at, (size_t)count * sizeof(int32_t));
+            mp_put(&s.out, cases[i].values + at, (size_t)count * sizeof(float));
+            at += count;
+        }
+        put_learnt(&s);
+        MP_CHECK_INT(run_step(&s), cases[i].reason ? MP_OUTCOME_FAILED : MP_OUTCOME_DONE);
+        const mp_error *lost = s.engine->lost(s.engine);
+        MP_CHECK((lost != NULL) == (cases[i].reason != NULL) && call->done == (lost ? 0 : 2));
+        if (lost)
+            MP_CHECK_HAS(lost->message, cases[i].reason);
+        else
+            MP_CHECK(call->sparse_ids[ROOM] == cases[i].ids[cases[i].counts[0]]);
+        scene_end(&s);
+        mp_request_destroy(&call->base);
+    }
+}
+
 MP_TEST(isolation_patch_vectors_of_images_are_refused) {
     float *vectors;
     _Atomic int32_t *done;
@@ -251,7 +301,7 @@ MP_TEST(isolation_patch_vectors_of_images_are_refused) {
     mp_request *call = make_vectors_call(true, &vectors, &done);
     const mp_request_wire *wire = mp_request_wire_of(MP_IMAGE_EMBEDDING);
     MP_CHECK_OK(wire->check(call, &error), &error);
-    ((mp_image_embedding_request *)call)->output = MP_EMBED_TOKENS;
+    ((mp_image_embedding_request *)call)->output = MP_IMAGE_TOKENS;
     MP_CHECK_STATUS(wire->check(call, &error), MP_UNSUPPORTED, &error);
     mp_request_destroy(call);
 }
@@ -580,7 +630,7 @@ MP_TEST(isolation_texts_that_never_finish_are_failed) {
     mp_error error;
     int steps = 0;
     MP_CHECK_OK(make_embedding_request(2, ids, offsets, NULL, &call, &error), &error);
-    MP_CHECK_OK(mp_embedding_request_output(call, 4, &error), &error);
+    MP_CHECK_OK(mp_embedding_request_output(call, (mp_embedding_sizes){.width = 4}, &error), &error);
     memset(&s, 0, sizeof s);
     s.mutate_at = -1;
     scene_admit(&s, &call->base, 2);

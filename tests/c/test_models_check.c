@@ -163,7 +163,7 @@ MP_TEST(models_check_of_texts) {
         if (status == MP_OK) {
             MP_CHECK_INT(cost, offsets[2] * ROW_NS);
             MP_CHECK_INT(total, 2);
-            MP_CHECK_INT(request->width, cases[i].dimensions ? cases[i].dimensions : TINY_WIDTH);
+            MP_CHECK_INT(request->sizes.width, cases[i].dimensions ? cases[i].dimensions : TINY_WIDTH);
         }
         if (status == MP_CONTEXT_OVERFLOW) {
             char got[16], allowed[16];

@@ -120,7 +120,7 @@ static void make_request(const tiny_model *tiny, const texts *all, const int *pi
     MP_CHECK_OK(make_embedding_request(count, ids, offsets, skip < 0 ? NULL : skips, &made->call, &error), &error);
     made->call->dimensions = dimensions;
     made->call->normalize = (int8_t)normalize;
-    made->call->output = (uint8_t)output;
+    made->call->outputs = (uint8_t)output;
     made->item.request = &made->call->base;
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, made->item.request, &cost, &made->item.total, &error), &error);
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &made->item, &error), &error);
@@ -225,7 +225,8 @@ static void check_variants(tiny_model *tiny, request *requests, int count, float
     serve(tiny, requests, count, outcomes);
     for (int i = 0; i < count; i++) {
         MP_CHECK_INT(outcomes[i], MP_OUTCOME_DONE);
-        MP_CHECK(memcmp(requests[i].call->vectors, alone[i], (size_t)requests[i].call->width * sizeof(float)) == 0);
+        const size_t bytes = (size_t)requests[i].call->sizes.width * sizeof(float);
+        MP_CHECK(memcmp(requests[i].call->vectors, alone[i], bytes) == 0);
     }
     drop(requests, count);
 }
@@ -262,7 +263,7 @@ MP_TEST(models_encoder_options_make_texts_differ) {
         make_variant(&tiny, &all, &variants[i], &again);
         serve(&tiny, &again, 1, &outcome);
         MP_CHECK_INT(outcome, MP_OUTCOME_DONE);
-        memcpy(alone[i], again.call->vectors, (size_t)again.call->width * sizeof(float));
+        memcpy(alone[i], again.call->vectors, (size_t)again.call->sizes.width * sizeof(float));
         drop(&again, 1);
         for (int j = 0; j < i && i < COUNT - 1; j++) /* without token types, `second` changes no bit */
             MP_CHECK(variants[i].dimensions != variants[j].dimensions ||
@@ -407,9 +408,9 @@ MP_TEST(models_encoder_last_layer_beside_tokens) {
             if (round == 0)
                 memcpy(pooled, pool->call->vectors, sizeof pooled);
             if (round == 1)
-                memcpy(tokens, token->call->vectors, bytes);
+                memcpy(tokens, token->call->states, bytes);
             MP_CHECK(round == 1 || memcmp(pool->call->vectors, pooled, sizeof pooled) == 0);
-            MP_CHECK(round == 0 || memcmp(token->call->vectors, tokens, bytes) == 0);
+            MP_CHECK(round == 0 || memcmp(token->call->states, tokens, bytes) == 0);
             drop(requests, round < 2 ? 1 : 2);
         }
         tiny_unload(&tiny);

@@ -272,10 +272,10 @@ static void pool_tokens(tiny_model *tiny, const texts *all, int count, float *ou
     mp_error error;
     float *scratch = mp_alloc(mp_head_scratch(&model->head) * sizeof *scratch, MP_TAG_SCRATCH);
     MP_CHECK_OK(make_embedding_request(count, all->ids, all->offsets, NULL, &call, &error), &error);
-    call->output = MP_EMBED_TOKENS;
+    call->outputs = MP_EMBED_TOKENS;
     MP_CHECK_INT(run_call(tiny, &call->base, UINT64_MAX), MP_OUTCOME_DONE);
     for (int t = 0; t < count; t++)
-        mp_head_apply(&model->head, call->vectors + all->offsets[t] * WIDTH,
+        mp_head_apply(&model->head, call->states + all->offsets[t] * WIDTH,
                       (int)(all->offsets[t + 1] - all->offsets[t]), 0, WIDTH, model->head.normalize, scratch,
                       out + t * WIDTH);
     mp_request_destroy(&call->base);

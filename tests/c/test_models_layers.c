@@ -421,9 +421,10 @@ MP_TEST(models_pooling_dense_layers) {
     static float norm_bias[] = {0.5f, 0, -1, 0}, small[] = {2, 0, 1, -1, 1, 0};
     static const float token[] = {0.3f, -0.4f, 0.9f};
     mp_kernels_init();
-    mp_head head = {.hidden = IN, .modes = 1, .mode = {MP_POOL_MEAN}, .pooled = IN, .width = OUT, .dense_count = 1,
-                    .dense = {{.in = IN, .out = OUT, .weight = weight, .bias = bias, .minus = minus,
-                               .act = MP_ACT_TANH, .norm = norm, .norm_bias = norm_bias, .eps = 1e-5f}},
+    mp_head head = {.hidden = IN, .modes = 1, .mode = {MP_POOL_MEAN}, .pooled = IN, .width = OUT,
+                    .dense = {.count = 1, .in = IN, .out = OUT,
+                              .dense = {{.in = IN, .out = OUT, .weight = weight, .bias = bias, .minus = minus,
+                                         .act = MP_ACT_TANH, .norm = norm, .norm_bias = norm_bias, .eps = 1e-5f}}},
                     .size_count = 1, .sizes = {{.in = IN, .out = SMALL, .weight = small, .act = MP_ACT_NONE}}};
     float scratch[64], out[OUT];
     double y[OUT], mean = 0, square = 0;

@@ -152,7 +152,7 @@ MP_TEST(models_request_bounds_of_embeddings) {
         {"the number of tokens", I64, EMBED(n_tokens), 0, 576460752303423487.0L, true},
         {"dimensions", I32, EMBED(dimensions), 0, INT32_MAX, false},
         {"normalize", I8, EMBED(normalize), -1, 1, false},
-        {"output", U8, EMBED(output), 0, 1, false},
+        {"outputs", U8, EMBED(outputs), 0, 15, false},
     };
     static const int32_t ids[] = {5};
     static const int64_t offsets[] = {0, 1};

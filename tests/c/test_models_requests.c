@@ -32,7 +32,7 @@ MP_TEST(models_requests_charge_embeddings) {
                 &error);
     check_charge(&call->base, 0);
     for (int width = 10; width <= 20; width += 10) { /* the second model replaces the first */
-        MP_CHECK_OK(mp_embedding_request_output(call, width, &error), &error);
+        MP_CHECK_OK(mp_embedding_request_output(call, (mp_embedding_sizes){.width = width}, &error), &error);
         check_charge(&call->base, 2 * (uint64_t)width * sizeof(float));
     }
     end(&call->base);

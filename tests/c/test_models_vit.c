@@ -119,20 +119,20 @@ MP_TEST(models_vit_refuses_invalid_requests) {
         int32_t height, width, dimensions;
         uint8_t output;
         mp_status of_any, of_fixed;
-    } cases[] = {{side, side, 0, MP_EMBED_POOLED, MP_OK, MP_OK},
-                 {side, side, WIDTH, MP_EMBED_POOLED, MP_OK, MP_OK},
-                 {side, side, WIDTH + 1, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
-                 {side, side, -1, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
-                 {side, side, HIDDEN, MP_EMBED_TOKENS, MP_OK, MP_OK},
-                 {side, side, 5, MP_EMBED_TOKENS, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
-                 {side + 1, side, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
-                 {PATCH, PATCH, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
-                 {640, 633, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT},
-                 {640, 640, 0, MP_EMBED_POOLED, MP_LIMIT, MP_INVALID_ARGUMENT},
-                 {128 * PATCH, 64 * PATCH, 0, MP_EMBED_POOLED, MP_OK, MP_INVALID_ARGUMENT}, /* 8192 patches, the most */
-                 {145 * PATCH, 57 * PATCH, 0, MP_EMBED_POOLED, MP_LIMIT, MP_INVALID_ARGUMENT}, /* 8265 */
-                 {PATCH - 1, PATCH, 0, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
-                 {PATCH, PATCH - 1, 0, MP_EMBED_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT}};
+    } cases[] = {{side, side, 0, MP_IMAGE_POOLED, MP_OK, MP_OK},
+                 {side, side, WIDTH, MP_IMAGE_POOLED, MP_OK, MP_OK},
+                 {side, side, WIDTH + 1, MP_IMAGE_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
+                 {side, side, -1, MP_IMAGE_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
+                 {side, side, HIDDEN, MP_IMAGE_TOKENS, MP_OK, MP_OK},
+                 {side, side, 5, MP_IMAGE_TOKENS, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
+                 {side + 1, side, 0, MP_IMAGE_POOLED, MP_OK, MP_INVALID_ARGUMENT},
+                 {PATCH, PATCH, 0, MP_IMAGE_POOLED, MP_OK, MP_INVALID_ARGUMENT},
+                 {640, 633, 0, MP_IMAGE_POOLED, MP_OK, MP_INVALID_ARGUMENT},
+                 {640, 640, 0, MP_IMAGE_POOLED, MP_LIMIT, MP_INVALID_ARGUMENT},
+                 {128 * PATCH, 64 * PATCH, 0, MP_IMAGE_POOLED, MP_OK, MP_INVALID_ARGUMENT}, /* 8192 patches, the most */
+                 {145 * PATCH, 57 * PATCH, 0, MP_IMAGE_POOLED, MP_LIMIT, MP_INVALID_ARGUMENT}, /* 8265 */
+                 {PATCH - 1, PATCH, 0, MP_IMAGE_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT},
+                 {PATCH, PATCH - 1, 0, MP_IMAGE_POOLED, MP_INVALID_ARGUMENT, MP_INVALID_ARGUMENT}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int f = 0; f < 2; f++) {
             const tiny_model *tiny = f ? &fixed : &any;
@@ -235,7 +235,7 @@ static size_t run_tokens(tiny_model *tiny, const test_images *all, uint64_t budg
     const mp_vit *model = (const mp_vit *)tiny->model;
     mp_image_embedding_request *call = make_call(all, 1, 2);
     size_t rows = 0;
-    call->output = MP_EMBED_TOKENS;
+    call->output = MP_IMAGE_TOKENS;
     for (int i = 1; i < 3; i++)
         rows += (size_t)mp_vit_rows(model, all->sizes[2 * i] / PATCH, all->sizes[2 * i + 1] / PATCH);
     MP_CHECK_INT(run_call(tiny, &call->base, budget_ns), MP_OUTCOME_DONE);

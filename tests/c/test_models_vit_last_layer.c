@@ -19,7 +19,7 @@ static void from_tokens(tiny_model *tiny, const test_images *all, int count, flo
     const mp_vit *model = (const mp_vit *)tiny->model;
     mp_image_embedding_request *call = make_call(all, 0, count);
     const float *tokens;
-    call->output = MP_EMBED_TOKENS;
+    call->output = MP_IMAGE_TOKENS;
     MP_CHECK_INT(run_call(tiny, &call->base, UINT64_MAX), MP_OUTCOME_DONE);
     tokens = call->vectors;
     for (int i = 0; i < count; i++) {
@@ -90,7 +90,7 @@ MP_TEST(models_vit_last_layer_beside_tokens) {
         tiny_model tiny;
         mp_image_embedding_request *call = make_call(&all, 2, 2), *calls[2];
         tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, threads);
-        call->output = MP_EMBED_TOKENS;
+        call->output = MP_IMAGE_TOKENS;
         MP_CHECK_INT(run_call(&tiny, &call->base, UINT64_MAX), MP_OUTCOME_DONE);
         const size_t floats = (size_t)((mp_vit_rows((mp_vit *)tiny.model, all.sizes[4] / PATCH, all.sizes[5] / PATCH) +
                                         mp_vit_rows((mp_vit *)tiny.model, all.sizes[6] / PATCH, all.sizes[7] / PATCH)) *
@@ -101,7 +101,7 @@ MP_TEST(models_vit_last_layer_beside_tokens) {
         if (turn / 2 % 2)
             cut(&tiny);
         calls[first] = make_call(&all, 2, 2);
-        calls[first]->output = MP_EMBED_TOKENS;
+        calls[first]->output = MP_IMAGE_TOKENS;
         calls[!first] = make_call(&all, 0, 2);
         serve_both(&tiny, calls);
         MP_CHECK(memcmp(calls[first]->vectors, tokens, floats * sizeof *tokens) == 0);

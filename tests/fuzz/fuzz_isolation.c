@@ -85,7 +85,7 @@ static mp_request *make_call(kind kind) {
     if (kind == EMBED) {
         mp_embedding_request *call;
         REQUIRE(make_embedding_request(TEXTS, ids, offsets, NULL, &call, &error) == MP_OK);
-        REQUIRE(mp_embedding_request_output(call, WIDTH, &error) == MP_OK);
+        REQUIRE(mp_embedding_request_output(call, (mp_embedding_sizes){.width = WIDTH}, &error) == MP_OK);
         return &call->base;
     }
     mp_text_args args = {.n_prompt = 4, .prompt = ids, .n_choices = CHOICES, .n_stop = 1, .stop = stop,

@@ -52,8 +52,8 @@ void mp_dedup_key(const mp_encoder_dedup *dedup, mp_encoder_text *text) {
 
 static bool identical(const mp_encoder_text *a, const mp_encoder_text *b) {
     return a->key == b->key && a->n == b->n && a->skip == b->skip &&
-           a->second == b->second && a->dimensions == b->dimensions && a->normalize == b->normalize &&
-           memcmp(a->ids, b->ids, (size_t)a->n * sizeof(int32_t)) == 0;
+           a->second == b->second && a->attended == b->attended && a->dimensions == b->dimensions &&
+           a->normalize == b->normalize && memcmp(a->ids, b->ids, (size_t)a->n * sizeof(int32_t)) == 0;
 }
 
 /* ---- within a step ----------------------------------------------------------------------------------------------- */
@@ -121,7 +121,7 @@ static bool make_space(mp_encoder_dedup *dedup) {
 }
 
 static bool may_keep(const mp_encoder_dedup *dedup, const mp_encoder_text *text) {
-    return text->finite && !text->want_tokens && (size_t)text->n * sizeof(int32_t) <= dedup->text_bytes &&
+    return text->finite && text->outputs == MP_EMBED_POOLED && (size_t)text->n * sizeof(int32_t) <= dedup->text_bytes &&
            (size_t)text->dimensions * sizeof(float) <= dedup->row_bytes - dedup->text_bytes;
 }
 

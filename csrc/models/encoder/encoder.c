@@ -30,15 +30,32 @@ static size_t latent_acts(const mp_latent_attention *latent, int M) {
                   larger(mp_linear_scratch(&latent->mlp.up, M), mp_linear_scratch(&latent->mlp.down, M)));
 }
 
+/* Returns true if the outputs need the product of the sparse head. */
+static bool multiplies(const mp_encoder *model, unsigned outputs) {
+    return outputs & MP_EMBED_SPARSE && model->sparse_head.kind == MP_SPARSE_VOCABULARY;
+}
+
+unsigned mp_encoder_outputs(const mp_encoder *model) {
+    return (model->pooled ? MP_EMBED_POOLED : 0) | MP_EMBED_TOKENS | (model->row_head.width ? MP_EMBED_ROWS : 0) |
+           (model->sparse_head.kind ? MP_EMBED_SPARSE : 0);
+}
+
 /* The length of the longest text (the rows of the rotary tables) and the number of texts are unknown here. `M` is an
  * upper bound of both. */
-size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
+size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs) {
     size_t rows = (size_t)M * sizeof(float);
     size_t acts = larger(mp_transformer_acts(&model->layers[0].base, M), latent_acts(&model->latent, M));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
             acts = larger(acts, mp_experts_scratch(model->layers[i].experts, M));
-    return mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)wide(model)) +
+    size_t sparse = 0;
+    if (multiplies(model, outputs)) {
+        acts = larger(acts, mp_linear_scratch(&model->sparse_head.output, M));
+        sparse = mp_arena_cost(rows * (size_t)model->sparse_head.chain.out) +
+                 mp_arena_cost((size_t)M * sizeof(mp_sparse_text)) +
+                 mp_arena_cost((size_t)M * (size_t)threads * sizeof(int32_t));
+    }
+    return sparse + mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)wide(model)) +
            mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(inner_bytes(model, M)) +
            mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) +
            (model->flags & MP_ENCODER_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
@@ -50,8 +67,12 @@ static size_t panel_scratch(const mp_encoder *model) {
     return mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0;
 }
 
-size_t mp_encoder_thread_scratch(const mp_encoder *model, int T) {
+size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs) {
     size_t most = larger(mp_attention_scratch(&model->attention, T), mp_head_scratch(&model->head) * sizeof(float));
+    if (outputs & (MP_EMBED_ROWS | MP_EMBED_SPARSE))
+        most = larger(most, mp_heads_scratch(&model->row_head, &model->sparse_head) * sizeof(float));
+    if (multiplies(model, outputs))
+        most = larger(most, mp_linear_tile(M) * sizeof(float));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
             most = larger(most, mp_experts_thread_scratch(model->layers[i].experts));
@@ -63,13 +84,16 @@ typedef struct pass {
     const mp_encoder *model;
     const mp_kernels *call;
     mp_row_context context;
-    const mp_encoder_text *texts;
+    mp_encoder_text *texts;
     int count;
     mp_row_span *wanted; /* [count] the rows of each text that are read after the last layer; NULL: all rows */
     int64_t row0, row1;  /* the thread's rows, where rows are split */
     mp_transformer_rows rows; /* `mixed` also holds the rows that experts read; `qkv` has at least `wide` columns */
     float *angles[2];         /* [longest text, dim] of each rope */
     float *input;             /* [M, hidden] copy of the layer's input, for MP_ENCODER_INPUT_TWICE */
+    float *transformed;       /* [rows of all texts with a sparse vector, chain.out of the sparse head] */
+    mp_sparse_pass sparse;    /* the texts with a sparse vector, if the head has a product */
+    int sparse_rows;          /* rows of these texts */
     void *thread_scratch;
 } pass;
 
@@ -130,21 +154,6 @@ static void rotate(const pass *p, const mp_transformer_layer *layer) {
                 mp_attention_place(&layer->q_norm, rope, angles, 0, shape->heads, shape->head_dim, q);
             mp_attention_place(&layer->k_norm, rope, angles, 0, shape->kv_heads, shape->head_dim, k);
         }
-}
-
-/* rows: those of the text that the last layer computed, [count, hidden]. */
-static void finish_text(const mp_encoder *model, mp_encoder_text *text, const float *rows, int32_t count,
-                        float *scratch) {
-    const mp_kernels *call = mp_kernels_get();
-    const int skip = count < text->n ? 0 : text->skip;
-    int64_t floats = text->dimensions;
-    if (text->want_tokens) {
-        floats = (int64_t)text->n * model->hidden;
-        memcpy(text->out, rows, (size_t)floats * sizeof(float));
-    } else {
-        mp_head_apply(&model->head, rows, count, skip, text->dimensions, text->normalize, scratch, text->out);
-    }
-    text->finite = call->all_finite(text->out, floats);
 }
 
 /* Compute attention. In the last layer, drop the rows that are not read: `p` then holds the others only. */
@@ -253,8 +262,8 @@ int mp_encoder_barriers(const mp_encoder *model) {
     layer += model->flags & MP_ENCODER_GATED ? 1 : 0;
     layer += model->flags & MP_ENCODER_OUTPUT_NORMS ? 2 : 0;
     layer += model->experts ? 6 : 0;
-    enum { LAST = 5 }; /* the last layer has more, to move the wanted rows: see nn/transformer.h */
-    return layer * model->layer_count + 1 + LAST + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
+    enum { LAST = 5, HEADS = 3 }; /* the last layer has more, to move the wanted rows: see nn/transformer.h */
+    return layer * model->layer_count + 1 + LAST + HEADS + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
 }
 
 /* Lists the rows of each text that are read after the last layer. Returns true if these are not all rows. Only thread 0
@@ -264,7 +273,7 @@ static bool list_wanted(const pass *p) {
     for (int t = 0; t < p->count; t++) {
         const mp_encoder_text *text = &p->texts[t];
         mp_row_span wanted = {.rows = text->n};
-        if (!text->want_tokens)
+        if (text->outputs == MP_EMBED_POOLED)
             wanted = mp_head_reads(&p->model->head, text->n);
         all = all && wanted.rows == text->n;
         wanted.row0 += text->row;
@@ -274,7 +283,90 @@ static bool list_wanted(const pass *p) {
     return !all;
 }
 
-static pass begin(const mp_encoder *model, const mp_team_thread *thread, const mp_encoder_text *texts, int count, int M,
+/* ---- outputs ----------------------------------------------------------------------------------------------------- */
+
+/* Rows of text `t` that the last layer computed. */
+static int32_t kept_rows(const pass *p, int t) { return p->wanted ? p->wanted[t].rows : p->texts[t].n; }
+
+/* Computes the row heads, and the transform of the sparse head, of the thread's rows. */
+static void head_rows(const pass *p) {
+    const mp_encoder *model = p->model;
+    const mp_sparse_head *sparse = &model->sparse_head;
+    int64_t from, to, row = 0, out = 0;
+    int64_t all = 0;
+    for (int t = 0; t < p->count; t++)
+        all += kept_rows(p, t);
+    mp_team_split(p->context.thread, all, 1, &from, &to);
+    for (int t = 0; t < p->count; t++) {
+        const mp_encoder_text *text = &p->texts[t];
+        const int64_t first = from > row ? from - row : 0, n = kept_rows(p, t), last = to - row < n ? to - row : n;
+        const float *states = p->rows.x + (row + first) * model->hidden;
+        const bool transforms = multiplies(model, text->outputs);
+        if (first < last && text->outputs & MP_EMBED_ROWS)
+            mp_row_head_rows(&model->row_head, states, (int)(last - first), text->normalize_rows, p->thread_scratch,
+                             text->rows + first * model->row_head.width);
+        if (first < last && transforms)
+            mp_dense_chain_rows(&sparse->chain, states, (int)(last - first), p->thread_scratch,
+                                p->transformed + (out + first) * sparse->chain.out);
+        row += n;
+        out += transforms ? n : 0;
+    }
+}
+
+/* rows: those of the text that the last layer computed, [count, hidden]. */
+static void finish_text(const pass *p, mp_encoder_text *text, const float *rows, int32_t count) {
+    const mp_encoder *model = p->model;
+    const int skip = count < text->n ? 0 : text->skip;
+    bool finite = true;
+    if (text->outputs & MP_EMBED_POOLED) {
+        mp_head_apply(&model->head, rows, count, skip, text->dimensions, text->normalize, p->thread_scratch, text->out);
+        finite = p->call->all_finite(text->out, text->dimensions);
+    }
+    if (text->outputs & MP_EMBED_TOKENS) {
+        const int64_t floats = (int64_t)text->n * model->hidden;
+        memcpy(text->states, rows, (size_t)floats * sizeof(float));
+        finite = finite && p->call->all_finite(text->states, floats);
+    }
+    if (text->outputs & MP_EMBED_ROWS)
+        finite = finite && p->call->all_finite(text->rows, (int64_t)text->n * model->row_head.width);
+    if (text->outputs & MP_EMBED_SPARSE) {
+        if (model->sparse_head.kind == MP_SPARSE_TOKENS)
+            mp_sparse_tokens(&model->sparse_head, text->ids, rows, p->thread_scratch, &text->sparse);
+        finite = finite && p->call->all_finite(text->sparse.values, *text->sparse.count);
+    }
+    text->finite = finite;
+}
+
+/* Computes the outputs of all texts from the rows of the last layer. The caller adds a barrier. */
+static void finish(pass *p) {
+    const mp_team_thread *thread = p->context.thread;
+    bool heads = p->sparse.count > 0;
+    int64_t text0, text1;
+    for (int t = 0; t < p->count; t++)
+        heads = heads || p->texts[t].outputs & MP_EMBED_ROWS;
+    if (heads) {
+        head_rows(p);
+        mp_team_barrier(thread);
+    }
+    if (p->sparse.count > 0) {
+        mp_sparse_product(&p->sparse, thread, p->transformed, p->sparse_rows, p->context.acts, p->context.unpacked,
+                          p->thread_scratch);
+        mp_team_barrier(thread);
+    }
+    const float *rows = p->rows.x;
+    mp_team_split(thread, p->count, 1, &text0, &text1);
+    for (int64_t t = 0, at = 0; t < text1; t++) {
+        const bool joins = multiplies(p->model, p->texts[t].outputs);
+        if (t >= text0 && joins)
+            mp_sparse_join(&p->sparse, thread->count, (int)at);
+        at += joins;
+        if (t >= text0)
+            finish_text(p, &p->texts[t], rows, kept_rows(p, (int)t));
+        rows += (int64_t)kept_rows(p, (int)t) * p->model->hidden;
+    }
+}
+
+static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
                   void *group_scratch, void *thread_scratch) {
     uint8_t *at = group_scratch;
     const size_t rows = (size_t)M * sizeof(float);
@@ -297,8 +389,26 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, const m
     p.wanted = mp_scratch_take(&at, (size_t)M * sizeof *p.wanted);
     for (int t = 0; t < count && thread->index == 0; t++) /* only thread 0 writes `spans`; the others read it after the
                                                            * first barrier */
-        spans[t] = (mp_row_span){.row0 = texts[t].row, .rows = texts[t].n};
+        spans[t] = (mp_row_span){.row0 = texts[t].row,
+                                 .rows = texts[t].n,
+                                 .keys = texts[t].attended < texts[t].n ? texts[t].attended : 0};
     p.context.spans = spans;
+    unsigned outputs = 0;
+    for (int t = 0; t < count; t++)
+        outputs |= texts[t].outputs;
+    if (multiplies(model, outputs)) {
+        p.transformed = mp_scratch_take(&at, rows * (size_t)model->sparse_head.chain.out);
+        mp_sparse_text *list = mp_scratch_take(&at, (size_t)M * sizeof *list);
+        p.sparse = (mp_sparse_pass){.head = &model->sparse_head, .texts = list};
+        p.sparse.counts = mp_scratch_take(&at, (size_t)M * (size_t)thread->count * sizeof *p.sparse.counts);
+        for (int t = 0; t < count; t++)
+            if (multiplies(model, texts[t].outputs)) {
+                if (thread->index == 0)
+                    list[p.sparse.count] = texts[t].sparse;
+                p.sparse.count++;
+                p.sparse_rows += texts[t].n;
+            }
+    }
     p.context.acts = at;
     if (!list_wanted(&p))
         p.wanted = NULL;
@@ -333,14 +443,6 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
     if (model->flags & MP_ENCODER_LATENTS)
         attend_to_latents(&p);
 
-    int64_t text0, text1;
-    const float *rows = p.rows.x;
-    mp_team_split(thread, count, 1, &text0, &text1);
-    for (int64_t t = 0; t < text1; t++) {
-        const int32_t kept = p.wanted ? p.wanted[t].rows : texts[t].n;
-        if (t >= text0)
-            finish_text(model, &texts[t], rows, kept, p.thread_scratch);
-        rows += (int64_t)kept * model->hidden;
-    }
+    finish(&p);
     mp_team_barrier(thread);
 }

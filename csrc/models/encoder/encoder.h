@@ -4,6 +4,7 @@
 #define MP_MODELS_ENCODER_ENCODER_H
 
 #include "models/arch.h"
+#include "models/encoder/heads.h"
 #include "models/encoder/latent_attention.h"
 #include "models/nn/embedding.h"
 #include "models/nn/experts.h"
@@ -47,6 +48,9 @@ typedef struct mp_encoder {
     mp_encoder_layer *layers;
     mp_latent_attention latent; /* MP_ENCODER_LATENTS; else zeros */
     mp_head head;
+    bool pooled; /* texts have vectors: `head` is in use */
+    mp_row_head row_head;
+    mp_sparse_head sparse_head;
     _Atomic uint64_t token_ns; /* running mean of the time of a step per token, in ns */
 } mp_encoder;
 
@@ -55,16 +59,23 @@ typedef struct mp_encoder_text { /* one text of a group */
     int32_t n, row;              /* length; first row in the group */
     int32_t skip;
     int32_t second; /* index of the first token of the second text of a pair; n: not a pair */
+    int32_t attended; /* leading tokens that all tokens attend to; n: all */
     int32_t dimensions;
-    bool normalize, want_tokens, finite;
-    float *out;   /* [dimensions], or [n, hidden] when want_tokens */
+    uint8_t outputs; /* mask of MP_EMBED_* */
+    bool normalize, normalize_rows, finite;
+    float *out;    /* [dimensions] */
+    float *states; /* [n, hidden] */
+    float *rows;   /* [n, row width] */
+    mp_sparse_text sparse;
     uint64_t key; /* see encoder/dedup.h */
 } mp_encoder_text;
 
-/* Bytes of scratch per group of M rows, and per thread for texts of up to T tokens. Once all weights are packed, a
- * thread needs less. */
-size_t mp_encoder_group_scratch(const mp_encoder *model, int M);
-size_t mp_encoder_thread_scratch(const mp_encoder *model, int T);
+/* Mask of the outputs that the model has. */
+unsigned mp_encoder_outputs(const mp_encoder *model);
+/* Bytes of scratch per group of M rows that `threads` threads share, and per thread for texts of up to T tokens in
+ * groups of up to M rows, if texts ask for outputs of the mask. Once all weights are packed, a thread needs less. */
+size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs);
+size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs);
 /* Compute a group. Call on all threads of the region with the same group and group scratch, each with its own thread
  * scratch. keep_until_ns: of mp_stored_begin. Sets `finite` of every text. The bits do not depend on the grouping or
  * the threads. */

@@ -13,18 +13,39 @@ enum {
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
 
+/* Rows after the attended ones see all of them, which layers with a window or causal attention do not allow. */
+static mp_status check_attended(const mp_encoder *model, int32_t text, int32_t attended, int64_t n, mp_error *error) {
+    if (attended > n)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "attended of text %d is %d, allowed: 1 to %lld", text, attended,
+                       (long long)n);
+    if (attended == n)
+        return MP_OK;
+    if (model->attention.causal)
+        return mp_fail(error, MP_UNSUPPORTED, "attended of text %d is %d, but the model's attention is causal", text,
+                       attended);
+    for (int i = 0; i < model->layer_count; i++) {
+        const int32_t window = model->layers[i].base.window;
+        if (window > 0 && n > window / 2 + 1)
+            return mp_fail(error, MP_UNSUPPORTED,
+                           "text %d has %lld tokens, but with `attended` the model's windows allow at most %d", text,
+                           (long long)n, window / 2 + 1);
+    }
+    return MP_OK;
+}
+
 mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error) {
     const mp_encoder *model = (const mp_encoder *)base;
     mp_embedding_request *request = (mp_embedding_request *)call_base;
-    const bool tokens = request->output == MP_EMBED_TOKENS;
-    int32_t most = tokens ? model->hidden : model->head.width;
-    if (!tokens && model->head.size_count && request->dimensions && !mp_head_gives(&model->head, request->dimensions))
+    MP_TRY(mp_embedding_request_check_outputs(request, mp_encoder_outputs(model), error));
+    const bool pooled = request->outputs & MP_EMBED_POOLED;
+    int32_t most = pooled ? model->head.width : model->hidden;
+    if (pooled && model->head.size_count && request->dimensions && !mp_head_gives(&model->head, request->dimensions))
         return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model has no projection to that size",
                        request->dimensions);
-    if (request->dimensions < 0 || (request->dimensions > most && (tokens || !model->head.size_count)))
+    if (request->dimensions < 0 || (request->dimensions > most && (!pooled || !model->head.size_count)))
         return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: 1 to %d", request->dimensions, most);
-    if (request->output == MP_EMBED_TOKENS && request->dimensions != 0 && request->dimensions != most)
+    if (!pooled && request->dimensions != 0 && request->dimensions != most)
         return mp_fail(error, MP_INVALID_ARGUMENT, "token vectors cannot be truncated: dimensions is %d",
                        request->dimensions);
     for (int32_t t = 0; t < request->n_texts; t++) {
@@ -46,15 +67,24 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t
         if (request->second && (request->second[t] < 1 || request->second[t] >= n))
             return mp_fail(error, MP_INVALID_ARGUMENT, "pair %d: the second text begins at token %d of %lld", t,
                            request->second[t], (long long)n);
+        if (request->attended)
+            MP_TRY(check_attended(model, t, request->attended[t], n, error));
     }
     for (int64_t i = 0; i < request->n_tokens; i++)
         if (request->ids[i] < 0 || request->ids[i] >= model->vocab)
             return mp_fail(error, MP_INVALID_ARGUMENT, "token id %d is outside the vocabulary of %d", request->ids[i],
                            model->vocab);
-    int32_t width = request->dimensions ? request->dimensions : most;
+    const mp_sparse_head *sparse = &model->sparse_head;
+    const mp_embedding_sizes sizes = {
+        .width = !pooled ? 0 : request->dimensions ? request->dimensions : most,
+        .hidden = request->outputs & MP_EMBED_TOKENS ? model->hidden : 0,
+        .row_width = request->outputs & MP_EMBED_ROWS ? model->row_head.width : 0,
+        .sparse_most = request->outputs & MP_EMBED_SPARSE && sparse->kind == MP_SPARSE_VOCABULARY ? sparse->vocab : 0,
+        .vocab = request->outputs & MP_EMBED_SPARSE ? sparse->vocab : 0,
+    };
     *cost_ns = (uint64_t)request->n_tokens * atomic_load_explicit(&model->token_ns, memory_order_relaxed);
     *total = (uint32_t)request->n_texts;
-    return mp_embedding_request_output(request, width, error);
+    return mp_embedding_request_output(request, sizes, error);
 }
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
@@ -143,7 +173,7 @@ static mp_status make_lists(mp_encoder_engine_state *engine, int texts, mp_error
  * it shares the vector of an earlier text. */
 static bool is_known(mp_encoder_engine_state *engine, int index, int owner, uint64_t now_ns) {
     mp_encoder_text *text = &engine->texts[index];
-    if (text->want_tokens)
+    if (text->outputs != MP_EMBED_POOLED)
         return false;
     mp_dedup_key(&engine->dedup, text);
     if (mp_dedup_recall(&engine->dedup, text, now_ns)) {
@@ -157,8 +187,38 @@ static bool is_known(mp_encoder_engine_state *engine, int index, int owner, uint
     return same >= 0;
 }
 
+/* Text `t` of a request; outputs that the request has not asked for are NULL. */
+static mp_encoder_text text_of(const mp_encoder *model, const mp_embedding_request *request, uint32_t t) {
+    const int64_t first = request->offsets[t];
+    const int32_t n = (int32_t)(request->offsets[t + 1] - first);
+    const bool chosen = request->normalize >= 0;
+    mp_encoder_text text = {
+        .ids = request->ids + first,
+        .n = n,
+        .skip = request->skip ? request->skip[t] : 0,
+        .second = request->second ? request->second[t] : n,
+        .attended = request->attended ? request->attended[t] : n,
+        .dimensions = request->sizes.width,
+        .outputs = request->outputs,
+        .normalize = chosen ? request->normalize != 0 : model->head.normalize,
+        .normalize_rows = chosen ? request->normalize != 0 : model->row_head.normalize,
+    };
+    if (text.outputs & MP_EMBED_POOLED)
+        text.out = request->vectors + (int64_t)t * request->sizes.width;
+    if (text.outputs & MP_EMBED_TOKENS)
+        text.states = request->states + first * request->sizes.hidden;
+    if (text.outputs & MP_EMBED_ROWS)
+        text.rows = request->rows + first * request->sizes.row_width;
+    if (text.outputs & MP_EMBED_SPARSE) {
+        const int64_t at = mp_embedding_sparse_at(request, t);
+        text.sparse = (mp_sparse_text){request->sparse_ids + at, request->sparse_values + at,
+                                       request->sparse_counts + t, n};
+    }
+    return text;
+}
+
 static mp_status collect(mp_encoder_engine_state *engine, const mp_plan *plan, uint64_t now_ns, int *count,
-                         int64_t *rows, int *longest, mp_error *error) {
+                         int64_t *rows, int *longest, unsigned *outputs, mp_error *error) {
     int texts = 0;
     for (int i = 0; i < plan->count; i++)
         texts += (int)plan->amount[i];
@@ -167,28 +227,19 @@ static mp_status collect(mp_encoder_engine_state *engine, const mp_plan *plan, u
     *count = 0;
     *rows = 0;
     *longest = 1;
+    *outputs = 0;
     for (int i = 0; i < plan->count; i++) {
         const mp_item *item = plan->items[i];
         mp_embedding_request *request = (mp_embedding_request *)item->request;
         if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
-        bool tokens = request->output == MP_EMBED_TOKENS;
+        *outputs |= request->outputs;
         for (uint32_t k = 0; k < plan->amount[i]; k++) {
             uint32_t t = item->cursor + k;
-            int64_t at = tokens ? request->offsets[t] : (int64_t)t;
             int32_t n = (int32_t)text_tokens(item, t);
             engine->groups.owner[*count] = i;
             engine->groups.rows[*count] = n;
-            engine->texts[*count] = (mp_encoder_text){
-                .ids = request->ids + request->offsets[t],
-                .n = n,
-                .skip = request->skip ? request->skip[t] : 0,
-                .second = request->second ? request->second[t] : n,
-                .dimensions = request->width,
-                .normalize = request->normalize < 0 ? engine->model->head.normalize : request->normalize != 0,
-                .want_tokens = tokens,
-                .out = request->vectors + at * request->width,
-            };
+            engine->texts[*count] = text_of(engine->model, request, t);
             if (is_known(engine, *count, i, now_ns))
                 continue;
             (*count)++;
@@ -243,8 +294,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_error_clear(&error);
     int texts = 0, longest = 1;
     int64_t rows = 0;
+    unsigned outputs = 0;
     uint64_t start = mp_sys_now_ns();
-    if (collect(engine, plan, start, &texts, &rows, &longest, &error) != MP_OK) {
+    if (collect(engine, plan, start, &texts, &rows, &longest, &outputs, &error) != MP_OK) {
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
@@ -252,13 +304,16 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     for (int t = 0; t < texts; t++)
         engine->texts[t].row = engine->groups.row0[t];
     const bool unpacked = mp_stored_left(engine->model->stored), packing = mp_stored_packing(engine->model->stored);
+    const bool together = texts == 1 && lease->threads > 1; /* all threads share a single text */
+    const int most_rows = engine->groups.most_rows;
     step_run run = {.engine = engine,
                     .keep_until_ns = unpacked ? mp_stored_begin(engine->model->stored, (int)rows) : 0,
                     .step = {.groups = &engine->groups,
                              .lease = lease,
-                             .together = texts == 1 && lease->threads > 1, /* all threads share a single text */
-                             .group_bytes = mp_encoder_group_scratch(engine->model, engine->groups.most_rows),
-                             .thread_bytes = mp_encoder_thread_scratch(engine->model, longest),
+                             .together = together,
+                             .group_bytes = mp_encoder_group_scratch(engine->model, most_rows,
+                                                                     together ? lease->threads : 1, outputs),
+                             .thread_bytes = mp_encoder_thread_scratch(engine->model, longest, most_rows, outputs),
                              .run = run_group}};
     run.step.arg = &run;
     if (mp_group_step_reserve(&run.step, &engine->arena, engine->budget, &engine->charged, &error) != MP_OK) {

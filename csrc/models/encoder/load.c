@@ -362,6 +362,9 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
                                              args->shared && args->shared->data, args->lease, args->budget,
                                              args->progress, error));
     MP_TRY_GOTO(mp_head_init(&model->head, &builder, model->hidden, error));
+    MP_TRY_GOTO(mp_spec_bool(args->spec, "mpool.pooled", &(bool){true}, &model->pooled, error));
+    MP_TRY_GOTO(mp_row_head_init(&model->row_head, &builder, model->hidden, error));
+    MP_TRY_GOTO(mp_sparse_head_init(&model->sparse_head, &builder, model->hidden, model->vocab, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
     model->charged = builder.charged;
@@ -378,7 +381,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         .vocab = model->vocab,
         .hidden_size = model->hidden,
         .layers = model->layer_count,
-        .output_size = model->head.width,
+        .output_size = model->pooled ? model->head.width : 0,
         .parameters = builder.parameters,
         .weight_bytes = (int64_t)(builder.slab_bytes + builder.mapped_bytes),
     };
@@ -390,6 +393,15 @@ cleanup:
     mp_latent_attention_packed(&loaded->latent, args->budget);
     encoder_destroy((mp_model *)model);
     return status;
+}
+
+/* Name of the matrix that the sparse head packs; "" if there is none. */
+static const char *sparse_output(const mp_spec *spec) {
+    const char *kind;
+    mp_error error;
+    if (mp_spec_string(spec, "mpool.sparse", "", &kind, &error) != MP_OK || strcmp(kind, "vocabulary") != 0)
+        return "";
+    return mp_spec_find_tensor(spec, "sparse_output.weight") ? "sparse_output.weight" : "token_embd.weight";
 }
 
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
@@ -415,8 +427,11 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
             continue; /* linear layers are never packed; routers are */
         if (strncmp(entry->name, "blk.", 4) == 0 || strncmp(entry->name, "latent.ffn_", 11) == 0)
             bytes += (uint64_t)(items / 4 * per_weight_x4);
-        else if (strncmp(entry->name, "dense.", 6) == 0)
+        else if (strncmp(entry->name, "dense.", 6) == 0 || strncmp(entry->name, "rows.", 5) == 0 ||
+                 strncmp(entry->name, "sparse.", 7) == 0)
             bytes += (uint64_t)items * sizeof(float);
+        else if (use != MP_WEIGHTS_MAPPED && strcmp(entry->name, sparse_output(spec)) == 0)
+            bytes += (uint64_t)(items / 4 * per_weight_x4);
     }
     int64_t heads, count, hidden, zero = 0;
     if (mp_spec_int(spec, "mpool.latent_heads", 0, 256, &zero, &heads, &error) == MP_OK &&

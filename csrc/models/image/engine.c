@@ -88,14 +88,14 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
 
 /* True if the request's vectors are made of the first rows of its images alone. */
 static bool first_only(const mp_vit *model, const mp_image_embedding_request *request) {
-    return !model->attention_pool && request->output != MP_EMBED_TOKENS;
+    return !model->attention_pool && request->output != MP_IMAGE_TOKENS;
 }
 
 mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                        mp_error *error) {
     const mp_vit *model = (const mp_vit *)base;
     mp_image_embedding_request *request = (mp_image_embedding_request *)call_base;
-    const bool tokens = request->output == MP_EMBED_TOKENS;
+    const bool tokens = request->output == MP_IMAGE_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     int64_t rows = 0;
     uint64_t ops = 0, parts = 0;
@@ -360,7 +360,7 @@ static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) 
 /* First row of an image's result in the request's output. */
 static int64_t result_at(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
     int64_t at = image;
-    for (uint32_t n = 0; request->output == MP_EMBED_TOKENS && n < image; n++)
+    for (uint32_t n = 0; request->output == MP_IMAGE_TOKENS && n < image; n++)
         at += image_rows(model, request, n) - 1;
     return at;
 }
@@ -377,7 +377,7 @@ static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_reque
         .n = mp_vit_rows(model, down, across),
         .dimensions = request->width,
         .normalize = request->normalize < 0 ? model->head.normalize : request->normalize > 0,
-        .want_tokens = request->output == MP_EMBED_TOKENS,
+        .want_tokens = request->output == MP_IMAGE_TOKENS,
         .first_only = first_only(model, request),
         .out = request->vectors + at * request->width,
     };

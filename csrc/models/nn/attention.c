@@ -1,5 +1,6 @@
 #include "models/nn/attention.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -11,6 +12,7 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
                        int window, int row0, int row1, void *scratch) {
     const int64_t column = (int64_t)head * attention->head_dim;
     const int64_t kv_column = head / (attention->heads / attention->kv_heads) * (int64_t)attention->head_dim;
+    const int keys = span->keys ? span->keys : span->rows;
     mp_attn_full full = {
         .q = rows->q + span->row0 * rows->ld + column,
         .k = rows->k + span->row0 * rows->ld + kv_column,
@@ -18,7 +20,7 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
         .ld = rows->ld,
         .out = rows->out + span->row0 * rows->ld_out + column,
         .ld_out = rows->ld_out,
-        .T = span->rows,
+        .T = keys,
         .D = attention->head_dim,
         .scale = attention->scale,
         .causal = attention->causal,
@@ -27,7 +29,24 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
     };
     if (attention->bias) /* the entry of distance 0 is in the middle */
         full.bias = attention->bias + head * (2 * attention->bias_length - 1) + attention->bias_length - 1;
-    mp_attn_full_for(attention->compute, span->rows, attention->head_dim)(&full, row0, row1, scratch);
+    const mp_attn_full_function compute = mp_attn_full_for(attention->compute, keys, attention->head_dim);
+    if (row0 < keys)
+        compute(&full, row0, row1 < keys ? row1 : keys, scratch);
+    if (row1 <= keys)
+        return;
+    /* Rows after the keys see all of them. The kernels take rows up to T only, so the arrays of queries are shifted. */
+    assert(window == 0 || (!attention->causal && span->rows <= window / 2 + 1));
+    assert(!attention->causal);
+    full.window = 0;
+    for (int row = row0 > keys ? row0 : keys, rows; row < row1; row += rows) {
+        rows = row1 - row < keys ? row1 - row : keys;
+        mp_attn_full shifted = full;
+        shifted.q += row * full.ld;
+        shifted.out += row * full.ld_out;
+        if (full.bias)
+            shifted.bias -= row;
+        compute(&shifted, 0, rows, scratch);
+    }
 }
 
 void mp_attention_forward(const mp_row_context *context, const mp_attention *attention, const mp_attention_rows *rows,

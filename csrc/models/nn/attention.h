@@ -26,7 +26,8 @@ typedef struct mp_attention_rows { /* the heads of a row stand side by side; row
 /* Scratch of one thread for sequences of up to T rows. */
 size_t mp_attention_scratch(const mp_attention *attention, int T);
 
-/* Computes rows [row0, row1) of one head of one sequence. window: as in mp_attn_full. */
+/* Computes rows [row0, row1) of one head of one sequence. window: as in mp_attn_full. A sequence with fewer keys than
+ * rows must not be causal, and a window must reach from its first row to its last. */
 void mp_attention_head(const mp_attention *attention, const mp_attention_rows *rows, const mp_row_span *span, int head,
                        int window, int row0, int row1, void *scratch);
 

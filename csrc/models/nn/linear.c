@@ -549,6 +549,41 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
     multiply(linear, thread, acts, M, unpacked, ep, y, ldy);
 }
 
+/* Panels of a tile of M rows: about 128 KiB, which stays in L2 beside the activations, and at most 8. */
+static int tile_panels(int M) {
+    enum { FLOATS = 32768, MOST = 8 };
+    const int fit = FLOATS / (MP_PANEL_N * (M > 0 ? M : 1));
+    return fit < 1 ? 1 : fit < MOST ? fit : MOST;
+}
+
+size_t mp_linear_tile(int M) { return (size_t)M * (size_t)tile_panels(M) * MP_PANEL_N; }
+
+void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
+                     void *scratch, const mp_unpacked *unpacked, float *tile, mp_tile_taker *take, void *arg) {
+    assert(linear->parts == 1);
+    const mp_wmat *w = &linear->w[0];
+    const mp_epilogue ep = {.bias = linear->bias};
+    mp_stored_part *stored = linear->stored[0];
+    mp_acts acts[MP_LINEAR_PARTS];
+    int64_t row0, row1;
+    mp_team_split(thread, M, 1, &row0, &row1);
+    if (prepare(linear, x, ldx, M, row0, row1, scratch, acts))
+        mp_team_barrier(thread);
+    const int end = (int)((int64_t)w->panels * (thread->index + 1) / thread->count), each = tile_panels(M);
+    const int64_t ld = (int64_t)each * MP_PANEL_N;
+    for (int p = (int)((int64_t)w->panels * thread->index / thread->count); p < end; p += each) {
+        const int past = p + each < end ? p + each : end;
+        const int32_t column = p * MP_PANEL_N, last = past < w->panels ? past * MP_PANEL_N : w->N;
+        /* the kernels index outputs from column 0 of the whole layer on */
+        float *const y = (float *)((uintptr_t)tile - (uintptr_t)column * sizeof(float));
+        if (stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0)
+            mp_stored_gemm(stored, w, acts, p, past, &ep, y, ld, unpacked);
+        else
+            mp_gemm(w, acts, 0, M, p, past, &ep, y, ld);
+        take(arg, column, last - column, tile, ld);
+    }
+}
+
 mp_linear mp_linear_view(const mp_linear *linear, int first, int count) {
     assert(first >= 0 && first + count <= linear->parts);
     mp_linear view = {.parts = count, .bias = linear->bias, .K = linear->K};

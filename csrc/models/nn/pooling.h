@@ -3,6 +3,7 @@
 #ifndef MP_MODELS_NN_POOLING_H
 #define MP_MODELS_NN_POOLING_H
 
+#include "models/nn/dense.h"
 #include "models/nn/row_context.h"
 
 typedef enum mp_pooling_mode {
@@ -15,33 +16,22 @@ typedef enum mp_pooling_mode {
     MP_POOL_COUNT
 } mp_pooling_mode;
 
-enum { MP_MAX_DENSE = 8, MP_MAX_SIZES = 16 };
-
-typedef struct mp_dense {
-    int32_t in, out;
-    float *weight; /* [out, in], in the model's slab */
-    float *bias;   /* [out] in the model's slab, or NULL */
-    float *minus;  /* [out, in] or NULL: the product of the input with `minus` is subtracted from that with `weight` */
-    mp_act act;
-    float *norm, *norm_bias; /* [out] layer norm after the activation, or NULL; norm_bias may be NULL */
-    float eps;
-} mp_dense;
+enum { MP_MAX_SIZES = 16 };
 
 typedef struct mp_head {
     int modes;
     mp_pooling_mode mode[MP_POOL_COUNT];
     int32_t hidden, pooled, width; /* components of a token; after pooling; after the dense layers */
-    int dense_count;
-    mp_dense dense[MP_MAX_DENSE];
+    mp_dense_chain dense;
     int size_count;
     mp_dense sizes[MP_MAX_SIZES]; /* dense layers for particular sizes: the one with `dimensions` outputs replaces the
                                    * only dense layer */
     bool normalize;
 } mp_head;
 
-/* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation, mpool.dense_sizes and mpool.normalize. Has the
- * builder load the dense tensors: dense.I (.weight, .bias, .minus), and dense.size.N for each of dense_sizes. `head`
- * must not move until the builder has finished. */
+/* Reads mpool.pooling, mpool.dense_sizes, mpool.normalize, and the chain of layers `dense`. Has the builder load the
+ * dense tensors: those of the chain, and dense.size.N for each of dense_sizes. `head` must not move until the builder
+ * has finished. */
 mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
 /* mp_head_gives returns true if the head can return vectors of `dimensions` components. mp_head_widest returns the
  * largest number of components that the head can return. */

@@ -11,6 +11,7 @@
 typedef struct mp_row_span { /* the rows of one sequence, or a range of them */
     int64_t row0;
     int32_t rows;
+    int32_t keys; /* rows that are attended to, the first of the sequence; 0: all */
 } mp_row_span;
 
 typedef struct mp_row_context {

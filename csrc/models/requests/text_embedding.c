@@ -1,4 +1,6 @@
 /* requests/text_embedding.c: text embedding requests; text_embedding.def lists their fields. */
+#include <stdio.h>
+
 #include "models/requests/build.h"
 
 #define MP_SCHEMA "models/requests/text_embedding.def"
@@ -54,6 +56,7 @@ mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embeddin
                          .bytes = sizeof *to,
                          .tolerant = args->tolerant};
 #include "models/requests/passes/copy.def"
+    to->outputs = args->outputs ? args->outputs : MP_EMBED_POOLED;
     if (!ok) {
         embed_destroy(&to->base);
         return mp_fail_memory(error, (uint64_t)args->n_tokens * sizeof *args->ids, "the token ids of a request");
@@ -62,14 +65,38 @@ mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embeddin
     return MP_OK;
 }
 
-mp_status mp_embedding_request_output(mp_embedding_request *request, int32_t width, mp_error *error) {
-    if (request->vectors && request->width == width)
+mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embedding_sizes sizes, mp_error *error) {
+    if (request->base.output_bytes > 0 && memcmp(&request->sizes, &sizes, sizeof sizes) == 0)
         return MP_OK;
     bool ok = true;
     uint64_t bytes = 0;
     free_output(request);
-    request->width = width;
+    request->sizes = sizes;
 #include "models/requests/passes/output_make.def"
     mp_request_charge_outputs(&request->base, ok ? bytes : 0);
-    return ok ? MP_OK : mp_fail_memory(error, bytes, "the vectors");
+    if (ok)
+        return MP_OK;
+    free_output(request);
+    return mp_fail_memory(error, bytes, "the vectors");
+}
+
+mp_status mp_embedding_request_check_outputs(const mp_embedding_request *request, unsigned has, mp_error *error) {
+    static const struct {
+        unsigned output;
+        const char *name;
+    } outputs[] = {{MP_EMBED_POOLED, "vectors of texts"},
+                   {MP_EMBED_TOKENS, "hidden states"},
+                   {MP_EMBED_ROWS, "rows of a head"},
+                   {MP_EMBED_SPARSE, "sparse vectors"}};
+    enum { COUNT = sizeof outputs / sizeof *outputs };
+    const char *lacks = NULL;
+    char list[96] = "";
+    size_t used = 0;
+    for (int i = 0; i < COUNT; i++) {
+        if (has & outputs[i].output)
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", outputs[i].name);
+        else if (request->outputs & outputs[i].output)
+            lacks = outputs[i].name;
+    }
+    return lacks ? mp_fail(error, MP_UNSUPPORTED, "the model has no %s, it has: %s", lacks, list) : MP_OK;
 }

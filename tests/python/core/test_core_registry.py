@@ -79,7 +79,13 @@ def test_vectors_are_views_of_the_request(bert: tuple[_core.Registry, str]) -> N
     del ticket, again
     gc.collect()
     assert registry.stats()["bytes_by_tag"]["request"] < held
-    assert registry.embed(key, IDS, OFFSETS, output=1).shape == (8, 32)
+    ticket = registry.submit_embed(key, IDS, OFFSETS, outputs=3)
+    assert ticket.wait(30) and ticket.states().shape == (8, 32) and ticket.vectors().tobytes() == vectors.tobytes()
+    for other in (ticket.rows, ticket.sparse):
+        with pytest.raises(mpool.InvalidArgument, match="did not ask for this output: outputs is 3"):
+            other()
+    with pytest.raises(mpool.MpoolError, match="has no sparse vectors, it has: vectors of texts, hidden states"):
+        registry.submit_embed(key, IDS, OFFSETS, outputs=8)
     assert registry.embed(key, IDS, OFFSETS, dimensions=4).shape == (2, 4)
     skipped = registry.embed(key, IDS, OFFSETS, np.array([1, 0], np.int32))
     assert skipped[0].tobytes() != vectors[0].tobytes() and skipped[1].tobytes() == vectors[1].tobytes()
@@ -101,7 +107,7 @@ def test_vectors_outlive_everything(folders: tuple[Path, Path]) -> None:
     (dict(offsets=OFFSETS.astype(np.float64)), "offsets"), (dict(offsets=OFFSETS[:1]), "offsets"),
     (dict(offsets=np.array([0, 5, 7])), "ends at 7"), (dict(offsets=np.array([1, 5, 8])), "offsets"),
     (dict(offsets=np.array([0, 9, 8])), "offsets"), (dict(skip=np.array([1], np.int32)), "skip"),
-    (dict(normalize=2), "normalize"), (dict(output=2), "output"), (dict(dimensions=-1), "dimensions"),
+    (dict(normalize=2), "normalize"), (dict(outputs=16), "outputs"), (dict(outputs=-1), "outputs"), (dict(dimensions=-1), "dimensions"),
     (dict(timeout=-1.0), "timeout"), (dict(timeout=float("nan")), "timeout"),
     (dict(ids=np.full(8, 10**6, np.int32)), "10000|vocab|token"), (dict(dimensions=1000), "dimensions"),
 ])

@@ -48,5 +48,7 @@ def token_vectors(pool: mpool.Pool, model: str, ids: list[list[int]], compute: s
     key = _key(pool, model, compute)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
     flat = np.array([i for row in ids for i in row], np.int32)
-    rows = pool.registry.embed(key, flat, offsets, output=1)
+    ticket = pool.registry.submit_embed(key, flat, offsets, outputs=2)
+    ticket.wait()
+    rows = ticket.states()
     return [rows[a:b] for a, b in zip(offsets, offsets[1:])]

@@ -236,7 +236,10 @@ def test_gguf_of_a_decoder(pool: mpool.Pool, tmp_path: Path, name: str) -> None:
     found = pool.get(path)
     assert found.capability == "text_embedding" and found.description.embedding.pooling == ("lasttoken",)
     ids = np.random.default_rng(3).integers(2, 157, 40)
-    rows = pool.registry.embed(found._entry.core_key("float32"), ids.astype(np.int32), np.array([0, 40]), output=1)
+    key = found._entry.core_key("float32")
+    ticket = pool.registry.submit_embed(key, ids.astype(np.int32), np.array([0, 40]), outputs=2)
+    ticket.wait()
+    rows = ticket.states()
     with torch.no_grad():
         _same(rows, model.model(torch.tensor(ids[None])).last_hidden_state[0].numpy())
     assert pool.get(str(tinygguf.write(tmp_path / "t.gguf", model))).capability == "text_to_text"
