@@ -179,11 +179,14 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
         names = (tensor.gguf or f"#{number}", tensor.hf, tensor.stored or tensor.gguf)
         layers = range(size["layers"]) if "{}" in tensor.gguf or "{}" in tensor.hf else range(1)
         experts = range(size.get("X", 0)) if "{x}" in tensor.hf else range(1)
+        inner = size.get("inner", 1)
         for layer, expert in itertools.product(layers, experts):
             sparse = kind and size["sparse"] >> layer & 1 == 1
             if (above and layer == 0) or (kind and sparse != (kind == "sparse")):
                 continue
-            name, hf, stored = (name.replace("{}", str(layer)).replace("{x}", str(expert)) for name in names)
+            name, hf, stored = (name.replace("{}", str(layer)).replace("{x}", str(expert))
+                                .replace("{g}", str(layer // inner)).replace("{i}", str(layer % inner))
+                                for name in names)
             needed = not when or when == "above 0" or (not gguf and when not in ("gguf", "tied"))
             table[name] = Expected(tuple(filter(None, hf.split("|"))), tuple(stored.split("|")), shape, needed, when)
     return table

@@ -67,11 +67,15 @@ def _image(architecture: str, models: str, reference: str = "transformers", more
 
 
 ROWS = (
-    Verified("bert", "all-MiniLM, bge, e5, gte and other BERTs; RoBERTa; XLM-RoBERTa: multilingual-e5, bge-m3 (dense)",
+    Verified("bert", "all-MiniLM, bge, e5, gte, arctic-embed and other BERTs; RoBERTa; XLM-RoBERTa: multilingual-e5, "
+             "bge-m3 (dense), arctic-embed-l v2; DistilBERT; ELECTRA; ALBERT",
              "sentence-transformers, transformers", "transformers",
              ("parity/test_parity_minilm.py::test_real_sentences", "parity/test_parity_tiny.py::test_bert_layers",
               f"{_ENCODER}[bert_roberta]", f"{_ENCODER}[bert_xlm_roberta]",
-              "parity/test_parity_gguf_tiny.py::test_bert", f"{_ENCODER_GGUF}[bert_xlm_roberta]")),
+              f"{_ENCODER}[bert_xlm_roberta_long]", f"{_ENCODER}[bert_distilbert]", f"{_ENCODER}[bert_electra]",
+              f"{_ENCODER}[bert_albert]", f"{_ENCODER}[bert_albert_inner]",
+              "parity/test_parity_gguf_tiny.py::test_bert", f"{_ENCODER_GGUF}[bert_xlm_roberta]",
+              f"{_ENCODER_GGUF}[bert_distilbert]")),
     Verified("nomic_bert", "nomic-embed-text v1, v1.5", "transformers", "transformers",
              (f"{_ENCODER}[nomic_bert]", f"{_ENCODER}[nomic_bert_published]",
               f"{_ENCODER_GGUF}[nomic_bert_published]")),
@@ -79,10 +83,11 @@ ROWS = (
              (f"{_RECORDED}[nomic_bert_moe]", f"{_ENCODER}[nomic_bert_moe]", f"{_RECORDED_GGUF}[nomic_bert_moe]",
               f"{_ENCODER_GGUF}[nomic_bert_moe]")),
     Verified("mpnet", "all-mpnet-base-v2", "transformers", "", (f"{_ENCODER}[mpnet]",)),
-    Verified("modern_bert", "ModernBERT, nomic modernbert-embed, gte-modernbert", "transformers", "transformers",
-             (f"{_ENCODER}[modern_bert]", f"{_ENCODER_GGUF}[modern_bert]")),
-    Verified("gte", "gte v1.5 and multilingual, Stella 400M v5", "transformers", "",
-             (f"{_ENCODER}[gte]", f"{_ENCODER}[gte_published]")),
+    Verified("modern_bert", "ModernBERT, nomic modernbert-embed, gte-modernbert, granite-embedding r2, Ettin's "
+             "encoders", "transformers", "transformers",
+             (f"{_ENCODER}[modern_bert]", f"{_ENCODER}[modern_bert_granite]", f"{_ENCODER_GGUF}[modern_bert]")),
+    Verified("gte", "gte v1.5 and multilingual, Stella 400M v5, arctic-embed-m v2", "transformers", "",
+             (f"{_ENCODER}[gte]", f"{_ENCODER}[gte_arctic]", f"{_ENCODER}[gte_published]")),
     Verified("jina_bert_v2", "jina-embeddings-v2, jina-reranker-v1", "a fork of Jina AI's modeling_bert.py",
              "llama.cpp", (f"{_RECORDED}[jina_bert_v2]", f"{_ENCODER}[jina_bert_v2]", f"{_RECORDED_GGUF}[jina_bert_v2]",
               f"{_ENCODER_GGUF}[jina_bert_v2]")),
@@ -91,9 +96,11 @@ ROWS = (
               f"{_RECORDED_GGUF}[jina_bert_v2_code]", f"{_ENCODER_GGUF}[jina_bert_v2_code]")),
     Verified("clip_text", "text encoder of CLIP", "transformers", "", (f"{_IMAGE_TEXT}[clip]",)),
     Verified("siglip_text", "text encoder of SigLIP and SigLIP 2", "transformers", "", (f"{_IMAGE_TEXT}[siglip]",)),
-    Verified("llama_embedding", "gte-Qwen2, Stella 1.5B v5, embedding models based on Llama and Mistral",
-             "transformers", "transformers",
-             (f"{_ENCODER}[llama_embedding_qwen2]", f"{_ENCODER}[llama_embedding_published]",
+    Verified("llama_embedding", "gte-Qwen2, Stella 1.5B v5, EuroBERT, embedding models based on Llama and "
+             "Mistral", "transformers", "transformers",
+             (f"{_ENCODER}[llama_embedding_eurobert]", f"{_ENCODER}[llama_embedding_eurobert_published]",
+              f"{_ENCODER_GGUF}[llama_embedding_eurobert]",
+              f"{_ENCODER}[llama_embedding_qwen2]", f"{_ENCODER}[llama_embedding_published]",
               f"{_ENCODER}[llama_embedding_mistral]", f"{_EMBEDDING}test_stella_sizes",
               f"{_EMBEDDING}test_gguf_of_a_decoder[Qwen2]")),
     Verified("qwen3_embedding", "Qwen3-Embedding, Qwen3-Reranker", "sentence-transformers, transformers",

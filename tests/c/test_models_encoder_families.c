@@ -9,6 +9,8 @@ typedef struct family {
     const char *arch;
     bool pre_norm, gated, biased, positions, relative, rope, rms, head_norms, output_norms, causal, latents;
     bool query_norms, input_twice, experts;
+    int embedding; /* size of the embeddings if they are projected; 0: they are not */
+    int depth;     /* layers that a pass computes if layers share weights; 0: each layer once */
     int kv_heads, window; /* every second layer has the window */
     bool causal_unset, quantised_latents;
     float latent_epsilon; /* 0: 1e-5 */
@@ -47,6 +49,7 @@ static const family families[] = {
      .input_twice = true,
      .kv_heads = 4},
     {.arch = "nomic_bert_moe", .biased = true, .rope = true, .experts = true, .kv_heads = 4},
+    {.arch = "bert", .biased = true, .positions = true, .embedding = 24, .depth = 5, .kv_heads = 4},
 };
 
 static void key(char *out, const family *f, const char *name) { snprintf(out, 128, "%s.%s", f->arch, name); }
@@ -140,6 +143,16 @@ static void make_latents(tiny_file *file, const family *f) {
     tiny_tensor(file, "latent.ffn_down.bias", MP_F32, 1, TINY_WIDTH, 0.2f, 0);
 }
 
+/* Compute the layers last to first, over and over. */
+static void set_order(mp_spec *spec, int depth) {
+    int64_t order[16];
+    mp_error error;
+    for (int l = 0; l < depth; l++)
+        order[l] = TINY_ENCODER_LAYERS - 1 - l % TINY_ENCODER_LAYERS;
+    mp_value list = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = (uint64_t)depth, .as.integers = order};
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.layer_order", &list, &error), &error);
+}
+
 static mp_spec *make_spec(const void *arg) {
     const family *f = arg;
     mp_error error;
@@ -181,13 +194,22 @@ static mp_spec *make_spec(const void *arg) {
     }
     if (f->window)
         tiny_float(file.spec, "mpool.rope_local_base", 300);
-    tiny_tensor(&file, "token_embd.weight", MP_F32, TINY_VOCAB, TINY_WIDTH, 1, 0);
+    if (f->embedding)
+        tiny_int(file.spec, "mpool.embedding_size", f->embedding);
+    if (f->depth)
+        set_order(file.spec, f->depth);
+    const int width = f->embedding ? f->embedding : TINY_WIDTH;
+    tiny_tensor(&file, "token_embd.weight", MP_F32, TINY_VOCAB, width, 1, 0);
     if (f->positions)
-        tiny_tensor(&file, "position_embd.weight", MP_F32, TINY_POSITIONS, TINY_WIDTH, 0.3f, 0);
+        tiny_tensor(&file, "position_embd.weight", MP_F32, TINY_POSITIONS, width, 0.3f, 0);
+    if (f->embedding) {
+        tiny_tensor(&file, "token_embd_proj.weight", MP_F32, TINY_WIDTH, width, 0.3f, 0);
+        tiny_tensor(&file, "token_embd_proj.bias", MP_F32, 1, TINY_WIDTH, 0.3f, 0);
+    }
     if (f->relative)
         tiny_tensor(&file, "attn_rel_b.weight", MP_F32, 32, 4, 2, 0);
     if (!f->rms)
-        make_norm(&file, "token_embd_norm", TINY_WIDTH, true);
+        make_norm(&file, "token_embd_norm", width, true);
     if (f->pre_norm)
         make_norm(&file, "output_norm", TINY_WIDTH, false);
     for (int l = 0; l < TINY_ENCODER_LAYERS; l++)
@@ -243,6 +265,7 @@ MP_TEST(models_encoder_families_recorded) {
         {1.258503, 1.256821, 1.266492},
         {1.361535, 1.361841, 1.360846},
         {0.3825825, 0.3846809, 0.3917011},
+        {-0.1814521, -0.1804165, -0.1788641},
     };
     int wrong = 0;
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
@@ -488,6 +511,60 @@ MP_TEST_SECONDS(models_encoder_families_allocation_sweep, 200) {
     }
 }
 
+static const family *shared_family(void) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (families[i].depth)
+            return &families[i];
+    MP_FAIL("no family whose layers share weights");
+    return NULL;
+}
+
+/* Load a model whose layers are computed in the given order. */
+static mp_status load_order(const int64_t *order, int count, mp_error *error) {
+    family f = *shared_family();
+    f.depth = 0;
+    mp_spec *plain = make_spec(&f), *spec = spec_copy(plain, -1, 0);
+    mp_value list = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = (uint64_t)count, .as.integers = order};
+    MP_CHECK_OK(mp_spec_set(spec, "mpool.layer_order", &list, error), error);
+    mp_spec_freeze(spec);
+    mp_spec_unpin(plain);
+    return load_only(spec, MP_COMPUTE_F32, error);
+}
+
+/* An order names only layers that exist, and has at most as many as a model may have. */
+MP_TEST(models_encoder_families_check_the_order_of_layers) {
+    static int64_t many[1025];
+    const int64_t beyond[] = {0, TINY_ENCODER_LAYERS}, before[] = {-1};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_OK(load_order(many, 1024, &error), &error);
+    MP_CHECK_STATUS(load_order(many, 1025, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "mpool.layer_order");
+    MP_CHECK_STATUS(load_order(many, 0, &error), MP_FORMAT, &error);
+    MP_CHECK_STATUS(load_order(beyond, 2, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "mpool.layer_order");
+    MP_CHECK_STATUS(load_order(before, 1, &error), MP_FORMAT, &error);
+}
+
+/* Layers that share weights have the memory of one, and the model reports the layers that it computes. */
+MP_TEST(models_encoder_families_share_layers) {
+    family f = *shared_family();
+    float once[WIDTH], shared[WIDTH];
+    uint64_t bytes[2];
+    for (int repeated = 0; repeated < 2; repeated++) {
+        tiny_model tiny;
+        f.depth = repeated ? 7 : TINY_ENCODER_LAYERS;
+        embed_one(&f, repeated ? shared : once);
+        tiny_load(&tiny, make_spec(&f), MP_COMPUTE_F32, 1);
+        bytes[repeated] = tiny.model->ops->bytes(tiny.model);
+        MP_CHECK_INT(((const mp_encoder *)tiny.model)->base.facts.layers, f.depth);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK_INT(bytes[0], bytes[1]);
+    MP_CHECK(memcmp(once, shared, sizeof once) != 0);
+}
+
 MP_TEST(models_ranges_of_encoder_families) {
     static const struct { const char *arch; range range; } rows[] = {
         {"nomic_bert", {".rope.dimension_count", "an integer from 2 to 16"}},
@@ -504,6 +581,8 @@ MP_TEST(models_ranges_of_encoder_families) {
         {"nomic_bert_moe", {"mpool.expert_groups", "an integer from 1 to 5"}},
         {"nomic_bert_moe", {"mpool.expert_groups_used", "the integer 1"}},
         {"nomic_bert_moe", {"mpool.expert_scale", "a number from 1e-06 to 1e+06"}},
+        {"bert", {"mpool.embedding_size", "an integer from 1 to 65536 (a limit of mpool)"}},
+        {"bert", {"mpool.layer_order", "an array of 1 to 1,024 integers"}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const family *f = families;

@@ -22,7 +22,8 @@ static size_t inner_bytes(const mp_encoder *model, int M) {
 }
 
 static int32_t mixed_width(const mp_encoder *model) {
-    return model->q_width > model->hidden ? model->q_width : model->hidden;
+    const int32_t most = model->q_width > model->hidden ? model->q_width : model->hidden;
+    return model->projection.parts && model->embedding.n > most ? model->embedding.n : most;
 }
 
 static size_t latent_acts(const mp_latent_attention *latent, int M) {
@@ -45,6 +46,7 @@ unsigned mp_encoder_outputs(const mp_encoder *model) {
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs) {
     size_t rows = (size_t)M * sizeof(float);
     size_t acts = larger(mp_transformer_acts(&model->layers[0].base, M), latent_acts(&model->latent, M));
+    acts = larger(acts, mp_linear_scratch(&model->projection, M));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
             acts = larger(acts, mp_experts_scratch(model->layers[i].experts, M));
@@ -76,7 +78,7 @@ size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
             most = larger(most, mp_experts_thread_scratch(model->layers[i].experts));
-    return panel_scratch(model) + mp_arena_cost(larger(most, (size_t)model->hidden * sizeof(float)));
+    return panel_scratch(model) + mp_arena_cost(larger(most, (size_t)model->embedding.n * sizeof(float)));
 }
 
 /* A thread's view of a pass: the group, and its own range of rows. */
@@ -97,15 +99,18 @@ typedef struct pass {
     void *thread_scratch;
 } pass;
 
+/* Compute the hidden states before the first layer, and the rotary tables. Ends with a barrier. */
 static void embed(const pass *p, int longest) {
     const mp_encoder *model = p->model;
+    const int32_t n = model->embedding.n;
+    float *const rows = model->projection.parts ? p->rows.mixed : p->rows.x;
     for (int t = 0; t < p->count; t++)
         for (int32_t i = 0; i < p->texts[t].n; i++) {
             int64_t row = p->texts[t].row + i;
             if (row >= p->row0 && row < p->row1)
                 mp_embedding_row(&model->embedding, p->texts[t].ids[i], i,
                                  i >= p->texts[t].second ? model->token_types - 1 : 0, p->thread_scratch,
-                                 p->rows.x + row * model->hidden);
+                                 rows + row * n);
         }
     for (int i = 0; i < 2; i++) {
         const mp_rope *rope = &model->rope[i];
@@ -115,6 +120,11 @@ static void embed(const pass *p, int longest) {
         for (; from < to; from++)
             mp_rope_row(rope, from, p->angles[i] + from * rope->dim);
     }
+    mp_team_barrier(p->context.thread);
+    if (!model->projection.parts)
+        return;
+    mp_row_linear(&p->context, &model->projection, rows, n, p->rows.M, NULL, p->rows.x, model->hidden);
+    mp_team_barrier(p->context.thread);
 }
 
 /* Norm the thread's rows of x in place. No barrier. */
@@ -263,7 +273,7 @@ int mp_encoder_barriers(const mp_encoder *model) {
     layer += model->flags & MP_ENCODER_OUTPUT_NORMS ? 2 : 0;
     layer += model->experts ? 6 : 0;
     enum { LAST = 5, HEADS = 3 }; /* the last layer has more, to move the wanted rows: see nn/transformer.h */
-    return layer * model->layer_count + 1 + LAST + HEADS + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
+    return layer * model->depth + 3 + LAST + HEADS + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
 }
 
 /* Lists the rows of each text that are read after the last layer. Returns true if these are not all rows. Only thread 0
@@ -425,15 +435,15 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
     pass p = begin(model, thread, texts, count, M, group_scratch, (uint8_t *)thread_scratch + panel_scratch(model));
     p.context.unpacked = &unpacked;
     embed(&p, longest);
-    mp_team_barrier(thread);
 
     const bool post_norm = model->flags & MP_ENCODER_POST_NORM;
-    for (int l = 0; l < model->layer_count; l++) {
-        p.context.wanted = l == model->layer_count - 1 ? p.wanted : NULL;
+    for (int l = 0; l < model->depth; l++) {
+        const mp_encoder_layer *layer = &model->layers[model->order[l]];
+        p.context.wanted = l == model->depth - 1 ? p.wanted : NULL;
         if (post_norm)
-            layer_post_norm(&p, &model->layers[l]);
+            layer_post_norm(&p, layer);
         else
-            layer_pre_norm(&p, &model->layers[l]);
+            layer_pre_norm(&p, layer);
     }
     if (model->output_norm.weight) {
         norm_sum(&p, &model->output_norm);

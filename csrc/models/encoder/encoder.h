@@ -30,6 +30,8 @@ typedef struct mp_encoder {
     uint32_t flags; /* MP_ARCH_* */
     mp_compute compute;
     int32_t hidden, ffn, layer_count, vocab, context;
+    int32_t depth;  /* layers that a pass computes; layers may share weights, so `layers` may have fewer */
+    int32_t *order; /* [depth] the element of `layers` of each layer that a pass computes; owned */
     mp_attention attention;
     int32_t q_width, kv_width, qkv_width; /* columns of the queries of all heads; of the keys; of queries, keys and
                                            * values together */
@@ -40,6 +42,7 @@ typedef struct mp_encoder {
     float eps;
     mp_act act;
     mp_embedding embedding;
+    mp_linear projection; /* embeddings [embedding.n] to hidden states [hidden]; no parts: they are hidden states */
     int32_t token_types;  /* 1, or 2 if the second text of a pair has token type 1 */
     float *position_bias; /* owned; attention.bias points to it */
     mp_norm output_norm;  /* [hidden] norm after the last layer */

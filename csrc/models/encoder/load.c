@@ -25,6 +25,7 @@ static void encoder_destroy(mp_model *base) {
             mp_free(model->layers[i].experts);
         }
     mp_free(model->layers);
+    mp_free(model->order);
     mp_packed_experts_destroy(model->packed_experts);
     if (model->budget)
         mp_budget_give(model->budget, model->charged);
@@ -90,8 +91,30 @@ static mp_status read_experts(mp_encoder *model, const mp_spec *spec, mp_error *
     return MP_OK;
 }
 
+/* Read which layers share their weights: `mpool.layer_order` lists, for each layer that a pass computes, the number of
+ * the tensors' layer. Without it, each layer has weights of its own. */
+static mp_status read_order(mp_encoder *model, const mp_spec *spec, mp_error *error) {
+    static const char key[] = "mpool.layer_order";
+    const mp_value *list = mp_spec_find(spec, key);
+    const int64_t none = 0, most = model->layer_count - 1;
+    if (list && (list->type != MP_VALUE_INTS || list->count < 1 || list->count > MAX_LAYERS))
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "an array of 1 to 1,024 integers",
+                            list->type == MP_VALUE_INTS ? "an array of %llu" : "another type",
+                            (unsigned long long)list->count);
+    model->depth = list ? (int32_t)list->count : model->layer_count;
+    int64_t *order = mp_alloc_array((size_t)model->depth, sizeof *order, MP_TAG_MISC);
+    model->order = mp_alloc_array((size_t)model->depth, sizeof *model->order, MP_TAG_WEIGHTS);
+    mp_status status = order && model->order ? mp_spec_ints(spec, key, model->depth, 0, most, &none, order, error)
+                                             : mp_fail_memory(error, (uint64_t)model->depth * sizeof *order,
+                                                              "the order of layers");
+    for (int i = 0; i < model->depth && status == MP_OK; i++)
+        model->order[i] = list ? (int32_t)order[i] : i;
+    mp_free(order);
+    return status;
+}
+
 static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *error) {
-    int64_t layers, hidden, ffn, context;
+    int64_t layers, hidden, ffn, context, embedding;
     double eps, embedding_scale, one = 1;
     const char *eps_key = model->flags & MP_ENCODER_RMS_NORM ? "{arch}.attention.layer_norm_rms_epsilon"
                                                           : "{arch}.attention.layer_norm_epsilon";
@@ -101,15 +124,17 @@ static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int_capped(spec, "{arch}.context_length", 1, MAX_CONTEXT, NULL, &context, error));
     MP_TRY(mp_spec_float(spec, eps_key, 1e-30, 1, NULL, &eps, error));
     MP_TRY(mp_spec_float(spec, "mpool.embedding_scale", 1e-6, 1e6, &one, &embedding_scale, error));
+    MP_TRY(mp_spec_int_capped(spec, "mpool.embedding_size", 1, MAX_WIDTH, &hidden, &embedding, error));
     model->layer_count = (int32_t)layers;
     model->hidden = (int32_t)hidden;
     model->ffn = (int32_t)ffn;
     model->context = (int32_t)context;
     model->eps = (float)eps;
-    model->embedding.n = (int32_t)hidden;
+    model->embedding.n = (int32_t)embedding;
     model->embedding.scale = (float)embedding_scale;
     MP_TRY(mp_model_activation(spec, "mpool.activation", &model->act, error));
     MP_TRY(read_experts(model, spec, error));
+    MP_TRY(read_order(model, spec, error));
     return read_heads(model, spec, error);
 }
 
@@ -153,7 +178,8 @@ static mp_status read_norm(const mp_encoder *model, mp_builder *builder, mp_norm
 static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_error *error) {
     const mp_weights *weights = model->weights;
     mp_embedding *embedding = &model->embedding;
-    int64_t any[2] = {-1, model->hidden}, positions[2] = {model->context, model->hidden};
+    const int32_t n = embedding->n;
+    int64_t any[2] = {-1, n}, positions[2] = {model->context, n};
     MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &embedding->tokens, error));
     if (embedding->tokens.shape[0] > MAX_VOCAB)
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(weights)), -1, "token_embd.weight",
@@ -169,17 +195,20 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
         mp_tensor types;
         MP_TRY(mp_weights_get(weights, "token_types.weight", 2, any, &types, error));
         model->token_types = types.shape[0] > 1 ? 2 : 1;
-        size_t bytes = (size_t)model->token_types * (size_t)model->hidden * sizeof(float);
+        size_t bytes = (size_t)model->token_types * (size_t)n * sizeof(float);
         embedding->types = mp_alloc(bytes, MP_TAG_WEIGHTS);
         if (!embedding->types)
             return mp_fail_memory(error, bytes, "the token types");
         for (int32_t t = 0; t < model->token_types; t++)
-            mp_dequantize_row(types.dtype, mp_tensor_row(&types, t), model->hidden,
-                              embedding->types + (int64_t)t * model->hidden);
+            mp_dequantize_row(types.dtype, mp_tensor_row(&types, t), n, embedding->types + (int64_t)t * n);
         builder->parameters += mp_tensor_items(&types);
     }
     const bool post_norm = model->flags & MP_ENCODER_POST_NORM;
-    MP_TRY(read_norm(model, builder, &embedding->norm, "token_embd_norm", model->hidden, post_norm, error));
+    MP_TRY(read_norm(model, builder, &embedding->norm, "token_embd_norm", n, post_norm, error));
+    if (mp_spec_find(mp_weights_spec(weights), "mpool.embedding_size"))
+        MP_TRY(mp_builder_linear(builder, &model->projection, "token_embd_proj.weight",
+                                 mp_weights_has(weights, "token_embd_proj.bias") ? "token_embd_proj.bias" : NULL,
+                                 model->hidden, n, error));
     return post_norm ? MP_OK
                      : read_norm(model, builder, &model->output_norm, "output_norm", model->hidden, true, error);
 }
@@ -373,14 +402,15 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     builder.slab = NULL;
     builder.stored = NULL;
     MP_TRY_GOTO(make_position_bias(model, args->budget, error));
-    atomic_init(&model->token_ns, (uint64_t)builder.parameters / 64 + 100);
+    const uint64_t each = (uint64_t)builder.parameters / (uint64_t)model->layer_count; /* layers may be used often */
+    atomic_init(&model->token_ns, each * (uint64_t)model->depth / 64 + 100);
     model->base.speed[0] = &model->token_ns;
     model->base.facts = (mp_model_facts){
         .compute = mp_compute_name(compute),
         .context_length = model->context,
         .vocab = model->vocab,
         .hidden_size = model->hidden,
-        .layers = model->layer_count,
+        .layers = model->depth,
         .output_size = model->pooled ? model->head.width : 0,
         .parameters = builder.parameters,
         .weight_bytes = (int64_t)(builder.slab_bytes + builder.mapped_bytes),
@@ -425,7 +455,8 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         if (use == MP_WEIGHTS_MAPPED && entry->ndim == 2 && strncmp(entry->name, "blk.", 4) == 0 &&
             !strstr(entry->name, ".ffn_gate_inp."))
             continue; /* linear layers are never packed; routers are */
-        if (strncmp(entry->name, "blk.", 4) == 0 || strncmp(entry->name, "latent.ffn_", 11) == 0)
+        if (strncmp(entry->name, "blk.", 4) == 0 || strncmp(entry->name, "latent.ffn_", 11) == 0 ||
+            strcmp(entry->name, "token_embd_proj.weight") == 0)
             bytes += (uint64_t)(items / 4 * per_weight_x4);
         else if (strncmp(entry->name, "dense.", 6) == 0 || strncmp(entry->name, "rows.", 5) == 0 ||
                  strncmp(entry->name, "sparse.", 7) == 0)

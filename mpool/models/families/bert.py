@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..fields import Fields
 from .reading import activation, check_neutral, sizes
 from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 _BERT = "encoder.layer.{}"
-_BERT_TENSORS = (
+#: Tensors of BERT, which several families extend.
+BERT_TENSORS = (
     Tensor("embeddings.word_embeddings.weight", "token_embd.weight", "VD"),
     Tensor("embeddings.position_embeddings.weight", "position_embd.weight", "PD"),
     Tensor("embeddings.token_type_embeddings.weight", "token_types.weight", "TD", "types"),
@@ -24,23 +27,29 @@ _BERT_TENSORS = (
 )
 
 
-def read_bert(config: Fields, row: Architecture) -> Config:
-    """Read the hyper-parameters of a BERT encoder."""
-    kv, used = sizes(config, row)
+def read_bert(config: Fields, row: Architecture, act: str = "gelu", used: Collection[str] = ()) -> Config:
+    """Read the hyper-parameters of a BERT encoder.
+
+    Args:
+        config: ``config.json``.
+        row: row of the family.
+        act: the family's default activation.
+        used: further keys that the family reads.
+    """
+    kv, known = sizes(config, row)
     kv["bert.attention.head_count_kv"] = kv["bert.attention.head_count"]
     kv["bert.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-12, above=0.0)
     kv["bert.attention.causal"] = False
-    kv["mpool.activation"] = activation(config, "hidden_act", "gelu")
+    kv["mpool.activation"] = activation(config, "hidden_act", act)
     types = config.int("type_vocab_size", 2, low=1, high=1 << 16)
-    used |= {"layer_norm_eps", "hidden_act", "type_vocab_size", "tie_word_embeddings"}
-    check_neutral(config, used)
+    check_neutral(config, known | {"layer_norm_eps", "hidden_act", "type_vocab_size", "tie_word_embeddings", *used})
     return Config(kv, token_types=types)
 
 
 #: Position table whose first rows are unused: they precede position 0 of a text.
 POSITIONS = (Tensor("embeddings.position_embeddings.weight[0]", "", "oD"),
              Tensor("embeddings.position_embeddings.weight[1]", "position_embd.weight", "PD"))
-_ROBERTA_TENSORS = (*POSITIONS, *(tensor for tensor in _BERT_TENSORS if tensor.gguf != "position_embd.weight"))
+_ROBERTA_TENSORS = (*POSITIONS, *(tensor for tensor in BERT_TENSORS if tensor.gguf != "position_embd.weight"))
 
 
 def read_roberta(config: Fields, row: Architecture) -> Config:
@@ -73,7 +82,7 @@ ROWS = (
         classes=("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForNextSentencePrediction",
                  "BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering",
                  "BertForMultipleChoice"),
-        prefixes=("", "bert."), read=read_bert, tensors=_BERT_TENSORS,
+        prefixes=("", "bert."), read=read_bert, tensors=BERT_TENSORS,
         ignored=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?embeddings\.token_type_ids", r"(bert\.)?pooler\..*",
                   r"cls\..*", r"classifier\..*", r"qa_outputs\..*"),
         epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", gguf_head="tanh",

@@ -1,4 +1,4 @@
-"""Embedding models that are decoders without the output layer: Qwen2, Llama, Mistral, Qwen3 and Gemma 3.
+"""Embedding models that are decoders without the output layer: Qwen2, Llama, Mistral, Qwen3, Gemma 3 and EuroBERT.
 
 Attention is causal or bidirectional. Examples are Qwen3-Embedding (arXiv:2506.05176), gte-Qwen2, Stella 1.5B
 (arXiv:2412.19048), EmbeddingGemma (arXiv:2509.20354) and NV-Embed (arXiv:2405.17428). A folder is read as an embedding
@@ -14,8 +14,8 @@ from typing import Any
 from ..fields import Fields
 from ..spec import Value
 from .llama import decoder, finish, read_common, read_rope, read_window, windowed_layers
-from .reading import MAX_WIDTH, activation, check_neutral, sizes, unsupported
-from .rows import Architecture, Config, Tensor, layer
+from .reading import MAX_WIDTH, activation, check_neutral, plain_rope, sizes, unsupported
+from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 log = logging.getLogger("mpool.models")
 
@@ -70,6 +70,46 @@ def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     window = table.int(f"{name}.attention.sliding_window", 0, low=0)
     if 0 < window < table.int(f"{name}.context_length", low=1):
         unsupported(table, f"{name}.attention.sliding_window", "models without a window")
+
+
+# ---- EuroBERT ------------------------------------------------------------------------------------------------------
+
+def read_eurobert(config: Fields, row: Architecture) -> Config:
+    """Read the hyper-parameters of EuroBERT (arXiv:2503.05500), a Llama with attention in both directions."""
+    a = row.name
+    kv, used = sizes(config, row)
+    heads, hidden = config.int("num_attention_heads", low=1), config.int("hidden_size", low=1)
+    kv[f"{a}.attention.head_count_kv"] = config.int("num_key_value_heads", heads, low=1)
+    kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", 1e-5, above=0.0)
+    head_dim = config.int("head_dim", max(1, hidden // heads), low=1, high=MAX_WIDTH)
+    kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
+    kv[f"{a}.rope.dimension_count"] = head_dim
+    kv[f"{a}.rope.freq_base"] = plain_rope(config, 10000.0)
+    kv[f"{a}.attention.causal"] = False
+    kv["mpool.activation"] = activation(config, "hidden_act", "silu")
+    check_neutral(config, used | {
+        "num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling", "rope_parameters",
+        "hidden_act", "tie_word_embeddings", "auto_map", "mask_token_id", "mask_token", "bos_token", "eos_token",
+        "pad_token", "classifier_pooling", "clf_pooling", "is_causal"})
+    return Config(kv)
+
+
+def complete_eurobert(table: Fields, name: str, kv: dict[str, Value]) -> None:
+    """Add the defaults that GGUF files omit."""
+    kv["llama_embedding.attention.causal"] = table.bool(f"{name}.attention.causal", False)
+    kv.setdefault("llama_embedding.rope.freq_base", 10000.0)
+    if table.str(f"{name}.rope.scaling.type", "none") != "none":
+        unsupported(table, f"{name}.rope.scaling.type", "'none'")
+
+
+def _eurobert_head(config: Fields) -> Head:
+    """Read the head of a classifier. Its default pools the logits of all tokens instead of their hidden states."""
+    key = "clf_pooling" if "clf_pooling" in config else "classifier_pooling"
+    pooling = config.str(key, "late", choices=("bos", "mean", "late"))
+    if pooling == "late":
+        unsupported(config, key, "'bos' and 'mean'")
+    return Head("cls" if pooling == "bos" else pooling,
+                (HeadLayer("dense", "gelu"), HeadLayer("classifier", "identity")))
 
 
 # ---- EmbeddingGemma ------------------------------------------------------------------------------------------------
@@ -168,6 +208,12 @@ ROWS = (
                  **_COMMON),
     Architecture(name="qwen3_embedding", model_types=("qwen3",), gguf=("qwen3",), full_layers=28,
                  classes=("Qwen3Model", "Qwen3ForCausalLM"), tensors=_tensors(head_norms=True), **_COMMON),
+    Architecture(**{**_COMMON, "name": "llama_embedding", "model_types": ("eurobert",), "gguf": ("eurobert",),
+                    "classes": tuple(f"EuroBert{head}" for head in (
+                        "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
+                    "tensors": _tensors(), "read": read_eurobert, "complete": complete_eurobert,
+                    "head": _eurobert_head, "ignored": (r"lm_head\..*", r"dense\..*", r"classifier\..*",
+                                                        r"(model\.)?rotary_emb\.inv_freq")}),
     Architecture(**{**_COMMON, "name": "gemma_embedding", "model_types": ("gemma3_text",), "gguf": ("gemma-embedding",),
                     "classes": ("Gemma3TextModel", "Gemma3ForCausalLM"), "tensors": _GEMMA, "read": read_gemma,
                     "activation": "gelu_tanh", "complete": complete_gemma, "remote": False,

@@ -1,8 +1,8 @@
 """GTE (gte-base-en-v1.5, gte-multilingual, Stella 400M): BERT with RoPE and a gated MLP (arXiv:2407.19669).
 
-The models were published with their own Python code and model type ``new``. transformers later added the architecture
-as model type ``gte``, with other tensor names
-(https://github.com/huggingface/transformers/blob/main/src/transformers/models/gte).
+The models were published with their own Python code and model type ``new``; snowflake-arctic-embed-m-v2.0 is published
+with the same code and model type ``gte``. transformers later added the architecture as model type ``gte``, with other
+tensor names (https://github.com/huggingface/transformers/blob/main/src/transformers/models/gte).
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def read_gte(config: Fields, row: Architecture) -> Config:
     kv[f"{a}.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-12, above=0.0)
     kv[f"{a}.attention.causal"] = False
     kv["mpool.activation"] = activation(config, "hidden_act", "gelu")
-    if config.str("model_type", "new") == "new":
-        require_values(config, _SUPPORTED)
+    require_values(config, _SUPPORTED)
+    published = config.str("model_type", "new") == "new"
+    if published or "rope_parameters" not in config and "auto_map" in config:
         _old_rope(config, kv, a)
-        types = config.int("type_vocab_size", 0, low=0, high=1 << 16)
     else:
         kv[f"{a}.rope.freq_base"] = plain_rope(config, 160000.0)
-        types = config.int("type_vocab_size", 1, low=0, high=1 << 16)
+    types = config.int("type_vocab_size", 0 if published else 1, low=0, high=1 << 16)
     check_neutral(config, used | {
         "layer_norm_eps", "hidden_act", "type_vocab_size", "tie_word_embeddings", "rope_theta", "rope_scaling",
         "rope_parameters", "auto_map", "unpad_inputs", "use_memory_efficient_attention", *_SUPPORTED})

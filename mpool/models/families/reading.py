@@ -132,22 +132,28 @@ def activation(config: Fields, key: str, default: str, allowed: tuple[str, ...] 
     return found
 
 
-def sizes(config: Fields, row: Architecture) -> tuple[dict[str, Value], set[str]]:
-    """Return the hyper-parameters that every architecture has, and the keys that were read for them."""
-    a, layers = row.name, config.int("num_hidden_layers", low=1)
+#: Key of a size in config.json -> GGUF key, without the name of the architecture.
+_SIZES = {"num_hidden_layers": "block_count", "max_position_embeddings": "context_length",
+          "hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
+          "num_attention_heads": "attention.head_count", "vocab_size": "vocab_size"}
+
+
+def sizes(config: Fields, row: Architecture,
+          names: Mapping[str, str] | None = None) -> tuple[dict[str, Value], set[str]]:
+    """Return the hyper-parameters that every architecture has, and the keys that were read for them.
+
+    Args:
+        config: ``config.json``.
+        row: row of the family.
+        names: usual key -> the family's key, of those that differ.
+    """
+    a, keys = row.name, {key: (names or {}).get(key, key) for key in _SIZES}
+    layers = config.int(keys["num_hidden_layers"], low=1)
     if layers > MAX_LAYERS:  # checked before any list with one value per layer is built
-        raise LimitError(f"{config.file}: {config.name('num_hidden_layers')} is {layers}, mpool supports at most "
+        raise LimitError(f"{config.file}: {config.name(keys['num_hidden_layers'])} is {layers}, mpool supports at most "
                          f"{MAX_LAYERS} layers")
-    kv: dict[str, Value] = {
-        f"{a}.block_count": layers,
-        f"{a}.context_length": config.int("max_position_embeddings", low=1),
-        f"{a}.embedding_length": config.int("hidden_size", low=1),
-        f"{a}.feed_forward_length": config.int("intermediate_size", low=1),
-        f"{a}.attention.head_count": config.int("num_attention_heads", low=1),
-        f"{a}.vocab_size": config.int("vocab_size", low=1),
-    }
-    return kv, {"num_hidden_layers", "max_position_embeddings", "hidden_size", "intermediate_size",
-                "num_attention_heads", "vocab_size", "model_type", "architectures"}
+    kv: dict[str, Value] = {f"{a}.{gguf}": config.int(keys[key], low=1) for key, gguf in _SIZES.items()}
+    return kv, {*keys.values(), "model_type", "architectures"}
 
 
 def require_values(config: Fields, allowed: Mapping[str, tuple[object, ...]]) -> None:

@@ -15,6 +15,8 @@ class Tensor:
     """A tensor of an architecture.
 
     In names, ``{}`` stands for the layer number and ``{x}`` for the expert number (of experts with separate tensors).
+    If layers are stored in groups of ``inner`` (a size of the model), ``{g}`` and ``{i}`` stand for the number of the
+    group and the layer's number within it.
     ``|`` separates the alternative names that files of different origin use. A name that begins with ``/`` is used
     without the prefix of the family. A name that ends in ``[i]`` is slice i of a fused tensor whose slices are
     concatenated along the first dimension; each slice needs a row, and a slice without a GGUF name is not loaded.

@@ -26,7 +26,8 @@ DOCUMENTS = ["A cat sat on the mat, and the dog barked at it twice.", "Numbers 0
              "def main(argument):\n    return argument + 1\n", "dog " * 80, "The quick brown fox."]
 
 
-NAMES = ["bert", "xlm_roberta", "mpnet", "gte", "modern_bert", "modern_bert_mean"]
+NAMES = ["bert", "xlm_roberta", "mpnet", "gte", "modern_bert", "modern_bert_mean", "distilbert", "electra", "albert",
+         "eurobert_bos", "eurobert_mean"]
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def _fuse(state: dict[str, Any], parts: tuple[str, ...], whole: str) -> dict[str
     return out
 
 
-# ---- RoBERTa, MPNet, ModernBERT ------------------------------------------------------------------------------------
+# ---- BERT and its relatives, MPNet, ModernBERT -----------------------------------------------------------------------
 
 def roberta(layers: int, **more: Any) -> Any:
     config = transformers.RobertaConfig(**{**SIZES, **more}, num_hidden_layers=layers, max_position_embeddings=75,
@@ -116,10 +116,31 @@ def roberta(layers: int, **more: Any) -> Any:
     return transformers.RobertaModel(config, add_pooling_layer=False).eval()
 
 
-def xlm_roberta(layers: int) -> Any:
-    config = transformers.XLMRobertaConfig(**SIZES, num_hidden_layers=layers, max_position_embeddings=72,
+def xlm_roberta(layers: int, positions: int = 72) -> Any:
+    config = transformers.XLMRobertaConfig(**SIZES, num_hidden_layers=layers, max_position_embeddings=positions,
                                            pad_token_id=1, type_vocab_size=1)
     return transformers.XLMRobertaModel(config, add_pooling_layer=False).eval()
+
+
+def distilbert(layers: int, **more: Any) -> Any:
+    config = transformers.DistilBertConfig(**{**dict(vocab_size=VOCAB, dim=48, n_heads=3, hidden_dim=100,
+                                                     n_layers=layers, max_position_embeddings=70), **more})
+    return transformers.DistilBertModel(config).eval()
+
+
+def electra(layers: int, size: int = 20) -> Any:
+    """Create an ELECTRA with embeddings of ``size`` components."""
+    config = transformers.ElectraConfig(**SIZES, num_hidden_layers=layers, embedding_size=size,
+                                        max_position_embeddings=70, layer_norm_eps=1e-6)
+    return transformers.ElectraModel(config).eval()
+
+
+def albert(layers: int, size: int = 20, groups: int = 2, inner: int = 1, **more: Any) -> Any:
+    """Create an ALBERT with ``layers`` layers in up to ``groups`` groups of ``inner`` layers."""
+    config = transformers.AlbertConfig(**{**SIZES, "num_hidden_layers": layers, "embedding_size": size,
+                                          "num_hidden_groups": min(groups, layers), "inner_group_num": inner,
+                                          "max_position_embeddings": 70, "layer_norm_eps": 1e-6, **more})
+    return transformers.AlbertModel(config, add_pooling_layer=False).eval()
 
 
 def mpnet(layers: int) -> Any:
@@ -294,8 +315,8 @@ def ntk_gte(layers: int) -> Any:
     return model
 
 
-def save_gte(model: Any, folder: Path) -> None:
-    """Save in the layout of gte-large-en-v1.5."""
+def save_gte(model: Any, folder: Path, **more: Any) -> None:
+    """Save in the layout of gte-large-en-v1.5, but for the keys ``more`` of the configuration."""
     state = _fuse(model.state_dict(), ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
                   "attention.qkv_proj")
     state = _fuse(state, ("mlp.up_proj", "mlp.gate_proj"), "mlp.up_gate_proj")
@@ -313,7 +334,17 @@ def save_gte(model: Any, folder: Path) -> None:
         "pack_qkv": True, "pad_token_id": 0, "position_embedding_type": "rope",
         "rope_scaling": {"factor": 2.0, "type": "ntk"}, "rope_theta": 500, "torch_dtype": "float32",
         "type_vocab_size": config.type_vocab_size, "unpad_inputs": False, "use_memory_efficient_attention": False,
-        "vocab_size": config.vocab_size}, folder)
+        "vocab_size": config.vocab_size, **more}, folder)
+
+
+def save_arctic(model: Any, folder: Path) -> None:
+    """Save in the layout of snowflake-arctic-embed-m-v2.0: the published code's names with the model type ``gte``."""
+    save_gte(model, folder, model_type="gte", architectures=["GteModel"], rope_scaling=None, rope_theta=160000,
+             auto_map={"AutoModel": "modeling_hf_alibaba_nlp_gte.GteModel"}, unpad_inputs="true")
+    tensors = pytest.importorskip("safetensors.torch").load_file(folder / "model.safetensors")
+    pytest.importorskip("safetensors.torch").save_file(
+        {name.removeprefix("new."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors",
+        metadata={"format": "pt"})
 
 
 # ---- JinaBERT v2 ---------------------------------------------------------------------------------------------------
@@ -460,6 +491,23 @@ def save_qwen2(model: Any, folder: Path) -> None:
     save_tensors({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, config, folder)
 
 
+def eurobert(layers: int, **more: Any) -> Any:
+    config = transformers.EuroBertConfig(**{**_GROUPED, "num_hidden_layers": layers, "head_dim": 8, "pad_token_id": 0,
+                                            "bos_token_id": 1, "eos_token_id": 2, **more})
+    return transformers.EuroBertModel(config).eval()
+
+
+def save_eurobert(model: Any, folder: Path) -> None:
+    """Save in the layout of EuroBERT-210m: a masked language model's names, and a configuration for custom code."""
+    config = model.config.to_dict()
+    config |= {"architectures": ["EuroBertForMaskedLM"], "rope_theta": 10000.0, "rope_scaling": None,
+               "auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "clf_pooling": "late",
+               "bos_token": "<|begin_of_text|>", "mask_token": "<|mask|>", "pretraining_tp": 1}
+    config.pop("rope_parameters")
+    save_tensors({**{f"model.{name}": tensor for name, tensor in model.state_dict().items()},
+                  "lm_head.weight": torch.zeros(VOCAB, 48)}, config, folder)
+
+
 def mistral(layers: int) -> Any:
     """Create a Mistral with a window of 20 tokens."""
     config = transformers.MistralConfig(**_GROUPED, num_hidden_layers=layers, sliding_window=20)
@@ -544,6 +592,14 @@ ENCODERS: dict[str, Encoder] = {
     "bert_roberta": Encoder(roberta, 70),
     "bert_heads": Encoder(lambda layers: roberta(layers, hidden_size=78, hidden_act="quick_gelu"), 70),  # heads of 26
     "bert_xlm_roberta": Encoder(xlm_roberta, 70),
+    "bert_xlm_roberta_long": Encoder(lambda layers: xlm_roberta(layers, 8194), 1500),
+    "bert_distilbert": Encoder(distilbert, 70),
+    "bert_distilbert_relu": Encoder(lambda layers: distilbert(layers, activation="relu", dim=78), 70),
+    "bert_electra": Encoder(electra, 70),
+    "bert_electra_wide": Encoder(lambda layers: electra(layers, 48), 70),  # no projection
+    "bert_albert": Encoder(albert, 70),
+    "bert_albert_inner": Encoder(lambda layers: albert(layers, 60, 2, 2, hidden_act="gelu"), 70),
+    "bert_albert_one": Encoder(lambda layers: albert(layers, 48, 1), 70),  # a projection of the same size
     "nomic_bert": Encoder(nomic_bert, 96),
     "nomic_bert_published": Encoder(nomic_bert, 96, published_nomic, save_nomic),
     "nomic_bert_moe": Encoder(NomicMoe, 96, NomicMoe.published, save_nomic_moe,
@@ -553,15 +609,24 @@ ENCODERS: dict[str, Encoder] = {
     "modern_bert_old": Encoder(lambda layers: modern_bert(layers, rope_parameters={
         "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}), 120, save=save_old_modern_bert),
+    # a head size of granite-embedding-small-english-r2, and windows in two of three layers
+    "modern_bert_granite": Encoder(lambda layers: modern_bert(
+        layers, hidden_size=64, num_attention_heads=2, global_attn_every_n_layers=3, hidden_activation="silu",
+        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 80000.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}), 120),
     "modern_bert_biases": Encoder(lambda layers: modern_bert(
         layers, norm_bias=True, attention_bias=True, mlp_bias=True, hidden_activation="gelu_pytorch_tanh"), 120),
     "gte": Encoder(gte, 96),
     "gte_heads": Encoder(lambda layers: gte(layers, num_attention_heads=4, hidden_act="quick_gelu"), 96),
+    "gte_arctic": Encoder(gte, 96, save=save_arctic),
     "gte_published": Encoder(ntk_gte, 96, save=save_gte),
     "qwen3_embedding": Encoder(qwen3, 96, pooling="lasttoken"),
     "qwen3_embedding_heads": Encoder(lambda layers: qwen3(layers, 10), 96, pooling="lasttoken"),
     "llama_embedding_qwen2": Encoder(qwen2, 96, pooling="lasttoken"),
     "llama_embedding_published": Encoder(qwen2, 96, save=save_qwen2, pooling="mean"),
+    "llama_embedding_eurobert": Encoder(lambda layers: eurobert(layers, num_key_value_heads=6), 96, pooling="mean"),
+    "llama_embedding_eurobert_published": Encoder(lambda layers: eurobert(layers, hidden_act="gelu", head_dim=16), 96,
+                                                  save=save_eurobert),
     "llama_embedding_mistral": Encoder(mistral, 96, pooling="lasttoken"),
     "gemma_embedding": Encoder(gemma, 96, pooling="mean"),
     "nv_embed": Encoder(NVEmbed, 96, NVEmbed.published, save_nv_embed, "mean", lambda model, ids: model(ids)),

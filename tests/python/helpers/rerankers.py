@@ -26,6 +26,19 @@ def _model(name: str, vocab: int) -> Any:
     if name == "gte":
         return transformers.GteForSequenceClassification(transformers.GteConfig(
             **sizes, max_position_embeddings=64, pad_token_id=0, type_vocab_size=0))
+    if name == "distilbert":
+        return transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(
+            vocab_size=vocab, dim=32, n_layers=2, n_heads=4, hidden_dim=72, num_labels=1, max_position_embeddings=64))
+    if name == "electra":
+        return transformers.ElectraForSequenceClassification(transformers.ElectraConfig(
+            **sizes, embedding_size=20, max_position_embeddings=64))
+    if name == "albert":
+        return transformers.AlbertForSequenceClassification(transformers.AlbertConfig(
+            **sizes, embedding_size=20, max_position_embeddings=64))
+    if name.startswith("eurobert"):
+        return transformers.EuroBertForSequenceClassification(transformers.EuroBertConfig(
+            **sizes, max_position_embeddings=64, pad_token_id=0, bos_token_id=2, eos_token_id=3, mask_token_id=4,
+            classifier_pooling=name.partition("_")[2]))
     return transformers.ModernBertForSequenceClassification(transformers.ModernBertConfig(
         **sizes, max_position_embeddings=64, local_attention=16, pad_token_id=0, cls_token_id=2, sep_token_id=3,
         bos_token_id=2, eos_token_id=3, classifier_pooling="mean" if name == "modern_bert_mean" else "cls",

@@ -248,7 +248,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
 
 
 #: Encoder of ``encodermodels`` -> architecture in the ``gguf`` package, and tokenizer type in its files.
-ENCODERS = {"bert_xlm_roberta": ("BERT", "t5"), "nomic_bert_published": ("NOMIC_BERT", "bert"),
+ENCODERS = {"bert_xlm_roberta": ("BERT", "t5"), "bert_distilbert": ("BERT", "bert"),
+            "llama_embedding_eurobert": ("EUROBERT", "gpt2"), "nomic_bert_published": ("NOMIC_BERT", "bert"),
             "modern_bert": ("MODERN_BERT", "gpt2"), "jina_bert_v2": ("JINA_BERT_V2", "bert"),
             "jina_bert_v2_code": ("JINA_BERT_V2", "gpt2"), "nomic_bert_moe": ("NOMIC_BERT_MOE", "t5")}
 
@@ -259,10 +260,18 @@ def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooli
     writer.add_block_count(config.num_hidden_layers if config else model.layers)
     writer.add_context_length(encoder.longest)
     writer.add_embedding_length(config.hidden_size if config else 48)
-    writer.add_feed_forward_length(config.intermediate_size if config else 100)
+    writer.add_feed_forward_length(getattr(config, "hidden_dim", None) or config.intermediate_size if config else 100)
     writer.add_head_count(config.num_attention_heads if config else model.heads)
-    writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None)
-                              or getattr(config, "norm_eps", getattr(model, "epsilon", 1e-12)))
+    if name.endswith("eurobert"):
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None)
+                                  or getattr(config, "norm_eps", getattr(model, "epsilon", 1e-12)))
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType(pooling))
     if name.startswith("nomic"):
@@ -311,7 +320,8 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
     names = gguf.get_tensor_name_map(arch, layers)
     writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
     _write_encoder_sizes(writer, name, encoder, model, pooling, each)
-    vocab = next(tensor.shape[0] for key, tensor in state.items() if key.endswith("_embeddings.weight"))
+    vocab = next(tensor.shape[0] for key, tensor in state.items()
+                 if key.endswith(("_embeddings.weight", "embed_tokens.weight")))
     types = [tensor.shape[0] for key, tensor in state.items() if "token_type" in key]
     if types:
         writer.add_token_type_count(types[0])
@@ -337,7 +347,7 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
             data = data.reshape(model.experts, -1, data.shape[1])
             data = data.transpose(0, 2, 1) if key.endswith("w2") else data
             found += ".weight"
-        if key == "embeddings.position_embeddings.weight":
+        if key == "embeddings.position_embeddings.weight" and "roberta" in name:
             data = data[model.config.pad_token_id + 1:]
         if kind is not None and data.ndim == 2 and found.startswith("blk."):
             writer.add_tensor(found, gguf.quants.quantize(data, kind), raw_dtype=kind)

@@ -14,8 +14,8 @@ import mpool
 from mpool.models.formats.hf_folder import describe_folder
 
 from corelib import token_vectors
-from encodermodels import ENCODERS, VOCAB, built
-from paritymodels import randomise
+from encodermodels import ENCODERS, VOCAB, albert, built
+from paritymodels import randomise, transformers, write_tokenizer
 from rounding import deviations
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "parity" / "encoder"))
@@ -116,7 +116,12 @@ def test_encoder_does_not_depend_on_its_batch(tmp_path: Path, name: str) -> None
     ("gte", "rope_parameters", {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1000.0}),
     ("modern_bert", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
     ("jina_bert_v2", "feed_forward_type", "original"),
+    ("gte_arctic", "position_embedding_type", "absolute"),
     ("bert_xlm_roberta", "position_embedding_type", "relative_key"),
+    ("bert_electra", "position_embedding_type", "relative_key"),
+    ("bert_distilbert", "activation", "tanh"),
+    ("llama_embedding_eurobert", "attention_bias", True),
+    ("llama_embedding_eurobert", "rope_parameters", {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}),
 ])
 def test_keys_that_change_the_computation_are_refused(tmp_path: Path, name: str, key: str, value: object) -> None:
     folder = ENCODERS[name].write(built(name, 1), tmp_path)
@@ -124,6 +129,67 @@ def test_keys_that_change_the_computation_are_refused(tmp_path: Path, name: str,
     (folder / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises((mpool.errors.Unsupported, mpool.errors.FormatError), match=key):
         describe_folder(str(folder), key="k", ref="r")
+
+
+#: Values of a key that contradict the tensors, or that no model has: name, key, value, field of the error.
+HOSTILE = [
+    ("bert_albert", "num_hidden_groups", 0, "num_hidden_groups"),
+    ("bert_albert", "num_hidden_groups", -1, "num_hidden_groups"),
+    ("bert_albert", "num_hidden_groups", 3, "num_hidden_groups"),
+    ("bert_albert", "num_hidden_groups", 1.5, "num_hidden_groups"),
+    ("bert_albert", "num_hidden_groups", 1, "tensors"),
+    ("bert_albert", "inner_group_num", 0, "inner_group_num"), ("bert_albert", "inner_group_num", 2, "tensors"),
+    ("bert_albert", "embedding_size", 0, "embedding_size"),
+    ("bert_albert", "embedding_size", 1 << 40, "embedding_size"),
+    ("bert_albert", "embedding_size", 21, "shape of embeddings.word_embeddings.weight"),
+    ("bert_electra", "embedding_size", 48, "shape of embeddings.word_embeddings.weight"),
+    ("bert_electra_wide", "embedding_size", 20, "shape of embeddings.word_embeddings.weight"),
+    ("bert_distilbert", "dim", 0, "dim"), ("bert_distilbert", "n_heads", 5, "attention.head_count"),
+    ("bert_distilbert", "hidden_dim", 99, "shape of transformer.layer.0.ffn.lin1"),
+    ("llama_embedding_eurobert", "head_dim", 0, "head_dim"),
+    ("llama_embedding_eurobert", "num_key_value_heads", 4, "attention.head_count_kv"),
+]
+
+
+@pytest.mark.parametrize("name, key, value, field", HOSTILE)
+def test_hostile_configurations_are_refused(tmp_path: Path, name: str, key: str, value: object, field: str) -> None:
+    folder = ENCODERS[name].write(built(name, 2), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(mpool.errors.FormatError) as caught:
+        describe_folder(str(folder), key="k", ref="r")
+    assert field in caught.value.field and str(folder) in caught.value.file
+
+
+def test_layers_times_inner_layers_are_limited(tmp_path: Path) -> None:
+    folder = ENCODERS["bert_albert"].write(built("bert_albert", 2), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "inner_group_num": 1 << 40}))
+    with pytest.raises(mpool.LimitError, match="inner_group_num"):
+        describe_folder(str(folder), key="k", ref="r")
+
+
+def test_decoders_of_ettin_are_refused_by_name(tmp_path: Path) -> None:
+    config = transformers.ModernBertDecoderConfig(vocab_size=VOCAB, hidden_size=48, num_attention_heads=3,
+                                                  num_hidden_layers=2, intermediate_size=64, pad_token_id=0)
+    transformers.ModernBertDecoderModel(config).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, VOCAB)
+    with pytest.raises(mpool.errors.FormatError, match="'modernbert-decoder'"):
+        describe_folder(str(tmp_path), key="k", ref="r")
+
+
+def test_shared_layers_are_in_memory_once(tmp_path: Path) -> None:
+    """Twelve layers of one group take the memory of one layer."""
+    sizes = {}
+    for layers in (1, 12):
+        folder = tmp_path / str(layers)
+        ENCODERS["bert_albert"].write(albert(layers, groups=1), folder)
+        with mpool.Pool() as pool:
+            token_vectors(pool, str(folder), [[5, 6]])
+            facts = pool.ps()[0].facts
+        sizes[layers] = facts["weight_bytes"]
+        assert facts["layers"] == layers
+    assert sizes[1] == sizes[12]
 
 
 @pytest.mark.parametrize("name", ["modern_bert_old", "gemma_embedding", "llama_embedding_mistral", "nv_embed"])
