@@ -23,6 +23,10 @@ static void free_loader(mp_loader *loader) {
     *loader = (mp_loader){0};
 }
 
+static _Atomic uint64_t created; /* entries of the process */
+
+uint64_t mp_entry_newest(void) { return atomic_load_explicit(&created, memory_order_relaxed); }
+
 mp_status mp_entry_create(mp_services *services, const char *key, const mp_loader *loader, mp_entry **entry_out,
                           mp_error *error) {
     *entry_out = NULL;
@@ -38,8 +42,7 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
         free_loader(&taken);
         return status;
     }
-    static _Atomic uint64_t number;
-    entry->number = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
+    entry->number = atomic_fetch_add_explicit(&created, 1, memory_order_relaxed) + 1;
     entry->services = mp_services_pin(services);
     strncpy(entry->key, key, sizeof(entry->key) - 1);
     entry->capability = taken.capability;
@@ -84,9 +87,17 @@ mp_spin_rule mp_entry_spin_rule(mp_entry *entry) {
 
 bool mp_entry_serves(const mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++)
-        if (mp_worker_serves(entry->workers[i]))
+        if (mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave)
             return true;
     return false;
+}
+
+/* Must hold the lock. True if no worker is about to start and all listed ones are leaving. */
+static bool all_leave(const mp_entry *entry) {
+    for (int i = 0; i < entry->worker_count; i++)
+        if (!mp_worker_is_leaving(entry->workers[i]))
+            return false;
+    return !entry->starting;
 }
 
 int mp_entry_running(const mp_entry *entry) {
@@ -187,6 +198,9 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
         entry->starting--;
     bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unload == MP_UNLOAD_RUNNING;
     mp_entry_scale_later(entry);
+    mp_count(services, MP_METRIC_spawn_failures, 1); /* under the lock: before callers learn of the failure */
+    if (worker) /* it is listed until mp_entry_finalize, and takes no request */
+        worker->leave = true;
     if (!others) {
         entry->attempts++;
         entry->attempts_over++;
@@ -195,7 +209,6 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
     }
     mp_mutex_unlock(&entry->lock);
     mp_log(MP_LOG_WARNING, "A worker for %s failed to start: %s", entry->key, error->message);
-    mp_count(services, MP_METRIC_spawn_failures, 1);
     mp_entry_finish_list(entry, list, error);
     if (!others)
         services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);
@@ -246,7 +259,7 @@ void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns) {
 
 bool mp_entry_in_use(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    bool in_use = mp_entry_works(entry) || entry->queue.count;
+    bool in_use = !all_leave(entry) || entry->queue.count || mp_entry_running(entry);
     mp_mutex_unlock(&entry->lock);
     return in_use;
 }
@@ -275,8 +288,8 @@ static const char *stage_of(const mp_entry *entry) {
     return "starting";
 }
 
-mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, mp_error *error) {
-    *gone = false;
+mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error) {
+    *gone = *over = false;
     uint64_t attempt = 0, loads = 0;
     bool in_time = true;
     mp_status status = MP_OK;
@@ -284,16 +297,19 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     if (entry->health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
         forget_failures(entry);
     bool pinned = entry->pinned;
-    entry->asked = true;
     entry->pinned |= pin; /* pin now: after the load, a short keep-alive may end before this thread wakes */
     for (;;) {
+        entry->asked = true; /* in each round: the end of an eviction clears it */
         if (entry->shutdown != MP_SHUTDOWN_OPEN) {
             status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
             break;
         }
-        if ((mp_entry_serves(entry) && entry->unload == MP_UNLOAD_NONE) || (attempt && entry->loads > loads))
+        if ((mp_entry_serves(entry) && entry->unload == MP_UNLOAD_NONE) || (attempt && entry->loads > loads)) {
+            *over = true;
             break;
+        }
         if (attempt && entry->attempts_over >= attempt && entry->retry_ns) {
+            *over = true;
             status = entry->failure.code;
             if (error)
                 *error = entry->failure;
@@ -345,27 +361,28 @@ void mp_entry_hold(mp_entry *entry, bool held) {
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
     bool in_time = true;
     mp_status status = MP_OK;
-    mp_resident *kept = NULL;
     mp_mutex_lock(&entry->lock);
     entry->pinned = false;
-    if (mp_entry_works(entry)) {
-        uint64_t unloads = entry->unloads;
+    mp_entry_clear_failed(entry);
+    uint64_t unloads = entry->unloads;
+    bool works = mp_entry_works(entry);
+    if (works || entry->resident) {
         mp_entry_request_unload(entry);
+        entry->forget = true;
         mp_entry_wake_workers(entry);
-        while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
-            in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-        if (mp_entry_works(entry) && entry->unloads == unloads)
-            status = mp_fail(error, MP_TIMEOUT,
-                             "%s: active requests: %d; the eviction continues in the background",
-                             entry->key, mp_entry_running(entry));
-    } else {
-        /* No worker is listed: the model waits for its backoff, or was loaded before a fork. Free it in this thread. */
-        kept = entry->resident;
-        entry->resident = NULL;
-        mp_entry_clear_failed(entry);
     }
+    if (!works && entry->resident) {
+        /* No worker is listed: the model waits for its backoff, or was loaded before a fork. Free it in this thread. */
+        mp_mutex_unlock(&entry->lock);
+        mp_entry_finalize(entry, NULL);
+        mp_mutex_lock(&entry->lock);
+    }
+    while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
+        in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
+    if (mp_entry_works(entry) && entry->unloads == unloads)
+        status = mp_fail(error, MP_TIMEOUT, "%s: active requests: %d; the eviction continues in the background",
+                         entry->key, mp_entry_running(entry));
     mp_mutex_unlock(&entry->lock);
-    mp_resident_unpin(kept);
     return status;
 }
 
@@ -391,35 +408,57 @@ static bool is_loading(const mp_entry *entry) {
     return false;
 }
 
+/* Must hold the lock. True if the worker holds caches and is idle, or soon will be, because its requests have ended. */
+static bool may_trim(const mp_worker *worker) {
+    return mp_worker_serves(worker) && !worker->active_count && !worker->leave && !worker->caches_freed;
+}
+
+/* Must hold the lock. True if the entry drains or closes: its model is freed once its requests have ended. */
+static bool is_ending(const mp_entry *entry) {
+    return entry->removal != MP_REMOVAL_NONE || entry->shutdown != MP_SHUTDOWN_OPEN;
+}
+
+/* Must hold the lock. True if the model will be freed without a further call, even if it is pinned: an unload was
+ * requested, the entry drains, or the last workers are leaving. */
+static bool is_going(const mp_entry *entry) {
+    bool kept = entry->queue.count && entry->health != MP_HEALTH_BROKEN && entry->shutdown != MP_SHUTDOWN_QUITTING;
+    if (entry->unload == MP_UNLOAD_REQUESTED)
+        return true;
+    return !kept && !mp_entry_running(entry) && (is_ending(entry) || (entry->worker_count && all_leave(entry)));
+}
+
 void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     *value = (mp_eviction){0};
     mp_mutex_lock(&entry->lock);
     mp_resident *resident = entry->resident ? mp_resident_pin(entry->resident) : NULL;
     bool soon = is_evictable(entry, false), idle = is_evictable(entry, true);
-    uint64_t bytes = 0, newest_ns = 0, caches = 0, trimming = 0;
+    bool going = is_going(entry);
+    uint64_t bytes = 0, leaving = 0, newest_ns = 0, caches = 0, trimming = 0;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
-        bytes += worker->held_bytes;
-        if (mp_worker_idles(worker) && !worker->caches_freed)
+        *(mp_worker_is_leaving(worker) ? &leaving : &bytes) += worker->held_bytes;
+        if (may_trim(worker))
             *(worker->trim ? &trimming : &caches) += worker->held_bytes;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }
-    bool going = entry->unload == MP_UNLOAD_REQUESTED;
-    bool used = !soon && !entry->pinned && !entry->held && entry->removal == MP_REMOVAL_NONE &&
-                (entry->queue.count || mp_entry_running(entry)) &&
+    bool asks = entry->queue.count || mp_entry_running(entry);
+    bool used = !soon && !entry->pinned && !entry->held && asks &&
                 (mp_entry_serves(entry) || (entry->health != MP_HEALTH_BROKEN && !is_loading(entry)));
-    value->coming = entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0;
+    used |= asks && (is_ending(entry) || (!entry->queue.count && all_leave(entry)));
+    value->coming = leaving + (entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0);
     mp_mutex_unlock(&entry->lock);
     if (resident)
         bytes += resident->model->ops->bytes(resident->model);
-    if (resident && (going || (soon && !idle))) /* a model that is still loading has no memory to free yet */
-        value->coming = bytes + 1;
+    /* a model that is still loading has no memory to free yet */
+    bool comes = resident && (going || (soon && !idle));
+    if (comes)
+        value->coming += bytes + 1;
     else if (idle)
         value->bytes = bytes + 1;
     else if (resident && used)
         value->busy = bytes;
-    if (resident && !value->coming) {
+    if (resident && !comes) {
         value->idle_ns = mp_sys_now_ns() - newest_ns;
         value->load_ns = resident->load_ns;
         value->caches = caches;
@@ -449,7 +488,7 @@ uint64_t mp_entry_trim(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
-        if (!mp_worker_idles(worker) || worker->caches_freed || worker->trim)
+        if (!may_trim(worker) || worker->trim)
             continue;
         told += worker->held_bytes;
         worker->trim = true;
@@ -466,6 +505,9 @@ void mp_entry_remove(mp_entry *entry) {
     bool works = mp_entry_works(entry);
     if (works)
         mp_entry_wake_workers(entry);
+    for (int i = 0; i < entry->worker_count && !entry->queue.count; i++)
+        if (entry->workers[i]->state == MP_WORKER_SPAWNING || entry->workers[i]->state == MP_WORKER_LOADING)
+            atomic_store_explicit(&entry->workers[i]->step_cancelled, 1, memory_order_release);
     mp_cond_broadcast(&entry->room);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
@@ -473,17 +515,25 @@ void mp_entry_remove(mp_entry *entry) {
         mp_entry_finalize(entry, NULL);
 }
 
-/* Must hold the lock. True if a worker exists or queued requests wait for the end of the backoff. */
+/* Must hold the lock. True while mp_entry_finalize has not freed everything. */
 static bool is_pending(const mp_entry *entry) {
-    return mp_entry_works(entry) || (entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING);
+    bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING; /* the entry never becomes GONE */
+    return mp_entry_works(entry) || (!quit && entry->removal != MP_REMOVAL_GONE);
 }
 
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
-    while (is_pending(entry) && in_time)
-        in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
+    while (is_pending(entry) && in_time) {
+        if (mp_entry_works(entry) || entry->queue.count) {
+            in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
+            continue;
+        }
+        mp_mutex_unlock(&entry->lock);
+        mp_entry_remove(entry); /* the thread that should call this may be slow, or exist in a fork's parent only */
+        mp_mutex_lock(&entry->lock);
+    }
     if (is_pending(entry))
         status = mp_fail(error, MP_TIMEOUT,
                          "%s: requests left: %d; the removal continues in the background", entry->key,
@@ -572,14 +622,14 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
 /* Must hold the lock. Returns the value for mp_entry_info.state. */
 static const char *state_of(const mp_entry *entry) {
     bool serves = false, busy = false, loading = entry->starting > 0;
-    bool leaving = entry->unload == MP_UNLOAD_RUNNING;
+    bool leaving = false;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker_state state = entry->workers[i]->state;
         /* count requests: `state` changes only some time after the last request ended */
         busy |= entry->workers[i]->active_count > 0;
-        serves |= mp_worker_serves(entry->workers[i]);
+        serves |= mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave;
         loading |= state == MP_WORKER_SPAWNING || state == MP_WORKER_LOADING;
-        leaving |= state == MP_WORKER_EVICTING || state == MP_WORKER_FAILED;
+        leaving |= state == MP_WORKER_EVICTING || (entry->resident && mp_worker_is_leaving(entry->workers[i]));
     }
     if (serves && entry->unload == MP_UNLOAD_REQUESTED)
         return "evicting"; /* a caller of mp_entry_load waits for the next load */
@@ -587,9 +637,11 @@ static const char *state_of(const mp_entry *entry) {
         return busy ? "busy" : "ready";
     if (loading)
         return "loading";
-    if (leaving)
+    if (entry->unload == MP_UNLOAD_RUNNING)
         return "evicting";
-    return entry->health == MP_HEALTH_SOUND ? "cold" : "failed";
+    if (entry->health != MP_HEALTH_SOUND) /* also while the worker whose load failed is leaving */
+        return "failed";
+    return leaving ? "evicting" : "cold";
 }
 
 void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned) {
@@ -667,6 +719,7 @@ void mp_entry_fork_child(mp_entry *entry) {
     if (entry->resident)
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
     entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = 0;
+    entry->forget = false;
     if (entry->unload != MP_UNLOAD_NONE)
         mp_entry_set_unload(entry, MP_UNLOAD_NONE);
     entry->attempts_over = entry->attempts;

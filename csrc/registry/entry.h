@@ -145,6 +145,7 @@ struct mp_entry {
     uint64_t attempts, attempts_over; /* loads of the model that started, and that ended with any result */
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* how often the model was freed */
+    bool forget; /* mp_entry_evict was called: forget a failed load when the requested unload ends */
     mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
     uint64_t retry_ns;                /* requests are refused until this time; 0 = the last load did not fail */
     uint64_t backoff_ns;              /* doubles with every load that fails; 0 = the last load succeeded */
@@ -173,6 +174,8 @@ struct mp_entry {
 /* Takes ownership of `loader`, also on failure. Returns one reference to the caller. */
 mp_status mp_entry_create(mp_services *services, const char *key, const mp_loader *loader, mp_entry **entry,
                           mp_error *error);
+/* Returns the number of the entry that was created last; entries are numbered upwards. */
+uint64_t mp_entry_newest(void);
 mp_entry *mp_entry_pin(mp_entry *entry);
 void mp_entry_unpin(mp_entry *entry);
 static inline const char *mp_entry_key(const mp_entry *entry) { return entry->key; }
@@ -185,17 +188,21 @@ mp_spin_rule mp_entry_spin_rule(mp_entry *entry);
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
                           mp_error *error);
 /* Loads the model if necessary and waits until a worker serves. `pin`: sets mp_entry.pinned on success. Sets *gone as
- * mp_entry_submit does. */
-mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, mp_error *error);
+ * mp_entry_submit does. *over: the load has ended, with the returned status; its worker may not have reported the
+ * event yet. */
+mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *gone, bool *over, mp_error *error);
 mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 void mp_entry_keep_alive(mp_entry *entry, uint64_t keep_alive_ns);
 /* Starts a load and does not wait for it. */
 void mp_entry_start(mp_entry *entry);
-/* True while a model is loaded or being loaded, or requests are queued. */
+/* True while a model is loaded or being loaded, or requests are queued or active. False once all workers are leaving.
+ */
 bool mp_entry_in_use(mp_entry *entry);
 void mp_entry_hold(mp_entry *entry, bool held); /* sets mp_entry.held */
-/* Refuses new requests, serves the accepted ones, then frees everything and reports MP_ENTRY_GONE. Never blocks. */
+/* Refuses new requests, serves the accepted ones, then frees everything and reports MP_ENTRY_GONE. Cancels a load for
+ * which no request waits. Never blocks. */
 void mp_entry_remove(mp_entry *entry);
+/* Waits until mp_entry_remove has freed everything. Calls it if no worker is left to do so. */
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
 void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
 /* Wakes the worker on whose active list the request is, to re-check the request's grammar mask. See mp_ticket_wake. */
@@ -244,7 +251,7 @@ void mp_entry_set_health(mp_entry *entry, mp_entry_health health);
 static inline bool mp_entry_works(const mp_entry *entry) {
     return entry->worker_count + entry->starting > 0 || entry->unload == MP_UNLOAD_RUNNING;
 }
-bool mp_entry_serves(const mp_entry *entry); /* true if some worker accepts requests */
+bool mp_entry_serves(const mp_entry *entry); /* true if some worker serves and is not leaving */
 int mp_entry_running(const mp_entry *entry); /* number of active items of all workers */
 void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker);
 void mp_entry_wake_workers(mp_entry *entry); /* wakes every worker */

@@ -8,15 +8,6 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
-/* Must not hold the lock. Frees the worker's engine and model reference. */
-static void free_engine(mp_worker *worker) {
-    if (worker->engine)
-        worker->engine->ops->destroy(worker->engine);
-    worker->engine = NULL;
-    mp_resident_unpin(worker->resident);
-    worker->resident = NULL;
-}
-
 /* The thread of an abandoned worker has returned from its step or load. Frees everything that the worker held, and the
  * worker. */
 static void return_abandoned(mp_worker *worker) {
@@ -30,7 +21,7 @@ static void return_abandoned(mp_worker *worker) {
         worker->engine->ops->retire(worker->engine, &worker->active[i]->item);
         mp_entry_let_go(entry, worker->active[i]);
     }
-    free_engine(worker);
+    mp_worker_free_engine(worker);
     mp_mutex_lock(&entry->lock);
     entry->abandoned--;
     mp_dispatch_memory_free(entry);
@@ -84,6 +75,9 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
             mp_mutex_lock(&entry->lock);
         }
         entry->unloads += resident || evict; /* also if no model was loaded: mp_entry_evict waits for this count */
+        if (entry->forget) /* a load that failed after mp_entry_evict began */
+            mp_entry_clear_failed(entry);
+        entry->forget = false;
         if (entry->unload != MP_UNLOAD_NONE)
             mp_entry_set_unload(entry, MP_UNLOAD_NONE);
         if (entry->health == MP_HEALTH_BROKEN)
@@ -139,7 +133,7 @@ void mp_worker_leave(mp_worker *worker) {
     mp_mutex_unlock(&entry->lock);
 
     mp_entry_finish_list(entry, list, &worker->fault);
-    free_engine(worker);
+    mp_worker_free_engine(worker);
     mp_governor_notify(services->governor);
     if (served) {
         mp_log(MP_LOG_INFO, "Evicted worker %u (%s)", worker->id, idle ? "idle" : worker->fault.message);

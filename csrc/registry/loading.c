@@ -11,12 +11,12 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
-/* The registry shuts down, or the requests for which the model was to be loaded have ended. */
+/* The registry shuts down, the model was removed, or the requests for which it was to be loaded have ended. */
 static bool is_called_off(void *arg) {
     mp_worker *worker = arg;
     mp_entry *entry = worker->entry;
     mp_mutex_lock(&entry->lock);
-    worker->unwanted = !entry->queue.count && !entry->asked;
+    worker->unwanted = !entry->queue.count && (!entry->asked || entry->removal != MP_REMOVAL_NONE);
     mp_mutex_unlock(&entry->lock);
     return worker->unwanted || atomic_load_explicit(&worker->step_cancelled, memory_order_acquire) != 0;
 }
@@ -169,7 +169,7 @@ bool mp_worker_start(mp_worker *worker) {
         entry->attempts++;
     else
         worker->resident = mp_resident_pin(entry->resident);
-    if (entry->shutdown == MP_SHUTDOWN_QUITTING)
+    if (entry->shutdown == MP_SHUTDOWN_QUITTING || (entry->removal != MP_REMOVAL_NONE && !entry->queue.count))
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_loader loader = entry->loader;
     mp_mutex_unlock(&entry->lock);
@@ -178,6 +178,8 @@ bool mp_worker_start(mp_worker *worker) {
     mp_worker_set_runnable(worker, true);
     mp_status status = load(worker, loader, &second, &error);
     mp_worker_set_runnable(worker, false);
+    if (status != MP_OK) /* before callers learn of the failure: another model may need this memory next */
+        mp_worker_free_engine(worker);
     const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
     uint64_t held = status == MP_OK ? mp_worker_bytes(worker) : 0;
 
@@ -205,8 +207,11 @@ bool mp_worker_start(mp_worker *worker) {
         if (second.governor)
             entry->starting++;
     } else {
+        /* mp_entry_remove cancels a load for which no request waits */
+        worker->unwanted |= entry->removal != MP_REMOVAL_NONE && !entry->queue.count;
         list = fail_load(worker, loading, &error);
         mp_worker_set_state(worker, MP_WORKER_FAILED);
+        mp_count(services, MP_METRIC_load_failures, !worker->unwanted);
     }
     mp_mutex_unlock(&entry->lock);
     mp_guard_release(&worker->guard); /* not earlier: from now on the entry tells that its model is in use */
@@ -222,7 +227,6 @@ bool mp_worker_start(mp_worker *worker) {
         return false;
     if (worker->unwanted)
         return false;
-    mp_count(services, MP_METRIC_load_failures, 1);
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, status);
     if (!off)
         mp_log(MP_LOG_ERROR, "Loading %s failed (stage: %s): %s", entry->key, stage, error.message);

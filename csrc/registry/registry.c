@@ -46,9 +46,10 @@ static int find(const mp_registry *registry, const char *key, bool *found) {
     return low;
 }
 
-static mp_entry *find_leaving(const mp_registry *registry, const char *key) {
+/* Returns a draining entry of the key, at most as new as entry number `newest`, or NULL. */
+static mp_entry *find_leaving(const mp_registry *registry, const char *key, uint64_t newest) {
     for (int i = 0; i < registry->leaving_count; i++)
-        if (strcmp(mp_entry_key(registry->leaving[i]), key) == 0)
+        if (registry->leaving[i]->number <= newest && strcmp(mp_entry_key(registry->leaving[i]), key) == 0)
             return registry->leaving[i];
     return NULL;
 }
@@ -79,21 +80,33 @@ static mp_status refuse_closed(mp_registry *registry, mp_error *error) {
 /* Must not hold the lock. Looks an entry up and returns a reference. Increments `inside` until the caller calls
  * leave. */
 static mp_status enter(mp_registry *registry, const char *key, bool want_incoming, mp_entry **entry, mp_error *error) {
+    mp_entry *resumed = NULL;
     *entry = NULL;
     mp_mutex_lock(&registry->lock);
+    bool drains = false;
     mp_status status = refuse_closed(registry, error);
     if (status == MP_OK) {
         bool found;
         int at = find(registry, key, &found);
         if (found) {
             slot *slot = &registry->slots[at];
+            drains = registry->drains;
+            registry->drains = false;
             *entry = mp_entry_pin(want_incoming && slot->incoming ? slot->incoming : slot->current);
             registry->inside++;
+            if (slot->resume)
+                resumed = mp_entry_pin(slot->incoming);
+            slot->resume = false;
         } else {
             status = fail_unknown(key, error);
         }
     }
     mp_mutex_unlock(&registry->lock);
+    if (resumed)
+        mp_entry_start(resumed);
+    mp_entry_unpin(resumed);
+    if (drains)
+        mp_maintenance_at(&registry->services->maintenance, registry->services->pool, mp_sys_now_ns());
     return status;
 }
 
@@ -168,7 +181,7 @@ static void end_incoming(slot *slot) {
     slot->incoming = NULL;
     if (slot->staged)
         mp_entry_hold(slot->current, false);
-    slot->staged = false;
+    slot->staged = slot->resume = false;
 }
 
 static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event event) {
@@ -405,9 +418,16 @@ static mp_status check_key(const char *key, mp_error *error) {
     return mp_fail(error, MP_INVALID_ARGUMENT, "`key` must have 1 to %zu bytes, got %zu", most, length);
 }
 
+/* Must hold the lock. Moves an entry of a slot to the list of draining entries. After unlocking, the caller must remove
+ * *replaced and drop the reference. */
+static void replace(mp_registry *registry, mp_entry *entry, mp_entry **replaced) {
+    *replaced = entry;
+    start_leaving(registry, mp_entry_pin(entry));
+}
+
 /* Must hold the lock. On success takes over the caller's reference to `entry`. After unlocking, the caller must remove
- * *replaced and start *loading, if not NULL. */
-static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entry **replaced, mp_entry **loading,
+ * both entries of `replaced` and start *loading, if not NULL. */
+static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entry *replaced[2], mp_entry **loading,
                      mp_error *error) {
     const char *key = mp_entry_key(entry);
     MP_TRY(refuse_closed(registry, error));
@@ -430,16 +450,14 @@ static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entr
         return MP_OK;
     }
     slot *slot = &registry->slots[at];
-    if (slot->incoming) {
-        *replaced = slot->incoming; /* the latest replacement wins */
+    if (slot->incoming) { /* the latest replacement wins */
+        replace(registry, slot->incoming, &replaced[0]);
         end_incoming(slot);
-    } else if (add != MP_ADD_STAGED && !mp_entry_in_use(slot->current)) {
-        *replaced = slot->current;
-        slot->current = entry;
     }
-    if (*replaced)
-        start_leaving(registry, mp_entry_pin(*replaced));
-    if (slot->current != entry) {
+    if (add != MP_ADD_STAGED && !mp_entry_in_use(slot->current)) {
+        replace(registry, slot->current, &replaced[1]);
+        slot->current = entry;
+    } else {
         slot->incoming = entry;
         slot->staged = add == MP_ADD_STAGED;
         if (slot->staged)
@@ -447,7 +465,7 @@ static mp_status put(mp_registry *registry, mp_entry *entry, mp_add add, mp_entr
         else
             *loading = mp_entry_pin(entry);
     }
-    registry->inside += *replaced || *loading;
+    registry->inside += replaced[0] || replaced[1] || *loading;
     return MP_OK;
 }
 
@@ -458,18 +476,20 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
         loader->ops->destroy(loader->self);
         return status;
     }
-    mp_entry *entry, *replaced = NULL, *loading = NULL;
+    mp_entry *entry, *replaced[2] = {NULL, NULL}, *loading = NULL;
     MP_TRY(mp_entry_create(registry->services, key, loader, &entry, error));
     mp_mutex_lock(&registry->lock);
     int inside = registry->inside;
-    status = put(registry, entry, add, &replaced, &loading, error);
+    status = put(registry, entry, add, replaced, &loading, error);
     inside = registry->inside - inside;
     mp_mutex_unlock(&registry->lock);
     if (status != MP_OK)
         mp_entry_unpin(entry);
-    if (replaced) {
-        mp_entry_remove(replaced);
-        mp_entry_unpin(replaced);
+    for (int i = 0; i < 2; i++) {
+        if (!replaced[i])
+            continue;
+        mp_entry_remove(replaced[i]);
+        mp_entry_unpin(replaced[i]);
     }
     if (loading)
         mp_entry_start(loading);
@@ -554,67 +574,79 @@ static mp_status wait_gone(mp_registry *registry, mp_entry *entry, uint64_t dead
     return MP_OK;
 }
 
+/* Waits until all draining entries of the key that are at most as new as entry number `newest` are gone: a model that
+ * was removed, its replacement if one was loading or staged, and models that they had replaced. */
+static mp_status wait_all_gone(mp_registry *registry, const char *key, uint64_t newest, uint64_t deadline_ns,
+                               mp_error *error) {
+    mp_status status = MP_OK;
+    for (mp_entry *entry; status == MP_OK;) {
+        mp_mutex_lock(&registry->lock);
+        if ((entry = find_leaving(registry, key, newest)))
+            mp_entry_pin(entry);
+        mp_mutex_unlock(&registry->lock);
+        if (!entry)
+            break;
+        status = wait_gone(registry, entry, deadline_ns, error);
+        mp_entry_unpin(entry);
+    }
+    return status;
+}
+
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error) {
-    mp_entry *current = NULL, *incoming = NULL;
+    mp_entry *taken[2] = {NULL, NULL}; /* the current entry and its replacement */
     mp_mutex_lock(&registry->lock);
     mp_status status = refuse_closed(registry, error);
     if (status == MP_OK) {
         bool found;
         int at = find(registry, key, &found);
         if (found) {
-            current = registry->slots[at].current;
-            incoming = registry->slots[at].incoming;
+            taken[0] = registry->slots[at].current;
+            taken[1] = registry->slots[at].incoming;
             end_incoming(&registry->slots[at]);
-            start_leaving(registry, mp_entry_pin(current));
-            if (incoming)
-                start_leaving(registry, mp_entry_pin(incoming));
+            for (int i = 0; i < 2 && taken[i]; i++)
+                start_leaving(registry, mp_entry_pin(taken[i]));
             memmove(&registry->slots[at], &registry->slots[at + 1],
                     (size_t)(registry->slot_count - at - 1) * sizeof(slot));
             registry->slot_count--;
-            registry->inside++;
-        } else if ((current = find_leaving(registry, key))) { /* an earlier caller gave up waiting */
-            mp_entry_pin(current);
-            registry->inside++;
-        } else {
+        } else if (!find_leaving(registry, key, UINT64_MAX)) { /* else an earlier caller gave up waiting */
             status = fail_unknown(key, error);
         }
     }
+    registry->inside += status == MP_OK;
+    uint64_t newest = mp_entry_newest();
     mp_mutex_unlock(&registry->lock);
     if (status != MP_OK)
         return status;
-    mp_entry_remove(current);
-    if (incoming)
-        mp_entry_remove(incoming);
-    status = wait_gone(registry, current, deadline_ns, error);
-    mp_entry_unpin(incoming);
-    leave(registry, current);
+    for (int i = 0; i < 2 && taken[i]; i++) {
+        mp_entry_remove(taken[i]);
+        mp_entry_unpin(taken[i]);
+    }
+    status = wait_all_gone(registry, key, newest, deadline_ns, error);
+    leave(registry, NULL);
     return status;
 }
 
 mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error) {
     mp_mutex_lock(&registry->lock);
-    mp_entry *entry = find_leaving(registry, key);
-    if (entry) {
-        mp_entry_pin(entry);
-        registry->inside++;
-    }
+    registry->inside++;
+    uint64_t newest = mp_entry_newest();
     mp_mutex_unlock(&registry->lock);
-    if (!entry)
-        return MP_OK;
-    mp_status status = wait_gone(registry, entry, deadline_ns, error);
-    leave(registry, entry);
+    mp_status status = wait_all_gone(registry, key, newest, deadline_ns, error);
+    leave(registry, NULL);
     return status;
 }
 
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error) {
     mp_status status;
-    bool gone;
+    bool gone, over;
     do { /* look up again if the entry was removed or replaced */
         mp_entry *entry;
         MP_TRY(enter(registry, key, true, &entry, error));
-        status = mp_entry_load(entry, pin, deadline_ns, &gone, error);
-        if (status == MP_OK) /* the worker that loaded a replacement may not have made it the current entry yet */
-            on_event(registry, entry, MP_ENTRY_LOADED);
+        status = mp_entry_load(entry, pin, deadline_ns, &gone, &over, error);
+        /* The worker that loaded a replacement may not have reported yet that it becomes the current entry, or that it
+         * failed. The caller's next call must not find the replacement in its slot. */
+        if (over)
+            on_event(registry, entry, status == MP_OK ? MP_ENTRY_LOADED : MP_ENTRY_LOAD_FAILED);
         leave(registry, entry);
     } while (gone);
     return status;
@@ -629,10 +661,12 @@ mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t dea
 }
 
 mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_t keep_alive_ns, mp_error *error) {
-    mp_entry *entry;
-    MP_TRY(enter(registry, key, true, &entry, error));
-    mp_entry_keep_alive(entry, keep_alive_ns);
-    leave(registry, entry);
+    for (int incoming = 0; incoming < 2; incoming++) { /* the load of a replacement may fail: set both models' value */
+        mp_entry *entry;
+        MP_TRY(enter(registry, key, incoming, &entry, error));
+        mp_entry_keep_alive(entry, keep_alive_ns);
+        leave(registry, entry);
+    }
     return MP_OK;
 }
 
@@ -654,22 +688,7 @@ void mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_
 }
 
 void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats) {
-    mp_services *services = registry->services;
-    mp_budget *budget = mp_governor_budget(services->governor);
-    *stats = (mp_registry_stats){
-        .memory_limit = atomic_load(&budget->limit),
-        .memory_used = atomic_load(&budget->used),
-        .threads = mp_cpu_allocator_threads(services->allocator_pinned),
-        .threads_leased = mp_cpu_allocator_leased(services->allocator_pinned),
-        .pressure = mp_pressure_name(mp_governor_pressure(services->governor)),
-    };
-    for (int i = 0; i < MP_TAG_COUNT; i++)
-        stats->bytes_by_tag[i] = mp_alloc_bytes((mp_tag)i);
-#define MP_METRIC(name, meaning) \
-    stats->name = atomic_load_explicit(&services->metrics[MP_METRIC_##name], memory_order_relaxed);
-#include "registry/metrics.def"
-#undef MP_METRIC
-    mp_thread_counts(&stats->threads_created, &stats->threads_joined);
+    mp_services_get_stats(registry->services, stats);
 }
 
 uint64_t mp_registry_number(const mp_registry *registry) { return registry->services->number; }

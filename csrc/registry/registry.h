@@ -91,8 +91,9 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns);
 /* Closes with the configured grace period, then frees. Tickets may outlive the registry. NULL is legal. */
 void mp_registry_destroy(mp_registry *registry);
 /* fork: a child finds the same entries, with loaded models over the same mappings, and no threads; the first use starts
- * new ones. Requests of the parent that had not ended are CANCELLED in the child. Fork handlers do this in every fork
- * of the process. */
+ * new ones. Requests of the parent that had not ended are CANCELLED in the child. A staged replacement is dropped in
+ * the child, because the thread that would commit it exists in the parent only; the load of any other replacement
+ * starts again with the first use of its key. Fork handlers do this in every fork of the process. */
 
 /* ---- entries ----------------------------------------------------------------------------------------------------- */
 
@@ -120,22 +121,25 @@ mp_status mp_registry_commit(mp_registry *registry, const char *const *keys, int
 /* Drops the model that was staged with this revision, if there is one. Returns false if it is the current model of the
  * key already. Idempotent. */
 bool mp_registry_withdraw(mp_registry *registry, const char *key, uint64_t revision);
-/* Refuses new requests for the key, finishes the accepted ones and frees everything. Returns when that is done, or
- * TIMEOUT at the deadline. After a TIMEOUT the removal continues in the background, and another call waits for its end.
- * UNKNOWN_MODEL if the key does not exist. */
+/* Refuses new requests for the key, finishes the accepted ones and frees everything: the model, a replacement (whose
+ * load is cancelled), and replaced models that still drain. Returns when that is done, or TIMEOUT at the deadline.
+ * After a TIMEOUT the removal continues in the background, and another call waits for its end. UNKNOWN_MODEL if the key
+ * does not exist. */
 mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
-/* Waits until the entry that mp_registry_remove took from `key` is gone, even if `key` has a new entry by now. MP_OK if
- * no such entry exists any more. */
+/* Waits until every model that was removed from `key` or replaced is gone, even if `key` has a new model by now. MP_OK
+ * if no such model exists any more. */
 mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 /* Loads the model and waits until a worker is ready. Concurrent callers share one load. Ignores the backoff of an
  * earlier failure. `pin`: the registry itself never evicts the model. If the key is being replaced, waits for the
  * replacement. TIMEOUT: the load continues in the background, but if the model is being evicted, no load follows. */
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error);
-/* Frees the model, even if the model is pinned, and keeps the key. Waits for active requests until the deadline
- * (TIMEOUT: the eviction continues in the background). Queued requests load the model again. */
+/* Frees the model, even if the model is pinned, forgets a failed load, and keeps the key. Waits for active requests
+ * until the deadline. TIMEOUT: the eviction continues in the background, and forgets a load that fails meanwhile.
+ * Queued requests load the model again. */
 mp_status mp_registry_evict(mp_registry *registry, const char *key, uint64_t deadline_ns, mp_error *error);
 
-/* Sets how long a worker of the model may be idle before it leaves. The last worker frees the model. */
+/* Sets how long a worker of the model may be idle before it leaves. The last worker frees the model. Applies to a
+ * replacement that is being loaded or staged as well. */
 mp_status mp_registry_keep_alive(mp_registry *registry, const char *key, uint64_t keep_alive_ns, mp_error *error);
 
 enum { MP_WORKERS_MAX = 16 };

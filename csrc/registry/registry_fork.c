@@ -69,6 +69,28 @@ void mp_registry_fork_parent(mp_registry *registry) {
     mp_mutex_unlock(&registry->lock);
 }
 
+/* Drops a staged replacement in a child, and lets the next operation load any other one. mp_registry_add reserved room
+ * on the list of draining entries. A sweep after the child's first operation frees what drains: a fork handler may
+ * not. */
+static void fork_incoming(mp_registry *registry, slot *slot) {
+    mp_entry *drained = slot->staged ? slot->incoming : slot->current;
+    slot->current->held = false;
+    if (slot->incoming && !slot->staged && !slot->incoming->resident) { /* the parent loads it */
+        slot->resume = true;
+        return;
+    }
+    if (!slot->incoming)
+        return;
+    if (!slot->staged) /* loaded, but its worker had not reported it yet */
+        slot->current = slot->incoming;
+    slot->incoming = NULL;
+    slot->staged = false;
+    if (drained->removal == MP_REMOVAL_NONE)
+        mp_entry_set_removal(drained, MP_REMOVAL_DRAINING);
+    registry->leaving[registry->leaving_count++] = drained;
+    registry->drains = true;
+}
+
 void mp_registry_fork_child(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_cpu_allocator_fork_child(services->allocator_pinned);
@@ -78,8 +100,8 @@ void mp_registry_fork_child(mp_registry *registry) {
         mp_pool_fork_child(services->pool);
     mp_quarantine_fork_child(&services->quarantine);
     for_each_entry(registry, mp_entry_fork_child);
-    for (int i = 0; i < registry->slot_count; i++) /* the thread that staged a replacement exists in the parent only */
-        registry->slots[i].current->held = false;
+    for (int i = 0; i < registry->slot_count; i++)
+        fork_incoming(registry, &registry->slots[i]);
     mp_mutex_init(&registry->lock);
     mp_cond_init(&registry->changed);
     registry->inside = 0;

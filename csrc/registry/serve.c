@@ -153,11 +153,24 @@ static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
 
 /* --- taking work --- */
 
+/* Must not hold the lock. Records the fault that ends the worker. Call before a request ends because of it: a caller
+ * that sees the error must not find a worker that serves. */
+static void set_fault(mp_worker *w, const mp_error *fault) {
+    mp_entry *entry = w->entry;
+    w->fault = *fault;
+    mp_mutex_lock(&entry->lock);
+    w->leave = true;
+    if (fault->code == MP_INTEGRITY) /* the other workers use the same files */
+        mp_entry_request_unload(entry);
+    mp_dispatch_wake_all(entry); /* other workers must take the requests for which this one had room */
+    mp_mutex_unlock(&entry->lock);
+}
+
 /* Must not hold the lock. If the engine is lost, records the fault that ends the worker. */
 static bool is_lost(mp_worker *w) {
     const mp_error *lost = w->engine->lost ? w->engine->lost(w->engine) : NULL;
     if (lost)
-        w->fault = *lost;
+        set_fault(w, lost);
     return lost != NULL;
 }
 
@@ -167,15 +180,17 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
     mp_services *services = entry->services;
     if (w->state == MP_WORKER_PROCESSING)
         mp_worker_set_state(w, MP_WORKER_IDLE);
-    if (w->trim) {
-        w->trim = false;
-        w->caches_freed = true;
+    if (w->trim) { /* stays set until the caches are free: until then, their bytes count as being freed */
         mp_mutex_unlock(&entry->lock);
         w->engine->ops->trim(w->engine);
         uint64_t held = mp_worker_bytes(w);
+        mp_mutex_lock(&entry->lock);
+        w->trim = false;
+        w->caches_freed = true;
+        w->held_bytes = held;
+        mp_mutex_unlock(&entry->lock);
         mp_governor_notify(services->governor);
         mp_mutex_lock(&entry->lock);
-        w->held_bytes = held;
         return;
     }
     uint64_t wait_ns = entry->keep_alive_ns;
@@ -221,10 +236,8 @@ static bool take_work(mp_worker *w) {
             w->retry_ns = 0;
         }
         /* On shutdown, mp_entry_quit has cancelled the active requests and emptied the queue. */
-        if (w->fault.code != MP_OK) { /* other workers must take the requests for which this one was woken */
-            w->leave = true;
+        if (w->fault.code != MP_OK) /* other workers must take the requests for which this one was woken */
             mp_dispatch_wake_all(entry);
-        }
         bool over = entry->shutdown == MP_SHUTDOWN_QUITTING || w->fault.code != MP_OK;
         if (!over && !until_ns)
             mp_dispatch_take(entry, w);
@@ -542,14 +555,12 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     end_item(w, waiting, error.code, &error);
 }
 
-/* A step failed for this request: retry it or end it. An internal error also ends the worker. */
+/* A step failed for this request: retry it or end it. */
 static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) {
     mp_entry *entry = w->entry;
     mp_error error = ticket->item.error;
     if (error.code == MP_OK)
         mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
-    if (error.code == MP_INTERNAL)
-        w->fault = error;
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
     if (!mp_entry_fault(entry, ticket, error.code, alone, w->engine->outside, noted)) {
         end_item(w, ticket, error.code, &error);
@@ -579,6 +590,13 @@ static void deliver_outcomes(mp_worker *w) {
     uint64_t now_ns = mp_maintenance_clock(&w->entry->services->maintenance, NULL);
     mp_ticket *waiting = NULL;
     bool some_ended = false, noted = false;
+    for (int i = 0; i < w->plan.count; i++) { /* first: an internal error or a lost engine ends the worker */
+        const mp_error *error = &w->plan.items[i]->error;
+        if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_INTERNAL)
+            set_fault(w, error);
+        else if (w->outcomes[i] == MP_OUTCOME_FAILED && error->code == MP_RECV)
+            is_lost(w);
+    }
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
         if (w->outcomes[i] != MP_OUTCOME_WAIT_MEMORY) /* a request with WAIT_MEMORY made no progress */
@@ -638,9 +656,11 @@ static void wait_for_masks(mp_worker *w) {
 
 /* A model file was changed. The step may have read both versions, so its results are discarded. */
 static void end_changed(mp_worker *w) {
-    mp_fail(&w->fault, MP_INTEGRITY, "%s: a model file was changed or truncated while the model was in use",
+    mp_error error;
+    mp_fail(&error, MP_INTEGRITY, "%s: a model file was changed or truncated while the model was in use",
             w->entry->key);
-    end_all(w, &w->fault);
+    set_fault(w, &error);
+    end_all(w, &error);
 }
 
 /* Runs one step. Returns false if the worker was abandoned. */

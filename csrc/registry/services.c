@@ -112,3 +112,21 @@ void mp_count_end(mp_services *services, mp_status status) {
                                                  : MP_METRIC_errors;
     mp_count(services, metric, 1);
 }
+
+void mp_services_get_stats(mp_services *services, mp_registry_stats *stats) {
+    mp_budget *budget = mp_governor_budget(services->governor);
+    *stats = (mp_registry_stats){
+        .memory_limit = atomic_load(&budget->limit),
+        .memory_used = atomic_load(&budget->used),
+        .threads = mp_cpu_allocator_threads(services->allocator_pinned),
+        .threads_leased = mp_cpu_allocator_leased(services->allocator_pinned),
+        .pressure = mp_pressure_name(mp_governor_pressure(services->governor)),
+    };
+    for (int i = 0; i < MP_TAG_COUNT; i++)
+        stats->bytes_by_tag[i] = mp_alloc_bytes((mp_tag)i);
+#define MP_METRIC(name, meaning) \
+    stats->name = atomic_load_explicit(&services->metrics[MP_METRIC_##name], memory_order_relaxed);
+#include "registry/metrics.def"
+#undef MP_METRIC
+    mp_thread_counts(&stats->threads_created, &stats->threads_joined);
+}

@@ -67,6 +67,7 @@ static inline void mp_count(mp_services *services, mp_metric metric, uint64_t n)
     atomic_fetch_add_explicit(&services->metrics[metric], n, memory_order_relaxed);
 }
 
+void mp_services_get_stats(mp_services *services, mp_registry_stats *stats);
 /* Counts the end of a request in the one metric for its status. */
 void mp_count_end(mp_services *services, mp_status status);
 

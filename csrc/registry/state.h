@@ -9,6 +9,7 @@ typedef struct slot { /* one key; owns a reference to each entry */
     mp_entry *current;
     mp_entry *incoming; /* the replacement, which is being loaded while `current` serves; or NULL */
     bool staged; /* `incoming` becomes the current entry by mp_registry_commit, and not as soon as it is loaded */
+    bool resume; /* after a fork: the next operation on the key starts the load of `incoming` again */
 } slot;
 
 typedef enum closing { OPEN, CLOSING, CLOSED } closing;
@@ -27,6 +28,7 @@ struct mp_registry {
     int slot_count, slot_capacity;
     mp_entry **leaving; /* removed or replaced entries that still drain; owns references */
     int leaving_count, leaving_capacity;
+    bool drains; /* after a fork: the next operation announces a sweep, which frees entries in `leaving` */
     int inside;
     closing closing;
 };

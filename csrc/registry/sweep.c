@@ -106,6 +106,7 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
     if (loading) {
         entry->attempts_over++;
         mp_entry_set_failed(entry, error);
+        mp_count(entry->services, MP_METRIC_load_failures, 1);
     }
     if (worker->in_step)
         mp_entry_note_fault(entry, false);
@@ -117,10 +118,8 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
     mp_worker_abandon(worker, error);
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish_list(entry, list, &failure);
-    if (loading) {
-        mp_count(entry->services, MP_METRIC_load_failures, 1);
+    if (loading)
         entry->services->event(entry->services->registry, entry, MP_ENTRY_LOAD_FAILED);
-    }
     mp_entry_finalize(entry, NULL);
     mp_mutex_lock(&entry->lock);
 }

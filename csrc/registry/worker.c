@@ -114,6 +114,14 @@ void mp_worker_destroy(mp_worker *worker) {
     mp_free(worker);
 }
 
+void mp_worker_free_engine(mp_worker *worker) {
+    if (worker->engine)
+        worker->engine->ops->destroy(worker->engine);
+    worker->engine = NULL;
+    mp_resident_unpin(worker->resident);
+    worker->resident = NULL;
+}
+
 void mp_worker_wake(mp_worker *worker) {
     worker->woken = true;
     mp_event_count_notify(&worker->wake); /* the worker may be freed once the lock is released */
@@ -211,10 +219,10 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     }
     worker->step_live = 0;
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
+    mp_count(services, MP_METRIC_workers_dead, 1); /* under the lock: a caller of mp_entry_load may wake after it */
     mp_mutex_unlock(&entry->lock);
 
     mp_log(MP_LOG_ERROR, "Worker %u for %s is abandoned: %s", worker->id, entry->key, error->message);
-    mp_count(services, MP_METRIC_workers_dead, 1);
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, 0, error->code);
     if (threads)
         mp_cpu_allocator_write_off(services->allocator_pinned, &at);

@@ -79,9 +79,9 @@ typedef struct mp_worker {
     mp_event_count wake;              /* notified under the lock */
     bool woken;                       /* woken, and has not checked the queue since */
     bool waits;                       /* all its requests wait for grammar masks: any change must wake it */
-    bool leave;                       /* told to leave once no request is active */
+    bool leave;                       /* told to leave once no request is active; or it had a fault */
     bool concluding;                  /* another thread is abandoning this worker */
-    bool trim;                        /* told to free caches and arenas */
+    bool trim;                        /* told to free caches and arenas, and has not done it yet */
     bool caches_freed;                /* has freed caches and arenas, and has taken no request since */
     mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or to be admitted; only the worker changes the list */
     int active_count;
@@ -131,6 +131,8 @@ typedef struct mp_worker {
 /* The new worker has no engine: only the worker's own thread creates and uses it. */
 mp_status mp_worker_create(mp_entry *entry, mp_worker **worker, mp_error *error);
 void mp_worker_destroy(mp_worker *worker);
+/* For the worker's thread; must not hold the lock. Frees the worker's engine and its reference to the model. */
+void mp_worker_free_engine(mp_worker *worker);
 void mp_worker_run(void *worker); /* the job; frees the worker when it ends */
 
 /* For the worker's thread; must not hold a lock. Leases CPUs for a step or a load, and returns them. Returns false,
@@ -148,6 +150,10 @@ void mp_worker_set_state(mp_worker *worker, mp_worker_state state);
 static inline bool mp_worker_serves(const mp_worker *worker) {
     return worker->state == MP_WORKER_READY || worker->state == MP_WORKER_PROCESSING ||
            worker->state == MP_WORKER_IDLE;
+}
+/* True if the worker takes no further request: it had a fault, was told to leave, or frees itself. */
+static inline bool mp_worker_is_leaving(const mp_worker *worker) {
+    return worker->leave || worker->state == MP_WORKER_EVICTING || worker->state == MP_WORKER_FAILED;
 }
 static inline bool mp_worker_idles(const mp_worker *worker) {
     return worker->state == MP_WORKER_READY || worker->state == MP_WORKER_IDLE;

@@ -199,8 +199,7 @@ MUTATIONS = [
     Mutation(228, _E, "find_abandonable", "a worker is abandoned while its CPUs are in transit",
              "&& !worker->moving", "&& (BUG || !worker->moving)", "cut", MANY),
     Mutation(229, _E, "is_pending", "a removal does not wait for requests that wait for the end of a backoff",
-             "(entry->queue.count && entry->shutdown", "(entry->queue.count && !BUG && entry->shutdown", "stuck",
-             MANY),
+             "(!quit && entry->removal", "(!quit && !BUG && entry->removal", "stuck", MANY),
     # --- entries: ends
     Mutation(211, _X, "mp_entry_uncharge", "bytes are given back twice", "ticket->charged = 0;",
              "if (!BUG) ticket->charged = 0;", "calls", SOME),
@@ -283,7 +282,7 @@ MUTATIONS = [
     Mutation(243, _L, "mp_entry_finalize", "a thread that waits for the end is not notified",
              "mp_cond_broadcast(&entry->changed);",
              "if (!BUG) mp_cond_broadcast(&entry->changed);", "swaps", SOME),
-    Mutation(244, _L, "free_engine", "the model is never freed", "mp_resident_unpin(worker->resident);",
+    Mutation(244, _P, "mp_worker_free_engine", "the model is never freed", "mp_resident_unpin(worker->resident);",
              "mp_resident_unpin(BUG ? NULL : worker->resident);", "calls", FEW),
     Mutation(245, _L, "return_abandoned", "two threads release the same requests", "while (worker->concluding)",
              "while (worker->concluding && !BUG)", "stuck", MANY),

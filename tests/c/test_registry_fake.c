@@ -73,8 +73,18 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     return status;
 }
 
+/* Waits while `hold` is set, and counts the threads that do. */
+static void stay(_Atomic int *inside, _Atomic bool *hold) {
+    atomic_fetch_add(inside, 1);
+    while (atomic_load(hold))
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+    atomic_fetch_sub(inside, 1);
+}
+
 static const mp_error *engine_lost(mp_engine *base) {
     fake_engine *engine = (fake_engine *)base;
+    if (atomic_load(&engine->fake->retired))
+        stay(&engine->fake->in_leave, &engine->fake->leave_hold);
     return engine->lost.code == MP_OK ? NULL : &engine->lost;
 }
 
@@ -207,10 +217,12 @@ static void engine_retire(mp_engine *base, mp_item *item) {
     enter(engine);
     forget(engine, item);
     leave(engine);
+    atomic_fetch_add(&engine->fake->retired, 1);
 }
 
 static uint64_t engine_trim(mp_engine *base) {
     fake *fake = ((fake_engine *)base)->fake;
+    stay(&fake->in_trim, &fake->trim_hold);
     atomic_fetch_add(&fake->trims, 1);
     atomic_store(&fake->held_bytes, atomic_load(&fake->held_bytes) / 2);
     return 0;
@@ -225,6 +237,7 @@ static uint64_t engine_bytes(const mp_engine *base) {
 static void engine_destroy(mp_engine *base) {
     fake_engine *engine = (fake_engine *)base;
     MP_CHECK(engine->admitted == 0 && engine->used == 0);
+    stay(&engine->fake->in_destroy, &engine->fake->destroy_hold);
     mp_budget_give(engine->budget, engine->fake->engine_bytes);
     atomic_fetch_sub(&engine->fake->engines, 1);
     mp_free(engine);
@@ -247,6 +260,10 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     if (atomic_load(&model->fake->one_engine) && atomic_load(&model->fake->engines) > 0) {
         atomic_fetch_add(&model->fake->engines_refused, 1);
         return mp_fail(error, MP_IO, "no second engine");
+    }
+    if (atomic_load(&model->fake->engine_failures) > 0) {
+        atomic_fetch_sub(&model->fake->engine_failures, 1);
+        return mp_fail(error, MP_IO, "no engine");
     }
     fake_engine *engine = mp_alloc_zeroed(sizeof(*engine), MP_TAG_SCRATCH);
     if (!engine)
@@ -294,6 +311,7 @@ static uint64_t model_bytes(const mp_model *base) {
 
 static void model_destroy(mp_model *base) {
     fake_model *model = (fake_model *)base;
+    stay(&model->fake->in_destroy, &model->fake->destroy_hold);
     mp_budget_give(model->budget, model->fake->model_bytes);
     atomic_fetch_sub(&model->fake->models, 1);
     mp_free(model);

@@ -16,6 +16,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic uint64_t load_ns;    /* how long a load takes */
     _Atomic int load_failures;   /* number of further loads that fail with MP_IO */
     _Atomic bool one_engine;     /* creating an engine beside another one fails with MP_IO */
+    _Atomic int engine_failures; /* number of further engines whose creation fails with MP_IO */
     _Atomic bool load_stalls;    /* a load makes no progress and cannot be cancelled */
     _Atomic uint64_t step_ns;    /* how long a step takes */
     _Atomic uint32_t step_units; /* units per item and step; 0 = all */
@@ -38,6 +39,13 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic int in_steps; /* threads in a step */
     _Atomic int in_bytes; /* threads inside ops->bytes */
     _Atomic bool bytes_hold;  /* threads inside ops->bytes wait while this is set */
+    _Atomic int in_leave;     /* see `leave_hold` */
+    _Atomic bool leave_hold;  /* a worker that has retired a request waits before it takes further work or leaves */
+    _Atomic int in_destroy;   /* threads that free an engine or a model */
+    _Atomic bool destroy_hold; /* threads that free an engine or a model wait while this is set */
+    _Atomic int in_trim;      /* threads in trim */
+    _Atomic bool trim_hold;   /* threads in trim wait while this is set */
+    _Atomic int retired;      /* requests retired */
     _Atomic bool step_stalls; /* a step does not end, makes no progress and cannot be cancelled */
     _Atomic bool hold;  /* steps do not end while this is set */
     bool whole;         /* a step with a faulty request fails for all its requests, as when a process dies */

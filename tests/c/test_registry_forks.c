@@ -310,6 +310,90 @@ MP_TEST(forks_with_a_deadline_announced) {
     fake_end(registry);
 }
 
+static void add_model(mp_registry *registry, fake *fake, mp_add add) {
+    fake_init(fake);
+    mp_loader loader = fake_loader(fake);
+    mp_error error;
+    loader.revision = 7;
+    MP_CHECK_OK(mp_registry_add(registry, "a", &loader, add, &error), &error);
+}
+
+/* Returns the version of the model that completes a request; -1: another status than MP_OK. */
+static int version_of(mp_registry *registry) {
+    mp_status status;
+    fake_call *call = fake_call_create(1);
+    mp_ticket *ticket = fake_submit(registry, "a", call, &status);
+    int version = ticket && fake_wait(ticket, NULL) == MP_OK ? call->version : -1;
+    mp_ticket_release(ticket);
+    return version;
+}
+
+/* The thread that would commit a staged replacement exists in the parent only: the child has the old model, which it
+ * may evict, and frees the replacement. */
+MP_TEST(forks_with_a_staged_replacement) {
+    SKIP_IF_SANITIZED();
+    for (int loaded = 0; loaded < 2; loaded++) {
+        fake fake, next;
+        mp_error error;
+        mp_registry *registry = fake_begin(&fake, 1, NULL);
+        fake.version = 1;
+        MP_CHECK_INT(version_of(registry), 1);
+        add_model(registry, &next, MP_ADD_STAGED);
+        next.version = 2;
+        if (loaded)
+            MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(10);
+            int wrong = version_of(registry) != 1;
+            wrong |= (mp_registry_load(registry, "a", false, fake_in_ms(5000), &error) != MP_OK) << 1;
+            wrong |= (next.loads != loaded) << 2; /* a load is for the model that serves */
+            for (uint64_t end = fake_in_ms(5000); mp_sys_now_ns() < end && atomic_load(&next.loaders);)
+                mp_sys_sleep_ns(FAKE_MS(1));
+            wrong |= (next.loaders != 0 || next.models != 0) << 3;
+            wrong |= (mp_registry_commit(registry, (const char *[]){"a"}, 1, 7, &error) != MP_SEND) << 4;
+            wrong |= (version_of(registry) != 1) << 5;
+            _exit(wrong);
+        }
+        expect_child(child);
+        MP_CHECK_OK(mp_registry_commit(registry, (const char *[]){"a"}, 1, 7, &error), &error);
+        MP_CHECK_INT(version_of(registry), 2);
+        fake_end(registry);
+    }
+}
+
+/* A replacement that the parent was loading is loaded in the child too, from its first use of the key on. */
+MP_TEST(forks_while_a_replacement_loads) {
+    SKIP_IF_SANITIZED();
+    fake fake, next;
+    mp_error error;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    fake.version = 1;
+    MP_CHECK_INT(version_of(registry), 1);
+    fake_init(&next);
+    next.version = 2;
+    next.load_ns = FAKE_MS(300);
+    fake_add(registry, "a", &next, true);
+    fake_until(&next.loads, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        atomic_store(&next.load_ns, FAKE_MS(20));
+        int version = version_of(registry), wrong = version != 1;
+        for (uint64_t end = fake_in_ms(5000); mp_sys_now_ns() < end && version == 1;) {
+            mp_sys_sleep_ns(FAKE_MS(1));
+            version = version_of(registry);
+        }
+        wrong |= (version != 2) << 1;
+        wrong |= (mp_registry_remove(registry, "a", fake_in_ms(5000), &error) != MP_OK) << 2;
+        _exit(wrong | (fake.loaders || next.loaders) << 3);
+    }
+    expect_child(child);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+    MP_CHECK_INT(version_of(registry), 2);
+    fake_end(registry);
+}
+
 /* Ids that a notifier lists belong to the parent. */
 MP_TEST(forks_with_a_notifier) {
     fake fake;

@@ -43,7 +43,8 @@ MP_TEST(registry_info_state_of_an_entry) {
         {"evicting", MP_WORKER_PROCESSING, NONE, 1, MP_UNLOAD_REQUESTED, MP_HEALTH_SOUND, 0},
         {"evicting", MP_WORKER_IDLE, NONE, 0, MP_UNLOAD_REQUESTED, MP_HEALTH_SOUND, 0},
         {"evicting", MP_WORKER_EVICTING, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
-        {"evicting", MP_WORKER_FAILED, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_FAILED, 0},
+        {"failed", MP_WORKER_FAILED, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_FAILED, 0},
+        {"cold", MP_WORKER_FAILED, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0}, /* its load was called off */
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         scene scene;
@@ -192,13 +193,13 @@ MP_TEST(registry_info_of_evictions) {
         int first, second; /* states of workers, or NONE */
         int active, queued;
         mp_entry_unload unload;
-        bool pinned, removed, asked, woken, trim, freed;
+        bool pinned, removed, asked, woken, trim, freed, leave;
         uint64_t bytes, coming, busy, caches, trimming;
     } rows[] = {
         {NONE, NONE, .bytes = MODEL + 1},
         {NONE, NONE, .pinned = true},
         {NONE, NONE, .asked = true},
-        {NONE, NONE, .removed = true},
+        {NONE, NONE, .removed = true, .coming = MODEL + 1},
         {MP_WORKER_IDLE, NONE, .bytes = MODEL + HELD + 1, .caches = HELD},
         {MP_WORKER_READY, MP_WORKER_IDLE, .bytes = MODEL + 2 * HELD + 1, .caches = 2 * HELD},
         {MP_WORKER_IDLE, NONE, .trim = true, .bytes = MODEL + HELD + 1, .trimming = HELD},
@@ -214,10 +215,20 @@ MP_TEST(registry_info_of_evictions) {
         {MP_WORKER_PROCESSING, NONE, .active = 1, .busy = MODEL + HELD},
         {MP_WORKER_PROCESSING, MP_WORKER_IDLE, .active = 1, .busy = MODEL + 2 * HELD, .caches = HELD},
         {MP_WORKER_PROCESSING, NONE, .active = 1, .pinned = true},
-        {MP_WORKER_PROCESSING, NONE, .active = 1, .removed = true},
+        {MP_WORKER_PROCESSING, NONE, .active = 1, .removed = true, .busy = MODEL + HELD},
+        {MP_WORKER_IDLE, NONE, .removed = true, .coming = MODEL + HELD + 1},
+        {MP_WORKER_IDLE, NONE, .removed = true, .queued = 1, .busy = MODEL + HELD, .caches = HELD},
         {NONE, NONE, .queued = 1, .busy = MODEL},
         {MP_WORKER_SPAWNING, NONE, .queued = 1, .busy = MODEL + HELD},
-        {MP_WORKER_FAILED, NONE, .queued = 1, .busy = MODEL + HELD},
+        /* workers that leave free their memory, even if the registry must not evict the model */
+        {MP_WORKER_FAILED, NONE, .queued = 1, .busy = MODEL, .coming = HELD},
+        {MP_WORKER_FAILED, NONE, .pinned = true, .coming = MODEL + HELD + 1},
+        {MP_WORKER_EVICTING, NONE, .asked = true, .coming = MODEL + HELD + 1},
+        {MP_WORKER_IDLE, NONE, .leave = true, .pinned = true, .coming = MODEL + HELD + 1},
+        {MP_WORKER_PROCESSING, NONE, .leave = true, .active = 1, .pinned = true, .coming = HELD, .busy = MODEL},
+        {MP_WORKER_FAILED, MP_WORKER_IDLE, .pinned = true, .coming = HELD, .caches = HELD},
+        {MP_WORKER_FAILED, MP_WORKER_SPAWNING, .pinned = true, .coming = HELD},
+        {MP_WORKER_FAILED, NONE, .pinned = true, .queued = 1, .coming = HELD},
         {MP_WORKER_LOADING, NONE, .queued = 1}, /* it may wait for the very memory */
         {MP_WORKER_SPAWNING, MP_WORKER_LOADING, .queued = 1},
         {MP_WORKER_IDLE, MP_WORKER_LOADING, .queued = 1, .busy = MODEL + 2 * HELD, .caches = HELD},
@@ -246,17 +257,18 @@ MP_TEST(registry_info_of_evictions) {
         entry->removal = rows[i].removed ? MP_REMOVAL_DRAINING : MP_REMOVAL_NONE;
         if (scene.worker_count) {
             scene.workers[0]->woken = rows[i].woken;
+            scene.workers[0]->leave = rows[i].leave;
             scene.workers[0]->trim = rows[i].trim;
             scene.workers[0]->caches_freed = rows[i].freed;
         }
         mp_entry_value(entry, &value);
         uint64_t idle_most = mp_sys_now_ns() - now + FAKE_MS(500);
-        bool in_order = !value.coming && scene.worker_count;
+        bool comes = value.coming > HELD, in_order = !comes && scene.worker_count;
         if (value.bytes != rows[i].bytes || value.coming != rows[i].coming || value.busy != rows[i].busy ||
             value.caches != rows[i].caches || value.trimming != rows[i].trimming)
             MP_FAIL("row %zu: bytes %d, coming %d, busy %d, caches %d, trimming %d", i, (int)value.bytes,
                     (int)value.coming, (int)value.busy, (int)value.caches, (int)value.trimming);
-        MP_CHECK_INT(value.load_ns, value.coming ? 0 : 77);
+        MP_CHECK_INT(value.load_ns, comes ? 0 : 77);
         MP_CHECK(!in_order || (value.idle_ns >= FAKE_MS(500) && value.idle_ns <= idle_most));
         entry->removal = MP_REMOVAL_NONE;
         scene_close(&scene);

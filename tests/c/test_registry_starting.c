@@ -95,7 +95,7 @@ MP_TEST(registry_starting_load_forgets_what_broke_the_model) {
         for (int failed = 0; failed < 2; failed++) {
             scene scene;
             mp_error error;
-            bool gone;
+            bool gone, over;
             scene_open(&scene, "a", NULL, 1000 * 1000);
             mp_entry *entry = scene.entry;
             scene_ready(&scene);
@@ -105,7 +105,7 @@ MP_TEST(registry_starting_load_forgets_what_broke_the_model) {
             entry->spawn_ns = spawn_ns;
             entry->kill_backoff_ns = 7;
             entry->deaths = 5;
-            MP_CHECK_OK(mp_entry_load(entry, false, 0, &gone, &error), &error);
+            MP_CHECK_OK(mp_entry_load(entry, false, 0, &gone, &over, &error), &error);
             MP_CHECK(!gone && entry->asked && !entry->pinned);
             MP_CHECK_INT(entry->health, failed ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
             MP_CHECK_INT(entry->spawn_ns, broken ? 0 : spawn_ns);

@@ -128,7 +128,7 @@ MP_TEST(registry_submit_refusals) {
         };
         scene scene;
         mp_error error;
-        bool gone;
+        bool gone, over;
         scene_open(&scene, "a", NULL, 1000 * 1000);
         mp_entry *entry = scene.entry;
         scene_worker(&scene, MP_WORKER_LOADING);
@@ -145,7 +145,7 @@ MP_TEST(registry_submit_refusals) {
             MP_CHECK_STR(error.message, rows[i].message);
         MP_CHECK_INT(entry->queue.count, rows[i].status == MP_OK);
         if (i < 3) { /* a caller that loads the model learns the same */
-            MP_CHECK_STATUS(mp_entry_load(entry, true, 0, &gone, &error), rows[i].status, &error);
+            MP_CHECK_STATUS(mp_entry_load(entry, true, 0, &gone, &over, &error), rows[i].status, &error);
             MP_CHECK_INT(gone, rows[i].gone);
             MP_CHECK_STR(error.message, rows[i].message);
             MP_CHECK(!entry->pinned);
