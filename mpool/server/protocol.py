@@ -236,8 +236,9 @@ class Connection(HttpToolsProtocol):
         self._unparsed = b""  # bytes received but not parsed yet
         self._half_closed = False  # the client has half-closed the connection
         #: Counters of the request that is being received: bytes of its head, bytes of the header line that is not
-        #: complete yet, bytes of its body with and without chunk framing, and chunks.
-        self._head_bytes = self._line_bytes = self._framed_bytes = self._body_bytes = self._chunk_count = 0
+        #: complete yet, bytes of its body with and without chunk framing, chunks, and bytes of the body in them.
+        self._head_bytes = self._line_bytes = self._framed_bytes = self._body_bytes = 0
+        self._chunk_count = self._chunk_bytes = 0
 
     # ---- the connection ----
 
@@ -408,7 +409,7 @@ class Connection(HttpToolsProtocol):
             self._serve(cycle)
         else:
             self.pipeline.appendleft((cycle, self.app))
-        self._phase, self._framed_bytes, self._body_bytes, self._chunk_count = _BODY, 0, 0, 0
+        self._phase, self._framed_bytes, self._body_bytes, self._chunk_count, self._chunk_bytes = _BODY, 0, 0, 0, 0
         self.receive_deadline = self.loop.time() + self.settings.body_timeout
         if self.parser.should_upgrade():
             self._length_headers = b"".join(b"%b: %b\r\n" % line for line in self.headers
@@ -426,7 +427,10 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_chunk_complete(self) -> None:
-        """Count a chunk of the body, and reject a body that consists of tiny chunks."""
+        """Count a chunk of the body, except the empty one that ends it, and reject a body of tiny chunks."""
+        if self._body_bytes == self._chunk_bytes:
+            return
+        self._chunk_bytes = self._body_bytes
         self._chunk_count += 1
         if self._chunk_count > _SMALL_CHUNKS and self._body_bytes < self._chunk_count * _MIN_CHUNK:
             raise self._refusal_error("bad_request")

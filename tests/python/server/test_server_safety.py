@@ -259,6 +259,18 @@ def test_many_tiny_chunks_close_the_connection(server: Any) -> None:
         assert raw.answer()[0] == 400 and raw.closed()
 
 
+@pytest.mark.parametrize("size, number, status", [
+    (1, 1023, 200), (1, 1024, 200), (1, 1025, 400), (63, 1024, 200), (63, 1025, 400), (64, 1025, 200), (64, 3000, 200),
+])
+def test_limit_of_tiny_chunks(server: Any, size: int, number: int, status: int) -> None:
+    """A body of more than 1,024 chunks has at least 64 bytes per chunk. The empty chunk that ends it does not count."""
+    body = BODY.ljust(size * number)
+    assert len(body) == size * number
+    parts = b"".join(b"%x\r\n%b\r\n" % (size, body[at:at + size]) for at in range(0, len(body), size))
+    with Raw(server) as raw:
+        assert raw.send(head(server, "Transfer-Encoding: chunked") + parts + b"0\r\n\r\n").answer()[0] == status
+
+
 def test_chunked_body_is_accepted(server: Any) -> None:
     parts = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:10], BODY[10:11], BODY[11:]))
     with Raw(server) as raw:
