@@ -261,7 +261,10 @@ class Pool(PoolVerbs):
                 self.registry.keep_alive(key, kept)
         for key in keys:
             try:
-                self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
+                # a model whose files or settings changed stays pinned
+                self.registry.load(key, pin=pin or entry.kept.get(key, (False,))[0],
+                                   timeout=_threads.remaining(deadline, entry.key))
+                entry.kept.pop(key, None)
             except BaseException as error:
                 for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
                     part.loading = before
@@ -309,13 +312,20 @@ class Pool(PoolVerbs):
         deadline = _threads.deadline_of(timeout)
         entry = self._find(alias)
         if entry.changed(folders=True):
-            self._forget_files(entry, deadline)
+            self._forget_files(entry, deadline, pinned=False)
             return
+        entry.kept.clear()
         for key in entry.core_keys():
             self.registry.evict(key, timeout=_threads.remaining(deadline, key))
 
-    def _forget_files(self, entry: Entry, deadline: float | None) -> None:
-        """Unload an entry whose files changed, once its requests have completed. The next use reads the files again."""
+    def _forget_files(self, entry: Entry, deadline: float | None, pinned: bool = True) -> None:
+        """Unload an entry whose files changed, once its requests have completed. The next use reads the files again.
+
+        The new version keeps the keep-alive of the old one and, with ``pinned``, its pin.
+        """
+        entry.remember()
+        if not pinned:
+            entry.kept = {key: (False, seconds) for key, (_, seconds) in entry.kept.items()}
         for key in entry.forget():
             self.registry.remove(key, timeout=_threads.remaining(deadline, key))
 
@@ -768,9 +778,12 @@ class Pool(PoolVerbs):
         return found
 
     def _forget(self, entry: Entry) -> None:
-        """Remove an entry whose files could not be read, such as one of a wrong path."""
+        """Remove an entry whose files could never be read, such as one of a wrong path.
+
+        An entry whose files were read keeps its names: the files may be in the middle of a change.
+        """
         with self._lock:
-            if entry._description is None and self._entries.get(entry.key) is entry:
+            if not entry.was_read and self._entries.get(entry.key) is entry:
                 del self._entries[entry.key]
                 for name in [name for name, other in self._names.items() if other is entry]:
                     del self._names[name]

@@ -45,6 +45,8 @@ class Entry:
         revision: number of the model in the core. A request that was prepared for one revision never runs on another.
         successor: the entry that took over the name; None: this one has it. See runtime/swapping.py.
         former: references that the name had before.
+        kept: key in the core -> whether it was pinned, and its keep-alive in seconds, when :meth:`remember` was called.
+        was_read: the files have been read once.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
@@ -67,6 +69,8 @@ class Entry:
         self.revision = next(_revisions)
         self.successor: Entry | None = None
         self.former: tuple[str, ...] = ()
+        self.kept: dict[str, tuple[bool, float]] = {}
+        self.was_read = False
         self.changing = threading.Lock()  # held while the entry's models in the core are replaced; taken before _lock
 
     def renew_lock(self) -> None:
@@ -112,6 +116,7 @@ class Entry:
                     if self._capability not in (None, found.capability):
                         raise _wrong_capability(self, found.capability, self._capability)
                     self._description = override(found, self.overrides)
+                    self.was_read = True
         return self._description
 
     def serving(self, capability: str) -> Entry | None:
@@ -274,6 +279,12 @@ class Entry:
             self._core, self.plans, self._draft_stamps = {}, {}, {}
         return keys
 
+    def remember(self) -> None:
+        """Remember pin and keep-alive of the model's keys in the core, before another version of the model gets them."""
+        main, keys = self._main or self, set(self.core_keys())
+        main.kept.update({row["key"]: (row["pinned"], row["keep_alive"])
+                          for row in (self.pool.registry.entries() if keys else ()) if row["key"] in keys})
+
     def core_keys(self) -> list[str]:
         """Return all keys in use in the core's registry, including those of the model's other networks."""
         return list(dict.fromkeys([*self._core.values(), *(key for network in list(self._networks.values())
@@ -350,6 +361,7 @@ class Entry:
 
     def _replace(self) -> None:
         """Replace the entries of the core's registry by entries with the present settings."""
+        self.remember()
         for compute, key in list(self._core.items()):
             if compute == "auto" or key != self._core.get("auto"):
                 self._add(compute, replace=True)
@@ -396,6 +408,9 @@ class Entry:
         else:
             registry.add(key, spec, compute, replace, revision=self.revision, staged=staged)
         self._core[compute] = key  # before anything else can fail: the key is in use now
+        kept = (self._main or self).kept.get(key)
+        if kept is not None and not staged:
+            registry.keep_alive(key, kept[1])
         return key
 
     def _make_spec(self, weights: str, kv_dtype: str | None) -> Any:

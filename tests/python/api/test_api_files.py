@@ -121,6 +121,52 @@ def test_load_reads_changed_files_anew(folder: Path) -> None:
         assert pool.get(str(folder)).description is description
 
 
+def _row(pool: mpool.Pool, key: str) -> tuple[bool, float]:
+    """Return whether a model is pinned, and its keep-alive in seconds."""
+    (row,) = (row for row in pool.registry.entries() if row["key"] == key)
+    return row["pinned"], row["keep_alive"]
+
+
+def test_changed_files_keep_pin_and_keep_alive(folder: Path) -> None:
+    with mpool.Pool() as pool:
+        pool.register("mine", folder)
+        pool.load("mine", pin=True, keep_alive=1234)
+        _flip_signs(folder / "model.safetensors")
+        pool.load("mine")
+        assert _row(pool, "mine") == (True, 1234)
+        pool.load("mine", weights="mapped")  # other settings: the core replaces the model
+        assert _row(pool, "mine") == (True, 1234)
+        _flip_signs(folder / "model.safetensors")
+        pool.unload("mine")  # releases the pin, with or without changes
+        pool.embed("A text.", "mine")
+        assert _row(pool, "mine") == (False, 1234)
+        pool.load("mine", keep_alive=77)
+        assert _row(pool, "mine") == (False, 77)
+
+
+def test_changed_files_keep_their_names(folder: Path) -> None:
+    """Files that cannot be read for a moment take no name away."""
+    with mpool.Pool() as pool:
+        pool.register("mine", folder)
+        before = pool.load("mine", alias="other", pin=True, keep_alive=1234).embed("A text.")
+        away = folder / "config.json"
+        text = away.read_text()
+        away.write_text("{")
+        for call in (pool.load, pool.load, lambda name: pool.embed("A text.", name)):
+            with pytest.raises(mpool.MpoolError) as raised:
+                call("mine")
+            assert not isinstance(raised.value, mpool.UnknownModel)
+        away.write_text(text)
+        assert np.array_equal(pool.load("other").embed("A text."), before)
+        assert np.array_equal(pool.embed("A text.", "mine"), before)
+        assert _row(pool, "mine") == (True, 1234)
+        wrong = str(folder.parent / "nothing")
+        for _ in range(2):  # a path that was never read leaves no name
+            with pytest.raises(mpool.MpoolError):
+                pool.load(wrong)
+        assert wrong not in pool._names
+
+
 def test_a_rewritten_gguf_file_is_read_anew(tmp_path: Path) -> None:
     made = paritymodels.decoder("llama", 2, vocab=157)
     paritymodels.randomise(made, 3)
