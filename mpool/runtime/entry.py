@@ -280,7 +280,7 @@ class Entry:
         return keys
 
     def remember(self) -> None:
-        """Remember pin and keep-alive of the model's keys in the core, before another version of the model gets them."""
+        """Remember pin and keep-alive of the keys in the core, before another version of the model gets them."""
         main, keys = self._main or self, set(self.core_keys())
         main.kept.update({row["key"]: (row["pinned"], row["keep_alive"])
                           for row in (self.pool.registry.entries() if keys else ()) if row["key"] in keys})

@@ -142,3 +142,52 @@ MP_TEST(isolation_image_generation_requests_are_transferred_unchanged) {
     mp_request_destroy(got);
     mp_request_destroy(&request->base);
 }
+
+/* Admit a request with these fields through a proxy. Returns the size of the message that its process gets. */
+static size_t admit_message(mp_item item, uint8_t copy[MP_FRAME_MOST]) {
+    static const int32_t ids[] = {5};
+    static const int64_t offsets[] = {0, 1};
+    static scene s;
+    static mp_wire_in in;
+    mp_embedding_args args = {.n_texts = 1, .n_tokens = 1, .ids = ids, .offsets = offsets, .dimensions = 3};
+    mp_embedding_request *call;
+    mp_error error;
+    MP_CHECK_OK(mp_embedding_request_create(&args, &call, &error), &error);
+    s = (scene){.mutate_at = -1};
+    pair_init(&s.p);
+    mp_proxy_args proxy = {.kind = &no_kind, .capability = MP_TEXT_EMBEDDING, .memory_bytes = 1 << 20,
+                           .start_ns = 1000000000, .stall_ns = 1000000};
+    MP_CHECK_OK(mp_proxy_attach(&proxy, s.p.page, &s.engine, &error), &error);
+    s.item = item;
+    s.item.request = &call->base;
+    s.item.total = 1;
+    mp_wire_begin(&s.out, &s.p.child, MP_FRAME_ADMIT);
+    mp_put_u32(&s.out, 1);
+    mp_put_error(&s.out, MP_OK, NULL);
+    send_answer(&s, false);
+    MP_CHECK_OK(s.engine->ops->admit(s.engine, &s.item, &error), &error);
+    MP_CHECK(mp_wire_receive(&in, &s.p.child, false) && in.kind == MP_FRAME_ADMIT && in.last);
+    memcpy(copy, in.buffer, in.used);
+    scene_end(&s);
+    mp_request_destroy(&call->base);
+    return in.used;
+}
+
+/* A process gets priority and tenant of a request. Deadline, service class and order are the registry's concern. */
+MP_TEST(isolation_requests_carry_what_processes_read) {
+    static uint8_t plain[MP_FRAME_MOST], same[MP_FRAME_MOST], other[MP_FRAME_MOST];
+    mp_item item = {.priority = 2, .tenant = 3};
+    const size_t bytes = admit_message(item, plain);
+    item.service_class = 1;
+    item.deadline_ns = 123456789;
+    item.sequence = 77;
+    MP_CHECK_INT(admit_message(item, same), bytes);
+    MP_CHECK(memcmp(plain, same, bytes) == 0);
+    item.priority = 3;
+    MP_CHECK_INT(admit_message(item, other), bytes);
+    MP_CHECK(memcmp(plain, other, bytes) != 0);
+    item.priority = 2;
+    item.tenant = 4;
+    MP_CHECK_INT(admit_message(item, other), bytes);
+    MP_CHECK(memcmp(plain, other, bytes) != 0);
+}
