@@ -48,6 +48,8 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta", "TopLogprob",
                 "Usage"),
     "debug.show": ("show_config",),
+    "late_interaction": ("PackedTokens", "maxsim", "quantize_tokens"),
+    "token_pooling": ("pool_tokens",),
     "searching": ("Neighbours", "community_detection", "paraphrase_mining", "semantic_search"),
     "tasks.similarity": ("similarity",),
     "tasks.streams": ("Stream",),

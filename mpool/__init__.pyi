@@ -66,6 +66,9 @@ from .errors import UnknownModel as UnknownModel
 from .errors import UnsafeFormat as UnsafeFormat
 from .errors import Unsupported as Unsupported
 from .errors import WrongCapability as WrongCapability
+from .late_interaction import PackedTokens as PackedTokens
+from .late_interaction import maxsim as maxsim
+from .late_interaction import quantize_tokens as quantize_tokens
 from .model import Model as Model
 from .pool import Pool as Pool
 from .results import Choice as Choice
@@ -102,5 +105,6 @@ from .tasks.rerank import Ranking as Ranking
 from .tasks.similarity import similarity as similarity
 from .tasks.streams import Stream as Stream
 from .tasks.text_to_image import ImageStream as ImageStream
+from .token_pooling import pool_tokens as pool_tokens
 
 __all__: list[str]

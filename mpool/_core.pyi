@@ -169,6 +169,32 @@ class Search:
         """Return the number of vectors with a score of at least ``least``, for each query."""
 
 @final
+class MaxSim:
+    """Exact late interaction of queries with ragged documents (csrc/vectors/maxsim.h).
+
+    Documents are numbered from 0 in the order in which they are added. One thread at a time may use it.
+    """
+
+    def __new__(cls, registry: Registry, tokens: NDArray[np.float32], offsets: NDArray[np.int64],
+                most: int) -> MaxSim:
+        """Create a search for queries.
+
+        Args:
+            registry: owner of the compute threads.
+            tokens: the token vectors of all queries [t, d], which are copied.
+            offsets: the first token of each query, and t.
+            most: best documents to keep for each query.
+        """
+    def add(self, values: NDArray[Any], offsets: NDArray[np.int64], scales: NDArray[np.float32] | None,
+            scores: NDArray[np.float32] | None, /) -> None:
+        """Compare the queries with more documents: float32 or int8 [t, d]. After an error the search has ended.
+
+        scores [queries, documents], if given, receives all scores.
+        """
+    def nearest(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return numbers and scores [q, min(most, documents added)], best first, and end the search."""
+
+@final
 class Notifier:
     """Wakes an event loop when tickets progress. Create one per loop (csrc/registry/registry.h)."""
 

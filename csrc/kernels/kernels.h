@@ -385,6 +385,12 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
  * exp(x)      0 where the result would be below the smallest normal float, so that flush-to-zero changes nothing
  * rope        x [dim]: pairs (i, i + dim/2) when neox, else (2i, 2i + 1); cos_sin [dim/2][2]
  *             (a, b) -> (fma(a, cos, -(b * sin)), fma(a, sin, b * cos))
+ * widen_i8    y = (float)x
+ * row_maxima  maxima[j] = max(maxima[j], s[r, j]) over the rows r < n of rows [n, ld], for the outputs j < columns of
+ *             one F32 panel [K][32] (pack_dense.h). s[r, j] has the bits of gemm_f32, times scales[r] unless `scales`
+ *             is NULL; the sign of a zero is unspecified. columns is 1 to 32; maxima [32] from `columns` on are
+ *             unspecified. Scores stay in registers. Returns false if a score is NaN or infinite, which a component of
+ *             a row that is not finite makes all scores of the row. Then maxima are unspecified.
  * kv_store, kv_store_i16, kv_store_i8    store k [k_dim] and v [v_dim] of one token into slot [0, MP_KV_BLOCK) of a
  *             pair of blocks. Threads may fill different slots of one block at the same time. */
 

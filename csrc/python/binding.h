@@ -40,7 +40,7 @@
 typedef struct mp_state { /* state of the module */
     PyObject *errors;     /* the module mpool.errors, imported on first use */
     PyTypeObject *spec_type, *gguf_type, *bpe_type, *notifier_type, *ticket_type, *registry_type,
-        *search_type;
+        *search_type, *maxsim_type;
     unsigned long main_thread; /* identifier of the thread that runs signal handlers */
 } mp_state;
 
@@ -72,7 +72,7 @@ int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t d
 /* --- type_spec.c, type_gguf.c, type_bpe.c, type_notifier.c, type_ticket.c, type_registry.c, type_search.c --- */
 
 extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_bpe_type_spec, mp_notifier_type_spec, mp_ticket_type_spec,
-    mp_registry_type_spec, mp_search_type_spec;
+    mp_registry_type_spec, mp_search_type_spec, mp_maxsim_type_spec;
 
 /* Takes ownership of the spec. */
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec);

@@ -573,7 +573,8 @@ static int exec_module(PyObject *module) {
         !add_type(module, &mp_notifier_type_spec, &state->notifier_type) ||
         !add_type(module, &mp_ticket_type_spec, &state->ticket_type) ||
         !add_type(module, &mp_registry_type_spec, &state->registry_type) ||
-        !add_type(module, &mp_search_type_spec, &state->search_type))
+        !add_type(module, &mp_search_type_spec, &state->search_type) ||
+        !add_type(module, &mp_maxsim_type_spec, &state->maxsim_type))
         return -1;
     return PyModule_AddStringConstant(module, "__version__", STRING(MPOOL_VERSION));
 }
@@ -588,6 +589,7 @@ static int traverse_module(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->ticket_type);
     Py_VISIT(state->registry_type);
     Py_VISIT(state->search_type);
+    Py_VISIT(state->maxsim_type);
     return 0;
 }
 
@@ -601,6 +603,7 @@ static int clear_module(PyObject *module) {
     Py_CLEAR(state->ticket_type);
     Py_CLEAR(state->registry_type);
     Py_CLEAR(state->search_type);
+    Py_CLEAR(state->maxsim_type);
     return 0;
 }
 

@@ -21,7 +21,8 @@ static float integer(uint32_t *seed) {
 }
 
 static scene make_scene(int queries, int count, int dim, int most, bool cosine) {
-    scene s = {{.queries = queries, .dim = dim, .most = most, .cosine = cosine, .counts = true, .least = 0.25f},
+    const mp_scan_plan scan = {.queries = queries, .most = most, .counts = true, .least = 0.25f};
+    scene s = {{.scan = scan, .dim = dim, .cosine = cosine},
                count,
                calloc((size_t)queries * (size_t)dim, sizeof(float)),
                calloc((size_t)count * (size_t)dim + 1, sizeof(float))};
@@ -38,9 +39,9 @@ static void free_scene(scene *s) {
     free(s->vectors);
 }
 
-static mp_search *create(const scene *s) {
+static mp_scan *create(const scene *s) {
     mp_error error;
-    mp_search *search = NULL;
+    mp_scan *search = NULL;
     MP_CHECK_OK(mp_search_create(&s->plan, s->queries, &search, &error), &error);
     return search;
 }
@@ -62,22 +63,22 @@ static float score_of(const scene *s, int query, int vector) {
 }
 
 /* Compares a result with a selection that tries all vectors for each place. */
-static void check_result(const scene *s, mp_search *search) {
-    int64_t *counts = calloc((size_t)s->plan.queries, sizeof *counts);
-    mp_search_counts(search, counts);
-    const int found = mp_search_found(search);
-    MP_CHECK_INT(found, s->count < s->plan.most ? s->count : s->plan.most);
-    const size_t cells = (size_t)s->plan.queries * (size_t)found + 1;
+static void check_result(const scene *s, mp_scan *search) {
+    int64_t *counts = calloc((size_t)s->plan.scan.queries, sizeof *counts);
+    mp_scan_counts(search, counts);
+    const int found = mp_scan_found(search);
+    MP_CHECK_INT(found, s->count < s->plan.scan.most ? s->count : s->plan.scan.most);
+    const size_t cells = (size_t)s->plan.scan.queries * (size_t)found + 1;
     int64_t *numbers = calloc(cells, sizeof *numbers);
     float *scores = calloc(cells, sizeof *scores), *all = calloc((size_t)s->count + 1, sizeof *all);
     bool *taken = calloc((size_t)s->count + 1, sizeof *taken);
-    mp_search_nearest(search, numbers, scores);
-    for (int q = 0; q < s->plan.queries; q++) {
+    mp_scan_nearest(search, numbers, scores);
+    for (int q = 0; q < s->plan.scan.queries; q++) {
         int64_t reached = 0;
         for (int n = 0; n < s->count; n++) {
             all[n] = score_of(s, q, n);
             taken[n] = false;
-            reached += all[n] >= s->plan.least;
+            reached += all[n] >= s->plan.scan.least;
         }
         MP_CHECK_INT(counts[q], reached);
         for (int i = 0; i < found; i++) {
@@ -97,27 +98,27 @@ static void check_result(const scene *s, mp_search *search) {
     free(taken);
 }
 
-static void add_all(mp_search *search, mp_lease *lease, const scene *s, int from, int to, uint64_t until_ns) {
+static void add_all(mp_scan *search, mp_lease *lease, const scene *s, int from, int to, uint64_t until_ns) {
     mp_error error;
     const float *vectors = s->vectors + (size_t)from * (size_t)s->plan.dim;
     int64_t done = 0;
     while (done < to - from) {
         const int64_t before = done;
-        MP_CHECK_OK(mp_search_add(search, lease, vectors, to - from, &done, until_ns, &error), &error);
+        MP_CHECK_OK(mp_scan_add(search, lease, vectors, to - from, &done, until_ns, &error), &error);
         MP_CHECK(done > before);
     }
 }
 
 static void check_scene(int queries, int count, int dim, int most, bool cosine, mp_lease *lease) {
     scene s = make_scene(queries, count, dim, most, cosine);
-    mp_search *whole = create(&s), *parts = create(&s);
+    mp_scan *whole = create(&s), *parts = create(&s);
     add_all(whole, lease, &s, 0, count, UINT64_MAX);
     check_result(&s, whole);
     add_all(parts, lease, &s, 0, count / 3, 0); /* time is always up: a block for each thread and call */
     add_all(parts, lease, &s, count / 3, count, 0);
     check_result(&s, parts);
-    mp_search_destroy(whole);
-    mp_search_destroy(parts);
+    mp_scan_destroy(whole);
+    mp_scan_destroy(parts);
     free_scene(&s);
 }
 
@@ -166,17 +167,17 @@ MP_TEST(vectors_search_computes_extreme_lengths_in_double) {
                 s.vectors[extreme * DIM + i] *= factors[which];
                 s.queries[i] *= factors[which];
             }
-            mp_search *search = create(&s);
+            mp_scan *search = create(&s);
             add_all(search, &lease, &s, 0, COUNT, UINT64_MAX);
             int64_t numbers[MANY * COUNT];
             float scores[MANY * COUNT];
-            mp_search_nearest(search, numbers, scores);
+            mp_scan_nearest(search, numbers, scores);
             for (int at = 0; at < queries * COUNT; at++) {
                 const bool zero = factors[which] == 0.0f && (at < COUNT || numbers[at] == extreme);
                 MP_CHECK_NEAR(scores[at], zero ? 0.0f : score_of(&usual, at / COUNT, (int)numbers[at]),
                              factors[which] == 1e-40f ? 1e-4 : 1e-6);
             }
-            mp_search_destroy(search);
+            mp_scan_destroy(search);
             free_scene(&s);
             free_scene(&usual);
         }
@@ -187,16 +188,16 @@ MP_TEST(vectors_search_does_not_overflow) {
     mp_lease lease;
     mp_team *team = lease_threads(1, &lease);
     float queries[] = {3e38f, 3e38f}, vectors[] = {3e38f, 3e38f, -3e38f, -3e38f, 1.0f, -1.0f};
-    scene s = {{.queries = 1, .dim = 2, .most = 3}, 3, queries, vectors};
-    mp_search *search = create(&s);
+    scene s = {{.scan = {.queries = 1, .most = 3}, .dim = 2}, 3, queries, vectors};
+    mp_scan *search = create(&s);
     add_all(search, &lease, &s, 0, 3, UINT64_MAX);
     int64_t numbers[3];
     float scores[3];
-    mp_search_nearest(search, numbers, scores);
+    mp_scan_nearest(search, numbers, scores);
     MP_CHECK(numbers[0] == 0 && numbers[1] == 2 && numbers[2] == 1);
     MP_CHECK(isfinite(scores[0]) && scores[0] > 3e38f && scores[1] == 0.0f);
     MP_CHECK(isfinite(scores[2]) && scores[2] < -3e38f);
-    mp_search_destroy(search);
+    mp_scan_destroy(search);
     return_threads(team, &lease);
 }
 
@@ -207,15 +208,15 @@ MP_TEST(vectors_search_names_the_first_vector_that_is_not_finite) {
     scene s = make_scene(3, COUNT, DIM, 4, true);
     s.vectors[1500 * DIM] = NAN;
     s.vectors[1499 * DIM + DIM - 1] = -INFINITY;
-    mp_search *search = create(&s);
+    mp_scan *search = create(&s);
     mp_error error;
     int64_t done = 0;
-    MP_CHECK_OK(mp_search_add(search, &lease, s.vectors, 1000, &done, UINT64_MAX, &error), &error);
+    MP_CHECK_OK(mp_scan_add(search, &lease, s.vectors, 1000, &done, UINT64_MAX, &error), &error);
     done = 0;
-    MP_CHECK_STATUS(mp_search_add(search, &lease, s.vectors + 1000 * DIM, 1000, &done, UINT64_MAX, &error),
+    MP_CHECK_STATUS(mp_scan_add(search, &lease, s.vectors + 1000 * DIM, 1000, &done, UINT64_MAX, &error),
                     MP_INVALID_ARGUMENT, &error);
     MP_CHECK_HAS(error.message, "vector 1499 ");
-    mp_search_destroy(search);
+    mp_scan_destroy(search);
     s.queries[2 * DIM + 3] = INFINITY;
     MP_CHECK_STATUS(mp_search_create(&s.plan, s.queries, &search, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_HAS(error.message, "query 2 ");
@@ -226,12 +227,12 @@ MP_TEST(vectors_search_names_the_first_vector_that_is_not_finite) {
 static mp_status search_once(void *arg, mp_error *error) {
     mp_lease *lease = arg;
     scene s = make_scene(3, 70, 8, 4, true);
-    mp_search *search;
+    mp_scan *search;
     int64_t done = 0;
     mp_status status = mp_search_create(&s.plan, s.queries, &search, error);
     if (status == MP_OK) {
-        status = mp_search_add(search, lease, s.vectors, s.count, &done, UINT64_MAX, error);
-        mp_search_destroy(search);
+        status = mp_scan_add(search, lease, s.vectors, s.count, &done, UINT64_MAX, error);
+        mp_scan_destroy(search);
     }
     free_scene(&s);
     return status;

@@ -137,6 +137,32 @@ static void ref_rope(float *x, const float *cos_sin, int dim, bool neox) {
     }
 }
 
+static void ref_widen_i8(const int8_t *x, int64_t n, float *y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (float)x[i];
+}
+
+static bool ref_row_maxima(const float *panel, int columns, int K, const float *rows, int64_t ld, int n,
+                           const float *scales, float *maxima) {
+    bool finite = true;
+    for (int r = 0; r < n; r++)
+        for (int j = 0; j < columns; j++) {
+            float sum = 0.0f;
+            for (int k = 0; k < K; k += MP_K_CHUNK) {
+                const int end = K - k < MP_K_CHUNK ? K : k + MP_K_CHUNK;
+                float chain = 0.0f;
+                for (int i = k; i < end; i++)
+                    chain = fmaf(rows[r * ld + i], panel[i * MP_PANEL_N + j], chain);
+                sum = k == 0 ? chain : sum + chain;
+            }
+            if (scales)
+                sum *= scales[r];
+            finite = finite && ref_all_finite(&sum, 1);
+            maxima[j] = sum > maxima[j] ? sum : maxima[j];
+        }
+    return finite;
+}
+
 void mp_ref_rows(mp_kernel_table *table) {
     MP_SET(table, rms_norm, ref_rms_norm, "ref");
     MP_SET(table, layer_norm, ref_layer_norm, "ref");
@@ -154,4 +180,6 @@ void mp_ref_rows(mp_kernel_table *table) {
     MP_SET(table, dot, ref_dot, "ref");
     MP_SET(table, all_finite, ref_all_finite, "ref");
     MP_SET(table, rope, ref_rope, "ref");
+    MP_SET(table, widen_i8, ref_widen_i8, "ref");
+    MP_SET(table, row_maxima, ref_row_maxima, "ref");
 }

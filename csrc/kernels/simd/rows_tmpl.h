@@ -9,6 +9,7 @@
 #include <assert.h>
 #include <math.h>
 
+#include "kernels/simd/maxima_tmpl.h"
 #include "kernels/simd/vmath_tmpl.h"
 #include "kernels/variants.h"
 
@@ -257,6 +258,14 @@ static void rows_rope(float *x, const float *cos_sin, int dim, bool neox) {
     }
 }
 
+static void rows_widen_i8(const int8_t *x, int64_t n, float *y) {
+    int64_t i = 0;
+    for (; n - i >= VEC_N; i += VEC_N)
+        vec_store(y + i, vec_load_i8(x + i));
+    for (; i < n; i++)
+        y[i] = (float)x[i];
+}
+
 static void rows_fill(mp_kernel_table *table, const char *variant) {
     MP_SET(table, rms_norm, rows_rms_norm, variant);
     MP_SET(table, layer_norm, rows_layer_norm, variant);
@@ -274,6 +283,8 @@ static void rows_fill(mp_kernel_table *table, const char *variant) {
     MP_SET(table, dot, rows_dot, variant);
     MP_SET(table, all_finite, rows_all_finite, variant);
     MP_SET(table, rope, rows_rope, variant);
+    MP_SET(table, widen_i8, rows_widen_i8, variant);
+    MP_SET(table, row_maxima, maxima_rows, variant);
 }
 
 #endif

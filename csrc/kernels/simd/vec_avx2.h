@@ -55,6 +55,12 @@ static MP_INLINE vec vec_load_n(const float *p, int n) {
     return y;
 }
 
+static MP_INLINE vec vec_load_i8(const int8_t *p) {
+    const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (vec){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
+                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(x, x)))};
+}
+
 static MP_INLINE void vec_store(float *p, vec x) {
     _mm256_storeu_ps(p, x.lo);
     _mm256_storeu_ps(p + 8, x.hi);

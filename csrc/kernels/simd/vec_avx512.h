@@ -25,6 +25,9 @@ static MP_INLINE vmask vec_avx512_first(int n) { return (vmask)((1u << (n < 0 ? 
 
 static MP_INLINE vec vec_load(const float *p) { return _mm512_loadu_ps(p); }
 static MP_INLINE vec vec_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(vec_avx512_first(n), p); }
+static MP_INLINE vec vec_load_i8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
 static MP_INLINE void vec_store(float *p, vec x) { _mm512_storeu_ps(p, x); }
 static MP_INLINE void vec_store_n(float *p, vec x, int n) { _mm512_mask_storeu_ps(p, vec_avx512_first(n), x); }
 

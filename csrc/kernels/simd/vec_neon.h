@@ -58,6 +58,13 @@ static MP_INLINE vec vec_load_n(const float *p, int n) {
     return vec_load(part);
 }
 
+static MP_INLINE vec vec_load_i8(const int8_t *p) {
+    const int8x16_t x = vld1q_s8(p);
+    const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_high_s8(x);
+    return (vec){vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
+                 vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))};
+}
+
 static MP_INLINE void vec_store_n(float *p, vec x, int n) {
     float part[16];
     vec_store(part, x);

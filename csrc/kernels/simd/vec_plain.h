@@ -78,6 +78,13 @@ static VEC_INLINE vec vec_load_n(const float *p, int n) {
     return y;
 }
 
+/* 16 integers as floats. */
+static VEC_INLINE vec vec_load_i8(const int8_t *p) {
+    vec y;
+    VEC_EACH(l) y.lane[l] = (float)p[l];
+    return y;
+}
+
 static VEC_INLINE void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
 
 static VEC_INLINE void vec_store_n(float *p, vec x, int n) { VEC_EACH(l) if (l < n) p[l] = x.lane[l]; }

@@ -87,6 +87,7 @@ COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "generate"
                       "chat", "vision"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "semantic_search", "paraphrase_mining", "community_detection", "swap",
+                    "maxsim", "quantize_tokens", "pool_tokens",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown", "capture",
                     "read_capture", "compare_captures"},
           "aio": {"load", "swap", "unload"},

@@ -1,0 +1,62 @@
+"""MaxSim against torch by turns: 1,000 documents of 128 tokens of 128 components, one query of 32 tokens.
+
+    python -m benchmarks.maxsim [turns]
+
+Every turn runs torch (einsum, maximum, sum), mpool in float32 and mpool in int8 one after the other, with the same
+number of threads. A line for each gives the minimum and the median of its times, and the median over the turns of the
+ratio of torch's time to its own. The load average is printed before and after.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+import mpool
+
+DOCUMENTS, TOKENS, QUERY, DIM = 1000, 128, 32, 128
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def main(turns: int) -> None:
+    random = np.random.default_rng(0)
+    query = random.standard_normal((QUERY, DIM), np.float32)
+    documents = random.standard_normal((DOCUMENTS, TOKENS, DIM), np.float32)
+    small = mpool.quantize_tokens(documents)
+    threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    tensors = torch.from_numpy(query), torch.from_numpy(documents)
+
+    def by_torch() -> torch.Tensor:
+        with torch.inference_mode():
+            return torch.einsum("qd,ntd->nqt", *tensors).amax(2).sum(1)
+
+    calls: dict[str, Callable[[], object]] = {
+        "torch": by_torch, "mpool float32": lambda: mpool.maxsim(query, documents),
+        "mpool int8": lambda: mpool.maxsim(query, small)}
+    np.testing.assert_allclose(by_torch().numpy(), mpool.maxsim(query, documents), rtol=1e-4)  # type: ignore[arg-type]
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    print(f"torch {torch.__version__}, mpool {mpool.__version__}, {threads} threads, n = {turns}")
+    print(f"load {os.getloadavg()}")
+    for _ in range(turns):
+        for name, call in calls.items():
+            times[name].append(milliseconds(call))
+    for name, taken in times.items():
+        ratio = statistics.median(other / own for other, own in zip(times["torch"], taken))
+        print(f"{name:14} {min(taken):7.2f} ms at least, {statistics.median(taken):7.2f} median, {ratio:5.2f}x torch")
+    print(f"load {os.getloadavg()}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)

@@ -1,0 +1,178 @@
+/* maxsim.c: see maxsim.h. The tokens of all queries are packed as outputs of panels of 32, and the tokens of documents
+ * are rows. Rows are taken in groups that stay in cache while all panels are multiplied by them. */
+#include "vectors/maxsim.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "kernels/kernels.h"
+
+enum {
+    BLOCK = 64,                /* maximum of documents in a block */
+    BLOCK_TOKENS = 4096,       /* maximum in a block, about a millisecond */
+    GROUP_FLOATS = 16 * 1024,  /* components of a group of rows: an eighth of an L2 */
+    MOST_TOKENS = 1 << 20,     /* maximum of all queries together */
+};
+
+typedef struct maxsim {
+    mp_scan scan;
+    int32_t dim, group; /* rows of a group */
+    int64_t *offsets;   /* [queries + 1] */
+    mp_wmat panels;     /* the tokens of the queries [offsets[queries], dim] */
+} maxsim;
+
+static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
+
+static int32_t group_of(int32_t dim) {
+    const int32_t rows = GROUP_FLOATS / dim;
+    return rows < 12 ? 12 : rows; /* at least the rows of one tile */
+}
+
+/* ---- scores ------------------------------------------------------------------------------------------------------ */
+
+/* Folds rows [row, row + count) into the maxima [panels, MP_PANEL_N] of all panels. Returns false if a score is not
+ * finite. */
+static bool fold(const maxsim *m, const mp_maxsim_documents *documents, int64_t row, int32_t count, float *wide,
+                 float *maxima) {
+    const mp_kernels *k = mp_kernels_get();
+    const int32_t dim = m->dim;
+    const float *rows = (const float *)documents->values + row * dim;
+    if (documents->dtype == MP_I8) {
+        k->widen_i8((const int8_t *)documents->values + row * dim, (int64_t)count * dim, wide);
+        rows = wide;
+    }
+    const float *scales = documents->scales ? documents->scales + row : NULL;
+    bool finite = true;
+    for (int32_t p = 0; p < m->panels.panels; p++) {
+        const int32_t left = m->panels.N - p * MP_PANEL_N, columns = left < MP_PANEL_N ? left : MP_PANEL_N;
+        const float *panel = (const float *)(const void *)(m->panels.data + (size_t)p * m->panels.panel_bytes);
+        finite &= k->row_maxima(panel, columns, dim, rows, dim, count, scales, maxima + (int64_t)p * MP_PANEL_N);
+    }
+    return finite;
+}
+
+static float sum_of(const float *maxima, int64_t count) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++)
+        sum += (double)maxima[i];
+    return sum > FLT_MAX ? FLT_MAX : sum < -FLT_MAX ? -FLT_MAX : (float)sum;
+}
+
+/* True if a document may be scored in one go. */
+static bool is_bounded(const maxsim *m, int64_t tokens) {
+    return tokens <= MP_MAXSIM_WORK / m->panels.N / m->dim;
+}
+
+/* mp_scan_ops.compare */
+static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items, int64_t first, int32_t count) {
+    const maxsim *m = (const maxsim *)(void *)scan;
+    const mp_maxsim_documents *documents = items;
+    const int32_t queries = scan->plan.queries, columns = m->panels.panels * MP_PANEL_N;
+    float *maxima = thread->scratch, *tile = maxima + columns, *wide = tile + (int64_t)queries * BLOCK;
+    for (int32_t n = 0; n < count; n++) {
+        const int64_t begin = documents->offsets[first + n], end = documents->offsets[first + n + 1];
+        if (!is_bounded(m, end - begin))
+            return n;
+        for (int32_t i = 0; i < columns; i++)
+            maxima[i] = -INFINITY;
+        for (int64_t row = begin; row < end; row += m->group)
+            if (!fold(m, documents, row, end - row < m->group ? (int32_t)(end - row) : m->group, wide, maxima))
+                return n;
+        for (int32_t q = 0; q < queries; q++)
+            tile[(int64_t)q * BLOCK + n] = begin == end ? -INFINITY
+                                                        : sum_of(maxima + m->offsets[q],
+                                                                 m->offsets[q + 1] - m->offsets[q]);
+    }
+    for (int32_t q = 0; q < queries; q++) {
+        const float *scores = tile + (int64_t)q * BLOCK;
+        if (documents->scores)
+            memcpy(documents->scores + q * documents->ld + first, scores, sizeof(float) * (size_t)count);
+        mp_scan_merge(scan, thread, q, scores, count, first);
+    }
+    return count;
+}
+
+static mp_status refuse(mp_scan *scan, const void *items, int64_t index, int64_t number, mp_error *error) {
+    const maxsim *m = (const maxsim *)(void *)scan;
+    const mp_maxsim_documents *documents = items;
+    const mp_kernels *k = mp_kernels_get();
+    const int64_t begin = documents->offsets[index], tokens = documents->offsets[index + 1] - begin;
+    if (!is_bounded(m, tokens))
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "document %lld has %lld tokens, allowed: at most %lld for queries of %d tokens, %d components",
+                       (long long)number, (long long)tokens, (long long)(MP_MAXSIM_WORK / m->panels.N / m->dim),
+                       m->panels.N, m->dim);
+    const bool finite = documents->dtype == MP_I8 ||
+                        k->all_finite((const float *)documents->values + begin * m->dim, tokens * m->dim);
+    if (!finite)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "document %lld has a component that is not finite",
+                       (long long)number);
+    if (documents->scales && !k->all_finite(documents->scales + begin, tokens))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "document %lld has a scale that is not finite", (long long)number);
+    return mp_fail(error, MP_INVALID_ARGUMENT, "the product of a query and document %lld exceeds float32",
+                   (long long)number);
+}
+
+static void destroy(mp_scan *scan) { mp_free(scan); }
+
+/* ---- creation ---------------------------------------------------------------------------------------------------- */
+
+static mp_status check_queries(const mp_maxsim_plan *plan, const float *tokens, const int64_t *offsets,
+                               mp_error *error) {
+    if (offsets[0] != 0)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the offsets of queries begin with %lld, allowed: 0",
+                       (long long)offsets[0]);
+    for (int32_t q = 0; q < plan->scan.queries; q++) {
+        if (offsets[q + 1] <= offsets[q])
+            return mp_fail(error, MP_INVALID_ARGUMENT, "query %d has no tokens, allowed: at least one", q);
+        if (offsets[q + 1] > MOST_TOKENS)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "queries have %lld tokens, allowed: at most %d",
+                           (long long)offsets[q + 1], MOST_TOKENS);
+        if (!mp_kernels_get()->all_finite(tokens + offsets[q] * plan->dim, (offsets[q + 1] - offsets[q]) * plan->dim))
+            return mp_fail(error, MP_INVALID_ARGUMENT, "query %d has a component that is not finite", q);
+    }
+    return MP_OK;
+}
+
+mp_status mp_maxsim_create(const mp_maxsim_plan *plan, const float *tokens, const int64_t *offsets, mp_scan **out,
+                           mp_error *error) {
+    static const mp_scan_ops ops = {compare, refuse, destroy};
+    const mp_status status = check_queries(plan, tokens, offsets, error);
+    if (status != MP_OK)
+        return status;
+    const int32_t queries = plan->scan.queries, count = (int32_t)offsets[queries];
+    mp_wmat panels;
+    mp_wmat_init(&panels, MP_W_F32, count, plan->dim);
+    const size_t ends = align64(sizeof(int64_t) * ((size_t)queries + 1));
+    const size_t all = align64(sizeof(maxsim)) + ends + mp_wmat_bytes(&panels) + MP_WMAT_SLACK;
+    uint8_t *memory = mp_alloc_zeroed(all, MP_TAG_SCRATCH);
+    if (!memory)
+        return mp_fail_memory(error, all, "the queries of a search");
+    maxsim *m = (maxsim *)(void *)memory;
+    m->scan = (mp_scan){.ops = &ops, .plan = plan->scan, .block = 1};
+    m->dim = plan->dim;
+    m->group = group_of(plan->dim);
+    m->offsets = (int64_t *)(void *)(memory + align64(sizeof *m));
+    memcpy(m->offsets, offsets, sizeof(int64_t) * ((size_t)queries + 1));
+    m->panels = panels;
+    m->panels.data = memory + align64(sizeof *m) + ends;
+    const mp_tensor tensor = {.dtype = MP_F32, .ndim = 2, .shape = {count, plan->dim}, .data = (const uint8_t *)tokens,
+                              .nbytes = (uint64_t)count * (uint64_t)plan->dim * sizeof(float)};
+    mp_wmat_pack(&m->panels, &tensor, 0, m->panels.panels);
+    m->scan.scratch_bytes = sizeof(float) * ((size_t)panels.panels * MP_PANEL_N + (size_t)queries * BLOCK +
+                                             (size_t)m->group * (size_t)plan->dim);
+    *out = &m->scan;
+    return MP_OK;
+}
+
+void mp_maxsim_begin(mp_scan *scan, const mp_maxsim_documents *documents, int64_t count) {
+    int64_t longest = 1;
+    for (int64_t d = 0; d < count; d++) {
+        const int64_t tokens = documents->offsets[d + 1] - documents->offsets[d];
+        longest = tokens > longest ? tokens : longest;
+    }
+    const int64_t fit = BLOCK_TOKENS / longest;
+    scan->block = fit < 1 ? 1 : fit > BLOCK ? BLOCK : (int32_t)fit;
+}

@@ -1,0 +1,49 @@
+/* maxsim.h: exact late interaction (ColBERT, arXiv:2004.12832): scores of queries and documents that are matrices of
+ * token vectors.
+ *
+ *   mp_maxsim_create (queries) -> mp_scan_add (mp_maxsim_documents)* -> mp_scan_nearest -> mp_scan_destroy
+ *
+ * score(query, document) = sum over the query's tokens of the maximum over the document's tokens of the dot product.
+ * A dot product has the bits of gemm_f32 (kernels.h), times the document token's scale if there are scales. The sum is
+ * a chain of doubles in the order of the query's tokens, rounded once; a sum beyond float32 becomes its largest value.
+ * A document without tokens scores -inf. A score depends on its query and document only, not on other queries, threads
+ * or calls.
+ *
+ * The items of the scan are documents, ragged: the tokens of document d are rows [offsets[d], offsets[d + 1]). scan.h
+ * states the rest. No score of a token is written to memory (slot row_maxima). */
+#ifndef MP_VECTORS_MAXSIM_H
+#define MP_VECTORS_MAXSIM_H
+
+#include "tensor/tensor.h"
+#include "vectors/scan.h"
+
+/* Maximum of query tokens x document tokens x dim for one document and all queries of a scan: about a second on one
+ * thread, during which the scan does not stop. */
+#define MP_MAXSIM_WORK (INT64_C(1) << 35)
+
+typedef struct mp_maxsim_plan {
+    mp_scan_plan scan;
+    int32_t dim; /* 1 to 2^20 */
+} mp_maxsim_plan;
+
+typedef struct mp_maxsim_documents { /* all borrowed */
+    mp_dtype dtype;         /* MP_F32 or MP_I8 */
+    const void *values;     /* [offsets[count], dim] */
+    const float *scales;    /* [offsets[count]]: factors of the rows; NULL: 1 */
+    const int64_t *offsets; /* [count + 1], from 0, not descending: the caller has checked them */
+    float *scores;          /* NULL, or receives all scores: score of query q and document d at q * ld + d */
+    int64_t ld;
+} mp_maxsim_documents;
+
+/* Copies the queries: the tokens of query q are rows [offsets[q], offsets[q + 1]) of tokens [offsets[queries], dim],
+ * at least one. offsets are checked. INVALID_ARGUMENT: a query without tokens, more than 2^20 tokens, or a component
+ * that is not finite. MEMORY_EXHAUSTED.
+ *
+ * mp_scan_add refuses documents with a component or a scale that is not finite, with a product beyond float32, or with
+ * more work than MP_MAXSIM_WORK. */
+mp_status mp_maxsim_create(const mp_maxsim_plan *plan, const float *tokens, const int64_t *offsets, mp_scan **scan,
+                           mp_error *error);
+/* Call before the first mp_scan_add of an array of `count` documents: sets the size of blocks from their lengths. */
+void mp_maxsim_begin(mp_scan *scan, const mp_maxsim_documents *documents, int64_t count);
+
+#endif

@@ -1,0 +1,238 @@
+"""mpool.maxsim, quantize_tokens and pool_tokens against plain formulas in float64, and scipy's clustering."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import late_interaction, token_pooling
+
+RNG = np.random.default_rng(19)
+DIM = 40
+
+
+def texts(count: int, least: int = 0, most: int = 60) -> list[np.ndarray]:
+    """Normalised token vectors of texts of random lengths."""
+    lengths = RNG.integers(least, most, count)
+    vectors = [RNG.standard_normal((n, DIM)).astype(np.float32) for n in lengths]
+    return [v / np.linalg.norm(v, axis=1, keepdims=True) for v in vectors]
+
+
+DOCUMENTS = [*texts(120), np.empty((0, DIM), np.float32), *texts(30, 100, 300)]
+QUERIES = [*texts(4, 1), *texts(1, 33, 34)]
+
+
+def plain(queries: list[np.ndarray], documents: list[np.ndarray]) -> np.ndarray:
+    return np.array([[(q.astype(float) @ d.astype(float).T).max(axis=1).sum() if len(d) else -np.inf
+                      for d in documents] for q in queries])
+
+
+EXACT = plain(QUERIES, DOCUMENTS)
+
+
+def packed(parts: list[np.ndarray], dtype: Any = np.float32) -> mpool.PackedTokens:
+    return mpool.PackedTokens(np.concatenate(parts).astype(dtype), np.cumsum([0, *map(len, parts)]))
+
+
+def test_scores_are_exact() -> None:
+    scores = mpool.maxsim(QUERIES, DOCUMENTS)
+    assert isinstance(scores, np.ndarray) and scores.dtype == np.float32 and scores.shape == EXACT.shape
+    np.testing.assert_allclose(scores, EXACT, rtol=1e-5, atol=1e-5)
+    assert (scores[:, 120] == -np.inf).all()
+
+
+@pytest.mark.parametrize("top_k", [1, 7, 1000])
+def test_best_documents(top_k: int) -> None:
+    scores = mpool.maxsim(QUERIES, DOCUMENTS)
+    found = mpool.maxsim(QUERIES, DOCUMENTS, top_k=top_k)
+    assert isinstance(found, mpool.Neighbours)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+    assert (found.indices == order).all() and found.indices.dtype == np.int64
+    assert (found.scores == np.take_along_axis(scores, order, 1)).all()
+
+
+def test_equal_scores_come_by_index() -> None:
+    found = mpool.maxsim(QUERIES[0], [DOCUMENTS[3], *DOCUMENTS[:9], DOCUMENTS[3]], top_k=11)
+    assert isinstance(found, mpool.Neighbours)
+    places = found.indices.tolist()
+    assert places.index(0) + 1 == places.index(4) and places.index(4) + 1 == places.index(10)
+
+
+def test_scores_do_not_depend_on_other_queries_or_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = mpool.maxsim(QUERIES, DOCUMENTS)
+    best = mpool.maxsim(QUERIES, DOCUMENTS, top_k=5)
+    for number, query in enumerate(QUERIES):
+        assert (mpool.maxsim(query, DOCUMENTS) == together[number]).all()
+    assert (mpool.maxsim(QUERIES, DOCUMENTS[7:9]) == together[:, 7:9]).all()
+    monkeypatch.setattr(late_interaction, "_TOKENS", 40)
+    monkeypatch.setattr(late_interaction, "_BLOCK", DIM * 70)
+    assert (mpool.maxsim(QUERIES, packed(DOCUMENTS, np.float64)) == together).all()
+    apart = mpool.maxsim(QUERIES, packed(DOCUMENTS, np.float64), top_k=5)
+    assert (apart[0] == best[0]).all() and (apart[1] == best[1]).all()
+
+
+def test_forms_of_arguments() -> None:
+    scores = mpool.maxsim(QUERIES, DOCUMENTS)
+    store = packed(DOCUMENTS)
+    for form in (store, SimpleNamespace(values=store.values, offsets=store.offsets.tolist()),
+                 [document.tolist() for document in DOCUMENTS[:120]]):
+        count = len(form) if isinstance(form, list) else len(DOCUMENTS)
+        assert (mpool.maxsim(packed(QUERIES), form) == scores[:, :count]).all()
+    cube = RNG.standard_normal((6, 9, DIM)).astype(np.float32)
+    assert (mpool.maxsim(QUERIES, cube) == mpool.maxsim(QUERIES, list(cube))).all()
+    assert mpool.maxsim(QUERIES[0], cube[0]).shape == (1,)
+    assert mpool.maxsim(QUERIES[:1], cube).shape == (1, 6)
+    strided = np.repeat(store.values, 2, axis=1)[:, ::2]
+    assert (mpool.maxsim(QUERIES, store._replace(values=strided)) == scores).all()
+    none = mpool.PackedTokens(np.empty((0, DIM), np.float32), np.zeros(1, np.int64))
+    assert mpool.maxsim(QUERIES, none).shape == (5, 0)
+    assert mpool.maxsim(QUERIES, none, top_k=3).indices.shape == (5, 0)  # type: ignore[union-attr]
+
+
+def test_int8_is_exact_for_its_vectors() -> None:
+    store = mpool.quantize_tokens(DOCUMENTS)
+    assert store.values.dtype == np.int8 and store.scales is not None and store.scales.dtype == np.float32
+    dense = np.concatenate(DOCUMENTS)
+    rounded = store.values * store.scales[:, None].astype(float)
+    assert (np.abs(rounded - dense) <= 0.5001 * store.scales[:, None]).all()
+    expected = plain(QUERIES, np.split(rounded, store.offsets[1:-1]))
+    np.testing.assert_allclose(mpool.maxsim(QUERIES, store), expected, rtol=1e-5, atol=1e-5)
+    scaled = store._replace(values=store.values.astype(np.float32))
+    assert (mpool.maxsim(QUERIES, scaled) == mpool.maxsim(QUERIES, store)).all()
+    again = mpool.quantize_tokens(store)
+    assert (again.values == store.values).all()
+    zero = mpool.quantize_tokens(np.zeros((1, 2, 3)))
+    assert not zero.values.any() and mpool.maxsim(np.ones((1, 3)), zero).tolist() == [0.0]
+
+
+def with_number(number: float, document: int = 123) -> list[np.ndarray]:
+    changed = [part.copy() for part in DOCUMENTS]
+    with np.errstate(over="ignore"):
+        changed[document][-1, 7] = number
+    return changed
+
+
+def store(**fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"values": np.ones((4, DIM), np.float32), "offsets": [0, 2, 4], "scales": None, **fields})
+
+
+@pytest.mark.parametrize(("call", "name", "part"), [
+    (lambda: mpool.maxsim(QUERIES, with_number(np.nan)), "documents", "document 123 "),
+    (lambda: mpool.maxsim(QUERIES, with_number(np.inf), top_k=3), "documents", "document 123 "),
+    (lambda: mpool.maxsim(QUERIES, packed(with_number(1e300), np.float64)), "documents", "document 123 "),
+    (lambda: mpool.maxsim(np.full((2, DIM), 1e30), with_number(3e38)), "documents", "exceeds float32"),
+    (lambda: mpool.maxsim(with_number(np.nan)[121:], DOCUMENTS), "query", "text 2"),
+    (lambda: mpool.maxsim(DOCUMENTS, DOCUMENTS), "query", "without tokens"),
+    (lambda: mpool.maxsim(QUERIES, store(scales=[1, 1, np.inf, 1])), "documents", "document 1 has a scale"),
+    (lambda: mpool.maxsim(QUERIES, store(scales=[1, 1])), "documents", "scales of shape (2,)"),
+    (lambda: mpool.maxsim(QUERIES, store(offsets=[0, 3, 2, 4])), "documents", "offsets"),
+    (lambda: mpool.maxsim(QUERIES, store(offsets=[1, 4])), "documents", "offsets from 1 to 4"),
+    (lambda: mpool.maxsim(QUERIES, store(offsets=[0, 5])), "documents", "offsets from 0 to 5"),
+    (lambda: mpool.maxsim(QUERIES, store(offsets=[])), "documents", "offsets"),
+    (lambda: mpool.maxsim(QUERIES, store(offsets=[0.0, 4.0])), "documents", "float64"),
+    (lambda: mpool.maxsim(QUERIES, store(values=np.ones(4))), "documents", "shape (4,)"),
+    (lambda: mpool.maxsim(QUERIES, [np.ones((2, DIM)), np.ones((2, 3))]), "documents", "(2, 3)"),
+    (lambda: mpool.maxsim(QUERIES, np.ones((2, 3))), "documents", "3 components"),
+    (lambda: mpool.maxsim(QUERIES, []), "documents", "no text"),
+    (lambda: mpool.maxsim(5, DOCUMENTS), "query", "5"),  # type: ignore[arg-type]
+    (lambda: mpool.maxsim(["text"], DOCUMENTS), "query", "dtype"),
+    (lambda: mpool.maxsim(QUERIES, DOCUMENTS, top_k=0), "top_k", "0"),
+    (lambda: mpool.maxsim(QUERIES, DOCUMENTS, top_k=True), "top_k", "True"),
+    (lambda: mpool.quantize_tokens(with_number(np.nan)), "documents", "text 123"),
+    (lambda: mpool.pool_tokens(with_number(np.nan), factor=2), "documents", "text 123"),
+    (lambda: mpool.pool_tokens(DOCUMENTS), "factor", "factor=None"),
+    (lambda: mpool.pool_tokens(DOCUMENTS, factor=2, budget=3), "factor", "budget=3"),
+    (lambda: mpool.pool_tokens(DOCUMENTS, factor=0), "factor", "0"),
+    (lambda: mpool.pool_tokens(DOCUMENTS, budget=1), "budget", "1"),
+    (lambda: mpool.pool_tokens(DOCUMENTS, factor=2, protected=-1), "protected", "-1"),
+    (lambda: mpool.pool_tokens(np.ones((1, 5000, 2)), budget=3), "budget", "document 0 with 5,000 tokens"),
+])
+def test_refused(call: Callable[[], Any], name: str, part: str) -> None:
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        call()
+    assert caught.value.param == name and part in str(caught.value), str(caught.value)
+
+
+def test_the_core_checks_its_arguments() -> None:
+    registry = mpool._functions.default_pool().registry  # type: ignore[attr-defined]
+    tokens, ends = np.ones((2, 3), np.float32), np.array([0, 2])
+    for wrong in (np.array([0, 3]), np.array([1, 2]), np.array([0]), np.array([[0, 2]]), np.array([0, 0, 2])):
+        with pytest.raises(mpool.InvalidArgument):
+            mpool._core.MaxSim(registry, tokens, wrong, 1)
+    search = mpool._core.MaxSim(registry, tokens, ends, 1)
+    good: tuple[Any, ...] = (tokens, ends, None, None)
+    for at, bad in ((0, tokens.astype(np.float64)), (0, tokens[:, :2]), (0, tokens[:, ::-1]), (1, np.array([0, 3])),
+                    (1, np.array([0, -1, 2])), (2, np.ones(3)), (3, np.empty((2, 1), np.float32)),
+                    (3, np.empty((1, 1)))):
+        with pytest.raises(mpool.InvalidArgument):
+            search.add(*(bad if i == at else part for i, part in enumerate(good)))
+    search.add(*good)
+    assert search.nearest()[1].tolist() == [[6.0]]
+
+
+def test_interrupts_stop_it() -> None:
+    """The search computes for seconds; the interrupt ends it at once."""
+    query, documents = RNG.standard_normal((512, 256)), np.ones((400, 4000, 256), np.int8)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        mpool.maxsim(query, documents)
+    timer.join()
+    assert mpool.maxsim(query, documents[:1, :3]).shape == (1,)
+
+
+# ---- pooling ----
+
+def groups(labels: np.ndarray) -> set[frozenset[int]]:
+    return {frozenset(np.flatnonzero(labels == label).tolist()) for label in set(labels.tolist())}
+
+
+@pytest.mark.parametrize("factor", [2, 3, 5])
+def test_clusters_are_those_of_scipy(factor: int) -> None:
+    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
+    for tokens in [*texts(12, 8), *texts(2, 200, 300)]:
+        most = max(1, len(tokens) // factor)
+        tree = hierarchy.linkage(1 - tokens.astype(float) @ tokens.astype(float).T, method="ward")
+        expected = hierarchy.fcluster(tree, t=most, criterion="maxclust")
+        found = token_pooling.clusters(tokens, most)
+        assert groups(found) == groups(expected)
+        assert [found.tolist().index(label) for label in range(most)] == sorted(
+            found.tolist().index(label) for label in range(most)), "clusters come in the order of their first tokens"
+
+
+def test_pooled_tokens_are_means_of_clusters() -> None:
+    pooled = mpool.pool_tokens(DOCUMENTS, factor=3)
+    for number, tokens in enumerate(DOCUMENTS):
+        part = pooled.values[pooled.offsets[number]:pooled.offsets[number + 1]]
+        rest = len(tokens) - 1
+        assert len(part) == (min(len(tokens), 1 + max(1, rest // 3)) if rest > 0 else len(tokens))
+        if rest < 4:
+            continue
+        assert (part[0] == tokens[0]).all()
+        labels = token_pooling.clusters(tokens[1:], rest // 3)
+        for label in set(labels.tolist()):
+            np.testing.assert_allclose(part[1 + label], tokens[1:][labels == label].mean(axis=0), atol=1e-6)
+
+
+def test_a_budget_limits_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in (2048, 50):
+        monkeypatch.setattr(token_pooling, "_BLOCK", block)
+        pooled = mpool.pool_tokens(DOCUMENTS, budget=16, protected=2)
+        lengths = np.diff(pooled.offsets)
+        assert lengths.tolist() == [min(16, len(tokens)) for tokens in DOCUMENTS]
+        assert (pooled.values[pooled.offsets[-2]:][:2] == DOCUMENTS[-1][:2]).all()
+        np.testing.assert_allclose(mpool.maxsim(QUERIES, mpool.pool_tokens(DOCUMENTS, factor=1)), EXACT, atol=1e-5)
+
+
+def test_equal_tokens_become_one() -> None:
+    tokens = np.repeat(np.eye(4, dtype=np.float32), 6, axis=0)
+    pooled = mpool.pool_tokens([tokens], factor=2, protected=0)
+    assert (pooled.values == np.eye(4)).all()
