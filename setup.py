@@ -168,16 +168,21 @@ def vendor_openblas(target: Path) -> None:
     """
     spec = importlib.util.find_spec("scipy_openblas32")
     shutil.rmtree(target, ignore_errors=True)
-    if spec is None or not spec.origin or sys.platform != "linux" or not enabled_by_default("MPOOL_OPENBLAS"):
+    if spec is None or not spec.origin or sys.platform not in ("linux", "darwin") \
+            or not enabled_by_default("MPOOL_OPENBLAS"):
         print("mpool: building without OpenBLAS")
         return
-    libraries = sorted((Path(spec.origin).parent / "lib").glob("*.so*"))
-    if not any(library.name == "libscipy_openblas.so" for library in libraries):
+    source = Path(spec.origin).parent
+    # On macOS the library looks for those that it needs beside its own folder.
+    patterns = ("lib/*.so*", "lib/*.dylib", ".dylibs/*.dylib")
+    libraries = sorted(path for pattern in patterns for path in source.glob(pattern))
+    if not any(library.stem == "libscipy_openblas" for library in libraries):
         print(f"mpool: no library in {OPENBLAS_PACKAGE}; building without OpenBLAS")
         return
     target.mkdir(parents=True)
     for library in libraries:
-        copy = target / library.name
+        copy = target / (library.relative_to(source) if sys.platform == "darwin" else library.name)
+        copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(library, copy)
         copy.chmod(0o755)
     distribution = importlib.metadata.distribution(OPENBLAS_PACKAGE)

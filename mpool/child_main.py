@@ -60,7 +60,7 @@ def _memory(file: int) -> tuple[int, int]:
     """Return the bytes of the address space, and the resident bytes. The maximum that getrusage returns includes the
     parent's memory at the time of the fork."""
     if file < 0:
-        return 256 << 20, 0
+        return 0, 0
     mapped, resident = os.pread(file, 64, 0).split()[:2]
     return int(mapped) * resource.getpagesize(), int(resident) * resource.getpagesize()
 
@@ -88,7 +88,7 @@ def main(path: str, idle: str, worn: str, *folders: str) -> None:
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     try:
         status_file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # no /proc
+    except OSError:  # not Linux: RLIMIT_AS would count the libraries that all processes share
         status_file = -1
     mapped, resident = _memory(status_file)
     _limit(resource.RLIMIT_FSIZE, 0)
@@ -96,8 +96,10 @@ def main(path: str, idle: str, worn: str, *folders: str) -> None:
     _limit(resource.RLIMIT_NOFILE, 1)  # no further descriptor beyond 0
     _send("ready", b"")
     for digest, text, evicted, (seconds, loading, max_bytes), request in _requests(int(idle)):
-        limit = mapped + max_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+        if status_file >= 0:
+            limit = mapped + max_bytes
+            limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, most))
         try:
             found = None
             if text is not None:
@@ -114,7 +116,8 @@ def main(path: str, idle: str, worn: str, *folders: str) -> None:
                 found = answer(kept.get(digest), *request)
         except MemoryError:
             found = "memory", b""
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        if status_file >= 0:
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
         signal.setitimer(signal.ITIMER_PROF, 0)
         last = found[0] == "memory" or _memory(status_file)[1] > resident + int(worn)
         _send(found[0], found[1], last, digest in kept)

@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import MemoryExhausted, Overloaded, SpawnFailed, Timeout
-from .resources import start_thread
+from .resources import cpus, start_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -496,14 +496,7 @@ def _at_exit() -> None:
         time.sleep(0.005)
 
 
-def _cpus() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except (AttributeError, OSError):  # not on macOS
-        return os.cpu_count() or 1
-
-
-_MANY = min(max(_cpus(), 2), 16)
+_MANY = min(max(cpus(), 2), 16)
 
 #: Tokenizing long texts; building tokenizers.
 TEXTS = ThreadGroup("texts", "tokenizer calls", _MANY)

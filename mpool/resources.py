@@ -1,4 +1,4 @@
-"""Exhausted resources: threads that do not start, and the bare errors of Python turned into errors of mpool.
+"""The number of CPUs; threads that do not start; the bare errors of Python turned into errors of mpool.
 
 When memory, threads or file descriptors run out, Python itself raises ``MemoryError``, ``ImportError`` (a shared
 library that cannot be mapped), ``RuntimeError`` (a thread that cannot start) or ``OSError``, at any line. Every public
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,6 +23,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 _BARE = (MemoryError, ImportError, RuntimeError, OSError)
 _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "cannot map zero-fill", "can't allocate lock")
 _FREE_MEMORY = "Free memory, or raise the limit of the process on its address space (ulimit -v)"
+
+
+def cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on macOS
+        return os.cpu_count() or 1
 
 
 def error_of(error: BaseException) -> MpoolError | None:

@@ -108,7 +108,7 @@ static bool list_has(const char *list, const char *word) {
  * "4:memory:/some/group". Returns false when the process is in no such group. */
 static bool find_group(const char *listing, const char *controller, char *group, size_t size) {
     for (const char *line = listing; *line;) {
-        const char *end = strchrnul(line, '\n');
+        const char *end = line + strcspn(line, "\n");
         const char *first = memchr(line, ':', (size_t)(end - line));
         const char *second = first ? memchr(first + 1, ':', (size_t)(end - first - 1)) : NULL;
         if (second) {

@@ -12,8 +12,9 @@
 
 #include "base/alloc.h"
 #include "base/cgroup.h"
+#include "base/platform.h"
 
-#if defined(__linux__)
+#if MP_LINUX
 #include <sched.h>
 #endif
 #if defined(__x86_64__)
@@ -23,6 +24,8 @@
 #endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 /* One row per level, lowest first. A machine's level is the last row of which it has all features. Each level includes
@@ -140,6 +143,13 @@ static void read_name(char *name, size_t size) {
         snprintf(name, size, "%s", begin);
 }
 #elif defined(__aarch64__)
+#if defined(__APPLE__)
+static bool has_feature(const char *name) {
+    int found = 0;
+    size_t size = sizeof(found);
+    return sysctlbyname(name, &found, &size, NULL, 0) == 0 && found;
+}
+#endif
 static uint32_t machine_features(void) {
     uint32_t features = MP_CPU_NEON;
 #if defined(__linux__)
@@ -147,10 +157,20 @@ static uint32_t machine_features(void) {
     const unsigned long one = getauxval(AT_HWCAP), two = getauxval(AT_HWCAP2);
     features |= (one & ASIMDDP ? MP_CPU_DOTPROD : 0) | (two & I8MM ? MP_CPU_I8MM : 0) |
                 (two & BF16 ? MP_CPU_ARM_BF16 : 0);
+#elif defined(__APPLE__)
+    features |= (has_feature("hw.optional.arm.FEAT_DotProd") ? MP_CPU_DOTPROD : 0) |
+                (has_feature("hw.optional.arm.FEAT_I8MM") ? MP_CPU_I8MM : 0) |
+                (has_feature("hw.optional.arm.FEAT_BF16") ? MP_CPU_ARM_BF16 : 0);
 #endif
     return features;
 }
-static void read_name(char *name, size_t size) { snprintf(name, size, "aarch64"); }
+static void read_name(char *name, size_t size) {
+#if defined(__APPLE__)
+    if (sysctlbyname("machdep.cpu.brand_string", name, &size, NULL, 0) == 0)
+        return;
+#endif
+    snprintf(name, size, "aarch64");
+}
 #else
 static uint32_t machine_features(void) { return 0; }
 static void read_name(char *name, size_t size) { (void)name, (void)size; }
@@ -209,7 +229,7 @@ const char *mp_cpu_name(void) {
 }
 
 static int affinity_count(void) {
-#if defined(__linux__)
+#if MP_LINUX
     /* The kernel refuses a set smaller than its own CPU mask: grow the set until it is accepted. */
     for (int cpus = 1024; cpus <= 1 << 18; cpus *= 4) {
         size_t bytes = CPU_ALLOC_SIZE(cpus);

@@ -8,7 +8,14 @@
 #include "base/alloc.h"
 #include "base/sys.h"
 
+#if defined(__APPLE__)
+#include <crt_externs.h>
+#define environ (*_NSGetEnviron()) /* a library has no `environ` there */
+#else
 extern char **environ;
+#endif
+
+char **mp_environment(void) { return environ; }
 
 /* An array that is or was `environ`. It is never freed, and written again only if another thread calls setenv during
  * the override. */

@@ -4,17 +4,21 @@
 #include <stdatomic.h>
 
 #include "base/cpu.h"
+#include "base/parking.h"
 #include "base/sys.h"
 #include "base/trace.h"
 
 static void forget_objects(void);
 
 static const mp_fork_handlers object_handlers = {mp_forked_hold, mp_forked_release, forget_objects};
+static const mp_fork_handlers parking_handlers = {.child = mp_parking_fork_child};
 static const mp_fork_handlers log_handlers = {.child = mp_log_fork_child};
 
-/* The log's row is constant, because mp_log may not take a lock and so cannot call mp_fork_register. */
+/* The rows of parking and of the log are constant: mp_log may not take a lock and so cannot call mp_fork_register, and
+ * no lock is taken while a thread parks. */
 static _Atomic(const mp_fork_handlers *) rows[MP_FORK_RANK_COUNT] = {
     [MP_FORK_OBJECTS] = &object_handlers,
+    [MP_FORK_PARKING] = &parking_handlers,
     [MP_FORK_LOG] = &log_handlers,
 };
 

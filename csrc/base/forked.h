@@ -18,6 +18,7 @@
 
 /* Lock order of a fork: a thread may hold locks of lower ranks while it takes one of a higher rank. */
 typedef enum mp_fork_rank {
+    MP_FORK_PARKING,    /* base/parking.c: no lock; the child makes new locks, before other handlers wake threads */
     MP_FORK_REGISTRIES, /* registry/fork.c: locks of every registry, then the governor's and the CPU allocator's */
     MP_FORK_SPECS,      /* files/spec.c: identities of files */
     MP_FORK_BLAS,       /* kernels/blas.c: state of OpenBLAS; a fork waits while the library is being opened */

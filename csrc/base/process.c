@@ -14,10 +14,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/platform.h"
 #include "base/sanitize.h"
 #include "base/sys.h"
 
-#if defined(__linux__)
+#if MP_LINUX
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #endif
@@ -95,7 +96,7 @@ mp_status mp_process_start(mp_process *process, const mp_process_command *comman
         return mp_fail(error, MP_SPAWN_FAILED, "%s: %s", command->argv[0], cause.message);
     }
     process->pid = (int)pid;
-#if defined(SYS_pidfd_open)
+#if MP_LINUX && defined(SYS_pidfd_open)
     process->handle = (int)syscall(SYS_pidfd_open, pid, 0); /* close-on-exec; -1 where the kernel has no pidfd */
 #endif
     return MP_OK;
@@ -135,7 +136,7 @@ void mp_process_kill(mp_process *process) {
     if (process->pid == 0)
         return;
     for (uint64_t waited_ms = 0; mp_process_alive(process) && waited_ms < KILL_WAIT_MS; waited_ms++) {
-#if defined(SYS_pidfd_send_signal)
+#if MP_LINUX && defined(SYS_pidfd_send_signal)
         if (process->handle >= 0 && syscall(SYS_pidfd_send_signal, process->handle, SIGKILL, NULL, 0) == 0) {
             struct pollfd check = {.fd = process->handle, .events = POLLIN};
             poll(&check, 1, 1);
@@ -193,7 +194,7 @@ static void limit(int what, uint64_t most) {
 }
 
 static void close_others(void) {
-#if defined(SYS_close_range)
+#if MP_LINUX && defined(SYS_close_range)
     if (syscall(SYS_close_range, LAST_FD + 1, ~0u, 0) == 0)
         return;
 #endif
@@ -206,7 +207,7 @@ static void close_others(void) {
 mp_status mp_process_confine(int parent, const mp_process_limits *limits, mp_error *error) {
     for (int i = 0; i < TERMINAL_SIGNALS; i++)
         signal(terminal_signals[i], SIG_IGN);
-#if defined(__linux__)
+#if MP_LINUX
     prctl(PR_SET_NAME, "mpool-worker");
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);

@@ -11,9 +11,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/platform.h"
 #include "base/sys.h"
 
-#if defined(__linux__)
+static mp_status fail(mp_shm *shm, int errnum, const char *what, mp_error *error) {
+    mp_shm_free(shm);
+    return mp_fail_errno(error, errnum, NULL, what);
+}
+
+/* --- calls that differ between systems: the file, the seal of its size, the seal of its content, waiting --- */
+
+#if MP_LINUX
 #include <limits.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -23,19 +31,106 @@
 #endif
 enum { SIZE_SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
 
-static mp_status fail(mp_shm *shm, int errnum, const char *what, mp_error *error) {
-    mp_shm_free(shm);
-    return mp_fail_errno(error, errnum, NULL, what);
+/* Open an unnamed file of this size, which no process can truncate. Returns -1 and sets errno when the system
+ * refuses. */
+static int open_sized(size_t bytes, const char *name) {
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd >= 0 && (ftruncate(fd, (off_t)bytes) != 0 || fcntl(fd, F_ADD_SEALS, SIZE_SEALS) != 0)) {
+        int cause = errno;
+        close(fd);
+        errno = cause;
+        return -1;
+    }
+    return fd;
 }
+
+/* True when no process can change the size of the file. */
+static bool has_fixed_size(int fd) {
+    int seals = fcntl(fd, F_GET_SEALS);
+    return seals >= 0 && (seals & SIZE_SEALS) == SIZE_SEALS;
+}
+
+/* Refuse new writable mappings of the file. Returns false where the system cannot. */
+static bool refuse_writers(mp_shm *shm) { return fcntl(shm->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0; }
+
+void mp_shm_keep_from_forks(mp_shm *shm) { madvise(shm->data, shm->bytes, MADV_DONTFORK); }
+
+void mp_shm_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
+    struct timespec timeout = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
+    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, expected, timeout_ns ? &timeout : NULL, NULL, 0);
+}
+
+void mp_shm_wake(_Atomic uint32_t *word) { syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
+
+#else
+#if defined(__APPLE__)
+#include <mach/vm_inherit.h>
+#endif
+#include <stdatomic.h>
+#include <stdio.h> /* snprintf only */
+
+/* Open an object of shm_open under a random name, which is removed at once. Returns -1 and sets errno when the system
+ * refuses. */
+static int open_sized(size_t bytes, const char *name) {
+    char path[32]; /* macOS allows 31 characters */
+    (void)name;
+    snprintf(path, sizeof(path), "/mpool-%016llx", (unsigned long long)mp_sys_random());
+    int fd = shm_open(path, O_RDWR | O_CREAT | O_EXCL, 0600), cause = errno;
+    if (fd < 0)
+        return -1;
+    shm_unlink(path);
+    if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0)
+        return fd;
+    cause = errno;
+    close(fd);
+    errno = cause;
+    return -1;
+}
+
+/* macOS refuses to size an object a second time. */
+static bool has_fixed_size(int fd) {
+    (void)fd;
+    return true;
+}
+
+static bool refuse_writers(mp_shm *shm) {
+    (void)shm;
+    return false;
+}
+
+void mp_shm_keep_from_forks(mp_shm *shm) {
+#if defined(__APPLE__)
+    minherit(shm->data, shm->bytes, VM_INHERIT_NONE);
+#else
+    madvise(shm->data, shm->bytes, MADV_DONTFORK);
+#endif
+}
+
+/* No call waits on a word of another process: poll, each time after twice the time, up to 1 ms. */
+void mp_shm_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
+    enum { FIRST_NS = 50 * 1000, LONGEST_NS = 1000 * 1000 };
+    const uint64_t end = timeout_ns ? mp_sys_after(mp_sys_now_ns(), timeout_ns) : UINT64_MAX;
+    for (uint64_t nap = FIRST_NS; atomic_load_explicit(word, memory_order_acquire) == expected;) {
+        uint64_t now = mp_sys_now_ns();
+        if (now >= end)
+            return;
+        mp_sys_sleep_ns(end - now < nap ? end - now : nap);
+        nap = 2 * nap < LONGEST_NS ? 2 * nap : LONGEST_NS;
+    }
+}
+
+void mp_shm_wake(_Atomic uint32_t *word) { (void)word; }
+
+#endif
+
+/* --- calls that all systems have --- */
 
 mp_status mp_shm_create_empty(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error) {
     *shm = (mp_shm){.bytes = bytes, .fd = -1, .tag = tag};
     if (bytes == 0 || bytes > PTRDIFF_MAX)
         return mp_fail_memory(error, bytes, "shared memory");
-    shm->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    shm->fd = open_sized(bytes, name);
     if (shm->fd < 0)
-        return fail(shm, errno, "shared memory was refused", error);
-    if (ftruncate(shm->fd, (off_t)bytes) != 0 || fcntl(shm->fd, F_ADD_SEALS, SIZE_SEALS) != 0)
         return fail(shm, errno, "shared memory was refused", error);
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shm->fd, 0);
     if (data == MAP_FAILED)
@@ -61,8 +156,7 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
     struct stat info;
     if (fstat(fd, &info) != 0)
         return fail(shm, errno, "shared memory cannot be examined", error);
-    int seals = fcntl(fd, F_GET_SEALS);
-    if (bytes == 0 || (uint64_t)info.st_size < bytes || seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS) {
+    if (bytes == 0 || (uint64_t)info.st_size < bytes || !has_fixed_size(fd)) {
         mp_sys_close(fd);
         *shm = (mp_shm){.fd = -1};
         return mp_fail(error, MP_INTEGRITY, "shared memory has %lld bytes, expected: %zu, sealed",
@@ -76,8 +170,7 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
 }
 
 mp_status mp_shm_freeze(mp_shm *shm, mp_error *error) {
-    if (fcntl(shm->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
-        /* The kernel does not support this seal. */
+    if (!refuse_writers(shm)) {
         if (mprotect(shm->data, shm->bytes, PROT_READ) != 0)
             return mp_fail_errno(error, errno, NULL, "shared memory cannot be protected");
         return MP_OK;
@@ -88,8 +181,6 @@ mp_status mp_shm_freeze(mp_shm *shm, mp_error *error) {
         return mp_fail_errno(error, errno, NULL, "shared memory cannot be protected");
     return MP_OK;
 }
-
-void mp_shm_keep_from_forks(mp_shm *shm) { madvise(shm->data, shm->bytes, MADV_DONTFORK); }
 
 void mp_shm_forget(mp_shm *shm) {
     if (shm->counted)
@@ -104,43 +195,3 @@ void mp_shm_free(mp_shm *shm) {
         munmap(shm->data, shm->bytes);
     mp_shm_forget(shm);
 }
-
-void mp_shm_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
-    struct timespec timeout = {(time_t)(timeout_ns / 1000000000u), (long)(timeout_ns % 1000000000u)};
-    syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, expected, timeout_ns ? &timeout : NULL, NULL, 0);
-}
-
-void mp_shm_wake(_Atomic uint32_t *word) { syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
-
-#else
-
-static mp_status refuse(mp_shm *shm, mp_error *error) {
-    *shm = (mp_shm){.fd = -1};
-    return mp_fail(error, MP_UNSUPPORTED, "memory is shared between processes on Linux only");
-}
-mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error) {
-    (void)bytes, (void)tag, (void)name;
-    return refuse(shm, error);
-}
-mp_status mp_shm_create_empty(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error) {
-    return mp_shm_create(shm, bytes, tag, name, error);
-}
-bool mp_shm_fill(const mp_shm *shm, size_t from, size_t bytes) {
-    (void)shm, (void)from, (void)bytes;
-    return false;
-}
-mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error *error) {
-    (void)bytes, (void)writable;
-    mp_sys_close(fd);
-    return refuse(shm, error);
-}
-mp_status mp_shm_freeze(mp_shm *shm, mp_error *error) { return refuse(shm, error); }
-void mp_shm_keep_from_forks(mp_shm *shm) { (void)shm; }
-void mp_shm_forget(mp_shm *shm) { *shm = (mp_shm){.fd = -1}; }
-void mp_shm_free(mp_shm *shm) { *shm = (mp_shm){.fd = -1}; }
-void mp_shm_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
-    (void)word, (void)expected, (void)timeout_ns;
-}
-void mp_shm_wake(_Atomic uint32_t *word) { (void)word; }
-
-#endif

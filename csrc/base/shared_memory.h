@@ -1,8 +1,8 @@
-/* shared_memory.h: memory shared between processes: an unnamed file (memfd), mapped by each process that has its
- * descriptor.
+/* shared_memory.h: memory shared between processes: an unnamed file (a memfd on Linux, an object of shm_open
+ * elsewhere), mapped by each process that has its descriptor.
  *
- * The size is sealed at creation, so no process with the descriptor can truncate it while others use it. mp_shm_freeze
- * seals the content too. Linux only; elsewhere every function fails with UNSUPPORTED. */
+ * The size is fixed at creation, so no process with the descriptor can truncate it while others use it: by a seal on
+ * Linux, by the system on macOS. mp_shm_freeze seals the content too, on Linux only. */
 #ifndef MP_BASE_SHARED_MEMORY_H
 #define MP_BASE_SHARED_MEMORY_H
 
@@ -26,7 +26,7 @@ mp_status mp_shm_create(mp_shm *shm, size_t bytes, mp_tag tag, const char *name,
 mp_status mp_shm_create_empty(mp_shm *shm, size_t bytes, mp_tag tag, const char *name, mp_error *error);
 bool mp_shm_fill(const mp_shm *shm, size_t from, size_t bytes);
 /* Map memory that another process created. Takes ownership of the descriptor, also on failure. INTEGRITY when the
- * memory is smaller than `bytes` or its size is not sealed. */
+ * memory is smaller than `bytes`, or on Linux when its size is not sealed. */
 mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error *error);
 /* Make this process's mapping read-only, at the same address. From Linux 5.1 on, a seal also refuses every new writable
  * mapping, by any process. */
@@ -37,7 +37,7 @@ void mp_shm_forget(mp_shm *shm); /* in a forked child: release all but the mappi
 void mp_shm_free(mp_shm *shm); /* legal on an mp_shm that is zeroed or already freed */
 
 /* Park on a word in shared memory: wait at most timeout_ns (0 = no limit) while its value is `expected`. May return
- * spuriously. Used by base/event_count.h. */
+ * spuriously. A futex on Linux; elsewhere it polls, at intervals of up to 1 ms. Used by base/event_count.h. */
 void mp_shm_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void mp_shm_wake(_Atomic uint32_t *word);
 

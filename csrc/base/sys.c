@@ -19,9 +19,11 @@
 
 #include "base/alloc.h"
 #include "base/mix.h"
+#include "base/parking.h"
+#include "base/platform.h"
 #include "base/sanitize.h"
 
-#if defined(__linux__)
+#if MP_LINUX
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -90,9 +92,12 @@ uint64_t mp_sys_taken_away(void) { return SYS(taken_away)(); }
 
 static uint64_t real_random(void) {
     uint64_t value = 0;
-#if defined(__linux__)
+#if MP_LINUX
     if (getrandom(&value, sizeof(value), GRND_NONBLOCK) == (ssize_t)sizeof(value))
         return value;
+#elif defined(__APPLE__)
+    arc4random_buf(&value, sizeof(value));
+    return value;
 #endif
     /* getrandom fails in early boot and in some sandboxes. Distinct values are then enough, because no caller chose the
      * seed. */
@@ -116,8 +121,15 @@ static void real_mutex_unlock(pthread_mutex_t *mutex) { check(pthread_mutex_unlo
 static int real_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns) {
     if (!deadline_ns)
         return pthread_cond_wait(cond, mutex);
+#if defined(__APPLE__)
+    /* Conditions have the wall clock there: wait for what is left instead. */
+    uint64_t now = real_now_ns();
+    struct timespec left = to_timespec(deadline_ns > now ? deadline_ns - now : 0);
+    return pthread_cond_timedwait_relative_np(cond, mutex, &left);
+#else
     struct timespec deadline = to_timespec(deadline_ns);
     return pthread_cond_timedwait(cond, mutex, &deadline);
+#endif
 }
 
 static void real_cond_wake(pthread_cond_t *cond, bool all) {
@@ -178,8 +190,10 @@ typedef struct thread_start {
 static void *thread_main(void *arg) {
     thread_start start = *(thread_start *)arg;
     mp_free(arg);
-#if defined(__linux__)
+#if MP_LINUX
     pthread_setname_np(pthread_self(), start.name);
+#elif defined(__APPLE__)
+    pthread_setname_np(start.name);
 #endif
     start.body(start.arg);
     return NULL;
@@ -258,20 +272,19 @@ mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*chil
 /* --- parking --- */
 
 static void real_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
-#if defined(__linux__)
+#if MP_LINUX
     struct timespec timeout = to_timespec(timeout_ns);
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT_PRIVATE, expected, timeout_ns ? &timeout : NULL, NULL, 0);
 #else
-    if (atomic_load_explicit(word, memory_order_acquire) == expected)
-        real_sleep_ns(timeout_ns && timeout_ns < 50000 ? timeout_ns : 50000);
+    mp_parking_wait(word, expected, timeout_ns);
 #endif
 }
 
 static void real_unpark_all(_Atomic uint32_t *word) {
-#if defined(__linux__)
+#if MP_LINUX
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 #else
-    (void)word;
+    mp_parking_wake(word);
 #endif
 }
 
@@ -282,7 +295,7 @@ void mp_unpark_all(_Atomic uint32_t *word) { SYS(unpark_all)(word); }
 
 static bool real_get_affinity(mp_cpu_set *cpus) {
     memset(cpus, 0, sizeof(*cpus));
-#if defined(__linux__)
+#if MP_LINUX
     return sched_getaffinity(0, sizeof(*cpus), (cpu_set_t *)(void *)cpus) == 0;
 #else
     return false;
@@ -290,7 +303,7 @@ static bool real_get_affinity(mp_cpu_set *cpus) {
 }
 
 static bool real_set_affinity(const mp_cpu_set *cpus) {
-#if defined(__linux__)
+#if MP_LINUX
     return sched_setaffinity(0, sizeof(*cpus), (const cpu_set_t *)(const void *)cpus) == 0;
 #else
     (void)cpus;
@@ -351,7 +364,7 @@ static void real_free(void *memory, size_t bytes) {
 }
 
 static void real_prefer_node(void *memory, size_t bytes, int node) {
-#if defined(__linux__) && defined(SYS_mbind)
+#if MP_LINUX && defined(SYS_mbind)
     enum { PREFERRED = 1, BITS = 8 * sizeof(unsigned long), WORDS = 1024 / BITS }; /* from libnuma's <numaif.h> */
     unsigned long nodes[WORDS] = {0};
     if (!is_mapped(bytes) || node < 0 || node >= WORDS * BITS)
@@ -390,7 +403,7 @@ static int64_t real_pread(int fd, void *to, size_t bytes, int64_t offset) {
 }
 
 static int real_fallocate(int fd, int64_t offset, int64_t bytes) {
-#if defined(__linux__)
+#if MP_LINUX
     return fallocate(fd, 0, (off_t)offset, (off_t)bytes);
 #else
     (void)fd, (void)offset, (void)bytes;
@@ -551,7 +564,9 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
         break;
 #endif
     case MP_ADVISE_POPULATE:
-#ifdef MADV_POPULATE_READ
+#if !MP_LINUX
+        native = MADV_WILLNEED;
+#elif defined(MADV_POPULATE_READ)
         native = MADV_POPULATE_READ;
 #else
         native = 22; /* MADV_POPULATE_READ, Linux 5.14; older kernels refuse it */

@@ -78,7 +78,7 @@ bool mp_sys_set_affinity(const mp_cpu_set *cpus);
  * effort. No effect on blocks below 256 KiB, which share pages with other blocks. */
 void mp_sys_prefer_node(void *memory, size_t bytes, int node);
 
-/* --- parking on a word, used by event_count.h only: futex on Linux, a sleep of at most 50 us elsewhere --- */
+/* --- parking on a word, used by event_count.h only: a futex on Linux, parking.h elsewhere --- */
 void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void mp_unpark_all(_Atomic uint32_t *word);
 

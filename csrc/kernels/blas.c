@@ -196,7 +196,12 @@ static int load(void) {
     const char *core = features & MP_CPU_AVX512 ? "OPENBLAS_CORETYPE=SkylakeX"
                        : features & MP_CPU_AVX2 ? "OPENBLAS_CORETYPE=Haswell"
                                                 : NULL;
-    const char *path = strcmp(g_blas.path, "system") == 0 ? "libopenblas.so.0" : g_blas.path;
+#if defined(__APPLE__)
+    const char *system_library = "libopenblas.dylib";
+#else
+    const char *system_library = "libopenblas.so.0";
+#endif
+    const char *path = strcmp(g_blas.path, "system") == 0 ? system_library : g_blas.path;
     const char *problem;
     if (path[0] == 0 || strcmp(path, "none") == 0)
         return refuse(NULL, "own kernels: %s", path[0] ? "OpenBLAS is turned off" : "no OpenBLAS was named");

@@ -493,19 +493,27 @@ static PyMethodDef functions[] = {
 
 /* --- the module --- */
 
-/* Find the OpenBLAS that was installed next to the module, in _libs. */
+#if defined(__APPLE__)
+#define OPENBLAS_FOLDER "_libs/lib" /* the library finds those that it needs in _libs/.dylibs */
+#define OPENBLAS_ENDING ".dylib"
+#else
+#define OPENBLAS_FOLDER "_libs"
+#define OPENBLAS_ENDING ".so"
+#endif
+
+/* Find the OpenBLAS that was installed next to the module. */
 static bool find_openblas(PyObject *module, char *path, size_t size) {
     PyObject *file = PyModule_GetFilenameObject(module), *bytes = NULL;
     bool found = false;
     if (file && PyUnicode_FSConverter(file, &bytes)) {
         const char *name = PyBytes_AsString(bytes), *slash = strrchr(name, '/');
         int folder = slash ? (int)(slash - name) + 1 : 0;
-        int written = snprintf(path, size, "%.*s_libs", folder, name);
+        int written = snprintf(path, size, "%.*s" OPENBLAS_FOLDER, folder, name);
         DIR *libraries = written > 0 && (size_t)written < size ? opendir(path) : NULL;
         for (struct dirent *entry; libraries && !found && (entry = readdir(libraries));) {
             const char *end = strrchr(entry->d_name, '.');
-            found = end && strcmp(end, ".so") == 0 && strstr(entry->d_name, "openblas") &&
-                    (size_t)snprintf(path, size, "%.*s_libs/%s", folder, name, entry->d_name) < size;
+            found = end && strcmp(end, OPENBLAS_ENDING) == 0 && strstr(entry->d_name, "openblas") &&
+                    (size_t)snprintf(path, size, "%.*s" OPENBLAS_FOLDER "/%s", folder, name, entry->d_name) < size;
         }
         if (libraries)
             closedir(libraries);

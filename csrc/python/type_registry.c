@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/environment.h"
 #include "base/options.h"
 #include "isolation/isolation.h"
 #include "models/model.h"
@@ -254,12 +255,13 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
 enum { MAX_ARGUMENTS = 16, OPTION_BYTES = 512 };
 
 /* Build the environment of worker processes: the environment of this process, with mpool's options set to the values
- * that this process uses. The GIL prevents changes to environ meanwhile. Free *options and the result with PyMem_Free.
- * Returns NULL with an exception. */
+ * that this process uses. The GIL prevents changes to the environment meanwhile. Free *options and the result with
+ * PyMem_Free. Returns NULL with an exception. */
 static const char **make_environment(char (**options)[OPTION_BYTES]) {
     int count = 0, rows, at = 0;
     const mp_option_row *row = mp_option_rows(&rows);
-    while (environ && environ[count])
+    char **environment = mp_environment();
+    while (environment && environment[count])
         count++;
     const char **made = PyMem_Malloc(((size_t)(count + rows) + 1) * sizeof(*made));
     *options = PyMem_Malloc((size_t)rows * sizeof(**options));
@@ -273,10 +275,10 @@ static const char **make_environment(char (**options)[OPTION_BYTES]) {
         bool own = false;
         for (int r = 0; r < rows && !own; r++) {
             size_t length = strlen(row[r].variable);
-            own = strncmp(environ[i], row[r].variable, length) == 0 && environ[i][length] == '=';
+            own = strncmp(environment[i], row[r].variable, length) == 0 && environment[i][length] == '=';
         }
         if (!own)
-            made[at++] = environ[i];
+            made[at++] = environment[i];
     }
     for (int r = 0; r < rows; r++) {
         char value[OPTION_BYTES / 2];

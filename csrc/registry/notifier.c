@@ -1,22 +1,20 @@
-/* notifier.c: an eventfd and a list of ids. See notifier.h and registry.h. */
+/* notifier.c: a descriptor to poll and a list of ids. See notifier.h and registry.h. */
 #include "registry/notifier.h"
 
-#include <errno.h>
 #include <stdatomic.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include "base/sys.h"
+#include "base/wake_fd.h"
 #include "registry/fork.h"
 
 struct mp_notifier {
     _Atomic int references;
     uint32_t generation; /* fork generation: in a child, a thread of the parent may hold the lock for ever */
-    int number;          /* number of the fd; constant, unlike `fd` */
+    mp_wake_fd wake;     /* its numbers are constant; closed once `open` is false */
     mp_mutex lock;
     /* guarded by: lock */
     mp_notice list; /* sentinel of a circular list */
-    int fd;         /* -1 once destroyed */
+    bool open;      /* false once destroyed */
 };
 
 mp_status mp_notifier_create(mp_notifier **notifier_out, mp_error *error) {
@@ -24,12 +22,12 @@ mp_status mp_notifier_create(mp_notifier **notifier_out, mp_error *error) {
     mp_notifier *notifier = mp_alloc_zeroed(sizeof(*notifier), MP_TAG_POOL);
     if (!notifier)
         return mp_fail_memory(error, sizeof(*notifier), "a notifier");
-    notifier->fd = notifier->number = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (notifier->fd < 0) {
-        int cause = errno;
+    mp_status status = mp_wake_fd_open(&notifier->wake, error);
+    if (status != MP_OK) {
         mp_free(notifier);
-        return mp_fail_errno(error, cause, NULL, "creating an eventfd failed");
+        return status;
     }
+    notifier->open = true;
     atomic_init(&notifier->references, 1);
     notifier->generation = mp_fork_generation();
     mp_mutex_init(&notifier->lock);
@@ -55,19 +53,20 @@ void mp_notifier_destroy(mp_notifier *notifier) {
     if (!notifier)
         return;
     if (notifier->generation != mp_fork_generation()) {
-        close(notifier->number);
+        mp_wake_fd_close(&notifier->wake);
         return; /* tickets of the parent may point to the notifier: do not free it */
     }
     mp_mutex_lock(&notifier->lock);
-    int fd = notifier->fd;
-    notifier->fd = -1;
+    bool was_open = notifier->open;
+    mp_wake_fd wake = notifier->wake; /* mp_notifier_fd may read the number at any time */
+    notifier->open = false;
     mp_mutex_unlock(&notifier->lock);
-    if (fd >= 0)
-        close(fd);
+    if (was_open)
+        mp_wake_fd_close(&wake);
     mp_notifier_unpin(notifier);
 }
 
-int mp_notifier_fd(const mp_notifier *notifier) { return notifier->number; }
+int mp_notifier_fd(const mp_notifier *notifier) { return notifier->wake.poll_fd; }
 
 /* Must hold the lock. */
 static void unlink_notice(mp_notice *notice) {
@@ -84,12 +83,8 @@ void mp_notifier_post(mp_notifier *notifier, mp_notice *notice) {
         notice->next = &notifier->list;
         notice->prev->next = notice;
         notifier->list.prev = notice;
-        /* Write under the lock: no thread may close the fd meanwhile. A write fails only if the counter is full, and
-         * then the fd is readable already. */
-        if (was_empty && notifier->fd >= 0) {
-            ssize_t written = write(notifier->fd, &(uint64_t){1}, sizeof(uint64_t));
-            (void)written;
-        }
+        if (was_empty && notifier->open) /* under the lock: no thread may close the descriptor meanwhile */
+            mp_wake_fd_set(&notifier->wake);
     }
     mp_mutex_unlock(&notifier->lock);
 }
@@ -111,11 +106,8 @@ int mp_notifier_take(mp_notifier *notifier, uint64_t *ids, int capacity) {
         unlink_notice(notice);
         ids[count++] = notice->id;
     }
-    if (notifier->list.next == &notifier->list && notifier->fd >= 0) {
-        uint64_t posts;
-        ssize_t got = read(notifier->fd, &posts, sizeof(posts)); /* fails if the fd is clear already */
-        (void)got;
-    }
+    if (notifier->list.next == &notifier->list && notifier->open)
+        mp_wake_fd_clear(&notifier->wake);
     mp_mutex_unlock(&notifier->lock);
     return count;
 }

@@ -45,6 +45,8 @@ class Variant:
     flags: list[str]
     link: bool = True
     """False: compile only."""
+    library: bool = False
+    """Link the core as a library, without tests."""
     binding: bool = False
     """Compile ``csrc/python`` too (never linked: it needs an interpreter)."""
     wrapper: list[str] = field(default_factory=list)
@@ -86,6 +88,15 @@ VARIANTS: dict[str, Variant] = {
     "tsan": Variant("gcc", ["-O1", "-g1", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"],
                     tests=["base", "faults", "isolation_child", "isolation_models", "isolation_process", "pool",
                            "registry"], idle_flags=UNUSED),
+    # The system calls of systems other than Linux (csrc/base/platform.h), run on Linux.
+    "portable": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM", "-DMP_PORTABLE"],
+                        tests=["base", "events", "forks", "isolation_child", "isolation_models", "isolation_process",
+                               "pool", "registry_notice",
+                               "registry_fake", "registry_forks"], idle_flags=UNUSED),
+    # Compiled and linked for Apple silicon. Nothing here can run it.
+    "macos": Variant("python-zig cc -target aarch64-macos", ["-O1", "-DNDEBUG", "-Wno-pass-failed",
+                      "-isystem", str(TESTS / "macos")], binding=True,
+                     library=True, link_flags=["-dynamiclib"]),
     # The registry and the tiers below it, with threads as fibres (tests/c/sim.h).
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
                    core=["base/", "registry/", "models/requests/", "models/capability.c"], tests=["sim"],
@@ -280,6 +291,8 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
     if priority and (nice := shutil.which("nice")):
         compiler = [nice, "-n", str(priority), *compiler]
     core, chosen = sources(folders, tests if tests is not None else variant.tests)
+    if variant.library:
+        chosen = []
     if variant.core is not None:
         core = [path for path in core if path.relative_to(CSRC).as_posix().startswith(tuple(variant.core))]
     work: list[tuple[list[str], Path, Path]] = []
@@ -325,7 +338,8 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
     current = (runner.exists() and listing_file.exists() and listing_file.read_text() == listing
                and all(target.stat().st_mtime_ns < runner.stat().st_mtime_ns for target in linked))
     if not current:
-        command = [*compiler, *flags, *map(str, linked), *link_flags, "-lm", "-ldl", "-o", str(runner)]
+        libraries = ["-lm"] if variant.library else ["-lm", "-ldl"]
+        command = [*compiler, *flags, *map(str, linked), *link_flags, *libraries, "-o", str(runner)]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode != 0:
             runner.unlink(missing_ok=True)
@@ -370,7 +384,7 @@ def main() -> int:
             failed = True
             continue
         print(f"{name}: {made}", flush=True)
-        if args.run and VARIANTS[name].link:
+        if args.run and VARIANTS[name].link and not VARIANTS[name].library:
             failed |= subprocess.run([*command_of(name, made), *rest]).returncode != 0
     return int(failed)
 

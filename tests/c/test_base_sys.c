@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/platform.h"
 #include "base/sys.h"
 #include "mp_test.h"
 
@@ -311,7 +312,8 @@ MP_TEST(base_sys_threads_block_signals_and_are_counted) {
     mp_thread_join(&thread); /* a second join is legal */
     MP_CHECK(view.usr1_blocked && view.term_blocked && view.int_blocked);
     MP_CHECK(!view.bus_blocked);
-    MP_CHECK_STR(view.name, "a-name-longer-t");
+    if (MP_LINUX)
+        MP_CHECK_STR(view.name, "a-name-longer-t");
     mp_thread_counts(&created_after, &joined_after);
     MP_CHECK_INT(created_after - created, 1);
     MP_CHECK_INT(joined_after - joined, 1);

@@ -90,6 +90,32 @@ def test_gcc_address_and_undefined_sanitizers(out: Path) -> None:
     coretests.run("asan", runner, "--slow", "10")
 
 
+# base/, and the code that depends most on its system calls: folders, tests.
+PORTABLE = (["base", "registry", "models/requests", "models/capability.c"],
+            ["base", "events", "pool", "registry_fake", "registry_forks", "registry_notice"])
+
+
+@pytest.mark.builds
+def test_portable_system_calls(out: Path) -> None:
+    """The tests of base/ and of the registry with the system calls of other systems."""
+    coretests.run("portable", coretests.make("portable", out, *PORTABLE), "--slow", "10")
+
+
+@pytest.mark.slow
+def test_portable_core(out: Path) -> None:
+    """The same with worker processes."""
+    coretests.run("portable", coretests.make("portable", out), "--slow", "10")
+
+
+@pytest.mark.slow
+def test_macos_links(out: Path) -> None:
+    """The core and the binding, compiled and linked for Apple silicon. Nothing here can run the library."""
+    if shutil.which("python-zig") is None:
+        pytest.skip("ziglang is not installed (pip install 'ziglang>=0.15')")
+    library = coretests.make("macos", out).read_bytes()
+    assert library[:8] == b"\xcf\xfa\xed\xfe\x0c\0\0\x01", "a 64-bit Mach-O file for ARM"
+
+
 # C tests to run under emulation: those of the kernels, without the ones that use only the reference variant.
 ARM_KERNELS = ["base_cpu_", "kernels_half_", "kernels_acts_", "kernels_dense_", "kernels_plain_", "kernels_quant_",
                "kernels_rows_match_ref", "kernels_attention_zero_sign", "kernels_attention_full_nan",
