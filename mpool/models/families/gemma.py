@@ -19,10 +19,10 @@ from .rows import Architecture, Config, Tensor, layer
 log = logging.getLogger("mpool.models")
 
 #: Period of the layers with full attention: every second layer of Gemma 2, every sixth layer of Gemma 3.
-_FULL_PERIODS = {"gemma2": 2, "gemma3": 6}
+FULL_PERIODS = {"gemma2": 2, "gemma3": 6}
 #: Number of layers of the largest model of each version. Its attention scores are scaled by the hidden size divided by
 #: the number of heads, not by the head dimension.
-_LARGEST = {"gemma2": 46, "gemma3": 62}
+LARGEST = {"gemma2": 46, "gemma3": 62}
 _ACT = "hidden_activation"
 #: Defaults of transformers' Gemma3TextConfig; the ``text_config`` of a Gemma 3 vision model omits such values.
 _TEXT_DEFAULTS: dict[str, Any] = {
@@ -53,7 +53,7 @@ def _read(config: Fields, row: Architecture) -> Config:
         log.info("%s: this is a vision model; mpool uses only its language model", config.file)
         config = _text_config(config)
     period = config.int("sliding_window_pattern",
-                        config.int("_sliding_window_pattern", _FULL_PERIODS[row.name], low=1), low=1)
+                        config.int("_sliding_window_pattern", FULL_PERIODS[row.name], low=1), low=1)
     kv, used = read_common(config, row, act=_ACT, period=period, theta=1e6 if is_gemma3 else 1e4)
     if is_gemma3:
         kv.setdefault("mpool.rope_local_base", 10000.0)
@@ -83,10 +83,10 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     is_gemma3, layers = name == "gemma3", table.int(f"{name}.block_count", low=1)
     window = table.int(f"{name}.attention.sliding_window", None if is_gemma3 else 4096, low=0)
     if window:
-        set_window(kv, name, window, window_pattern(table, name, _FULL_PERIODS[name]))
+        set_window(kv, name, window, window_pattern(table, name, FULL_PERIODS[name]))
     if is_gemma3:
         kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
-    if layers == _LARGEST[name]:
+    if layers == LARGEST[name]:
         width = table.int(f"{name}.embedding_length", low=1) / table.int(f"{name}.attention.head_count", low=1)
         kv["mpool.attention_scale"] = 1 / math.sqrt(width)
     for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),

@@ -8,10 +8,10 @@ from .llama import BIASES, decoder, decoder_row, finish, read_common
 from .reading import MAX_LAYERS
 from .rows import Architecture, Config
 
-_INTERVAL = 4
+INTERVAL = 4
 
 
-def _rope_layers(layers: int, interval: int) -> list[int]:
+def rope_layers(layers: int, interval: int) -> list[int]:
     """Return for each layer the value that the C core expects: 0 with RoPE, -1 without."""
     return [0 if (i + 1) % interval else -1 for i in range(layers)]
 
@@ -19,8 +19,8 @@ def _rope_layers(layers: int, interval: int) -> list[int]:
 def _with_windows(config: Fields, layers: int) -> Fields:
     """Add ``layer_types`` to a configuration that omits them: the layers without RoPE use the sliding window."""
     given = config.list("no_rope_layers", None, of=int, limit=layers)
-    flags = given or [value + 1 for value in _rope_layers(layers,
-                                                          config.int("no_rope_layer_interval", _INTERVAL, low=1))]
+    flags = given or [value + 1 for value in rope_layers(layers,
+                                                          config.int("no_rope_layer_interval", INTERVAL, low=1))]
     kinds = ["full_attention" if rotated else "sliding_attention" for rotated in flags]
     return Fields({**config.values, "layer_types": kinds}, file=config.file, at=config.at)
 
@@ -32,7 +32,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     kv, used = read_common(config, row, theta=2000000.0)
     given = config.list("no_rope_layers", None, of=int, limit=layers)
     if given is None:
-        kv["mpool.rope_layers"] = _rope_layers(layers, config.int("no_rope_layer_interval", _INTERVAL, low=1))
+        kv["mpool.rope_layers"] = rope_layers(layers, config.int("no_rope_layer_interval", INTERVAL, low=1))
     elif len(given) != layers or set(given) - {0, 1}:
         config.fail("no_rope_layers", given, f"{layers} values, one per layer: 1 (with RoPE) or 0 (without)")
     else:
@@ -41,7 +41,7 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    kv["mpool.rope_layers"] = _rope_layers(table.int(f"{name}.block_count", low=1), _INTERVAL)
+    kv["mpool.rope_layers"] = rope_layers(table.int(f"{name}.block_count", low=1), INTERVAL)
 
 
 ROWS = (

@@ -30,8 +30,9 @@ def string(text: str | bytes) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def value(content: bool | int | float | str | Sequence[str | bytes] | Sequence[int]) -> bytes:
-    """Return a value with its type: integers as uint32 (int32 in lists), floats as float32."""
+def value(content: bool | int | float | str | Sequence[str | bytes] | Sequence[int] | Sequence[float]) -> bytes:
+    """Return a value with its type: integers as uint32 (int32 in lists), floats as float32. A list has values of one
+    type."""
     if isinstance(content, bool):
         return struct.pack("<I?", _BOOL, content)
     if isinstance(content, int):
@@ -42,6 +43,8 @@ def value(content: bool | int | float | str | Sequence[str | bytes] | Sequence[i
         return struct.pack("<I", _STRING) + string(content)
     if all(isinstance(one, int) for one in content):
         return struct.pack(f"<IIQ{len(content)}i", _ARRAY, _I32, len(content), *content)
+    if isinstance(content[0], float):
+        return struct.pack(f"<IIQ{len(content)}f", _ARRAY, _F32, len(content), *content)
     return struct.pack("<IIQ", _ARRAY, _STRING, len(content)) + b"".join(map(string, content))  # type: ignore[arg-type]
 
 

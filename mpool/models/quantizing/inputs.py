@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import Unsupported
@@ -15,15 +16,17 @@ from ..formats.gguf_tables import read_gguf
 from ..formats.hf_folder import describe_folder
 from ..formats.safetensors_header import WEIGHT_DTYPES
 from ..spec import TensorEntry, Value
+from .exports import CONVERT_ELSEWHERE, EXPORTS, Export, Settings
 from .gguf_layout import read_values, value
 from .recipes import Model
 from .vocabulary import tokenizer_keys
 
-#: Architectures of folders -> kinds of tensors whose rows llama.cpp orders differently (the halves of each head
-#: interleaved).
-FOLDERS: dict[str, tuple[str, ...]] = {"llama": ("attn_q", "attn_k"), "qwen2": (), "qwen3": ()}
 #: Keys of a file that describe that file only.
 _OF_THE_FILE = ("split.", "general.alignment", "general.quantization_version", "general.file_type")
+
+#: Tensors of layers: the text before the kind, the kind, and the text after it. Tensors of single experts.
+_LAYER = re.compile(r"(blk\.\d+\.)(\w+)(\.(?:weight|bias))")
+_EXPERT = re.compile(r"(blk\.\d+\.\w+)\.\d+\.weight")
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,20 @@ class Tensor:
     Attributes:
         name: GGUF's name.
         shape: shape, outermost dimension first.
-        entry: where its values are; None: in ``data``.
+        parts: where its values are: tensors whose rows are written one after the other. Empty: in ``data``.
         heads: heads whose halves are interleaved; 0: rows are copied in their order.
         data: values in float32, if they are not in a file.
         folder: True if the tensor is from a folder: small tensors are then written as F32.
+        offset: number that is added to every value; the values are then written as F32.
     """
 
     name: str
     shape: tuple[int, ...]
-    entry: TensorEntry | None
+    parts: tuple[TensorEntry, ...]
     heads: int = 0
     data: bytes = b""
     folder: bool = False
+    offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,83 +97,106 @@ def _from_gguf(path: str) -> Input:
     _, tensors, files = read_gguf(path)
     end = min((entry.offset for entry in tensors if entry.file == 0), default=os.path.getsize(path))
     keys = {key: content for key, content in read_values(files[0], end).items() if not key.startswith(_OF_THE_FILE)}
-    return Input(keys, tuple(Tensor(entry.name, entry.shape, entry) for entry in tensors), files,
+    return Input(keys, tuple(Tensor(entry.name, entry.shape, (entry,)) for entry in tensors), files,
                  _model(described.spec.architecture, described.spec.kv, {entry.name for entry in tensors}))
 
 
 def _from_folder(path: str) -> Input:
     model = describe_folder(path, key=path, ref=path)
     spec, name = model.spec, model.spec.architecture
-    if name not in FOLDERS or model.capability != "text_to_text":
-        raise Unsupported(f"{path}: mpool converts folders of {', '.join(FOLDERS)}, got {name}",
-                          hint="Convert the folder with llama.cpp's convert_hf_to_gguf.py; mpool quantises the .gguf")
+    if name not in EXPORTS or model.capability != "text_to_text":
+        raise Unsupported(f"{path}: mpool converts folders of {', '.join(EXPORTS)}, got {name}", hint=CONVERT_ELSEWHERE)
     stored = next((entry for entry in spec.tensors if entry.dtype not in WEIGHT_DTYPES), None)
     if stored is not None:
         raise Unsupported(f"{path}: {stored.name} is {stored.dtype}; mpool converts folders with weights of "
                           f"{', '.join(sorted(WEIGHT_DTYPES))}", hint="Use the folder of the unquantised model")
-    keys, factors = _parameters(path, spec.kv, name)
+    export, settings = EXPORTS[name], Settings(path, name, spec.kv)
+    factors = _take_common(settings, export)
     rows = next(entry.shape[0] for entry in spec.tensors if entry.name == "token_embd.weight")
+    keys = {key: value(one) for key, one in settings.keys.items()}  # type: ignore[arg-type]
     keys |= tokenizer_keys(Folder(path), model, rows)
-    heads = {"attn_q": _integer(spec.kv, f"{name}.attention.head_count"),
-             "attn_k": _integer(spec.kv, f"{name}.attention.head_count_kv")}
-    tensors = [Tensor(entry.name, entry.shape, entry, _interleaved(name, entry.name, heads), folder=True)
-               for entry in spec.tensors]
-    if factors:
-        tensors.append(Tensor("rope_freqs.weight", (len(factors),), None,
-                              data=struct.pack(f"<{len(factors)}f", *factors)))
+    heads = {"attn_q": settings.integer("attention.head_count"), "attn_k": settings.integer("attention.head_count_kv")}
+    tensors = _tensors(spec.tensors, export, heads)
+    tensors += [Tensor(f"{kind}.weight", (len(one),), (), data=struct.pack(f"<{len(one)}f", *one))
+                for kind, one in factors.items()]
     general = {"general.architecture": value(name), "general.type": value("model"),
                "general.name": value(os.path.basename(os.path.abspath(path)))}
     return Input(general | keys, tuple(tensors), spec.files,
-                 _model(name, spec.kv, {entry.name for entry in spec.tensors}))
+                 _model(name, spec.kv, {tensor.name for tensor in tensors}))
 
 
-def _integer(kv: Mapping[str, Value], key: str) -> int:
-    found = kv[key]
-    assert isinstance(found, int)
+def _tensors(entries: Sequence[TensorEntry], export: Export, heads: Mapping[str, int]) -> list[Tensor]:
+    """Return the tensors of the file, at the places of their first parts.
+
+    Args:
+        entries: tensors of the folder.
+        export: how the architecture is written.
+        heads: kind of tensor -> heads whose halves are interleaved, if the architecture orders rows so.
+    """
+    whole = {part: kind for kind, parts in export.fused.items() for part in parts}
+    groups: dict[str, list[TensorEntry]] = {}
+    for entry in entries:
+        name = entry.name
+        match = _EXPERT.fullmatch(name)
+        if match:
+            name = f"{match[1]}_exps.weight"
+        elif (match := _LAYER.fullmatch(name)) and match[2] in whole:
+            name = f"{match[1]}{whole[match[2]]}{match[3]}"
+        groups.setdefault(name, []).append(entry)
+    tensors = []
+    for name, parts in groups.items():
+        match, shape = _LAYER.fullmatch(name), parts[0].shape
+        kind = match[2] if match else ""
+        if name.endswith("_exps.weight") and len(parts[0].shape) == 2:
+            parts.sort(key=lambda entry: int(entry.name.split(".")[3]))
+            shape = (len(parts), *shape)
+        elif kind in export.fused:
+            parts.sort(key=lambda entry: export.fused[kind].index(entry.name.split(".")[2]))
+            shape = (sum(part.shape[0] for part in parts), *shape[1:])
+        tensors.append(Tensor(name, shape, tuple(parts), heads[kind] if kind in export.interleaved else 0, folder=True,
+                              offset=export.norm_offset if name.endswith("norm.weight") else 0.0))
+    return tensors
+
+
+def _take_common(settings: Settings, export: Export) -> dict[str, list[float]]:
+    """Take the settings that architectures share. Return the factors of RoPE, which are tensors, by their names.
+
+    Raises:
+        Unsupported: a GGUF file cannot express a setting.
+    """
+    settings.fixed("rope_neox", True)
+    settings.fixed("activation", export.activation)
+    kind, scaling = settings.scaling("type", "none"), "rope.scaling."
+    factor = float(settings.scaling("factor", 1.0))  # type: ignore[arg-type]
+    found: dict[str, list[float]] = {}
+    if kind == "yarn":
+        settings.fixed("rope_yarn_truncate", True)
+        for name, usual in (("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0)):
+            if settings.scaling(name, usual) != usual:
+                settings.refuse(f"{scaling}{name}")
+        settings.fixed("rope_attention_factor", 0.1 * math.log(max(factor, 1.0)) + 1)
+    elif kind == "llama3":
+        found["rope_freqs"] = _llama3_factors(settings, factor)
+        settings.drop(scaling)
+    for name in ("short", "long"):
+        if f"rope_{name}_factors" in settings:
+            factors = settings.take(f"rope_{name}_factors", [])
+            found[f"rope_factors_{name}"] = [float(one) for one in factors]  # type: ignore[union-attr, arg-type]
+    export.complete(settings)
+    if not export.windows and f"{settings.architecture}.attention.sliding_window" in settings.keys:
+        settings.refuse("sliding_window")
+    settings.finish()
     return found
 
 
-def _interleaved(architecture: str, name: str, heads: Mapping[str, int]) -> int:
-    part = name.split(".")[2] if name.startswith("blk.") else ""
-    return heads[part] if part in FOLDERS[architecture] else 0
-
-
-def _parameters(path: str, kv: Mapping[str, Value], a: str) -> tuple[dict[str, bytes], list[float]]:
-    """Return the hyper-parameters as keys, and the factors of Llama 3's RoPE, which are a tensor."""
-    rest = dict(kv)
-    kind = rest.get(f"{a}.rope.scaling.type", "none")
-    factor = float(rest.get(f"{a}.rope.scaling.factor", 1.0))  # type: ignore[arg-type]
-    neutral: dict[str, tuple[Value, ...]] = {"mpool.rope_neox": (True,), "mpool.activation": ("silu",)}
-    if kind == "yarn":
-        neutral |= {"mpool.rope_yarn_truncate": (True,), f"{a}.rope.scaling.yarn_beta_fast": (32.0,),
-                    f"{a}.rope.scaling.yarn_beta_slow": (1.0,)}
-        inferred = rest.pop("mpool.rope_attention_factor", 1.0)
-        usual = 0.1 * math.log(max(factor, 1.0)) + 1
-        if not math.isclose(float(inferred), usual, rel_tol=1e-6):  # type: ignore[arg-type]
-            rest["mpool.rope_attention_factor"] = inferred
-    for key, allowed in neutral.items():
-        if rest.get(key, allowed[0]) in allowed:
-            rest.pop(key, None)
-    factors: list[float] = []
-    if kind == "llama3":
-        factors = _llama3_factors(rest, a, factor)
-        rest = {key: one for key, one in rest.items() if ".rope.scaling." not in key}
-    for key in rest:
-        if key.startswith("mpool.") or key.endswith("attention.sliding_window"):
-            raise Unsupported(f"{path}: mpool does not convert {a} with the setting {key.removeprefix('mpool.')}",
-                              hint="Convert the folder with llama.cpp's convert_hf_to_gguf.py; mpool quantises the "
-                                   ".gguf")
-    return {key: value(one) for key, one in rest.items()}, factors  # type: ignore[arg-type]
-
-
-def _llama3_factors(kv: Mapping[str, Value], a: str, factor: float) -> list[float]:
+def _llama3_factors(settings: Settings, factor: float) -> list[float]:
     """Return the divisor of the frequency of each rotated pair.
 
     Short wavelengths are kept, long ones are divided by ``factor``, and the divisor changes gradually between them
     (transformers' ``rope_type`` llama3).
     """
-    def number(key: str) -> float:
-        found = kv[f"{a}.rope.{key}"]
+    def number(name: str) -> float:
+        found = settings.key(f"rope.{name}")
         assert isinstance(found, (int, float))
         return float(found)
 

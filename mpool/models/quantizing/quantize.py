@@ -19,7 +19,9 @@ import numpy as np
 from ... import _core
 from ...errors import FileError, FormatError, InvalidArgument, SpawnFailed
 from ...names import QUANTIZED
+from ...resources import cpus
 from ..files import close, open_regular, read_exactly
+from ..spec import TensorEntry
 from .gguf_layout import header, padding, value
 from .inputs import Input, Tensor, read_input
 from .recipes import BLOCK, RECIPES, type_of
@@ -64,7 +66,7 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
     few megabytes per thread.
 
     Args:
-        source: path of a .gguf file, or of a model folder (Llama, Qwen2, Qwen3).
+        source: path of a .gguf file, or of a model folder (the architectures of :data:`.exports.EXPORTS`).
         target: path of the file to write.
         type: one of :data:`mpool.names.QUANTIZED`.
         force: True to replace an existing file.
@@ -91,7 +93,7 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
     _check_space(target, len(head) + total)
     if os.path.exists(target) and any(os.path.samefile(path, target) for path in model.paths):
         raise InvalidArgument(f"{target} is a file to read; write to another file")
-    threads = threads or min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+    threads = threads or min(cpus(), _MAX_THREADS)
     with _Threads(threads) as pool:
         _write(target, head, _data(plan, model.paths, pool, 2 * threads), total, force, progress)
     return Report(target, len(head) + total, dict(Counter(one.dtype for one in plan)))
@@ -169,9 +171,9 @@ def _planned(type: str, model: Input, tensor: Tensor) -> _Planned:
     """Choose the type of a tensor, and compute its size."""
     dtype = type_of(type, model.model, tensor.name, tensor.shape)
     if dtype is None:
-        dtype = "F32" if tensor.folder or tensor.entry is None else tensor.entry.dtype
-    if tensor.entry is not None and dtype == tensor.entry.dtype:
-        return _Planned(tensor, dtype, tensor.entry.nbytes)
+        dtype = "F32" if tensor.folder or not tensor.parts else tensor.parts[0].dtype
+    if len(tensor.parts) == 1 and dtype == tensor.parts[0].dtype:
+        return _Planned(tensor, dtype, tensor.parts[0].nbytes)
     items = int(np.prod(tensor.shape, dtype=object))
     return _Planned(tensor, dtype, items // BLOCK[dtype] * _BYTES[dtype])
 
@@ -184,8 +186,10 @@ def _data(plan: list[_Planned], paths: tuple[str, ...], pool: _Threads, most: in
         for path in paths:
             files.append(open_regular(path)[0])
         for one in plan:
-            for first, rows in _ranges(one.tensor):
-                ahead.append(pool.submit(_convert, one, first, rows, files, paths))
+            if one.tensor.data:
+                ahead.append(pool.submit(bytes, one.tensor.data))
+            for part, first, rows in _ranges(one.tensor):
+                ahead.append(pool.submit(_convert, one, part, first, rows, files, paths))
                 if len(ahead) > most:
                     yield ahead.popleft().result()
             if padding(one.nbytes):
@@ -202,38 +206,44 @@ def _data(plan: list[_Planned], paths: tuple[str, ...], pool: _Threads, most: in
             close(fd)
 
 
-def _layout(tensor: Tensor) -> tuple[int, int]:
-    """Return the rows and columns of a tensor. Each value of a bias whose halves are interleaved is a row."""
-    columns = 1 if tensor.heads and len(tensor.shape) == 1 else tensor.shape[-1]
-    return int(np.prod(tensor.shape, dtype=object)) // columns, columns
+def _layout(tensor: Tensor, part: TensorEntry) -> tuple[int, int]:
+    """Return the rows and columns of a part. Each value of a bias whose halves are interleaved is a row."""
+    columns = 1 if tensor.heads and len(part.shape) == 1 else part.shape[-1]
+    return int(np.prod(part.shape, dtype=object)) // columns, columns
 
 
-def _ranges(tensor: Tensor) -> Iterator[tuple[int, int]]:
-    """Yield first row and number of rows of each chunk. Rows of a head whose halves are interleaved stay together."""
-    rows, columns = _layout(tensor)
-    unit = rows // tensor.heads if tensor.heads else 1
-    step = max(1, _CHUNK // (columns * unit)) * unit
-    for first in range(0, rows, step):
-        yield first, min(step, rows - first)
+def _ranges(tensor: Tensor) -> Iterator[tuple[TensorEntry, int, int]]:
+    """Yield part, first row and number of rows of each chunk. Rows of a head whose halves are interleaved stay
+    together."""
+    for part in tensor.parts:
+        rows, columns = _layout(tensor, part)
+        unit = rows // tensor.heads if tensor.heads else 1
+        step = max(1, _CHUNK // (columns * unit)) * unit
+        for first in range(0, rows, step):
+            yield part, first, min(step, rows - first)
 
 
-def _convert(one: _Planned, first: int, rows: int, files: list[int], paths: tuple[str, ...]) -> bytes:
-    """Read rows of a tensor and convert them."""
-    tensor, entry = one.tensor, one.tensor.entry
-    if entry is None:
-        return tensor.data
-    all_rows, columns = _layout(tensor)
-    stride = entry.nbytes // all_rows
-    data = read_exactly(files[entry.file], entry.offset + first * stride, rows * stride, path=paths[entry.file])
+def _convert(one: _Planned, part: TensorEntry, first: int, rows: int, files: list[int],
+             paths: tuple[str, ...]) -> bytes:
+    """Read rows of a part of a tensor and convert them."""
+    tensor = one.tensor
+    all_rows, columns = _layout(tensor, part)
+    stride = part.nbytes // all_rows
+    data = read_exactly(files[part.file], part.offset + first * stride, rows * stride, path=paths[part.file])
     if tensor.heads:
         half = all_rows // tensor.heads // 2
         data = np.frombuffer(data, np.uint8).reshape(-1, 2, half, stride).swapaxes(1, 2).tobytes()
-    if one.dtype == entry.dtype:
+    if tensor.offset:
+        values = np.frombuffer(_core.dequantize(part.dtype, data, rows * columns), np.float32)
+        data, dtype = (values + np.float32(tensor.offset)).tobytes(), "F32"
+    else:
+        dtype = part.dtype
+    if one.dtype == dtype:
         return data
     try:
-        return _core.quantize(one.dtype, entry.dtype, data, rows * columns)
+        return _core.quantize(one.dtype, dtype, data, rows * columns)
     except FormatError as error:
-        raise FormatError(file=paths[entry.file], offset=entry.offset, field=tensor.name,
+        raise FormatError(file=paths[part.file], offset=part.offset, field=part.name,
                           got=f"NaN, infinity, or a value outside {one.dtype} in rows {first} to {first + rows - 1}",
                           allowed="finite weights") from error
 

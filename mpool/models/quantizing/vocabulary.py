@@ -1,7 +1,9 @@
-"""The tokenizer of a model folder as keys of a GGUF file, for byte-level BPE."""
+"""The tokenizer of a model folder as keys of a GGUF file: byte-level BPE, and SentencePiece's BPE with byte tokens."""
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import Any
 
 from ...errors import FormatError, Unsupported
@@ -9,9 +11,13 @@ from .. import json_strict
 from ..fields import Fields
 from ..files import Folder
 from ..spec import ModelDescription
+from .exports import CONVERT_ELSEWHERE
 from .gguf_layout import value
 
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+log = logging.getLogger("mpool.models")
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 #: Expression that splits texts -> name in ``tokenizer.ggml.pre``. None: the expression of GPT-2.
@@ -30,18 +36,15 @@ def tokenizer_keys(folder: Folder, model: ModelDescription, rows: int) -> dict[s
         rows: rows of the token embedding; tokens above the vocabulary are unused.
 
     Raises:
-        Unsupported: the tokenizer is not a byte-level BPE tokenizer, or splits texts by an expression that llama.cpp
-            has no name for.
+        Unsupported: the tokenizer is of another kind, or splits texts by an expression that llama.cpp has no name for.
         FormatError: the file is malformed.
     """
     path = folder.path_of("tokenizer.json")
     with open(path, "rb") as file:
         table = Fields.of(json_strict.loads(file.read(_MAX_FILE + 1), file=path, max_bytes=_MAX_FILE), file=path)
     bpe = table.section("model")
-    if bpe.get("type", "BPE") != "BPE" or bpe.get("byte_fallback"):
-        raise Unsupported(f"{path}: mpool converts byte-level BPE tokenizers only", hint="Convert the folder with "
-                          "llama.cpp's convert_hf_to_gguf.py; mpool quantises the .gguf")
-    pre = _pre_tokenizer(table)
+    if bpe.get("type", "BPE") != "BPE":
+        raise _unsupported(path, "BPE tokenizers")
     vocabulary = bpe.section("vocab")
     if len(vocabulary.values) > rows:
         bpe.fail("vocab", f"{len(vocabulary.values)} tokens", f"at most {rows}, the rows of the token embedding")
@@ -61,9 +64,14 @@ def tokenizer_keys(folder: Folder, model: ModelDescription, rows: int) -> dict[s
     if len(set(texts)) < rows:
         raise FormatError(file=path, field="model.vocab", got="a token twice", allowed="different tokens")
     merges = [_merge(one, path) for one in bpe.list("merges", limit=1 << 22)]
-    keys = {"model": value("gpt2"), "pre": value(pre), "tokens": value(texts), "token_type": value(types),
-            "merges": value(merges)}
     ids = {text: token for token, text in enumerate(texts)}
+    if bpe.get("byte_fallback"):
+        _mark_sentencepiece(bpe, texts, types)
+        kind, pre, rest = "llama", "default", _sentencepiece(table, texts, types, ids, merges)
+    else:
+        kind, pre = "gpt2", _pre_tokenizer(table)
+        rest = {"merges": value([" ".join(merge) for merge in merges])}
+    keys = {"model": value(kind), "pre": value(pre), "tokens": value(texts), "token_type": value(types), **rest}
     config = folder.fields("config.json")
     settings = folder.fields("tokenizer_config.json", missing_ok=True, wide_ints=True)
     for name in ("bos", "eos", "pad", "unk"):
@@ -78,12 +86,80 @@ def tokenizer_keys(folder: Folder, model: ModelDescription, rows: int) -> dict[s
     return found
 
 
-def _merge(one: Any, path: str) -> str:
-    """Return a merge as text; files have texts or pairs."""
-    text = " ".join(one) if isinstance(one, list) and all(isinstance(part, str) for part in one) else one
-    if not isinstance(text, str) or text.count(" ") != 1:
+def _unsupported(path: str, kinds: str) -> Unsupported:
+    return Unsupported(f"{path}: mpool converts {kinds} only", hint=CONVERT_ELSEWHERE)
+
+
+def _mark_sentencepiece(bpe: Fields, texts: list[str], types: list[int]) -> None:
+    """Set the types of the byte tokens and of the unknown token."""
+    unknown = bpe.str("unk_token", "<unk>")
+    for token, text in enumerate(texts):
+        if text == unknown:
+            types[token] = _UNKNOWN
+        elif types[token] == _NORMAL and _BYTE_TOKEN.fullmatch(text):
+            types[token] = _BYTE
+    if types.count(_BYTE) != 256:
+        bpe.fail("vocab", f"{types.count(_BYTE)} byte tokens", "256 tokens <0x00> to <0xFF>, because byte_fallback is "
+                 "true")
+
+
+def _sentencepiece(table: Fields, texts: list[str], types: list[int], ids: dict[str, int],
+                   merges: list[tuple[str, str]]) -> dict[str, bytes]:
+    """Return the keys that only SentencePiece vocabularies have.
+
+    SentencePiece joins the neighbours whose joint text has the best score, so every split of a token into two tokens
+    must be a merge, and the merges of a token must follow each other. The files that transformers makes of
+    SentencePiece models are so; the scores are the order of their merges.
+    """
+    rank: dict[str, int] = {}
+    last = ""
+    for place, (left, right) in enumerate(merges):
+        joint = left + right
+        if joint in rank and joint != last:
+            raise _unsupported(table.file, "SentencePiece vocabularies whose merges are in the order of the scores")
+        rank.setdefault(joint, place)
+        last = joint
+    normal = {text for token, text in enumerate(texts) if types[token] == _NORMAL}
+    splits = sum(text[:cut] in normal and text[cut:] in normal for text in normal for cut in range(1, len(text)))
+    known = sum(left in normal and right in normal and left + right in normal for left, right in set(merges))
+    if splits != known or known != len(merges):
+        raise _unsupported(table.file, "SentencePiece vocabularies in which every split of a token is a merge")
+    scores = [-float(rank[text]) if text in rank else -float(len(merges) + token) if types[token] == _NORMAL else 0.0
+              for token, text in enumerate(texts)]
+    return {"scores": value(scores), "add_space_prefix": value(_space_prefix(table)), "add_eos_token": value(False)}
+
+
+def _space_prefix(table: Fields) -> bool:
+    """Return True if a text gets a leading space."""
+    normal, split = table.section("normalizer", None), table.section("pre_tokenizer", None)
+    steps = [] if normal is None else [Fields.of(one, file=table.file, at="normalizer") for one in
+                                       normal.list("normalizers", limit=16)] \
+        if normal.get("type") == "Sequence" else [normal]
+    kinds = [step.get("type") for step in steps]
+    escaped = bool(steps) and kinds[-1] == "Replace" and steps[-1].get("content") == "▁" \
+        and steps[-1].get("pattern") == {"String": " "}
+    if escaped and (split is None or split.get("type") == "Split" and split.get("pattern") == {"String": " "}):
+        if kinds == ["Prepend", "Replace"] and steps[0].get("prepend") == "▁":
+            return True
+        if kinds == ["Replace"]:
+            return False
+    if not steps and split is not None and split.get("type") == "Metaspace" and split.get("replacement") == "▁" \
+            and not split.get("split", True):
+        scheme = split.get("prepend_scheme", "always")
+        if scheme == "first":
+            log.warning("%s puts a space before a text only at its start; readers of GGUF files also put one after "
+                        "each special token", table.file)
+        if scheme in ("first", "always", "never"):
+            return bool(scheme != "never")
+    raise _unsupported(table.file, "SentencePiece vocabularies that replace spaces and change no other character")
+
+
+def _merge(one: Any, path: str) -> tuple[str, str]:
+    """Return the two tokens of a merge; files have texts or pairs."""
+    pair = one if isinstance(one, list) else one.split(" ") if isinstance(one, str) else ()
+    if len(pair) != 2 or not all(isinstance(part, str) and part and " " not in part for part in pair):
         raise FormatError(file=path, field="model.merges", got=repr(one)[:60], allowed="pairs of tokens")
-    return text
+    return pair[0], pair[1]
 
 
 def _pre_tokenizer(table: Fields) -> str:
@@ -103,8 +179,7 @@ def _pre_tokenizer(table: Fields) -> str:
             known = False
     known = known and (pattern is None) == bool(parts[-1].get("use_regex", True))
     if not known or (digits, pattern) not in _NAMES or parts[-1].get("add_prefix_space", True):
-        raise Unsupported(f"{table.file}: mpool converts only the pre-tokenizers of " + ", ".join(_NAMES.values()),
-                          hint="Convert the folder with llama.cpp's convert_hf_to_gguf.py; mpool quantises the .gguf")
+        raise _unsupported(table.file, "the pre-tokenizers of " + ", ".join(_NAMES.values()))
     return _NAMES[digits, pattern]
 
 

@@ -18,6 +18,8 @@ import paritymodels
 from paritymodels import torch
 
 VOCAB = 320
+#: Id of ``<|endoftext|>``.
+END = VOCAB - 3
 #: Rows of the token embedding: some vocabularies are padded.
 ROWS = 336
 TEXT = "Hello, world! It's 12345 o'clock.\n\n  The quick   brown fox."
@@ -31,16 +33,49 @@ FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama_yarn": ("llama_yarn", {}, "qwen2"),
     "qwen2": ("qwen2", {}, "qwen2"),
     "qwen3": ("qwen3", {"tie": True}, "qwen2"),
+    "qwen3moe": ("qwen3moe", {"layers": 3}, "qwen2"),
+    "smollm3": ("smollm3", {"layers": 5}, "llama-bpe"),
+    "granite": ("granite", {"tie": True}, "gpt-2"),
+    "granite_biased": ("granite_biased", {}, "smollm"),
+    "phi3": ("phi3", {}, "spm-prepend"),
+    "phi3_partial": ("phi3_partial", {}, "spm-metaspace"),
+    "phi3_long": ("phi3_long", {}, "spm-prepend"),
+    "gemma2": ("gemma2", {"layers": 3, "tie": True}, "spm-plain"),
+    "gemma3": ("gemma3", {"layers": 7, "tie": True}, "spm-plain"),
 }
-#: Files of which llama.cpp's results are recorded: folder and type.
-FILES = [*((name, "F32") for name in FOLDERS), ("llama", "Q8_0"), ("llama", "Q4_K_M"), ("llama", "Q6_K"),
+#: Files of which llama.cpp's results are recorded: folder and type. The other folders were added later: what mpool
+#: computes of their files is compared with what it computes of the folders.
+RECORDED = ("llama", "llama_tied", "llama_linear", "llama_yarn", "qwen2", "qwen3")
+FILES = [*((name, "F32") for name in RECORDED), ("llama", "Q8_0"), ("llama", "Q4_K_M"), ("llama", "Q6_K"),
          ("qwen3", "Q8_0"), ("qwen2", "Q5_K_M")]
 
 
-def write_tokenizer(folder: Path, pre: str) -> None:
-    """Train a small byte-level BPE tokenizer and write its files."""
-    pytest.importorskip("tokenizers")
-    from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
+def _sentencepiece(style: str) -> Any:
+    """Return a tokenizer as transformers makes it of a SentencePiece model: every split of a token is a merge."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    spaced = "▁" + TEXT.replace(" ", "▁")
+    tokens = sorted(set(spaced)) + ["He", "Hel", "▁He", "▁Hel", "lo", "Hello", "▁Hello", "ll", "▁▁", "▁q", "ui", "ck",
+                                    "quick", "uick", "▁quick", "▁b", "ro", "wn"]
+    known = set(tokens)
+    merges = [(token[:cut], token[cut:]) for token in tokens if len(token) > 1 for cut in range(1, len(token))
+              if token[:cut] in known and token[cut:] in known]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *tokens]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, merges, unk_token="<unk>",
+                                     fuse_unk=True, byte_fallback=True))
+    escape = normalizers.Replace(" ", "▁")
+    if style == "metaspace":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always", split=False)
+    else:
+        tokenizer.normalizer = escape if style == "plain" else normalizers.Sequence([normalizers.Prepend("▁"), escape])
+    if style == "plain":
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    return tokenizer
+
+
+def _byte_level(pre: str) -> Any:
+    """Train a byte-level BPE tokenizer."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm"))
     steps: list[Any] = [byte_level]
@@ -54,6 +89,15 @@ def write_tokenizer(folder: Path, pre: str) -> None:
     tokenizer.train_from_iterator(
         [TEXT] * 3, trainers.BpeTrainer(vocab_size=VOCAB - 3, show_progress=False,
                                         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, pre: str) -> None:
+    """Make a small tokenizer and write its files: ``spm-`` and a style, or the name of a pre-tokenizer."""
+    pytest.importorskip("tokenizers")
+    from tokenizers import AddedToken
+
+    tokenizer = _sentencepiece(pre[4:]) if pre.startswith("spm-") else _byte_level(pre)
     fill = VOCAB - 3 - tokenizer.get_vocab_size()
     tokenizer.add_tokens([AddedToken(f"<fill{i}>", normalized=False) for i in range(fill)])
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
@@ -65,7 +109,11 @@ def write_tokenizer(folder: Path, pre: str) -> None:
 
 def save(name: str, folder: Path) -> Any:
     """Save a folder of FOLDERS, and return its model."""
-    family, settings, pre = FOLDERS[name]
+    return save_as(folder, *FOLDERS[name])
+
+
+def save_as(folder: Path, family: str, settings: dict[str, Any], pre: str) -> Any:
+    """Save a seeded model of a family of paritymodels with a tokenizer, and return the model."""
     settings = {"layers": 2, **settings}
     model = paritymodels.decoder(family, settings.pop("layers"), vocab=ROWS, **settings)
     model.config.intermediate_size = 512 if model.config.hidden_size == 256 else 160

@@ -96,7 +96,8 @@ def test_float_file_computes_the_same(folder: Path, name: str) -> None:
         got = logits(pool, str(path), tokens, "float32")
         assert np.abs(got - expected).max() <= 1e-4
         messages = [{"role": "user", "content": "Hello"}]
-        options = {"max_tokens": 4, "temperature": 0, "compute": "float32"}
+        # readers of GGUF files take <|endoftext|> as an end of turn by its name
+        options = {"max_tokens": 4, "temperature": 0, "compute": "float32", "logit_bias": {quantisedfiles.END: -100}}
         assert pool.chat(messages, str(path), **options).token_ids \
             == pool.chat(messages, str(folder / name), **options).token_ids
         assert pool.tokenize(quantisedfiles.TEXT, str(path)) == pool.tokenize(quantisedfiles.TEXT, str(folder / name))
@@ -244,9 +245,9 @@ def _edit(path: Path, change: Any) -> None:
 
 @pytest.mark.parametrize("file, change, words", [
     ("config.json", lambda t: t.update(hidden_act="gelu"), "with the setting activation"),
-    ("tokenizer.json", lambda t: t["model"].update(type="Unigram"), "byte-level BPE tokenizers only"),
+    ("tokenizer.json", lambda t: t["model"].update(type="Unigram"), "mpool converts BPE tokenizers only"),
     ("tokenizer.json", lambda t: t["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed"),
-     "only the pre-tokenizers of gpt-2, smollm, llama-bpe, qwen2"),
+     "the pre-tokenizers of gpt-2, smollm, llama-bpe, qwen2 only"),
     ("tokenizer.json", lambda t: t["model"]["merges"].append(["a"]), "model.merges.*pairs of tokens"),
     ("tokenizer.json", lambda t: t["model"]["vocab"].update(zzzz=336), "id of a token.*336.*0 to 335"),
     ("tokenizer.json", lambda t: t["added_tokens"][0].update(id=-1), "id of a token.*-1.*0 to 335")])
@@ -258,14 +259,48 @@ def test_folders_that_cannot_be_converted(tmp_path: Path, file: str, change: Any
     _only(tmp_path, {"m"})
 
 
+@pytest.mark.parametrize("family, settings, words", [
+    ("qwen3moe_shares", {}, "qwen3moe with the setting expert_normalise"),
+    ("qwen3moe_dense", {}, "qwen3moe with the setting (dense_layers|activation)"),
+    ("smollm3_interval", {}, "smollm3 with the setting rope_layers"),
+    ("llama_mistral", {}, "llama with the setting (window_layers|sliding_window)"),
+    ("gemma2_scalar", {}, "gemma2 with the setting attention_scale"),
+    ("gemma2", {"query_pre_attn_scalar": 32, "attn_logit_softcapping": None},
+     "gemma2 with the setting attn_logit_softcapping"),
+    ("gemma3", {"layers": 2}, "gemma3 with the setting (window_layers|rope_layers)")])
+def test_settings_that_files_cannot_express(tmp_path: Path, family: str, settings: dict[str, Any], words: str) -> None:
+    if family == "gemma3":
+        settings = {**settings, "layer_types": ["full_attention", "sliding_attention"]}
+    quantisedfiles.save_as(tmp_path / "m", family, settings, "gpt-2")
+    with pytest.raises(mpool.Unsupported, match=words):
+        quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
+    _only(tmp_path, {"m"})
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda t: t["model"]["merges"].pop(3), "every split of a token is a merge"),
+    (lambda t: t["model"]["merges"].append(t["model"]["merges"].pop(t["model"]["merges"].index(["▁He", "l"]))),
+     "in the order of the scores"),
+    (lambda t: t["model"]["vocab"].update({"<0x7g>": t["model"]["vocab"].pop("<0x7F>")}), "255 byte tokens.*256"),
+    (lambda t: t["normalizer"]["normalizers"].append({"type": "Lowercase"}), "change no other character"),
+    (lambda t: t["normalizer"]["normalizers"][0].update(prepend="x"), "change no other character"),
+    (lambda t: t.update(normalizer=None), "change no other character")])
+def test_sentencepiece_that_cannot_be_converted(tmp_path: Path, change: Any, words: str) -> None:
+    quantisedfiles.save("phi3", tmp_path / "m")
+    _edit(tmp_path / "m" / "tokenizer.json", change)
+    with pytest.raises((mpool.Unsupported, mpool.FormatError), match=words):
+        quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
+    _only(tmp_path, {"m"})
+
+
 def test_other_families_are_named(tmp_path: Path) -> None:
     import paritymodels
     import quantisedmodels
 
-    model = paritymodels.decoder("granite", 1, vocab=157)
+    model = paritymodels.decoder("gpt_oss", 1, vocab=157)
     model.save_pretrained(tmp_path / "m")
     paritymodels.write_tokenizer(tmp_path / "m", 157)
-    with pytest.raises(mpool.Unsupported, match="folders of llama, qwen2, qwen3, got granite"):
+    with pytest.raises(mpool.Unsupported, match="folders of llama, qwen2, .* got gpt_oss"):
         quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
     quantisedmodels.save(quantisedmodels.decoder("llama", layers=1), tmp_path / "awq", "awq")
     with pytest.raises(mpool.Unsupported, match="is AWQ4; mpool converts folders with weights of BF16, F16, F32"):

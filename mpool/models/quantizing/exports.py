@@ -1,0 +1,177 @@
+"""How each architecture is written to a GGUF file: what llama.cpp's files store differently than model folders.
+
+The names of keys and tensors are those of llama.cpp's converter (``convert_hf_to_gguf.py``). A setting that its files
+cannot express is refused, because the file would compute something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...errors import Unsupported
+from ..families.gemma import FULL_PERIODS, LARGEST
+from ..families.llama import windowed_layers
+from ..families.smollm import INTERVAL, rope_layers
+from ..spec import Value
+
+#: What to do with a folder that mpool does not convert.
+CONVERT_ELSEWHERE = "Convert the folder with llama.cpp's convert_hf_to_gguf.py; mpool quantises the .gguf"
+
+
+class Settings:
+    """Hyper-parameters of a folder. Each is taken once; those that are left at the end cannot be expressed.
+
+    Attributes:
+        architecture: name of the architecture.
+        keys: hyper-parameters under GGUF's names, which are written as they are.
+    """
+
+    def __init__(self, path: str, architecture: str, kv: Mapping[str, Value]) -> None:
+        """Read the hyper-parameters of a model's spec.
+
+        Args:
+            path: folder named in errors.
+            architecture: name of the architecture.
+            kv: hyper-parameters.
+        """
+        self.path, self.architecture = path, architecture
+        self.keys = {key: one for key, one in kv.items() if not key.startswith("mpool.")}
+        self._own = {key.removeprefix("mpool."): one for key, one in kv.items() if key.startswith("mpool.")}
+
+    def __contains__(self, name: str) -> bool:
+        """Return True if a setting of mpool is left."""
+        return name in self._own
+
+    def take(self, name: str, default: Value) -> Value:
+        """Return a setting of mpool, without ``mpool.``, and mark it as expressed."""
+        return self._own.pop(name, default)
+
+    def number(self, name: str, default: float) -> float:
+        """Take a setting that is a number."""
+        found = self.take(name, default)
+        assert isinstance(found, (int, float))
+        return float(found)
+
+    def key(self, name: str) -> Value:
+        """Return a hyper-parameter, without the name of the architecture."""
+        return self.keys[f"{self.architecture}.{name}"]
+
+    def integer(self, name: str) -> int:
+        """Return a hyper-parameter that is an integer."""
+        found = self.key(name)
+        assert isinstance(found, int)
+        return found
+
+    def scaling(self, name: str, default: Value) -> Value:
+        """Return a parameter of RoPE's scaling, or ``default``."""
+        return self.keys.get(f"{self.architecture}.rope.scaling.{name}", default)
+
+    def drop(self, prefix: str) -> None:
+        """Remove the keys that begin with ``prefix``, after the name of the architecture."""
+        start = f"{self.architecture}.{prefix}"
+        self.keys = {key: one for key, one in self.keys.items() if not key.startswith(start)}
+
+    def put(self, name: str, value: Value) -> None:
+        """Add a key, without the name of the architecture."""
+        self.keys[f"{self.architecture}.{name}"] = value
+
+    def fixed(self, name: str, value: Value) -> None:
+        """Take a setting that readers of these files infer; refuse the folder if it differs from ``value``."""
+        found = self.take(name, value)
+        same = math.isclose(found, value, rel_tol=1e-6) if isinstance(found, float) and isinstance(value, float) \
+            else found == value
+        if not same:
+            self.refuse(name)
+
+    def refuse(self, name: str) -> None:
+        """Raise Unsupported for a setting."""
+        raise Unsupported(f"{self.path}: mpool does not convert {self.architecture} with the setting {name}",
+                          hint=CONVERT_ELSEWHERE)
+
+    def finish(self) -> None:
+        """Refuse the folder if a setting was not taken."""
+        for name in self._own:
+            self.refuse(name)
+
+
+@dataclass(frozen=True)
+class Export:
+    """How an architecture is written.
+
+    Attributes:
+        complete: function that takes the settings which only this architecture has, and adds the keys of the file.
+        interleaved: kinds of tensors whose rows llama.cpp orders differently: the halves of each head interleaved.
+        fused: kind of tensor in the file -> kinds whose rows it concatenates.
+        activation: activation that the architecture's files imply.
+        windows: True if the file states the sliding window.
+        norm_offset: number that the folder's network adds to the weights of norms; the file stores the sums.
+    """
+
+    complete: Callable[[Settings], None] = lambda settings: None
+    interleaved: tuple[str, ...] = ()
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    activation: str = "silu"
+    windows: bool = False
+    norm_offset: float = 0.0
+
+
+def _qwen3moe(settings: Settings) -> None:
+    settings.fixed("expert_normalise", True)
+    settings.fixed("dense_layers", [0] * settings.integer("block_count"))
+
+
+def _smollm3(settings: Settings) -> None:
+    settings.fixed("rope_layers", rope_layers(settings.integer("block_count"), INTERVAL))
+
+
+def _granite(settings: Settings) -> None:
+    for ours, key in (("embedding_scale", "embedding_scale"), ("residual_scale", "residual_scale"),
+                      ("attention_scale", "attention.scale")):
+        settings.put(key, settings.number(ours, 1.0))
+    settings.put("logit_scale", 1.0 / settings.number("output_scale", 1.0))
+
+
+def _gemma(settings: Settings) -> None:
+    name, layers = settings.architecture, settings.integer("block_count")
+    is_gemma3, width = name == "gemma3", settings.integer("embedding_length")
+    settings.fixed("norm_offset", 1.0)
+    settings.fixed("embedding_scale", math.sqrt(width))
+    scaled_by = width / settings.integer("attention.head_count") if layers == LARGEST[name] \
+        else settings.integer("attention.key_length")
+    settings.fixed("attention_scale", 1 / math.sqrt(scaled_by))
+    windowed = [int(one) for one in windowed_layers(layers, FULL_PERIODS[name])]
+    settings.fixed("window_layers", windowed)
+    if f"{name}.attention.sliding_window" not in settings.keys:
+        settings.refuse("sliding_window")
+    for ours, key in (("attention_softcap", "attn_logit_softcapping"), ("output_softcap", "final_logit_softcapping")):
+        cap = settings.number(ours, 0.0)
+        if cap:
+            settings.put(key, cap)
+        elif not is_gemma3:  # readers of Gemma 2 files without the key assume a cap
+            settings.refuse(key)
+    if is_gemma3:
+        settings.fixed("rope_layers", windowed)
+        settings.put("rope.freq_base_swa", settings.number("rope_local_base", 10000.0))
+
+
+def _phi3(settings: Settings) -> None:
+    settings.fixed("window_layers", [1] * settings.integer("block_count"))
+    if "rope_long_from" in settings:
+        settings.put("rope.scaling.original_context_length", settings.take("rope_long_from", 0))
+        settings.put("rope.scaling.attn_factor", settings.number("rope_attention_factor", 1.0))
+
+
+EXPORTS = {
+    "llama": Export(interleaved=("attn_q", "attn_k")),
+    "qwen2": Export(),
+    "qwen3": Export(),
+    "qwen3moe": Export(_qwen3moe),
+    "smollm3": Export(_smollm3, interleaved=("attn_q", "attn_k")),
+    "granite": Export(_granite, interleaved=("attn_q", "attn_k")),
+    "phi3": Export(_phi3, fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
+                   windows=True),
+    "gemma2": Export(_gemma, activation="gelu_tanh", windows=True, norm_offset=1.0),
+    "gemma3": Export(_gemma, activation="gelu_tanh", windows=True, norm_offset=1.0),
+}
