@@ -1,6 +1,6 @@
-"""Takes the screenshot of the dashboard: a real server under load, shown by chromium.
+"""Takes the screenshots of the dashboard: a real server under load, shown by chromium.
 
-    python docs/make_screenshot.py            # writes docs/_static/dashboard.png
+    python docs/make_screenshot.py            # writes docs/_static/dashboard*.png
 
 Needs chromium, chromedriver and the ``test`` extra. The dashboard's texts change with the program: run this after a
 change to ``mpool/server/dashboard``.
@@ -8,6 +8,7 @@ change to ``mpool/server/dashboard``.
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import socket
@@ -18,8 +19,16 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
-TARGET = Path(__file__).resolve().parent / "_static" / "dashboard.png"
+from PIL import Image
+
+TARGET = Path(__file__).resolve().parent / "_static"
+#: Maximum size of a file in bytes.
+LARGEST = 120_000
+#: Seconds of load before the screenshots.
+HISTORY = 240
+QUESTION = "Write a Python function that adds two numbers, and explain it."
 MODELS = ("SmolLM2-135M-Instruct", "all-MiniLM-L6-v2", "digits-clip", "digits-llava", "digits-sd3")
 
 
@@ -41,10 +50,8 @@ def post(url: str, body: dict[str, object]) -> bytes:
 def keep_busy(url: str, stop: threading.Event) -> list[threading.Thread]:
     """Clients that chat, embed and generate images until ``stop``."""
     bodies = [
-        ("/v1/chat/completions", {"model": MODELS[0], "max_tokens": 400, "ignore_eos": True,
+        ("/v1/chat/completions", {"model": MODELS[0], "max_tokens": 100, "ignore_eos": True,
                                   "messages": [{"role": "user", "content": "Tell a story about a lighthouse."}]}),
-        ("/v1/chat/completions", {"model": MODELS[0], "max_tokens": 400, "ignore_eos": True,
-                                  "messages": [{"role": "user", "content": "List the months and their weather."}]}),
         ("/v1/embeddings", {"model": MODELS[1], "input": [f"Sentence number {n}." for n in range(64)]}),
         ("/v1/images/generations", {"model": MODELS[4], "prompt": "a handwritten seven"}),
     ]
@@ -52,7 +59,7 @@ def keep_busy(url: str, stop: threading.Event) -> list[threading.Thread]:
     def client(path: str, body: dict[str, object]) -> None:
         while not stop.is_set():
             post(url + path, body)
-            stop.wait(0.2)
+            stop.wait(0.5)
 
     threads = [threading.Thread(target=client, args=pair, daemon=True) for pair in bodies]
     for thread in threads:
@@ -60,8 +67,48 @@ def keep_busy(url: str, stop: threading.Event) -> list[threading.Thread]:
     return threads
 
 
+def save(driver: Any, name: str, height: int, scheme: str = "light", width: int = 1200) -> None:
+    """Save a screenshot with at most 128 colours."""
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia",
+                           {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                           {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500})
+    time.sleep(2)
+    image = Image.open(io.BytesIO(driver.get_screenshot_as_png())).convert("RGB")
+    path = TARGET / name
+    image.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    size = path.stat().st_size
+    print(path, size)
+    if size > LARGEST:
+        raise SystemExit(f"{path} has {size:,} bytes, allowed: {LARGEST:,}")
+
+
+def take(driver: Any) -> None:
+    """Take the screenshots of all tabs."""
+    from selenium.webdriver.common.by import By
+
+    save(driver, "dashboard.png", 880)
+    driver.find_element(By.ID, "tab-models").click()
+    save(driver, "dashboard-models.png", 820, "dark")
+    driver.find_element(By.ID, "tab-playground").click()
+    time.sleep(2)
+    driver.find_element(By.ID, "tokens").clear()
+    driver.find_element(By.ID, "tokens").send_keys("220")
+    driver.find_element(By.ID, "temperature").send_keys("0")
+    driver.find_element(By.CSS_SELECTOR, f"#model option[value='{MODELS[0]}']").click()
+    driver.find_element(By.ID, "message").send_keys(QUESTION)
+    driver.find_element(By.ID, "run").click()
+    time.sleep(1)
+    while driver.find_element(By.ID, "stop").is_enabled():
+        time.sleep(0.2)
+    driver.execute_script("document.getElementById('turns').scrollTop = 0")
+    save(driver, "dashboard-playground.png", 820)
+    driver.find_element(By.ID, "tab-requests").click()
+    save(driver, "dashboard-phone.png", 800, width=380)
+
+
 def main() -> int:
-    """Start the server, keep it busy, take the screenshot."""
+    """Start the server, keep it busy, take the screenshots."""
     from selenium import webdriver
 
     port = free_port()
@@ -89,11 +136,10 @@ def main() -> int:
                 options.add_argument(argument)
             driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
             try:
-                driver.set_window_size(1200, 1010)
+                driver.set_window_size(1200, 900)
                 driver.get(url + "/")
-                time.sleep(25)  # the plots need 25 s of history
-                TARGET.parent.mkdir(exist_ok=True)
-                driver.save_screenshot(str(TARGET))
+                time.sleep(HISTORY)
+                take(driver)
             finally:
                 driver.quit()
     finally:
@@ -102,7 +148,6 @@ def main() -> int:
             thread.join(60)
         server.terminate()
         server.wait(30)
-    print(TARGET)
     return 0
 
 

@@ -1,178 +1,139 @@
-// Fetches a snapshot of the pool once a second while the page is visible, and displays it.
-import { byId, json, make, setText } from "./dom.js";
-import { bytes, rate, span, whole } from "./formats.js";
-import "./history.js";
-import { Plot } from "./plots.js";
+// Fetches the state of the pool and its history while the page is visible, and shows the tab "Overview".
+import { button, byId, json, keyed, make, setBadge, setText } from "./dom.js";
+import { CAPABILITY, bytes, rate, short, span, whole } from "./formats.js";
+import "./hints.js";
+import { showModels } from "./models.js";
 import "./playground.js";
+import { Plot } from "./plots.js";
+import { refreshHistory, showRunning } from "./requests.js";
+import { Series } from "./series.js";
+import { named, onTab, open, tab } from "./tabs.js";
 
-const REFRESH_MS = 1000, HISTORY_SECONDS = 300;
+const REFRESH_MS = 1000;
 
 // ---- plots ----------------------------------------------------------------------------------------------------------
 
-const requests = new Plot("Requests", ["completed", "failed"], rate, HISTORY_SECONDS);
-const tokens = new Plot("Tokens per second", ["prompt and completion"], rate, HISTORY_SECONDS);
-const latency = new Plot("Request latency", ["p50", "p99"], span, HISTORY_SECONDS);
-const memory = new Plot("Memory", ["in use"], bytes, HISTORY_SECONDS);
-byId("plots").append(...[requests, tokens, latency, memory].map((plot) => plot.figure));
+const RANGES = [[1, "5 min"], [10, "1 h"], [120, "12 h"]];
+const PLOTS = [
+  new Plot("Requests", "requests", { requests: "completed", failed: "failed" }, rate),
+  new Plot("Tokens", "tokens", { tokens: "tokens" }, rate),
+  new Plot("Latency", "latency", { p50: "p50", p99: "p99" }, span, 15),
+  new Plot("Memory", "memory", { memory: "in use" }, bytes),
+  new Plot("In flight", "queue", { running: "running", queued: "waiting" }, short),
+  new Plot("Compute threads", "threads", { threads: "in use" }, short),
+];
+byId("plots").append(...PLOTS.map((plot) => plot.figure));
 
-const history = { requests: [], tokens: [], latency: [], memory: [] };
+const live = new Series(1);
+let range = live, fetched = -Infinity;
 
-function record(name, time, values) {
-  const list = history[name];
-  list.push({ time, values });
-  while (list[0].time < time - HISTORY_SECONDS) list.shift();
-  return list;
-}
+const ranges = RANGES.map(([step, title]) => button(title, (made) => {
+  for (const one of ranges) one.setAttribute("aria-pressed", String(one === made));
+  range = step === 1 ? live : new Series(step);
+  fetched = -Infinity;
+  refresh();
+}, { "aria-pressed": String(step === 1) }));
+byId("ranges").append(...ranges);
 
-const FAILED = ["errors", "timeouts", "queue_full_rejections", "circuit_rejections"];
-const failures = (counters) => FAILED.reduce((sum, name) => sum + counters[name], 0);
-
-// Number of completed requests per latency bucket, summed over all models.
-function histogram(found) {
-  return found.latency_bounds.map((_, at) => found.models.reduce((sum, model) => sum + model.latency[at], 0));
-}
-
-// Latency quantile in seconds, as the upper bound of its bucket; null: no request was completed.
-function quantile(counts, bounds, share) {
-  const total = counts.reduce((sum, count) => sum + count, 0);
-  if (!(total > 0)) return null;
-  let seen = 0;
-  const at = counts.findIndex((count) => (seen += count) >= share * total);
-  return bounds[at] ?? bounds[bounds.length - 2];
-}
-
-let before = null;
-
-function plot(found) {
-  const time = found.time;
-  memory.show(record("memory", time, [found.memory.used]));
-  if (before && time > before.time) {
-    const passed = time - before.time;
-    const perSecond = (counter) => Math.max(0, counter(found) - counter(before)) / passed;
-    requests.show(record("requests", time,
-      [perSecond((at) => at.counters.completed), perSecond((at) => failures(at.counters))]));
-    tokens.show(record("tokens", time, [perSecond((at) => at.counters.rows)]));
-    const old = histogram(before);
-    const counts = histogram(found).map((count, at) => Math.max(0, count - old[at]));
-    latency.show(record("latency", time, [0.5, 0.99].map((share) => quantile(counts, found.latency_bounds, share))));
+async function refreshSeries() {
+  await live.refresh();
+  const chosen = range;
+  if (chosen !== live && performance.now() - fetched > Math.min(chosen.step * 500, 30_000)) {
+    fetched = performance.now();
+    await chosen.refresh();
   }
-  before = found;
+  if (tab === "overview" && chosen === range) for (const plot of PLOTS) plot.show(range.pool, range);
 }
 
-// ---- tables ---------------------------------------------------------------------------------------------------------
+// ---- overview -------------------------------------------------------------------------------------------------------
 
-const cell = (...children) => make("td", {}, ...children.map(String));
+const last = (name) => live.pool[name]?.findLast((value) => value !== null) ?? null;
+const text = (id, value) => setText(byId(id), value);
 
-// Update the rows of a table. A row keeps its element while its key exists, so that a focused button keeps the focus.
-function rows(body, items, keyOf, change, none, columns) {
-  const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
-  const wanted = items.map((item) => {
-    const key = keyOf(item);
-    const row = old.get(key) ?? make("tr", { "data-key": key });
-    change(row, item);
-    return row;
-  });
-  if (!wanted.length) {
-    wanted.push(old.get("") ?? make("tr", { "data-key": "" }, make("td", { colspan: columns, class: "soft" }, none)));
-  }
-  if (wanted.length !== body.children.length || wanted.some((row, at) => row !== body.children[at])) {
-    body.replaceChildren(...wanted);
-  }
+function showNow(found) {
+  const [requests, failed, tokens, images] = ["requests", "failed", "tokens", "images"].map((name) => live.mean(name, 5));
+  text("now-requests", requests === null ? "–" : rate(requests));
+  text("now-failed", failed ? `${rate(failed)} failed` : "none failed");
+  text("now-tokens", tokens === null ? "–" : rate(tokens));
+  text("now-images", images ? `${short(images)} images/s` : "mean of 5 s");
+  text("now-p50", span(last("p50")));
+  text("now-p99", `p99 ${span(last("p99"))}`);
+  const running = found.pools.reduce((sum, pool) => sum + pool.running, 0);
+  text("now-running", whole(running));
+  text("now-queued", `${whole(found.pools.reduce((sum, pool) => sum + pool.queue_depth, 0))} waiting, `
+    + `${found.streams} stream${found.streams === 1 ? "" : "s"}`);
+  text("now-memory", bytes(found.memory.used));
+  text("now-limit", `of ${bytes(found.memory.limit)}`);
 }
 
-function showPool(row, pool) {
-  row.replaceChildren(make("th", { scope: "row" }, pool.capability), cell(pool.policy), cell(pool.models),
-    cell(pool.workers + (pool.dead ? ` (${pool.dead} dead)` : "")), cell(pool.busy), cell(pool.running),
-    cell(pool.queue_depth));
+const KINDS = { weights: "weights", kv: "KV cache", scratch: "working memory", request: "requests", pool: "pools",
+  spec: "metadata", misc: "other" };
+
+function showMemory(memory) {
+  setBadge(byId("pressure"), memory.pressure, { low: "good", normal: "good", high: "warn" }[memory.pressure] ?? "bad");
+  const kinds = Object.entries(memory.by_kind).filter(([, count]) => count > 0).sort((one, other) => other[1] - one[1]);
+  const total = kinds.reduce((sum, [, count]) => sum + count, 0);
+  keyed(byId("kinds"), kinds, ([kind]) => kind, ([kind]) => make("span", { class: `kind-${kind}` }),
+    (element, [, count]) => { element.style.width = `${100 * count / total}%`; },
+    () => make("span"));
+  keyed(byId("kind-names"), kinds, ([kind]) => kind,
+    ([kind]) => make("div", { class: `kind-${kind}` }, make("dt", {}, KINDS[kind] ?? kind), make("dd")),
+    (element, [, count]) => setText(element.lastChild, bytes(count)), () => make("div", {}, "nothing"));
 }
 
-const KIND = { ready: "good", busy: "good", idle: "good", processing: "good", loading: "warn", spawning: "warn",
-  evicting: "warn", failed: "bad" };
-
-function showModel(row, model) {
-  const notes = [model.pinned ? "pinned" : "", model.breaker === "closed" ? "" : `breaker ${model.breaker}`,
-    model.last_error ? `last error: ${model.last_error}` : ""].filter(Boolean).join(", ");
-  const workers = model.workers.map((worker) => make("span", { class: `badge ${KIND[worker.state] ?? ""}` },
-    `${worker.id}: ${worker.state}`));
-  const idle = model.state === "ready"
-    ? span(Math.round(model.idle_seconds)) + (model.keep_alive === null ? "" : ` of ${span(model.keep_alive)}`) : "–";
-  row.replaceChildren(
-    make("th", { scope: "row" }, model.key,
-      make("small", {}, [model.capability, model.compute, model.isolation === "process" ? "processes" : ""]
-        .filter(Boolean).join(", "))),
-    make("td", {}, make("span", { class: `badge ${KIND[model.state] ?? ""}` }, model.state), make("small", {}, notes)),
-    make("td", { class: "workers" }, ...workers.flatMap((badge) => [badge, " "]),
-      make("small", {}, model.dead ? `${model.dead} dead` : "")),
-    cell(model.running), cell(`${model.queued} of ${model.queue_capacity}`), cell(bytes(model.model_bytes)),
-    cell(bytes(model.engine_bytes)), cell(whole(model.calls) + (model.errors ? ` (${model.errors} failed)` : "")),
-    cell(`${span(model.p50)} / ${span(model.p99)}`), cell(idle));
-}
-
-async function cancel(id, button) {
-  button.disabled = true;
-  try {
-    const done = await json("/api/mpool/cancel", { id });
-    setText(byId("cancel-result"),
-      done.cancelled ? `Request ${id} was cancelled.` : `Request ${id} had already ended.`);
-  } catch (error) {
-    button.disabled = false;
-    setText(byId("cancel-result"), `Request ${id}: ${error.message}`);
-  }
-}
-
-function showRequest(row, request) {
-  if (!row.children.length) {
-    const button = make("button", { type: "button", "aria-label": `Cancel request ${request.id}` }, "Cancel");
-    button.addEventListener("click", () => cancel(request.id, button));
-    row.append(make("th", { scope: "row" }, request.id), cell(request.path), cell(request.model), cell(""), cell(""),
-      make("td", {}, button));
-  }
-  setText(row.children[3], span(request.seconds));
-  setText(row.children[4], request.chunks === null ? "–" : whole(request.chunks));
+function showPool(card, pool) {
+  card.replaceChildren(make("h3", {}, CAPABILITY[pool.capability] ?? pool.capability),
+    make("dl", { class: "facts" }, ...[["Models", pool.models],
+      ["Workers", `${pool.workers}${pool.dead ? ` (${pool.dead} dead)` : ""}`], ["Busy", pool.busy],
+      ["Running", pool.running], ["Waiting", pool.queue_depth]].map(([name, value]) =>
+      make("div", {}, make("dt", {}, name), make("dd", {}, String(value))))));
+  card.classList.toggle("idle", !pool.models);
 }
 
 // ---- refresh --------------------------------------------------------------------------------------------------------
 
-function badge(element, text, kind) {
-  setText(element, text);
-  element.className = `badge ${kind}`;
-}
-
 function show(found) {
-  setText(byId("version"), found.version);
-  badge(byId("status"), found.status, { healthy: "good", degraded: "warn" }[found.status] ?? "bad");
-  setText(byId("uptime"), `up ${span(Math.round(found.uptime))}, ${found.compute_threads_leased} of `
-    + `${found.compute_threads} compute threads in use, ${found.streams} streams`);
+  text("version", found.version);
+  setBadge(byId("status"), found.status, { healthy: "good", degraded: "warn" }[found.status] ?? "bad");
+  text("uptime", `up ${span(Math.round(found.uptime))} · ${found.compute_threads_leased} of `
+    + `${found.compute_threads} compute threads in use`);
   byId("reasons").hidden = !found.reasons.length;
-  byId("reasons").replaceChildren(...found.reasons.map((reason) => make("li", {}, reason)));
-  const held = found.memory;
-  byId("memory").value = held.limit ? held.used / held.limit : 0;
-  setText(byId("memory-text"), `${bytes(held.used)} of ${bytes(held.limit)}`);
-  badge(byId("pressure"), `pressure ${held.pressure}`, { low: "good", normal: "good", high: "warn" }[held.pressure]
-    ?? "bad");
-  byId("kinds").replaceChildren(...Object.entries(held.by_kind).filter(([, count]) => count > 0)
-    .sort((one, other) => other[1] - one[1])
-    .map(([kind, count]) => make("div", {}, make("dt", {}, kind), make("dd", {}, bytes(count)))));
-  rows(byId("pools"), found.pools, (pool) => pool.capability, showPool, "None", 7);
-  rows(byId("models"), found.models, (model) => model.key, showModel, "No model has been used yet", 10);
-  rows(byId("requests"), found.requests, (request) => request.id, showRequest, "None", 6);
-  plot(found);
+  keyed(byId("reasons"), found.reasons, (reason) => reason, (reason) => make("li", {}, reason), () => {}, () => make("li"));
+  if (tab === "overview") {
+    showNow(found);
+    showMemory(found.memory);
+    keyed(byId("pools"), found.pools, (pool) => pool.capability, () => make("article", { class: "card" }), showPool,
+      () => make("p", {}, "None"));
+  }
+  if (tab === "models") showModels(found, live);
+  if (tab === "requests") showRunning(found.requests);
 }
 
-let timer = null;
+let timer = null, busy = false, again = false;
 
+// One refresh runs at a time: two would append the same points twice.
 async function refresh() {
+  clearTimeout(timer);
   timer = null;
+  again = busy;
+  if (busy) return;
+  busy = true;
   try {
-    show(await json("/api/mpool/state"));
+    const [found] = await Promise.all([json("/api/mpool/state"), refreshSeries()]);
+    show(found);
   } catch (error) {
-    badge(byId("status"), "no connection", "bad");
-    setText(byId("uptime"), error.message);
+    setBadge(byId("status"), "no connection", "bad");
+    text("uptime", error.message);
   }
-  if (!document.hidden) timer = setTimeout(refresh, REFRESH_MS);
+  busy = false;
+  if (!document.hidden) timer = setTimeout(refresh, again ? 0 : REFRESH_MS);
 }
 
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && timer === null) refresh();
+  if (!document.hidden) refresh();
 });
-refresh();
+onTab((name) => {
+  if (name === "requests") refreshHistory();
+  refresh();
+});
+open(named());

@@ -1,38 +1,61 @@
-// The playground: sends requests to the public routes of the server.
-import { byId, events, json, make, makeSvg, setText } from "./dom.js";
+// The playground: sends requests to the public routes of the server, with the models that fit the task.
+import { byId, json, make, setText } from "./dom.js";
+import * as conversation from "./conversation.js";
+import { TASKS as RESULTS } from "./results.js";
+import { setToken, showSnippet } from "./snippets.js";
+import { onTab } from "./tabs.js";
 
-// Task -> title, required capability of the model, label of the text field, example text.
+// Task -> title, tasks of the models that fit, label of the text field, example text, title of the button.
 const TASKS = {
-  chat: ["Chat", "text_to_text", "Message", "Name three colours."],
-  vision: ["Ask about images", "vision", "Question", "What is in the image?"],
-  embed: ["Embed texts", "text_embedding", "Texts, one per line",
-    "Bread rises because of yeast.\nThe cat is asleep on the warm roof.\nShares fell on Monday."],
-  rerank: ["Rerank", "text_embedding", "Documents, one per line",
-    "Bread rises because of yeast.\nThe cat is asleep on the warm roof.\nShares fell on Monday."],
-  embed_image: ["Embed images", "image_embedding", "", ""],
-  image: ["Generate an image", "text_to_image", "Prompt", "a lighthouse at dusk"],
+  chat: ["Chat", ["chat", "vision"], "", "", "Send"],
+  embed: ["Embed texts", ["embed"], "Texts, one per line",
+    "Bread rises because of yeast.\nThe dough grows in the warm kitchen.\nShares fell on Monday.", "Embed"],
+  rerank: ["Rerank", ["rerank"], "Documents, one per line",
+    "Bread rises because of yeast.\nThe cat is asleep on the warm roof.\nShares fell on Monday.", "Rank"],
+  embed_image: ["Embed images", ["embed_image"], "", "", "Embed"],
+  image: ["Generate an image", ["image"], "Prompt", "a lighthouse at dusk", "Generate"],
 };
 
 const output = byId("output");
-let models = [], task = "chat", running = null;
+let models = [], task = null, running = null, files = [];
+const texts = {}; // task -> text of its field
 
 // ---- the form -------------------------------------------------------------------------------------------------------
 
-const supports = (model, wanted) => model.capabilities.includes(wanted);
+const fitting = (name) => models.filter((model) => model.tasks.some((one) => TASKS[name][1].includes(one)));
+const chosen = () => models.find((model) => model.name === byId("model").value);
+const number = (id) => byId(id).value === "" ? undefined : Number(byId(id).value);
 
 function choose(name) {
-  const [, capability, label, example] = TASKS[name];
-  const text = byId("text");
-  if (!text.value || text.value === TASKS[task][3]) text.value = example;
+  const [, , label, example, action] = TASKS[name], usable = fitting(name), text = byId("text");
+  if (task) texts[task] = text.value;
+  if (name !== task) {
+    output.replaceChildren();
+    setText(byId("progress"), "");
+  }
   task = name;
+  text.value = texts[name] ?? example;
   setText(byId("text-label"), label);
+  setText(byId("run"), action);
   for (const field of document.querySelectorAll("[data-for]")) {
     field.hidden = !field.dataset.for.split(" ").includes(name);
   }
-  const usable = models.filter((model) => supports(model, capability));
-  byId("model").replaceChildren(...usable.map((model) => make("option", { value: model.id }, model.id)));
-  byId("run").disabled = !usable.length;
-  setText(byId("progress"), usable.length ? "" : `No served model has the capability ${capability}.`);
+  output.hidden = name === "chat";
+  byId("options").hidden = !["chat", "image"].includes(name);
+  const before = byId("model").value;
+  byId("model").replaceChildren(...usable.map((model) => make("option", { value: model.name }, model.name)));
+  if (usable.some((model) => model.name === before)) byId("model").value = before;
+  byId("run").disabled = !usable.length || running !== null;
+  byId("curl").disabled = byId("python").disabled = !usable.length;
+  if (!usable.length) setText(byId("progress"), "The server has no model for this task.");
+  chooseModel();
+}
+
+// Images belong to image embeddings, and to messages for models that see.
+function chooseModel() {
+  const sees = task === "embed_image" || (task === "chat" && chosen()?.tasks.includes("vision"));
+  byId("attach").hidden = !sees;
+  if (!sees && task === "chat") conversation.attach([]);
 }
 
 function addTasks() {
@@ -43,138 +66,105 @@ function addTasks() {
   }
 }
 
-async function begin() {
-  addTasks();
+let loaded = false;
+
+async function load() {
+  if (loaded) return;
+  loaded = true;
   try {
-    models = (await json("/v1/models")).data;
+    const found = await json("/api/mpool/models");
+    models = found.models;
+    setToken(found.token);
   } catch (error) {
+    loaded = false;
     setText(byId("progress"), error.message);
+    return;
   }
-  const first = Object.keys(TASKS).find((name) => models.some((model) => supports(model, TASKS[name][1]))) ?? "chat";
+  for (const name of Object.keys(TASKS)) {
+    const usable = fitting(name).length > 0, radio = byId(`task-${name}`);
+    radio.disabled = !usable;
+    radio.parentElement.title = usable ? "" : "The server has no model for this task.";
+  }
+  const first = Object.keys(TASKS).find((name) => fitting(name).length) ?? "chat";
   byId(`task-${first}`).checked = true;
   choose(first);
 }
 
-const number = (id) => byId(id).value === "" ? undefined : Number(byId(id).value);
-const lines = () => byId("text").value.split("\n").map((line) => line.trim()).filter(Boolean);
-
-function dataURL(file) {
+function readFile(file) {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
+    reader.onload = () => resolve({ name: file.name, url: reader.result });
     reader.onerror = () => reject(reader.error);
     reader.readAsDataURL(file);
   });
 }
 
-const images = () => Promise.all([...byId("files").files].map(dataURL));
+byId("files").addEventListener("change", async () => {
+  const read = await Promise.all([...byId("files").files].map(readFile));
+  if (task === "chat") {
+    conversation.attach(read);
+    byId("files").value = ""; // the next choice may be the same file
+  } else files = read;
+});
 
-// ---- responses ------------------------------------------------------------------------------------------------------
+// ---- requests -------------------------------------------------------------------------------------------------------
 
-async function chat(model, signal) {
-  const parts = task === "vision" ? (await images()).map((url) => ({ type: "image_url", image_url: { url } })) : [];
-  const content = parts.length ? [...parts, { type: "text", text: byId("text").value }] : byId("text").value;
-  const thought = make("pre", { class: "thought" }), answer = make("pre");
-  output.replaceChildren(thought, answer);
-  let usage = null;
-  const began = performance.now();
-  for await (const chunk of events("/v1/chat/completions", {
-    model, messages: [{ role: "user", content }], stream: true, stream_options: { include_usage: true },
-    max_tokens: number("tokens"), temperature: number("temperature"), seed: number("seed"),
-  }, signal)) {
-    usage = chunk.usage ?? usage;
-    for (const { delta } of chunk.choices) {
-      if (delta.reasoning_content) thought.append(delta.reasoning_content);
-      if (delta.content) answer.append(delta.content);
-    }
-  }
-  const seconds = (performance.now() - began) / 1000;
-  return usage ? `${usage.prompt_tokens} prompt tokens, ${usage.completion_tokens} completion tokens `
-    + `in ${seconds.toFixed(2)} s` : "done";
+// Fields without a value are left out: JSON has no undefined.
+const sampling = () => JSON.parse(JSON.stringify({ max_tokens: number("tokens"), temperature: number("temperature"),
+  seed: number("seed") }));
+const options = () => ({ model: byId("model").value, images: files, number, sampling: sampling() });
+
+function request() {
+  const found = task === "chat" ? conversation.request(options()) : RESULTS[task].request(options());
+  return { path: found.path, body: JSON.parse(JSON.stringify(found.body)) };
 }
-
-// Bar chart of a vector: its first 256 numbers at most.
-function bars(vector) {
-  const shown = vector.slice(0, 256);
-  const most = Math.max(...shown.map(Math.abs)) || 1;
-  return makeSvg("svg", { viewBox: `0 -1 ${shown.length} 2`, preserveAspectRatio: "none", "aria-hidden": "true" },
-    ...shown.map((value, at) => makeSvg("rect", { x: at, width: 0.9, y: value > 0 ? -value / most : 0,
-      height: Math.abs(value) / most, class: value > 0 ? "plus" : "minus" })));
-}
-
-function cosine(one, other) {
-  const dot = (left, right) => left.reduce((sum, value, at) => sum + value * right[at], 0);
-  return dot(one, other) / (Math.sqrt(dot(one, one) * dot(other, other)) || 1);
-}
-
-function table(head, body) {
-  return make("table", {}, make("thead", {}, make("tr", {}, ...head.map((name) => make("th", { scope: "col" }, name)))),
-    make("tbody", {}, ...body.map((row) => make("tr", {}, ...row.map((part) => make("td", {}, part))))));
-}
-
-function vectors(names, found) {
-  const rows = found.data.map((one) => one.embedding);
-  output.replaceChildren(table(["Input", "Similarity to the first", "Vector"], rows.map((vector, at) =>
-    [names[at], cosine(rows[0], vector).toFixed(3), bars(vector)])));
-  return `${rows.length} vectors of ${rows[0].length} numbers`;
-}
-
-async function embed(model, signal) {
-  const input = lines();
-  return vectors(input, await json("/v1/embeddings", { model, input }, signal));
-}
-
-async function embedImage(model, signal) {
-  const names = [...byId("files").files].map((file) => file.name);
-  if (!names.length) throw new Error("Choose at least one image.");
-  return vectors(names, await json("/api/mpool/embed_images", { model, images: await images() }, signal));
-}
-
-async function rerank(model, signal) {
-  const documents = lines();
-  const found = await json("/v1/rerank", { model, query: byId("query").value, documents }, signal);
-  output.replaceChildren(table(["Document", "Score"], found.results.map((one) =>
-    [documents[one.index], one.relevance_score.toFixed(4)])));
-  return `${found.usage.total_tokens} tokens`;
-}
-
-async function image(model, signal) {
-  const prompt = byId("text").value;
-  const element = make("img", { alt: `Generated for: ${prompt}` });
-  let shown = 0;
-  for await (const chunk of events("/v1/images/generations", {
-    model, prompt, stream: true, partial_images: 3, num_inference_steps: number("steps"), seed: number("seed"),
-  }, signal)) {
-    element.src = `data:image/${chunk.output_format};base64,${chunk.b64_json}`;
-    if (!shown++) output.replaceChildren(element);
-    setText(byId("progress"), `preview ${shown}`);
-  }
-  return `generated with ${Math.max(0, shown - 1)} previews`;
-}
-
-const RUN = { chat, vision: chat, embed, rerank, embed_image: embedImage, image };
 
 async function run(event) {
   event.preventDefault();
-  if (running) return;
-  running = new AbortController();
+  if (running || byId("run").disabled) return;
+  const own = running = new AbortController(), done = task;
   byId("stop").disabled = false;
-  output.replaceChildren();
+  byId("run").disabled = true;
+  if (task !== "chat") output.replaceChildren();
   output.setAttribute("aria-busy", "true");
   setText(byId("progress"), "running");
   let message;
   try {
-    message = await RUN[task](byId("model").value, running.signal);
+    message = task === "chat" ? await conversation.send(options(), own.signal)
+      : await RESULTS[task].run(request(), options(), own.signal);
   } catch (error) {
-    message = running.signal.aborted ? "stopped" : error.message;
+    message = own.signal.aborted ? "stopped" : error.message;
   }
   output.removeAttribute("aria-busy");
-  if (document.activeElement === byId("stop")) byId("run").focus();
   running = null;
+  byId("run").disabled = !fitting(task).length;
+  if (document.activeElement === byId("stop")) byId("run").focus();
   byId("stop").disabled = true;
-  setText(byId("progress"), message);
+  if (task === done) setText(byId("progress"), message);
 }
 
 byId("form").addEventListener("submit", run);
-byId("stop").addEventListener("click", () => running && running.abort());
-begin();
+byId("form").addEventListener("again", (event) => {
+  if (running) return;
+  conversation.dropAnswer();
+  run(event);
+});
+byId("stop").addEventListener("click", () => running?.abort());
+byId("new").addEventListener("click", () => {
+  running?.abort();
+  conversation.clear();
+  setText(byId("progress"), "");
+  byId("message").focus();
+});
+byId("model").addEventListener("change", chooseModel);
+byId("message").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  byId("form").requestSubmit();
+});
+for (const language of ["curl", "python"]) {
+  byId(language).addEventListener("click", () => showSnippet(language, request()));
+}
+if (matchMedia("(max-width: 52rem)").matches) byId("options").open = false;
+addTasks();
+onTab((name) => name === "playground" && load());

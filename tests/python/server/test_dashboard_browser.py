@@ -1,115 +1,52 @@
-"""The dashboard in headless Chromium, driven by selenium. Skipped if Chromium is not installed.
+"""The dashboard's page in headless Chromium: tabs, history, requests, hints, keyboard, layout.
 
-``MPOOL_SCREENSHOTS=FOLDER`` saves screenshots of the page: light, dark and narrow.
+Skipped if Chromium is not installed.
+
+``MPOOL_SCREENSHOTS=FOLDER`` saves screenshots of every tab in three widths, light and dark.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
+import re
+import threading
 import time
-from collections.abc import Callable, Iterator
-from importlib import resources
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from browsers import (  # noqa: F401 - fixtures
+    TABS, WAITS, choose, click, driver, every_task, fill, find, needs_browser, page, resize, text, until, wait_done)
 from servers import ask, idle, serving
 
-pytest.importorskip("selenium")
-from selenium import webdriver  # noqa: E402
+from selenium import webdriver  # noqa: E402 - browsers.py skips the tests if it is not installed
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(CHROMIUM is None or DRIVER is None,
-                                reason="needs chromium and chromium-driver (apt-get install chromium chromium-driver)")
+pytestmark = needs_browser
 TOKEN = "a-token-of-some-length"
-MODELS = ["digits-clip", "digits-llava", "digits-sd3"]
-WAITS = 60.0
 
 
 @pytest.fixture(scope="module")
-def server(llama: Path) -> Iterator[Any]:
-    with serving([f"llama={llama}", *MODELS], max_tokens=200_000) as made:
+def server(llama: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with every_task(llama, bert, tmp_path_factory.mktemp("ranker")) as made:
         yield made
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    profile = tmp_path_factory.mktemp("profile")
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                     "--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
-        yield made
-    finally:
-        made.quit()
-
-
-@pytest.fixture
-def page(driver: Any, server: Any) -> Any:
-    """The page, reloaded, with its first snapshot. Warnings and errors in the browser's log fail the test."""
-    driver.get("about:blank")
-    driver.get_log("browser"), driver.get_log("performance")
-    driver.set_window_size(1200, 1000)
-    driver.get(server.url + "/")
-    until(lambda: text(driver, "status") == "healthy")
-    until(lambda: driver.find_elements(By.CSS_SELECTOR, "#model option"))
-    yield driver
-    assert not [entry for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-
-def until(done: Callable[[], Any]) -> Any:
-    """Wait until a function returns a true value, and return this value."""
-    deadline = time.monotonic() + WAITS
-    while True:
-        found = done()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"the condition was not met within {WAITS} s"
-        time.sleep(0.02)
-
-
-def text(driver: Any, name: str) -> str:
-    found: str = driver.execute_script("return document.getElementById(arguments[0]).textContent", name)
-    return found
-
-
-def choose(driver: Any, task: str, model: str) -> None:
-    driver.find_element(By.ID, f"task-{task}").click()
-    driver.find_element(By.CSS_SELECTOR, f"#model option[value='{model}']").click()
-
-
-def fill(driver: Any, name: str, value: str) -> None:
-    field = driver.find_element(By.ID, name)
-    field.clear()
-    field.send_keys(value)
-
-
-def save_screenshot(driver: Any, name: str) -> None:
-    folder = os.environ.get("MPOOL_SCREENSHOTS")
-    if folder:
-        driver.save_screenshot(os.path.join(folder, name + ".png"))
-
+# ---- the page --------------------------------------------------------------------------------------------------------
 
 def test_page_loads_nothing_from_other_servers(page: Any, server: Any) -> None:
-    import json
-
-    until(lambda: page.find_elements(By.CSS_SELECTOR, "#pools tr"))
+    until(lambda: find(page, "#pools article"))
     seen = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
     urls = {message["params"]["request"]["url"] for message in seen
-             if message["method"] == "Network.requestWillBeSent"}
+            if message["method"] == "Network.requestWillBeSent"}
     urls = {url for url in urls if not url.startswith(("data:", "about:"))}
     assert urls and all(url.startswith(server.url + "/") for url in urls), urls
     assert not [message for message in seen if message["method"] == "Network.loadingFailed"]
-    assert {row.text.split()[0] for row in page.find_elements(By.CSS_SELECTOR, "#pools tr")} \
-        == set(server.state.pool.pools)
+    assert {card.get_attribute("data-key") for card in find(page, "#pools article")} == set(server.state.pool.pools)
     # the browser refuses to run a script that, for example, a model's output injects
     page.execute_script("const one = document.createElement('script'); one.textContent = 'window.ran = 1';"
                         "document.body.append(one)")
@@ -118,36 +55,77 @@ def test_page_loads_nothing_from_other_servers(page: Any, server: Any) -> None:
     assert len(complaints) == 1 and "Content Security Policy" in complaints[0]
 
 
-def test_chat_agrees_with_the_library(page: Any, server: Any) -> None:
-    wanted = server.state.pool.chat([{"role": "user", "content": "Name three <b>colours</b>."}], "llama",
-                                    temperature=0, max_tokens=60)
-    choose(page, "chat", "llama")
-    for name, value in (("text", "Name three <b>colours</b>."), ("tokens", "60"), ("temperature", "0")):
-        fill(page, name, value)
-    page.find_element(By.ID, "run").click()
-    until(lambda: "completion tokens" in text(page, "progress"))
-    assert page.execute_script("return document.querySelector('#output pre:last-child').textContent") == wanted.text
-    assert f"{wanted.usage.completion_tokens} completion tokens" in text(page, "progress")
-    assert page.execute_script("return document.querySelectorAll('#output pre *').length") == 0
-    until(lambda: page.find_elements(By.CSS_SELECTOR, "#models tr[data-key='llama'] .workers .badge"))
+def test_tabs(page: Any, server: Any) -> None:
+    """The address names the tab; arrow keys, Home and End move; exactly one panel is visible."""
+    def visible() -> list[str]:
+        return [name for name in TABS if page.find_element(By.ID, name).is_displayed()]
 
+    assert visible() == ["overview"]
+    click(page, "tab-models")
+    assert visible() == ["models"] and page.current_url.endswith("/#/models")
+    focused = page.switch_to.active_element
+    for key, name in ((Keys.ARROW_RIGHT, "requests"), (Keys.END, "playground"), (Keys.ARROW_RIGHT, "overview"),
+                      (Keys.ARROW_LEFT, "playground"), (Keys.HOME, "overview")):
+        focused.send_keys(key)
+        focused = page.switch_to.active_element
+        assert visible() == [name] and focused.get_attribute("id") == f"tab-{name}"
+        assert [one.get_attribute("id") for one in find(page, "[role=tab][aria-selected=true]")] == [f"tab-{name}"]
+    page.get(server.url + "/#/requests")
+    page.refresh()
+    until(lambda: visible() == ["requests"])
+
+
+def test_page_that_opens_later_shows_the_past(page: Any, server: Any) -> None:
+    server.state.pool.generate("x", "llama", max_tokens=20, ignore_eos=True)
+    until(lambda: server.state.series.points(1)["last"] >= 3 and "llama" in server.state.series.points(1)["models"])
+    page.refresh()
+    known = server.state.series.points(1)["last"]
+    curves = until(lambda: [path for path in page.execute_script(
+        "return [...document.querySelectorAll('#plots path.curve')].map(path => path.getAttribute('d'))") if path])
+    assert curves[0].count("L") >= min(known, 300) - 2  # more points than the page can have seen
+    assert "MB" in text(page, "now-memory") or "kB" in text(page, "now-memory")
+    for button in find(page, "#ranges button")[::-1]:
+        button.click()
+        until(lambda: button.get_attribute("aria-pressed") == "true"
+              and {"12 h": "12 h ago", "1 h": "60 min ago", "5 min": "5 min ago"}[button.text]
+              in page.find_element(By.CSS_SELECTOR, "#plots .ticks:last-child").text)
+    figure = find(page, "#plots figure")[3]
+    figure.click()
+    figure.send_keys(Keys.ARROW_LEFT)
+    until(lambda: re.search(r"\d:\d\d:\d\d", figure.text))  # the time that the arrow keys chose
+    click(page, "tab-models")
+    card = until(lambda: find(page, "article[data-key='llama']"))[0]
+    until(lambda: card.find_elements(By.CSS_SELECTOR, ".workers .badge"))
+    assert "text generation" in card.text
+    until(lambda: page.execute_script(
+        "return document.querySelector(\"[data-key='llama'] path.curve\").getAttribute('d')"))
+
+
+def test_a_lost_server_is_said(driver: Any, bert: Path) -> None:
+    with serving([f"bert={bert}"]) as made:
+        driver.get(made.url + "/")
+        until(lambda: text(driver, "status") == "healthy")
+    until(lambda: text(driver, "status") == "no connection")
+    driver.get("about:blank")
+
+
+# ---- requests --------------------------------------------------------------------------------------------------------
 
 def test_request_in_flight_is_shown_and_cancelled(page: Any, server: Any) -> None:
-    import threading
-
     found: list[Any] = []
     body = {"model": "llama", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16_000, "n": 8,
             "ignore_eos": True}
+    click(page, "tab-requests")
     thread = threading.Thread(target=lambda: found.append(ask(server, "/v1/chat/completions", body)))
     thread.start()
     try:
-        button = until(lambda: page.find_elements(By.CSS_SELECTOR, "#requests button"))[0]
+        button = until(lambda: find(page, "#running button"))[0]
         button.click()
         until(lambda: "was cancelled" in text(page, "cancel-result"))
     finally:
         thread.join(WAITS)
     assert found[0][0] == 499 and found[0][1]["error"]["code"] == "cancelled"
-    until(lambda: not page.find_elements(By.CSS_SELECTOR, "#requests button"))
+    until(lambda: not find(page, "#running button"))
     idle(server)
 
 
@@ -156,49 +134,80 @@ def test_last_requests_are_listed_and_filtered(page: Any, server: Any) -> None:
     assert ask(server, "/v1/completions", body)[0] == 200
     assert ask(server, "/v1/completions", {"model": "<b>no</b>", "prompt": "Hello"})[0] == 404
     found = ask(server, "/api/mpool/history")[1]["requests"]
-    page.find_element(By.CSS_SELECTOR, "#history-section summary").click()
-    rows = until(lambda: page.find_elements(By.CSS_SELECTOR, "#history tr th"))
+    click(page, "tab-requests")
+    rows = until(lambda: find(page, "#history tr th"))
     assert rows[0].text == found[0]["id"] and rows[1].text == found[1]["id"]
-    cells = [one.text for one in page.find_elements(By.CSS_SELECTOR, "#history tr:nth-child(2) td")]
-    assert cells[1:4] == ["/v1/completions", "llama\ntext_to_text", "127.0.0.1"]
+    cells = [one.text for one in find(page, "#history tr:nth-child(2) td")]
+    assert cells[1:4] == ["/v1/completions", "llama\ntext generation", "127.0.0.1"]
     assert cells[5:] == [str(found[1]["prompt_tokens"]), "3", "completed"]
     assert page.find_element(By.CSS_SELECTOR, "#history tr td:nth-child(4)").text == "<b>no</b>"
     fill(page, "history-filter", "<B>")
-    until(lambda: len(page.find_elements(By.CSS_SELECTOR, "#history tr")) == 1)
-    save_screenshot(page, "history")
+    until(lambda: len(find(page, "#history tr")) == 1)
+    page.find_element(By.CSS_SELECTOR, "#history-outcome option[value=completed]").click()
+    until(lambda: "None" in text(page, "history"))
+    page.find_element(By.CSS_SELECTOR, "#history-outcome option[value='-']").click()
+    until(lambda: "model_not_found" in text(page, "history"))
 
 
-def test_image_tasks_of_the_playground(page: Any, server: Any) -> None:
-    folder = resources.files("mpool").joinpath("demo_models/images")
-    files = sorted(str(one) for one in folder.iterdir() if one.name.endswith(".png"))[:2]
-    choose(page, "embed_image", "digits-clip")
-    page.find_element(By.ID, "files").send_keys("\n".join(files))
-    page.find_element(By.ID, "run").click()
-    until(lambda: "2 vectors" in text(page, "progress"))
-    assert len(page.find_elements(By.CSS_SELECTOR, "#output svg rect")) > 2
-    choose(page, "vision", "digits-llava")
-    fill(page, "text", "What digit is it?")
-    fill(page, "tokens", "8")
-    page.find_element(By.ID, "run").click()
-    until(lambda: "completion tokens" in text(page, "progress"))
-    choose(page, "image", "digits-sd3")
-    fill(page, "text", "a three")
-    page.find_element(By.ID, "run").click()
-    until(lambda: "generated" in text(page, "progress"))
-    assert page.execute_script("return document.querySelector('#output img').naturalWidth") > 0
-    save_screenshot(page, "light")
+def save_screenshot(driver: Any, name: str) -> None:
+    folder = os.environ.get("MPOOL_SCREENSHOTS")
+    if folder:
+        driver.save_screenshot(os.path.join(folder, name + ".png"))
+
+
+# ---- hints, keyboard, layout -----------------------------------------------------------------------------------------
+
+def test_hints_by_pointer_keyboard_and_tap(page: Any) -> None:
+    tip = page.find_element(By.ID, "tip")
+    term = find(page, "#plots .term[data-term=latency]")[0]
+    webdriver.ActionChains(page).move_to_element(term).perform()
+    until(tip.is_displayed)
+    assert "p99" in tip.text and term.get_attribute("aria-describedby") == "tip"
+    webdriver.ActionChains(page).move_to_element(page.find_element(By.ID, "status")).perform()
+    until(lambda: not tip.is_displayed())
+    page.execute_script("document.querySelector('.tiles .term').focus()")
+    until(tip.is_displayed)
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    until(lambda: not tip.is_displayed())
+    try:
+        page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
+                             {"width": 360, "height": 780, "deviceScaleFactor": 1, "mobile": True})
+        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+        for tab in TABS:
+            click(page, f"tab-{tab}")
+            terms = [one for one in find(page, f"#{tab} .term") if one.is_displayed()]
+            assert terms or tab == "models"
+            for one in terms[:8]:
+                page.execute_script("arguments[0].scrollIntoView({block: 'center'})", one)
+                time.sleep(0.02)
+                place = page.execute_script("const at = arguments[0].getBoundingClientRect();"
+                                            "return [at.x + at.width / 2, at.y + at.height / 2]", one)
+                for kind, points in (("touchStart", [{"x": place[0], "y": place[1]}]), ("touchEnd", [])):
+                    page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+                until(tip.is_displayed)
+                left, right, top, bottom = page.execute_script(
+                    "const at = document.getElementById('tip').getBoundingClientRect();"
+                    "return [at.left, at.right, at.top, at.bottom]")
+                assert left >= 0 and right <= 360 and top >= 0 and bottom <= 780 and len(tip.text) > 20
+                page.execute_script("document.activeElement.blur()")
+                page.execute_cdp_cmd("Input.dispatchKeyEvent", {"type": "keyDown", "key": "Escape"})
+    finally:
+        page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_page_can_be_used_with_the_keyboard(page: Any) -> None:
     """Tab reaches every control and no control traps the focus; arrow keys choose a task; Enter runs it."""
+    choose(page, "chat", "llama")
+    page.find_element(By.CSS_SELECTOR, "h1").click()
     seen: list[str] = []
-    for _ in range(60):
+    for _ in range(40):
         webdriver.ActionChains(page).send_keys(Keys.TAB).perform()
-        seen.append(page.execute_script("const at = document.activeElement; return at.id || at.className ||"
-                                        "at.getAttribute('aria-labelledby') || at.tagName"))
-        if "output" in seen:
+        seen.append(page.execute_script("return document.activeElement.id"))
+        if "run" in seen:
             break
-    for name in ("skip", "model", "text", "run", "output"):
+    for name in ("theme", "tab-playground", "task-chat", "model", "system", "tokens", "curl", "python", "new", "turns",
+                 "message", "run"):
         assert name in seen, seen
     named = page.execute_script("""return [...document.querySelectorAll('input, select, textarea, button, meter')]
         .filter(one => !(one.labels && one.labels.length) && !one.getAttribute('aria-label') && !one.textContent.trim())
@@ -207,50 +216,106 @@ def test_page_can_be_used_with_the_keyboard(page: Any) -> None:
     radio = page.find_element(By.ID, "task-chat")
     radio.click()
     radio.send_keys(Keys.ARROW_DOWN)
-    assert page.execute_script("return document.activeElement.id") == "task-vision"
-    assert page.find_element(By.ID, "files").is_displayed()
-    page.switch_to.active_element.send_keys(Keys.ARROW_UP)
-    fill(page, "tokens", "5")
+    assert page.execute_script("return document.activeElement.id") == "task-embed"
     page.switch_to.active_element.send_keys(Keys.ENTER)
-    until(lambda: "completion tokens" in text(page, "progress"))
-    page.find_element(By.ID, "text").send_keys(Keys.SHIFT, Keys.TAB)
-    assert page.execute_script("return document.activeElement.id") == "model"
+    until(lambda: "vectors" in wait_done(page))
+
+
+_CONTRAST = """
+    const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+    const parts = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+                                return [...canvas.getImageData(0, 0, 1, 1).data]; };
+    const light = (colour) => parts(colour).slice(0, 3).map(one => one / 255)
+        .map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
+    const ground = (one) => {
+        for (; one; one = one.parentElement) {
+            const colour = getComputedStyle(one).backgroundColor;
+            if (parts(colour)[3] > 127) return colour;
+        }
+        return 'rgb(255, 255, 255)';
+    };
+    return [...document.querySelectorAll('body *')].filter(one => one.checkVisibility() && !one.disabled
+        && !one.querySelector(':disabled') && !['OPTION', 'NOSCRIPT'].includes(one.tagName)
+        && [...one.childNodes].some(node => node.nodeType === 3 && node.textContent.trim())).map(one => {
+        const [a, b] = [light(getComputedStyle(one).color), light(ground(one))];
+        return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.outerHTML.slice(0, 80)];
+    }).filter(([contrast]) => contrast < 4.5)"""
+#: Texts that are cut, that stand outside of the window, or that overlap others.
+_LAYOUT = """
+    const width = document.documentElement.clientWidth, wrong = [], boxes = [];
+    const scrolls = (one) => one.closest('.code pre, .wide, .turns, dialog, textarea, select, .stack');
+    for (const one of document.querySelectorAll('body *')) {
+        if (!one.checkVisibility() || ['OPTION', 'NOSCRIPT'].includes(one.tagName)) continue;
+        const own = [...one.childNodes].filter(node => node.nodeType === 3 && node.textContent.trim());
+        const style = getComputedStyle(one), name = one.outerHTML.slice(0, 90);
+        if (!scrolls(one) && style.overflowX !== 'visible' && one.scrollWidth > one.clientWidth + 1
+            && !one.ownerSVGElement) wrong.push(['cut', name]);
+        for (const node of own) {
+            const range = document.createRange();
+            range.selectNodeContents(node);
+            for (const at of range.getClientRects()) {
+                if (!scrolls(one) && (at.right > width + 1 || at.left < -1)) wrong.push(['outside', name]);
+                if (!one.closest('header, #tip, .turns')) boxes.push([at.left, at.top, at.right, at.bottom, one, name]);
+            }
+        }
+        if (['BUTTON', 'INPUT', 'SELECT', 'TEXTAREA'].includes(one.tagName) && !scrolls(one)) {
+            const at = one.getBoundingClientRect();
+            if (at.right > width + 1 || at.left < -1) wrong.push(['outside', name]);
+            if (!one.closest('header')) boxes.push([at.left, at.top, at.right, at.bottom, one, name]);
+        }
+    }
+    boxes.sort((a, b) => a[1] - b[1]);
+    for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length && boxes[j][1] < boxes[i][3] - 3; j++) {
+        const [a, b] = [boxes[i], boxes[j]];
+        if (a[4].contains(b[4]) || b[4].contains(a[4])) continue;
+        if (Math.min(a[2], b[2]) - Math.max(a[0], b[0]) > 3) wrong.push(['overlap', a[5], b[5]]);
+    }
+    const all = document.documentElement.scrollWidth;
+    if (all > innerWidth) wrong.push(['scrolls', all]);
+    return wrong;"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast_and_narrow_screens(page: Any, scheme: str) -> None:
-    """Text has a contrast ratio of at least 4.5, as level AA of WCAG requires, and the page fits a narrow screen."""
+def test_layout_and_contrast_at_three_widths(page: Any, server: Any, scheme: str) -> None:
+    """No horizontal scrolling, no cut or overlapping text, and contrast as level AA of WCAG requires, in every tab."""
+    name = "a-model-with-a-name-of-the-greatest-length-" + "x" * 85
+    ask(server, "/v1/completions", {"model": name, "prompt": "x"})
     page.execute_cdp_cmd("Emulation.setEmulatedMedia",
                          {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
     try:
-        until(lambda: page.find_elements(By.CSS_SELECTOR, "#pools tr"))
-        time.sleep(0.1)
-        low = page.execute_script("""
-            const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
-            const light = (colour) => parts(colour).slice(0, 3).map(one => one / 255)
-                .map(one => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
-                .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
-            const ground = (one) => {
-                for (; one; one = one.parentElement) {
-                    const colour = getComputedStyle(one).backgroundColor;
-                    if ((parts(colour)[3] ?? 1) > 0.5) return colour;
-                }
-                return 'rgb(255, 255, 255)';
-            };
-            return [...document.querySelectorAll('body *')].filter(one => one.checkVisibility() && !one.disabled
-                && [...one.childNodes].some(node => node.nodeType === 3 && node.textContent.trim())).map(one => {
-                const [a, b] = [light(getComputedStyle(one).color), light(ground(one))];
-                return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.outerHTML.slice(0, 80)];
-            }).filter(([contrast]) => contrast < 4.5)""")
-        assert low == []
+        choose(page, "chat", "llama")
+        fill(page, "tokens", "30")
+        fill(page, "message", "Hello " + "w" * 200)
+        click(page, "run")
+        until(lambda: wait_done(page) == "done")
+        page.execute_async_script("""const done = arguments[0]; import('/dashboard/markdown.js').then(({ render }) => {
+            render(document.querySelector('.markdown'), '# T\\n\\n' + 'long '.repeat(40) + 'y'.repeat(300)
+                + '\\n\\n```py\\n' + 'z'.repeat(300) + '\\n```\\n\\n|a|b|\\n|-|-|\\n|' + 'q '.repeat(90) + '|2|');
+            done(); })""")
+        for width in (1400, 800, 360):
+            resize(page, width)
+            for tab in TABS:
+                click(page, f"tab-{tab}")
+                if tab == "requests":
+                    until(lambda: find(page, "#history th"))
+                    until(lambda: name in text(page, "history"))
+                if tab == "models":
+                    until(lambda: find(page, "article[data-key='llama'] .workers .badge"))
+                for task in ("embed", "rerank", "image", "chat") if tab == "playground" else ("",):
+                    if task:
+                        click(page, f"task-{task}")
+                    time.sleep(0.05)
+                    assert page.execute_script(_LAYOUT) == [], (width, tab, task)
+                assert page.execute_script(_CONTRAST) == [], (width, tab)
+                save_screenshot(page, f"{tab}-{width}-{scheme}")
         assert (page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 29)") \
             == (scheme == "dark")
-        save_screenshot(page, f"whole-{scheme}")
-        page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                             {"width": 340, "height": 800, "deviceScaleFactor": 1, "mobile": False})
-        assert page.execute_script("return document.documentElement.scrollWidth") <= 340
-        save_screenshot(page, f"narrow-{scheme}")
+        click(page, "theme")
+        assert text(page, "theme") == "Theme: light"
+        assert page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(244, 246, 249)"
     finally:
+        page.execute_script("localStorage.clear()")
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
@@ -259,5 +324,5 @@ def test_browser_sends_the_token_as_a_password(driver: Any, llama: Path) -> None
     with serving([f"llama={llama}"], token=TOKEN) as made:
         driver.get(made.url.replace("http://", f"http://me:{TOKEN}@") + "/")
         until(lambda: text(driver, "status") == "healthy")
-        until(lambda: driver.find_elements(By.CSS_SELECTOR, "#model option"))
+        until(lambda: find(driver, "#pools article"))
         driver.get("about:blank")

@@ -72,10 +72,18 @@ def test_files_load_nothing_from_other_servers_and_insert_no_html() -> None:
 
 def test_elements_that_the_scripts_use_exist() -> None:
     folder = resources.files("mpool.server.dashboard")
-    ids = set(re.findall(r"\sid=\"([^\"]+)\"", folder.joinpath("page.html").read_text("utf-8")))
-    for name in ("page.js", "playground.js", "history.js"):
-        named = set(re.findall(r"(?:byId|number)\(\"([^\"]+)\"\)", folder.joinpath(name).read_text("utf-8")))
-        assert named and named <= ids, (name, named - ids)
+    page = folder.joinpath("page.html").read_text("utf-8")
+    ids = set(re.findall(r"\sid=\"([^\"]+)\"", page))
+    hints = set(re.findall(r"^  (\w+): [\"]", folder.joinpath("hints.js").read_text("utf-8"), re.M))
+    used = set()
+    for name, _ in FILES.values():
+        if name.endswith(".js"):
+            text = folder.joinpath(name).read_text("utf-8")
+            used |= set(re.findall(r"(?:byId|number|text)\(\"([^\"]+)\"", text))
+            terms = set(re.findall(r"term\(\"([^\"]+)\"", text))
+            assert terms <= hints, (name, terms - hints)
+    assert len(used) > 40 and used <= ids, used - ids
+    assert set(re.findall(r"data-term=\"([^\"]+)\"", page)) <= hints
 
 
 # ---- the snapshot ----------------------------------------------------------------------------------------------------

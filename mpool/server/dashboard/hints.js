@@ -1,0 +1,73 @@
+// Terms with a hint: shown on hover, with the focus, and by a tap. Escape hides it.
+import { byId, make, setText } from "./dom.js";
+
+// Term -> its hint. The page names terms by data-term; scripts by term().
+const HINTS = {
+  requests: "Requests that the pool completed or failed per second. One request can contain thousands of texts.",
+  tokens: "Tokens per second: prompt and completion tokens of language models, and tokens of embedded texts. A token is"
+    + " a word or a part of one.",
+  latency: "Time from the arrival of a request in the pool to its end. p50: half of the requests were faster. p99: 99 of"
+    + " 100 were faster.",
+  memory: "Memory of models, caches and queues together. The pool removes idle models before it exceeds the limit.",
+  pressure: "How much of the memory limit is in use: low, normal, high or critical. At high, idle models are removed.",
+  queue: "Requests that wait for a worker, and requests that workers compute now. A full queue refuses requests (HTTP"
+    + " 429).",
+  threads: "Threads that compute, at most one per CPU. All models share them.",
+  streams: "Responses that the server is sending piece by piece.",
+  pools: "A pool holds the models of one kind, such as text embedding, and the queues of their requests.",
+  workers: "A worker computes requests of one model. All workers of a model share its weights.",
+  weights: "Bytes of the model's weights. They are in memory once for all workers.",
+  caches: "Bytes of the workers' working memory, for example the KV cache: what a language model keeps of a"
+    + " conversation.",
+  breaker: "After repeated faults, a circuit breaker refuses requests for a while instead of failing them slowly.",
+  idle: "Time since the last request, and the time after which the idle model is unloaded.",
+  chunks: "Parts of a streamed response that were sent.",
+  outcome: "completed; disconnected: the client closed the connection; cancelled: in this page or by the server;"
+    + " otherwise the code of the error.",
+  prompt: "Tokens of the request.",
+  completion: "Tokens that the model generated.",
+  system: "Instructions that the model reads before the conversation, for example \u201cAnswer in one sentence.\u201d",
+  maximum: "The answer ends after this many tokens.",
+  temperature: "0: always the most likely token. Higher values give more varied answers.",
+  seed: "The same seed, model and options give the same result again.",
+  steps: "Denoising steps. More take longer and show more detail.",
+  similarity: "Cosine of two vectors: 1 for the same direction, 0 for unrelated ones.",
+  score: "Relevance of the document to the query. Only the order of the scores of one model has a meaning.",
+};
+
+export const term = (name, title) => make("button", { type: "button", class: "term", "data-term": name }, title);
+
+let shown = null;
+
+function show(element) {
+  const hint = HINTS[element.dataset.term], tip = byId("tip");
+  if (!hint) return;
+  hide();
+  shown = element;
+  setText(tip, hint);
+  tip.hidden = false;
+  element.setAttribute("aria-describedby", "tip");
+  const at = element.getBoundingClientRect(), size = tip.getBoundingClientRect();
+  const room = document.documentElement.clientWidth;
+  const below = at.bottom + 6 + size.height <= innerHeight || at.top < size.height + 6;
+  tip.style.left = `${Math.max(8, Math.min(at.left, room - size.width - 8))}px`;
+  tip.style.top = `${below ? at.bottom + 6 : at.top - size.height - 6}px`;
+}
+
+function hide() {
+  shown?.removeAttribute("aria-describedby");
+  shown = null;
+  byId("tip").hidden = true;
+}
+
+const termOf = (event) => event.target instanceof Element ? event.target.closest("[data-term]") : null;
+
+document.addEventListener("pointerover", (event) => {
+  const found = termOf(event);
+  if (found && event.pointerType === "mouse") show(found);
+  else if (!found && event.pointerType === "mouse" && shown !== document.activeElement) hide();
+});
+document.addEventListener("focusin", (event) => termOf(event) ? show(termOf(event)) : hide());
+document.addEventListener("click", (event) => termOf(event) ? show(termOf(event)) : hide());
+document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
+addEventListener("scroll", hide, { passive: true, capture: true });
