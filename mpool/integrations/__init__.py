@@ -4,6 +4,13 @@ extra of the same name.
 - ``sklearn``: :class:`mpool.integrations.sklearn.EmbeddingTransformer`.
 - ``langchain``: :class:`mpool.integrations.langchain.ChatMpool` and
   :class:`mpool.integrations.langchain.MpoolEmbeddings`.
+- ``llama_index``: :class:`mpool.integrations.llama_index.MpoolEmbedding` and
+  :class:`mpool.integrations.llama_index.MpoolRerank`.
+- ``haystack``: :class:`mpool.integrations.haystack.MpoolTextEmbedder`,
+  :class:`mpool.integrations.haystack.MpoolDocumentEmbedder` and :class:`mpool.integrations.haystack.MpoolRanker`.
+- ``chroma``: :class:`mpool.integrations.chroma.MpoolEmbeddingFunction`.
+- ``lancedb``: :class:`mpool.integrations.lancedb.MpoolEmbeddings` and
+  :class:`mpool.integrations.lancedb.MpoolReranker`.
 - ``sentence_transformers``: :class:`mpool.integrations.sentence_transformers.SentenceTransformer` and
   :class:`mpool.integrations.sentence_transformers.CrossEncoder`, which need torch
   only for results that are tensors.
@@ -12,6 +19,7 @@ extra of the same name.
 - ``ray``: replicated pools behind one address (``mpool ray serve``), embeddings for Parquet files (``mpool ray
   embed``).
 
-The adapters for sklearn, langchain and llm only convert arguments and results: options, ranges and errors are those of
-mpool. They use the process-wide pool unless their model is a :class:`mpool.Model` of another pool.
+The adapters except ``sentence_transformers``, ``llama_cpp`` and ``ray`` only convert arguments and results: options,
+ranges and errors are those of mpool. They use the process-wide pool unless their model is a :class:`mpool.Model` of
+another pool.
 """

@@ -26,27 +26,18 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from .. import aio
-from .._functions import default_pool
+from .._functions import pool_of
 from ..checks import refuse, unknown_option
-from ..model import Model
+from . import _requests as requests
 
 if TYPE_CHECKING:
     from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 
-    from ..pool import Pool
     from ..results import Choice, Chunk, Completion, Usage
 
 #: Fields of the chat model that are options of mpool.chat with the same name.
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "timeout")
 _METHODS = ("json_schema", "function_calling", "json_mode")
-
-
-def _pool_of(model: Any) -> Pool:
-    return model.pool if isinstance(model, Model) else default_pool()
-
-
-def _name_of(model: Any) -> str | None:
-    return model.key if isinstance(model, Model) else None if model is None else str(model)
 
 
 class ChatMpool(BaseChatModel):
@@ -105,12 +96,12 @@ class ChatMpool(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {"model": _name_of(self.model), **self._own_options()}
+        return {"model": requests.name_of(self.model), **self._own_options()}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
         params = super()._get_ls_params(stop=stop, **kwargs)
-        name = _name_of(kwargs.get("model", self.model))
-        params["ls_model_name"] = name or _pool_of(None).get(None, "text_to_text").key  # type: ignore[arg-type]
+        name = requests.name_of(kwargs.get("model", self.model))
+        params["ls_model_name"] = name or pool_of(None).get(None, "text_to_text").key  # type: ignore[arg-type]
         return params
 
     def _own_options(self) -> dict[str, Any]:
@@ -134,17 +125,17 @@ class ChatMpool(BaseChatModel):
     def _generate(self, messages: list[BaseMessage], stop: list[str] | None = None,
                   run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> ChatResult:
         converted, model, options = self._arguments(messages, stop, kwargs)
-        return _chat_result(_pool_of(model).chat(converted, model, **options))
+        return _chat_result(pool_of(model).chat(converted, model, **options))
 
     async def _agenerate(self, messages: list[BaseMessage], stop: list[str] | None = None,
                          run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any) -> ChatResult:
         converted, model, options = self._arguments(messages, stop, kwargs)
-        return _chat_result(await aio.chat(converted, model, pool=_pool_of(model), **options))
+        return _chat_result(await aio.chat(converted, model, pool=pool_of(model), **options))
 
     def _stream(self, messages: list[BaseMessage], stop: list[str] | None = None,
                 run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         converted, model, options = self._arguments(messages, stop, kwargs)
-        with _pool_of(model).chat(converted, model, stream=True, **_check_single(options)) as stream:
+        with pool_of(model).chat(converted, model, stream=True, **_check_single(options)) as stream:
             for chunk in stream:
                 generated = _generation_chunk(chunk)
                 if run_manager is not None:
@@ -156,7 +147,7 @@ class ChatMpool(BaseChatModel):
                        run_manager: AsyncCallbackManagerForLLMRun | None = None,
                        **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         converted, model, options = self._arguments(messages, stop, kwargs)
-        async with aio.chat(converted, model, stream=True, pool=_pool_of(model), **_check_single(options)) as stream:
+        async with aio.chat(converted, model, stream=True, pool=pool_of(model), **_check_single(options)) as stream:
             async for chunk in stream:
                 generated = _generation_chunk(chunk)
                 if run_manager is not None:
@@ -186,7 +177,7 @@ class ChatMpool(BaseChatModel):
 
     def get_token_ids(self, text: str) -> list[int]:
         """Returns the token ids of a text, from the model's own tokenizer."""
-        pool = _pool_of(self.model)
+        pool = pool_of(self.model)
         return pool.tokenize(text, pool.get(self.model, "text_to_text"), add_special=False)
 
     def with_structured_output(self, schema: Any = None, *, method: str = "json_schema", include_raw: bool = False,
@@ -305,29 +296,24 @@ class MpoolEmbeddings(BaseModel, Embeddings):
     model: Any = None
     options: dict[str, Any] = Field(default_factory=dict)
 
-    def _arguments(self, texts: Sequence[str], task: str) -> dict[str, Any]:
-        return {"inputs": texts, "model": self.model, "task": task, "max_inputs": max(len(texts), 1), **self.options}
-
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Returns the vectors of documents."""
-        found: list[list[float]] = _pool_of(self.model).embed(**self._arguments(texts, "document")).tolist()
+        found: list[list[float]] = requests.embed(self.model, texts, "document", self.options).tolist()
         return found
 
     def embed_query(self, text: str) -> list[float]:
         """Returns the vector of a query."""
-        found: list[list[float]] = _pool_of(self.model).embed(**self._arguments([text], "query")).tolist()
+        found: list[list[float]] = requests.embed(self.model, [text], "query", self.options).tolist()
         return found[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
         """Like :meth:`embed_documents`, for asyncio."""
-        arguments = self._arguments(texts, "document")
-        found: list[list[float]] = (await aio.embed(pool=_pool_of(self.model), **arguments)).tolist()
+        found: list[list[float]] = (await requests.aembed(self.model, texts, "document", self.options)).tolist()
         return found
 
     async def aembed_query(self, text: str) -> list[float]:
         """Like :meth:`embed_query`, for asyncio."""
-        arguments = self._arguments([text], "query")
-        found: list[list[float]] = (await aio.embed(pool=_pool_of(self.model), **arguments)).tolist()
+        found: list[list[float]] = (await requests.aembed(self.model, [text], "query", self.options)).tolist()
         return found[0]
 
 

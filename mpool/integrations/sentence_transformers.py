@@ -24,6 +24,7 @@ from ..tasks import text_embedding as embedding
 from ..tasks.options import PRECISIONS, EmbedOptions
 from ..tasks.similarity import similarity as _similarity
 from ..tasks.vectors import quantize
+from . import _requests
 
 if TYPE_CHECKING:
     import os
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 _METRICS = ("cosine", "dot", "euclidean", "manhattan")
-#: Number of documents of one request of :meth:`CrossEncoder.predict`.
-_SLICE = 1000
 _log = logging.getLogger("mpool")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -406,10 +405,8 @@ class CrossEncoder(_Base):
             by_query.setdefault(pair[0], []).append(at)
         scores = np.empty(len(pairs), dtype=np.float32)
         for query, places in by_query.items():
-            for start in range(0, len(places), _SLICE):
-                part = places[start:start + _SLICE]
-                scores[part] = self._model.rerank(query, [pairs[at][1] for at in part], prompt=prompt,
-                                                  prompt_name=prompt_name).scores
+            scores[places] = _requests.scores(self._model, query, [pairs[at][1] for at in places],
+                                              {"prompt": prompt, "prompt_name": prompt_name})
         found: Any = _tensor(scores) if convert_to_tensor else scores if convert_to_numpy \
             else [_tensor(score) for score in scores]
         return found[0] if single else found

@@ -396,9 +396,9 @@ def _pack_pairs(plan: Plan, documents: list[Any], start: int, deadline: float | 
     """Validate and tokenise pairs of ``plan.query`` and each document; ``start``: index of the first document."""
     assert plan.query is not None
     for at, text in enumerate(documents, start):
-        fault = fault_of(text, f"documents[{at}]")
+        fault = fault_of(text, f"documents[{at}]", 0)
         if fault is not None:
-            fault.hint = "Remove it: an empty document cannot be scored" if text == "" else None
+            fault.hint = None
             raise _keyed(fault, plan)
     try:
         if plan.template is not None:

@@ -17,7 +17,8 @@ else:
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = sorted((ROOT / "mpool").rglob("*.py"))
 #: Module -> its distribution, if the names differ.
-DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "grpc": "grpcio"}
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "grpc": "grpcio", "llama_index": "llama-index-core",
+                 "haystack": "haystack-ai"}
 
 
 def _normal(name: str) -> str:

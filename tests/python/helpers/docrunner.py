@@ -2,7 +2,7 @@
 
 Python blocks of a page share one interpreter. If a ``print(...)`` line ends in ``  # text``, the text is the expected
 output. In a ``console`` block each line after ``$ `` is a command and the lines below it are its output; a line ``...``
-matches any lines. A command that ends in ``&`` is a server: it runs until the page ends, and the next block waits until
+matches any lines. A block below ``<!-- needs NAME -->`` is skipped if that package is missing. A command that ends in ``&`` is a server: it runs until the page ends, and the next block waits until
 its port accepts connections.
 
 The default port of ``mpool serve`` is replaced by a free one, so that several runs can share a machine. A page's models
@@ -11,6 +11,7 @@ in folders below ``models/`` are replaced by small ones with random weights (:fu
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -47,20 +48,22 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, text and first line in the page."""
+    """A fenced block: its language, text and first line in the page, and the package that it needs."""
 
     language: str
     text: str
     line: int
+    needs: str | None = None
 
 
 def blocks_of(page: Path) -> list[Block]:
     """Return every fenced block of a page except directives."""
     found, text = [], page.read_text(encoding="utf-8")
-    for match in re.finditer(r"^(`{3,})([^\n`]*)\n(.*?)^\1$", text, re.MULTILINE | re.DOTALL):
-        language = match[2].strip()
+    for match in re.finditer(r"^(?:<!-- needs (\w+) -->\n\n)?(`{3,})([^\n`]*)\n(.*?)^\2$", text,
+                             re.MULTILINE | re.DOTALL):
+        language = match[3].strip()
         if not language.startswith("{"):
-            found.append(Block(language, match[3], text.count("\n", 0, match.start(3)) + 1))
+            found.append(Block(language, match[4], text.count("\n", 0, match.start(4)) + 1, match[1]))
     return found
 
 
@@ -79,6 +82,7 @@ class PageRun:
         self.servers: list[subprocess.Popen[bytes]] = []
         self.child: subprocess.Popen[str] | None = None
         self.checked = 0
+        self.skipped: list[str] = []
         binaries = folder / "bin"
         binaries.mkdir()
         for name in ("mpool", "llm"):
@@ -96,16 +100,22 @@ class PageRun:
             AssertionError: output that differs from the page, with the file and line of the first difference.
         """
         for block in blocks_of(self.page):
-            if block.language == "python":
-                self._python(block)
-            elif block.language == "console":
-                self._console(block)
-            elif block.language == "json":
-                import json
+            self.run_block(block)
 
-                json.loads(block.text)
-            else:
-                assert block.language in SHOWN, f"{self._at(block)}: the block's language `{block.language}` is unknown"
+    def run_block(self, block: Block) -> None:
+        """Run one block, as :meth:`run` does."""
+        if block.needs is not None and importlib.util.find_spec(block.needs) is None:
+            self.skipped.append(block.needs)
+        elif block.language == "python":
+            self._python(block)
+        elif block.language == "console":
+            self._console(block)
+        elif block.language == "json":
+            import json
+
+            json.loads(block.text)
+        else:
+            assert block.language in SHOWN, f"{self._at(block)}: the block's language `{block.language}` is unknown"
 
     def close(self) -> None:
         """End the interpreter and the servers."""

@@ -7,9 +7,7 @@ packages: the nightly run has them (extra ``clients``).
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import chainmodels
 import pytest
 import toolmodels as tm
 
+from clientpackages import package
 from servers import serving
 from tooldata import BOOK, WORDS, WRITES
 
@@ -25,11 +24,6 @@ pytest.importorskip("llguidance")
 
 CHAT: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld! 😀"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
-
-
-def package(name: str) -> Any:
-    """Import a package of the extra ``clients``. Skip the test if it is missing, except in the nightly run."""
-    return importlib.import_module(name) if os.environ.get("MPOOL_CLIENT_TESTS") else pytest.importorskip(name)
 
 
 @pytest.fixture(scope="module")
