@@ -11,13 +11,15 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from .._functions import pool_of
-from ..errors import InvalidArgument, SendError, Unsupported, WrongCapability
+from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
+from ..runtime.swapping import for_current
 from ..tasks import options as _options
 from ..tasks import requests
 from ..tasks import text_embedding as embedding
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 _METRICS = ("cosine", "dot", "euclidean", "manhattan")
+#: The output of an encoder that :meth:`SentenceTransformer.encode` asks for as ``token_embeddings``; see the core.
+_HIDDEN_STATES = 2
 _log = logging.getLogger("mpool")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -221,7 +225,7 @@ class SentenceTransformer(_Base):
         single = isinstance(inputs, str)
         texts = [inputs] if single else inputs.tolist() if isinstance(inputs, np.ndarray) else list(inputs)
         if output_value == "token_embeddings":
-            found: Any = [_tensor(rows) for rows in self._all_token_rows(texts, prompt)]
+            found: Any = [_tensor(rows) for rows in self._token_rows(texts, prompt)]
             return found[0] if single else found
         if not texts:
             rows: Any = np.array([])
@@ -239,25 +243,11 @@ class SentenceTransformer(_Base):
             rows = [_tensor(row) for row in rows]
         return rows[0] if single else rows
 
-    def _all_token_rows(self, texts: list[str], prompt: str) -> list[NDArray[np.float32]]:
-        while True:
-            entry = self._model._entry
-            try:
-                return list(self._token_rows(texts, prompt))
-            except SendError:  # the name was given to another model: all rows must come from one model
-                if not entry.was_replaced():
-                    raise
-
-    def _token_rows(self, texts: list[str], prompt: str) -> Iterator[NDArray[np.float32]]:
-        """Yield one float32 ``(tokens, width)`` per text: the last hidden states."""
-        pool, call = self._model.pool, _options.PLAIN
+    def _token_rows(self, texts: list[str], prompt: str) -> list[NDArray[np.float32]]:
+        """Return one float32 ``(tokens, width)`` per text: the last hidden states, all of one model."""
         options = _options.parse_options(EmbedOptions, "embed", {"prompt": prompt})
-        plan = requests.text_plan(pool, self._model, options)
-        for start, part in embedding.slices(texts):
-            pack = embedding.packed(plan, part, start, False, call)
-            rows = plan.registry.embed(plan.core_key, pack.ids, pack.offsets, output=1, **call.keywords(plan.entry))
-            for begin, end in zip(pack.offsets, pack.offsets[1:]):
-                yield rows[begin:end].copy()
+        return for_current(lambda: _Tokens(requests.text_plan(self._model.pool, self._model, options)),
+                           lambda request: list(request.rows(texts)))
 
     def encode_multi_process(self, sentences: Sequence[str], pool: Any = None, prompt_name: str | None = None,
                              prompt: str | None = None, batch_size: int = 32, chunk_size: int | None = None,
@@ -432,6 +422,24 @@ class CrossEncoder(_Base):
 
     def __repr__(self) -> str:
         return f"CrossEncoder({self._model.key!r})"
+
+
+@dataclass
+class _Tokens:
+    """A request for the last hidden states of texts."""
+
+    plan: embedding.Plan
+
+    def rows(self, texts: list[str]) -> Iterator[NDArray[np.float32]]:
+        plan, call = self.plan, _options.PLAIN
+        for start, part in embedding.slices(texts):
+            pack = embedding.packed(plan, part, start, False, call)
+            ticket = plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, outputs=_HIDDEN_STATES,
+                                                **call.keywords(plan.entry))
+            ticket.wait()
+            rows = ticket.states()
+            for begin, end in zip(pack.offsets, pack.offsets[1:]):
+                yield rows[begin:end].copy()
 
 
 def _check_device(device: Any) -> None:

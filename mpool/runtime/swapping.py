@@ -10,14 +10,52 @@ in :mod:`mpool.tasks` prepare it again for the new model.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
-from ..errors import MemoryExhausted, MpoolError, Timeout, WrongCapability
+from ..errors import MemoryExhausted, MpoolError, SendError, Timeout, WrongCapability
 from . import threads as _threads
 from .entry import Entry
 
 _HINT = "The old model serves until the new one is loaded, so both must fit. unload() frees the old one first; " \
         "requests that arrive then load it again"
+
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def for_current(prepare: Callable[[], R], use: Callable[[R], T]) -> T:
+    """Prepare a request and use it; begin again if its model is replaced before the core accepts the request.
+
+    Args:
+        prepare: prepares the request (tokenises, renders) for the model that has the name now. Its result has an
+            ``entry``, or a ``plan`` with one.
+        use: runs or submits the request.
+
+    Returns:
+        The result of ``use``, which is that of one model.
+    """
+    while True:
+        request: R | None = None
+        try:
+            request = prepare()
+            return use(request)
+        except SendError:
+            if not was_replaced(request):
+                raise
+
+
+async def afor_current(prepare: Callable[[], Awaitable[R]], use: Callable[[R], Awaitable[T]]) -> T:
+    """As :func:`for_current`, for asyncio."""
+    while True:
+        request: R | None = None
+        try:
+            request = await prepare()
+            return await use(request)
+        except SendError:
+            if not was_replaced(request):
+                raise
 
 
 def was_replaced(request: Any) -> bool:
@@ -166,4 +204,4 @@ class _Swap:
         return True
 
 
-__all__ = ["swap", "was_replaced"]
+__all__ = ["afor_current", "for_current", "swap", "was_replaced"]

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ..errors import Cancelled, SendError
+from ..errors import Cancelled
 from ..resources import error_of, typed_async
 from ..results import Chunk, Completion
 from ..runtime import awaiting as _awaiting
 from ..runtime import tally
-from ..runtime.swapping import was_replaced
+from ..runtime.swapping import afor_current
 from ..runtime.watching import Followed, watcher
 from . import options as _options
 from .images_result import ImageStep
@@ -94,27 +94,25 @@ class AsyncTicketStream(Generic[T]):
     async def _submit(self) -> None:
         make = self._make
         assert make is not None
-        try:
-            call = self._call or _options.PLAIN
+        call = self._call or _options.PLAIN
+
+        async def enter(request: StreamRequest[T]) -> tuple[StreamRequest[T], _core.Ticket] | None:
+            if self._cancelled:
+                return None
             wait = not call.fail_fast
-            while True:
-                request: Any = None
-                try:
-                    request = await make()
-                    if self._cancelled:
-                        return
-                    submit = partial(request.submit, call, True, wait)
-                    ticket = await watcher().enter(request.core_key, submit, wait)
-                    break
-                except SendError:
-                    if not was_replaced(request):
-                        raise
+            return request, await watcher().enter(request.core_key, partial(request.submit, call, True, wait), wait)
+
+        try:
+            entered = await afor_current(make, enter)
         except Exception as error:
             found = error_of(error)
             if found is not None:
                 found.__cause__ = error
             self._error, self._exhausted, self._make = found or error, True, None
             return
+        if entered is None:
+            return
+        request, ticket = entered
         self._make = None
         if self._cancelled:  # closed while it waited for space in the queue
             ticket.cancel()

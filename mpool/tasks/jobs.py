@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
-from ..errors import MpoolError, NumericError, Timeout
+from ..errors import MpoolError, NumericError, SendError, Timeout
 from ..resources import typed, typed_async
 from ..runtime import threads as _threads
 from ..runtime.awaiting import Waiter
+from ..runtime.swapping import was_replaced
 
 if TYPE_CHECKING:
     from .. import _core
@@ -125,11 +126,11 @@ class Job:
 class VectorJob(Job):
     """A job whose result is vectors or scores."""
 
-    def __init__(self, capability: str, request: VectorRequest) -> None:
+    def __init__(self, capability: str, request: VectorRequest, again: Callable[[], Any]) -> None:
         from . import vectors
 
         super().__init__(capability, request.plan.entry.key)
-        self._request, self._warned = request, False
+        self._request, self._again, self._warned = request, again, False
         kind, plan, call = request.kind, request.plan, request.call
         self._pack = kind.pack(plan, request.inputs, 0, request.single, call)
         # None if no input is valid
@@ -155,7 +156,14 @@ class VectorJob(Job):
         from . import vectors
 
         request = self._request
-        rows = vectors.rows_of(request.kind, request.plan, self._pack, self._started, request.call)
+        try:
+            rows = vectors.rows_of(request.kind, request.plan, self._pack, self._started, request.call)
+        except SendError:
+            # An input gave NaN, so its pack is computed in parts, but the model was replaced: all rows come from the
+            # new one.
+            if not was_replaced(request):
+                raise
+            return self._again()
         if not self._warned:
             self._warned = True
             vectors.warn_of_faults(request.kind, request.plan, self._pack, rows)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import native_calls
 from ..checks import refuse
 from ..config import CAPACITIES
-from ..errors import InvalidArgument, Overloaded, SendError
+from ..errors import InvalidArgument, Overloaded
 from ..resources import error_of, typed_async
 from ..runtime import tally
-from ..runtime.swapping import was_replaced
+from ..runtime.swapping import afor_current, for_current
 from . import options as _options
 from . import requests
 from .options import Call
@@ -53,26 +53,20 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
     if verb.name in _DESCRIBE:
         return run(VISION, pool, _DESCRIBE[verb.name](given)).text
     validated, call, stream = _begin(verb, pool, given)
-    while True:
-        request: Any = None
-        try:
-            if call.deadline is None:
-                request = validated.prepare()
-            else:
-                with native_calls.limited(call.deadline):
-                    request = validated.prepare()
-            if verb.stream is None and verb.name != "embed_iter":
-                return drive(request.steps())[0]
-            if verb.stream is not None:
-                started = _stream(verb, request, call)
-                break
-        except SendError:
-            if not was_replaced(request):
-                raise
-            continue
+
+    def prepare() -> Any:
+        if call.deadline is None:
+            return validated.prepare()
+        with native_calls.limited(call.deadline):
+            return validated.prepare()
+
+    if verb.name == "embed_iter":
         from .iterating import EmbedIterator
 
-        return EmbedIterator(request)
+        return for_current(prepare, EmbedIterator)
+    if verb.stream is None:
+        return for_current(prepare, lambda request: drive(request.steps()))[0]
+    started = for_current(prepare, lambda request: _stream(verb, request, call))
     return started if stream else started.result()
 
 
@@ -120,16 +114,10 @@ async def _vectors(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, int]:
     """Run a request for vectors or scores. Returns its result and the number of prompt tokens."""
     validated, call, _ = _begin(verb, pool, given)
-    while True:
-        request = None
-        try:
-            request = await _prepared(pool, validated, call)
-            found: tuple[Any, int] = await adrive(request.steps())
-            tally.add_tokens(found[1])
-            return found
-        except SendError:
-            if not was_replaced(request):
-                raise
+    found: tuple[Any, int] = await afor_current(lambda: _prepared(pool, validated, call),
+                                                lambda request: adrive(request.steps()))
+    tally.add_tokens(found[1])
+    return found
 
 
 @typed_async
@@ -233,33 +221,27 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
     for name, hint in (("progress", "Poll done() and position() of the job"), ("stream", "Iterate over the job")):
         if name in given:
             raise InvalidArgument(f"`{name}` is not an option of submit", param=name, hint=hint)
-    while True:
-        request: list[Any] = []
-        try:
-            return _start_job(pool, capability, dict(given), request)
-        except SendError:
-            if not was_replaced(request[0] if request else None):
-                raise
-
-
-def _start_job(pool: Host, capability: str, given: dict[str, Any], request: list[Any]) -> Job:
-    """Prepare and submit a job. Appends the prepared request to ``request``."""
     verb = _verb_of(capability, given)
     given = verb.bind((), given, ())
     call = _options.begin(pool.config, given)
-    with native_calls.limited(call.deadline):
-        if verb is CHAT:
-            messages, model = given.pop("messages"), given.pop("model", None)
-            made: Any = requests.chat_request(pool, messages, model, given, call, capability)
-        else:
-            made = _VALIDATE[verb.name](pool, given, call).prepare()
-    request.append(made)
-    if verb.stream is None:
-        job: Job = made.job(capability)
-        return job
-    from .jobs import StreamJob
 
-    return StreamJob(capability, _stream(verb, made, call, True))
+    def prepare() -> Any:
+        with native_calls.limited(call.deadline):
+            if verb is CHAT:
+                options = dict(given)
+                messages, model = options.pop("messages"), options.pop("model", None)
+                return requests.chat_request(pool, messages, model, options, call, capability)
+            return _VALIDATE[verb.name](pool, dict(given), call).prepare()
+
+    def start(request: Any) -> Job:
+        if verb.stream is None:
+            job: Job = request.job(capability, lambda: for_current(prepare, lambda again: drive(again.steps()))[0])
+            return job
+        from .jobs import StreamJob
+
+        return StreamJob(capability, _stream(verb, request, call, True))
+
+    return for_current(prepare, start)
 
 
 __all__ = ["VERBS", "chat_ids", "counted", "run", "run_async", "submit"]

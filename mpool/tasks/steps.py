@@ -233,11 +233,16 @@ class VectorRequest:
         """Return the generator. Its result is a pair: the caller's result and the number of prompt tokens."""
         return self._one() if self.single else self._many()
 
-    def job(self, capability: str) -> Job:
-        """Submit the request and return its handle."""
+    def job(self, capability: str, again: Callable[[], Any]) -> Job:
+        """Submit the request and return its handle.
+
+        Args:
+            capability: capability of the job.
+            again: computes the result anew, with the model that has the name then.
+        """
         from .jobs import VectorJob
 
-        return VectorJob(capability, self)
+        return VectorJob(capability, self, again)
 
     def _one(self) -> Steps:
         kind, plan, call = self.kind, self.plan, self.call

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,39 @@ def test_iterator_does_not_mix_two_models(own: mpool.Pool, bert: Path) -> None:
     with pytest.raises(SendError, match="replaced"):
         for _ in own.embed_iter(texts(), "m"):
             pass
+
+
+@pytest.mark.parametrize("collect", ["result", "await"])
+def test_job_with_nan_is_collected_after_a_swap(own: mpool.Pool, bert: Path, tmp_path: Path, collect: str) -> None:
+    """One text gives NaN, so the job computes its texts in parts when it is collected. The model was replaced by then:
+    the new model computes all of them."""
+    folder, texts = _poisoned(own, bert, tmp_path / "poisoned"), ["cat", "dog", "mat"]
+    wanted = own.embed(texts, _answers(own, bert, pooling="max"))
+    own.register("m", folder, pooling="cls")
+    job = own.submit("text_embedding", inputs=texts, model="m", on_error="null")
+    while not job.done():
+        time.sleep(0.01)
+    own.swap("m", bert, pooling="max")
+    found = job.result() if collect == "result" else asyncio.run(_awaited(job))
+    assert np.array_equal(found, wanted)
+    later = own.submit("text_embedding", inputs=texts, model="m", on_error="null")
+    assert np.array_equal(later.result(), wanted)
+
+
+async def _awaited(job: Any) -> Any:
+    return await job
+
+
+def _poisoned(pool: mpool.Pool, bert: Path, folder: Path) -> Path:
+    """Copy a model and make the embedding of the word "dog" NaN."""
+    import safetensors.numpy
+
+    shutil.copytree(bert, folder)
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("word_embeddings.weight"))
+    weights[name][pool.tokenize("dog", str(bert), add_special=False)[0]] = np.nan
+    safetensors.numpy.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 # ---- handles and names -----------------------------------------------------------------------------------------------
