@@ -16,6 +16,7 @@ from . import _core
 from ._functions import default_pool
 from .checks import integer, one_of, real, refuse
 from .errors import InvalidArgument
+from .tasks.similarity import vectors_of
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -66,9 +67,9 @@ def semantic_search(queries: ArrayLike, corpus: ArrayLike, *, top_k: int = 10,
         >>> found.indices.tolist()
         [1, 2]
     """
-    given = _numbers("queries", queries)
+    given = vectors_of("queries", queries, _SHAPE + " or (d,)")
     single = given.ndim == 1
-    rows, vectors = _matrix("queries", np.atleast_2d(given)), _matrix("corpus", corpus)
+    rows, vectors = np.atleast_2d(given), _matrix("corpus", corpus)
     if rows.shape[1] != vectors.shape[1]:
         raise InvalidArgument(param="corpus", got=f"vectors of {vectors.shape[1]:,} components",
                               allowed=f"vectors of {rows.shape[1]:,} components, like queries")
@@ -160,21 +161,8 @@ def community_detection(vectors: ArrayLike, *, threshold: float = 0.75,
 
 # ---- arguments ----
 
-def _numbers(name: str, value: Any) -> NDArray[Any]:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InvalidArgument(param=name, got="vectors of different lengths", allowed=_SHAPE) from error
-    if array.dtype.kind not in "fiu":
-        raise InvalidArgument(param=name, got=f"dtype {array.dtype}", allowed=_SHAPE)
-    return array
-
-
 def _matrix(name: str, value: Any) -> NDArray[Any]:
-    array = _numbers(name, value)
-    if array.ndim != 2 or array.shape[1] == 0:
-        raise InvalidArgument(param=name, got=f"shape {array.shape}", allowed=_SHAPE)
-    return array
+    return vectors_of(name, value, _SHAPE, (2,))
 
 
 def _at_least(name: str, value: Any, low: int, high: int | None = None) -> int:

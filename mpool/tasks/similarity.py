@@ -42,7 +42,7 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
         [1.0, 0.0]
     """
     one_of("metric", metric, _METRICS)
-    left, right = _vectors("a", a), _vectors("b", b)
+    left, right = _floats(vectors_of("a", a)), _floats(vectors_of("b", b))
     if left.shape[-1] != right.shape[-1]:
         raise InvalidArgument(param="b", got=f"vectors of {right.shape[-1]:,} components",
                               allowed=f"vectors of {left.shape[-1]:,} components, like a")
@@ -58,14 +58,28 @@ def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
     return _all(x, y, metric).reshape(left.shape[:-1] + right.shape[:-1])
 
 
-def _vectors(name: str, value: Any) -> NDArray[Any]:
-    """Return an argument as an array of floats of shape ``(n, d)`` or ``(d,)``."""
+def vectors_of(name: str, value: Any, allowed: str = _SHAPES, axes: tuple[int, ...] = (1, 2)) -> NDArray[Any]:
+    """Check an argument that holds vectors and return it as an array of its own dtype, without a copy if it is one.
+
+    Args:
+        name: parameter name.
+        value: argument of the caller.
+        allowed: allowed values, for the message.
+        axes: allowed numbers of axes; the last axis has the components of a vector, at least one.
+
+    Raises:
+        InvalidArgument: the value is not an array of real numbers with such axes.
+    """
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise InvalidArgument(param=name, got="vectors of different lengths", allowed=_SHAPES) from error
-    if array.ndim not in (1, 2) or array.shape[-1] == 0 or array.dtype.kind not in "fiu":
-        raise InvalidArgument(param=name, got=f"shape {array.shape} and dtype {array.dtype}", allowed=_SHAPES)
+        raise InvalidArgument(param=name, got="vectors of different lengths", allowed=allowed) from error
+    if array.ndim not in axes or array.shape[-1] == 0 or array.dtype.kind not in "fiu":
+        raise InvalidArgument(param=name, got=f"shape {array.shape} and dtype {array.dtype}", allowed=allowed)
+    return array
+
+
+def _floats(array: NDArray[Any]) -> NDArray[Any]:
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 
 
