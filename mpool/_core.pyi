@@ -347,8 +347,9 @@ class Registry:
           predicted_bytes, process (id of its process; 0: it is a thread), node (memory node; -1: the machine has one).
         - latency: seconds of completed requests: count, sum, min, max, p50, p99, buckets [(upper bound, count)].
         - facts: architecture, compute, weights, kv_dtype, kv_token_bytes, context_length, vocab, hidden_size,
-          layers, output_size, parameters, weight_bytes, draft_bytes (weights of the draft model; 0: none); empty until
-          the model is loaded.
+          layers, output_size, parameters, weight_bytes, draft_bytes (weights of the draft model; 0: none), experts
+          (None: there are none), expert_bytes (in the files), expert_packed_bytes (packed copies now), thrashing; empty
+          until the model is loaded.
         """
     def stats(self) -> dict[str, Any]:
         """Return counters, memory and compute threads.

@@ -90,6 +90,17 @@ static uint64_t real_taken_away(void) {
 
 uint64_t mp_sys_taken_away(void) { return SYS(taken_away)(); }
 
+static uint64_t real_major_faults(void) {
+#if defined(RUSAGE_THREAD)
+    struct rusage usage;
+    if (getrusage(RUSAGE_THREAD, &usage) == 0)
+        return (uint64_t)usage.ru_majflt;
+#endif
+    return 0;
+}
+
+uint64_t mp_sys_major_faults(void) { return SYS(major_faults)(); }
+
 static uint64_t real_random(void) {
     uint64_t value = 0;
 #if MP_LINUX
@@ -599,8 +610,9 @@ static void real_point(void) {}
 #define REAL_CALLS                                                                                                  \
     {                                                                                                               \
         .alloc = real_alloc, .free = real_free, .thread_create = real_thread_create, .now_ns = real_now_ns,         \
-        .random = real_random, .taken_away = real_taken_away, .mutex_init = real_mutex_init,                        \
-        .mutex_deinit = real_mutex_deinit, .cond_init = real_cond_init, .cond_deinit = real_cond_deinit,            \
+        .random = real_random, .taken_away = real_taken_away, .major_faults = real_major_faults,                    \
+        .mutex_init = real_mutex_init, .mutex_deinit = real_mutex_deinit,                                           \
+        .cond_init = real_cond_init, .cond_deinit = real_cond_deinit,                                               \
         .park = real_park, .unpark_all = real_unpark_all, .point = real_point, .get_affinity = real_get_affinity,   \
         .set_affinity = real_set_affinity, .prefer_node = real_prefer_node, .open = real_open, .pread = real_pread, \
         .fallocate = real_fallocate, .mmap = real_mmap, .madvise = real_madvise, .cond_wait = real_cond_wait,       \

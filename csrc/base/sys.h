@@ -24,6 +24,8 @@ static inline uint64_t mp_sys_after(uint64_t now_ns, uint64_t ns) {
 
 /* Involuntary context switches of the calling thread so far; 0 where the system does not count them. */
 uint64_t mp_sys_taken_away(void);
+/* Page faults of the calling thread so far that waited for a disk; 0 where the system does not count them. */
+uint64_t mp_sys_major_faults(void);
 
 /* --- random seeds, for callers that set none; never for results that must be reproducible --- */
 uint64_t mp_sys_random(void);
@@ -129,6 +131,7 @@ typedef struct mp_sys_calls {
     uint64_t (*now_ns)(void);
     uint64_t (*random)(void);
     uint64_t (*taken_away)(void);
+    uint64_t (*major_faults)(void);
     void (*mutex_init)(pthread_mutex_t *mutex);
     void (*mutex_deinit)(pthread_mutex_t *mutex);
     void (*cond_init)(pthread_cond_t *cond);

@@ -94,6 +94,9 @@ typedef struct mp_model_base {
     mp_model_facts facts;
     const _Atomic int32_t *packing; /* NULL: facts.weights holds; else it holds while this counter is above 0, and the
                                      * weights are packed after that */
+    const _Atomic uint64_t *expert_copies; /* bytes of packed copies of experts now; NULL: none are kept */
+    uint64_t expert_copies_most;           /* the same if all experts are packed */
+    const _Atomic int32_t *thrashing;      /* `thrashing` of the facts; NULL: false */
     _Atomic uint64_t *speed[MP_MODEL_SPEEDS]; /* running speed estimates of the model; NULL: no such estimate */
 } mp_model_base;
 

@@ -142,6 +142,12 @@ void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
     *facts = base->facts;
     if (base->packing && atomic_load_explicit(base->packing, memory_order_acquire) == 0)
         facts->weights = packed;
+    if (facts->expert_bytes == 0)
+        return;
+    const uint64_t copies = base->expert_copies ? atomic_load_explicit(base->expert_copies, memory_order_relaxed) : 0;
+    facts->experts = copies == 0 ? "mapped" : copies < base->expert_copies_most ? "packing" : packed;
+    facts->expert_packed_bytes = (int64_t)copies;
+    facts->thrashing = base->thrashing && atomic_load_explicit(base->thrashing, memory_order_relaxed);
 }
 
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {

@@ -38,6 +38,11 @@ typedef struct mp_model_facts {
     const char *architecture, *compute;
     const char *weights; /* "packed"; "mapped": used as they are mapped; "packing": mapped, and packed on use. Excludes
                           * tables of rows and experts */
+    const char *experts; /* where the experts are now. "mapped": in the file; "packing": in packed copies of a part of
+                          * them, and in the file; "packed": in copies of all of them; NULL: there are no experts */
+    int64_t expert_bytes;        /* bytes of the experts in the files */
+    int64_t expert_packed_bytes; /* bytes of their packed copies now */
+    bool thrashing;              /* experts are read from the disk again and again: see nn/expert_reads.h */
     const char *kv_dtype;   /* type of keys and values: "float32", "int16" or "int8" */
     int64_t kv_token_bytes; /* bytes of a token in the KV cache, in all layers */
     int64_t draft_bytes;    /* bytes of the draft model's weights; 0: there is no draft model */

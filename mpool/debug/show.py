@@ -35,6 +35,11 @@ class ModelRow:
         weights: how the weights are used now: ``"packed"``; ``"mapped"``: read from the file on every use;
             ``"packing"``: read from the file until they are packed, see ``PoolConfig.weights``. None before the model
             is loaded.
+        experts: how the experts of a mixture-of-experts model are used now: ``"mapped"``: read from the file on every
+            use; ``"packing"``: packed copies of a part of them are in memory; ``"packed"``: of all of them. None for
+            models without experts, and before the model is loaded.
+        thrashing: True if experts were read from the disk again and again since the model was loaded, because the
+            memory does not hold those that are used. Always False for workers that are processes, which log it.
         kv_dtype: type of the keys and values in the KV cache: ``"int16"``, ``"float32"`` or ``"int8"``; None for models
             without one, and before the model is loaded.
         draft: reference of the draft model; None: the model has none.
@@ -65,6 +70,8 @@ class ModelRow:
     state: str
     compute: str | None
     weights: str | None
+    experts: str | None
+    thrashing: bool
     kv_dtype: str | None
     draft: str | None
     isolation: str
@@ -139,7 +146,8 @@ def _state(row: ModelRow) -> str:
 
 def _weights(row: ModelRow) -> str:
     return megabytes(row.model_bytes) + (f", {row.weights}" if row.weights in ("mapped", "packing") else "") \
-        + (", with draft" if row.draft else "")
+        + (f", {megabytes(row.facts['expert_bytes'])} of experts {row.experts}" if row.experts else "") \
+        + (", thrashing" if row.thrashing else "") + (", with draft" if row.draft else "")
 
 
 def _idle(row: ModelRow) -> str:
@@ -166,6 +174,7 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = (),
     for entry in entries:
         facts = dict(entry.get("facts") or {})
         made: dict[str, Any] = {"facts": facts, "compute": facts.get("compute"), "weights": facts.get("weights"),
+                "experts": facts.get("experts"), "thrashing": bool(facts.get("thrashing")),
                 "kv_dtype": facts.get("kv_dtype"), "draft": drafts.get(entry["key"]),
                 "nodes": tuple(sorted({worker["node"] for worker in entry["worker"]} - {-1})),
                 "isolation": "process" if entry["key"] in isolated else "thread",

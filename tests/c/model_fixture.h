@@ -212,6 +212,11 @@ static inline void tiny_latent_keys(mp_spec *spec, const tiny_kind *kind) {
     MP_CHECK_OK(mp_spec_set(spec, "mpool.expert_corrected", &yes, &error), &error);
 }
 
+/* Make a vector [experts], the tensor added last, exclude the last expert. */
+static inline void tiny_exclude_last(tiny_file *file) {
+    memcpy(file->bytes + file->used - sizeof(float), &(float){-1e30f}, sizeof(float));
+}
+
 static inline void tiny_latent_vectors(tiny_file *file, const tiny_kind *kind, int layer) {
     static const char *const norms[] = {"attn_q_a_norm", "attn_kv_a_norm"};
     char name[64];
@@ -221,6 +226,15 @@ static inline void tiny_latent_vectors(tiny_file *file, const tiny_kind *kind, i
     }
     snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", layer);
     tiny_tensor(file, name, MP_F32, 1, kind->experts, 0.2f, 0);
+    tiny_exclude_last(file);
+}
+
+/* Change the router [experts, TINY_HIDDEN], the tensor added last, so that the last expert is never among the best two:
+ * it loses every tie with experts 0 and 1, unless its bias or correction excludes it. */
+static inline void tiny_forbid_last(tiny_file *file, const tiny_kind *kind) {
+    float *router = (float *)(void *)(file->bytes + file->used) - (ptrdiff_t)kind->experts * TINY_HIDDEN;
+    for (int e = 1; e < kind->experts && !kind->latents && !kind->biased; e += kind->experts - 2)
+        memcpy(router + e * TINY_HIDDEN, router, TINY_HIDDEN * sizeof(float));
 }
 
 /* Make the spec of a decoder whose matrices cycle through `types`. infinite: -1, or a token whose embedding row (F32,
@@ -335,11 +349,13 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
         for (size_t i = 0; kind->biased && i < sizeof biases / sizeof *biases; i++) {
             snprintf(name, sizeof name, "blk.%d.%s", l, biases[i].name);
             tiny_tensor(&file, name, MP_F32, biases[i].rows, biases[i].columns, 0.4f, 0);
+            if (strcmp(biases[i].name, "ffn_gate_inp.bias") == 0)
+                tiny_exclude_last(&file);
         }
         if (kind->experts) {
             snprintf(name, sizeof name, "blk.%d.ffn_gate_inp.weight", l);
             tiny_tensor(&file, name, MP_F32, kind->experts, TINY_HIDDEN, 0.3f, 0);
-            memset(file.bytes + file.used - TINY_HIDDEN * sizeof(float), 0xFF, sizeof(float));
+            tiny_forbid_last(&file, kind);
         }
         snprintf(name, sizeof name, "blk.%d.attn_norm.weight", l);
         tiny_tensor(&file, name, MP_F32, 1, TINY_HIDDEN, 0.3f, 1);

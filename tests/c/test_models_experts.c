@@ -10,7 +10,7 @@
 #include "models/nn/experts.h"
 #include "parts_fixture.h"
 
-enum { COUNT = 5, USED = 2, HIDDEN = 48, FFN = 40, ROWS = 9 };
+enum { COUNT = 5, USED = 2, HIDDEN = 48, FFN = 40, ROWS = 50 };
 
 typedef struct scene {
     tiny_parts parts;
@@ -61,12 +61,27 @@ typedef struct run {
     scene *s;
     const float *x;
     float *y;
+    int M;
     void *scratch, *own[2];
 } run;
 
 static void body(const mp_team_thread *thread, void *arg) {
     run *r = arg;
-    mp_experts_forward(&r->s->experts, thread, r->x, ROWS, 0.5f, r->scratch, r->own[thread->index], r->y);
+    mp_experts_forward(&r->s->experts, thread, r->x, r->M, 0.5f, r->scratch, r->own[thread->index], &r->s->parts.lease,
+                       r->y);
+}
+
+/* Adds the experts of M rows of x to y. */
+static void forward(scene *s, const float *x, int M, float *y) {
+    run r = {s, x, y, M, mp_alloc(mp_experts_scratch(&s->experts, M), MP_TAG_SCRATCH), {NULL, NULL}};
+    for (int t = 0; t < 2; t++)
+        r.own[t] = mp_alloc(mp_experts_thread_scratch(&s->experts), MP_TAG_SCRATCH);
+    atomic_store(&s->parts.lease.heartbeat, 0);
+    mp_lease_run(&s->parts.lease, body, &r);
+    MP_CHECK(atomic_load(&s->parts.lease.heartbeat) > 0); /* reading experts from a slow disk is progress */
+    mp_free(r.scratch);
+    mp_free(r.own[0]);
+    mp_free(r.own[1]);
 }
 
 static double score(const scene *s, const float *x, int expert) {
@@ -95,50 +110,125 @@ static void expect(const scene *s, const float *x, int expert, double weight, do
             out[i] += weight * (double)down[i * FFN + f] * inner[f];
 }
 
-static void check(bool normalise) {
+/* Check a row of the output against the reference in doubles. Adds the selected experts to `uses` [COUNT]. */
+static void check_row(const scene *s, bool normalise, const float *in, const float *y, int *uses) {
+    int chosen[USED];
+    double all = 0, sum = 0, weights[USED], out[HIDDEN] = {0};
+    for (int e = 0; e < COUNT; e++)
+        all += exp(score(s, in, e));
+    for (int j = 0; j < USED; j++) {
+        chosen[j] = -1;
+        for (int e = 0; e < COUNT; e++)
+            if ((j == 0 || e != chosen[0]) && (chosen[j] < 0 || score(s, in, e) > score(s, in, chosen[j])))
+                chosen[j] = e;
+        weights[j] = exp(score(s, in, chosen[j]));
+        sum += weights[j];
+        uses[chosen[j]]++;
+    }
+    for (int j = 0; j < USED; j++)
+        expect(s, in, chosen[j], weights[j] / (normalise ? sum : all), out);
+    for (int i = 0; i < HIDDEN; i++)
+        MP_CHECK_NEAR(y[i], 1 + 0.5 * out[i], 2e-5);
+}
+
+/* How rows choose experts: as it happens; all rows choose expert 0 first; experts 0, 1, 2 and 4 have equally many rows;
+ * their rows are as 12 : 6 : 4 : 3 (Zipf). Expert 3 has the scores of expert 1, loses every tie, and has rows only
+ * beside it. */
+typedef enum load_kind { ANY, ONE, UNIFORM, ZIPF } load_kind;
+
+static int favourite(load_kind kind, int row) {
+    static const int experts[] = {0, 1, 2, 4}, shares[] = {12, 6, 4, 3};
+    int at = 0;
+    if (kind == UNIFORM)
+        return experts[row % 4];
+    for (int left = row * 7 % 25; kind == ZIPF && left >= shares[at]; at++)
+        left -= shares[at];
+    return experts[at];
+}
+
+static void check(bool normalise, load_kind kind) {
     scene s;
     mp_test_random random = {23};
-    float x[ROWS * HIDDEN], y[ROWS * HIDDEN];
-    int ties = 0;
+    static float x[ROWS * HIDDEN], y[ROWS * HIDDEN], alone[HIDDEN];
+    int uses[COUNT] = {0};
     set_up(&s, normalise);
-    for (int i = 0; i < ROWS * HIDDEN; i++)
-        x[i] = mp_test_random_float(&random, -1, 1);
-    for (int i = 0; i < ROWS * HIDDEN; i++)
+    for (int i = 0; i < ROWS * HIDDEN; i++) {
+        const float *row = s.router + favourite(kind, i / HIDDEN) * HIDDEN;
+        x[i] = mp_test_random_float(&random, -1, 1) + (kind == ANY ? 0 : 4 * row[i % HIDDEN]);
         y[i] = 1;
-    run r = {&s, x, y, mp_alloc(mp_experts_scratch(&s.experts, ROWS), MP_TAG_SCRATCH), {NULL, NULL}};
-    for (int l = 0; l < 2; l++)
-        r.own[l] = mp_alloc(mp_experts_thread_scratch(&s.experts), MP_TAG_SCRATCH);
-    mp_lease_run(&s.parts.lease, body, &r);
-    for (int row = 0; row < ROWS; row++) {
-        const float *in = x + row * HIDDEN;
-        int chosen[USED];
-        double all = 0, sum = 0, weights[USED], out[HIDDEN] = {0};
-        for (int e = 0; e < COUNT; e++)
-            all += exp(score(&s, in, e));
-        for (int j = 0; j < USED; j++) {
-            chosen[j] = -1;
-            for (int e = 0; e < COUNT; e++)
-                if ((j == 0 || e != chosen[0]) && (chosen[j] < 0 || score(&s, in, e) > score(&s, in, chosen[j])))
-                    chosen[j] = e;
-            weights[j] = exp(score(&s, in, chosen[j]));
-            sum += weights[j];
-        }
-        ties += chosen[1] == 1 || chosen[0] == 1; /* expert 3 has the same score */
-        for (int j = 0; j < USED; j++)
-            expect(&s, in, chosen[j], weights[j] / (normalise ? sum : all), out);
-        for (int i = 0; i < HIDDEN; i++)
-            MP_CHECK_NEAR(y[row * HIDDEN + i], 1 + 0.5 * out[i], 1e-5);
     }
-    MP_CHECK(ties > 0);
-    mp_free(r.scratch);
-    mp_free(r.own[0]);
-    mp_free(r.own[1]);
+    forward(&s, x, ROWS, y);
+    for (int r = 0; r < ROWS; r++) {
+        check_row(&s, normalise, x + r * HIDDEN, y + r * HIDDEN, uses);
+        for (int i = 0; i < HIDDEN; i++)
+            alone[i] = 1;
+        forward(&s, x + r * HIDDEN, 1, alone);
+        MP_CHECK(memcmp(alone, y + r * HIDDEN, sizeof alone) == 0);
+    }
+    if (kind == ANY)
+        MP_CHECK(uses[1] > 0 && uses[1] >= uses[3]);
+    if (kind == ONE)
+        MP_CHECK_INT(uses[0], ROWS);
+    if (kind == ZIPF)
+        MP_CHECK(uses[0] >= ROWS * 12 / 25);
     take_down(&s);
 }
 
 MP_TEST(models_experts_match_the_reference) {
-    check(true);
-    check(false);
+    for (load_kind kind = ANY; kind <= ZIPF; kind++) {
+        check(true, kind);
+        check(false, kind);
+    }
+}
+
+/* NaN in a router's row makes every row of the output NaN, also if the expert itself would not be selected. */
+MP_TEST(models_experts_with_nan_in_the_router_give_nan) {
+    static const struct {
+        mp_routing routing;
+        int32_t count;
+    } kinds[] = {
+        {{.scale = 1, .groups = 1, .groups_used = 1}, 7},
+        {{.normalise = true, .scale = 1, .groups = 1, .groups_used = 1}, 7},
+        {{.sigmoid = true, .scale = 2, .groups = 1, .groups_used = 1}, 19},
+        {{.sigmoid = true, .normalise = true, .scale = 1, .groups = 3, .groups_used = 1}, 9},
+        {{.normalise = true, .scale = 1, .groups = 4, .groups_used = 2}, 16},
+    };
+    mp_kernels_init();
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+        for (int at = -1; at < 2 * kinds[k].count; at++) { /* -1: no NaN; from `count` on: in the correction */
+            const int32_t count = kinds[k].count;
+            float scores[19], merit[19], correction[19] = {0}, weight[2];
+            int32_t chosen[2];
+            for (int e = 0; e < count; e++)
+                scores[e] = (float)(e * 5 % count) - 3;
+            if (at >= 0)
+                *(at < count ? &scores[at] : &correction[at - count]) = NAN;
+            mp_route(&kinds[k].routing, at < count && at % 2 ? NULL : correction, count, 2, scores, merit, chosen,
+                     weight);
+            for (int j = 0; j < 2; j++)
+                MP_CHECK(chosen[j] >= 0 && chosen[j] < count && isnan(weight[j]) == (at >= 0));
+            MP_CHECK(chosen[0] != chosen[1]);
+        }
+}
+
+/* Equal scores: the lowest ids are selected, in ascending order. */
+MP_TEST(models_experts_with_equal_scores_are_the_first) {
+    const mp_routing routing = {.normalise = true, .scale = 1, .groups = 1, .groups_used = 1};
+    enum { MANY = 128, BEST = 8 };
+    mp_kernels_init();
+    for (int from = 0; from < MANY; from += 17) {
+        float scores[MANY] = {0}, merit[MANY], weight[BEST];
+        int32_t chosen[BEST];
+        for (int e = from; e < MANY; e += 3)
+            scores[e] = 2; /* the tied best; all others are tied as well */
+        mp_route(&routing, NULL, MANY, BEST, scores, merit, chosen, weight);
+        for (int j = 0, next = 0; j < BEST; j++) {
+            const int best = from + 3 * j;
+            while (best >= MANY && next >= from && (next - from) % 3 == 0)
+                next++;
+            MP_CHECK_INT(chosen[j], best < MANY ? best : next++);
+        }
+    }
 }
 
 static mp_status read_routing(int count, int used, int groups, int groups_used, mp_error *error) {
@@ -293,6 +383,7 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     tiny_job_finish(&tiny, &job);
     mp_request_destroy(&job.call->base);
     /* chosen experts are read from the file: truncating it fails the request */
+    tiny.engine->ops->trim(tiny.engine); /* drops packed copies */
     MP_CHECK_INT(truncate(path, (off_t)(rest / 4)), 0);
     tiny_job_make(&tiny, &job, &args, 0);
     prompt[0] = 1;
@@ -306,6 +397,37 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
+}
+
+/* A router with NaN fails the request before it gets a token. */
+MP_TEST(models_experts_with_nan_in_the_router_fail_the_request) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    static const int32_t prompt[] = {3, 1, 4, 1, 5};
+    static const tiny_kind kinds[] = {{.arch = "qwen3moe", .head_norms = true, .experts = 6},
+                                      {.arch = "deepseek2", .experts = 6, .latents = true}};
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        tiny_model tiny;
+        tiny_job job;
+        char path[512];
+        mp_spec *spec = tiny_decoder_spec_as(&kinds[k], types, 1, 79, -1);
+        snprintf(path, sizeof path, "%s/tiny-79.bin", mp_test_directory());
+        FILE *file = fopen(path, "r+b");
+        const uint64_t at = mp_spec_find_tensor(spec, "blk.1.ffn_gate_inp.weight")->offset + 5 * TINY_HIDDEN * 4;
+        MP_CHECK(file && fseek(file, (long)at, SEEK_SET) == 0 && fwrite(&(float){NAN}, 4, 1, file) == 1 &&
+                 fclose(file) == 0); /* the row of the expert that is never selected */
+        tiny_load(&tiny, spec, MP_COMPUTE_AUTO, 1);
+        mp_text_args args = {.n_prompt = 5, .prompt = prompt, .n_choices = 1,
+                             .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 5, .logprobs = -1,
+                                          .ignore_eos = true}};
+        tiny_job_make(&tiny, &job, &args, 0);
+        tiny_job_admit(&tiny, &job);
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_FAILED);
+        MP_CHECK_INT(job.item.error.code, MP_NUMERIC);
+        MP_CHECK_INT(job.call->choices[0].token_count, 0);
+        tiny.engine->ops->retire(tiny.engine, &job.item);
+        mp_request_destroy(&job.call->base);
+        tiny_unload(&tiny);
+    }
 }
 
 /* After a file was changed in place, every step that reads its weights fails, from the first step on. */

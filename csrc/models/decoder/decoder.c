@@ -438,7 +438,7 @@ static void feed_forward(const mp_decoder_pass *pass, const mp_team_thread *thre
     const float *in = norm_rows(model, thread, view, x, &layer->ffn_norm, M, pass->normed);
     if (layer->experts.count > 0) {
         mp_experts_forward(&layer->experts, thread, in, M, model->residual_scale, pass->experts,
-                           view->base + view->at.expert, x);
+                           view->base + view->at.expert, pass->lease, x);
         if (layer->ffn == 0)
             return;
     }

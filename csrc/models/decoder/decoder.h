@@ -42,6 +42,7 @@ typedef struct mp_decoder {
     uint8_t *slab;
     mp_stored *stored; /* parts of the slab that are not packed yet, or NULL */
     mp_packed_experts *packed_experts; /* or NULL */
+    mp_expert_reads expert_reads;
     int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
     int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key); in the KV cache and in
                            * attention, the rows of values are padded to kv.v_dim */

@@ -237,7 +237,8 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     MP_TRY_GOTO(mp_builder_read_use(&builder, error));
     builder.on_use = MP_ON_USE_EXACT;
     if (model->experts.count > 0)
-        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, error));
+        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, &model->expert_reads,
+                                    error));
     /* nonzero for model folders whose norms multiply by 1 + weight */
     MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
     MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));
@@ -293,6 +294,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         .weight_bytes = (int64_t)(builder.slab_bytes + mapped),
     };
     mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.packing);
+    mp_experts_facts(model->packed_experts, &model->expert_reads, &model->base);
     if (mp_spec_draft(args->spec)) {
         MP_TRY_GOTO(mp_draft_model_load(args, &model->draft, error));
         model->base.facts.draft_bytes = model->draft->base.facts.weight_bytes;

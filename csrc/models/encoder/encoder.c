@@ -97,6 +97,7 @@ typedef struct pass {
     mp_sparse_pass sparse;    /* the texts with a sparse vector, if the head has a product */
     int sparse_rows;          /* rows of these texts */
     void *thread_scratch;
+    mp_lease *lease; /* reports progress of experts */
 } pass;
 
 /* Compute the hidden states before the first layer, and the rotary tables. Ends with a barrier. */
@@ -199,7 +200,8 @@ static void experts_half(const pass *p, const mp_encoder_layer *layer, const flo
     for (int64_t r = p->row0; r < p->row1 && layer->experts_bias; r++)
         p->call->add(layer->experts_bias, n, sum + r * n);
     mp_row_meet(&p->context);
-    mp_experts_forward(layer->experts, p->context.thread, mixed, p->rows.M, 1, p->context.acts, p->thread_scratch, sum);
+    mp_experts_forward(layer->experts, p->context.thread, mixed, p->rows.M, 1, p->context.acts, p->thread_scratch,
+                       p->lease, sum);
 }
 
 /* Post-norm: norms follow the residual additions, so each sublayer reads the residual stream directly. */
@@ -427,13 +429,14 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_enco
 }
 
 void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
-                        uint64_t keep_until_ns, void *group_scratch, void *thread_scratch) {
+                        uint64_t keep_until_ns, mp_lease *lease, void *group_scratch, void *thread_scratch) {
     const mp_unpacked unpacked = {thread_scratch, keep_until_ns};
     int longest = 1;
     for (int t = 0; t < count; t++)
         longest = texts[t].n > longest ? texts[t].n : longest;
     pass p = begin(model, thread, texts, count, M, group_scratch, (uint8_t *)thread_scratch + panel_scratch(model));
     p.context.unpacked = &unpacked;
+    p.lease = lease;
     embed(&p, longest);
 
     const bool post_norm = model->flags & MP_ENCODER_POST_NORM;

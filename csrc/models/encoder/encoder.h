@@ -36,6 +36,7 @@ typedef struct mp_encoder {
     int32_t q_width, kv_width, qkv_width; /* columns of the queries of all heads; of the keys; of queries, keys and
                                            * values together */
     mp_packed_experts *packed_experts;    /* or NULL */
+    mp_expert_reads expert_reads;
     int32_t experts, experts_used;        /* 0: no experts */
     int32_t experts_every;                /* layers 1, 1 + experts_every, ... have experts */
     mp_routing routing;
@@ -80,10 +81,10 @@ unsigned mp_encoder_outputs(const mp_encoder *model);
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs);
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs);
 /* Compute a group. Call on all threads of the region with the same group and group scratch, each with its own thread
- * scratch. keep_until_ns: of mp_stored_begin. Sets `finite` of every text. The bits do not depend on the grouping or
- * the threads. */
+ * scratch. keep_until_ns: of mp_stored_begin. lease: as in mp_experts_forward. Sets `finite` of every text. The bits do
+ * not depend on the grouping or the threads. */
 void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
-                        uint64_t keep_until_ns, void *group_scratch, void *thread_scratch);
+                        uint64_t keep_until_ns, mp_lease *lease, void *group_scratch, void *thread_scratch);
 /* Maximum barriers of a pass. */
 int mp_encoder_barriers(const mp_encoder *model);
 

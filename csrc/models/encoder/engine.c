@@ -150,7 +150,7 @@ static void run_group(void *arg, const mp_team_thread *thread, const mp_group *g
     const step_run *run = arg;
     const mp_encoder_engine_state *engine = run->engine;
     mp_encoder_forward(engine->model, thread, engine->texts + group->first, group->count, group->rows,
-                       run->keep_until_ns, mp_group_scratch(&run->step, slice), thread_scratch);
+                       run->keep_until_ns, run->step.lease, mp_group_scratch(&run->step, slice), thread_scratch);
 }
 
 static mp_status make_lists(mp_encoder_engine_state *engine, int texts, mp_error *error) {

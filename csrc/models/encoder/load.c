@@ -374,7 +374,8 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     builder.shared = args->shared;
     MP_TRY_GOTO(mp_builder_read_use(&builder, error));
     if (model->experts > 0)
-        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, error));
+        MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, &model->expert_reads,
+                                    error));
     MP_TRY_GOTO(read_embeddings(model, &builder, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers) {
@@ -416,6 +417,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
         .weight_bytes = (int64_t)(builder.slab_bytes + builder.mapped_bytes),
     };
     mp_stored_facts(model->stored, &model->base.facts.weights, &model->base.packing);
+    mp_experts_facts(model->packed_experts, &model->expert_reads, &model->base);
     *out = &model->base.base;
     model = NULL;
 cleanup:

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "kernels/pack.h"
+#include "models/nn/expert_reads.h"
 
 enum { ITEMS = 32, CODE_BYTES = 16, NAME = 64 };
 
@@ -151,6 +152,8 @@ static void keep_copies(mp_expert_matrix *matrix, mp_packed_experts *packed) {
     mp_wmat_init(&w, matrix->kind, matrix->N, matrix->K);
     if (packed && mp_wmat_bytes(&w) / 20 <= mp_expert_bytes(matrix) / 17)
         matrix->packed = mp_packed_experts_add(packed, &w, matrix->count);
+    if (packed && !matrix->packed)
+        packed->partial = true;
 }
 
 mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, int layer, const char *part,
@@ -171,6 +174,8 @@ mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, i
         return mp_fail(error, MP_UNSUPPORTED, "the experts have %d inputs, int8 allows at most %d", K,
                        MP_I8_MOST_INPUTS);
     builder->parameters += (int64_t)count * N * K;
+    if (builder->expert_reads)
+        builder->expert_reads->bytes += (uint64_t)count * mp_expert_bytes(matrix);
     keep_copies(matrix, builder->packed_experts);
     return MP_OK;
 }

@@ -4,15 +4,28 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/sys.h"
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_error *error) {
+mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_expert_reads *reads,
+                          mp_error *error) {
     *packed = NULL;
+    reads->name = mp_spec_origin(mp_weights_spec(builder->weights));
+    builder->expert_reads = reads;
     if (builder->shared || builder->use == MP_WEIGHTS_MAPPED)
         return MP_OK;
     *packed = builder->packed_experts = mp_packed_experts_create(builder->weights, budget);
     return *packed ? MP_OK : mp_fail_memory(error, sizeof **packed, "the list of experts");
+}
+
+void mp_experts_facts(const mp_packed_experts *packed, const mp_expert_reads *reads, mp_model_base *base) {
+    base->facts.expert_bytes = (int64_t)reads->bytes;
+    base->thrashing = &reads->thrashing;
+    if (packed && packed->most > 0) {
+        base->expert_copies = &packed->charged;
+        base->expert_copies_most = packed->partial ? UINT64_MAX : packed->most;
+    }
 }
 
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error) {
@@ -26,7 +39,12 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         .routing = shape->routing,
         .act = shape->act,
         .clamp = shape->clamp,
+        .reads = builder->expert_reads,
     };
+    if (experts->reads)
+        experts->seen = mp_alloc_array((size_t)shape->count, sizeof *experts->seen, MP_TAG_WEIGHTS);
+    if (experts->reads && !experts->seen)
+        return mp_fail_memory(error, (uint64_t)shape->count, "the list of used experts");
     /* The router computes in fp32: a rounding error can select another expert, which is not a small error. */
     const mp_compute compute = builder->compute;
     const mp_on_use on_use = builder->on_use;
@@ -61,6 +79,8 @@ void mp_experts_deinit(mp_experts *experts) {
     mp_expert_matrix_deinit(&experts->gate);
     mp_expert_matrix_deinit(&experts->up);
     mp_expert_matrix_deinit(&experts->down);
+    mp_free((void *)experts->seen);
+    experts->seen = NULL;
 }
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
@@ -75,6 +95,7 @@ typedef struct expert_scratch {
     int32_t *entry;  /* [n] position of a row's expert in group order */
     int32_t *row;    /* [n] row of an entry */
     int32_t *first;  /* [count + 1] first entry of each expert */
+    _Atomic int32_t *reads; /* [2] 1: the use is measured; 1: a thread waited for the disk */
     float *wide;     /* [n, hidden] rows of x in group order, then expert outputs */
     float *inner;    /* [n, 2 ffn] gate and up; plain: [n, ffn] */
     void *acts;
@@ -91,7 +112,7 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
     size_t n = (size_t)M * (size_t)experts->used, f = sizeof(float), at = 0;
     const size_t sizes[] = {
         (size_t)M * (size_t)experts->count * f, (size_t)M * (size_t)experts->count * f, n * f, n * f, n * f, n * f,
-        ((size_t)experts->count + 1) * f, n * (size_t)experts->hidden * f, n * inner_width(experts) * f,
+        ((size_t)experts->count + 1) * f, 2 * f, n * (size_t)experts->hidden * f, n * inner_width(experts) * f,
     };
     enum { PARTS = sizeof sizes / sizeof *sizes };
     size_t offset[PARTS];
@@ -110,8 +131,9 @@ static expert_scratch lay_out(const mp_experts *experts, int M, uint8_t *base) {
             .entry = (int32_t *)(base + offset[4]),
             .row = (int32_t *)(base + offset[5]),
             .first = (int32_t *)(base + offset[6]),
-            .wide = (float *)(base + offset[7]),
-            .inner = (float *)(base + offset[8]),
+            .reads = (_Atomic int32_t *)(base + offset[7]),
+            .wide = (float *)(base + offset[8]),
+            .inner = (float *)(base + offset[9]),
             .acts = base + at,
             .bytes = s.bytes,
         };
@@ -157,6 +179,18 @@ static void group(const mp_experts *experts, int M, const expert_scratch *s) {
     /* each first[e] has advanced to the end of its group: shift the list by one group */
     memmove(s->first + 1, s->first, (size_t)experts->count * sizeof *s->first);
     s->first[0] = 0;
+}
+
+/* Decides whether the use is measured (nn/expert_reads.h), and marks the chosen experts as used. */
+static void begin_reads(const mp_experts *experts, const expert_scratch *s) {
+    bool measured = mp_expert_reads_sample(experts->reads);
+    for (int e = 0; experts->seen && e < experts->count; e++)
+        if (s->first[e + 1] > s->first[e] && !atomic_load_explicit(&experts->seen[e], memory_order_relaxed)) {
+            atomic_store_explicit(&experts->seen[e], 1, memory_order_relaxed);
+            measured = false;
+        }
+    atomic_store_explicit(&s->reads[0], measured, memory_order_relaxed);
+    atomic_store_explicit(&s->reads[1], 0, memory_order_relaxed);
 }
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
@@ -224,8 +258,8 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
 /* Computes the panels of all selected experts: the `count` matrices `parts` of each expert. Each thread takes a
  * contiguous share of the panels. */
 static void run_matrices(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s,
-                         const mp_expert_matrix *const *parts, int count, const mp_acts *acts, uint8_t *own, float *y,
-                         int64_t ldy) {
+                         const mp_expert_matrix *const *parts, int count, const mp_acts *acts, uint8_t *own,
+                         mp_lease *lease, float *y, int64_t ldy) {
     const int panels = (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N;
     int64_t chosen = 0, begin, end, at = 0;
     for (int e = 0; e < experts->count; e++)
@@ -237,6 +271,8 @@ static void run_matrices(const mp_experts *experts, const mp_team_thread *thread
         for (int part = 0; part < count; part++, at += panels) {
             int first = begin > at ? begin - at < panels ? (int)(begin - at) : panels : 0;
             const int last = end - at < panels ? (int)(end - at) : panels;
+            if (lease && first < last)
+                mp_lease_poll(lease); /* the pass stops between layers: here only the heartbeat counts */
             while (first < last)
                 first += run_panels(parts[part], e, first, last - first, acts, s->first[e], s->first[e + 1], own,
                                     y + (int64_t)part * parts[0]->N, ldy);
@@ -283,7 +319,7 @@ static void add_up(const mp_experts *experts, const expert_scratch *s, int64_t r
 }
 
 void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
-                        void *scratch, void *own, float *y) {
+                        void *scratch, void *own, mp_lease *lease, float *y) {
     const mp_kernels *call = mp_kernels_get();
     const expert_scratch s = lay_out(experts, M, scratch);
     const int64_t hidden = experts->hidden, ffn = experts->ffn, wide = (int64_t)inner_width(experts);
@@ -297,9 +333,13 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
         mp_route(&experts->routing, experts->correction, experts->count, experts->used, s.scores + r * experts->count,
                  s.merit + r * experts->count, s.chosen + r * used, s.weight + r * used);
     mp_team_barrier(thread);
-    if (thread->index == 0)
+    if (thread->index == 0) {
         group(experts, M, &s);
+        begin_reads(experts, &s);
+    }
     mp_team_barrier(thread);
+    const bool measured = atomic_load_explicit(&s.reads[0], memory_order_relaxed);
+    const uint64_t faults = measured ? mp_sys_major_faults() : 0;
 
     mp_acts acts;
     mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), (int32_t)n, experts->hidden, s.acts);
@@ -309,8 +349,8 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     mp_acts_fill(&acts, s.wide, hidden, (int)begin, (int)end);
     mp_team_barrier(thread);
     const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
-    run_matrices(experts, thread, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &acts, own, s.inner,
-                 wide);
+    run_matrices(experts, thread, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &acts, own, lease,
+                 s.inner, wide);
     mp_team_barrier(thread);
 
     mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), (int32_t)n, experts->ffn, s.acts);
@@ -325,8 +365,12 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     }
     mp_acts_fill(&acts, s.inner, wide, (int)begin, (int)end);
     mp_team_barrier(thread);
-    run_matrices(experts, thread, &s, second, 1, &acts, own, s.wide, hidden);
+    run_matrices(experts, thread, &s, second, 1, &acts, own, lease, s.wide, hidden);
+    if (measured && mp_sys_major_faults() > faults)
+        atomic_store_explicit(&s.reads[1], 1, memory_order_relaxed);
     mp_team_barrier(thread);
+    if (measured && thread->index == 0)
+        mp_expert_reads_add(experts->reads, atomic_load_explicit(&s.reads[1], memory_order_relaxed));
 
     mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)

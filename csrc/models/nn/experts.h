@@ -6,11 +6,17 @@
  * are kept while memory is plentiful (nn/packed_experts.h). Experts otherwise take no memory besides the mapped file,
  * and the bytes of an expert without rows are not read. Rows are grouped by expert, so each matrix is read once a pass.
  * The output of a row depends on its own routing alone: ties go to the lowest id, and expert outputs are added in
- * routing order. */
+ * routing order.
+ *
+ * Experts take part neither in the predicted size of a model nor in what a load charges, so a model may have more bytes
+ * of experts than the memory budget: a load is refused only if the other weights do not fit. The system then reads the
+ * experts that rows choose from the disk. nn/expert_reads.h logs that it reads them again and again. */
 #ifndef MP_MODELS_NN_EXPERTS_H
 #define MP_MODELS_NN_EXPERTS_H
 
+#include "models/arch.h"
 #include "models/nn/expert_matrix.h"
+#include "models/nn/expert_reads.h"
 #include "models/nn/routing.h"
 
 typedef struct mp_experts {
@@ -24,6 +30,8 @@ typedef struct mp_experts {
                           * 1) g sigmoid(1.702 g); `act` is then ignored */
     mp_linear router;    /* [count, hidden], always in fp32 */
     mp_expert_matrix gate, up, down; /* gate is empty if `plain` */
+    mp_expert_reads *reads;          /* counters of the model, or NULL: not measured */
+    _Atomic uint8_t *seen;           /* [count] 1: rows have used the expert; NULL if `reads` is NULL */
 } mp_experts;
 
 typedef struct mp_experts_shape {
@@ -35,10 +43,13 @@ typedef struct mp_experts_shape {
     float clamp;
 } mp_experts_shape;
 
-/* Lets the experts that are added to the builder next keep packed copies, charged to `budget`. Sets *packed, which the
- * caller owns, or to NULL if nothing may be kept: the weights stay mapped, or are shared with worker processes, which
- * do not share what they pack. */
-mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_error *error);
+/* Lets the experts that are added to the builder next keep packed copies, charged to `budget`, and measures their reads
+ * in `reads`, which must outlive the experts. Sets *packed, which the caller owns, or to NULL if nothing may be kept:
+ * the weights stay mapped, or are shared with worker processes, which do not share what they pack. */
+mp_status mp_experts_keep(mp_builder *builder, mp_budget *budget, mp_packed_experts **packed, mp_expert_reads *reads,
+                          mp_error *error);
+/* Sets the facts of a model about its experts. packed: as set by mp_experts_keep. */
+void mp_experts_facts(const mp_packed_experts *packed, const mp_expert_reads *reads, mp_model_base *base);
 /* Reads blk.{layer}.ffn_gate_inp and the experts' matrices (nn/expert_matrix.h); if `biased`, the biases of all four.
  * The builder's weights must outlive the experts. */
 mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp_builder *builder, mp_error *error);
@@ -48,8 +59,9 @@ void mp_experts_deinit(mp_experts *experts);
 size_t mp_experts_scratch(const mp_experts *experts, int M);
 size_t mp_experts_thread_scratch(const mp_experts *experts);
 /* y [M, hidden] += scale * experts(x [M, hidden]). x must be complete. All threads of the region must call it, with the
- * same arguments except `own`. Ends with a barrier. */
+ * same arguments except `own`. Reports progress to the lease before each matrix, which the system may have to read from
+ * a disk; NULL: reports nothing. Ends with a barrier. */
 void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
-                        void *scratch, void *own, float *y);
+                        void *scratch, void *own, mp_lease *lease, float *y);
 
 #endif

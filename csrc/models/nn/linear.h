@@ -66,6 +66,8 @@ typedef struct mp_builder {
     mp_stored *stored;    /* after finish: the unpacked matrices, owned by the model, or NULL */
     struct mp_packed_experts *packed_experts; /* not owned: keeps packed copies of the experts that are added
                                                * (nn/packed_experts.h), or NULL */
+    struct mp_expert_reads *expert_reads;     /* not owned: measures reads of the experts that are added
+                                               * (nn/expert_reads.h), or NULL */
 } mp_builder;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);

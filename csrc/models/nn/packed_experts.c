@@ -98,6 +98,7 @@ mp_packed_matrix *mp_packed_experts_add(mp_packed_experts *experts, const mp_wma
     reset_panels(matrix);
     matrix->next = experts->first;
     experts->first = matrix;
+    experts->most += (uint64_t)count * (uint64_t)w->panels * w->panel_bytes;
     return matrix;
 }
 

@@ -42,6 +42,8 @@ typedef struct mp_packed_experts {
     uint64_t keep_ns;               /* time budget of a pass for panels of experts with few rows */
     _Atomic uint64_t keep_until_ns; /* its end in the current pass */
     _Atomic uint64_t charged;       /* bytes of kept panels */
+    uint64_t most;                  /* bytes of all panels that may be kept */
+    bool partial;                   /* the model has experts that are never kept */
     _Atomic uint64_t packed;        /* panels kept since the load, including dropped ones */
     _Atomic int32_t passes;         /* passes in progress; -1 while the copies are dropped */
 } mp_packed_experts;

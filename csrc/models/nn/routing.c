@@ -120,6 +120,10 @@ void mp_route(const mp_routing *routing, const float *correction, int32_t count,
         if (routing->sigmoid)
             sum += 1e-20f;
     }
+    /* NaN ranks last, so the selected experts may hide it */
+    bool nan = false;
+    for (int32_t e = 0; e < count; e++)
+        nan |= isnan(merit[e]);
     for (int32_t j = 0; j < used; j++)
-        weight[j] = scores[chosen[j]] / sum * routing->scale;
+        weight[j] = nan ? NAN : scores[chosen[j]] / sum * routing->scale;
 }

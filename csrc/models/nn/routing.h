@@ -17,10 +17,10 @@ typedef struct mp_routing {
  * FORMAT unless `used` of `count` experts can be selected in this way. */
 mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t count, int32_t used, mp_error *error);
 
-/* Selects the experts of one row, best first, and their weights. Ties go to the lowest id. NaN is selected last, and
- * makes the weights NaN. The merit of a group is that of its best expert, or with sigmoids the sum of its two best
- * (DeepSeek-V3, arXiv:2412.19437). Overwrites scores and merit [count]; correction [count] may be NULL; writes chosen
- * and weight [used]. */
+/* Selects the experts of one row, best first, and their weights. Ties go to the lowest id. If a score or correction is
+ * NaN, all weights are NaN, so that the request fails. The merit of a group is that of its best expert, or with
+ * sigmoids the sum of its two best (DeepSeek-V3, arXiv:2412.19437). Overwrites scores and merit [count]; correction
+ * [count] may be NULL; writes chosen and weight [used]. */
 void mp_route(const mp_routing *routing, const float *correction, int32_t count, int32_t used, float *scores,
               float *merit, int32_t *chosen, float *weight);
 

@@ -1,0 +1,28 @@
+/* nn/expert_reads.h: detects that a model's experts are read from the disk again and again (thrashing).
+ *
+ * Experts are computed from the mapped file (nn/experts.h), so they may be larger than memory: the system reads the
+ * experts that rows choose and drops others. If it drops experts that rows choose again soon, passes wait for the disk.
+ *
+ * One in seven uses of a layer is measured. It counts if rows have used all of its chosen experts before, and it is a
+ * miss if a thread waited for the disk (a major page fault) while it read them. If a quarter of 64 such uses are
+ * misses, a warning is logged, once per load. */
+#ifndef MP_MODELS_NN_EXPERT_READS_H
+#define MP_MODELS_NN_EXPERT_READS_H
+
+#include <stdatomic.h>
+
+#include "base/error.h"
+
+typedef struct mp_expert_reads { /* one per loaded model; zeroed before the first use */
+    const char *name;            /* names the model in the warning; borrowed */
+    uint64_t bytes;              /* bytes of all experts in the files */
+    _Atomic uint32_t uses, counted, missed; /* counted and missed: since the last decision */
+    _Atomic int32_t thrashing;              /* 1 after the warning */
+} mp_expert_reads;
+
+/* Returns true if the use of a layer that begins now is to be measured. NULL: false. */
+bool mp_expert_reads_sample(mp_expert_reads *reads);
+/* Adds a measured use. */
+void mp_expert_reads_add(mp_expert_reads *reads, bool missed);
+
+#endif

@@ -1,0 +1,190 @@
+/* Models whose experts are larger than the memory: they load, give the same bytes, charge no experts, and log once that
+ * experts are read from the disk again and again. */
+#include <stdatomic.h>
+
+#include "base/options.h"
+#include "base/trace.h"
+#include "model_fixture.h"
+#include "models/decoder/decoder.h"
+#include "models/nn/expert_reads.h"
+
+enum { EXPERTS = 6, PROMPT = 40, ANSWER = 8 };
+static const mp_dtype types[] = {MP_Q8_0};
+static const tiny_kind moe = {.arch = "qwen3moe", .head_norms = true, .experts = EXPERTS};
+
+static mp_model_facts facts_of(const tiny_model *tiny) {
+    mp_model_facts facts;
+    mp_model_get_facts(tiny->model, &facts);
+    return facts;
+}
+
+static uint64_t run(tiny_model *tiny, int n) {
+    int32_t prompt[PROMPT];
+    for (int i = 0; i < n; i++)
+        prompt[i] = (i * 11 + n) % (TINY_VOCAB - 1);
+    mp_text_args args = {.n_prompt = n, .prompt = prompt, .n_choices = 1, .want_prompt_logits = true,
+                         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = ANSWER, .logprobs = 4,
+                                      .ignore_eos = true}};
+    tiny_job job;
+    mp_outcome outcome;
+    tiny_job_make(tiny, &job, &args, 0);
+    tiny_job_admit(tiny, &job);
+    int trims = 0;
+    do {
+        outcome = tiny_job_step(tiny, &job, 512);
+        if (outcome == MP_OUTCOME_WAIT_MEMORY) { /* as a worker does: copies of experts give way to requests */
+            MP_CHECK(tiny->engine->ops->trim(tiny->engine) > 0 && ++trims < 20);
+            continue;
+        }
+        MP_CHECK(outcome != MP_OUTCOME_FAILED);
+    } while (outcome != MP_OUTCOME_DONE);
+    const uint64_t hash = tiny_job_hash(&job);
+    mp_request_destroy(&job.call->base);
+    return hash;
+}
+
+/* The load is predicted and charged without the experts, whose bytes the facts state. Copies of experts take at most
+ * two thirds of the budget, and none if that is in use. The bytes of the results are the same. */
+MP_TEST(models_experts_may_be_larger_than_memory) {
+    static const char *const uses[] = {"auto", "packed", "mapped"};
+    uint64_t expected[2] = {0}, predicted, engine;
+    for (int u = 0; u < 3; u++) {
+        tiny_model tiny;
+        tiny_weights = uses[u];
+        tiny_load(&tiny, tiny_decoder_spec_as(&moe, types, 1, 7, -1), MP_COMPUTE_AUTO, 2);
+        tiny_weights = NULL;
+        const uint64_t charged = tiny.model->ops->bytes(tiny.model);
+        const uint64_t experts = (uint64_t)TINY_LAYERS * EXPERTS * 3 * TINY_EXPERT * TINY_HIDDEN / 32 * 34;
+        MP_CHECK_INT(facts_of(&tiny).expert_bytes, experts);
+        MP_CHECK_STR(facts_of(&tiny).experts, "mapped");
+        tiny.loader.ops->footprint(tiny.loader.self, &predicted, &engine);
+        MP_CHECK(predicted <= charged + 20000);
+        MP_CHECK_INT(tiny.budget.used, charged);
+        for (int i = 0; i < 2; i++) {
+            const uint64_t hash = run(&tiny, i ? PROMPT : 1);
+            MP_CHECK(u == 0 || hash == expected[i]);
+            expected[i] = hash;
+        }
+        const mp_model_facts facts = facts_of(&tiny);
+        MP_CHECK_STR(facts.experts, u == 2 ? "mapped" : "packing"); /* the last expert is never used */
+        MP_CHECK_INT(facts.expert_packed_bytes, tiny.model->ops->bytes(tiny.model) - charged);
+        const uint64_t scratch = tiny.engine->ops->bytes(tiny.engine);
+        tiny_unload(&tiny);
+
+        /* the same with a budget that has room for everything but a tenth of the experts */
+        const uint64_t limit = charged + scratch + experts / 10;
+        MP_CHECK(limit - charged < experts + scratch);
+        tiny_weights = uses[u];
+        tiny = (tiny_model){.spec = tiny_decoder_spec_as(&moe, types, 1, 7, -1), .budget = {.limit = limit}};
+        tiny_weights = NULL;
+        mp_error error;
+        MP_CHECK_OK(mp_team_create(1, &tiny.team, &error), &error);
+        mp_team_lease(tiny.team, 2, &tiny.lease);
+        MP_CHECK_OK(mp_model_loader(tiny.spec, MP_COMPUTE_AUTO, &tiny.loader, &error), &error);
+        MP_CHECK_OK(tiny.loader.ops->load(tiny.loader.self, &tiny.lease, &tiny.budget, NULL, &tiny.model, &error),
+                    &error);
+        MP_CHECK_OK(tiny.model->ops->engine(tiny.model, &tiny.budget, &tiny.engine, &error), &error);
+        for (int i = 0; i < 2; i++)
+            MP_CHECK(run(&tiny, i ? PROMPT : 1) == expected[i]);
+        const uint64_t copies = tiny.model->ops->bytes(tiny.model) - charged;
+        MP_CHECK_INT(facts_of(&tiny).expert_packed_bytes, copies);
+        MP_CHECK(copies == 0 || charged + copies <= limit - limit / 3);
+        tiny_unload(&tiny);
+    }
+}
+
+/* A budget below the other weights refuses the load, and names the bytes. */
+MP_TEST(models_experts_do_not_excuse_the_other_weights) {
+    mp_error error;
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&moe, types, 1, 7, -1), MP_COMPUTE_AUTO, 1);
+    const uint64_t charged = tiny.model->ops->bytes(tiny.model);
+    mp_budget budget = {.limit = charged - 1};
+    mp_model *model = NULL;
+    MP_CHECK_STATUS(tiny.loader.ops->load(tiny.loader.self, &tiny.lease, &budget, NULL, &model, &error),
+                    MP_MEMORY_EXHAUSTED, &error);
+    char bytes[32];
+    snprintf(bytes, sizeof bytes, "%llu", (unsigned long long)charged);
+    MP_CHECK_HAS(error.message, bytes);
+    MP_CHECK_INT(budget.used, 0);
+    budget.limit = charged;
+    MP_CHECK_OK(tiny.loader.ops->load(tiny.loader.self, &tiny.lease, &budget, NULL, &model, &error), &error);
+    model->ops->destroy(model);
+    tiny_unload(&tiny);
+}
+
+typedef struct logged {
+    int count;
+    char last[512];
+} logged;
+
+static void collect(const mp_log_record *record, void *arg) {
+    logged *log = arg;
+    log->count++;
+    snprintf(log->last, sizeof log->last, "%s", record->text);
+}
+
+/* A quarter of 64 uses decides; afterwards nothing is measured. */
+MP_TEST(models_expert_reads_warn_once) {
+    mp_expert_reads reads = {.name = "m.gguf", .bytes = 12345678};
+    logged log = {0};
+    MP_CHECK(!mp_expert_reads_sample(NULL));
+    int sampled = 0;
+    for (int i = 0; i < 70; i++)
+        sampled += mp_expert_reads_sample(&reads);
+    MP_CHECK_INT(sampled, 10);
+    for (int round = 0; round < 3; round++)
+        for (int i = 0; i < 64; i++)
+            mp_expert_reads_add(&reads, i < 15);
+    MP_CHECK_INT(mp_log_drain(collect, &log), 0);
+    MP_CHECK_INT(atomic_load(&reads.thrashing), 0);
+    for (int round = 0; round < 3; round++)
+        for (int i = 0; i < 64; i++)
+            mp_expert_reads_add(&reads, i >= 48);
+    MP_CHECK_INT(mp_log_drain(collect, &log), 1);
+    MP_CHECK_INT(atomic_load(&reads.thrashing), 1);
+    MP_CHECK_HAS(log.last, "m.gguf: experts are read from the disk again and again: 16 of 64");
+    MP_CHECK_HAS(log.last, "12.3 MB");
+    MP_CHECK(!mp_expert_reads_sample(&reads));
+}
+
+#ifdef MP_SEAM
+static _Atomic uint64_t faults;
+static _Atomic int faulting;
+
+static uint64_t count_faults(void) {
+    return atomic_fetch_add(&faults, (uint64_t)atomic_load(&faulting)) + (uint64_t)atomic_load(&faulting);
+}
+
+/* Threads that wait for the disk make the model thrash, but only while they read experts that were used before. */
+MP_TEST(models_expert_reads_of_a_model) {
+    logged log = {0};
+    tiny_model tiny;
+    setenv("MPOOL_SPECULATION", "0", 1);
+    mp_sys_table.major_faults = count_faults;
+    tiny_load(&tiny, tiny_decoder_spec_as(&moe, types, 1, 7, -1), MP_COMPUTE_AUTO, 2);
+    for (int i = 0; i < 60; i++)
+        run(&tiny, 3);
+    MP_CHECK(!facts_of(&tiny).thrashing);
+    mp_decoder *decoder = (mp_decoder *)tiny.model;
+    const uint32_t counted = atomic_load(&decoder->expert_reads.counted);
+    atomic_store(&faulting, 1);
+    for (int i = 0; i < 20; i++) { /* as after a load: no use counts */
+        for (int l = 0; l < TINY_LAYERS; l++)
+            memset((void *)decoder->layers[l].experts.seen, 0, EXPERTS);
+        run(&tiny, 1 + i);
+        if (i == 0)
+            MP_CHECK(atomic_load(&decoder->expert_reads.counted) < counted + 60);
+    }
+    for (int i = 0; i < 200 && !facts_of(&tiny).thrashing; i++)
+        run(&tiny, 3);
+    MP_CHECK(facts_of(&tiny).thrashing);
+    for (int i = 0; i < 20; i++)
+        run(&tiny, 3);
+    int all = mp_log_drain(collect, &log);
+    MP_CHECK_INT(all, 1);
+    MP_CHECK_HAS(log.last, "tiny-7.bin: experts are read from the disk again and again");
+    tiny_unload(&tiny);
+    mp_sys_table = mp_sys_real;
+}
+#endif
