@@ -425,7 +425,8 @@ async def show(context: Context, body: NameRequest) -> Response:
         lambda: (ollama_models.describe(served), ollama_models.template_capabilities(served)))
     parameters = "\n".join([found.parameters, *(f"{name} {value}" for name, value in served.defaults.items())]).strip()
     return json_response(ShowResponse(Details(**found.details), found.info, found.capabilities + more,
-                                  found.modified_at, found.license, parameters, served.system or ""))
+                                  found.modified_at, found.license, parameters, served.system or "",
+                                  "{{ .Prompt }}{{ .Suffix }}" if "insert" in more else ""))
 
 
 async def copy(context: Context, body: CopyRequest) -> Response:
