@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -135,7 +136,7 @@ _FORMER = ("gives", "here")
 
 
 def _text(name: str, value: Any) -> str:
-    if name in ("bytes", "download_bytes"):
+    if name in ("bytes", "download_bytes", "expert_bytes"):
         return megabytes(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -166,6 +167,11 @@ def _facts(name: str) -> dict[str, Any]:
     return {**_facts_of_files(found), **_facts_of_model(describing.describe_resolved(found))}
 
 
+def _expert_bytes(model: ModelDescription) -> int:
+    """Return the bytes of the experts, which stay in the file (``mp_expert_owns`` of the core)."""
+    return sum(tensor.nbytes for tensor in model.spec.tensors if re.search(r"_exps\.|\.ffn_[^.]*\.\d", tensor.name))
+
+
 def _purpose(model: ModelDescription) -> str:
     """Return what the model can do, with the names of the functions."""
     if model.pipeline is not None:
@@ -191,6 +197,8 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
         "est_memory_allocation_mb": model.est_memory_allocation_mb,
     }
+    if experts := _expert_bytes(model):
+        facts |= {"expert_bytes": experts, "experts": "read from the file as they are used"}
     if model.embedding is not None and model.embedding.scores:
         facts |= {"max_tokens": model.embedding.max_tokens, "labels": model.embedding.output_size}
     elif model.embedding is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.cli import main
 
 MEMORY = 80 << 20  # bytes, of which 64 MiB are predicted for an engine
 
@@ -106,6 +107,14 @@ def test_worker_processes_read_experts_from_the_file(folders: dict[str, Path]) -
         row, = pool.ps()
         assert (row.experts, row.facts["expert_packed_bytes"]) == ("mapped", 0)
         assert row.model_bytes < row.facts["expert_bytes"]
+
+
+def test_show_states_the_experts_of_the_files(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for name, experts in (("moe", 2 * 32 * 3 * 256 * 512 * 4), ("dense", None)):
+        assert main(["show", str(folders[name]), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out).get("expert_bytes") == experts
+    assert main(["show", str(folders["moe"])]) == 0
+    assert "101 MB" in capsys.readouterr().out
 
 
 def test_a_dense_model_larger_than_memory_is_refused(folders: dict[str, Path]) -> None:
