@@ -71,15 +71,16 @@ class Application:
     Args:
         app: Application for connections of type ``http``.
         shutdown: Coroutine function for the lifespan event ``shutdown``.
-        begin: Function that the first event on an event loop calls, and further ones may call. Idempotent.
+        begin: Idempotent function, called on the event loop by every request and lifespan event; None: there is none.
     """
 
     def __init__(self, app: App, shutdown: Callable[[], Awaitable[object]] | None = None,
-                 begin: Callable[[], object] = bool) -> None:
+                 begin: Callable[[], object] | None = None) -> None:
         self._app, self._shutdown, self._begin = app, shutdown, begin
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        self._begin()
+        if self._begin is not None:
+            self._begin()
         if scope["type"] == "http":
             root = scope.get("root_path")
             if root and scope["path"].startswith(root + "/"):  # another application mounts this one under a prefix
