@@ -26,12 +26,13 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "_functions": ("begin_shutdown", "chat", "check", "count_tokens", "describe_image", "describe_url", "detokenize",
-                   "embed", "embed_image", "embed_iter", "generate", "generate_image", "get", "health",
+    "_functions": ("begin_shutdown", "chat", "check", "classify", "count_tokens", "describe_image", "describe_url",
+                   "detokenize", "embed", "embed_image", "embed_iter", "generate", "generate_image", "get", "health",
                    "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank", "submit", "swap",
                    "tokenize", "unload", "vision"),
     "runtime.events": ("PoolEvent",),
     "runtime.health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
+    "tasks.classification": ("Classification", "Classifications", "LabelScore"),
     "tasks.options": ("CallOptions",),
     "tasks.capture_files": ("CaptureRecord", "read_capture"),
     "tasks.captures": ("Capture", "CaptureJob", "capture"),

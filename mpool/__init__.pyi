@@ -7,6 +7,7 @@ from . import tokenizers as tokenizers
 from ._functions import begin_shutdown as begin_shutdown
 from ._functions import chat as chat
 from ._functions import check as check
+from ._functions import classify as classify
 from ._functions import count_tokens as count_tokens
 from ._functions import describe_image as describe_image
 from ._functions import describe_url as describe_url
@@ -94,6 +95,9 @@ from .tasks.capture_files import read_capture as read_capture
 from .tasks.captures import Capture as Capture
 from .tasks.captures import CaptureJob as CaptureJob
 from .tasks.captures import capture as capture
+from .tasks.classification import Classification as Classification
+from .tasks.classification import Classifications as Classifications
+from .tasks.classification import LabelScore as LabelScore
 from .tasks.images_result import GeneratedImage as GeneratedImage
 from .tasks.images_result import GeneratedImages as GeneratedImages
 from .tasks.images_result import ImageStep as ImageStep

@@ -123,11 +123,11 @@ def submit(capability: str, **request: Any) -> Any:
         capability: ``"text_embedding"``, ``"text_to_text"``, ``"image_embedding"``, ``"vision"`` or
             ``"text_to_image"``.
         **request: keyword arguments, except ``progress`` and ``stream``. ``"text_embedding"``: those of
-            :func:`embed` (``inputs=...``) or of :func:`rerank` (``query=..., documents=...``). ``"text_to_text"``:
-            those of :func:`generate` (``prompt=...``) or :func:`chat` (``messages=...``). ``"image_embedding"``:
-            those of :func:`embed_image` (``images=...``). ``"vision"``: those of :func:`vision` (``images=...,
-            prompt=...``) or :func:`chat` (``messages=...``). ``"text_to_image"``: those of :func:`generate_image`
-            (``prompt=...``).
+            :func:`embed` (``inputs=...``), :func:`rerank` (``query=..., documents=...``) or :func:`classify`
+            (``texts=...``). ``"text_to_text"``: those of :func:`generate` (``prompt=...``) or :func:`chat`
+            (``messages=...``). ``"image_embedding"``: those of :func:`embed_image` (``images=...``). ``"vision"``:
+            those of :func:`vision` (``images=..., prompt=...``) or :func:`chat` (``messages=...``).
+            ``"text_to_image"``: those of :func:`generate_image` (``prompt=...``).
 
     Returns:
         a :class:`mpool.Job` with ``result(timeout)``, ``done()``, ``cancel()`` and ``position()``. A job can be

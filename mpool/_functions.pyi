@@ -14,6 +14,7 @@ from .pool import Pool
 from .results import Completion
 from .runtime.health import CapabilityPools, Health, Pong
 from .tasks.captures import Capture, CaptureJob
+from .tasks.classification import Classification, Classifications
 from .tasks.images_result import GeneratedImages
 from .tasks.iterating import EmbedIterator
 from .tasks.jobs import Job
@@ -98,6 +99,25 @@ def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] |
            timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
            keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
 ) -> Ranking: ...
+@overload
+def classify(texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
+             template: str = 'This example is {}.', multi_label: bool = False,
+             function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
+             compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
+             max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+             timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+             keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> Classification: ...
+@overload
+def classify(texts: list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[str, str]],
+             model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
+             template: str = 'This example is {}.', multi_label: bool = False,
+             function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
+             compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
+             max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+             timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+             keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> Classifications: ...
 @overload
 def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,

@@ -10,6 +10,7 @@ from .images import ImageInput
 from .model import Model
 from .results import Completion
 from .tasks.captures import Capture, CaptureJob
+from .tasks.classification import Classification, Classifications
 from .tasks.images_result import GeneratedImages
 from .tasks.iterating import EmbedIterator
 from .tasks.jobs import Job
@@ -57,6 +58,25 @@ class PoolVerbs:
                timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> Ranking: ...
+    @overload
+    def classify(self, texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
+                 template: str = 'This example is {}.', multi_label: bool = False,
+                 function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
+                 compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
+                 max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Classification: ...
+    @overload
+    def classify(self, texts: list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[str, str]],
+                 model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
+                 template: str = 'This example is {}.', multi_label: bool = False,
+                 function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
+                 compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
+                 max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Classifications: ...
     @overload
     def generate(self, prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
                  stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -258,6 +278,23 @@ class ModelVerbs:
                prompt_name: str | None = None, parse_special: bool = False, timeout: float | None = None,
                priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
                policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
+    @overload
+    def classify(self, texts: str, *, labels: Sequence[str] | None = None, template: str = 'This example is {}.',
+                 multi_label: bool = False, function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None,
+                 top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True,
+                 parse_special: bool = False, max_inputs: int | None = None, progress: Progress = None,
+                 show_progress_bar: Progress = None, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> Classification: ...
+    @overload
+    def classify(self, texts: list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[str, str]], *,
+                 labels: Sequence[str] | None = None, template: str = 'This example is {}.', multi_label: bool = False,
+                 function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
+                 compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
+                 max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> Classifications: ...
     @overload
     def generate(self, prompt: str | Sequence[int], *, stream: Literal[False] = False, temperature: float | None = None,
                  top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,

@@ -29,6 +29,7 @@ from .model import Model
 from .pool import Pool
 from .results import Completion
 from .tasks.captures import Capture, CaptureJob
+from .tasks.classification import Classification, Classifications
 from .tasks.images_result import {images}
 {more}from .tasks.options import Compute, Policy, Precision, Priority, Progress
 from .tasks.rerank import Ranking
@@ -36,9 +37,13 @@ from .tasks.rerank import Ranking
 _LINE = 120
 
 
-def _parameters(verb: Verb, form: str, stream: bool | None, more: tuple[str, ...] = ()) -> list[str]:
-    """Return the parameters as source text. ``stream`` is the value of that parameter in this overload; None: none."""
+def _parameters(verb: Verb, form: str, stream: bool | None, more: tuple[str, ...] = (),
+                first: str | None = None) -> list[str]:
+    """Return the parameters as source text. ``stream`` is the value of that parameter in this overload; None: none.
+    ``first`` is the type of the first parameter; None: that of the verb."""
     slots = verb.slots(form)
+    if first is not None:
+        slots = (slots[0]._replace(type=first), *slots[1:])
     found = ["self"] if form in ("pool", "model") else []
     found += [f"{one.name}: {one.type}" + ("" if one.default is REQUIRED else f" = {one.default!r}") for one in slots]
     found.append("*")
@@ -63,6 +68,12 @@ def _definition(indent: str, head: str, parameters: list[str], result: str) -> s
 def _verb(verb: Verb, form: str) -> Iterator[str]:
     indent = "    " if form in ("pool", "model") else ""
     more = ("pool: Pool | None = None",) if form == "aio" else ()
+    if verb.single is not None:
+        for single in (True, False):
+            yield f"{indent}@overload"
+            parameters = _parameters(verb, form, None, more, verb.single[0] if single else None)
+            yield _definition(indent, f"def {verb.name}", parameters, verb.result(form, single=single))
+        return
     if verb.stream is None:
         yield _definition(indent, f"def {verb.name}", _parameters(verb, form, None, more), verb.result(form))
         return

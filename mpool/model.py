@@ -95,8 +95,8 @@ class Model(ModelVerbs):
             return image.output_size
         settings = self._entry.pool._require(self._entry, "text_embedding").describe().embedding
         assert settings is not None
-        if settings.scores:
-            raise WrongCapability("is a reranker, which computes no embeddings", key=self.key)
+        if "vectors" not in settings.outputs:
+            raise WrongCapability(f"is {settings.kind}, which computes no embeddings", key=self.key)
         return settings.truncate_dim or settings.output_size
 
     @property

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from .common import note, print_json, say, size_of, table
 
+#: Maximum number of names of labels that ``mpool show`` prints.
+_MAX_NAMES = 100
+
 if TYPE_CHECKING:
     from ..models import ModelDescription, Resolved, Row
 
@@ -181,7 +184,9 @@ def _purpose(model: ModelDescription) -> str:
     if model.image is not None:
         return "embeds images (embed_image)" + (" and texts (embed)" if model.networks else "")
     if model.embedding is not None:
-        return "ranks documents for a query (rerank)" if model.embedding.scores else "embeds texts (embed)"
+        does = {"labels": "classifies texts (classify)", "scores": "ranks documents for a query (rerank)",
+                "vectors": "embeds texts (embed)"}
+        return ", ".join(text for output, text in does.items() if output in model.embedding.outputs)
     if model.generation is not None:
         return "generates text (generate, chat)"
     return model.capability
@@ -199,8 +204,11 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
     }
     if experts := _expert_bytes(model):
         facts |= {"expert_bytes": experts, "experts": "read from the file as they are used"}
-    if model.embedding is not None and model.embedding.scores:
+    if model.embedding is not None and "vectors" not in model.embedding.outputs:
         facts |= {"max_tokens": model.embedding.max_tokens, "labels": model.embedding.output_size}
+        if model.embedding.classifier is not None:
+            facts |= {"label_names": list(model.embedding.classifier.labels[:_MAX_NAMES]),
+                      "activation": model.embedding.classifier.activation}
     elif model.embedding is not None:
         settings = model.embedding
         facts |= {"max_tokens": settings.max_tokens, "dimensions": settings.truncate_dim or settings.output_size,

@@ -87,6 +87,8 @@ def make_parser() -> argparse.ArgumentParser:
     _search(add("search", "find the texts that are most similar to a query, in arguments, files or standard input, one "
                 "text per line", _lazy("searching", "search")))
     _rerank(add("rerank", "rank texts by relevance to a query, with a cross-encoder", _lazy("searching", "rerank")))
+    _classify(add("classify", "label texts with a classifier, or with labels of your own and a model of natural "
+                  "language inference", _lazy("classifying", "classify")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
     _chat(add("chat", "chat with a model", _lazy("talking", "chat")))
     _capture(add("capture", "record the outputs of a model's layers, to compare them with another engine",
@@ -201,6 +203,28 @@ def _rerank(command: argparse.ArgumentParser) -> None:
     command.add_argument("-m", "--model", metavar="REF", help="cross-encoder (default: see `mpool models`)")
     _pool(command)
     command.add_argument("-k", "--top-k", type=int, metavar="N", help="number of results (default: all)")
+
+
+def _classify(command: argparse.ArgumentParser) -> None:
+    unset = argparse.SUPPRESS
+    _texts(command)
+    command.add_argument("-m", "--model", metavar="REF", required=True,
+                         help="classifier: a folder or reference whose config.json names a class "
+                              "ForSequenceClassification")
+    _pool(command)
+    command.add_argument("--pair", metavar="TEXT", help="second text of a pair with each text")
+    command.add_argument("--labels", metavar="A,B", help="labels for zero-shot classification, separated by commas")
+    command.add_argument("--template", default=unset, metavar="TEXT",
+                         help=f"hypothesis of a label, with {{}} for its name (default: {_options.TEMPLATE})")
+    command.add_argument("--multi-label", action="store_true", default=unset,
+                         help="score each of the labels on its own")
+    command.add_argument("--function-to-apply", default=unset, choices=_options.ACTIVATIONS,
+                         help="function that makes scores of logits (default: the model's)")
+    command.add_argument("-k", "--top-k", type=int, metavar="N",
+                         help="number of labels per text (default: 1, with --json all)")
+    command.add_argument("--no-truncate", action="store_true", help="fail on texts that exceed the model's context")
+    command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
+    _json(command)
 
 
 def _generate_image(command: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ def _renamed(method: F) -> F:
 class _Base:
     """Base of both classes: the model and the arguments that mpool does not need."""
 
-    _scores: ClassVar[bool]  # True: the model must be a reranker
+    _scores: ClassVar[bool]  # True: the model must be a reranker or classifier
 
     def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, device: Any, compute: str,
                  options: Mapping[str, Any]) -> None:
@@ -67,10 +67,10 @@ class _Base:
                 raise Unsupported(f"`{name}` is not available here", hint=_CONSTRUCTOR[name])
         pool = pool_of(model_name_or_path)
         self._model = Model(pool.get(model_name_or_path, "text_embedding")._entry, compute)
-        if self._settings().scores != self._scores:
-            raise WrongCapability("is an embedding model, not a reranker" if self._scores else
-                                  "is a reranker, which scores pairs of texts and returns no vectors",
-                                  key=self._model.key,
+        settings = self._settings()
+        if ("vectors" in settings.outputs) == self._scores:
+            raise WrongCapability(f"is {settings.kind}, not a reranker or classifier" if self._scores else
+                                  f"is {settings.kind}, which returns no vectors", key=self._model.key,
                                   hint="Use " + ("SentenceTransformer" if self._scores else "CrossEncoder"))
 
     def _settings(self) -> Any:
@@ -100,7 +100,7 @@ _CONSTRUCTOR = {
     "token": "Set HF_TOKEN", "use_auth_token": "Set HF_TOKEN", "model_kwargs": "Pass compute=",
     "tokenizer_kwargs": "Change the files of the tokenizer", "processor_kwargs": "Change the files of the tokenizer",
     "config_kwargs": "Change the files of the model", "model_card_data": "mpool does not train models",
-    "backend": "mpool is the backend", "num_labels": "mpool has cross-encoders with one label",
+    "backend": "mpool is the backend", "num_labels": "The files of the model say how many labels it has",
     "keep_in_fp32_modules": "Pass compute=\"float32\"",
     "max_length": "Register the model: mpool.register(name, ref, max_length=...)",
     "activation_fn": "The files of the model name the activation", "prompts": "Pass prompt= to predict",
@@ -338,7 +338,7 @@ class SentenceTransformer(_Base):
 
 
 class CrossEncoder(_Base):
-    """A reranker with the interface of ``sentence_transformers.CrossEncoder``, for models with one label.
+    """A reranker or classifier of pairs with the interface of ``sentence_transformers.CrossEncoder``.
 
     Args:
         model_name_or_path: as ``model`` of :func:`mpool.rerank`.
@@ -347,7 +347,7 @@ class CrossEncoder(_Base):
         **options: other arguments of sentence-transformers, which must have their defaults.
 
     Raises:
-        WrongCapability: the model is not a reranker.
+        WrongCapability: the model is an embedding model.
         Unsupported: an argument that mpool does not have is used; the hint says what to do.
     """
 
@@ -368,35 +368,49 @@ class CrossEncoder(_Base):
             inputs: a pair of texts, or a sequence of pairs.
             prompt_name, prompt: as for :func:`mpool.rerank`.
             batch_size, show_progress_bar, pool, chunk_size: ignored.
-            activation_fn, apply_softmax: must be None and False: the model's files name the activation.
+            activation_fn: must be None: the model's files name the activation.
+            apply_softmax: True, for models with several labels: the softmax of each row; else its logits.
             convert_to_numpy: True: return an array; False: a list of tensors.
             convert_to_tensor: True: return one tensor.
             device: ignored; must name CPUs.
 
         Returns:
-            Scores, float32 ``(n,)``, or one number for a single pair.
+            Scores, float32 ``(n,)``, or one number for a single pair. Of a model with several labels ``(n, labels)``,
+            or ``(labels,)`` for a single pair.
 
         Raises:
             InvalidArgument: an argument is not allowed, or an input is not a pair of texts.
         """
         _check_call(batch_size, device, unused)
-        for name, value in (("activation_fn", activation_fn), ("apply_softmax", apply_softmax)):
-            if value not in (None, False):
-                raise InvalidArgument(param=name, got=type(value).__name__, allowed="None",
-                                      hint="The files of the model name the activation of its scores")
+        one = self._settings().scores
+        if activation_fn is not None or (apply_softmax and one):
+            name = "apply_softmax" if activation_fn is None else "activation_fn"
+            raise InvalidArgument(param=name, got=type(activation_fn or apply_softmax).__name__, allowed="None",
+                                  hint="The files of the model name the activation of its scores")
         given = [inputs] if isinstance(inputs, str) else list(inputs)
         single = not isinstance(inputs, str) and len(given) > 0 and isinstance(given[0], str)
         pairs = [given] if single else given
         by_query: dict[str, list[int]] = {}
+        scores: Any
         for at, pair in enumerate(pairs):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
                 raise InvalidArgument(param="inputs", got=f"an item that is no pair of texts at index {at}",
                                       allowed="a pair of texts, or a sequence of pairs")
             by_query.setdefault(pair[0], []).append(at)
-        scores = np.empty(len(pairs), dtype=np.float32)
-        for query, places in by_query.items():
-            scores[places] = _requests.scores(self._model, query, [pairs[at][1] for at in places],
-                                              {"prompt": prompt, "prompt_name": prompt_name})
+        if one:
+            scores = np.empty(len(pairs), dtype=np.float32)
+            for query, places in by_query.items():
+                scores[places] = _requests.scores(self._model, query, [pairs[at][1] for at in places],
+                                                  {"prompt": prompt, "prompt_name": prompt_name})
+        else:
+            for name, value in (("prompt", prompt), ("prompt_name", prompt_name)):
+                if value is not None:
+                    raise InvalidArgument(param=name, got=repr(value), allowed="None for a classifier")
+            function: Any = "softmax" if apply_softmax else "none"
+            parts = [self._model.classify([(pair[0], pair[1]) for pair in pairs[start:start + _requests.SLICE]],
+                                          function_to_apply=function).scores
+                     for start in range(0, max(len(pairs), 1), _requests.SLICE)]
+            scores = np.concatenate(parts)
         found: Any = _tensor(scores) if convert_to_tensor else scores if convert_to_numpy \
             else [_tensor(score) for score in scores]
         return found[0] if single else found
@@ -413,7 +427,13 @@ class CrossEncoder(_Base):
 
         Returns:
             Dicts with ``"corpus_id"``, ``"score"`` and, if asked for, ``"text"``.
+
+        Raises:
+            WrongCapability: the model has several labels.
         """
+        if not self._settings().scores:
+            raise WrongCapability(f"is {self._settings().kind}: which label ranks documents is unknown",
+                                  key=self._model.key, hint="Use predict, and sort by the score of a label")
         scores = self.predict([(query, document) for document in documents], prompt_name=prompt_name, prompt=prompt,
                               **{**options, "convert_to_numpy": True, "convert_to_tensor": False})
         order = sorted(range(len(scores)), key=lambda at: -scores[at])[:top_k]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _renamed
 
@@ -83,8 +83,28 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class ClassifierSettings:
+    """Labels of a classifier, and how its logits become scores.
+
+    Attributes:
+        labels: names of the labels, in the order of the logits.
+        activation: function that makes scores of the logits, unless a request names another one: ``"softmax"``,
+            ``"sigmoid"`` or ``"none"``.
+        entailment: index of the label for entailment; None: the model has no such label.
+    """
+
+    labels: tuple[str, ...]
+    activation: str
+    entailment: int | None = None
+
+
+#: Result of a text encoder: embeddings, scores of pairs for a ranking, or scores of labels.
+Output = Literal["vectors", "scores", "labels"]
+
+
+@dataclass(frozen=True)
 class EmbeddingSettings:
-    """Settings of a text-embedding model or reranker. They follow the folder format of sentence-transformers.
+    """Settings of a text-embedding model, reranker or classifier, as in the folder format of sentence-transformers.
 
     Attributes:
         max_tokens: largest input in tokens.
@@ -99,7 +119,10 @@ class EmbeddingSettings:
         similarity: function to compare embeddings with (``"cosine"``, ``"dot"``, ...).
         dimensions: Matryoshka sizes that the model card documents; empty if it documents none.
         truncate_dim: default number of components to keep; None: all. Truncation is the last step, after normalisation.
-        scores: True for a cross-encoder, whose single output is the score of a pair of texts.
+        scores: True for a reranker, whose single output is the score of a pair of texts.
+        score_activation: function that makes a reranker's score of its output, ``"identity"`` or ``"sigmoid"``.
+        classifier: labels, if the outputs are the logits of a sequence classifier. A classifier with one label is a
+            reranker as well.
         padding: side (``"left"`` or ``"right"``) on which every text is padded to ``max_tokens``, for models that
             attend to padding tokens; empty: texts are not padded.
         sizes: output sizes with a separate output layer, in addition to ``output_size``. If there are any, the model
@@ -121,9 +144,28 @@ class EmbeddingSettings:
     dimensions: tuple[int, ...] = ()
     truncate_dim: int | None = None
     scores: bool = False
+    score_activation: str = "identity"
+    classifier: ClassifierSettings | None = None
     padding: str = ""
     sizes: tuple[int, ...] = ()
     answering: bool | None = None
+
+    @property
+    def outputs(self) -> frozenset[Output]:
+        """Kinds of results that the model computes for texts."""
+        if self.classifier is not None:
+            return frozenset(("scores", "labels")) if self.scores else frozenset(("labels",))
+        return frozenset(("scores",)) if self.scores else frozenset(("vectors",))
+
+    @property
+    def kind(self) -> str:
+        """The model in words, for messages: "an embedding model", "a reranker", "a classifier with 3 labels"."""
+        if self.scores:
+            return "a reranker"
+        if self.classifier is not None:
+            count = len(self.classifier.labels)
+            return f"a classifier with {count} labels"
+        return "an embedding model"
 
 
 @dataclass(frozen=True)
@@ -289,7 +331,7 @@ class ModelDescription:
         spec: spec for the C core.
         tokenizer: source of the tokenizer.
         chat_template: chat template (Jinja), or None.
-        embedding: settings of a text-embedding model or reranker.
+        embedding: settings of a text-embedding model, reranker or classifier.
         generation: settings of a language model or vision model.
         image: settings of an image-embedding model.
         vision: image settings of a vision model.

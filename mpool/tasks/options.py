@@ -320,10 +320,7 @@ class TextVectorOptions(VectorOptions):
                             "ContextOverflow for longer texts.", choices=(True, False))
     parse_special: bool = _parse_special("texts and the prompt")
 
-    @property
-    def scores(self) -> bool:
-        """Always False: the request is for vectors, not for scores of pairs."""
-        return False
+    output: ClassVar[str] = "vectors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,8 +355,19 @@ class ImageOptions(VectorOptions):
                                     "``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
 
 
+class _LogitOptions:
+    """Options of a plan that requests for logits do not have. Logits are computed like a vector."""
+
+    __slots__ = ()
+    dimensions: ClassVar[None] = None
+    normalize: ClassVar[None] = None
+    task: ClassVar[None] = None
+    precision: ClassVar[str] = "float32"
+    on_error: ClassVar[str] = "raise"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RerankOptions:
+class RerankOptions(_LogitOptions):
     """Options of :func:`mpool.rerank`."""
 
     top_k: int | None = option(None, "number of documents to return, the best ones; None: all.", aliases=("top_n",),
@@ -375,18 +383,52 @@ class RerankOptions:
                                      "one.")
     parse_special: bool = _parse_special("query and the documents")
 
-    # A score is computed as a vector of one component. The plan reads these attributes like those of EmbedOptions.
-    dimensions: ClassVar[None] = None
-    normalize: ClassVar[None] = None
-    task: ClassVar[None] = None
-    precision: ClassVar[str] = "float32"
-    on_error: ClassVar[str] = "raise"
+    output: ClassVar[str] = "scores"
     progress: ClassVar[bool] = False
 
-    @property
-    def scores(self) -> bool:
-        """Always True: the request is for scores of pairs, not for vectors."""
-        return True
+
+ACTIVATIONS = ("softmax", "sigmoid", "none")
+#: Default hypothesis of zero-shot classification.
+TEMPLATE = "This example is {}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyOptions(_LogitOptions):
+    """Options of :func:`mpool.classify`."""
+
+    labels: Sequence[str] | None = option(
+        None, "names of labels for zero-shot classification, with a model of natural language inference: the model "
+        "computes if a text entails the hypothesis that ``template`` makes of each label. None: the labels of the "
+        "model.",
+        plan=False)
+    template: str = option(TEMPLATE, "hypothesis for zero-shot classification, in which ``{}`` stands for "
+                           "a label.", plan=False)
+    multi_label: bool = option(
+        False, "only with ``labels``. False: the scores of a text add up to 1; True: the score of each label is "
+        "computed on its own, from the logits of entailment and contradiction. A single label is always computed in "
+        "this way.",
+        choices=(True, False), plan=False)
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = option(
+        None, 'function that makes scores of the logits: ``"softmax"``, ``"sigmoid"`` or ``"none"``. None: as in '
+        "transformers, none for models with the problem type regression, the logistic function for models with one "
+        "label or the problem type multi_label_classification, softmax for all others. Not with ``labels``.",
+        choices=(None, *ACTIVATIONS), plan=False)
+    top_k: int | None = option(None, "number of labels in ``results`` of each text, the best ones; None: all.",
+                               plan=False)
+    compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
+    truncate: bool = option(
+        True, "True: truncate a text to the model's maximum length; of a pair, the longer text; with ``labels``, never "
+        "the hypothesis. False: raise ContextOverflow for longer texts.", choices=(True, False))
+    parse_special: bool = _parse_special("texts and the hypotheses")
+    max_inputs: int | None = option(None, "maximum number of texts in the request; with ``labels``, of texts times "
+                                    "labels. None: ``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
+    progress: Progress = option(
+        None, "True: show a progress bar; a function: call it with (done, total); None: show a bar for requests of "
+        "more than 1,024 texts if the logger ``mpool`` is at level INFO.", aliases=("show_progress_bar",), plan=False)
+
+    output: ClassVar[str] = "labels"
+    prompt: ClassVar[None] = None
+    prompt_name: ClassVar[None] = None
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,14 @@ from ..models import load_catalogue
 from . import options as _options
 from . import text_embedding as embedding
 from . import vectors
-from .options import EmbedIterOptions, EmbedOptions, GenerateImageOptions, ImageOptions, RerankOptions
+from .options import (
+    ClassifyOptions,
+    EmbedIterOptions,
+    EmbedOptions,
+    GenerateImageOptions,
+    ImageOptions,
+    RerankOptions,
+)
 from .steps import IterRequest, VectorRequest
 
 if TYPE_CHECKING:
@@ -128,6 +135,25 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
                              lambda rows: reranking.ranking(plan, texts, rows, count))
 
     return Validated(prepare, model, "text_embedding", options.compute)
+
+
+def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
+    """See :func:`mpool.classify`."""
+    from . import classification
+
+    texts, model = given.pop("texts"), given.pop("model", None)
+    if model is None:
+        refuse("model", None, "a sequence classifier", hint="No model is the default: pass a folder or reference")
+    options = _options.parse_options(ClassifyOptions, "classify", given)
+    vectors.check_progress(options.progress)
+    checked = classification.check(texts, options, _limit(pool, options.max_inputs))
+
+    def prepare() -> VectorRequest:
+        return classification.request(text_plan(pool, model, options), checked, options, call)
+
+    # the hypotheses of all labels are tokenised in `prepare`
+    return Validated(prepare, model, "text_embedding", options.compute,
+                     long=sum(map(len, checked.hypotheses)) >= native_calls.LONG_ON_LOOP)
 
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..checks import integer, refuse
 from ..errors import InvalidArgument
 from . import text_embedding as embedding
+from .vectors import activate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,9 +104,11 @@ def ranking(plan: Plan, texts: list[Any], rows: NDArray[Any], count: int) -> Ran
     Args:
         plan: plan of the request.
         texts: the documents.
-        rows: scores, shape ``(n, 1)``.
+        rows: logits, float32 ``(n, 1)``.
         count: maximum number of documents in ``results``.
     """
-    scores = tuple(rows[:, 0].tolist())
+    settings = plan.entry.describe().embedding
+    assert settings is not None
+    scores = tuple((activate(rows, "sigmoid") if settings.score_activation == "sigmoid" else rows)[:, 0].tolist())
     order = sorted(range(len(scores)), key=lambda at: -scores[at])[:count]
     return Ranking(tuple(RankedDocument(at, scores[at], texts[at]) for at in order), scores, plan.entry.key)

@@ -17,7 +17,19 @@ from . import requests
 from .options import Call
 from .requests import Validated
 from .steps import adrive, adrive_each, drive
-from .verbs import CHAT, EMBED, EMBED_IMAGE, GENERATE, GENERATE_IMAGE, RERANK, VERBS, VISION, Verb, check_capability
+from .verbs import (
+    CHAT,
+    CLASSIFY,
+    EMBED,
+    EMBED_IMAGE,
+    GENERATE,
+    GENERATE_IMAGE,
+    RERANK,
+    VERBS,
+    VISION,
+    Verb,
+    check_capability,
+)
 
 if TYPE_CHECKING:
     from ..runtime.hosts import Host
@@ -176,7 +188,8 @@ async def _collect(stream: Any) -> Any:
 
 #: Capability -> its verbs, each with the parameters that identify it in the arguments of ``submit``.
 _JOBS: dict[str, tuple[tuple[Verb, tuple[str, ...]], ...]] = {
-    "text_embedding": ((EMBED, ("inputs",)), (RERANK, ("query", "documents"))),
+    "text_embedding": ((EMBED, ("inputs",)), (RERANK, ("query", "documents")),
+                       (CLASSIFY, ("texts",))),
     "text_to_text": ((GENERATE, ("prompt",)), (CHAT, ("messages",))),
     "image_embedding": ((EMBED_IMAGE, ("images",)),),
     "vision": ((VISION, ("images", "prompt")), (CHAT, ("messages",))),

@@ -98,12 +98,9 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
     description = entry.describe()
     settings = description.embedding
     assert settings is not None, "the caller has checked the capability"
-    if settings.scores != options.scores:
-        raise WrongCapability("is a reranker, which scores pairs of texts and returns no vectors" if settings.scores
-                              else "is an embedding model, not a reranker", key=entry.key,
-                              hint="Use mpool.rerank(query, documents, model)" if settings.scores else
-                              "Rank with mpool.embed and mpool.similarity, or use a cross-encoder with mpool.rerank")
-    if settings.scores and settings.answering is None:
+    if options.output not in settings.outputs:
+        raise _wrong_output(settings, options.output, entry.key)
+    if options.output == "scores" and settings.answering is None:
         for name in ("prompt", "prompt_name"):
             if getattr(options, name) is not None:
                 refuse(name, getattr(options, name), "None for this model, which reads only the query and the document",
@@ -129,6 +126,26 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
                 null=options.on_error == "null", precision=options.precision,
                 padding=settings.padding, template=None if settings.answering is None else _pairs_of(entry),
                 generation_prompt=bool(settings.answering))
+
+
+def _wrong_output(settings: EmbeddingSettings, wanted: str, key: str) -> WrongCapability:
+    """Return the error for a model that does not compute the output of a function."""
+    found, hint = settings.kind, {"labels": "Use mpool.classify(texts, model)",
+                                  "scores": "Use mpool.rerank(query, documents, model)",
+                                  "vectors": "Use mpool.embed(texts, model)"}[min(settings.outputs)]
+    if wanted == "vectors":
+        does = "scores pairs of texts" if settings.scores else "scores labels"
+        return WrongCapability(f"is {found}, which {does} and returns no vectors", key=key, hint=hint)
+    if wanted == "labels":
+        return WrongCapability(f"is {found}, not a classifier", key=key,
+                               hint=f"{hint}, or another model: a folder whose config.json names a class "
+                                    "ForSequenceClassification")
+    if settings.classifier is not None:
+        return WrongCapability(f"is {found}, not a reranker: which of them is the relevance is unknown", key=key,
+                               hint="Use mpool.classify([(query, document), ...], model), and rank by the score of a "
+                                    "label")
+    return WrongCapability(f"is {found}, not a reranker", key=key,
+                           hint="Rank with mpool.embed and mpool.similarity, or use a cross-encoder with mpool.rerank")
 
 
 def _pairs_of(entry: Entry) -> ChatTemplate:

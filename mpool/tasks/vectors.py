@@ -312,6 +312,27 @@ def quantize(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
     return (levels - 128).astype(np.int8) if precision == "int8" else levels.astype(np.uint8)
 
 
+def activate(logits: NDArray[np.float32], function: str) -> NDArray[np.float32]:
+    """Make scores of logits.
+
+    Computes in float64 and rounds once, so that a row's scores depend neither on other rows nor on the number of rows.
+
+    Args:
+        logits: float32 ``(n, labels)``.
+        function: ``"softmax"`` over each row, ``"sigmoid"`` of each number, or ``"none"``.
+    """
+    if function == "none":
+        return logits
+    x = logits.astype(np.float64)
+    if function == "softmax":
+        x = np.exp(x - x.max(axis=1, keepdims=True, initial=-np.inf))
+        # a sum over columns adds in one order for any number of rows, unlike one over contiguous rows
+        total = np.add.accumulate(x, axis=1)[:, -1:]
+        return (x / total).astype(np.float32)
+    small = np.exp(-np.abs(x))  # never overflows
+    return (np.where(x >= 0, 1.0, small) / (1.0 + small)).astype(np.float32)
+
+
 # ---- many inputs ---------------------------------------------------------------------------------------------------
 
 class Faults:

@@ -62,6 +62,8 @@ class Verb:
         accepts: keywords that pass :meth:`bind` although the verb does not have them, because a later check raises a
             specific error.
         method: positional parameters of the method of :class:`mpool.Model`; None: ``positional`` without ``model``.
+        single: type of the first parameter and of the result for one input, as source text, if they differ from those
+            for a list of inputs; None: one result type.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Verb:
     stream: tuple[str, str] | None = None
     accepts: frozenset[str] = frozenset()
     method: tuple[Parameter, ...] | None = None
+    single: tuple[str, str] | None = None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -157,20 +160,22 @@ class Verb:
             found.append(kind("pool", kind.KEYWORD_ONLY, default=None, annotation="Pool | None"))
         return inspect.Signature(found, return_annotation=self.result(form))
 
-    def result(self, form: str, stream: bool | None = None) -> str:
+    def result(self, form: str, stream: bool | None = None, single: bool | None = None) -> str:
         """Return the result type of one form of the verb, as source text.
 
         Args:
             form: as in :meth:`signature`.
             stream: value of the argument ``stream``; None: unknown, which gives the union of both types.
+            single: True if the request has one input and no list; None: unknown, which gives the union of both types.
         """
         streams = None if self.stream is None else self.stream[form == "aio"]
-        if form != "aio":
-            whole = self.returns
-        elif self.name == "embed_iter":
-            return "AsyncIterator[NDArray[Any]]"
-        else:
-            whole = f"Awaitable[{self.returns}]"
+        whole = self.returns
+        if self.single is not None and single is not False:
+            whole = self.single[1] if single else f"{self.single[1]} | {whole}"
+        if form == "aio":
+            if self.name == "embed_iter":
+                return "AsyncIterator[NDArray[Any]]"
+            whole = f"Awaitable[{whole}]"
         if streams is None or stream is False:
             return whole
         return streams if stream else f"{whole} | {streams}"
@@ -341,6 +346,41 @@ Raises:
     ContextOverflow: with ``truncate=False``, a pair exceeds the model's maximum length.
     UnknownModel, OfflineError, Timeout, Overloaded: as for :func:`embed`.
 """,)
+
+CLASSIFY = Verb(
+    'classify', 'text_embedding', (
+        Parameter('texts', 'list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[str, str]]',
+              'a text of at most 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
+              'pairs of texts, such as premise and hypothesis. With ``labels``, texts.'),
+        Parameter('model', 'str | os.PathLike[str] | Model',
+              'a sequence classifier: a name assigned with :func:`load` or :func:`register`, the path of a folder or a '
+              'reference such as ``"org/name"`` whose config.json names a class ForSequenceClassification (BERT, '
+              'RoBERTa, XLM-RoBERTa, ModernBERT, MPNet, GTE), or a :class:`mpool.Model`.'),
+    ), _options.ClassifyOptions, 'Classifications',
+    text=r"""Classifies a text, or a list of texts or pairs of texts.
+
+Labels and scores are those of the pipelines ``text-classification`` and, with ``labels``, ``zero-shot-classification``
+of transformers. A score does not depend on the other texts of the request.
+
+{args}
+
+Returns:
+    :class:`mpool.Classification` for a text: label and score of the best label, and the scores of all labels.
+    :class:`mpool.Classifications` for a list: a sequence of them.
+
+Raises:
+    InvalidArgument: an argument or a text is invalid; ``param``, ``got`` and ``allowed`` say which one and why.
+    LimitError: there are more texts than ``max_inputs``, or more texts times labels; or the hypotheses together have
+        more than 1,000,000 characters.
+    WrongCapability: the model is no sequence classifier, or for ``labels``, none of its labels begins with "entail".
+    ContextOverflow: with ``truncate=False``, a text or pair exceeds the model's maximum length; or a hypothesis leaves
+        no room for a text.
+    UnknownModel, OfflineError, NumericError, Timeout, Overloaded: as for :func:`embed`.
+
+Source:
+    Names follow https://huggingface.co/docs/transformers/main_classes/pipelines
+""",
+    single=('str', 'Classification'),)
 
 GENERATE = Verb(
     'generate', 'text_to_text', (
@@ -554,5 +594,5 @@ Source:
 """,
     stream=('ImageStream', 'AsyncImageStream'),)
 
-VERBS = {verb.name: verb for verb in (EMBED, EMBED_ITER, EMBED_IMAGE, RERANK, GENERATE, CHAT, VISION, DESCRIBE_IMAGE,
-                                      DESCRIBE_URL, GENERATE_IMAGE)}
+VERBS = {verb.name: verb for verb in (EMBED, EMBED_ITER, EMBED_IMAGE, RERANK, CLASSIFY, GENERATE, CHAT, VISION,
+                                      DESCRIBE_IMAGE, DESCRIBE_URL, GENERATE_IMAGE)}

@@ -260,25 +260,59 @@ class Tokenizer:
                 id for each text.
             ContextOverflow: ``truncate`` is off and a pair is longer than ``max_tokens``.
         """
+        encoded = self.encode_parts([first], parse_special) + self.encode_parts(others, parse_special)
+        return self.join_pairs([(encoded[0], body) for body in encoded[1:]], max_tokens=max_tokens, truncate=truncate)
+
+    def encode_parts(self, texts: Sequence[str], parse_special: bool = False,
+                     room: int | None = None) -> list[Sequence[int]]:
+        """Encode texts without special tokens around them, to join them by :meth:`join_pairs`.
+
+        Args:
+            texts: strings.
+            parse_special: as in :meth:`encode`.
+            room: number of ids of a text that are needed; the others may be missing. None: all.
+
+        Raises:
+            InvalidArgument: a text is not a string or contains a lone surrogate.
+        """
+        if parse_special:
+            return [self._encode_one(text, True) for text in texts]
+        return self._encode_many(list(texts), room)
+
+    def join_pairs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, max_tokens: int,
+                   truncate: bool = True, keep_second: bool = False,
+                   name: Callable[[int], str] = "document {} with the query".format) -> Pairs:
+        """Put special tokens around pairs of encoded texts, and pack them for the C core.
+
+        Args:
+            pairs: ids of the two texts of each pair, from :meth:`encode_parts`.
+            max_tokens, truncate: as in :meth:`encode_pairs`.
+            keep_second: True: truncate only the first text of a pair (strategy ``only_first`` of HF tokenizers).
+            name: function from the index of a pair to its name in errors.
+
+        Raises:
+            InvalidArgument: ``max_tokens`` leaves less than one id for each text.
+            ContextOverflow: ``truncate`` is off and a pair is longer than ``max_tokens``, or the second text leaves no
+                room for the first.
+        """
         before, between, behind = self.pair_ids
         around = len(before) + len(between) + len(behind)
         room = max_tokens - around
         if room < 2:
             raise InvalidArgument(param="max_tokens", got=str(max_tokens),
                                   allowed=f"{around + 2} or more: {around} special tokens and one token of each text")
-        encoded = ([self._encode_one(text, True) for text in (first, *others)] if parse_special else
-                   self._encode_many([first], None) + self._encode_many(list(others), None))
-        head = encoded[0]
         ids: list[int] = []
         offsets, second = [0], []
-        for at, body in enumerate(encoded[1:]):
+        for at, (head, body) in enumerate(pairs):
             a, b = len(head), len(body)
             if a + b > room:
-                if not truncate:
-                    raise ContextOverflow(f"document {at} with the query has {a + b + around} tokens, the limit is "
-                                          f"{max_tokens}", tokens=a + b + around, limit=max_tokens,
-                                          hint="Shorten it, or set truncate=True")
-                a, b = _longest_first(a, b, room)
+                fits = truncate and (not keep_second or b < room)
+                if not fits:
+                    raise ContextOverflow(f"{name(at)} has {a + b + around} tokens, the limit is {max_tokens}",
+                                          tokens=a + b + around, limit=max_tokens,
+                                          hint="Shorten the second text, which is not truncated" if truncate else
+                                          "Shorten it, or set truncate=True")
+                a, b = (room - b, b) if keep_second else _longest_first(a, b, room)
             ids += [*before, *self._cut(head, a), *between]
             second.append(len(ids) - offsets[-1])
             ids += [*self._cut(body, b), *behind]

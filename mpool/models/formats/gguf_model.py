@@ -128,7 +128,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     if row.capability == "text_embedding":
         embedding = EmbeddingSettings(
             max_tokens=size["P"], hidden_size=size["D"], output_size=1, pooling=("lasttoken" if score_rows else "cls",),
-            normalize=False, scores=True, answering=False if score_rows else None
+            normalize=False, scores=True, score_activation="sigmoid", answering=False if score_rows else None
         ) if heads or score_rows else _embedding(table, name, kv, size, [shapes[stored] for stored in dense])
     else:
         generation = _generation(table, row, tokens, size)

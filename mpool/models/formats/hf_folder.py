@@ -89,9 +89,9 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     head = None
     if row.capability == "text_embedding" and len(module_folders) < 2 and (
             module_folders or not folder.has(layout.MODULES_NAME)):
-        head = scoring.find_head(row, config, entries, bool(module_folders))
+        head = scoring.find_head(row, config, entries, entry_paths[0], bool(module_folders))
     if len(module_folders) == 2:
-        rows, answering = scoring.read_decoder(folder, module_folders, config, tensors, entries, kv)
+        rows, answering = scoring.read_decoder(module_folders, config, tensors, entries, kv)
         tensors += rows
         prompts, default = scoring.read_prompts(folder)
         module_config = encoder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
@@ -101,13 +101,17 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
                                                max_seq_length=module_config.int("max_seq_length", None, low=1)),
                 tokenizer_config.values, size["P"]),
             hidden_size=size["D"], output_size=1, pooling=("lasttoken",), normalize=False, scores=True,
-            prompts=prompts, default_prompt_name=default, answering=answering)
+            score_activation=scoring.score_activation(folder, config), prompts=prompts, default_prompt_name=default,
+            answering=answering)
     elif head is not None:
-        tensors += scoring.read_head(folder, config, head, entries, entry_paths, size["D"], kv)
+        layers, labels = head
+        tensors += scoring.read_head(layers, labels, entries, entry_paths, size["D"], kv)
         embedding = EmbeddingSettings(
             max_tokens=sentence_folder.max_tokens(sentence_folder.ModuleSettings(encoder), tokenizer_config.values,
                                                   size["P"]),
-            hidden_size=size["D"], output_size=1, pooling=(head.pooling,), normalize=False, scores=True)
+            hidden_size=size["D"], output_size=labels, pooling=(layers.pooling,), normalize=False, scores=labels == 1,
+            score_activation=scoring.score_activation(folder, config) if labels == 1 else "identity",
+            classifier=scoring.read_classifier(config, labels))
     elif row.capability == "text_embedding":
         found = sentence_folder.read_modules(folder, size["D"])
         kv |= found.kv

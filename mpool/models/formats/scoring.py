@@ -1,10 +1,11 @@
-"""Readers of the scoring heads of rerankers, which score a pair of texts.
+"""Readers of the heads of sequence classifiers and rerankers.
 
-A cross-encoder is a sequence classifier with one label: an encoder with a head that pools the first token (or all
-tokens) and applies linear layers. The C core computes the head as a pooling with dense layers, so the score is an
-embedding of size 1. The layers of the head are in the row of the family. The folder names the activation of the logit,
-as for sentence-transformers' CrossEncoder (https://sbert.net/docs/cross_encoder/usage/usage.html); the default is the
-logistic function.
+A sequence classifier is an encoder with a head that pools the first token (or all tokens) and applies linear layers.
+The C core computes the head as a pooling with dense layers, so the logits are an embedding whose size is the number of
+labels. The layers of the head are in the row of the family. A classifier with one label is a cross-encoder: it scores
+pairs of texts. The folder names the activation of its score, as for sentence-transformers' CrossEncoder
+(https://sbert.net/docs/cross_encoder/usage/usage.html); the default is the logistic function. The core returns logits,
+and Python applies the activation (:mod:`mpool.tasks.rerank`).
 
 Other rerankers are language models whose prompt asks if a document answers a query (Qwen3-Reranker, arXiv:2506.05176).
 The score is the difference of the logits of two tokens, such as yes and no, after the prompt. The core computes it as
@@ -16,18 +17,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from ...errors import FormatError, Unsupported
+from ...errors import FormatError, LimitError, Unsupported
 from .. import layout
 from ..architectures import check_shape, missing
 from ..families import Architecture, Head
 from ..fields import Fields
 from ..files import Folder
 from ..json_strict import shorten
-from ..spec import TensorEntry, Value
+from ..spec import ClassifierSettings, TensorEntry, Value
 from . import safetensors_header, sentence_folder
 
 _ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Sigmoid": "sigmoid",
                 "torch.nn.Identity": "identity", "torch.nn.Sigmoid": "sigmoid"}
+#: Maximum number of labels, and of characters of a label's name.
+MAX_LABELS, _MAX_LABEL = 1 << 16, 1000
+#: Values of ``problem_type`` in config.json.
+_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 
 def module_folders(folder: Folder) -> list[Folder]:
@@ -45,8 +50,12 @@ def module_folders(folder: Folder) -> list[Folder]:
     return sentence_folder.cross_encoder_modules(folder)
 
 
-def _activation(folder: Folder, config: Fields) -> str:
-    """Return the activation that the folder sets for the logit; the default is the logistic function."""
+def score_activation(folder: Folder, config: Fields) -> str:
+    """Return the activation of a reranker's score that the folder sets; the default is the logistic function.
+
+    Raises:
+        Unsupported: mpool does not support the activation.
+    """
     saved = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
     inner = config.section("sentence_transformers", None)
     name = saved.str("activation_fn", None) or (inner.str("activation_fn", None) if inner is not None else None) \
@@ -59,43 +68,105 @@ def _activation(folder: Folder, config: Fields) -> str:
     return _ACTIVATIONS[name]
 
 
-def find_head(row: Architecture, config: Fields, tensors: Mapping[str, TensorEntry],
-              is_cross_encoder: bool) -> Head | None:
-    """Return the head of a sequence classifier with one label.
+def find_head(row: Architecture, config: Fields, tensors: Mapping[str, TensorEntry], file: str,
+              is_cross_encoder: bool) -> tuple[Head, int] | None:
+    """Return the head of a sequence classifier.
 
     Args:
         row: the architecture of the encoder.
         config: its ``config.json``.
         tensors: the stored tensors by name.
+        file: path of the weight file, for messages.
         is_cross_encoder: True if sentence-transformers saved the folder as a CrossEncoder.
 
     Returns:
-        The head; None if the folder has an encoder without a head, or a classifier with several labels.
+        The head and its number of labels; None if the folder has an encoder without a head that mpool knows.
 
     Raises:
-        Unsupported: the folder is a CrossEncoder with several labels or with a head that mpool does not support.
+        FormatError: the folder is a classifier, and the last layer of its head is missing or no matrix.
+        LimitError: the head has more than 65,536 labels.
+        Unsupported: the folder is a CrossEncoder with a head that mpool does not support.
     """
     classes = config.list("architectures", [], of=str, limit=16)
-    found = row.head(config) if row.head is not None and any(
-        name.endswith("ForSequenceClassification") for name in classes) else None
-    last = tensors.get(f"{found.layers[-1].name}.weight") if found is not None else None
-    if found is not None and last is not None and len(last.shape) == 2 and last.shape[0] == 1:
-        return found
-    if is_cross_encoder:
-        raise Unsupported(f"{config.file}: the {row.in_config[0]} cross-encoder has "
-                          f"{'several labels' if last is not None else 'an unknown head'}; mpool supports "
-                          "cross-encoders with one label")
-    return None
+    if row.head is None or not any(name.endswith("ForSequenceClassification") for name in classes):
+        if is_cross_encoder:
+            raise Unsupported(f"{config.file}: the {row.in_config[0]} cross-encoder has an unknown head; mpool "
+                              "supports those of the class ForSequenceClassification")
+        return None
+    found = row.head(config)
+    name = f"{found.layers[-1].name}.weight"
+    last = tensors.get(name)
+    if last is None:
+        raise missing([name], file=file)
+    if len(last.shape) != 2 or last.shape[0] < 1:
+        raise FormatError(file=file, field=f"shape of {name}", got=list(last.shape), allowed="a row per label")
+    if last.shape[0] > MAX_LABELS:
+        raise LimitError(f"{file}: {name} has {last.shape[0]:,} rows, one per label; the limit is {MAX_LABELS:,}")
+    return found, last.shape[0]
 
 
-def read_head(folder: Folder, config: Fields, head: Head, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...],
-              hidden: int, kv: dict[str, Value]) -> list[TensorEntry]:
+def read_classifier(config: Fields, labels: int) -> ClassifierSettings:
+    """Read the labels of a classifier from config.json, as transformers does.
+
+    Args:
+        config: ``config.json``.
+        labels: number of labels, which is the number of rows of the last layer.
+
+    Raises:
+        FormatError: ``id2label`` does not name each label once, ``num_labels`` or ``label2id`` contradicts the number
+            of labels, or ``problem_type`` has an unknown value.
+    """
+    names = _label_names(config, labels)
+    problem = config.str("problem_type", None, choices=_PROBLEMS)
+    if problem == "regression":
+        activation = "none"
+    else:
+        activation = "sigmoid" if problem == "multi_label_classification" or labels == 1 else "softmax"
+    ids = _label_ids(config, names)
+    return ClassifierSettings(names, activation,
+                              next((at for name, at in ids.items() if name.lower().startswith("entail")), None))
+
+
+def _label_names(config: Fields, labels: int) -> tuple[str, ...]:
+    """Return the names in ``id2label``; without it, those of transformers (LABEL_0, LABEL_1, ...)."""
+    table = config.section("id2label", None)
+    if table is None:
+        count = config.int("num_labels", labels)
+        if count != labels:
+            config.fail("num_labels", count, f"{labels}, the number of rows of the classifier")
+        return tuple(f"LABEL_{at}" for at in range(labels))
+    if len(table.values) != labels:
+        config.fail("id2label", f"{len(table.values):,} labels", f"{labels:,}, the number of rows of the classifier")
+    names: list[str] = []
+    for at in range(labels):
+        name = table.str(str(at), limit=_MAX_LABEL)
+        if not name:
+            table.fail(str(at), "an empty text", "the name of a label")
+        names.append(name)
+    if len(set(names)) != labels:
+        first = {name: at for at, name in reversed(list(enumerate(names)))}
+        twice = next(at for at, name in enumerate(names) if first[name] != at)
+        table.fail(str(twice), f"{shorten(names[twice])} again", "a name that no other label has")
+    return tuple(names)
+
+
+def _label_ids(config: Fields, names: tuple[str, ...]) -> dict[str, int]:
+    """Return ``label2id``, by which transformers finds the label for entailment; without it, ids by name."""
+    table = config.section("label2id", None)
+    if table is None:
+        return {name: at for at, name in enumerate(names)}
+    if len(table.values) > MAX_LABELS:
+        config.fail("label2id", f"{len(table.values):,} labels", f"at most {MAX_LABELS:,}")
+    return {name: table.int(name, low=0, high=len(names) - 1) for name in table}
+
+
+def read_head(head: Head, labels: int, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...], hidden: int,
+              kv: dict[str, Value]) -> list[TensorEntry]:
     """Read a head as dense layers.
 
     Args:
-        folder: the model folder.
-        config: its ``config.json``.
         head: the head.
+        labels: number of labels.
         tensors: the stored tensors by name.
         paths: paths of the weight files.
         hidden: hidden size of the encoder.
@@ -106,13 +177,12 @@ def read_head(folder: Folder, config: Fields, head: Head, tensors: Mapping[str, 
 
     Raises:
         FormatError: a tensor is missing or has a wrong shape.
-        Unsupported: mpool does not support the activation.
     """
     kv["mpool.pooling"], kv["mpool.normalize"] = [head.pooling], False
     kv["mpool.dense_count"] = len(head.layers)
     found: list[TensorEntry] = []
     for number, layer in enumerate(head.layers):
-        out = hidden if number < len(head.layers) - 1 else 1
+        out = hidden if number < len(head.layers) - 1 else labels
         wanted = {f"{layer.name}.weight": ("weight", (out, hidden)), f"{layer.name}.bias": ("bias", (out,))}
         if layer.norm:
             wanted |= {f"{layer.norm}.weight": ("norm.weight", (out,)), f"{layer.norm}.bias": ("norm.bias", (out,))}
@@ -128,7 +198,6 @@ def read_head(folder: Folder, config: Fields, head: Head, tensors: Mapping[str, 
             found.append(TensorEntry(f"dense.{number}.{short}", entry.dtype, entry.shape, entry.file, entry.offset,
                                      entry.nbytes))
         kv[f"mpool.dense.{number}.activation"] = layer.activation
-    kv[f"mpool.dense.{len(head.layers) - 1}.activation"] = _activation(folder, config)
     return found
 
 
@@ -138,18 +207,16 @@ def _row_of(entry: TensorEntry, row: int, name: str) -> TensorEntry:
     return TensorEntry(name, entry.dtype, (1, *entry.shape[1:]), entry.file, entry.offset + row * size, size)
 
 
-def _set_score_layer(kv: dict[str, Value], activation: str) -> None:
+def _set_score_layer(kv: dict[str, Value]) -> None:
     """Set the hyper-parameters of a decoder whose score comes from the last token's hidden state."""
-    kv |= {"mpool.pooling": ["lasttoken"], "mpool.normalize": False, "mpool.dense_count": 1,
-           "mpool.dense.0.activation": activation}
+    kv |= {"mpool.pooling": ["lasttoken"], "mpool.normalize": False, "mpool.dense_count": 1}
 
 
-def read_decoder(folder: Folder, modules: list[Folder], config: Fields, tensors: list[TensorEntry],
-                stored: Mapping[str, TensorEntry], kv: dict[str, Value]) -> tuple[list[TensorEntry], bool]:
+def read_decoder(modules: list[Folder], config: Fields, tensors: list[TensorEntry],
+                 stored: Mapping[str, TensorEntry], kv: dict[str, Value]) -> tuple[list[TensorEntry], bool]:
     """Read a reranker that is a decoder: its score is the logit of one token minus the logit of another.
 
     Args:
-        folder: the model folder.
         modules: the folders of its modules Transformer and LogitScore.
         config: the decoder's ``config.json``.
         tensors: the decoder's tensors under the core's names.
@@ -181,7 +248,7 @@ def read_decoder(folder: Folder, modules: list[Folder], config: Fields, tensors:
     other = module_config.int("false_token_id", None, low=0, high=rows - 1)
     if other is not None:
         found.append(_row_of(table, other, "dense.0.minus"))
-    _set_score_layer(kv, _activation(folder, config))
+    _set_score_layer(kv)
     return found, _adds_generation_prompt(modules[0])
 
 
@@ -253,7 +320,7 @@ def read_gguf_decoder(table: Fields, tensors: Sequence[TensorEntry],
     between, _, after = rest.partition("{document}")
     parts = [json.dumps(before), _MESSAGE_OF_ROLE.format("query"), json.dumps(between),
              _MESSAGE_OF_ROLE.format("document"), json.dumps(after)]
-    _set_score_layer(kv, "sigmoid")
+    _set_score_layer(kv)
     return [_row_of(head, 0, "dense.0.weight"), _row_of(head, 1, "dense.0.minus")], "{{ " + " ~ ".join(parts) + " }}"
 
 
@@ -261,7 +328,7 @@ def read_gguf_head(shapes: Mapping[str, tuple[int, ...]], file: str, activation:
                    kv: dict[str, Value]) -> dict[str, str]:
     """Read the head of a cross-encoder in a GGUF file.
 
-    GGUF files do not store the activation of the logit; mpool uses the logistic function, sentence-transformers'
+    GGUF files do not store the activation of the score; mpool uses the logistic function, sentence-transformers'
     default.
 
     Args:
@@ -286,7 +353,6 @@ def read_gguf_head(shapes: Mapping[str, tuple[int, ...]], file: str, activation:
     if len(shapes[last]) != 2 or shapes[last][0] != 1:
         raise FormatError(file=file, field=f"shape of {last}", got=list(shapes[last]), allowed="one row, for one label")
     kv |= {"mpool.pooling": ["cls"], "mpool.normalize": False, "mpool.dense_count": 2,
-           "mpool.dense.0.activation": activation, "mpool.dense.1.activation": "sigmoid",
-           "mpool.dense.0.norm_epsilon": epsilon}
+           "mpool.dense.0.activation": activation, "mpool.dense.0.norm_epsilon": epsilon}
     names = {"cls": "dense.0", "cls.norm": "dense.0.norm", "cls.output": "dense.1"}
     return {f"{source}.{kind}": f"{target}.{kind}" for source, target in names.items() for kind in ("weight", "bias")}

@@ -58,6 +58,7 @@ mpool.cli.removing  mpool.models  1  start-up
 mpool.cli.scaling  mpool.errors  1  start-up
 mpool.cli.scaling  mpool.integrations.ray.parquet  1  optional
 mpool.cli.scaling  mpool.integrations.ray.serving  1  optional
+mpool.cli.classifying  mpool.errors  1  start-up
 mpool.cli.searching  mpool.errors  2  start-up
 mpool.cli.searching  mpool.tasks.similarity  1  core
 mpool.cli.searching  numpy  1  core
@@ -152,6 +153,7 @@ mpool.tasks.requests  mpool.conversation  1  start-up
 mpool.tasks.requests  mpool.images  1  start-up
 mpool.tasks.requests  mpool.tasks.chat_prompt  2  start-up
 mpool.tasks.requests  mpool.tasks.image_embedding  1  start-up
+mpool.tasks.requests  mpool.tasks.classification  1  start-up
 mpool.tasks.requests  mpool.tasks.rerank  1  start-up
 mpool.tasks.requests  mpool.tasks.text_to_image  1  start-up
 mpool.tasks.requests  mpool.tasks.text_to_text  2  start-up

@@ -67,7 +67,8 @@ def test_call_options_reach_the_core_from_every_function(way: str, request: pyte
             assert one["fail_fast"] is not waits
             if kind not in ("llama", "llava", "flux"):
                 single = way in ("embed", "submit embed", "Model.embed", "aio.embed", "Model.batch_embed",
-                                 "embed_image", "submit images", "Model.embed_image", "aio.embed_image", "Model.rerank")
+                                 "embed_image", "submit images", "Model.embed_image", "aio.embed_image", "Model.rerank",
+                                 "Model.classify", "submit texts", "aio.classify")
                 assert one["service_class"] == (0 if single else 1)
         row = next(row for row in pool.registry.entries())
         assert row["keep_alive"] == pytest.approx(120)

@@ -57,6 +57,8 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool embed-image": ("dino", lambda pool, model, o: _command("embed-image", "--model", model, _image_file())),
     "mpool.rerank": ("ranker", _default(lambda model, o: mpool.rerank("a", ["b"], model, **o))),
     "mpool rerank": ("ranker", lambda pool, model, o: _command("rerank", "--model", model, "a", "b")),
+    "mpool.classify": ("ranker", _default(lambda model, o: mpool.classify("b", model, **o))),
+    "mpool classify": ("ranker", lambda pool, model, o: _command("classify", "--model", model, "a", "b")),
     "mpool search": ("bert", lambda pool, model, o: _command("search", "--model", model, "a", "b")),
     "mpool generate-image": ("flux", lambda pool, model, o: _generated("--model", model, "--width", str(SMALL["width"]),
                                                                    "--height", str(SMALL["height"]), "a")),
@@ -79,12 +81,12 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
 }
 #: Public functions that compute, by module or class. All others must be in OTHERS.
-COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat", "submit",
-                      "check", "vision", "describe_image", "describe_url"},
-            "aio": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat", "vision",
-                    "describe_image", "describe_url"},
-            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image",
-                      "chat", "vision"}}
+COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "classify", "generate", "generate_image", "chat",
+                      "submit", "check", "vision", "describe_image", "describe_url"},
+            "aio": {"embed", "embed_iter", "embed_image", "rerank", "classify", "generate", "generate_image", "chat",
+                    "vision", "describe_image", "describe_url"},
+            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify", "generate",
+                      "generate_image", "chat", "vision"}}
 OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "semantic_search", "paraphrase_mining", "community_detection", "swap",
                     "maxsim", "quantize_tokens", "pool_tokens",
@@ -160,8 +162,8 @@ def test_the_table_is_complete() -> None:
     from mpool.cli.parser import make_parser
 
     commands = next(iter(make_parser()._subparsers._group_actions)).choices  # type: ignore[union-attr]
-    assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "search", "rerank", "generate", "generate-image",
-                                               "chat", "vision", "capture"}
+    assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "search", "rerank", "classify", "generate",
+                                               "generate-image", "chat", "vision", "capture"}
     assert all(f"mpool {name}" in ENTRIES for name in set(commands) - OTHER_COMMANDS)
 
 
@@ -174,7 +176,7 @@ def _generated(*arguments: str) -> None:
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
     """A pool that is used as the process-wide pool and as the pool of commands."""
     from mpool import _functions as _runtime
-    from mpool.cli import capturing, embedding, imaging, searching, talking
+    from mpool.cli import capturing, classifying, embedding, imaging, searching, talking
 
     # With its own memory limit, the pool does not share its byte counts with other pools.
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=1,
@@ -191,7 +193,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
             def __exit__(self, *error: object) -> None:
                 pass
 
-        for module in (capturing, embedding, imaging, searching, talking):
+        for module in (capturing, classifying, embedding, imaging, searching, talking):
             monkeypatch.setattr(module, "make_pool", lambda arguments: Kept())
         yield made
 

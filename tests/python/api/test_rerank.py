@@ -224,16 +224,11 @@ def test_other_models_are_refused(pool: mpool.Pool, folders: dict[str, Path], tm
     with mpool.Pool(mpool.PoolConfig(offline=True)) as offline, \
             pytest.raises(mpool.OfflineError, match=r"ms-marco-MiniLM-L6-v2"):  # the default
         offline.rerank(QUERY, DOCUMENTS)
-    labels = shutil.copytree(folders["bert"], tmp_path / "labels")
-    config = json.loads((labels / "config.json").read_text())
-    config |= {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**config))
-    model.save_pretrained(labels)
-    assert pool.embed("A text.", str(labels)).shape == (32,)  # a classifier can still be used as an encoder
+    labels = make_reranker(tmp_path / "labels", "bert", 3)
     (labels / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "",
                                                       "type": "sentence_transformers.models.Transformer"}]))
     (labels / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
-    with mpool.Pool() as other, pytest.raises(mpool.Unsupported, match="several labels"):
+    with mpool.Pool() as other, pytest.raises(mpool.WrongCapability, match="with 3 labels, not a rer"):
         other.rerank(QUERY, DOCUMENTS, str(labels))
 
 

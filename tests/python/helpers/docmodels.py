@@ -10,8 +10,8 @@ import tinymodels
 import toolmodels
 
 
-def cross_encoder(folder: Path) -> Path:
-    """Save a cross-encoder as transformers does: BERT with two layers and one label."""
+def cross_encoder(folder: Path, labels: tuple[str, ...] = ("LABEL_0",)) -> Path:
+    """Save a sequence classifier as transformers does: BERT with two layers; with one label, a cross-encoder."""
     import torch
     import transformers
 
@@ -23,7 +23,8 @@ def cross_encoder(folder: Path) -> Path:
     torch.manual_seed(3)
     transformers.BertForSequenceClassification(transformers.BertConfig(
         vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72,
-        num_labels=1, max_position_embeddings=64)).eval().save_pretrained(folder)
+        id2label=dict(enumerate(labels)), label2id={label: at for at, label in enumerate(labels)},
+        max_position_embeddings=64)).eval().save_pretrained(folder)
     return folder
 
 

@@ -218,6 +218,8 @@ def write_substitutes(folder: Path) -> None:
     from docmodels import chat_model, cross_encoder
 
     cross_encoder(folder / "ms-marco-MiniLM-L6-v2")
+    cross_encoder(folder / "sentiment", ("negative", "neutral", "positive"))
+    cross_encoder(folder / "nli", ("contradiction", "neutral", "entailment"))
     chat_model(folder / "Qwen2.5-0.5B-Instruct")
 
 

@@ -1,4 +1,4 @@
-"""Small cross-encoders."""
+"""Small cross-encoders and classifiers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import tinymodels
 from paritymodels import randomise, transformers
 
 
-def _model(name: str, vocab: int) -> Any:
+def _model(name: str, vocab: int, labels: int = 1) -> Any:
     sizes = dict(vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72,
-                 num_labels=1)
+                 num_labels=labels)
     if name == "bert":
         return transformers.BertForSequenceClassification(
             transformers.BertConfig(**sizes, max_position_embeddings=64))
@@ -45,7 +45,7 @@ def _model(name: str, vocab: int) -> Any:
         classifier_bias=name == "modern_bert_mean", norm_bias=name == "modern_bert_mean"))
 
 
-def make_reranker(folder: Path, name: str) -> Path:
+def make_reranker(folder: Path, name: str, labels: int = 1) -> Path:
     tinymodels.bert(folder)
     for file in ("modules.json", "sentence_bert_config.json"):
         (folder / file).unlink()
@@ -53,7 +53,21 @@ def make_reranker(folder: Path, name: str) -> Path:
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
     if name == "xlm_roberta":
         vocab = tinymodels.unigram(folder)
-    model = _model(name, vocab).eval()
+    model = _model(name, vocab, labels).eval()
     randomise(model, 6)
     model.save_pretrained(folder)
     return folder
+
+
+def make_classifier(folder: Path, name: str, labels: tuple[str, ...], **config: Any) -> Path:
+    """Save a sequence classifier; ``config``: further keys of config.json, None removes a key."""
+    make_reranker(folder, name, len(labels))
+    set_config(folder, id2label={str(at): label for at, label in enumerate(labels)},
+               label2id={label: at for at, label in enumerate(labels)}, **config)
+    return folder
+
+
+def set_config(folder: Path, **changes: Any) -> None:
+    """Change keys of config.json; None removes a key."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))

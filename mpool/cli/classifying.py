@@ -1,0 +1,59 @@
+"""``mpool classify``: label texts."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from typing import Any
+
+from .common import for_output, make_pool, print_json, say, texts_of
+
+#: Number of texts that are classified at once, without and with labels of the command line.
+_BATCH, _BATCH_PAIRS = 256, 1024
+
+
+def classify(arguments: argparse.Namespace) -> int:
+    """Run ``mpool classify``. Blank lines are no texts."""
+    from ..errors import InvalidArgument
+
+    if arguments.top_k is not None and arguments.top_k < 1:  # before the model is loaded
+        raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
+    options: dict[str, Any] = {"compute": arguments.compute, "truncate": not arguments.no_truncate}
+    if arguments.labels is not None:
+        options["labels"] = [label.strip() for label in arguments.labels.split(",") if label.strip()]
+    for name in ("template", "multi_label", "function_to_apply"):
+        if hasattr(arguments, name):
+            options[name] = getattr(arguments, name)
+    if arguments.pair is not None and arguments.labels is not None:
+        raise InvalidArgument("--pair and --labels exclude each other: the labels make the second text of each pair")
+    batch = max(1, _BATCH_PAIRS // len(options["labels"])) if options.get("labels") else _BATCH
+    source, seen = enumerate(texts_of(arguments), 1), False
+    rows: list[dict[str, Any]] = []
+    with make_pool(arguments) as pool:
+        model = pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        while part := list(itertools.islice(source, batch)):
+            given = [(line, text) for line, text in part if text.strip()]
+            if not given:
+                continue
+            inputs: Any = [text if arguments.pair is None else (text, arguments.pair) for _, text in given]
+            count, seen = len(given) * max(1, len(options.get("labels", ()))), True
+            found = model.classify(inputs, top_k=arguments.top_k, max_inputs=count, progress=False, **options)
+            for (line, text), one in zip(given, found):
+                if arguments.json:
+                    rows.append({"line": line, "text": text, "label": one.label, "score": one.score,
+                                 "results": [{"label": each.label, "score": each.score} for each in one]})
+                else:
+                    _print(text, one, arguments)
+    if not seen:
+        raise InvalidArgument("at least one text is required, got none")
+    if arguments.json:
+        print_json(rows)
+    return 0
+
+
+def _print(text: str, found: Any, arguments: argparse.Namespace) -> None:
+    """Print the best label and the text, or with ``--top-k`` the best labels."""
+    best = found.results[:arguments.top_k or 1]
+    labels = ", ".join(f"{one.score:.4f} {for_output(one.label, sys.stdout)}" for one in best)
+    say(f"{labels}  {for_output(text, sys.stdout)}")

@@ -1,0 +1,419 @@
+"""Classification of texts and pairs of texts, also with labels that the request names (zero-shot).
+
+Requests are computed like those for text embedding; the logits of a text are its vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from .. import native_calls
+from ..checks import integer, refuse
+from ..errors import ContextOverflow, InvalidArgument, LimitError, WrongCapability
+from . import text_embedding as embedding
+from .options import ACTIVATIONS, TEMPLATE
+from .steps import VectorRequest
+from .vectors import activate, check_choice
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..models.spec import ClassifierSettings
+    from ..tokenizers import Tokenizer
+    from .options import Call, ClassifyOptions
+    from .text_embedding import Pack, Plan
+
+#: Hypothesis of a zero-shot request in which ``{}`` stands for a label.
+_SLOT = "{}"
+
+
+# ---- results -------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class LabelScore:
+    """A label of a text with its score. ``str()`` returns the label.
+
+    Attributes:
+        index: index of the label in ``labels`` of the result.
+        label: name of the label.
+        score: score of the label, or value of a regression.
+    """
+
+    index: int
+    label: str
+    score: float
+
+    def __str__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Classification:
+    """The labels of a text. Supports iteration, indexing and ``len()`` over ``results``.
+
+    Attributes:
+        scores: scores of all labels, float32 ``(labels,)``, in the order of ``labels``.
+        labels: names of all labels.
+        model: key of the model that computed the scores.
+        top_k: number of labels in ``results``; None: all.
+    """
+
+    scores: NDArray[np.float32]
+    labels: tuple[str, ...]
+    model: str
+    top_k: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Name of the label with the highest score, the first one of equal scores."""
+        return self.labels[int(self.scores.argmax())]
+
+    @property
+    def score(self) -> float:
+        """Highest score; for a regression, the value of the first label if there is one label."""
+        return float(self.scores.max())
+
+    @property
+    def results(self) -> tuple[LabelScore, ...]:
+        """The best ``top_k`` labels, or all of them, best first. Labels with equal scores keep their order."""
+        order = np.argsort(-self.scores, kind="stable")[:self.top_k].tolist()
+        return tuple(LabelScore(at, self.labels[at], float(self.scores[at])) for at in order)
+
+    def __iter__(self) -> Iterator[LabelScore]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.labels) if self.top_k is None else min(self.top_k, len(self.labels))
+
+    def __getitem__(self, at: int) -> LabelScore:
+        return self.results[at]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Classification):
+            return NotImplemented
+        return self._key() == other._key() and np.array_equal(self.scores, other.scores)
+
+    def __hash__(self) -> int:
+        return hash((*self._key(), self.scores.tobytes()))
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.labels, self.model, self.top_k
+
+    def __str__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Classifications(Sequence[Classification]):
+    """The labels of a list of texts: a sequence with a :class:`Classification` per text.
+
+    Attributes:
+        scores: scores of all labels, float32 ``(texts, labels)``.
+        labels: names of all labels.
+        model: key of the model that computed the scores.
+        top_k: number of labels in ``results`` of each text; None: all.
+    """
+
+    scores: NDArray[np.float32]
+    labels: tuple[str, ...]
+    model: str
+    top_k: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @overload
+    def __getitem__(self, at: int) -> Classification: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Classifications: ...
+
+    def __getitem__(self, at: int | slice) -> Classification | Classifications:
+        kind = Classifications if isinstance(at, slice) else Classification
+        return kind(self.scores[at], self.labels, self.model, self.top_k)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Classifications):
+            return NotImplemented
+        return (self.labels, self.model, self.top_k) == (other.labels, other.model, other.top_k) \
+            and np.array_equal(self.scores, other.scores)
+
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+
+# ---- arguments -----------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Validated arguments of :func:`mpool.classify` that do not depend on the model.
+
+    Attributes:
+        texts: the texts, or the pairs.
+        single: True if the caller passed one text and no list.
+        pairs: True if the inputs are pairs.
+        labels: for zero-shot classification, the labels of the request; else empty.
+        hypotheses: the hypothesis of each label.
+    """
+
+    texts: list[Any]
+    single: bool
+    pairs: bool
+    labels: tuple[str, ...] = ()
+    hypotheses: tuple[str, ...] = ()
+
+
+def check(texts: Any, options: ClassifyOptions, most: int) -> Checked:
+    """Validate the arguments of :func:`mpool.classify` that do not depend on the model.
+
+    Args:
+        texts: argument of the caller.
+        options: options of the request.
+        most: maximum number of texts, or of texts times labels.
+
+    Raises:
+        InvalidArgument: an argument is invalid.
+        LimitError: there are too many texts or labels, or the hypotheses are too long together.
+    """
+    single = isinstance(texts, str)
+    given = [texts] if single else embedding.texts_of(texts, most, "texts")
+    pairs = bool(given) and isinstance(given[0], (tuple, list))
+    if pairs:
+        given = [_pair(pair, at) for at, pair in enumerate(given)]
+    check_choice("multi_label", options.multi_label, (True, False))
+    check_choice("function_to_apply", options.function_to_apply, (None, *ACTIVATIONS))
+    count = integer(options.top_k)
+    if options.top_k is not None and (count is None or count < 1):
+        refuse("top_k", options.top_k, "1 or more, or None for all labels")
+    if options.labels is None:
+        for name, default in (("template", TEMPLATE), ("multi_label", False)):
+            if getattr(options, name) != default:
+                refuse(name, getattr(options, name), f"{default!r} without labels",
+                       hint="Pass labels=[...] for zero-shot classification")
+        return Checked(given, single, pairs)
+    labels = _labels(options.labels, most)
+    if pairs:
+        refuse("texts", "pairs", "texts, because the labels make the second text of each pair")
+    for at, text in enumerate(given):
+        fault = embedding.fault_of(text, f"texts[{at}]", 0)
+        if fault is not None:
+            fault.hint = None
+            raise fault
+    if options.function_to_apply is not None:
+        refuse("function_to_apply", options.function_to_apply, "None with labels")
+    if len(given) * len(labels) > most:
+        raise LimitError(f"`labels` and `texts` must make at most {most:,} pairs, got {len(given):,} texts times "
+                         f"{len(labels):,} labels", param="labels",
+                         hint="max_inputs= or PoolConfig.max_embed_inputs raises the limit")
+    return Checked(given, single, False, labels, _hypotheses(options.template, labels))
+
+
+def _pair(pair: Any, at: int) -> tuple[str, str]:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        got = f"{len(pair)} texts" if isinstance(pair, (tuple, list)) else type(pair).__name__
+        raise InvalidArgument(param=f"texts[{at}]", got=got, allowed="a pair of texts, as the first one")
+    for part, text in enumerate(pair):
+        fault = embedding.fault_of(text, f"texts[{at}][{part}]", 0)
+        if fault is not None:
+            fault.hint = None
+            raise fault
+    return pair[0], pair[1]
+
+
+def _labels(labels: Any, most: int) -> tuple[str, ...]:
+    """Return the labels of a zero-shot request."""
+    allowed = "a list of at least one str"
+    if isinstance(labels, (str, bytes, Mapping, Set)) or not hasattr(labels, "__len__") \
+            or not hasattr(labels, "__iter__") or getattr(labels, "ndim", 1) != 1 or not len(labels):
+        refuse("labels", labels, allowed, hint="Split it: labels.split(',')" if isinstance(labels, str) else None)
+    if len(labels) > most:
+        raise LimitError(f"`labels` must hold at most {most:,} labels, got {len(labels):,}", param="labels")
+    seen: set[str] = set()
+    for at, label in enumerate(labels):
+        fault = embedding.fault_of(label, f"labels[{at}]")
+        fault = fault or embedding.surrogate_of(label, f"labels[{at}]")
+        if fault is not None:
+            fault.hint = None
+            raise fault
+        if label in seen:
+            refuse(f"labels[{at}]", label, "a label that is not in the list yet")
+        seen.add(label)
+    return tuple(map(str, labels))
+
+
+def _hypotheses(template: Any, labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the hypothesis of each label. Only ``{}`` is replaced: a template is text of the caller and no format."""
+    fault = embedding.fault_of(template, "template")
+    fault = fault or embedding.surrogate_of(template, "template")
+    if fault is not None:
+        fault.hint = None
+        raise fault
+    rest = template.replace(_SLOT, "", 1)
+    if rest == template or "{" in rest or "}" in rest:
+        refuse("template", template if len(template) <= 100 else f"{len(template):,} characters",
+               "a text with {} once, for the label, and without other braces")
+    total = (len(template) - len(_SLOT)) * len(labels) + sum(map(len, labels))
+    if total > embedding.MAX_CHARS:
+        raise LimitError(f"`template` with all labels must have at most {embedding.MAX_CHARS:,} characters, got "
+                         f"{total:,}", param="template", hint="Shorten it, or pass fewer labels")
+    return tuple(template.replace(_SLOT, label) for label in labels)
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------
+
+def request(plan: Plan, checked: Checked, options: ClassifyOptions, call: Call) -> VectorRequest:
+    """Return the request for a model.
+
+    Raises:
+        WrongCapability: the request names labels, and the model has no label for entailment.
+        ContextOverflow: a hypothesis leaves no room for a text.
+    """
+    settings = plan.entry.describe().embedding
+    classifier = None if settings is None else settings.classifier
+    assert classifier is not None, "the plan has checked the output"
+    if checked.labels:
+        return _zero_shot(plan, classifier, checked, options, call)
+    function, top_k = options.function_to_apply or classifier.activation, options.top_k
+
+    def finish(rows: NDArray[np.float32]) -> Classification | Classifications:
+        scores = activate(rows, function)
+        return _result(scores, classifier.labels, plan, top_k, checked.single)
+
+    kind = _PAIRS if checked.pairs else embedding.TEXTS
+    slices = _slices_of_pairs if checked.pairs else embedding.slices
+    return VectorRequest(kind, plan, checked.texts, slices, checked.single, options.progress, call, finish)
+
+
+def _result(scores: NDArray[np.float32], labels: tuple[str, ...], plan: Plan, top_k: int | None,
+            single: bool) -> Classification | Classifications:
+    scores.flags.writeable = False
+    key = plan.entry.key
+    return Classification(scores[0], labels, key, top_k) if single else Classifications(scores, labels, key, top_k)
+
+
+def _zero_shot(plan: Plan, classifier: ClassifierSettings, checked: Checked, options: ClassifyOptions,
+               call: Call) -> VectorRequest:
+    """Return the request that scores the pair of each text and each hypothesis.
+
+    As in transformers, the scores are the softmax over the logits for entailment of all labels; with ``multi_label`` or
+    one label, the softmax over the logits for contradiction and entailment of each label.
+    """
+    entailment, count = classifier.entailment, len(checked.labels)
+    if entailment is None or len(classifier.labels) < 2:
+        raise WrongCapability("has no label whose name begins with \"entail\", which zero-shot classification needs",
+                              key=plan.entry.key, hint="Use a model of natural language inference, or omit labels")
+    contradiction = len(classifier.labels) - 1 if entailment == 0 else 0
+    kind = replace(embedding.TEXTS, pack=partial(_pack_zero_shot, _encoded_hypotheses(plan, checked, call)),
+                   heavy=lambda plan, inputs: _chars_of(inputs) >= native_calls.LONG_ON_LOOP)
+    inputs = [(text, label) for text in checked.texts for label in range(count)]
+
+    def finish(rows: NDArray[np.float32]) -> Classification | Classifications:
+        if options.multi_label or count == 1:
+            scores = activate(rows[:, [contradiction, entailment]], "softmax")[:, 1].reshape(-1, count)
+        else:
+            scores = activate(rows[:, entailment].reshape(-1, count), "softmax")
+        return _result(np.ascontiguousarray(scores), checked.labels, plan, options.top_k, checked.single)
+
+    return VectorRequest(kind, plan, inputs, _slices_of_zero_shot, False, options.progress, call, finish)
+
+
+def _encoded_hypotheses(plan: Plan, checked: Checked, call: Call) -> list[Sequence[int]]:
+    """Tokenise the hypothesis of each label once for all texts; check that each leaves room for a text."""
+    hypotheses = checked.hypotheses
+    encoded: list[Sequence[int]] = native_calls.tokenized(
+        sum(map(len, hypotheses)), plan.tokenizer.encode_parts, hypotheses, plan.parse_special, deadline=call.deadline)
+    room = plan.max_tokens - sum(map(len, plan.tokenizer.pair_ids))
+    for at, ids in enumerate(encoded):
+        if len(ids) >= room:
+            raise ContextOverflow(f"the hypothesis of labels[{at}] has {len(ids)} tokens, which leaves no room for a "
+                                  f"text: the model accepts {room} tokens of both", tokens=len(ids), limit=room - 1,
+                                  key=plan.entry.key, hint="Shorten the label or the template")
+    return encoded
+
+
+# ---- pairs ---------------------------------------------------------------------------------------------------------
+
+def _slices_of_pairs(pairs: list[tuple[str, str]]) -> Iterator[tuple[int, list[Any]]]:
+    """Cut a list of pairs into slices."""
+    return _cut(pairs, lambda pair, before: len(pair[0]) + len(pair[1]))
+
+
+def _slices_of_zero_shot(inputs: list[tuple[str, int]]) -> Iterator[tuple[int, list[Any]]]:
+    """Cut a list of texts and indices of labels into slices. A text counts once, because it is tokenised once."""
+    return _cut(inputs, lambda one, before: 0 if before is not None and one[0] is before[0] else len(one[0]))
+
+
+def _cut(items: list[Any], chars_of: Callable[[Any, Any], int]) -> Iterator[tuple[int, list[Any]]]:
+    start, chars = 0, 0
+    for at, item in enumerate(items):
+        size = chars_of(item, items[at - 1] if at > start else None)
+        full = size and chars + size > embedding.SLICE_CHARS  # a text of this slice costs nothing more
+        if at > start and (full or at - start >= embedding.SLICE_TEXTS):
+            yield start, items[start:at]
+            start, chars, size = at, 0, chars_of(item, None)
+        chars += size
+    if start < len(items):
+        yield start, items[start:]
+
+
+def _chars_of(inputs: list[Any]) -> int:
+    """Return the number of characters that are tokenised for pairs or for texts with indices of labels."""
+    texts = {text for one in inputs for text in one if isinstance(text, str)}
+    return sum(map(len, texts))
+
+
+def _pack_pairs(plan: Plan, pairs: list[Any], start: int, single: bool, call: Call) -> Pack:
+    """Tokenise pairs of texts."""
+    def made() -> Pack:
+        parts = _encoded(plan, [text for pair in pairs for text in pair], None,
+                         lambda at: f"texts[{start + at // 2}][{at % 2}]")
+        joined = plan.tokenizer.join_pairs([(parts[first], parts[second]) for first, second in pairs],
+                                           max_tokens=plan.max_tokens, truncate=plan.truncate,
+                                           name=lambda at: f"texts[{start + at}]")
+        return embedding.Pack(joined.ids, joined.offsets, None, len(pairs), (), joined.second)
+
+    return native_calls.tokenized(_chars_of(pairs), made, deadline=call.deadline)
+
+
+def _pack_zero_shot(hypotheses: list[Sequence[int]], plan: Plan, inputs: list[Any], start: int, single: bool,
+                    call: Call) -> Pack:
+    """Tokenise texts, and join each with the hypothesis of its label."""
+    def made() -> Pack:
+        def name(at: int) -> str:
+            return f"texts[{(start + at) // len(hypotheses)}]"
+
+        parts = _encoded(plan, [text for text, _ in inputs], plan.max_tokens if plan.truncate else None, name)
+        joined = plan.tokenizer.join_pairs([(parts[text], hypotheses[label]) for text, label in inputs],
+                                           max_tokens=plan.max_tokens, truncate=plan.truncate, keep_second=True,
+                                           name=lambda at: name(at) + " with its hypothesis")
+        return embedding.Pack(joined.ids, joined.offsets, None, len(inputs), (), joined.second)
+
+    return native_calls.tokenized(_chars_of(inputs), made, deadline=call.deadline)
+
+
+def _encoded(plan: Plan, texts: list[str], room: int | None, name: Callable[[int], str]) -> dict[str, Sequence[int]]:
+    """Return the ids of each distinct text.
+
+    Args:
+        plan: plan of the request.
+        texts: the texts.
+        room: number of ids of a text that are needed; None: all.
+        name: function from the index of a text to its name in errors.
+    """
+    distinct = list(dict.fromkeys(texts))
+    tokenizer: Tokenizer = plan.tokenizer
+    try:
+        return dict(zip(distinct, tokenizer.encode_parts(distinct, plan.parse_special, room)))
+    except InvalidArgument as error:
+        faults = (embedding.surrogate_of(text, name(at)) for at, text in enumerate(texts))
+        found = next((fault for fault in faults if fault is not None), error)
+        found.key = found.key or plan.entry.key
+        raise found from None
+
+
+_PAIRS = replace(embedding.TEXTS, pack=_pack_pairs,
+                 heavy=lambda plan, inputs: _chars_of(inputs) >= native_calls.LONG_ON_LOOP)
