@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
-from . import anthropic, dashboard, model_list, ollama, operational, scoring, swapping, tokens
+from . import anthropic, classifying, dashboard, model_list, ollama, operational, scoring, swapping, tokens
 from .errors import Refusal
 from .guard import App, GuardState, HostGuard, Scope, TokenGuard, refusal_response
 from .openai import OPERATIONS as OPENAI
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: All operations of the server, in the order of the OpenAPI document.
 OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *model_list.OPERATIONS, *OPENAI, *scoring.OPERATIONS,
-                                     *tokens.OPERATIONS, *anthropic.OPERATIONS, *ollama.OPERATIONS,
-                                     *swapping.OPERATIONS, *dashboard.OPERATIONS)
+                                     *classifying.OPERATIONS, *tokens.OPERATIONS, *anthropic.OPERATIONS,
+                                     *ollama.OPERATIONS, *swapping.OPERATIONS, *dashboard.OPERATIONS)
 
 
 class Routes:

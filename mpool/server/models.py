@@ -75,6 +75,7 @@ class Models:
         self._aliases: dict[str, ServedModel] = {}
         for ref in refs:
             self._add(os.fspath(ref))
+        self._given = tuple(self._served)
 
     def _add(self, ref: str) -> None:
         from ..models import KeyRef, load_catalogue, parse_reference
@@ -113,6 +114,16 @@ class Models:
     def all(self) -> list[ServedModel]:
         """Return the models that were given at the start, and the models of the catalogue that were used since."""
         return list(self._served.values())
+
+    def with_output(self, output: str) -> list[ServedModel]:
+        """Return the models given at the start that compute an output for texts. Reads the metadata in their files.
+
+        Args:
+            output: One of :data:`mpool.models.spec.Output`.
+        """
+        given = [self._served[name] for name in self._given]
+        return [served for served in given if (settings := served.model.description.embedding) is not None
+                and output in settings.outputs]
 
     async def listed(self) -> list[ServedModel]:
         """Return all models that clients can use, also those of the catalogue. Reads their metadata if necessary."""

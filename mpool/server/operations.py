@@ -100,6 +100,25 @@ class Context:
         """
         return await self.state.models.find(name)
 
+    async def model_or_only(self, name: str | None, output: str, noun: str) -> ServedModel:
+        """Return the model with the name that the client gave; without a name, the only model with an output.
+
+        Args:
+            name: Name of the request, or None.
+            output: One of :data:`mpool.models.spec.Output`.
+            noun: The kind of model, for the error message.
+
+        Raises:
+            Refusal: The server serves no model of this name, or was not started with exactly one model of the kind.
+        """
+        if name is not None:
+            return await self.model(name)
+        found = await native_calls.REQUESTS.arun(self.state.models.with_output, output)
+        if len(found) != 1:
+            raise Refusal("invalid_value", f"`model` is required: the server was started with {len(found)} models that "
+                                           f"are a {noun}.", "model")
+        return found[0]
+
     def check_text(self, text: str, name: str) -> str:
         """Return a text unchanged after checking its length.
 

@@ -28,7 +28,8 @@ def _model(name: str, vocab: int, labels: int = 1) -> Any:
             **sizes, max_position_embeddings=64, pad_token_id=0, type_vocab_size=0))
     if name == "distilbert":
         return transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(
-            vocab_size=vocab, dim=32, n_layers=2, n_heads=4, hidden_dim=72, num_labels=1, max_position_embeddings=64))
+            vocab_size=vocab, dim=32, n_layers=2, n_heads=4, hidden_dim=72, num_labels=labels,
+            max_position_embeddings=64))
     if name == "electra":
         return transformers.ElectraForSequenceClassification(transformers.ElectraConfig(
             **sizes, embedding_size=20, max_position_embeddings=64))

@@ -41,6 +41,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 #: Routes whose models the fixture does not have: the response is an error, and its header names the field too.
 BODIES_OF_ERRORS = {"/v1/rerank": {"model": "bert", "query": "x", "documents": ["y"]},
+                    "/classify": {"model": "bert", "input": "x"}, "/predict": {"model": "bert", "inputs": "x"},
                     "/v1/images/generations": {"model": "bert", "prompt": "x"}}
 #: Parts of a response that differ between two equal requests.
 _CHANGING = ("id", "created", "created_at", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
