@@ -37,7 +37,7 @@ MODEL = ("requests", "failed", "tokens", "images", "queued", "running", "workers
 #: Number of quantiles, the last values of a point.
 _QUANTILES = 2
 _FAILED = ("errors", "timeouts", "queue_full_rejections", "circuit_rejections")
-_DECODERS, _DRAWERS = ("text_to_text", "vision"), ("text_to_image", "image_embedding")
+_DECODERS, _IMAGES = ("text_to_text", "vision"), ("text_to_image", "image_embedding")
 
 
 class Reading:
@@ -253,8 +253,8 @@ class Series:
 def _model_reading(row: dict[str, Any]) -> Reading:
     capability, latency = row["capability"], row["latency"]
     units = row["units_in"] + row["units_out"]
-    tokens = row["rows"] if capability in _DECODERS else 0 if capability in _DRAWERS else units
-    images = row["units_out"] if capability == "text_to_image" else row["units_in"] if capability in _DRAWERS else 0
+    tokens = row["rows"] if capability in _DECODERS else 0 if capability in _IMAGES else units
+    images = row["units_out"] if capability == "text_to_image" else row["units_in"] if capability in _IMAGES else 0
     return Reading((latency["count"], row["errors"], tokens, images),
                    (row["queued"], row["running"], row["workers"], row["model_bytes"] + row["engine_bytes"]),
                    {_bucket(bound): count for bound, count in latency["buckets"] if count})

@@ -107,7 +107,8 @@ def test_vectors_outlive_everything(folders: tuple[Path, Path]) -> None:
     (dict(offsets=OFFSETS.astype(np.float64)), "offsets"), (dict(offsets=OFFSETS[:1]), "offsets"),
     (dict(offsets=np.array([0, 5, 7])), "ends at 7"), (dict(offsets=np.array([1, 5, 8])), "offsets"),
     (dict(offsets=np.array([0, 9, 8])), "offsets"), (dict(skip=np.array([1], np.int32)), "skip"),
-    (dict(normalize=2), "normalize"), (dict(outputs=16), "outputs"), (dict(outputs=-1), "outputs"), (dict(dimensions=-1), "dimensions"),
+    (dict(normalize=2), "normalize"), (dict(outputs=16), "outputs"), (dict(outputs=-1), "outputs"),
+    (dict(dimensions=-1), "dimensions"),
     (dict(timeout=-1.0), "timeout"), (dict(timeout=float("nan")), "timeout"),
     (dict(ids=np.full(8, 10**6, np.int32)), "10000|vocab|token"), (dict(dimensions=1000), "dimensions"),
 ])

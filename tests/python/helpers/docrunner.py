@@ -2,8 +2,8 @@
 
 Python blocks of a page share one interpreter. If a ``print(...)`` line ends in ``  # text``, the text is the expected
 output. In a ``console`` block each line after ``$ `` is a command and the lines below it are its output; a line ``...``
-matches any lines. A block below ``<!-- needs NAME -->`` is skipped if that package is missing. A command that ends in ``&`` is a server: it runs until the page ends, and the next block waits until
-its port accepts connections.
+matches any lines. A block below ``<!-- needs NAME -->`` is skipped if that package is missing. A command that ends in
+``&`` is a server: it runs until the page ends, and the next block waits until its port accepts connections.
 
 The default port of ``mpool serve`` is replaced by a free one, so that several runs can share a machine. A page's models
 in folders below ``models/`` are replaced by small ones with random weights (:func:`write_substitutes`).

@@ -102,7 +102,8 @@ def test_ranking(ranker: Path) -> None:
     assert made.run(query=QUERY, documents=[]) == {"documents": []}
     titled = MpoolRanker(str(ranker), meta_fields_to_embed=["title"], embedding_separator=" ")
     ranking = mpool.rerank(QUERY, [f"number {at} {text}" for at, text in enumerate(TEXTS)], str(ranker))
-    assert [int(one.id) for one in titled.run(query=QUERY, documents=given)["documents"]] == [one.index for one in ranking]
+    found = titled.run(query=QUERY, documents=given)["documents"]
+    assert [int(one.id) for one in found] == [one.index for one in ranking]
 
 
 def test_saved_pipelines(prompted: Path, ranker: Path) -> None:

@@ -47,7 +47,8 @@ def test_vectors_equal_those_of_embed(prompted: Path) -> None:
     documents = mpool.embed(TEXTS, str(prompted), task="document", **same)
     for texts in (TEXTS, pyarrow.array(TEXTS), pyarrow.chunked_array([TEXTS[:1], TEXTS[1:]]), np.array(TEXTS)):
         assert np.array_equal(np.stack(made.compute_source_embeddings(texts)), documents)
-    assert np.array_equal(made.compute_query_embeddings(QUERY)[0], mpool.embed(QUERY, str(prompted), task="query", **same))
+    expected = mpool.embed(QUERY, str(prompted), task="query", **same)
+    assert np.array_equal(made.compute_query_embeddings(QUERY)[0], expected)
     assert made.ndims() == 8 and MpoolEmbeddings.create(model=str(prompted)).ndims() > 8
     found = made.compute_source_embeddings([None, TEXTS[0], None])
     assert found[0] is None and found[2] is None and np.array_equal(found[1], documents[0])
@@ -83,13 +84,15 @@ def test_reranking(bert: Path, ranker: Path, tmp_path: Path, kind: str, return_s
     assert [row["text"] for row in found] == [one.text for one in wanted]
     assert np.allclose([row["_relevance_score"] for row in found], [one.score for one in wanted], atol=1e-6)
     scores = {"vector": {"_distance"}, "fts": {"_score"}, "hybrid": {"_distance", "_score"}}[kind]
-    assert {name for name in found[0] if name in ("_distance", "_score")} == (scores if return_score == "all" else set())
+    expected = scores if return_score == "all" else set()
+    assert {name for name in found[0] if name in ("_distance", "_score")} == expected
 
 
 @pytest.mark.parametrize("return_score", ["relevance", "all"])
 def test_reranking_of_nothing_and_of_missing_texts(ranker: Path, return_score: str) -> None:
     made = MpoolReranker(str(ranker), column="words", return_score=return_score)
-    schema = pyarrow.schema([("words", pyarrow.string()), ("_distance", pyarrow.float32()), ("_rowid", pyarrow.uint64())])
+    schema = pyarrow.schema([("words", pyarrow.string()), ("_distance", pyarrow.float32()),
+                             ("_rowid", pyarrow.uint64())])
     none = schema.empty_table()
     for found in (made.rerank_vector(QUERY, none), made.rerank_hybrid(QUERY, none, none.drop_columns(["_distance"]))):
         assert len(found) == 0 and "_relevance_score" in found.column_names

@@ -85,7 +85,8 @@ def test_reranking(ranker: Path) -> None:
     """Order, scores, both forms of the query, the retrieval score, and callbacks."""
     wanted = mpool.rerank(QUERY, TEXTS, str(ranker))
     debug = LlamaDebugHandler(print_trace_on_end=False)
-    made = MpoolRerank(model=str(ranker), top_n=10, keep_retrieval_score=True, callback_manager=CallbackManager([debug]))
+    made = MpoolRerank(model=str(ranker), top_n=10, keep_retrieval_score=True,
+                       callback_manager=CallbackManager([debug]))
     given = [NodeWithScore(node=node, score=at / 8) for at, node in enumerate(nodes())]
     for found in (made.postprocess_nodes(given, query_str=QUERY), made.postprocess_nodes(given, QueryBundle(QUERY)),
                   asyncio.run(made.apostprocess_nodes(given, query_str=QUERY))):
