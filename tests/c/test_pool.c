@@ -279,6 +279,116 @@ MP_TEST(pool_queue_does_not_charge_a_tenant_for_the_slot_of_another) {
     mp_queue_destroy(&queue);
 }
 
+/* Queues n nodes of one tenant, with this cost each. */
+static void push_many(mp_queue *queue, numbered_node *nodes, int n, int number, uint32_t tenant, uint64_t cost) {
+    for (int i = 0; i < n; i++) {
+        nodes[i].number = number;
+        MP_CHECK_INT(push(queue, &nodes[i], 2, 0, tenant, cost, 0), MP_QUEUE_TAKEN);
+    }
+}
+
+/* Takes n nodes of the tenants with numbers 1 and 2, which get turns. */
+static void expect_turns(mp_queue *queue, int n) {
+    int had[3] = {0};
+    for (int i = 0; i < n; i++) {
+        had[number_of(taken(queue, 0))]++;
+        MP_CHECK(had[1] - had[2] >= -1 && had[1] - had[2] <= 1);
+    }
+}
+
+/* A tenant that comes first after others were served takes turns from its first node on: it has no claim on the service
+ * of the past, and owes none. */
+MP_TEST(pool_queue_owes_newcomers_nothing) {
+    for (int alone = 0; alone < 2; alone++) {
+        mp_queue queue;
+        numbered_node first[40], second[20], third[20];
+        make(&queue, 100, 1);
+        push_many(&queue, first, 40, 1, 1, 100);
+        if (!alone)
+            push_many(&queue, third, 20, 0, 3, 100);
+        for (int i = 0; i < (alone ? 20 : 40); i++)
+            taken(&queue, 0);
+        for (int i = 0; i < 20 && !alone; i++) /* the third one has gone */
+            if (mp_queue_holds(&third[i].node))
+                mp_queue_remove(&queue, &third[i].node);
+        push_many(&queue, second, 20, 2, 2, 100);
+        expect_turns(&queue, 40);
+        MP_CHECK_INT(queue.count, 0);
+        mp_queue_destroy(&queue);
+    }
+}
+
+/* The same after a tenant took much at once while another one waited, which then left without service. */
+MP_TEST(pool_queue_owes_newcomers_nothing_after_a_cancellation) {
+    mp_queue queue;
+    numbered_node costly, first[11], cancelled, second[10];
+    make(&queue, 100, 1);
+    push_many(&queue, &costly, 1, 1, 1, 5000);
+    push_many(&queue, first, 11, 1, 1, 100);
+    push_many(&queue, &cancelled, 1, 0, 3, 100);
+    MP_CHECK_INT(number_of(taken(&queue, 0)), 1);
+    mp_queue_remove(&queue, &cancelled.node);
+    MP_CHECK_INT(number_of(taken(&queue, 0)), 1);
+    push_many(&queue, second, 10, 2, 2, 100);
+    expect_turns(&queue, 20);
+    mp_queue_destroy(&queue);
+}
+
+/* Virtual time advances by the cost of each node taken, divided by the number of waiting flows, without a remainder. */
+MP_TEST(pool_queue_loses_no_virtual_time) {
+    mp_queue queue;
+    numbered_node first[2], second[2], third[2];
+    make(&queue, 100, 1);
+    push_many(&queue, first, 2, 1, 1, 4);
+    push_many(&queue, second, 2, 2, 2, 4);
+    push_many(&queue, third, 2, 3, 3, 4);
+    taken(&queue, 0);
+    MP_CHECK_INT(queue.levels[2].now, 1); /* 5 / 3 */
+    taken(&queue, 0);
+    MP_CHECK_INT(queue.levels[2].now, 3); /* 10 / 3 */
+    taken(&queue, 0);
+    MP_CHECK_INT(queue.levels[2].now, 5);
+    while (taken(&queue, 0))
+        continue;
+    mp_queue_destroy(&queue);
+}
+
+/* The same for a tenant that was idle while another one was served, whatever each had before. */
+MP_TEST(pool_queue_owes_idle_flows_nothing) {
+    for (int large = 0; large < 2; large++) { /* the cost of the idle tenant's earlier node: 10 or 1,000 */
+        mp_queue queue;
+        numbered_node first[60], second[20], before;
+        make(&queue, 100, 1);
+        push_many(&queue, &before, 1, 2, 2, large ? 1000 : 10);
+        MP_CHECK_INT(number_of(taken(&queue, 0)), 2);
+        push_many(&queue, first, 60, 1, 1, 100);
+        for (int i = 0; i < 40; i++)
+            MP_CHECK_INT(number_of(taken(&queue, 0)), 1);
+        push_many(&queue, second, 20, 2, 2, 100);
+        expect_turns(&queue, 40);
+        mp_queue_destroy(&queue);
+    }
+}
+
+/* A tenant that took one costly node beside another one and comes back at once waits until the other has had as much.
+ */
+MP_TEST(pool_queue_charges_a_costly_node) {
+    mp_queue queue;
+    numbered_node first[30], second[2];
+    int before = 0;
+    make(&queue, 100, 1);
+    push_many(&queue, second, 1, 2, 2, 999);
+    push_many(&queue, first, 30, 1, 1, 99);
+    MP_CHECK_INT(number_of(taken(&queue, 0)), 2);
+    push_many(&queue, second + 1, 1, 2, 2, 99);
+    while (number_of(taken(&queue, 0)) == 1)
+        before++;
+    MP_CHECK(before >= 10 && before <= 11); /* 10 nodes of cost 99 + 1 are as much as one of 999 + 1 */
+    while (taken(&queue, 0))
+        continue;
+    mp_queue_destroy(&queue);
+}
+
 /* Old nodes of a level that its age brings forward are served by shares too. */
 MP_TEST(pool_queue_shares_a_level_that_is_served_for_its_age) {
     mp_queue queue;

@@ -128,9 +128,14 @@ MP_TEST(registry_windows_load_after_the_keep_alive) {
     mp_error error;
     mp_registry *registry = fake_begin(&fake, 2, NULL);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    mp_entry *entry = registry->slots[0].current;
+    for (bool idle = false; !idle; mp_sys_sleep_ns(FAKE_MS(1) / 4)) {
+        mp_mutex_lock(&entry->lock);
+        idle = entry->workers[0]->state == MP_WORKER_IDLE;
+        mp_mutex_unlock(&entry->lock);
+    }
     atomic_store(&fake.leave_hold, true);
     MP_CHECK_OK(mp_registry_keep_alive(registry, "a", 1, &error), &error);
-    mp_entry *entry = registry->slots[0].current;
     for (bool told = false; !told; mp_sys_sleep_ns(FAKE_MS(1) / 4)) {
         mp_mutex_lock(&entry->lock);
         told = entry->workers[0]->leave;
