@@ -187,21 +187,29 @@ class SentenceTransformer(_Base):
 
     @_renamed
     def encode_query(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
-                     **options: Any) -> Any:
+                     batch_size: int = 32, show_progress_bar: bool | None = None,
+                     output_value: Literal["sentence_embedding", "token_embeddings"] | None = "sentence_embedding",
+                     precision: Precision = "float32", convert_to_numpy: bool = True,
+                     convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
+                     truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
+                     **unused: Any) -> Any:
         """Embed queries: as :meth:`encode`, with the prompt ``"query"``, which is empty if the model has none."""
-        return self._encode_task("query", inputs, prompt_name, prompt, options)
+        name = "query" if prompt_name is None else prompt_name
+        return self._encode(inputs, self._prompt(prompt, name), batch_size, show_progress_bar, output_value, precision,
+                            convert_to_numpy, convert_to_tensor, device, normalize_embeddings, truncate_dim, unused)
 
     @_renamed
     def encode_document(self, inputs: str | Sequence[str], prompt_name: str | None = None, prompt: str | None = None,
-                        **options: Any) -> Any:
+                        batch_size: int = 32, show_progress_bar: bool | None = None,
+                        output_value: Literal["sentence_embedding", "token_embeddings"] | None = "sentence_embedding",
+                        precision: Precision = "float32", convert_to_numpy: bool = True,
+                        convert_to_tensor: bool = False, device: Any = None, normalize_embeddings: bool = False,
+                        truncate_dim: int | None = None, pool: Any = None, chunk_size: int | None = None,
+                        **unused: Any) -> Any:
         """Embed documents: as :meth:`encode`, with the prompt ``"document"``, which is empty if the model has none."""
-        return self._encode_task("document", inputs, prompt_name, prompt, options)
-
-    def _encode_task(self, name: str, inputs: Any, prompt_name: str | None, prompt: str | None,
-                     options: dict[str, Any]) -> Any:
-        if prompt_name is None and prompt is None:
-            prompt_name = name
-        return self.encode(inputs, prompt_name=prompt_name, prompt=prompt, **options)
+        name = "document" if prompt_name is None else prompt_name
+        return self._encode(inputs, self._prompt(prompt, name), batch_size, show_progress_bar, output_value, precision,
+                            convert_to_numpy, convert_to_tensor, device, normalize_embeddings, truncate_dim, unused)
 
     def _prompt(self, prompt: str | None, name: str | None) -> str:
         if prompt is not None:
@@ -249,7 +257,7 @@ class SentenceTransformer(_Base):
         return for_current(lambda: _Tokens(requests.text_plan(self._model.pool, self._model, options)),
                            lambda request: list(request.rows(texts)))
 
-    def encode_multi_process(self, sentences: Sequence[str], pool: Any = None, prompt_name: str | None = None,
+    def encode_multi_process(self, sentences: Sequence[str], pool: Any, prompt_name: str | None = None,
                              prompt: str | None = None, batch_size: int = 32, chunk_size: int | None = None,
                              show_progress_bar: bool | None = None, precision: Precision = "float32",
                              normalize_embeddings: bool = False, truncate_dim: int | None = None) -> Any:
@@ -416,14 +424,17 @@ class CrossEncoder(_Base):
         return found[0] if single else found
 
     def rank(self, query: str, documents: Sequence[str], top_k: int | None = None, return_documents: bool = False,
-             prompt_name: str | None = None, prompt: str | None = None, **options: Any) -> list[dict[str, Any]]:
+             prompt_name: str | None = None, prompt: str | None = None, batch_size: int = 32,
+             show_progress_bar: bool | None = None, activation_fn: Any = None, device: Any = None, pool: Any = None,
+             chunk_size: int | None = None) -> list[dict[str, Any]]:
         """Rank documents by their relevance to a query, the best first.
 
         Args:
             query, documents: texts.
             top_k: number of documents to return; None: all.
             return_documents: True: the results have a ``"text"``.
-            prompt_name, prompt, **options: as for :meth:`predict`.
+            prompt_name, prompt, batch_size, show_progress_bar, activation_fn, device, pool, chunk_size: as for
+                :meth:`predict`.
 
         Returns:
             Dicts with ``"corpus_id"``, ``"score"`` and, if asked for, ``"text"``.
@@ -434,8 +445,8 @@ class CrossEncoder(_Base):
         if not self._settings().scores:
             raise WrongCapability(f"is {self._settings().kind}: which label ranks documents is unknown",
                                   key=self._model.key, hint="Use predict, and sort by the score of a label")
-        scores = self.predict([(query, document) for document in documents], prompt_name=prompt_name, prompt=prompt,
-                              **{**options, "convert_to_numpy": True, "convert_to_tensor": False})
+        scores = self.predict([(query, document) for document in documents], prompt_name, prompt, batch_size,
+                              activation_fn=activation_fn, device=device)
         order = sorted(range(len(scores)), key=lambda at: -scores[at])[:top_k]
         return [{"corpus_id": at, "score": scores[at], **({"text": documents[at]} if return_documents else {})}
                 for at in order]

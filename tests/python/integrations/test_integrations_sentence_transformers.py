@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Iterator
@@ -193,3 +194,73 @@ def test_progress_bar_follows_the_logger(bert: Path, capsys: pytest.CaptureFixtu
         assert capsys.readouterr().err == ""
     model.encode(TEXTS, show_progress_bar=True)
     assert capsys.readouterr().err != ""
+
+
+# ---- every public argument ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["encode", "encode_query", "encode_document", "encode_multi_process", "similarity",
+                                  "similarity_pairwise", "start_multi_process_pool", "stop_multi_process_pool",
+                                  "truncate_sentence_embeddings", "get_max_seq_length",
+                                  "get_sentence_embedding_dimension", "predict", "rank"])
+def test_arguments_have_the_names_defaults_and_order_of_the_original(name: str) -> None:
+    classes = ("CrossEncoder", "SentenceTransformer") if name in ("predict", "rank") else ("SentenceTransformer",)
+
+    def arguments(module: Any) -> list[tuple[str, Any, Any]]:
+        found = inspect.signature(getattr(getattr(module, classes[0]), name)).parameters.values()
+        return [(one.name, one.default, one.kind) for one in found if one.kind is not inspect.Parameter.VAR_KEYWORD]
+
+    assert arguments(sys.modules["mpool.integrations.sentence_transformers"]) == arguments(library)
+
+
+@pytest.mark.parametrize("method", ["encode_query", "encode_document"])
+@pytest.mark.parametrize("arguments", [
+    (None, None, 2, False), (None, "find: "), ("own",), (None, None, 2, None, "token_embeddings"),
+    (None, None, 2, None, "sentence_embedding", "ubinary"),
+    (None, None, 2, None, "sentence_embedding", "float32", False),
+    (None, None, 2, None, "sentence_embedding", "float32", True, True, "cpu", True, 6)], ids=str)
+def test_positional_arguments(prompted: Path, method: str, arguments: tuple[Any, ...]) -> None:
+    options: dict[str, Any] = {"prompts": {"own": "own: ", "query": "find: "}}
+    found = getattr(SentenceTransformer(prompted, **options), method)(TEXTS[:2], *arguments)
+    wanted = getattr(library.SentenceTransformer(str(prompted), device="cpu", **options), method)(TEXTS[:2], *arguments)
+    if "ubinary" in arguments:
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        assert np.unpackbits(found ^ wanted).mean() < 0.05  # a component of about 0 may have either sign
+    else:
+        _same(found, wanted)
+
+
+@pytest.mark.parametrize("prompts", [{"passage": "passage: "}, {"corpus": "corpus: ", "query": "q: "},
+                                     {"document": "d: ", "passage": "p: "}], ids=str)
+def test_prompt_of_documents(bert: Path, prompts: dict[str, str]) -> None:
+    ours, theirs = SentenceTransformer(bert, prompts=prompts), library.SentenceTransformer(str(bert), device="cpu",
+                                                                                           prompts=prompts)
+    for method in ("encode_document", "encode_query", "encode"):
+        _same(getattr(ours, method)(TEXTS), getattr(theirs, method)(TEXTS))
+
+
+@pytest.mark.parametrize("pairs", [PAIRS, [list(pair) for pair in PAIRS], tuple(PAIRS), [("what is this", "")],
+                                   PAIRS * 3, [("a", "naïve café 😀"), ("a", "dog " * 300)]],
+                         ids=["tuples", "lists", "tuple", "empty document", "repeated", "long"])
+def test_predict_takes_what_the_original_takes(rankers: tuple[Any, Any], pairs: Any) -> None:
+    ours, theirs = rankers
+    _same(ours.predict(pairs, None, None, 2, False), theirs.predict(pairs, None, None, 2, False))
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 0}, {"top_k": 100}, {"return_documents": True, "batch_size": 1},
+                                     {"show_progress_bar": False, "device": "cpu", "top_k": None}], ids=str)
+def test_rank_with_equal_scores(rankers: tuple[Any, Any], options: dict[str, Any]) -> None:
+    documents = ["the lazy dog", "a text", "", "the lazy dog", "one two three"]
+    found, wanted = (model.rank("what is this", documents, **options) for model in rankers)
+    assert [(one["corpus_id"], one.get("text")) for one in found] == [(one["corpus_id"], one.get("text"))
+                                                                      for one in wanted]
+    assert all(abs(one["score"] - other["score"]) <= 1e-4 for one, other in zip(found, wanted))
+
+
+@pytest.mark.parametrize("form", ["float64", "float16", "lists", "list of arrays", "list of tensors"])
+def test_similarity_takes_what_the_original_takes(both: tuple[Any, Any], form: str) -> None:
+    ours, theirs = both
+    rows = ours.encode(TEXTS)
+    given: Any = {"lists": rows.tolist(), "list of arrays": list(rows), "list of tensors": list(torch.as_tensor(rows))}.get(
+        form, rows if form.startswith("list") else rows.astype("float32" if "list" in form else form))
+    found, wanted = ours.similarity(given, given), theirs.similarity(given, given)
+    assert found.shape == tuple(wanted.shape) and np.abs(np.asarray(found) - np.asarray(wanted)).max() <= 2e-3
