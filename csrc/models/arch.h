@@ -81,6 +81,8 @@ mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *e
 void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_status mp_vit_load(const mp_load_args *args, mp_model **model, mp_error *error);
 void mp_vit_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
+mp_status mp_lookup_load(const mp_load_args *args, mp_model **model, mp_error *error);
+void mp_lookup_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_status mp_encoder_load(const mp_load_args *args, mp_model **model, mp_error *error);
 mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *error);
 mp_status mp_diffusion_load(const mp_load_args *args, mp_model **model, mp_error *error);

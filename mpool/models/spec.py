@@ -130,6 +130,9 @@ class EmbeddingSettings:
         answering: True or False: pairs are rendered by the chat template, as messages with the roles ``query`` and
             ``document`` (after the prompt as a ``system`` message, if there is a prompt), with or without the
             generation prompt. None: pairs are not rendered by a template.
+        special_tokens: True if the tokenizer's special tokens are put around a text.
+        cut_characters: True if truncation first cuts a text to ``max_tokens`` times the median length of the
+            vocabulary's tokens, in characters, as model2vec does.
     """
 
     max_tokens: int
@@ -149,6 +152,8 @@ class EmbeddingSettings:
     padding: str = ""
     sizes: tuple[int, ...] = ()
     answering: bool | None = None
+    special_tokens: bool = True
+    cut_characters: bool = False
 
     @property
     def outputs(self) -> frozenset[Output]:

@@ -76,6 +76,10 @@ ROWS = (
               f"{_ENCODER}[bert_albert]", f"{_ENCODER}[bert_albert_inner]",
               "parity/test_parity_gguf_tiny.py::test_bert", f"{_ENCODER_GGUF}[bert_xlm_roberta]",
               f"{_ENCODER_GGUF}[bert_distilbert]")),
+    Verified("static_embedding", "static embeddings: model2vec (potion, M2V), StaticEmbedding of sentence-transformers "
+             "(static-retrieval-mrl-en-v1)", "model2vec, sentence-transformers", "",
+             ("models/test_static_embeddings.py::test_model2vec",
+              "models/test_static_embeddings.py::test_sentence_transformers")),
     Verified("nomic_bert", "nomic-embed-text v1, v1.5", "transformers", "transformers",
              (f"{_ENCODER}[nomic_bert]", f"{_ENCODER}[nomic_bert_published]",
               f"{_ENCODER_GGUF}[nomic_bert_published]")),

@@ -61,6 +61,8 @@ class Plan(VectorPlan):
             padding.
         template: for a reranker that is a language model, the chat template that renders a pair; else None.
         generation_prompt: True if the template appends the start of an assistant message to a rendered pair.
+        special_tokens: True if the tokenizer's special tokens are put around a text.
+        most_chars: number of characters to which truncation cuts a text before it is tokenised; None: no limit.
     """
 
     tokenizer: Tokenizer
@@ -75,6 +77,8 @@ class Plan(VectorPlan):
     padding: str = ""
     template: ChatTemplate | None = None
     generation_prompt: bool = False
+    special_tokens: bool = True
+    most_chars: int | None = None
 
 
 def plan(entry: Entry, options: Any) -> Plan:
@@ -125,7 +129,9 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
                 truncate=options.truncate, parse_special=options.parse_special, allow_ids=allow_ids,
                 null=options.on_error == "null", precision=options.precision,
                 padding=settings.padding, template=None if settings.answering is None else _pairs_of(entry),
-                generation_prompt=bool(settings.answering))
+                generation_prompt=bool(settings.answering), special_tokens=settings.special_tokens,
+                most_chars=settings.max_tokens * tokenizer.median_length() if settings.cut_characters and
+                options.truncate else None)
 
 
 def _wrong_output(settings: EmbeddingSettings, wanted: str, key: str) -> WrongCapability:
@@ -356,8 +362,10 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, dea
 
 
 def _encoded(plan: Plan, texts: list[str]) -> Packed:
-    return plan.tokenizer.encode_batch(texts, parse_special=plan.parse_special, max_tokens=plan.max_tokens,
-                                       truncate=plan.truncate)
+    if plan.most_chars is not None:
+        texts = [text[:plan.most_chars] for text in texts]
+    return plan.tokenizer.encode_batch(texts, add_special=plan.special_tokens, parse_special=plan.parse_special,
+                                       max_tokens=plan.max_tokens, truncate=plan.truncate)
 
 
 def _are_ids(inputs: list[Any]) -> bool:
@@ -499,7 +507,7 @@ def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
     """Return the error for a text that is not Unicode, or has no token or too many; None if it is none of these."""
     fault = surrogate_of(text, name)
     if fault is None:
-        tokens = plan.tokenizer.count(text, parse_special=plan.parse_special)
+        tokens = plan.tokenizer.count(text, add_special=plan.special_tokens, parse_special=plan.parse_special)
         if not tokens:
             fault = InvalidArgument(param=name, got="a text without tokens",
                                     allowed="a text with at least one token of this model's vocabulary",

@@ -212,6 +212,9 @@ class JSONTokenizer(Tokenizer):
         drop = marked.hf.token_to_id(mark)
         return [token for token in marked.encode([text])[0] if token != drop]
 
+    def median_length(self) -> int:
+        return max(1, int(np.median([len(token) for token in self._hf.get_vocab(with_added_tokens=True)])))
+
     def token_table(self) -> TokenTable:
         if self._table is None:
             self._table = self._make_table()

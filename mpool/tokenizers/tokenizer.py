@@ -141,6 +141,10 @@ class Tokenizer:
         """Return the id of the token with exactly this text in the vocabulary, or None."""
         raise NotImplementedError
 
+    def median_length(self) -> int:
+        """Return the median length of the vocabulary's tokens in characters, rounded down, at least 1."""
+        raise NotImplementedError
+
     # shared by the subclasses
 
     def fill_in_tokens(self) -> tuple[int, int, int] | None:

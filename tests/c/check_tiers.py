@@ -50,7 +50,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     **{f"models/{name}": {"base", "tensor", "kernels", "files", "models", *(f"models/{other}" for other in others)}
        for name, others in {"requests": (), "nn": (), "generation": ("nn",), "encoder": ("nn",), "image": ("nn",),
                             "decoder": ("nn", "generation"), "vision": ("nn", "generation", "decoder", "image"),
-                            "diffusion": ("nn",)}.items()},
+                            "diffusion": ("nn",), "lookup": ("nn",)}.items()},
     "vectors": {"base", "tensor", "kernels"},
     "isolation": {"base", "tensor", "kernels", "files", "models"},
     "registry/pool": {"base"},

@@ -15,7 +15,16 @@ from ..spec import (
     ModelSpec,
     TensorEntry,
 )
-from . import hf_config, hf_quantised, image_folder, safetensors_header, scoring, sentence_folder, vision_folder
+from . import (
+    hf_config,
+    hf_quantised,
+    image_folder,
+    safetensors_header,
+    scoring,
+    sentence_folder,
+    static_folder,
+    vision_folder,
+)
 from .hf_parts import (
     CONFIG_NAME,
     PIPELINE_NAME,
@@ -50,6 +59,9 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     images = image_folder.describe_modules(folder, key=key, ref=ref)
     if images is not None:
         return images
+    static = static_folder.describe_static(folder, key=key, ref=ref)
+    if static is not None:
+        return static
     module_folders = scoring.module_folders(folder)
     encoder = module_folders[0] if module_folders else sentence_folder.encoder_folder(folder)
     if not encoder.has(CONFIG_NAME):

@@ -194,6 +194,20 @@ def _list_modules(folder: Folder, ordered: bool = True, supported: tuple[str, ..
     return modules
 
 
+def static_modules(folder: Folder) -> tuple[Folder, bool]:
+    """Return the folder of a StaticEmbedding module, and True if a Normalize module follows it.
+
+    Raises:
+        Unsupported: the folder has other modules.
+    """
+    modules = _list_modules(folder, ordered=False, supported=("StaticEmbedding", "Normalize"))
+    kinds = [module.kind for module in modules]
+    if kinds not in (["StaticEmbedding"], ["StaticEmbedding", "Normalize"]):
+        raise Unsupported(f"{folder.path}: the modules are {', '.join(kinds)}; mpool supports StaticEmbedding, "
+                          "optionally followed by Normalize")
+    return modules[0].folder, len(kinds) == 2
+
+
 def _check_order(modules: list[_Module], path: str) -> None:
     """Raise FormatError unless the modules form a chain that mpool computes."""
     stages = {"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3}

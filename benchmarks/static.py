@@ -1,0 +1,80 @@
+"""Static embeddings by turns: the core alone, end to end, the tokenizer's own batch rate, and model2vec if installed.
+
+    python -m benchmarks.static [turns]
+
+A seeded WordPiece vocabulary of 30,000 words, a float32 table of 256 components, 20,000 texts of 10 words. Every turn
+runs each engine once; a line gives the best and the median rate in texts per second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+import mpool
+
+WORDS, DIM, TEXTS, LENGTH = 30_000, 256, 20_000, 10
+
+
+def write(folder: Path) -> list[str]:
+    """Write the model; return the texts."""
+    random = np.random.default_rng(0)
+    words = sorted({"".join(random.choice(list("abcdefghijklmnopqrstuvwxyz"), random.integers(3, 9)))
+                    for _ in range(WORDS)})
+    vocabulary = {text: number for number, text in enumerate(["[PAD]", "[UNK]", *words])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    save_file({"embeddings": random.standard_normal((len(vocabulary), DIM)).astype(np.float32)},
+              folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "model2vec", "normalize": True}))
+    return [" ".join(random.choice(words, LENGTH)) for _ in range(TEXTS)]
+
+
+def main(turns: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        texts = write(Path(name))
+        tokenizer = Tokenizer.from_file(f"{name}/tokenizer.json")
+        pool = mpool.Pool(mpool.PoolConfig(max_embed_inputs=TEXTS))
+        ids = np.array([encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)],
+                       np.int32)
+        offsets = np.arange(TEXTS + 1, dtype=np.int64) * LENGTH
+        pool.embed(texts, name)
+        key = pool.load(name)._entry.core_key()
+        calls: dict[str, Callable[[], object]] = {
+            "tokenizer": lambda: tokenizer.encode_batch_fast(texts, add_special_tokens=False),
+            "mpool": lambda: pool.embed(texts, name)}
+        calls["core"] = lambda: pool.registry.embed(key, ids.reshape(-1), offsets)
+        try:
+            from model2vec import StaticModel
+        except ImportError:
+            pass
+        else:
+            other = StaticModel.from_pretrained(name)
+            np.testing.assert_allclose(other.encode(texts[:50]), pool.embed(texts[:50], name), atol=1e-5)
+            calls["model2vec"] = lambda: other.encode(texts)
+        rates: dict[str, list[float]] = {engine: [] for engine in calls}
+        print(f"n = {turns}, load {os.getloadavg()}")
+        for _ in range(turns):
+            for engine, call in calls.items():
+                start = time.perf_counter()
+                call()
+                rates[engine].append(TEXTS / (time.perf_counter() - start))
+        for engine, found in rates.items():
+            print(f"{engine:10} {max(found):10,.0f} texts/s at best, {statistics.median(found):10,.0f} median")
+        print(f"load {os.getloadavg()}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)

@@ -1,0 +1,193 @@
+/* Static embeddings: vectors have the same bits alone and in a batch, with any number of threads; a row that is not
+ * finite fails its request only; tables, mappings and ids out of range are refused. */
+#include "encoder_fixture.h"
+#include "models/lookup/lookup.h"
+
+typedef struct kind {
+    bool factors, poison;
+} kind;
+
+static void add_raw(tiny_file *file, const char *name, mp_dtype dtype, const void *data, int64_t count, size_t bytes) {
+    mp_error error;
+    file->used = (file->used + 63) & ~(size_t)63;
+    file->bytes = realloc(file->bytes, file->used + bytes);
+    file->capacity = file->used + bytes;
+    memcpy(file->bytes + file->used, data, bytes);
+    const mp_tensor_entry entry = {.name = name, .dtype = dtype, .ndim = 1, .shape = {count}, .offset = file->used,
+                                   .nbytes = bytes};
+    MP_CHECK_OK(mp_spec_add_tensor(file->spec, &entry, &error), &error);
+    file->used += bytes;
+}
+
+/* A model of TINY_VOCAB tokens; the row of token 7 begins with NaN if `poison`. */
+static mp_spec *lookup_spec(const kind *of, const char *key, int64_t value, const int64_t *mapping, int64_t rows) {
+    mp_error error;
+    char path[512];
+    static int made;
+    snprintf(path, sizeof path, "%s/lookup%d.bin", mp_test_directory(), made++);
+    tiny_file file = {.spec = mp_spec_create(), .random = {11}};
+    MP_CHECK_OK(mp_spec_set_architecture(file.spec, "static_embedding", &error), &error);
+    MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
+    const struct {
+        const char *key;
+        int64_t value;
+    } numbers[] = {{"static_embedding.embedding_length", WIDTH},
+                   {"static_embedding.context_length", POSITIONS},
+                   {"static_embedding.vocab_size", TINY_VOCAB},
+                   {"mpool.ignored_token", 9}};
+    for (int i = 0; i < 4; i++)
+        tiny_int(file.spec, numbers[i].key, key && !strcmp(key, numbers[i].key) ? value : numbers[i].value);
+    tiny_flag(file.spec, "mpool.normalize", true);
+    tiny_tensor(&file, "token_embd.weight", MP_F32, rows, WIDTH, 1, 0);
+    if (of->poison)
+        memset(file.bytes + 7 * WIDTH * 4, 0xFF, 4);
+    float factors[TINY_VOCAB];
+    for (int i = 0; i < TINY_VOCAB; i++)
+        factors[i] = 0.5f + (float)i / TINY_VOCAB;
+    if (of->factors)
+        add_raw(&file, "token_embd.factor", MP_F32, factors, TINY_VOCAB, sizeof factors);
+    if (mapping)
+        add_raw(&file, "token_embd.mapping", MP_I64, mapping, TINY_VOCAB, sizeof(int64_t) * TINY_VOCAB);
+    mp_test_write_file(path, file.bytes, file.used);
+    free(file.bytes);
+    return file.spec;
+}
+
+static mp_spec *plain(const void *arg) { return lookup_spec(arg, NULL, 0, NULL, TINY_VOCAB); }
+
+static void check_contract(const kind *of) {
+    static texts all;
+    static float alone[TEXTS * WIDTH];
+    make_texts(&all);
+    check_groups(&(grouped){TEXTS, WIDTH, MP_COMPUTE_AUTO, plain, of, &all, run, NULL}, alone);
+}
+
+MP_TEST(models_lookup_contract) {
+    check_contract(&(kind){false, false});
+    check_contract(&(kind){true, false});
+}
+
+MP_TEST(models_lookup_threads_share_a_batch) {
+    enum { MANY = 700 };
+    static int32_t ids[MANY * 3];
+    static int64_t offsets[MANY + 1];
+    mp_test_random random = {3};
+    for (int t = 0; t < MANY; t++)
+        offsets[t + 1] = offsets[t] + 1 + t % 3;
+    for (int i = 0; i < offsets[MANY]; i++)
+        ids[i] = (int32_t)(mp_test_random_u64(&random) % TINY_VOCAB);
+    const kind of = {true, false};
+    for (int threads = 1; threads <= 3; threads++) {
+        tiny_model tiny;
+        mp_error error;
+        mp_embedding_request *call;
+        tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, threads);
+        MP_CHECK_OK(make_embedding_request(MANY, ids, offsets, NULL, &call, &error), &error);
+        MP_CHECK_INT(run_call(&tiny, &call->base, UINT64_MAX), MP_OUTCOME_DONE);
+        for (int t = 0; t < MANY; t++) {
+            float out[WIDTH];
+            const _Atomic bool stop = false;
+            MP_CHECK(mp_lookup_vector((const mp_lookup *)tiny.model, ids + offsets[t], offsets[t + 1] - offsets[t],
+                                      WIDTH, true, &stop, out));
+            MP_CHECK(memcmp(out, call->vectors + t * WIDTH, sizeof out) == 0);
+        }
+        mp_request_destroy(&call->base);
+        tiny_unload(&tiny);
+    }
+}
+
+MP_TEST(models_lookup_means_leave_out_the_ignored_token) {
+    const kind of = {false, false};
+    const int32_t ids[] = {9, 20, 9, 30, 9, 9};
+    float with[WIDTH], without[WIDTH], none[WIDTH];
+    const _Atomic bool stop = false;
+    tiny_model tiny;
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
+    const mp_lookup *model = (const mp_lookup *)tiny.model;
+    MP_CHECK(mp_lookup_vector(model, ids, 6, WIDTH, false, &stop, with));
+    MP_CHECK(mp_lookup_vector(model, (int32_t[]){20, 30}, 2, WIDTH, false, &stop, without));
+    MP_CHECK(memcmp(with, without, sizeof with) == 0);
+    for (int c = 0; c < WIDTH; c++) {
+        float a, b;
+        memcpy(&a, mp_tensor_row(&model->table, 20) + 4 * c, 4);
+        memcpy(&b, mp_tensor_row(&model->table, 30) + 4 * c, 4);
+        MP_CHECK(with[c] == (a + b) / 2);
+    }
+    MP_CHECK(mp_lookup_vector(model, ids, 1, WIDTH, true, &stop, none));
+    for (int c = 0; c < WIDTH; c++)
+        MP_CHECK(none[c] == 0.0f);
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_lookup_nan_fails_its_request_only) {
+    static texts all;
+    static float out[TEXTS * WIDTH];
+    const kind of = {false, true};
+    make_texts(&all);
+    all.ids[all.offsets[3]] = 7;
+    tiny_model tiny;
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 2);
+    MP_CHECK_INT(run(&tiny, &all, 0, 8, UINT64_MAX, out), MP_OUTCOME_FAILED);
+    MP_CHECK_INT(run(&tiny, &all, 4, 8, UINT64_MAX, out), MP_OUTCOME_DONE);
+    tiny_unload(&tiny);
+}
+
+MP_TEST(models_lookup_refuses_invalid_requests) {
+    const kind of = {false, false};
+    tiny_model tiny;
+    mp_error error;
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
+    static int32_t ids[POSITIONS + 1];
+    const struct {
+        int32_t id;
+        int64_t length;
+        mp_status expected;
+    } cases[] = {{TINY_VOCAB, 1, MP_INVALID_ARGUMENT}, {-1, 1, MP_INVALID_ARGUMENT}, {1, 0, MP_INVALID_ARGUMENT},
+                 {1, POSITIONS + 1, MP_CONTEXT_OVERFLOW}, {1, POSITIONS, MP_OK}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_embedding_request *call;
+        uint64_t cost;
+        uint32_t total;
+        const int64_t offsets[2] = {0, cases[i].length};
+        ids[0] = cases[i].id;
+        MP_CHECK_OK(make_embedding_request(1, ids, offsets, NULL, &call, &error), &error);
+        MP_CHECK_INT(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), cases[i].expected);
+        mp_request_destroy(&call->base);
+    }
+    tiny_unload(&tiny);
+}
+
+static void check_refused(mp_spec *spec, const char *field) {
+    mp_error error;
+    mp_loader loader;
+    mp_model *model;
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_team *team;
+    mp_lease lease;
+    mp_kernels_init();
+    MP_CHECK_OK(mp_team_create(0, &team, &error), &error);
+    mp_team_lease(team, 1, &lease);
+    MP_CHECK_OK(mp_model_loader(spec, MP_COMPUTE_AUTO, &loader, &error), &error);
+    MP_CHECK_STATUS(loader.ops->load(loader.self, &lease, &budget, NULL, &model, &error), MP_FORMAT, &error);
+    MP_CHECK_HAS(error.field, field);
+    MP_CHECK_INT(budget.used, 0);
+    loader.ops->destroy(loader.self);
+    mp_team_return(&lease);
+    mp_team_destroy(team);
+    mp_spec_unpin(spec);
+}
+
+MP_TEST(models_lookup_refuses_hostile_tables) {
+    const kind of = {true, false};
+    static int64_t mapping[TINY_VOCAB];
+    check_refused(lookup_spec(&of, NULL, 0, NULL, TINY_VOCAB - 1), "token_embd.weight");
+    check_refused(lookup_spec(&of, "static_embedding.vocab_size", TINY_VOCAB + 1, NULL, TINY_VOCAB), "token_embd");
+    check_refused(lookup_spec(&of, "static_embedding.embedding_length", WIDTH + 1, NULL, TINY_VOCAB), "token_embd");
+    check_refused(lookup_spec(&of, "static_embedding.context_length", 0, NULL, TINY_VOCAB), "context_length");
+    check_refused(lookup_spec(&of, "mpool.ignored_token", TINY_VOCAB, NULL, TINY_VOCAB), "ignored_token");
+    for (int i = 0; i < 3; i++) {
+        static const int64_t bad[] = {5, -1, INT64_MAX};
+        mapping[TINY_VOCAB - 1] = bad[i];
+        check_refused(lookup_spec(&of, NULL, 0, mapping, 5), "token_embd.mapping");
+    }
+}

@@ -1,0 +1,157 @@
+"""Static embeddings: model2vec folders against recorded vectors of model2vec 0.10 and the formula in float64, and
+StaticEmbedding modules against sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import staticmodels
+from safetensors.numpy import save_file
+
+import mpool
+
+GOLDENS = np.load(Path(__file__).resolve().parents[2] / "parity" / "static" / "goldens.npz")
+
+
+@pytest.mark.parametrize("variant", staticmodels.VARIANTS)
+def test_model2vec(variant: str, tmp_path: Path) -> None:
+    folder = staticmodels.write(tmp_path / "model", *staticmodels.VARIANTS[variant])
+    vectors = mpool.embed(staticmodels.TEXTS, str(folder))
+    scale = np.abs(GOLDENS[variant]).max()
+    np.testing.assert_allclose(vectors, GOLDENS[variant], atol=(1e-3 if variant == "float16" else 1e-6) * scale)
+    assert not vectors[4].any(), "a text of unknown tokens has the vector of model2vec: zeros"
+    for number in (0, 3, 5):
+        assert (mpool.embed(staticmodels.TEXTS[number], str(folder)) == vectors[number]).all()
+
+
+def test_the_formula(tmp_path: Path) -> None:
+    folder = str(staticmodels.write(tmp_path / "model", *staticmodels.VARIANTS["quantised"]))
+    vocabulary, table = staticmodels.vocabulary(), staticmodels.table(rows=7).astype(float)
+    ids = [vocabulary[word] for word in "the cat sleeps on the warm roof".split()]
+    mean = (table[staticmodels.mapping()[ids]] * staticmodels.weights()[ids][:, None].astype(float)).mean(axis=0)
+    for size in (None, 8):
+        part = mean[:size]
+        vector = mpool.embed(staticmodels.TEXTS[0], folder, dimensions=size)
+        np.testing.assert_allclose(vector, part / np.linalg.norm(part), atol=1e-6)
+    np.testing.assert_allclose(mpool.embed(staticmodels.TEXTS[0], folder, normalize=False), mean, atol=1e-6)
+
+
+def test_many_texts_alone_together_and_in_a_process(tmp_path: Path) -> None:
+    folder = str(staticmodels.write(tmp_path / "model", *staticmodels.VARIANTS["normalised"]))
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(staticmodels.WORDS[:7], random.integers(1, 60))) for _ in range(700)]
+    together = mpool.embed(texts, folder)
+    for number in range(0, 700, 97):
+        assert (mpool.embed(texts[number], folder) == together[number]).all()
+    assert (np.concatenate(list(mpool.embed_iter(iter(texts), folder))).reshape(700, -1) == together).all()
+    with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool:
+        assert (pool.embed(texts[:300], folder) == together[:300]).all()
+
+
+def write_modules(folder: Path, module: str = "0_StaticEmbedding", normalize: bool = True,
+                  tensors: dict[str, np.ndarray] | None = None) -> Path:
+    sub = folder / module
+    sub.mkdir(parents=True)
+    staticmodels.tokenizer().save(str(sub / "tokenizer.json"))
+    save_file(tensors or {"embedding.weight": staticmodels.table()}, sub / "model.safetensors")
+    modules = [{"idx": 0, "name": "0", "path": module,
+                "type": "sentence_transformers.models.StaticEmbedding"}]
+    if normalize:
+        modules.append({"idx": 1, "name": "1", "path": "1_Normalize", "type": "sentence_transformers.models.Normalize"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({
+        "prompts": {"query": "the "}, "similarity_fn_name": "cosine"}))
+    return folder
+
+
+@pytest.mark.parametrize("module", ["0_StaticEmbedding", ""])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_sentence_transformers(module: str, normalize: bool, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    if module:
+        write_modules(folder, module, normalize)
+    else:
+        write_modules(folder / "x", "y", normalize)
+        for path in [*(folder / "x").glob("*.json"), *(folder / "x" / "y").iterdir()]:
+            path.rename(folder / path.name)
+        modules = json.loads((folder / "modules.json").read_text())
+        modules[0]["path"] = ""
+        (folder / "modules.json").write_text(json.dumps(modules))
+    reference = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    np.testing.assert_allclose(mpool.embed(staticmodels.TEXTS, str(folder)), reference.encode(staticmodels.TEXTS),
+                               atol=1e-6)
+    np.testing.assert_allclose(mpool.embed(staticmodels.TEXTS[:3], str(folder), task="query"),
+                               reference.encode(staticmodels.TEXTS[:3], prompt_name="query"), atol=1e-6)
+
+
+def changed(**tensors: Any) -> dict[str, np.ndarray]:
+    return {"embeddings": staticmodels.table(), **tensors}
+
+
+@pytest.mark.parametrize(("tensors", "error", "part"), [
+    ({"embeddings": staticmodels.table()[:9]}, mpool.FormatError, "token ids"),
+    ({"embeddings": staticmodels.table().reshape(-1)}, mpool.FormatError, "a matrix"),
+    ({"other": staticmodels.table()}, mpool.FormatError, "other"),
+    (changed(**{"embedding.weight": staticmodels.table()}), mpool.FormatError, "embedding"),
+    (changed(extra=np.ones(2)), mpool.FormatError, "extra"),
+    ({"embeddings": staticmodels.table().astype(np.float64)}, mpool.Unsupported, "F64"),
+    (changed(weights=np.ones(3, np.float32)), mpool.FormatError, "factor"),
+    (changed(mapping=np.zeros((16, 1), np.int64)), mpool.FormatError, "one dimension"),
+    (changed(mapping=np.full(16, 16)), mpool.FormatError, "token_embd.mapping"),
+    (changed(mapping=np.full(16, -1)), mpool.FormatError, "token_embd.mapping"),
+    (changed(mapping=np.full(16, 1 << 40)), mpool.FormatError, "token_embd.mapping"),
+    (changed(mapping=np.zeros(16, np.float32)), mpool.Unsupported, "mapping"),
+    (changed(weights=np.full(16, np.nan, np.float32)), mpool.FormatError, "token_embd.factor"),
+])
+def test_hostile_tables(tensors: dict[str, np.ndarray], error: type[Exception], part: str, tmp_path: Path) -> None:
+    folder = staticmodels.write(tmp_path / "model", tensors, {})
+    with pytest.raises(error) as caught:
+        mpool.embed("the cat", str(folder))
+    assert part in str(caught.value), str(caught.value)
+
+
+def test_a_row_that_is_not_finite_fails_its_texts_alone(tmp_path: Path) -> None:
+    table = staticmodels.table()
+    table[staticmodels.vocabulary()["cat"], 3] = np.nan
+    folder = str(staticmodels.write(tmp_path / "model", {"embeddings": table}, {}))
+    with pytest.raises(mpool.NumericError):
+        mpool.embed("the cat", folder)
+    assert np.isfinite(mpool.embed("the roof", folder)).all()
+
+
+@pytest.mark.parametrize(("change", "part"), [
+    (lambda folder: (folder / "config.json").write_text('{"model_type": "model2vec", "max_length": 0}'), "max_length"),
+    (lambda folder: (folder / "config.json").write_text('{"model_type": "model2vec", "normalize": 3}'), "normalize"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
+    (lambda folder: (folder / "modules.json").write_text(json.dumps([
+        {"type": "sentence_transformers.models.StaticEmbedding", "path": ""},
+        {"type": "sentence_transformers.models.Dense", "path": "1"}])), "Dense"),
+    (lambda folder: (folder / "modules.json").write_text(json.dumps([
+        {"type": "sentence_transformers.models.Normalize", "path": "1"},
+        {"type": "sentence_transformers.models.StaticEmbedding", "path": ""}])), "Normalize, StaticEmbedding"),
+])
+def test_hostile_folders(change: Callable[[Path], Any], part: str, tmp_path: Path) -> None:
+    folder = staticmodels.write(tmp_path / "model", *staticmodels.VARIANTS["plain"])
+    change(folder)
+    with pytest.raises(mpool.MpoolError) as caught:
+        mpool.embed("the cat", str(folder))
+    assert part in str(caught.value), str(caught.value)
+
+
+def test_token_ids_and_long_texts(tmp_path: Path) -> None:
+    folder = str(staticmodels.write(tmp_path / "model", *staticmodels.VARIANTS["cut"]))
+    assert (mpool.embed([[2, 3]], folder) == mpool.embed(["the cat"], folder)).all()
+    with pytest.raises(mpool.InvalidArgument):
+        mpool.embed([[2, 99]], folder)
+    with pytest.raises(mpool.ContextOverflow):
+        mpool.embed("the cat sleeps on the warm roof", folder, truncate=False)
+    with pytest.raises(mpool.InvalidArgument):
+        mpool.embed(" ", folder)
