@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -255,6 +256,7 @@ def main() -> int:
         from mpool.models import resolve
 
         arguments.vocabulary = str(resolve("SmolLM2-135M-Instruct").path)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leaves no files of gigabytes behind
     run = Run(arguments)
     found = run.run()
     print("\n" + table(run.criteria))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def test_files_have_their_size_random_bytes_and_no_holes(tmp_path: Path) -> None
     assert min(data.count(bytes([value])) for value in range(256)) > len(data) / 256 * 0.9
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         assert pool.generate("Hello", str(path), max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
+
+
+@pytest.mark.builds
+def test_a_terminated_run_removes_its_files(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-m", "benchmarks", "success", "--sizes", "0.03", "--folder", str(tmp_path),
+                           "--vocabulary", str(real_path("smollm2"))], cwd=ROOT) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("*/*.gguf")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+    assert process.returncode == 143 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.builds
