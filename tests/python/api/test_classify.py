@@ -89,10 +89,12 @@ def test_the_problem_type_chooses_the_function(pool: mpool.Pool, tmp_path: Path,
 
 @pytest.mark.parametrize("names", [NLI, ("ENTAIL", "not"), ("x", "entailment", "y", "z")], ids=len)
 def test_zero_shot_matches_transformers(pool: mpool.Pool, tmp_path: Path, names: tuple[str, ...]) -> None:
-    """The entailment is the first, a middle or the last label. A text that is too long loses its end."""
+    """The entailment is the first, a middle or the last label. A text that is too long loses its end, also if the
+    hypothesis is longer."""
     folder = make_classifier(tmp_path / "model", "bert", names)
     made = _pipeline("zero-shot-classification", folder)
-    for options in ({}, {"multi_label": True}, {"labels": ["cats"]}, {"template": "It is about {}!"}):
+    for options in ({}, {"multi_label": True}, {"labels": ["cats"]}, {"template": "It is about {}!"},
+                    {"labels": ["dog " * 30 + "fox", "cats"]}):
         wanted = options.get("labels", LABELS)
         given = {"candidate_labels": wanted, "multi_label": "multi_label" in options,
                  "hypothesis_template": options.get("template", "This example is {}.")}
