@@ -84,7 +84,8 @@ JOBS: dict[str, Job] = {
                      {"MPOOL_REQUIRE_REAL": "1"}, all=True),
     "cluster": Job("Ray on several nodes, with kills",
                      _python("integrations/test_ray_cluster.py", "integrations/test_ray_failures.py")),
-    "clients": Job("clients of other libraries, and adapters: pip install '.[clients]' first, in an environment of its own",
+    "clients": Job("clients of other libraries, and adapters: pip install '.[clients]' first, in an environment of "
+                   "its own",
                    _python("server/test_server_clients.py",
                            *(f"integrations/test_integrations_{name}.py"
                              for name in ("llama_index", "haystack", "chroma", "lancedb", "examples"))),

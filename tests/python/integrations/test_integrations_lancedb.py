@@ -59,8 +59,9 @@ def test_a_table_finds_what_similarity_finds(prompted: Path, tmp_path: Path) -> 
     """Rows are embedded when added, queries when searched, also in a table that was opened again."""
     table_of(prompted, tmp_path, options={"compute": "float32"})
     again = lancedb.connect(tmp_path).open_table("rows")
-    wanted = 1 - mpool.similarity(mpool.embed([QUERY], str(prompted), task="query", compute="float32"),
-                                  mpool.embed(TEXTS, str(prompted), task="document", compute="float32"), metric="cosine")[0]
+    query = mpool.embed([QUERY], str(prompted), task="query", compute="float32")
+    documents = mpool.embed(TEXTS, str(prompted), task="document", compute="float32")
+    wanted = 1 - mpool.similarity(query, documents, metric="cosine")[0]
     found = again.search(QUERY).distance_type("cosine").limit(4).to_list()
     assert [row["number"] for row in found] == list(np.argsort(wanted))
     assert np.allclose([row["_distance"] for row in found], np.sort(wanted), atol=1e-5)

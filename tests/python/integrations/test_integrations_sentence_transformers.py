@@ -246,7 +246,8 @@ def test_predict_takes_what_the_original_takes(rankers: tuple[Any, Any], pairs: 
     _same(ours.predict(pairs, None, None, 2, False), theirs.predict(pairs, None, None, 2, False))
 
 
-@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 0}, {"top_k": 100}, {"return_documents": True, "batch_size": 1},
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_k": 0}, {"top_k": 100},
+                                     {"return_documents": True, "batch_size": 1},
                                      {"show_progress_bar": False, "device": "cpu", "top_k": None}], ids=str)
 def test_rank_with_equal_scores(rankers: tuple[Any, Any], options: dict[str, Any]) -> None:
     documents = ["the lazy dog", "a text", "", "the lazy dog", "one two three"]
@@ -260,7 +261,7 @@ def test_rank_with_equal_scores(rankers: tuple[Any, Any], options: dict[str, Any
 def test_similarity_takes_what_the_original_takes(both: tuple[Any, Any], form: str) -> None:
     ours, theirs = both
     rows = ours.encode(TEXTS)
-    given: Any = {"lists": rows.tolist(), "list of arrays": list(rows), "list of tensors": list(torch.as_tensor(rows))}.get(
-        form, rows if form.startswith("list") else rows.astype("float32" if "list" in form else form))
+    forms = {"lists": rows.tolist(), "list of arrays": list(rows), "list of tensors": list(torch.as_tensor(rows))}
+    given: Any = forms[form] if form in forms else rows.astype(form)
     found, wanted = ours.similarity(given, given), theirs.similarity(given, given)
     assert found.shape == tuple(wanted.shape) and np.abs(np.asarray(found) - np.asarray(wanted)).max() <= 2e-3

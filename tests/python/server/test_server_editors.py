@@ -1,5 +1,5 @@
-"""Requests of aider, Continue, Codex and Claude Code, as their public repositories make them (editor_requests.json), and
-what these clients read of the responses."""
+"""Requests of aider, Continue, Codex and Claude Code, as their public repositories make them (editor_requests.json),
+and what these clients read of the responses."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_requests_are_served(server: Any, request_: dict[str, Any]) -> None:
 
 
 def test_continue_reads_the_description_of_a_model(server: Any) -> None:
-    """Continue splits every line of ``parameters`` into a name and a value, and fills in the middle only if the template
-    has ``.Suffix`` (core/llm/llms/Ollama.ts)."""
+    """Continue splits every line of ``parameters`` into a name and a value, and fills in the middle only if the
+    template has ``.Suffix`` (core/llm/llms/Ollama.ts)."""
     shown = {name: ask(server, "/api/show", {"name": name})[1] for name in ("llama", "qwen2", "coder", "writes")}
     for found in shown.values():
         for line in found["parameters"].split("\n") if found["parameters"] else []:
