@@ -25,6 +25,8 @@ typedef enum mp_encoder_flag { /* without MP_ENCODER_BIAS, a linear layer or nor
     MP_ENCODER_QUERY_NORMS = 1 << 12,      /* queries and keys are normed over all heads together */
     MP_ENCODER_INPUT_TWICE = 1 << 13,      /* after the norm of the attention sublayer the layer input is
                                            * added again, and the sum is normed */
+    MP_ENCODER_DISENTANGLED = 1 << 14,     /* scores get products of learned keys and queries of distances:
+                                            * nn/relative_attention.h */
 } mp_encoder_flag;
 
 typedef enum mp_decoder_flag { /* linear layers have biases if the file has them, whatever the flags */

@@ -98,6 +98,10 @@ ROWS = (
     Verified("jina_bert_v2_code", "jina-embeddings-v2-base-code", "text-embeddings-inference", "llama.cpp",
              (f"{_RECORDED}[jina_bert_v2_code]", f"{_ENCODER}[jina_bert_v2_code]",
               f"{_RECORDED_GGUF}[jina_bert_v2_code]", f"{_ENCODER_GGUF}[jina_bert_v2_code]")),
+    Verified("deberta_v2", "DeBERTa v2 and v3 without a convolution: mxbai-rerank v1, nli-deberta-v3",
+             "transformers", "",
+             (f"{_ENCODER}[deberta_v2]", f"{_ENCODER}[deberta_v2_own]", f"{_ENCODER}[deberta_v2_narrow]",
+              "api/test_rerank.py::test_scores_match_cross_encoder[deberta_v3]")),
     Verified("clip_text", "text encoder of CLIP", "transformers", "", (f"{_IMAGE_TEXT}[clip]",)),
     Verified("siglip_text", "text encoder of SigLIP and SigLIP 2", "transformers", "", (f"{_IMAGE_TEXT}[siglip]",)),
     Verified("llama_embedding", "gte-Qwen2, Stella 1.5B v5, EuroBERT, embedding models based on Llama and "

@@ -10,6 +10,7 @@ typedef struct family {
     bool pre_norm, gated, biased, positions, relative, rope, rms, head_norms, output_norms, causal, latents;
     bool query_norms, input_twice, experts;
     int embedding; /* size of the embeddings if they are projected; 0: they are not */
+    bool disentangled;
     int depth;     /* layers that a pass computes if layers share weights; 0: each layer once */
     int kv_heads, window; /* every second layer has the window */
     bool causal_unset, quantised_latents;
@@ -50,6 +51,7 @@ static const family families[] = {
      .kv_heads = 4},
     {.arch = "nomic_bert_moe", .biased = true, .rope = true, .experts = true, .kv_heads = 4},
     {.arch = "bert", .biased = true, .positions = true, .embedding = 24, .depth = 5, .kv_heads = 4},
+    {.arch = "deberta_v2", .biased = true, .disentangled = true, .kv_heads = 4},
 };
 
 static void key(char *out, const family *f, const char *name) { snprintf(out, 128, "%s.%s", f->arch, name); }
@@ -75,6 +77,13 @@ static void make_layer(tiny_file *file, const family *f, int l) {
                     {"ffn_up", TINY_ENCODER_FFN, TINY_WIDTH},
                     {"ffn_down", TINY_WIDTH, TINY_ENCODER_FFN},
                     {"ffn_gate", TINY_ENCODER_FFN, TINY_WIDTH}};
+    for (int m = 0; f->disentangled && m < 2; m++) {
+        char full[64];
+        snprintf(full, sizeof full, "blk.%d.attn_pos_%c.weight", l, "kq"[m]);
+        tiny_tensor(file, full, MP_F32, TINY_WIDTH, TINY_WIDTH, 0.2f, 0);
+        snprintf(full, sizeof full, "blk.%d.attn_pos_%c.bias", l, "kq"[m]);
+        tiny_tensor(file, full, MP_F32, 1, TINY_WIDTH, 0.2f, 0);
+    }
     const bool mixed = f->experts && l % 2;
     char name[64];
     for (size_t m = 0; m < sizeof matrices / sizeof *matrices - !f->gated; m++) {
@@ -141,6 +150,20 @@ static void make_latents(tiny_file *file, const family *f) {
     tiny_tensor(file, "latent.ffn_up.bias", MP_F32, 1, FFN, 0.2f, 0);
     tiny_tensor(file, "latent.ffn_down.weight", MP_F32, TINY_WIDTH, FFN, 0.2f, 0);
     tiny_tensor(file, "latent.ffn_down.bias", MP_F32, 1, TINY_WIDTH, 0.2f, 0);
+}
+
+/* Eight buckets per direction; the last one begins at a distance of 30. */
+static void make_distances(tiny_file *file) {
+    static const char *const on[] = {"mpool.relative_keys", "mpool.relative_queries", "mpool.relative_normed"};
+    const mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = 1};
+    mp_error error;
+    tiny_int(file->spec, "mpool.relative_span", 8);
+    tiny_int(file->spec, "mpool.relative_buckets", 8);
+    tiny_int(file->spec, "mpool.relative_farthest", 30);
+    for (size_t i = 0; i < sizeof on / sizeof *on; i++)
+        MP_CHECK_OK(mp_spec_set(file->spec, on[i], &yes, &error), &error);
+    tiny_tensor(file, "rel_embd.weight", MP_F32, 16, TINY_WIDTH, 0.5f, 0);
+    make_norm(file, "rel_embd_norm", TINY_WIDTH, true);
 }
 
 /* Compute the layers last to first, over and over. */
@@ -216,6 +239,8 @@ static mp_spec *make_spec(const void *arg) {
         make_layer(&file, f, l);
     if (f->latents)
         make_latents(&file, f);
+    if (f->disentangled)
+        make_distances(&file);
     mp_spec_freeze(file.spec);
     mp_test_write_file(path, file.bytes, file.used);
     free(file.bytes);
@@ -266,6 +291,7 @@ MP_TEST(models_encoder_families_recorded) {
         {1.361535, 1.361841, 1.360846},
         {0.3825825, 0.3846809, 0.3917011},
         {-0.1814521, -0.1804165, -0.1788641},
+        {-0.1146556, -0.1131504, -0.1048817},
     };
     int wrong = 0;
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
@@ -582,6 +608,12 @@ MP_TEST(models_ranges_of_encoder_families) {
         {"nomic_bert_moe", {"mpool.expert_groups_used", "the integer 1"}},
         {"nomic_bert_moe", {"mpool.expert_scale", "a number from 1e-06 to 1e+06"}},
         {"bert", {"mpool.embedding_size", "an integer from 1 to 65536 (a limit of mpool)"}},
+        {"deberta_v2", {"mpool.relative_span", "an integer from 1 to 65536"}},
+        {"deberta_v2", {"mpool.relative_buckets", "an integer from 0 to 65536"}},
+        {"deberta_v2", {"mpool.relative_farthest", "an integer from 1 to 1048576"}},
+        {"deberta_v2", {"mpool.relative_keys", "true or false"}},
+        {"deberta_v2", {"mpool.relative_shared", "true or false"}},
+        {"deberta_v2", {"mpool.relative_normed", "true or false"}},
         {"bert", {"mpool.layer_order", "an array of 1 to 1,024 integers"}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -126,6 +126,11 @@ static void embed(const pass *p, int longest) {
         return;
     mp_row_linear(&p->context, &model->projection, rows, n, p->rows.M, NULL, p->rows.x, model->hidden);
     mp_team_barrier(p->context.thread);
+    if (model->projected_norm.weight) {
+        mp_norm_rows(&model->projected_norm, p->context.thread, p->rows.M, p->rows.x, model->hidden, p->rows.x,
+                     model->hidden);
+        mp_team_barrier(p->context.thread);
+    }
 }
 
 /* Norm the thread's rows of x in place. No barrier. */
@@ -168,13 +173,16 @@ static void rotate(const pass *p, const mp_transformer_layer *layer) {
 }
 
 /* Compute attention. In the last layer, drop the rows that are not read: `p` then holds the others only. */
-static void rotate_and_attend(pass *p, const mp_transformer_layer *layer) {
+static void rotate_and_attend(pass *p, const mp_encoder_layer *whole) {
+    const mp_transformer_layer *layer = &whole->base;
+    mp_attention attention = p->model->attention;
+    attention.relative = whole->relative.shape ? &whole->relative : NULL;
     mp_row_meet(&p->context);
     if (p->model->flags & PLACED) {
         rotate(p, layer);
         mp_row_meet(&p->context);
     }
-    mp_transformer_attend(&p->context, layer, &p->model->attention, &p->rows, 0, p->thread_scratch);
+    mp_transformer_attend(&p->context, layer, &attention, &p->rows, 0, p->thread_scratch);
     mp_row_meet(&p->context);
     if (!p->context.wanted)
         return;
@@ -212,7 +220,7 @@ static void layer_post_norm(pass *p, const mp_encoder_layer *layer) {
     if (p->input)
         memcpy(p->input + p->row0 * n, rows->x + p->row0 * n, (size_t)((p->row1 - p->row0) * n) * sizeof(float));
     mp_transformer_project(&p->context, &layer->base, rows->x, rows);
-    rotate_and_attend(p, &layer->base);
+    rotate_and_attend(p, layer);
     add_attended(p, &layer->base);
     norm_sum(p, &layer->base.attention_norm);
     if (p->input) {
@@ -234,7 +242,7 @@ static void layer_post_norm(pass *p, const mp_encoder_layer *layer) {
  * already normed) reads the residual stream directly. */
 static void layer_pre_norm(pass *p, const mp_encoder_layer *layer) {
     mp_transformer_before(&p->context, &layer->base, &p->rows);
-    rotate_and_attend(p, &layer->base);
+    rotate_and_attend(p, layer);
     if (layer->experts) {
         add_attended(p, &layer->base);
         experts_half(p, layer, mp_transformer_normed(&p->context, &layer->base.ffn_norm, &p->rows));
@@ -275,7 +283,7 @@ int mp_encoder_barriers(const mp_encoder *model) {
     layer += model->flags & MP_ENCODER_OUTPUT_NORMS ? 2 : 0;
     layer += model->experts ? 6 : 0;
     enum { LAST = 5, HEADS = 3 }; /* the last layer has more, to move the wanted rows: see nn/transformer.h */
-    return layer * model->depth + 3 + LAST + HEADS + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
+    return layer * model->depth + 4 + LAST + HEADS + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
 }
 
 /* Lists the rows of each text that are read after the last layer. Returns true if these are not all rows. Only thread 0

@@ -18,6 +18,7 @@ typedef struct mp_encoder_layer {
     float *experts_bias;       /* [hidden] added to the experts' sum, or NULL */
     mp_norm input_norm;        /* MP_ENCODER_INPUT_TWICE: [hidden] norm of the sum of the attention sublayer's result
                                 * and the layer's input */
+    mp_relative_layer relative; /* MP_ENCODER_DISENTANGLED */
 } mp_encoder_layer;
 
 typedef struct mp_encoder {
@@ -44,8 +45,11 @@ typedef struct mp_encoder {
     mp_act act;
     mp_embedding embedding;
     mp_linear projection; /* embeddings [embedding.n] to hidden states [hidden]; no parts: they are hidden states */
+    mp_norm projected_norm; /* [hidden] norm of the projected embeddings */
     int32_t token_types;  /* 1, or 2 if the second text of a pair has token type 1 */
     float *position_bias; /* owned; attention.bias points to it */
+    mp_relative relative;   /* MP_ENCODER_DISENTANGLED */
+    float *relative_tables; /* the learned keys and queries of all layers; owned */
     mp_norm output_norm;  /* [hidden] norm after the last layer */
     mp_rope rope[2];      /* [0]: layers with full attention; [1]: layers with a window; if rope[1].dim is 0, they use
                            * rope[0] */
@@ -87,6 +91,13 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
                         uint64_t keep_until_ns, mp_lease *lease, void *group_scratch, void *thread_scratch);
 /* Maximum barriers of a pass. */
 int mp_encoder_barriers(const mp_encoder *model);
+
+/* Loads what MP_ENCODER_DISENTANGLED adds, after the layers were listed: reads `mpool.relative_*` and the table of
+ * distances, and computes each layer's learned keys and queries. Adds to `parameters` those of the tensors. */
+mp_status mp_encoder_read_relative(mp_encoder *model, mp_lease *lease, mp_budget *budget, mp_progress *progress,
+                                   int64_t *parameters, mp_error *error);
+/* Predicts the bytes of these tables; 0: none. */
+uint64_t mp_encoder_relative_bytes(const mp_spec *spec);
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_encoder_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total,

@@ -17,6 +17,8 @@ static void encoder_destroy(mp_model *base) {
     mp_free(model->slab);
     mp_free(model->embedding.types);
     mp_free(model->position_bias);
+    mp_relative_deinit(&model->relative);
+    mp_free(model->relative_tables);
     mp_rope_deinit(&model->rope[0]);
     mp_rope_deinit(&model->rope[1]);
     for (int i = 0; model->layers && i < model->layer_count; i++)
@@ -186,7 +188,9 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
                             "at most 16,777,216 rows", "%lld", (long long)embedding->tokens.shape[0]);
     model->vocab = (int32_t)embedding->tokens.shape[0];
     builder->parameters += mp_tensor_items(&embedding->tokens);
-    if (model->flags & MP_ENCODER_LEARNED_POSITIONS) {
+    /* disentangled attention may do without a table of positions */
+    if (model->flags & MP_ENCODER_LEARNED_POSITIONS ||
+        (model->flags & MP_ENCODER_DISENTANGLED && mp_weights_has(weights, "position_embd.weight"))) {
         MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &embedding->positions, error));
         builder->parameters += mp_tensor_items(&embedding->positions);
     }
@@ -204,7 +208,10 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
         builder->parameters += mp_tensor_items(&types);
     }
     const bool post_norm = model->flags & MP_ENCODER_POST_NORM;
-    MP_TRY(read_norm(model, builder, &embedding->norm, "token_embd_norm", n, post_norm, error));
+    const bool after = mp_weights_has(weights, "token_embd_proj_norm.weight");
+    MP_TRY(read_norm(model, builder, &embedding->norm, "token_embd_norm", n, post_norm && !after, error));
+    if (after)
+        MP_TRY(read_norm(model, builder, &model->projected_norm, "token_embd_proj_norm", model->hidden, true, error));
     if (mp_spec_find(mp_weights_spec(weights), "mpool.embedding_size"))
         MP_TRY(mp_builder_linear(builder, &model->projection, "token_embd_proj.weight",
                                  mp_weights_has(weights, "token_embd_proj.bias") ? "token_embd_proj.bias" : NULL,
@@ -403,6 +410,9 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     builder.slab = NULL;
     builder.stored = NULL;
     MP_TRY_GOTO(make_position_bias(model, args->budget, error));
+    if (model->flags & MP_ENCODER_DISENTANGLED)
+        MP_TRY_GOTO(mp_encoder_read_relative(model, args->lease, args->budget, args->progress, &builder.parameters,
+                                             error));
     const uint64_t each = (uint64_t)builder.parameters / (uint64_t)model->layer_count; /* layers may be used often */
     atomic_init(&model->token_ns, each * (uint64_t)model->depth / 64 + 100);
     model->base.speed[0] = &model->token_ns;
@@ -439,7 +449,7 @@ static const char *sparse_output(const mp_spec *spec) {
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     compute = compute_type_for(compute, spec);
     int64_t per_weight_x4 = compute == MP_COMPUTE_BF16 ? 8 : compute == MP_COMPUTE_I8 ? 4 : 16;
-    uint64_t bytes = 0;
+    uint64_t bytes = mp_encoder_relative_bytes(spec);
     mp_weights_use use;
     mp_error error;
     if (mp_weights_use_read(spec, &use, &error) != MP_OK)
@@ -454,6 +464,8 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
             continue; /* only the products of these tensors are packed */
         if (mp_expert_owns(entry->name))
             continue; /* experts stay in the file */
+        if (strstr(entry->name, ".attn_pos_"))
+            continue; /* only their products with the table of distances are kept */
         if (use == MP_WEIGHTS_MAPPED && entry->ndim == 2 && strncmp(entry->name, "blk.", 4) == 0 &&
             !strstr(entry->name, ".ffn_gate_inp."))
             continue; /* linear layers are never packed; routers are */

@@ -5,7 +5,37 @@
 #include <stdlib.h>
 
 size_t mp_attention_scratch(const mp_attention *attention, int T) {
-    return mp_attn_full_scratch(T, attention->head_dim);
+    const size_t plain = mp_attn_full_scratch(T, attention->head_dim);
+    return attention->relative ? mp_arena_cost(plain) + mp_relative_scratch(attention->relative->shape, T) : plain;
+}
+
+/* Compute rows [row0, row1) with disentangled attention, a block of rows at a time, each with a bias of its own. */
+static void relative_rows(const mp_attention *attention, const mp_attn_full *full, const mp_row_span *span, int head,
+                          int row0, int row1, mp_attn_full_function compute, void *scratch) {
+    const mp_relative_head part = {
+        .layer = attention->relative,
+        .head = head,
+        .head_dim = attention->head_dim,
+        .T = span->rows,
+        .keys = full->T,
+        .q = full->q,
+        .k = full->k,
+        .ld = full->ld,
+        .scale = attention->scale,
+        .add = full->bias,
+        .scratch = (uint8_t *)scratch + mp_arena_cost(mp_attn_full_scratch(span->rows, attention->head_dim)),
+    };
+    const int most = full->T < MP_RELATIVE_BLOCK ? full->T : MP_RELATIVE_BLOCK; /* the kernels take up to T rows */
+    mp_relative_begin(&part);
+    for (int row = row0, rows; row < row1; row += rows) {
+        rows = row1 - row < most ? row1 - row : most;
+        mp_attn_full block = *full;
+        block.q += row * full->ld;
+        block.out += row * full->ld_out;
+        block.bias = mp_relative_bias(&part, row, row + rows);
+        block.ld_bias = full->T;
+        compute(&block, 0, rows, scratch);
+    }
 }
 
 void mp_attention_head(const mp_attention *attention, const mp_attention_rows *rows, const mp_row_span *span, int head,
@@ -30,6 +60,11 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
     if (attention->bias) /* the entry of distance 0 is in the middle */
         full.bias = attention->bias + head * (2 * attention->bias_length - 1) + attention->bias_length - 1;
     const mp_attn_full_function compute = mp_attn_full_for(attention->compute, keys, attention->head_dim);
+    if (attention->relative) {
+        assert(window == 0 && !attention->causal);
+        relative_rows(attention, &full, span, head, row0, row1, compute, scratch);
+        return;
+    }
     if (row0 < keys)
         compute(&full, row0, row1 < keys ? row1 : keys, scratch);
     if (row1 <= keys)

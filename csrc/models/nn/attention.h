@@ -4,6 +4,7 @@
 #define MP_MODELS_NN_ATTENTION_H
 
 #include "models/nn/norm.h"
+#include "models/nn/relative_attention.h"
 #include "models/nn/rope.h"
 #include "models/nn/row_context.h"
 
@@ -14,6 +15,7 @@ typedef struct mp_attention { /* the shape shared by all layers of a network */
     bool causal;
     const float *bias; /* [heads, 2 bias_length - 1] bias of a score, by key position minus query position; or NULL */
     int64_t bias_length; /* maximum length of a sequence */
+    const mp_relative_layer *relative; /* disentangled attention, without windows and causal mask; or NULL */
 } mp_attention;
 
 typedef struct mp_attention_rows { /* the heads of a row stand side by side; rows are those of the whole pass */

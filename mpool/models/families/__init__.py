@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     bert,
     bert_variants,
+    deberta,
     deepseek,
     embedders,
     gemma,
@@ -23,8 +24,9 @@ from . import (
 from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 #: Every row, in the order in which lists show them to users.
-ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, *mpnet.ROWS, *modernbert.ROWS,
-                                  *gte.ROWS, *jina.ROWS, *embedders.ROWS, *llama.ROWS, *qwen_moe.ROWS, *gpt_oss.ROWS,
-                                  *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS, *gemma.ROWS)
+ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, *mpnet.ROWS, *deberta.ROWS,
+                                  *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *embedders.ROWS, *llama.ROWS,
+                                  *qwen_moe.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS,
+                                  *gemma.ROWS)
 
 __all__ = ["ROWS", "Architecture", "Config", "Head", "HeadLayer", "Tensor", "layer"]

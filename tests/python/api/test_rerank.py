@@ -27,7 +27,7 @@ DOCUMENTS = ["A cat sat on the mat, and the dog barked at it twice.", "Numbers 0
 
 
 NAMES = ["bert", "xlm_roberta", "mpnet", "gte", "modern_bert", "modern_bert_mean", "distilbert", "electra", "albert",
-         "eurobert_bos", "eurobert_mean"]
+         "eurobert_bos", "eurobert_mean", "deberta_v3"]
 
 
 @pytest.fixture(scope="module")

@@ -149,6 +149,15 @@ def mpnet(layers: int) -> Any:
     return transformers.MPNetModel(config, add_pooling_layer=False).eval()
 
 
+def deberta(layers: int, **more: Any) -> Any:
+    """Create a DeBERTa v3 with 8 buckets per direction and texts of up to 150 tokens; the last bucket begins at 60."""
+    config = transformers.DebertaV2Config(**{
+        **SIZES, "num_hidden_layers": layers, "max_position_embeddings": 150, "relative_attention": True,
+        "max_relative_positions": 60, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+        "pos_att_type": "p2c|c2p", "position_biased_input": False, "type_vocab_size": 0, **more})
+    return transformers.DebertaV2Model(config).eval()
+
+
 def modern_bert(layers: int, **extra: Any) -> Any:
     """Create a ModernBERT with windows of 16 tokens and texts of up to 120."""
     config = transformers.ModernBertConfig(
@@ -605,6 +614,16 @@ ENCODERS: dict[str, Encoder] = {
     "nomic_bert_moe": Encoder(NomicMoe, 96, NomicMoe.published, save_nomic_moe,
                               states=lambda model, ids: model(ids)),
     "mpnet": Encoder(mpnet, 260),
+    "deberta_v2": Encoder(deberta, 150),
+    "deberta_v2_own": Encoder(lambda layers: deberta(  # projections of their own, and one row for each near distance
+        layers, share_att_key=False, position_buckets=-1, max_relative_positions=40, norm_rel_ebd="none",
+        position_biased_input=True, type_vocab_size=2, hidden_act="gelu_new", layer_norm_eps=1e-5), 150),
+    "deberta_v2_narrow": Encoder(lambda layers: deberta(
+        layers, embedding_size=20, position_buckets=21, max_relative_positions=-1, pos_att_type=["c2p"]), 150),
+    "deberta_v2_queries": Encoder(lambda layers: deberta(
+        layers, hidden_size=78, share_att_key=False, pos_att_type="p2c", type_vocab_size=3), 150),
+    # buckets that skip rows: a text needs more rows than it has distances
+    "deberta_v2_sparse": Encoder(lambda layers: deberta(layers, position_buckets=64, max_relative_positions=40), 150),
     "modern_bert": Encoder(modern_bert, 120),
     "modern_bert_old": Encoder(lambda layers: modern_bert(layers, rope_parameters={
         "full_attention": {"rope_type": "default", "rope_theta": 5000.0},

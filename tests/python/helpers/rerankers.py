@@ -30,6 +30,11 @@ def _model(name: str, vocab: int, labels: int = 1) -> Any:
         return transformers.DistilBertForSequenceClassification(transformers.DistilBertConfig(
             vocab_size=vocab, dim=32, n_layers=2, n_heads=4, hidden_dim=72, num_labels=labels,
             max_position_embeddings=64))
+    if name == "deberta_v3":
+        return transformers.DebertaV2ForSequenceClassification(transformers.DebertaV2Config(
+            **sizes, max_position_embeddings=64, relative_attention=True, position_buckets=12,
+            max_relative_positions=-1, norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type="p2c|c2p",
+            position_biased_input=False, type_vocab_size=0))
     if name == "electra":
         return transformers.ElectraForSequenceClassification(transformers.ElectraConfig(
             **sizes, embedding_size=20, max_position_embeddings=64))

@@ -38,7 +38,7 @@ REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "n
                     "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
                     "OUTPUT_NORMS": "post_attention_norm.weight", "RELATIVE_BIAS": "attn_rel_b.weight",
                     "LATENTS": "latent_heads", "QUERY_NORMS": "attn_q_norm.weight",
-                    "INPUT_TWICE": "attn_norm_2.weight"}
+                    "INPUT_TWICE": "attn_norm_2.weight", "DISENTANGLED": "relative_span"}
 REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
 #: The same tables for image transformers.
 VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", "LAYER_SCALE": ".ls1.weight",
