@@ -360,7 +360,8 @@ class Registry:
     def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
                      outputs: int = 1, tolerant: bool = False, second: NDArray[np.int32] | None = None,
-                     attended: NDArray[np.int32] | None = None, timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0,
+                     attended: NDArray[np.int32] | None = None, timeout: float | None = None, patience: float = -1.0,
+                     keep_alive: float = -1.0,
                      priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
                      uncounted: bool = False, policy: str = "default", revision: int = 0) -> Ticket:
         """Queue a text embedding request.
