@@ -27,9 +27,9 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
     "_functions": ("begin_shutdown", "chat", "check", "classify", "count_tokens", "describe_image", "describe_url",
-                   "detokenize", "embed", "embed_image", "embed_iter", "generate", "generate_image", "get", "health",
-                   "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank", "submit", "swap",
-                   "tokenize", "unload", "vision"),
+                   "detokenize", "embed", "embed_all", "embed_image", "embed_iter", "embed_sparse", "embed_tokens",
+                   "generate", "generate_image", "get", "health", "init_maintenance", "load", "metrics", "ping",
+                   "pools", "ps", "register", "rerank", "submit", "swap", "tokenize", "unload", "vision"),
     "runtime.events": ("PoolEvent",),
     "runtime.health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "tasks.classification": ("Classification", "Classifications", "LabelScore"),
@@ -41,6 +41,7 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "tasks.text_to_image": ("ImageStream",),
     "tasks.iterating": ("EmbedIterator",),
     "errors": _ERRORS,
+    "tasks.embedding_results": ("SparseVectors", "TextEmbeddings", "TokenVectors"),
     "tasks.jobs": ("Job",),
     "model": ("Model",),
     "tasks.images_result": ("GeneratedImage", "ImageStep", "GeneratedImages"),

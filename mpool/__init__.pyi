@@ -13,8 +13,11 @@ from ._functions import describe_image as describe_image
 from ._functions import describe_url as describe_url
 from ._functions import detokenize as detokenize
 from ._functions import embed as embed
+from ._functions import embed_all as embed_all
 from ._functions import embed_image as embed_image
 from ._functions import embed_iter as embed_iter
+from ._functions import embed_sparse as embed_sparse
+from ._functions import embed_tokens as embed_tokens
 from ._functions import generate as generate
 from ._functions import generate_image as generate_image
 from ._functions import get as get
@@ -98,6 +101,9 @@ from .tasks.captures import capture as capture
 from .tasks.classification import Classification as Classification
 from .tasks.classification import Classifications as Classifications
 from .tasks.classification import LabelScore as LabelScore
+from .tasks.embedding_results import SparseVectors as SparseVectors
+from .tasks.embedding_results import TextEmbeddings as TextEmbeddings
+from .tasks.embedding_results import TokenVectors as TokenVectors
 from .tasks.images_result import GeneratedImage as GeneratedImage
 from .tasks.images_result import GeneratedImages as GeneratedImages
 from .tasks.images_result import ImageStep as ImageStep

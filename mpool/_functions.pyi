@@ -15,6 +15,7 @@ from .results import Completion
 from .runtime.health import CapabilityPools, Health, Pong
 from .tasks.captures import Capture, CaptureJob
 from .tasks.classification import Classification, Classifications
+from .tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from .tasks.images_result import GeneratedImages
 from .tasks.iterating import EmbedIterator
 from .tasks.jobs import Job
@@ -85,6 +86,29 @@ def embed_iter(iterable: Iterable[str], model: str | os.PathLike[str] | Model | 
                parse_special: bool = False, batch_size: int | None = None, timeout: float | None = None,
                priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
                policy: Policy | None = None, fail_fast: bool | None = None) -> EmbedIterator: ...
+def embed_sparse(inputs: str | Sequence[str] | Sequence[Sequence[int]],
+                 model: str | os.PathLike[str] | Model | None = None, *,
+                 task: Literal['query', 'document'] | None = None, prompt: str | None = None,
+                 prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+                 compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
+                 max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None) -> SparseVectors: ...
+def embed_tokens(inputs: str | Sequence[str] | Sequence[Sequence[int]],
+                 model: str | os.PathLike[str] | Model | None = None, *,
+                 task: Literal['query', 'document'] | None = None, prompt: str | None = None,
+                 prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+                 compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
+                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> TokenVectors: ...
+def embed_all(inputs: str | Sequence[str] | Sequence[Sequence[int]],
+              model: str | os.PathLike[str] | Model | None = None, *, task: Literal['query', 'document'] | None = None,
+              prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
+              parse_special: bool = False, compute: Compute = 'auto', progress: Progress = None,
+              max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
+              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+              fail_fast: bool | None = None) -> TextEmbeddings: ...
 def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathLike[str] | Model | None = None, *,
                 dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
                 normalize_embeddings: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',

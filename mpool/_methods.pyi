@@ -11,6 +11,7 @@ from .model import Model
 from .results import Completion
 from .tasks.captures import Capture, CaptureJob
 from .tasks.classification import Classification, Classifications
+from .tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from .tasks.images_result import GeneratedImages
 from .tasks.iterating import EmbedIterator
 from .tasks.jobs import Job
@@ -43,6 +44,31 @@ class PoolVerbs:
                    priority: Priority = 'normal', tenant: str | int | None = None,
                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> EmbedIterator: ...
+    def embed_sparse(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+                     model: str | os.PathLike[str] | Model | None = None, *,
+                     task: Literal['query', 'document'] | None = None, prompt: str | None = None,
+                     prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+                     compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
+                     max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> SparseVectors: ...
+    def embed_tokens(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+                     model: str | os.PathLike[str] | Model | None = None, *,
+                     task: Literal['query', 'document'] | None = None, prompt: str | None = None,
+                     prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+                     compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
+                     timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> TokenVectors: ...
+    def embed_all(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+                  model: str | os.PathLike[str] | Model | None = None, *,
+                  task: Literal['query', 'document'] | None = None, prompt: str | None = None,
+                  prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+                  compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
+                  timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                  keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> TextEmbeddings: ...
     def embed_image(self, images: ImageInput | Sequence[ImageInput],
                     model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
                     truncate_dim: int | None = None, normalize: bool | None = None,
@@ -265,6 +291,28 @@ class ModelVerbs:
                    timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> EmbedIterator: ...
+    def embed_sparse(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+                     task: Literal["query", "document"] | None = None, *, prompt: str | None = None,
+                     prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+                     compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
+                     max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
+                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> SparseVectors: ...
+    def embed_tokens(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+                     task: Literal["query", "document"] | None = None, *, prompt: str | None = None,
+                     prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+                     compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
+                     timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> TokenVectors: ...
+    def embed_all(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
+                  task: Literal["query", "document"] | None = None, *, prompt: str | None = None,
+                  prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
+                  compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
+                  timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                  keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> TextEmbeddings: ...
     def embed_image(self, images: ImageInput | Sequence[ImageInput], *, dimensions: int | None = None,
                     truncate_dim: int | None = None, normalize: bool | None = None,
                     normalize_embeddings: bool | None = None, precision: Precision = 'float32',

@@ -86,7 +86,9 @@ def methods() -> str:
     """Return the text of ``_methods.pyi``."""
     about = "Inference methods of pools and models"
     lines = [_HEAD.format(about=about, abc="Callable, Iterable, Mapping, Sequence",
-                          images="GeneratedImages", more="from .tasks.iterating import EmbedIterator\n"
+                          images="GeneratedImages", more="from .tasks.embedding_results import SparseVectors, "
+                          "TextEmbeddings, TokenVectors\n"
+                          "from .tasks.iterating import EmbedIterator\n"
                           "from .tasks.jobs import Job\n")]
     lines[0] += ("from .tasks.streams import Stream\nfrom .tasks.text_to_image import ImageStream\n"
                  "from .tasks.verbs import Verb\n")
@@ -108,7 +110,9 @@ def functions() -> str:
     from .pool import Pool
 
     lines = [_HEAD.format(about="Functions of the package", abc="Callable, Iterable, Mapping, Sequence",
-                          images="GeneratedImages", more="from .tasks.iterating import EmbedIterator\n"
+                          images="GeneratedImages", more="from .tasks.embedding_results import SparseVectors, "
+                          "TextEmbeddings, TokenVectors\n"
+                          "from .tasks.iterating import EmbedIterator\n"
                           "from .tasks.jobs import Job\n")]
     lines[0] += ("from .debug.show import ModelTable\nfrom .runtime.health import CapabilityPools, Health, Pong\n"
                  "from .tasks.streams import Stream\nfrom .tasks.text_to_image import ImageStream\n")
@@ -139,7 +143,10 @@ def functions() -> str:
 
 def aio() -> str:
     """Return the text of ``aio.pyi``."""
-    lines = [_HEAD.format(about="mpool for asyncio", images="GeneratedImages", more="",
+    lines = [_HEAD.format(about="mpool for asyncio", images="GeneratedImages",
+                          more="from .tasks.embedding_results import SparseVectors as SparseVectors\n"
+                          "from .tasks.embedding_results import TextEmbeddings as TextEmbeddings\n"
+                          "from .tasks.embedding_results import TokenVectors as TokenVectors\n",
                           abc="AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence")]
     lines[0] += "from .tasks.async_streams import AsyncImageStream as AsyncImageStream\n" \
         "from .tasks.async_streams import AsyncStream as AsyncStream\n"

@@ -103,6 +103,45 @@ Output = Literal["vectors", "scores", "labels"]
 
 
 @dataclass(frozen=True)
+class StoredVector:
+    """A vector of float32 in a file: its path, the offset of its first byte, and its number of components."""
+
+    path: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class TokenVectorSettings:
+    """Settings of models with one vector per token (ColBERT: arXiv:2004.12832).
+
+    Attributes:
+        size: components of a vector.
+        query_marker, document_marker: text of the token that follows the first special token of a query or a document;
+            empty: none.
+        query_length, document_length: maximum number of tokens, special tokens and marker included; None: that of the
+            model.
+        expansion: queries are filled up to ``query_length`` with this token (``""``: the mask token); None: they are
+            not.
+        attend: True if the tokens of a query attend to the tokens that it was filled up with.
+        skipped: words that get no vector in documents, such as punctuation.
+        skips_queries: True if these words get no vector in queries either.
+        skip_first: number of leading tokens that get no vector.
+    """
+
+    size: int
+    query_marker: str = ""
+    document_marker: str = ""
+    query_length: int | None = None
+    document_length: int | None = None
+    expansion: str | None = None
+    attend: bool = False
+    skipped: tuple[str, ...] = ()
+    skips_queries: bool = False
+    skip_first: int = 0
+
+
+@dataclass(frozen=True)
 class EmbeddingSettings:
     """Settings of a text-embedding model, reranker or classifier, as in the folder format of sentence-transformers.
 
@@ -133,6 +172,11 @@ class EmbeddingSettings:
         special_tokens: True if the tokenizer's special tokens are put around a text.
         cut_characters: True if truncation first cuts a text to ``max_tokens`` times the median length of the
             vocabulary's tokens, in characters, as model2vec does.
+        embeddings: what an embedding model computes for a text: ``"dense"`` (one vector), ``"sparse"`` (weights of
+            tokens of the vocabulary), ``"tokens"`` (one vector per token).
+        tokens: settings of the vectors of tokens; None: the model has no head for them.
+        query_weights: weight of each token of the vocabulary in queries, which then need no pass through the model;
+            None: queries are computed like documents.
     """
 
     max_tokens: int
@@ -154,6 +198,9 @@ class EmbeddingSettings:
     answering: bool | None = None
     special_tokens: bool = True
     cut_characters: bool = False
+    embeddings: tuple[str, ...] = ("dense",)
+    tokens: TokenVectorSettings | None = None
+    query_weights: StoredVector | None = None
 
     @property
     def outputs(self) -> frozenset[Output]:

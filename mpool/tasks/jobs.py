@@ -14,6 +14,7 @@ from ..runtime.swapping import was_replaced
 
 if TYPE_CHECKING:
     from .. import _core
+    from .outputs import OutputsRequest
     from .steps import VectorRequest
     from .streams import StreamIterator, TicketStream
 
@@ -168,6 +169,37 @@ class VectorJob(Job):
             self._warned = True
             vectors.warn_of_faults(request.kind, request.plan, self._pack, rows)
         return request.finish(rows)
+
+
+class OutputsJob(Job):
+    """A job whose result is sparse vectors, vectors of tokens, or all outputs of a model."""
+
+    def __init__(self, capability: str, request: OutputsRequest) -> None:
+        from . import outputs, vectors
+
+        super().__init__(capability, request.plan.entry.key)
+        self._request = request
+        self._pack: Any = None
+        self._started: _core.Ticket | None = None
+        self._part: Any = None
+        if request.plan.query_weights is not None:
+            self._part = outputs.of_queries(request.plan, request.inputs)
+        elif request.inputs:
+            self._pack = outputs.packed(request.plan, request.inputs, 0, False, request.call)
+            service_class = vectors.service_class_of(len(request.inputs))
+            self._started = vectors.submit(outputs.TEXTS, request.plan, self._pack, request.call, service_class, True)
+
+    @property
+    def _ticket(self) -> _core.Ticket | None:
+        return self._started
+
+    def _finish(self) -> Any:
+        from . import outputs
+
+        request = self._request
+        if self._started is not None:
+            self._part = outputs.part_of(request.plan, self._pack, self._started)
+        return request.finish(request.plan, [] if self._part is None else [self._part])
 
 
 class StreamJob(Job):

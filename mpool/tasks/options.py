@@ -345,6 +345,56 @@ class EmbedIterOptions(TextVectorOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """Options that :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens` and :func:`mpool.embed_all` share."""
+
+    task: Literal["query", "document"] | None = option(
+        None, '``"query"`` or ``"document"``: prepend the model\'s prompt or marker for this task to each text, if the '
+        "model has one. Some sparse models look the weights of queries up in a table, and models of token vectors "
+        "fill queries up; both need the task.", choices=(None, *TASKS))
+    prompt: str | None = option(None, "text to prepend to each text instead of one of the model's prompts.")
+    prompt_name: str | None = option(None, "name of the model's prompt to prepend.")
+    truncate: bool = option(True, "True: truncate each text to the model's maximum length; False: raise "
+                            "ContextOverflow for longer texts.", choices=(True, False))
+    parse_special: bool = _parse_special("texts and the prompt")
+    compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
+    progress: Progress = option(None, "as for :func:`embed`.", plan=False)
+    max_inputs: int | None = option(None, "maximum number of texts in the request; None: "
+                                    "``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
+
+    # The plan reads these attributes like those of EmbedOptions.
+    dimensions: ClassVar[None] = None
+    normalize: ClassVar[None] = None
+    precision: ClassVar[str] = "float32"
+    on_error: ClassVar[str] = "raise"
+    output: ClassVar[str] = "vectors"
+    embedding: ClassVar[str] = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseOptions(OutputOptions):
+    """Options of :func:`mpool.embed_sparse`."""
+
+    embedding: ClassVar[str] = "sparse"
+    max_active: int | None = option(None, "maximum number of weights of a text, the largest ones; None: all.",
+                                    aliases=("max_active_dims",), plan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOptions(OutputOptions):
+    """Options of :func:`mpool.embed_tokens`."""
+
+    embedding: ClassVar[str] = "tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllOptions(OutputOptions):
+    """Options of :func:`mpool.embed_all`."""
+
+    embedding: ClassVar[str] = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions(VectorOptions):
     """Options of :func:`mpool.embed_image`."""
 

@@ -21,12 +21,15 @@ from . import options as _options
 from . import text_embedding as embedding
 from . import vectors
 from .options import (
+    AllOptions,
     ClassifyOptions,
     EmbedIterOptions,
     EmbedOptions,
     GenerateImageOptions,
     ImageOptions,
     RerankOptions,
+    SparseOptions,
+    TokenOptions,
 )
 from .steps import IterRequest, VectorRequest
 
@@ -117,6 +120,38 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
                            vectors.Bar(options.progress, total, plan.entry.key), call)
 
     return Validated(prepare, model, "text_embedding", options.compute)
+
+
+def _outputs(pool: Host, given: dict[str, Any], call: Call, kind: Any, name: str, finish: Any) -> Validated:
+    """Validate a request for sparse vectors, vectors of tokens or all outputs."""
+    from . import outputs
+
+    inputs, model = given.pop("inputs"), given.pop("model", None)
+    options = _options.parse_options(kind, name, given)
+    vectors.check_progress(options.progress)
+    texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
+
+    def prepare() -> Any:
+        entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
+        plan = outputs.plan(entry, options if compute == options.compute else replace(options, compute=compute))
+        return outputs.OutputsRequest(plan, texts, options.progress, call, getattr(outputs, finish))
+
+    return Validated(prepare, model, "text_embedding", options.compute)
+
+
+def embed_sparse(pool: Host, given: dict[str, Any], call: Call) -> Validated:
+    """See :func:`mpool.embed_sparse`."""
+    return _outputs(pool, given, call, SparseOptions, "embed_sparse", "sparse_vectors")
+
+
+def embed_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
+    """See :func:`mpool.embed_tokens`."""
+    return _outputs(pool, given, call, TokenOptions, "embed_tokens", "token_vectors")
+
+
+def embed_all(pool: Host, given: dict[str, Any], call: Call) -> Validated:
+    """See :func:`mpool.embed_all`."""
+    return _outputs(pool, given, call, AllOptions, "embed_all", "all_outputs")
 
 
 def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:

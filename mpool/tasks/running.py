@@ -21,7 +21,10 @@ from .verbs import (
     CHAT,
     CLASSIFY,
     EMBED,
+    EMBED_ALL,
     EMBED_IMAGE,
+    EMBED_SPARSE,
+    EMBED_TOKENS,
     GENERATE,
     GENERATE_IMAGE,
     RERANK,
@@ -197,6 +200,10 @@ _JOBS: dict[str, tuple[tuple[Verb, tuple[str, ...]], ...]] = {
 }
 
 
+#: Value of ``output`` in the arguments of ``submit`` -> verb.
+_OUTPUTS = {"dense": EMBED, "sparse": EMBED_SPARSE, "tokens": EMBED_TOKENS, "all": EMBED_ALL}
+
+
 def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:
     """See :func:`mpool.submit`."""
     check_capability(capability)
@@ -235,6 +242,11 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
         if name in given:
             raise InvalidArgument(f"`{name}` is not an option of submit", param=name, hint=hint)
     verb = _verb_of(capability, given)
+    if verb is EMBED and "output" in given:
+        output = given.pop("output")
+        if not isinstance(output, str) or output not in _OUTPUTS:
+            refuse("output", output, "one of " + ", ".join(_OUTPUTS))
+        verb = _OUTPUTS[output]
     given = verb.bind((), given, ())
     call = _options.begin(pool.config, given)
 

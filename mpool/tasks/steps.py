@@ -282,9 +282,11 @@ class VectorRequest:
         return self.finish(out), tokens
 
 
-def run_slices(kind: Kind, plan: VectorPlan, source: Iterator[Any] | AsyncIterator[Any], call: Call,
-               took: Callable[[int, Any, Any], Iterable[Any]]) -> Steps:
+def run_slices(kind: Kind, plan: Any, source: Iterator[Any] | AsyncIterator[Any], call: Call,
+               took: Callable[[int, Any, Any], Iterable[Any]], fetch: Callable[..., Any] = Land) -> Steps:
     """Compute slices in order, at most ``DEPTH`` in flight. ``took`` receives the rows of each and returns outputs.
+
+    ``fetch`` is the step that waits for a ticket and returns what ``took`` receives.
 
     With ``fail_fast``, a full queue rejects the first slice only. Later slices wait for a slot, because the pool has
     accepted the request. Closing the generator cancels the slices in flight.
@@ -293,7 +295,7 @@ def run_slices(kind: Kind, plan: VectorPlan, source: Iterator[Any] | AsyncIterat
 
     def land() -> Steps:
         start, pack, ticket = flying[0]
-        rows = yield Land(kind, plan, pack, ticket, call)
+        rows = yield fetch(kind, plan, pack, ticket, call)
         for value in took(start, pack, rows):
             yield Out(value)
         flying.popleft()

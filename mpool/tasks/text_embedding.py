@@ -112,6 +112,8 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
     if settings.answering is not None and options.parse_special:
         refuse("parse_special", True, "False for this model, whose chat template writes the control tokens",
                key=entry.key)
+    if options.output == "vectors":
+        check_output(entry, settings, getattr(options, "embedding", "dense"))
     width = settings.output_size
     dimensions, cut = 0, settings.truncate_dim or width
     if options.dimensions is not None:
@@ -152,6 +154,21 @@ def _wrong_output(settings: EmbeddingSettings, wanted: str, key: str) -> WrongCa
                                     "label")
     return WrongCapability(f"is {found}, not a reranker", key=key,
                            hint="Rank with mpool.embed and mpool.similarity, or use a cross-encoder with mpool.rerank")
+
+
+#: Output of a model -> the function that returns it.
+OUTPUTS = {"dense": "mpool.embed", "sparse": "mpool.embed_sparse", "tokens": "mpool.embed_tokens"}
+
+
+def check_output(entry: Entry, settings: EmbeddingSettings, output: str) -> None:
+    """Raise WrongCapability unless the model has the output.
+
+    A model without a head for vectors of tokens returns its hidden states, so every encoder has the output ``tokens``.
+    """
+    if output in ("all", "tokens") or output in settings.embeddings:
+        return
+    raise WrongCapability(f"has no {output} vectors; it has: " + ", ".join(settings.embeddings), key=entry.key,
+                          hint="Use " + " or ".join(f"{OUTPUTS[one]}(texts, model)" for one in settings.embeddings))
 
 
 def _pairs_of(entry: Entry) -> ChatTemplate:
@@ -302,6 +319,7 @@ class Pack:
         faults: index in the slice and error of each invalid text.
         second: for pairs, index of the first token of the second text of each pair, int32 ``(valid texts,)``; else
             None.
+        attended: number of leading tokens of each text that its tokens attend to, int32 ``(valid texts,)``; None: all.
     """
 
     ids: NDArray[np.int32]
@@ -310,6 +328,7 @@ class Pack:
     count: int
     faults: tuple[tuple[int, MpoolError], ...] = ()
     second: NDArray[np.int32] | None = None
+    attended: NDArray[np.int32] | None = None
 
 
 def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False, deadline: float | None = None) -> Pack:

@@ -320,6 +320,80 @@ Source:
     Preprocessing follows https://huggingface.co/docs/transformers/main_classes/image_processor
 """,)
 
+_TEXTS = Parameter('inputs', 'str | Sequence[str] | Sequence[Sequence[int]]',
+                   'a text, or a list of texts or of lists of token ids, as for :func:`embed`.')
+
+EMBED_SPARSE = Verb(
+    'embed_sparse', 'text_embedding', (
+        _TEXTS,
+        Parameter('model', MODEL, 'a sparse encoder: the folder or reference of a model of sentence-transformers\' '
+                  '``SparseEncoder`` (SPLADE, opensearch-neural-sparse-encoding, Granite sparse; of BERT, RoBERTa, '
+                  'XLM-RoBERTa, ModernBERT or MPNet), or of BGE-M3.', None),
+    ), _options.SparseOptions, 'SparseVectors',
+    text=r"""Computes sparse vectors: weights of tokens of the vocabulary, for retrieval with an inverted index.
+
+{args}
+
+Returns:
+    :class:`mpool.SparseVectors`: a matrix in CSR form with one row per text. It has the same bytes whatever other texts
+    are in the request.
+
+Raises:
+    WrongCapability: the model has no sparse vectors; the error says what it has.
+    InvalidArgument, LimitError, ContextOverflow, UnknownModel, Timeout, Overloaded: as for :func:`embed`.
+
+Source:
+    SPLADE (https://arxiv.org/abs/2109.10086); weights equal those of ``SparseEncoder.encode`` of sentence-transformers.
+""",
+    method=(_TEXTS, _TASK),)
+
+EMBED_TOKENS = Verb(
+    'embed_tokens', 'text_embedding', (
+        _TEXTS,
+        Parameter('model', MODEL, 'a model of token vectors: the folder or reference of a ColBERT model of '
+                  'sentence-transformers (``MultiVectorEncoder``), PyLate or Stanford\'s ColBERT, or of BGE-M3. Any '
+                  'other text encoder returns its hidden states.', None),
+    ), _options.TokenOptions, 'TokenVectors',
+    text=r"""Computes one vector per token, for late interaction (MaxSim).
+
+With a ColBERT model, pass ``task="query"`` or ``task="document"``: it selects the marker, the maximum length, whether
+queries are filled up with mask tokens, and whether punctuation gets vectors.
+
+{args}
+
+Returns:
+    :class:`mpool.TokenVectors`: the matrices of all texts, one below the other.
+
+Raises:
+    InvalidArgument, LimitError, ContextOverflow, UnknownModel, Timeout, Overloaded: as for :func:`embed`.
+
+Source:
+    ColBERT (https://arxiv.org/abs/2004.12832)
+""",
+    method=(_TEXTS, _TASK),)
+
+EMBED_ALL = Verb(
+    'embed_all', 'text_embedding', (
+        _TEXTS,
+        _model('a model with several outputs, such as BGE-M3, or any text encoder; None: all-MiniLM-L6-v2.'),
+    ), _options.AllOptions, 'TextEmbeddings',
+    text=r"""Computes all outputs that a model has in one pass: dense vectors, sparse vectors, vectors of tokens.
+
+{args}
+
+Returns:
+    :class:`mpool.TextEmbeddings`; outputs that the model does not have are None.
+
+Raises:
+    InvalidArgument, LimitError, ContextOverflow, UnknownModel, Timeout, Overloaded: as for :func:`embed`.
+
+Example:
+    >>> found = mpool.embed_all(["A sentence.", "Another one."])
+    >>> found.dense.shape, found.sparse, found.tokens
+    ((2, 384), None, None)
+""",
+    method=(_TEXTS, _TASK),)
+
 RERANK = Verb(
     'rerank', 'text_embedding', (
         Parameter('query', 'str',
@@ -594,5 +668,5 @@ Source:
 """,
     stream=('ImageStream', 'AsyncImageStream'),)
 
-VERBS = {verb.name: verb for verb in (EMBED, EMBED_ITER, EMBED_IMAGE, RERANK, CLASSIFY, GENERATE, CHAT, VISION,
-                                      DESCRIBE_IMAGE, DESCRIBE_URL, GENERATE_IMAGE)}
+VERBS = {verb.name: verb for verb in (EMBED, EMBED_ITER, EMBED_SPARSE, EMBED_TOKENS, EMBED_ALL, EMBED_IMAGE, RERANK,
+                                      CLASSIFY, GENERATE, CHAT, VISION, DESCRIBE_IMAGE, DESCRIBE_URL, GENERATE_IMAGE)}

@@ -81,10 +81,10 @@ ROWS = (
         name="bert", capability="text_embedding",
         classes=("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForNextSentencePrediction",
                  "BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering",
-                 "BertForMultipleChoice"),
+                 "BertForMultipleChoice", "HF_ColBERT"),
         prefixes=("", "bert."), read=read_bert, tensors=BERT_TENSORS,
         ignored=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?embeddings\.token_type_ids", r"(bert\.)?pooler\..*",
-                  r"cls\..*", r"classifier\..*", r"qa_outputs\..*"),
+                  r"cls\..*", r"classifier\..*", r"qa_outputs\..*", r"linear\.weight"),
         epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", gguf_head="tanh",
         head=lambda config: Head("cls", (HeadLayer("bert.pooler.dense", "tanh"), HeadLayer("classifier", "identity")))),
     Architecture(

@@ -17,6 +17,7 @@ from ..spec import (
 )
 from . import (
     hf_config,
+    hf_embedding,
     hf_quantised,
     image_folder,
     safetensors_header,
@@ -62,8 +63,10 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     static = static_folder.describe_static(folder, key=key, ref=ref)
     if static is not None:
         return static
-    module_folders = scoring.module_folders(folder)
-    encoder = module_folders[0] if module_folders else sentence_folder.encoder_folder(folder)
+    special = hf_embedding.find(folder)
+    module_folders = [] if special else scoring.module_folders(folder)
+    encoder = special.encoder if special else module_folders[0] if module_folders \
+        else sentence_folder.encoder_folder(folder)
     if not encoder.has(CONFIG_NAME):
         raise FormatError(file=encoder.path, field=CONFIG_NAME, got="missing",
                           allowed="a folder of transformers or sentence-transformers, or a .gguf file")
@@ -99,7 +102,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     lower_case = False
     end_ids: tuple[int, ...] = ()
     head = None
-    if row.capability == "text_embedding" and len(module_folders) < 2 and (
+    if row.capability == "text_embedding" and special is None and len(module_folders) < 2 and (
             module_folders or not folder.has(layout.MODULES_NAME)):
         head = scoring.find_head(row, config, entries, entry_paths[0], bool(module_folders))
     if len(module_folders) == 2:
@@ -124,6 +127,10 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
             hidden_size=size["D"], output_size=labels, pooling=(layers.pooling,), normalize=False, scores=labels == 1,
             score_activation=scoring.score_activation(folder, config) if labels == 1 else "identity",
             classifier=scoring.read_classifier(config, labels))
+    elif row.capability == "text_embedding" and special is not None:
+        heads = hf_embedding.Tensors(paths, tensors)
+        embedding, lower_case = hf_embedding.read(special, row, config, entries, entry_paths, size, kv, heads,
+                                                  tokenizer_config.values)
     elif row.capability == "text_embedding":
         found = sentence_folder.read_modules(folder, size["D"])
         kv |= found.kv
@@ -140,6 +147,8 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
             default_prompt_name=found.default_prompt_name, similarity=found.similarity,
             dimensions=tuple(sorted(set(config.list("matryoshka_dimensions", [], of=int, limit=64)))),
             truncate_dim=found.truncate_dim, sizes=found.sizes)
+        embedding = hf_embedding.add_token_heads(folder, embedding, hf_embedding.special_ids(encoder, size["V"]), size,
+                                                 kv, hf_embedding.Tensors(paths, tensors))
     else:
         generation_settings = generation(encoder, config, tokenizer_config, size)
         end_ids = generation_settings.eog_token_ids

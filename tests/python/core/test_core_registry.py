@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-import mpool
 import tinymodels
 from corelib import SAMPLING
+
+import mpool
 from mpool import _core
 
 DONE = 2**64 - 1

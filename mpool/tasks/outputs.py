@@ -1,0 +1,434 @@
+"""Requests for sparse vectors, vectors of tokens, or all outputs of a model: plans, markers and results.
+
+They run like requests for vectors (vectors.py, steps.py) with other outputs of the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import native_calls
+from ..checks import integer, refuse
+from ..errors import FormatError
+from ..models.files import close, open_regular, read_exactly
+from . import text_embedding as embedding
+from .embedding_results import SparseVectors, TextEmbeddings, TokenVectors
+from .steps import Pack as PackStep
+from .steps import Start, Steps, run_slices
+from .text_embedding import Pack, Plan
+from .vectors import Bar, Kind, service_class_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .. import _core
+    from ..models.spec import StoredVector, TokenVectorSettings
+    from ..runtime.entry import Entry
+    from ..tokenizers import Tokenizer
+    from .jobs import Job
+    from .options import Call
+
+#: Bits of the core's mask of outputs.
+DENSE, STATES, ROWS, SPARSE = 1, 2, 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """How a text becomes the tokens of a model of token vectors.
+
+    Attributes:
+        marker: id of the token after the first special tokens; None: none.
+        length: number of tokens up to which a text is filled; 0: it is not.
+        fill: id of the token that fills it.
+        attend: True if the tokens attend to those that fill the text.
+        skipped: ids that get no vector, ascending.
+        skip_first: number of leading tokens that get no vector.
+    """
+
+    marker: int | None
+    length: int
+    fill: int
+    attend: bool
+    skipped: NDArray[np.int32]
+    skip_first: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan(Plan):
+    """A plan with the outputs that are asked for.
+
+    Attributes:
+        mask: outputs of the core.
+        vocab: number of tokens of the vocabulary.
+        markers: None: texts are tokenised as for dense vectors.
+        query_weights: weight of each token, for queries that need no pass through the model; else None.
+        most: maximum number of weights of a sparse vector; None: all.
+    """
+
+    mask: int = DENSE
+    vocab: int = 0
+    markers: Markers | None = None
+    query_weights: NDArray[np.float32] | None = None
+    most: int | None = None
+
+
+# ---- plans ---------------------------------------------------------------------------------------------------------
+
+def plan(entry: Entry, options: Any) -> OutputPlan:
+    """Return the plan for the options of a request; ``options.embedding`` names the function.
+
+    Raises:
+        InvalidArgument: an option is invalid for this model.
+        WrongCapability: the model does not have the output.
+    """
+    most = getattr(options, "max_active", None)
+    if most is not None and ((integer(most) or 0) < 1):
+        refuse("max_active", most, "1 or more, or None", key=entry.key)
+    found = embedding.plan(entry, options)
+    key = "outputs", found, options.embedding, options.task, most
+    made = entry.plans.get(key)
+    if made is None:
+        made = entry.plans[key] = _make(found, options, most)
+    return made
+
+
+def _make(found: Plan, options: Any, most: int | None) -> OutputPlan:
+    entry, output = found.entry, options.embedding
+    description = entry.describe()
+    settings = description.embedding
+    assert settings is not None
+    vocab = next(one.shape[0] for one in description.spec.tensors if one.name == "token_embd.weight")
+    bits = {"dense": DENSE, "sparse": SPARSE, "tokens": ROWS}
+    if output == "all":
+        mask = sum(bits[one] for one in settings.embeddings)
+    else:
+        mask = SPARSE if output == "sparse" else ROWS if settings.tokens is not None else STATES
+    weights = None
+    if output == "sparse" and options.task == "query" and settings.query_weights is not None:
+        weights = _read_weights(settings.query_weights)
+    changes: dict[str, Any] = {}
+    markers = None
+    if settings.tokens is not None and mask & ROWS:
+        markers, changes = _markers(found, settings.tokens, options)
+    values = {name: getattr(found, name) for name in Plan.__dataclass_fields__} | changes
+    return OutputPlan(**values, mask=mask, vocab=vocab, markers=markers, query_weights=weights, most=most)
+
+
+def _read_weights(stored: StoredVector) -> NDArray[np.float32]:
+    handle, _ = open_regular(stored.path)
+    try:
+        values = np.frombuffer(read_exactly(handle, stored.offset, 4 * stored.size, path=stored.path), dtype="<f4")
+    finally:
+        close(handle)
+    if not np.isfinite(values).all():
+        raise FormatError(file=stored.path, field="weight", got="NaN or infinity", allowed="finite weights")
+    return values
+
+
+def _markers(found: Plan, late: TokenVectorSettings, options: Any) -> tuple[Markers, dict[str, Any]]:
+    """Return the markers of the task, and the changes of the plan: without the marker in the prompt, and with its room.
+
+    A prompt that is a token of the vocabulary is inserted as this token, as in training; any other one is text.
+    """
+    tokenizer, query = found.tokenizer, options.task == "query"
+    legacy = late.query_marker if query else late.document_marker
+    prompt, marker = found.prompt, None
+    if options.prompt is None and options.prompt_name is None:
+        first = legacy or prompt
+        marker = _token(tokenizer, first)
+        if legacy:
+            rest = prompt.removeprefix(legacy)
+            prompt = rest if marker is not None else legacy + rest
+        elif marker is not None:
+            prompt = ""
+    limit = found.max_tokens
+    length = late.query_length if query else late.document_length
+    limit = min(limit, length or limit)
+    fill, filled = 0, 0
+    if query and late.expansion is not None:
+        mask = tokenizer.special.get("mask") if late.expansion == "" else tokenizer.token_id(late.expansion)
+        if mask is None:
+            mask = tokenizer.token_id("[MASK]") if late.expansion == "" else None
+        if mask is None:
+            raise FormatError(file=found.entry.ref, field="mask_token", got="missing",
+                              allowed="a mask token, with which queries are filled up")
+        fill, filled = mask, limit
+    skips = late.skipped if not query or late.skips_queries else ()
+    unknown = tokenizer.special.get("unk")
+    ids = {token for word in skips if (token := tokenizer.token_id(word)) is not None and token != unknown}
+    around = len(tokenizer.prefix_ids) + len(tokenizer.suffix_ids) + (marker is not None)
+    if limit <= around:
+        raise FormatError(file=found.entry.ref, field="query_length" if query else "document_length", got=limit,
+                          allowed=f"more than {around}, the number of special tokens")
+    return (Markers(marker, filled, fill, late.attend, np.array(sorted(ids), dtype=np.int32), late.skip_first),
+            {"prompt": prompt, "max_tokens": limit - (marker is not None)})
+
+
+def _token(tokenizer: Tokenizer, text: str) -> int | None:
+    """Return the id of the token that is this text, or this text without spaces around it; None if there is none."""
+    if not text.strip():
+        return None
+    found = tokenizer.token_id(text)
+    return tokenizer.token_id(text.strip()) if found is None else found
+
+
+# ---- packs ---------------------------------------------------------------------------------------------------------
+
+def packed(plan: OutputPlan, texts: list[Any], start: int, single: bool, call: Call) -> Pack:
+    """Pack texts as for dense vectors, then add the marker and fill queries up."""
+    found = embedding.packed(plan, texts, start, single, call)
+    markers = plan.markers
+    if markers is None or embedding._are_ids(texts) or (markers.marker is None and not markers.length):
+        return found
+    at = len(plan.tokenizer.prefix_ids)
+    rows: list[NDArray[np.int32]] = []
+    attended: list[int] = []
+    for first, end in zip(found.offsets, found.offsets[1:]):
+        ids = found.ids[first:end]
+        if markers.marker is not None:
+            ids = np.insert(ids, at, markers.marker)
+        attended.append(len(ids))
+        if len(ids) < markers.length:
+            ids = np.concatenate([ids, np.full(markers.length - len(ids), markers.fill, dtype=np.int32)])
+        rows.append(ids.astype(np.int32, copy=False))
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    limited = markers.length > 0 and not markers.attend
+    return replace(found, ids=np.concatenate(rows) if rows else found.ids, offsets=offsets,
+                   attended=np.array(attended, dtype=np.int32) if limited else None)
+
+
+def _start(plan: OutputPlan, pack: Pack, **keywords: Any) -> _core.Ticket:
+    return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, outputs=plan.mask,
+                                      attended=pack.attended, **keywords)
+
+
+def _no_halves(pack: Pack) -> tuple[Pack, ...]:
+    return ()
+
+
+def _embed(plan: OutputPlan, pack: Pack, **keywords: Any) -> NDArray[np.float32]:
+    raise NotImplementedError("requests for outputs wait for a ticket")
+
+
+TEXTS = Kind("text", packed, embedding.TEXTS.valid, _embed, _start, _no_halves, embedding.TEXTS.heavy,
+             embedding.TEXTS.tokens, native_calls.TEXTS)
+
+
+# ---- results -------------------------------------------------------------------------------------------------------
+
+@dataclass(slots=True)
+class Part:
+    """Outputs of a slice. Outputs that were not asked for are None."""
+
+    dense: NDArray[np.float32] | None = None
+    sparse: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]] | None = None
+    tokens: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None
+
+
+def part_of(plan: OutputPlan, pack: Pack, ticket: _core.Ticket) -> Part:
+    """Return the outputs of a finished ticket."""
+    part = Part()
+    if plan.mask & DENSE:
+        part.dense = ticket.vectors()[:, :plan.width]
+    if plan.mask & SPARSE:
+        indptr, ids, values, _ = ticket.sparse()
+        part.sparse = _largest(indptr, ids, values, plan.most)
+    if plan.mask & (ROWS | STATES):
+        part.tokens = _kept(plan, pack, ticket.rows() if plan.mask & ROWS else ticket.states())
+    return part
+
+
+def _largest(indptr: Any, ids: Any, values: Any, most: int | None) -> tuple[Any, Any, Any]:
+    """Keep the ``most`` largest weights of each text; of equal ones those of the smallest ids."""
+    if most is None or (np.diff(indptr) <= most).all():
+        return indptr, ids, values
+    keep = np.zeros(len(ids), dtype=bool)
+    for first, end in zip(indptr, indptr[1:]):
+        keep[first + np.argsort(-values[first:end], kind="stable")[:most]] = True
+    kept = np.concatenate([[0], np.cumsum(keep)])[indptr]
+    return kept.astype(np.int64), ids[keep], values[keep]
+
+
+def _kept(plan: OutputPlan, pack: Pack, rows: Any) -> tuple[Any, Any]:
+    """Drop the rows of tokens that get no vector."""
+    markers = plan.markers
+    if markers is None or (not len(markers.skipped) and not markers.skip_first):
+        return rows, pack.offsets
+    keep = ~np.isin(pack.ids, markers.skipped)
+    for at in range(markers.skip_first):
+        keep[np.minimum(pack.offsets[:-1] + at, pack.offsets[1:] - 1)] = False
+    offsets = np.concatenate([[0], np.cumsum(keep)])[pack.offsets]
+    return rows[keep], offsets.astype(np.int64)
+
+
+def of_queries(plan: OutputPlan, texts: list[Any]) -> Part:
+    """Return the sparse vectors of queries from the table of weights: no token counts twice."""
+    assert plan.query_weights is not None
+    found = plan.tokenizer.encode_batch([plan.prompt + text for text in texts], add_special=False,
+                                        parse_special=plan.parse_special, max_tokens=plan.max_tokens,
+                                        truncate=plan.truncate)
+    ids, values, indptr = [], [], [0]
+    for first, end in zip(found.offsets, found.offsets[1:]):
+        once = np.unique(found.ids[first:end])
+        once = once[plan.query_weights[once] != 0]
+        ids.append(once)
+        values.append(plan.query_weights[once])
+        indptr.append(indptr[-1] + len(once))
+    whole = (np.array(indptr, dtype=np.int64), np.concatenate(ids or [np.zeros(0, np.int32)]).astype(np.int32),
+             np.concatenate(values or [np.zeros(0, np.float32)]).astype(np.float32))
+    return Part(sparse=_largest(*whole, plan.most))
+
+
+def _join(arrays: list[Any], empty: Any) -> Any:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays) if arrays else empty
+
+
+def _offsets(parts: list[Any]) -> Any:
+    lengths = [np.diff(part) for part in parts]
+    return np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64) if lengths \
+        else np.zeros(1, np.int64)
+
+
+def sparse_vectors(plan: OutputPlan, parts: list[Part]) -> SparseVectors:
+    """Join the sparse vectors of slices."""
+    found = [part.sparse for part in parts if part.sparse is not None]
+    indptr = _offsets([one[0] for one in found])
+    return SparseVectors(indptr, _join([one[1] for one in found], np.zeros(0, np.int32)),
+                         _join([one[2] for one in found], np.zeros(0, np.float32)), (len(indptr) - 1, plan.vocab),
+                         plan.tokenizer.token_text)
+
+
+def token_vectors(plan: OutputPlan, parts: list[Part]) -> TokenVectors:
+    """Join the vectors of tokens of slices."""
+    found = [part.tokens for part in parts if part.tokens is not None]
+    settings = plan.entry.describe().embedding
+    assert settings is not None
+    size = settings.tokens.size if settings.tokens is not None else settings.hidden_size
+    return TokenVectors(_join([one[0] for one in found], np.zeros((0, size), np.float32)),
+                        _offsets([one[1] for one in found]))
+
+
+def all_outputs(plan: OutputPlan, parts: list[Part]) -> TextEmbeddings:
+    """Join all outputs of slices."""
+    dense = [part.dense for part in parts if part.dense is not None]
+    return TextEmbeddings(_join(dense, np.zeros((0, plan.width), np.float32)) if plan.mask & DENSE else None,
+                          sparse_vectors(plan, parts) if plan.mask & SPARSE else None,
+                          token_vectors(plan, parts) if plan.mask & ROWS else None)
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------
+
+@dataclass(slots=True)
+class Fetch:
+    """Wait for the ticket of a pack. Returns its outputs."""
+
+    kind: Kind
+    plan: OutputPlan
+    pack: Pack
+    ticket: _core.Ticket | None
+    call: Call
+
+    def now(self) -> Part:
+        assert self.ticket is not None, "every text has tokens"
+        self.ticket.wait()
+        return part_of(self.plan, self.pack, self.ticket)
+
+    async def later(self) -> Part:
+        from ..runtime.watching import watcher
+
+        assert self.ticket is not None
+        await watcher().done(self.ticket)  # the copies of large outputs take long: off the event loop
+        return await native_calls.REQUESTS.arun(part_of, self.plan, self.pack, self.ticket)
+
+
+@dataclass(slots=True)
+class Table:
+    """Look up the weights of queries."""
+
+    plan: OutputPlan
+    texts: list[Any]
+
+    def now(self) -> Part:
+        return of_queries(self.plan, self.texts)
+
+    async def later(self) -> Part:
+        return await native_calls.TEXTS.arun(self.now)
+
+
+@dataclass(slots=True)
+class OutputsRequest:
+    """A request for outputs of a complete list of texts.
+
+    Attributes:
+        finish: function from the plan and the parts to the result that the caller gets.
+    """
+
+    plan: OutputPlan
+    inputs: list[Any]
+    progress: Any
+    call: Call
+    finish: Callable[[OutputPlan, list[Part]], Any]
+
+    def steps(self) -> Steps:
+        """Return the generator. Its result is a pair: the caller's result and the number of prompt tokens."""
+        plan, call, total = self.plan, self.call, len(self.inputs)
+        parts: list[Part] = []
+        tokens, bar = 0, Bar(self.progress, total, plan.entry.key)
+        slices = list(embedding.slices(self.inputs))
+        try:
+            if plan.query_weights is not None:
+                for start, texts in slices:
+                    _check_texts(plan, texts, start)
+                    parts.append((yield Table(plan, texts)))
+                    bar.add(len(texts))
+                return self.finish(plan, parts), 0
+            if len(slices) == 1:
+                pack = yield PackStep(TEXTS, plan, self.inputs, 0, False, call)
+                ticket = yield Start(TEXTS, plan, pack, call, service_class_of(total))
+                try:
+                    parts.append((yield Fetch(TEXTS, plan, pack, ticket, call)))
+                finally:
+                    if ticket is not None and not ticket.done():
+                        ticket.cancel()
+                tokens = TEXTS.tokens(pack)
+                bar.add(total)
+            else:
+                def took(start: int, pack: Pack, part: Part) -> Iterable[Any]:
+                    nonlocal tokens
+                    parts.append(part)
+                    tokens += TEXTS.tokens(pack)
+                    bar.add(pack.count)
+                    return ()
+
+                yield from run_slices(TEXTS, plan, iter(slices), call, took, Fetch)
+        finally:
+            bar.close()
+        return self.finish(plan, parts), tokens
+
+    def job(self, capability: str) -> Job:
+        """Submit the request and return its handle."""
+        from .jobs import OutputsJob
+
+        return OutputsJob(capability, self)
+
+
+def _check_texts(plan: OutputPlan, texts: list[Any], start: int) -> None:
+    for at, text in enumerate(texts, start):
+        fault = embedding.fault_of(text, f"text {at}", 0) or embedding.surrogate_of(text, f"text {at}")
+        if fault is not None:
+            fault.key = plan.entry.key
+            raise fault
+
+
+def inputs_of(inputs: Any, most: int) -> list[Any]:
+    """Return the texts of a request as a list; a single str is a list of one text."""
+    return [inputs] if isinstance(inputs, str) else embedding.texts_of(inputs, most)
+
+
+__all__ = ["OutputPlan", "OutputsRequest", "all_outputs", "inputs_of", "plan",
+           "sparse_vectors", "token_vectors"]

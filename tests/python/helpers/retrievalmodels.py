@@ -1,0 +1,64 @@
+"""Seeded checkpoints with sparse heads and token heads, in the layouts of sentence-transformers, PyLate and ColBERT."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paritymodels import randomise, transformers
+
+VOCAB = 197
+#: Sizes that the models share: odd sizes, three heads of 16.
+SIZES: dict[str, Any] = dict(vocab_size=VOCAB, hidden_size=48, num_attention_heads=3, intermediate_size=90,
+                             num_hidden_layers=2)
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]"]
+MARKS = list(".,!?'-")
+WORDS = [*SPECIAL, *MARKS, *(f"w{number}" for number in range(VOCAB - len(SPECIAL) - len(MARKS) - 2)), "[Q] ", "[D] "]
+TEXTS = ["w1 w2, w3. w4 w9", "w7", "w5 w5 w5 w6! w11 - w12 w13 w14 w15 w16 w17", "w8 w9? w10 w100 w101 w102 w99"]
+
+
+def write_tokenizer(folder: Path, length: int = 64) -> None:
+    """Write a tokenizer of VOCAB words that puts [CLS] and [SEP] around a text."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in SPECIAL[:5]])
+    tokenizer.add_tokens([AddedToken(word, normalized=True) for word in ("[Q] ", "[D] ")])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "pad_token": "[PAD]",
+        "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}))
+
+
+def masked_model(kind: str) -> Any:
+    """Return a seeded masked language model: ``bert``, ``roberta``, ``modernbert`` or ``mpnet``."""
+    sizes: dict[str, Any] = dict(SIZES, max_position_embeddings=80)
+    if kind == "modernbert":
+        sizes |= dict(pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
+                      local_attention=128, global_attn_every_n_layers=2)
+    elif kind in ("roberta", "mpnet"):
+        sizes |= dict(pad_token_id=0, bos_token_id=2, eos_token_id=3)
+    names = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert", "mpnet": "MPNet"}
+    config = getattr(transformers, f"{names[kind]}Config")(**sizes)
+    model = getattr(transformers, f"{names[kind]}ForMaskedLM")(config).eval()
+    randomise(model, 7)
+    model.tie_weights()
+    return model
+
+
+def write_masked(folder: Path, kind: str) -> Path:
+    """Write a masked language model with its tokenizer."""
+    folder.mkdir(parents=True)
+    masked_model(kind).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def save(model: Any, folder: Path) -> Path:
+    """Save a model of sentence-transformers. Returns the folder."""
+    model.save_pretrained(str(folder))
+    return folder

@@ -1,0 +1,321 @@
+"""Sparse vectors, vectors of tokens and all outputs of one pass against sentence-transformers and the formulae, on
+seeded checkpoints: largest difference 1e-4 of the largest value, and equal supports above 1e-5."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+
+pytest.importorskip("sentence_transformers")
+pytest.importorskip("safetensors")
+
+from paritymodels import torch, transformers
+from retrievalmodels import MARKS, TEXTS, VOCAB, masked_model, save, write_masked, write_tokenizer
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[mpool.Pool]:
+    with mpool.Pool(mpool.PoolConfig(threads=2)) as found:
+        yield found
+
+
+def same_sparse(found: mpool.SparseVectors, expected: np.ndarray) -> None:
+    dense = found.to_scipy().toarray()
+    assert dense.shape == expected.shape == found.shape
+    assert np.abs(dense - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.array_equal(dense > 1e-5, expected > 1e-5) and (dense > 1e-5).any() and not (dense > 1e-5).all()
+    for ids, _ in found:
+        assert (np.diff(ids) > 0).all()
+
+
+def same_tokens(found: mpool.TokenVectors, expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        matrix = np.asarray(other)
+        assert one.shape == matrix.shape and np.abs(one - matrix).max() <= 1e-4 * np.abs(matrix).max()
+
+
+# ---- sparse --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind, strategy, function", [("bert", "max", "relu"), ("roberta", "sum", "log1p_relu"),
+                                                      ("modernbert", "max", "log1p_relu"), ("mpnet", "max", "relu")])
+def test_sparse_encoders(pool: mpool.Pool, tmp_path: Path, kind: str, strategy: str, function: str) -> None:
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    base = write_masked(tmp_path / kind, kind)
+    reference = SparseEncoder(modules=[Transformer(str(base), transformer_task="fill-mask"),
+                                       SpladePooling(strategy, activation_function=function)], device="cpu")
+    folder = str(save(reference, tmp_path / "sparse"))
+    same_sparse(pool.embed_sparse(TEXTS, folder, compute="float32"), reference.encode(TEXTS).to_dense().numpy())
+    most = pool.embed_sparse(TEXTS, folder, compute="float32", max_active_dims=5)
+    same_sparse(most, reference.encode(TEXTS, max_active_dims=5).to_dense().numpy())
+
+
+def test_class_names_of_older_versions(pool: mpool.Pool, tmp_path: Path) -> None:
+    from sentence_transformers import SparseEncoder
+
+    folder = save(SparseEncoder(str(write_masked(tmp_path / "base", "bert")), device="cpu"), tmp_path / "sparse")
+    package = "sentence_transformers.sparse_encoder.models"  # as version 5.0 wrote it
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": 0, "name": "0", "path": "", "type": f"{package}.MLMTransformer"},
+        {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{package}.SpladePooling.SpladePooling"}]))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9, "do_lower_case": False}))
+    reference = SparseEncoder(str(folder), device="cpu")
+    same_sparse(pool.embed_sparse(TEXTS, str(folder), compute="float32"), reference.encode(TEXTS).to_dense().numpy())
+
+
+def test_query_tables(pool: mpool.Pool, tmp_path: Path) -> None:
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Router
+    from sentence_transformers.sparse_encoder.modules import MLMTransformer, SparseStaticEmbedding, SpladePooling
+
+    base = str(write_masked(tmp_path / "base", "bert"))
+    weights = torch.rand(VOCAB, generator=torch.Generator().manual_seed(3))
+    weights[20:30] = 0
+    table = SparseStaticEmbedding(tokenizer=transformers.AutoTokenizer.from_pretrained(base), weight=weights)
+    router = Router.for_query_document(query_modules=[table],
+                                       document_modules=[MLMTransformer(base), SpladePooling("max")])
+    reference = SparseEncoder(modules=[router], device="cpu")
+    folder = str(save(reference, tmp_path / "router"))
+    queries = pool.embed_sparse(TEXTS, folder, task="query")
+    documents = pool.embed_sparse(TEXTS, folder, task="document", compute="float32")
+    same_sparse(queries, reference.encode_query(TEXTS).to_dense().numpy())
+    same_sparse(documents, reference.encode_document(TEXTS).to_dense().numpy())
+    scores = reference.similarity(reference.encode_query(TEXTS), reference.encode_document(TEXTS)).numpy()
+    assert np.allclose(queries.dot(documents), scores, rtol=1e-4)
+
+
+# ---- vectors of tokens ---------------------------------------------------------------------------------------------
+
+def write_colbert(folder: Path, dense: list[tuple[int, int]]) -> None:
+    """Write a BERT with Dense modules for tokens, without settings."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    masked_model("bert").bert.save_pretrained(folder)
+    write_tokenizer(folder)
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    for at, (size, out) in enumerate(dense, 1):
+        path = folder / f"{at}_Dense"
+        path.mkdir()
+        values = torch.randn(out, size, generator=torch.Generator().manual_seed(at))
+        save_file({"linear.weight": values}, str(path / "model.safetensors"))
+        (path / "config.json").write_text(json.dumps({
+            "in_features": size, "out_features": out, "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity"}))
+        modules.append({"idx": at, "name": str(at), "path": path.name, "type": "pylate.models.Dense.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def check_both_tasks(pool: mpool.Pool, folder: Path) -> Any:
+    from sentence_transformers import MultiVectorEncoder
+
+    reference = MultiVectorEncoder(str(folder), device="cpu")
+    same_tokens(pool.embed_tokens(TEXTS, str(folder), task="document", compute="float32"),
+                reference.encode_document(TEXTS))
+    queries = pool.embed_tokens(TEXTS, str(folder), task="query", compute="float32")
+    same_tokens(queries, reference.encode_query(TEXTS))
+    return queries
+
+
+@pytest.mark.parametrize("settings, length", [
+    ({"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 12, "document_length": 11,
+      "attend_to_expansion_tokens": False}, 12),
+    ({"query_prefix": "[unused0]", "document_prefix": "[unused1]", "attend_to_expansion_tokens": True}, 32),
+    ({"query_prefix": "[Q] ", "document_prefix": "[D] ", "do_query_expansion": False, "skiplist_words": ["w1", "."]},
+     None)])
+def test_pylate(pool: mpool.Pool, tmp_path: Path, settings: dict[str, Any], length: int | None) -> None:
+    folder = tmp_path / "colbert"
+    write_colbert(folder, [(48, 40), (40, 24)] if length == 12 else [(48, 24)])
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings | {
+        "model_type": "ColBERT", "prompts": {}, "similarity_fn_name": "MaxSim"}))
+    queries = check_both_tasks(pool, folder)
+    assert length is None or all(len(one) == length for one in queries)
+
+
+def test_native_folders(pool: mpool.Pool, tmp_path: Path) -> None:
+    from sentence_transformers import MultiVectorEncoder
+
+    reference = MultiVectorEncoder(str(write_masked(tmp_path / "base", "modernbert")), device="cpu",
+                                   prompts={"query": "w3 w4 ", "document": ""})
+    reference[0].query_expansion = {"strategy": "fixed", "attend": False, "length": 14}
+    reference[0].document_length = 10
+    reference[2].skiplist_words = MARKS
+    same = save(reference, tmp_path / "native")
+    check_both_tasks(pool, same)
+
+
+def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "stanford"
+    folder.mkdir()
+    model = masked_model("bert").bert
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    tensors = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+    tensors["linear.weight"] = torch.randn(20, 48, generator=torch.Generator().manual_seed(2))
+    save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
+    (folder / "artifact.metadata").write_text(json.dumps({
+        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 13, "doc_maxlen": 12,
+        "mask_punctuation": True, "attend_to_mask_tokens": False, "dim": 20, "similarity": "cosine"}))
+    check_both_tasks(pool, folder)
+
+
+def test_hidden_states_of_any_encoder(pool: mpool.Pool, tmp_path: Path) -> None:
+    folder = write_masked(tmp_path / "base", "bert")
+    model = masked_model("bert").bert
+    found = pool.embed_tokens(TEXTS, str(folder), compute="float32")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+    with torch.no_grad():
+        same_tokens(found, [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS])
+
+
+# ---- one pass ------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with dense, sparse and token vectors, as BGE-M3."""
+    from encodermodels import write_modules
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("m3")
+    masked_model("roberta").roberta.save_pretrained(folder)
+    write_tokenizer(folder)
+    write_modules(folder, "cls")
+    random = torch.Generator().manual_seed(5)
+    for stem, rows in (("colbert_linear", 48), ("sparse_linear", 1)):
+        save_file({"weight": torch.randn(rows, 48, generator=random), "bias": torch.randn(rows, generator=random)},
+                  str(folder / f"{stem}.safetensors"))
+    return folder
+
+
+def test_bge_m3(pool: mpool.Pool, m3: Path) -> None:
+    from safetensors.torch import load_file
+
+    found = pool.embed_all(TEXTS, str(m3), compute="float32")
+    model = transformers.RobertaModel.from_pretrained(m3).double().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(m3))
+    colbert, sparse = (load_file(m3 / f"{stem}_linear.safetensors") for stem in ("colbert", "sparse"))
+    rows, weights, dense = [], np.zeros((len(TEXTS), VOCAB)), []
+    for at, text in enumerate(TEXTS):
+        encoded = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            states = model(input_ids=encoded["input_ids"]).last_hidden_state[0]
+        dense.append(torch.nn.functional.normalize(states[0], dim=0).numpy())
+        projected = states[1:] @ colbert["weight"].double().T + colbert["bias"].double()
+        rows.append(torch.nn.functional.normalize(projected, dim=-1).numpy())
+        each = torch.relu(states @ sparse["weight"].double().T + sparse["bias"].double())[:, 0].numpy()
+        for token, weight in zip(encoded["input_ids"][0].tolist(), each):
+            if token not in range(5):  # special tokens
+                weights[at, token] = max(weights[at, token], weight)
+    assert np.abs(found.dense - np.array(dense)).max() < 1e-5
+    same_sparse(found.sparse, weights)
+    same_tokens(found.tokens, rows)
+    assert pool.embed(TEXTS, str(m3), compute="float32").tobytes() == found.dense.tobytes()
+    one = pool.embed_sparse(TEXTS, str(m3), compute="float32")
+    assert one.values.tobytes() == found.sparse.values.tobytes()
+    assert pool.embed_tokens(TEXTS, str(m3), compute="float32").values.tobytes() == found.tokens.values.tobytes()
+    assert [row.key for row in pool.ps()].count(str(m3)) == 1  # one copy of the weights
+
+
+# ---- promises ------------------------------------------------------------------------------------------------------
+
+def _bytes(found: Any) -> list[bytes]:
+    """One bytes object per text, whatever the result is."""
+    if isinstance(found, np.ndarray):
+        return [row.tobytes() for row in found]
+    if isinstance(found, mpool.TextEmbeddings):
+        return [b"".join(parts) for parts in zip(*(_bytes(one) for one in (found.dense, found.sparse, found.tokens)))]
+    if isinstance(found, mpool.SparseVectors):
+        return [ids.tobytes() + values.tobytes() for ids, values in found]
+    return [matrix.tobytes() for matrix in found]
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "embed": mpool.Pool.embed, "embed_sparse": mpool.Pool.embed_sparse, "embed_tokens": mpool.Pool.embed_tokens,
+    "embed_all": mpool.Pool.embed_all}
+MANY = [f"w{number % 90} w{number % 7} w{number % 31} w{number}" for number in range(60)]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_same_bytes_alone_and_from_many_threads(pool: mpool.Pool, m3: Path, name: str) -> None:
+    call, model = CALLS[name], str(m3)
+    together = _bytes(call(pool, MANY, model))
+    assert [_bytes(call(pool, [text], model))[0] for text in MANY[:8]] == together[:8]
+    found: dict[int, list[bytes]] = {}
+    threads = [threading.Thread(target=lambda at=at: found.setdefault(at, _bytes(call(pool, MANY[at::4], model))))
+               for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(found[at] == together[at::4] for at in range(4))
+
+
+def test_same_bytes_in_worker_processes(pool: mpool.Pool, m3: Path) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation="process")) as isolated:
+        for name, call in CALLS.items():
+            assert _bytes(call(isolated, MANY, str(m3))) == _bytes(call(pool, MANY, str(m3))), name
+
+
+def test_jobs_and_aio(pool: mpool.Pool, m3: Path) -> None:
+    import asyncio
+
+    async def each() -> list[Any]:
+        return [await getattr(mpool.aio, name)(TEXTS, str(m3), pool=pool) for name in CALLS]
+
+    found = asyncio.run(each())
+    for (name, call), awaited, output in zip(CALLS.items(), found, ("dense", "sparse", "tokens", "all")):
+        expected = _bytes(call(pool, TEXTS, str(m3)))
+        assert _bytes(awaited) == expected, name
+        assert _bytes(pool.submit("text_embedding", inputs=TEXTS, model=str(m3), output=output).result()) == expected
+
+
+def test_results_behave_like_sequences(pool: mpool.Pool, m3: Path) -> None:
+    sparse, tokens = pool.embed_sparse(TEXTS, str(m3)), pool.embed_tokens(TEXTS, str(m3))
+    assert len(sparse) == len(tokens) == len(list(sparse)) == len(list(tokens)) == len(TEXTS)
+    assert np.array_equal(sparse[-1][0], sparse[len(TEXTS) - 1][0]) and tokens[-1].shape[1] == 48
+    assert sparse.decoded(1)[1][0][0] == "w7"
+    for bad in (sparse, tokens):
+        with pytest.raises(IndexError):
+            bad[len(TEXTS)]
+    empty = pool.embed_all([], str(m3))
+    assert empty.dense.shape == (0, 48) and empty.sparse.shape == (0, VOCAB) and empty.tokens.values.shape == (0, 48)
+    assert sparse.dot(empty.sparse).shape == (len(TEXTS), 0) and empty.sparse.dot(sparse).shape == (0, len(TEXTS))
+    with pytest.raises(mpool.InvalidArgument, match="`top_k`"):
+        sparse.decoded(0)
+
+
+def test_bad_input(pool: mpool.Pool, m3: Path, tmp_path: Path) -> None:
+    plain = str(write_masked(tmp_path / "plain", "bert"))
+    with pytest.raises(mpool.WrongCapability, match="has no sparse vectors; it has: dense"):
+        pool.embed_sparse(TEXTS, plain)
+    for name in ("embed_sparse", "embed_tokens", "embed_all"):
+        call = getattr(pool, name)
+        with pytest.raises(mpool.InvalidArgument, match="text 1 must be a str"):
+            call(["a", 5], str(m3))
+        with pytest.raises(mpool.InvalidArgument, match="surrogate"):
+            call("\ud800", str(m3))
+        with pytest.raises(mpool.ContextOverflow):
+            call("w1 " * 100, str(m3), truncate=False)
+        with pytest.raises(mpool.LimitError):
+            call(TEXTS, str(m3), max_inputs=2)
+        with pytest.raises(mpool.InvalidArgument, match="`task`"):
+            call(TEXTS, str(m3), task="passage")
+    with pytest.raises(mpool.InvalidArgument, match="`max_active`"):
+        pool.embed_sparse(TEXTS, str(m3), max_active=0)
+    with pytest.raises(mpool.InvalidArgument, match="`output`"):
+        pool.submit("text_embedding", inputs=TEXTS, model=str(m3), output="colbert")
