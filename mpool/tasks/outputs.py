@@ -410,8 +410,8 @@ class OutputsRequest:
             bar.close()
         return self.finish(plan, parts), tokens
 
-    def job(self, capability: str) -> Job:
-        """Submit the request and return its handle."""
+    def job(self, capability: str, again: Callable[[], Any]) -> Job:
+        """Submit the request and return its handle. ``again`` is not needed: no text of a request is computed twice."""
         from .jobs import OutputsJob
 
         return OutputsJob(capability, self)

@@ -87,13 +87,15 @@ COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "classify"
                     "vision", "describe_image", "describe_url"},
             "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify", "generate",
                       "generate_image", "chat", "vision"}}
-OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
+#: Forms of requests for several outputs: test_parity_retrieval.py calls each.
+OUTPUTS = ("embed_sparse", "embed_tokens", "embed_all")
+OTHERS = {"mpool": {*OUTPUTS, "get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "semantic_search", "paraphrase_mining", "community_detection", "swap",
                     "maxsim", "quantize_tokens", "pool_tokens",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown", "capture",
                     "read_capture", "compare_captures"},
-          "aio": {"load", "swap", "unload"},
-          "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
+          "aio": {*OUTPUTS, "load", "swap", "unload"},
+          "Model": {*OUTPUTS, "count_tokens", "tokenize", "detokenize", "unload"}}
 
 
 #: Commands without a row. `demo` needs models of the catalogue. `demo`, `serve`, `worker` and `ray` call methods of a
