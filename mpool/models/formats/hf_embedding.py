@@ -139,6 +139,8 @@ _KINDS = ("Transformer", "MLMTransformer", "SpladePooling", "Router", "SparseSta
 
 def _kind(name: str, where: Fields, key: str) -> str:
     kind = name.rpartition(".")[2]
+    if name in sentence_folder.CLASSES and kind not in _KINDS:
+        raise Unsupported(f"{where.file}: {where.name(key)} is {name}; mpool supports " + ", ".join(_KINDS))
     if not name.startswith(("sentence_transformers.", "pylate.models.")) or kind not in _KINDS:
         where.fail(key, shorten(name), "a module of sentence-transformers or PyLate: " + ", ".join(_KINDS),
                    "mpool never imports a class on behalf of a model file")

@@ -89,7 +89,8 @@ COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "classify"
                       "generate_image", "chat", "vision"}}
 #: Forms of requests for several outputs: test_parity_retrieval.py calls each.
 OUTPUTS = ("embed_sparse", "embed_tokens", "embed_all")
-OTHERS = {"mpool": {*OUTPUTS, "get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
+OTHERS = {"mpool": {*OUTPUTS,
+                    "get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "semantic_search", "paraphrase_mining", "community_detection", "swap",
                     "maxsim", "quantize_tokens", "pool_tokens",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown", "capture",
