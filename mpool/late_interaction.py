@@ -160,6 +160,8 @@ def ragged(name: str, given: Any) -> tuple[PackedTokens, bool]:
         else:
             offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
             return _checked(name, PackedTokens(np.concatenate(parts), offsets)), False
+    if array.ndim not in (1, 2, 3):
+        raise InvalidArgument(param=name, got=f"shape {array.shape}", allowed=_SHAPE)
     if array.ndim == 3:
         offsets = np.arange(0, len(array) + 1, dtype=np.int64) * array.shape[1]
         return _checked(name, PackedTokens(array.reshape(-1, array.shape[2]), offsets)), False
@@ -177,7 +179,7 @@ def _array(name: str, value: Any) -> NDArray[Any]:
 
 
 def _packed(name: str, given: Any) -> PackedTokens:
-    offsets = np.asarray(given.offsets)
+    offsets = _array(name, given.offsets)
     if offsets.dtype.kind not in "iu" or offsets.ndim != 1 or not len(offsets):
         raise InvalidArgument(param=name, got=f"offsets of {offsets.dtype} and shape {offsets.shape}",
                               allowed="offsets that are integers of shape (n + 1,)")

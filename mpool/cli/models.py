@@ -185,8 +185,10 @@ def _purpose(model: ModelDescription) -> str:
         return "embeds images (embed_image)" + (" and texts (embed)" if model.networks else "")
     if model.embedding is not None:
         does = {"labels": "classifies texts (classify)", "scores": "ranks documents for a query (rerank)",
-                "vectors": "embeds texts (embed)"}
-        return ", ".join(text for output, text in does.items() if output in model.embedding.outputs)
+                "dense": "embeds texts (embed)", "sparse": "gives texts sparse vectors (embed_sparse)",
+                "tokens": "gives tokens vectors (embed_tokens)"}
+        computed = model.embedding.outputs - {"vectors"} or set(model.embedding.embeddings)
+        return ", ".join(text for output, text in does.items() if output in computed)
     if model.generation is not None:
         return "generates text (generate, chat)"
     return model.capability

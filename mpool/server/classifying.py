@@ -19,8 +19,10 @@ from .operations import Context, Operation, large_response
 if TYPE_CHECKING:
     from .models import ServedModel
 
-#: Maximum number of scores in a response: of texts times labels.
-_MAX_SCORES = 1 << 20
+#: Maximum size of the scores in a response, in bytes of JSON.
+_MAX_BYTES = 64 << 20
+#: Bytes of a score in JSON, beside its label.
+_SCORE_BYTES = 40
 
 Texts = Text | Annotated[list[Text], Meta(min_length=1, max_length=10_000)]
 
@@ -79,13 +81,30 @@ class Prediction(Struct):
 async def _classified(context: Context, served: ServedModel, inputs: list[Any], raw: bool,
                       truncate: bool = True) -> tuple[Any, int]:
     """Classify texts, or pairs of texts. Returns the result of the library, and the number of prompt tokens."""
-    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
-    labels = 0 if settings is None or settings.classifier is None else len(settings.classifier.labels)
-    if labels * len(inputs) > _MAX_SCORES:
-        raise Refusal("request_too_large", f"The response would have {len(inputs):,} times {labels:,} scores; at most "
-                                           f"{_MAX_SCORES:,} are allowed.")
     return await counted(CLASSIFY, context.state.pool, {
         "texts": inputs, "model": served.model, "truncate": truncate, "function_to_apply": "none" if raw else None})
+
+
+async def _check_size(served: ServedModel, field: str, inputs: int, *, labels: bool) -> int:
+    """Return the size of the scores of a response, in bytes of JSON.
+
+    Args:
+        served: the classifier.
+        field: name of the inputs in the request.
+        inputs: their number.
+        labels: True if each score has its label, False if only the best label of an input is named.
+
+    Raises:
+        Refusal: the size exceeds the limit.
+    """
+    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+    names = () if settings is None or settings.classifier is None else settings.classifier.labels
+    size = _SCORE_BYTES * len(names) + (sum(len(name.encode()) for name in names) if labels else 0)
+    if inputs * size > _MAX_BYTES:
+        raise Refusal("request_too_large", f"The response of `{field}` would have {inputs * size:,} bytes, for "
+                                           f"{inputs:,} inputs and {len(names):,} labels; at most {_MAX_BYTES:,} are "
+                                           "allowed. Send fewer inputs per request.", field)
+    return inputs * size
 
 
 async def classify(context: Context, body: ClassifyRequest) -> Response:
@@ -93,6 +112,7 @@ async def classify(context: Context, body: ClassifyRequest) -> Response:
     served = await context.model(body.model)
     given = body.input if isinstance(body.input, list) else [body.input]
     texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(given)]
+    size = await _check_size(served, "input", len(texts), labels=False)
     found, tokens = await _classified(context, served, texts, False in (body.use_activation, body.activation))
 
     def made() -> ClassifyResponse:
@@ -100,13 +120,14 @@ async def classify(context: Context, body: ClassifyRequest) -> Response:
         return ClassifyResponse(f"classify-{context.id}", int(time.time()), body.model, data,
                                 InputUsage(tokens, tokens))
 
-    return await large_response(made, found.scores.size)
+    return await large_response(made, size // _SCORE_BYTES)
 
 
 async def predict(context: Context, body: PredictRequest) -> Response:
     """Classify texts and pairs of texts, as text-embeddings-inference does."""
     served = await context.model_or_only(body.model, "labels", "classifier")
     inputs, single = _inputs(context, body.inputs)
+    length = await _check_size(served, "inputs", len(inputs), labels=True)
     rows: list[Any] = [None] * len(inputs)
     for size in (1, 2):  # a request of the library has texts or pairs
         places = [at for at, one in enumerate(inputs) if len(one) == size]
@@ -120,7 +141,7 @@ async def predict(context: Context, body: PredictRequest) -> Response:
         lists = [[Prediction(each.score, each.label) for each in one] for one in rows]
         return lists[0] if single else lists
 
-    return await large_response(made, sum(len(one) for one in rows))
+    return await large_response(made, length // _SCORE_BYTES)
 
 
 def _inputs(context: Context, given: Any) -> tuple[list[list[str]], bool]:

@@ -352,7 +352,7 @@ EMBED_TOKENS = Verb(
         _TEXTS,
         Parameter('model', MODEL, 'a model of token vectors: the folder or reference of a ColBERT model of '
                   'sentence-transformers (``MultiVectorEncoder``), PyLate or Stanford\'s ColBERT, or of BGE-M3. Any '
-                  'other text encoder returns its hidden states.', None),
+                  'other text encoder returns its hidden states; a model of static embeddings has none.', None),
     ), _options.TokenOptions, 'TokenVectors',
     text=r"""Computes one vector per token, for late interaction (MaxSim).
 
@@ -429,7 +429,8 @@ CLASSIFY = Verb(
         Parameter('model', 'str | os.PathLike[str] | Model',
               'a sequence classifier: a name assigned with :func:`load` or :func:`register`, the path of a folder or a '
               'reference such as ``"org/name"`` whose config.json names a class ForSequenceClassification (BERT, '
-              'RoBERTa, XLM-RoBERTa, ModernBERT, MPNet, GTE), or a :class:`mpool.Model`.'),
+              'RoBERTa, XLM-RoBERTa, DistilBERT, ELECTRA, ALBERT, DeBERTa, ModernBERT, MPNet, GTE), or a '
+              ':class:`mpool.Model`.'),
     ), _options.ClassifyOptions, 'Classifications',
     text=r"""Classifies a text, or a list of texts or pairs of texts.
 

@@ -468,13 +468,14 @@ def read(found: Found, row: Architecture, config: Fields, stored: Mapping[str, T
     return replace(embedding, tokens=late), settings.do_lower_case
 
 
-def add_token_heads(folder: Folder, embedding: EmbeddingSettings, special: tuple[int, ...], size: Mapping[str, int],
+def add_token_heads(folder: Folder, encoder: Folder, embedding: EmbeddingSettings, size: Mapping[str, int],
                     kv: dict[str, Value], tensors: Tensors) -> EmbeddingSettings:
     """Add BGE-M3's heads to a model of dense vectors, if the folder has them as safetensors.
 
     Args:
-        special: ids of the special tokens, which get no weight.
-        folder, embedding, size, kv, tensors: the model and its spec under construction.
+        folder: folder of the model.
+        encoder: folder of the encoder and its tokenizer, whose special tokens get no weight.
+        embedding, size, kv, tensors: the model and its spec under construction.
     """
     hidden, outputs, late = size["D"], list(embedding.embeddings), embedding.tokens
     for stem, core in ((COLBERT_LINEAR, "rows.0"), (SPARSE_LINEAR, "sparse.0")):
@@ -495,7 +496,7 @@ def add_token_heads(folder: Folder, embedding: EmbeddingSettings, special: tuple
         if core == "sparse.0":
             outputs.append("sparse")
             kv |= {"mpool.sparse": "tokens", "mpool.sparse_count": 1, "mpool.sparse.0.activation": "relu",
-                   "mpool.sparse_skipped": list(special)}
+                   "mpool.sparse_skipped": list(_special_ids(encoder, size["V"]))}
         else:
             outputs.append("tokens")
             late = TokenVectorSettings(size=out, skip_first=1)
@@ -503,7 +504,7 @@ def add_token_heads(folder: Folder, embedding: EmbeddingSettings, special: tuple
     return replace(embedding, embeddings=tuple(outputs), tokens=late)
 
 
-def special_ids(folder: Folder, vocab: int) -> tuple[int, ...]:
+def _special_ids(folder: Folder, vocab: int) -> tuple[int, ...]:
     """Return the ids of a tokenizer's special tokens as ``tokenizer.json`` lists them, at most 64."""
     whole: Any = folder.json("tokenizer.json") if folder.has("tokenizer.json") else {}
     added = whole.get("added_tokens", []) if isinstance(whole, dict) else []
@@ -512,4 +513,4 @@ def special_ids(folder: Folder, vocab: int) -> tuple[int, ...]:
     return tuple(sorted(found)[:64])
 
 
-__all__ = ["Found", "Tensors", "add_token_heads", "find", "read", "special_ids"]
+__all__ = ["Found", "Tensors", "add_token_heads", "find", "read"]

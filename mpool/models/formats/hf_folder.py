@@ -147,8 +147,8 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
             default_prompt_name=found.default_prompt_name, similarity=found.similarity,
             dimensions=tuple(sorted(set(config.list("matryoshka_dimensions", [], of=int, limit=64)))),
             truncate_dim=found.truncate_dim, sizes=found.sizes)
-        embedding = hf_embedding.add_token_heads(folder, embedding, hf_embedding.special_ids(encoder, size["V"]), size,
-                                                 kv, hf_embedding.Tensors(paths, tensors))
+        embedding = hf_embedding.add_token_heads(folder, encoder, embedding, size, kv,
+                                                 hf_embedding.Tensors(paths, tensors))
     else:
         generation_settings = generation(encoder, config, tokenizer_config, size)
         end_ids = generation_settings.eog_token_ids

@@ -130,7 +130,7 @@ def _unknown_token(folder: Folder) -> int | None:
     vocab = model.get("vocab")
     if text is None or not isinstance(vocab, dict):
         return None
-    for added in tokenizer.get("added_tokens") or ():
+    for added in tokenizer.list("added_tokens", []):
         if isinstance(added, dict) and added.get("content") == text and type(added.get("id")) is int:
             return int(added["id"])
     token = vocab.get(text)

@@ -177,7 +177,10 @@ def _tasks(served: ServedModel) -> list[str]:
     found = [_TASKS[name] for name in served.capabilities if name in _TASKS]
     if "text_embedding" in served.capabilities:
         settings = served.model.description.embedding
-        found.append("rerank" if settings is not None and settings.scores else "embed")
+        if settings is None or "vectors" in settings.outputs and "dense" in settings.embeddings:
+            found.append("embed")
+        elif settings.scores:
+            found.append("rerank")
     return found
 
 

@@ -13,7 +13,11 @@ const DELIMITERS = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 const isBlank = (line) => line.trim() === "";
 const isTable = (lines, at) => lines[at].includes("|") && at + 1 < lines.length && lines[at + 1].includes("-")
   && lines[at + 1].includes("|") && lines[at + 1].length < SPAN && DELIMITERS.test(lines[at + 1]);
-const beginsBlock = (lines, at) => FENCE.test(lines[at]) || HEADING.test(lines[at]) || RULE.test(lines[at])
+// The expressions take time quadratic in the length of a line: longer lines are text.
+const fenceOf = (line) => (line.length < SPAN ? FENCE.exec(line) : null);
+const headingOf = (line) => (line.length < SPAN ? HEADING.exec(line) : null);
+const isRule = (line) => line.length < SPAN && RULE.test(line);
+const beginsBlock = (lines, at) => fenceOf(lines[at]) || headingOf(lines[at]) || isRule(lines[at])
   || QUOTE.test(lines[at]) || ITEM.test(lines[at]) || isTable(lines, at);
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------
@@ -27,17 +31,17 @@ export function blocks(text) {
       at++;
       continue;
     }
-    const fence = FENCE.exec(line);
+    const fence = fenceOf(line);
     let kind = "paragraph";
     if (fence) {
       kind = "code";
       const end = new RegExp(`^ {0,3}${fence[1][0]}{${fence[1].length},}[ \\t]*$`);
       for (at++; at < lines.length && !end.test(lines[at]); at++);
       at++;
-    } else if (HEADING.test(line)) {
+    } else if (headingOf(line)) {
       kind = "heading";
       at++;
-    } else if (RULE.test(line)) {
+    } else if (isRule(line)) {
       kind = "rule";
       at++;
     } else if (QUOTE.test(line)) {

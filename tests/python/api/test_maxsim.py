@@ -143,6 +143,8 @@ def store(**fields: Any) -> SimpleNamespace:
     (lambda: mpool.maxsim(QUERIES, np.ones((2, 3))), "documents", "3 components"),
     (lambda: mpool.maxsim(QUERIES, []), "documents", "no text"),
     (lambda: mpool.maxsim(5, DOCUMENTS), "query", "5"),  # type: ignore[arg-type]
+    (lambda: mpool.maxsim(np.array(1.0), DOCUMENTS), "query", "shape ()"),
+    (lambda: mpool.maxsim(QUERIES, store(offsets=[[0], [1, 4]])), "documents", "different lengths"),
     (lambda: mpool.maxsim(["text"], DOCUMENTS), "query", "dtype"),
     (lambda: mpool.maxsim(QUERIES, DOCUMENTS, top_k=0), "top_k", "0"),
     (lambda: mpool.maxsim(QUERIES, DOCUMENTS, top_k=True), "top_k", "True"),

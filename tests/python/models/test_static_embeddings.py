@@ -130,6 +130,8 @@ def test_a_row_that_is_not_finite_fails_its_texts_alone(tmp_path: Path) -> None:
     (lambda folder: (folder / "config.json").write_text('{"model_type": "model2vec", "max_length": 0}'), "max_length"),
     (lambda folder: (folder / "config.json").write_text('{"model_type": "model2vec", "normalize": 3}'), "normalize"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
+    (lambda folder: (folder / "tokenizer.json").write_text(json.dumps(
+        json.loads((folder / "tokenizer.json").read_text()) | {"added_tokens": 7})), "added_tokens"),
     (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors"),
     (lambda folder: (folder / "modules.json").write_text(json.dumps([
         {"type": "sentence_transformers.models.StaticEmbedding", "path": ""},

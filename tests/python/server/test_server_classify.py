@@ -82,11 +82,12 @@ def test_refused_requests(server: Any, path: str, body: dict[str, Any], word: st
 
 
 def test_responses_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpool.server.classifying._MAX_SCORES", 6)
+    monkeypatch.setattr("mpool.server.classifying._MAX_BYTES", 340)
     assert ask(server, "/predict", {"inputs": [["a"], ["b"]]})[0] == 200
     for path, body in (("/predict", {"inputs": [["a"]] * 3}), ("/classify", {"model": "nli", "input": ["a"] * 3})):
         status, found = ask(server, path, body)
-        assert status == 413 and "3 times 3 scores" in found["error"]["message"]
+        assert status == 413 and "for 3 inputs and 3 labels" in found["error"]["message"]
+        assert found["error"]["param"] == ("inputs" if path == "/predict" else "input")
 
 
 def test_a_model_must_be_named_if_there_are_several(folder: Path, bert: Path) -> None:
