@@ -252,7 +252,8 @@ typedef struct mp_attn_full {
     const float *bias;      /* NULL, or added to the scaled score: bias[r * ld_bias + t] for row r and key t */
     int64_t ld_bias;        /* T; or -1 if the bias depends only on t - r: 2 T - 1 values, `bias` at element T - 1 */
 } mp_attn_full;
-size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory; calls leave no state in it */
+size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory, also enough for every smaller T; calls
+                                            * leave no state in it */
 
 /* attn_full_bf16 is the slot for the bfloat16 compute type. It rounds q * scale, k, v and p = exp(score - max) to bf16.
  * Its products round as those of gemm_bf16, so variants differ in bits. out = (p * v) * (1 / sum of the unrounded p). A

@@ -29,10 +29,12 @@ static PyArrayObject *matrix_in(mp_state *state, PyObject *object, const char *n
     return NULL;
 }
 
-/* Convert an argument to an array [n] of a type. Copies it only if it is of another type or layout. */
+/* Copy an argument to an array [n] of a type. A copy, because the core reads it without the GIL, and another thread
+ * may change the caller's array after it was checked. */
 static PyArrayObject *list_in(mp_state *state, PyObject *object, int type, const char *name) {
-    PyArrayObject *array = (PyArrayObject *)PyArray_FromAny(object, PyArray_DescrFromType(type), 1, 1,
-                                                            NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL);
+    const int flags = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_ENSURECOPY;
+    PyArrayObject *array =
+        (PyArrayObject *)PyArray_FromAny(object, PyArray_DescrFromType(type), 1, 1, flags, NULL);
     if (!array && (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))) {
         PyErr_Clear();
         mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has the wrong type or shape, allowed: one dimension", name);

@@ -86,9 +86,9 @@ MP_TEST(models_lookup_threads_share_a_batch) {
         MP_CHECK_INT(run_call(&tiny, &call->base, UINT64_MAX), MP_OUTCOME_DONE);
         for (int t = 0; t < MANY; t++) {
             float out[WIDTH];
-            const _Atomic bool stop = false;
+            _Atomic bool stop = false;
             MP_CHECK(mp_lookup_vector((const mp_lookup *)tiny.model, ids + offsets[t], offsets[t + 1] - offsets[t],
-                                      WIDTH, true, &stop, out));
+                                      WIDTH, true, &tiny.lease, &stop, out));
             MP_CHECK(memcmp(out, call->vectors + t * WIDTH, sizeof out) == 0);
         }
         mp_request_destroy(&call->base);
@@ -100,12 +100,12 @@ MP_TEST(models_lookup_means_leave_out_the_ignored_token) {
     const kind of = {false, false};
     const int32_t ids[] = {9, 20, 9, 30, 9, 9};
     float with[WIDTH], without[WIDTH], none[WIDTH];
-    const _Atomic bool stop = false;
+    _Atomic bool stop = false;
     tiny_model tiny;
     tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
     const mp_lookup *model = (const mp_lookup *)tiny.model;
-    MP_CHECK(mp_lookup_vector(model, ids, 6, WIDTH, false, &stop, with));
-    MP_CHECK(mp_lookup_vector(model, (int32_t[]){20, 30}, 2, WIDTH, false, &stop, without));
+    MP_CHECK(mp_lookup_vector(model, ids, 6, WIDTH, false, &tiny.lease, &stop, with));
+    MP_CHECK(mp_lookup_vector(model, (int32_t[]){20, 30}, 2, WIDTH, false, &tiny.lease, &stop, without));
     MP_CHECK(memcmp(with, without, sizeof with) == 0);
     for (int c = 0; c < WIDTH; c++) {
         float a, b;
@@ -113,7 +113,7 @@ MP_TEST(models_lookup_means_leave_out_the_ignored_token) {
         memcpy(&b, mp_tensor_row(&model->table, 30) + 4 * c, 4);
         MP_CHECK(with[c] == (a + b) / 2);
     }
-    MP_CHECK(mp_lookup_vector(model, ids, 1, WIDTH, true, &stop, none));
+    MP_CHECK(mp_lookup_vector(model, ids, 1, WIDTH, true, &tiny.lease, &stop, none));
     for (int c = 0; c < WIDTH; c++)
         MP_CHECK(none[c] == 0.0f);
     tiny_unload(&tiny);
@@ -190,4 +190,22 @@ MP_TEST(models_lookup_refuses_hostile_tables) {
         mapping[TINY_VOCAB - 1] = bad[i];
         check_refused(lookup_spec(&of, NULL, 0, mapping, 5), "token_embd.mapping");
     }
+}
+
+/* A cancelled step ends within a text: a text can have a million tokens, on pages of a slow disk. */
+MP_TEST(models_lookup_stops_within_a_text) {
+    enum { TOKENS = 4096 };
+    static int32_t ids[2 * TOKENS];
+    static const _Atomic int cancelled = 1;
+    _Atomic bool stop = false;
+    float out[WIDTH];
+    const kind of = {false, false};
+    tiny_model tiny;
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
+    const mp_lookup *model = (const mp_lookup *)tiny.model;
+    tiny.lease.cancelled = &cancelled;
+    MP_CHECK(mp_lookup_vector(model, ids, TOKENS - 1, WIDTH, false, &tiny.lease, &stop, out) && !stop);
+    MP_CHECK(mp_lookup_vector(model, ids, 2 * TOKENS, WIDTH, false, &tiny.lease, &stop, out) && stop);
+    tiny.lease.cancelled = NULL;
+    tiny_unload(&tiny);
 }

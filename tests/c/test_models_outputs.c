@@ -543,3 +543,12 @@ MP_TEST(models_outputs_refuse_wrong_heads) {
         mp_spec_unpin(spec);
     }
 }
+
+/* A thread's scratch serves groups of different sizes: what is enough for many rows is enough for fewer. */
+MP_TEST(models_outputs_scratch_is_enough_for_fewer_rows) {
+    for (int rows = 1; rows < 1200; rows++)
+        MP_CHECK(mp_linear_tile(rows) >= mp_linear_tile(rows - 1) && mp_linear_tile(rows) >= (size_t)rows * MP_PANEL_N);
+    for (int size = 8; size <= 256; size += 8)
+        for (int keys = 33; keys < 2200; keys++)
+            MP_CHECK(mp_attn_full_scratch(keys, size) >= mp_attn_full_scratch(keys - 1, size));
+}

@@ -125,7 +125,7 @@ static mp_status take(mp_encoder *model, mp_budget *budget, uint64_t bytes, mp_e
 }
 
 /* Compute the tables of all layers. `tensors`: memory for two tensors of each term. */
-static mp_status compute(mp_encoder *model, const settings *set, mp_tensor *tensors, mp_lease *lease,
+static mp_status compute(mp_encoder *model, const settings *set, mp_tensor *tensors, mp_lease *lease, mp_budget *budget,
                          mp_progress *progress, int64_t *parameters, mp_error *error) {
     const int terms = set->keys + set->queries;
     const size_t rows = (size_t)model->relative.rows, hidden = (size_t)model->hidden, width = (size_t)model->q_width;
@@ -134,15 +134,22 @@ static mp_status compute(mp_encoder *model, const settings *set, mp_tensor *tens
         MP_TRY(find_term(model, i / terms, !set->keys || i % terms == 1, set->shared, &tensors[i], &biases[i],
                          parameters, error));
     const size_t floats = rows * hidden + (size_t)lease->threads * width * (hidden + 1);
-    float *scratch = mp_alloc_array(floats, sizeof *scratch, MP_TAG_SCRATCH);
-    if (!scratch)
-        return mp_fail_memory(error, floats * sizeof *scratch, "the tables of distances");
+    float *scratch = NULL;
+    const uint64_t bytes = (uint64_t)floats * sizeof *scratch;
+    if (!mp_budget_take(budget, bytes))
+        return mp_fail_memory(error, bytes, "the tables of distances");
+    scratch = mp_alloc_array(floats, sizeof *scratch, MP_TAG_SCRATCH);
+    if (!scratch) {
+        mp_budget_give(budget, bytes);
+        return mp_fail_memory(error, bytes, "the tables of distances");
+    }
     mp_status status = read_distances(model, set->normed, scratch, parameters, error);
     if (status == MP_OK) {
         run all = {model, tensors, biases, terms, scratch, scratch + rows * hidden, progress, 0};
         mp_lease_run(lease, compute_body, &all);
     }
     mp_free(scratch);
+    mp_budget_give(budget, bytes);
     return status;
 }
 
@@ -162,7 +169,7 @@ mp_status mp_encoder_read_relative(mp_encoder *model, mp_lease *lease, mp_budget
     mp_tensor *tensors = mp_alloc_array(count, sizeof *tensors, MP_TAG_MISC);
     if (!tensors)
         return mp_fail_memory(error, count * sizeof *tensors, "the tables of distances");
-    mp_status status = compute(model, &set, tensors, lease, progress, parameters, error);
+    mp_status status = compute(model, &set, tensors, lease, budget, progress, parameters, error);
     mp_free(tensors);
     for (int i = 0; i < model->layer_count; i++) {
         const float *first = model->relative_tables + (size_t)(i * terms) * table;

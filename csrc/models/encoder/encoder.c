@@ -16,9 +16,13 @@ static int32_t wide(const mp_encoder *model) {
     return model->flags & MP_ENCODER_OUTPUT_NORMS && model->hidden > most ? model->hidden : most;
 }
 
-/* The first layer's MLP stands for all: no other is larger. */
+/* Layers differ: what a matrix needs depends on whether it is packed. */
 static size_t inner_bytes(const mp_encoder *model, int M) {
-    return larger(mp_mlp_scratch(&model->layers[0].base.mlp, M), mp_mlp_scratch(&model->latent.mlp, M));
+    size_t most = mp_mlp_scratch(&model->latent.mlp, M);
+    for (int i = 0; i < model->layer_count; i++)
+        if (i == 0 || !model->layers[i].experts)
+            most = larger(most, mp_mlp_scratch(&model->layers[i].base.mlp, M));
+    return most;
 }
 
 static int32_t mixed_width(const mp_encoder *model) {

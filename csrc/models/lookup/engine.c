@@ -39,8 +39,15 @@ static void add_row(const mp_lookup *model, int32_t token, int32_t at, int32_t c
     k->add(values, count, sum);
 }
 
+/* Report progress, and return true once the step shall end. A table on a slow disk takes long for a few texts. */
+static bool must_stop(mp_lease *lease, _Atomic bool *stop) {
+    if (mp_lease_poll(lease))
+        atomic_store_explicit(stop, true, memory_order_relaxed);
+    return atomic_load_explicit(stop, memory_order_relaxed);
+}
+
 bool mp_lookup_vector(const mp_lookup *model, const int32_t *ids, int64_t n, int32_t width, bool normalize,
-                      const _Atomic bool *stop, float *out) {
+                      mp_lease *lease, _Atomic bool *stop, float *out) {
     const mp_kernels *k = mp_kernels_get();
     int64_t counted = 0;
     for (int64_t i = 0; i < n; i++)
@@ -50,7 +57,7 @@ bool mp_lookup_vector(const mp_lookup *model, const int32_t *ids, int64_t n, int
         const int32_t count = width - at < PART ? width - at : PART;
         memset(out + at, 0, sizeof(float) * (size_t)count);
         for (int64_t i = 0; i < n; i++) {
-            if (i % POLL_TOKENS == POLL_TOKENS - 1 && atomic_load_explicit(stop, memory_order_relaxed))
+            if (i % POLL_TOKENS == POLL_TOKENS - 1 && must_stop(lease, stop))
                 return true;
             if (ids[i] != model->ignored)
                 add_row(model, ids[i], at, count, out + at);
@@ -168,14 +175,14 @@ typedef struct step_run {
 } step_run;
 
 static void step_body(const mp_team_thread *thread, void *arg) {
+    (void)thread;
     step_run *run = arg;
     const uint32_t all = run->start[run->plan->count];
     int i = 0;
     for (;;) {
-        if (thread->index == 0 && mp_lease_poll(run->lease))
-            atomic_store_explicit(&run->stop, true, memory_order_relaxed);
+        const bool stops = must_stop(run->lease, &run->stop);
         const uint32_t from = atomic_fetch_add_explicit(&run->next, SHARE, memory_order_relaxed);
-        if (from >= all || atomic_load_explicit(&run->stop, memory_order_relaxed))
+        if (from >= all || stops)
             return;
         for (uint32_t at = from; at < all && at < from + SHARE; at++) {
             while (at >= run->start[i + 1])
@@ -188,7 +195,7 @@ static void step_body(const mp_team_thread *thread, void *arg) {
             const int64_t skip = request->skip ? request->skip[t] : 0, first = request->offsets[t] + skip;
             const bool normalize = request->normalize < 0 ? run->model->normalize : request->normalize != 0;
             if (!mp_lookup_vector(run->model, request->ids + first, request->offsets[t + 1] - first,
-                                  request->sizes.width, normalize, &run->stop,
+                                  request->sizes.width, normalize, run->lease, &run->stop,
                                   request->vectors + (int64_t)t * request->sizes.width))
                 atomic_store_explicit(&run->failed[i], true, memory_order_relaxed);
         }

@@ -549,14 +549,18 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
     multiply(linear, thread, acts, M, unpacked, ep, y, ldy);
 }
 
+enum { TILE_FLOATS = 32768, TILE_PANELS = 8 };
+
 /* Panels of a tile of M rows: about 128 KiB, which stays in L2 beside the activations, and at most 8. */
 static int tile_panels(int M) {
-    enum { FLOATS = 32768, MOST = 8 };
-    const int fit = FLOATS / (MP_PANEL_N * (M > 0 ? M : 1));
-    return fit < 1 ? 1 : fit < MOST ? fit : MOST;
+    const int fit = TILE_FLOATS / (MP_PANEL_N * (M > 0 ? M : 1));
+    return fit < 1 ? 1 : fit < TILE_PANELS ? fit : TILE_PANELS;
 }
 
-size_t mp_linear_tile(int M) { return (size_t)M * (size_t)tile_panels(M) * MP_PANEL_N; }
+size_t mp_linear_tile(int M) {
+    const size_t panel = (size_t)M * MP_PANEL_N;
+    return panel * TILE_PANELS < TILE_FLOATS ? panel * TILE_PANELS : panel > TILE_FLOATS ? panel : TILE_FLOATS;
+}
 
 void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
                      void *scratch, const mp_unpacked *unpacked, float *tile, mp_tile_taker *take, void *arg) {
