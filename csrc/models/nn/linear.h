@@ -121,7 +121,8 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
 /* Computes linear(x [M, ldx]) + bias of a layer of one part tile by tile, for products that are reduced at once: `take`
  * gets a tile of all rows and `columns` outputs from `column` on, [M, ld]. Thread i of n takes the panels from
  * panels * i / n on, in ascending order. tile: mp_linear_tile(M) floats of the thread, which are enough for fewer rows,
- * too. Other arguments and barriers are as in mp_linear_forward without private scratch. The bits of an output do not depend on the tiles. */
+ * too. Other arguments and barriers are as in mp_linear_forward without private scratch. The bits of an output do not
+ * depend on the tiles. */
 typedef void mp_tile_taker(void *arg, int32_t column, int32_t columns, const float *tile, int64_t ld);
 size_t mp_linear_tile(int M);
 void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,

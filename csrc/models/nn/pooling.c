@@ -43,7 +43,8 @@ static mp_status read_sizes(mp_head *head, mp_builder *builder, mp_error *error)
     if (value->type != MP_VALUE_INTS || value->count > MP_MAX_SIZES || head->dense.count != 1 ||
         head->dense.dense[0].norm || head->dense.dense[0].minus)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.dense_sizes",
-                            "at most 16 sizes, and exactly one dense layer without a norm or `minus`", "%s", "something else");
+                            "at most 16 sizes, and exactly one dense layer without a norm or `minus`", "%s",
+                            "something else");
     for (uint64_t i = 0; i < value->count; i++) {
         const int64_t size = value->as.integers[i];
         mp_dense *dense = &head->sizes[head->size_count++];
