@@ -183,7 +183,7 @@ class OutputsJob(Job):
         self._started: _core.Ticket | None = None
         self._part: Any = None
         if request.plan.query_weights is not None:
-            self._part = outputs.of_queries(request.plan, request.inputs)
+            self._part = outputs.of_queries(request.plan, request.inputs, 0, request.call)
         elif request.inputs:
             self._pack = outputs.packed(request.plan, request.inputs, 0, False, request.call)
             service_class = vectors.service_class_of(len(request.inputs))

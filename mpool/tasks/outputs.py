@@ -13,14 +13,14 @@ import numpy as np
 
 from .. import native_calls
 from ..checks import integer, refuse
-from ..errors import FormatError
+from ..errors import ContextOverflow, FormatError
 from ..models.files import close, open_regular, read_exactly
 from . import text_embedding as embedding
 from .embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from .steps import Pack as PackStep
 from .steps import Start, Steps, run_slices
 from .text_embedding import Pack, Plan
-from .vectors import Bar, Kind, service_class_of
+from .vectors import Bar, Kind, keep_plan, service_class_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,14 +89,17 @@ def plan(entry: Entry, options: Any) -> OutputPlan:
     if most is not None and ((integer(most) or 0) < 1):
         refuse("max_active", most, "1 or more, or None", key=entry.key)
     found = embedding.plan(entry, options)
-    key = "outputs", found, options.embedding, options.task, most
+    # a prompt of the request that equals the model's own is inserted as text, and the model's own as its marker
+    explicit = options.prompt is not None or options.prompt_name is not None
+    key = "outputs", found, options.embedding, options.task, explicit
     made = entry.plans.get(key)
     if made is None:
-        made = entry.plans[key] = _make(found, options, most)
-    return made
+        made = _make(found, options)
+        keep_plan(entry, key, made)
+    return made if most is None else replace(made, most=most)
 
 
-def _make(found: Plan, options: Any, most: int | None) -> OutputPlan:
+def _make(found: Plan, options: Any) -> OutputPlan:
     entry, output = found.entry, options.embedding
     description = entry.describe()
     settings = description.embedding
@@ -108,14 +111,14 @@ def _make(found: Plan, options: Any, most: int | None) -> OutputPlan:
     else:
         mask = SPARSE if output == "sparse" else ROWS if settings.tokens is not None else STATES
     weights = None
-    if output == "sparse" and options.task == "query" and settings.query_weights is not None:
+    if mask == SPARSE and options.task == "query" and settings.query_weights is not None:
         weights = _read_weights(settings.query_weights)
     changes: dict[str, Any] = {}
     markers = None
     if settings.tokens is not None and mask & ROWS:
         markers, changes = _markers(found, settings.tokens, options)
     values = {name: getattr(found, name) for name in Plan.__dataclass_fields__} | changes
-    return OutputPlan(**values, mask=mask, vocab=vocab, markers=markers, query_weights=weights, most=most)
+    return OutputPlan(**values, mask=mask, vocab=vocab, markers=markers, query_weights=weights)
 
 
 def _read_weights(stored: StoredVector) -> NDArray[np.float32]:
@@ -266,12 +269,34 @@ def _kept(plan: OutputPlan, pack: Pack, rows: Any) -> tuple[Any, Any]:
     return rows[keep], offsets.astype(np.int64)
 
 
-def of_queries(plan: OutputPlan, texts: list[Any]) -> Part:
-    """Return the sparse vectors of queries from the table of weights: no token counts twice."""
+def of_queries(plan: OutputPlan, texts: list[Any], start: int, call: Call) -> Part:
+    """Return the sparse vectors of queries from the table of weights: no token counts twice.
+
+    Queries are texts, or sequences of token ids as for :func:`mpool.embed`. Long texts are tokenised on threads for
+    native calls.
+
+    Args:
+        plan: plan of the request.
+        texts: queries of the slice.
+        start: index of the first query in the request.
+        call: the deadline.
+
+    Raises:
+        InvalidArgument, ContextOverflow: as for :func:`mpool.tasks.text_embedding.pack`, except that a query may have
+            no token.
+        Timeout: the deadline has passed.
+    """
+    chars = sum(len(text) for text in texts if isinstance(text, str))
+    return native_calls.tokenized(chars, _looked_up, plan, texts, start, deadline=call.deadline)
+
+
+def _looked_up(plan: OutputPlan, texts: list[Any], start: int) -> Part:
     assert plan.query_weights is not None
-    found = plan.tokenizer.encode_batch([plan.prompt + text for text in texts], add_special=False,
-                                        parse_special=plan.parse_special, max_tokens=plan.max_tokens,
-                                        truncate=plan.truncate)
+    found = embedding.pack_ids(plan, texts, start) if embedding._are_ids(texts) else _query_ids(plan, texts, start)
+    size, largest = len(plan.query_weights), int(found.ids.max(initial=0))
+    if largest >= size:
+        refuse("inputs", f"token id {largest:,}", f"tokens below {size:,}, the size of the table of query weights",
+               key=plan.entry.key)
     ids, values, indptr = [], [], [0]
     for first, end in zip(found.offsets, found.offsets[1:]):
         once = np.unique(found.ids[first:end])
@@ -282,6 +307,27 @@ def of_queries(plan: OutputPlan, texts: list[Any]) -> Part:
     whole = (np.array(indptr, dtype=np.int64), np.concatenate(ids or [np.zeros(0, np.int32)]).astype(np.int32),
              np.concatenate(values or [np.zeros(0, np.float32)]).astype(np.float32))
     return Part(sparse=_largest(*whole, plan.most))
+
+
+def _query_ids(plan: OutputPlan, texts: list[Any], start: int) -> Any:
+    """Return the token ids of queries, without special tokens."""
+    for at, text in enumerate(texts, start):
+        fault = embedding.fault_of(text, f"text {at}", 0) or embedding.surrogate_of(text, f"text {at}")
+        if fault is not None:
+            fault.key = plan.entry.key
+            raise fault
+    try:
+        return plan.tokenizer.encode_batch([plan.prompt + text for text in texts], add_special=False,
+                                           parse_special=plan.parse_special, max_tokens=plan.max_tokens,
+                                           truncate=plan.truncate)
+    except ContextOverflow as error:
+        for at, text in enumerate(texts, start):
+            tokens = plan.tokenizer.count(plan.prompt + text, add_special=False, parse_special=plan.parse_special)
+            if tokens > plan.max_tokens:
+                raise ContextOverflow(f"text {at} has {tokens} tokens, the model accepts at most {plan.max_tokens}",
+                                      tokens=tokens, limit=plan.max_tokens, key=plan.entry.key,
+                                      hint="Shorten it, or set truncate=True") from None
+        raise error
 
 
 def _join(arrays: list[Any], empty: Any) -> Any:
@@ -352,12 +398,14 @@ class Table:
 
     plan: OutputPlan
     texts: list[Any]
+    start: int
+    call: Call
 
     def now(self) -> Part:
-        return of_queries(self.plan, self.texts)
+        return of_queries(self.plan, self.texts, self.start, self.call)
 
     async def later(self) -> Part:
-        return await native_calls.TEXTS.arun(self.now)
+        return await native_calls.TEXTS.arun(self.now, deadline=self.call.deadline)
 
 
 @dataclass(slots=True)
@@ -383,11 +431,9 @@ class OutputsRequest:
         try:
             if plan.query_weights is not None:
                 for start, texts in slices:
-                    _check_texts(plan, texts, start)
-                    parts.append((yield Table(plan, texts)))
+                    parts.append((yield Table(plan, texts, start, call)))
                     bar.add(len(texts))
-                return self.finish(plan, parts), 0
-            if len(slices) == 1:
+            elif len(slices) == 1:
                 pack = yield PackStep(TEXTS, plan, self.inputs, 0, False, call)
                 ticket = yield Start(TEXTS, plan, pack, call, service_class_of(total))
                 try:
@@ -415,14 +461,6 @@ class OutputsRequest:
         from .jobs import OutputsJob
 
         return OutputsJob(capability, self)
-
-
-def _check_texts(plan: OutputPlan, texts: list[Any], start: int) -> None:
-    for at, text in enumerate(texts, start):
-        fault = embedding.fault_of(text, f"text {at}", 0) or embedding.surrogate_of(text, f"text {at}")
-        if fault is not None:
-            fault.key = plan.entry.key
-            raise fault
 
 
 def inputs_of(inputs: Any, most: int) -> list[Any]:

@@ -41,7 +41,8 @@ INTERACTIVE, BULK = 0, 1
 #: Allowed values of the options that text and image embedding share.
 CHOICES: dict[str, tuple[Any, ...]] = {"precision": PRECISIONS, "on_error": ON_ERROR,
                                        "normalize": (None, True, False)}
-_MAX_PLANS = 64
+#: Maximum number of plans that are cached per model.
+MAX_PLANS = 64
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
@@ -91,10 +92,15 @@ def plan_of(entry: Entry, options: Any, strict: tuple[Any, ...], make: Callable[
         found = None  # a value is unhashable, hence invalid: make() raises the error that names it
     if found is None:
         found = make(entry, options)
-        if len(entry.plans) >= _MAX_PLANS:
-            entry.plans.clear()
-        entry.plans[key] = found
+        keep_plan(entry, key, found)
     return found
+
+
+def keep_plan(entry: Entry, key: Any, plan: VectorPlan) -> None:
+    """Cache a plan. A full cache is emptied first."""
+    if len(entry.plans) >= MAX_PLANS:
+        entry.plans.clear()
+    entry.plans[key] = plan
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:

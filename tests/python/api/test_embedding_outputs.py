@@ -1,0 +1,90 @@
+"""Requests for sparse vectors and vectors of tokens: input, limits and forms, on a seeded model with a query table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from retrievalmodels import TEXTS, VOCAB, write_masked
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[mpool.Pool]:
+    with mpool.Pool(mpool.PoolConfig(threads=2)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A sparse encoder with a table of weights for queries."""
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("routed")
+    write_masked(folder / "document_0_Transformer", "bert")
+    for name, config in (("document_1_SpladePooling", {"pooling_strategy": "max"}),
+                         ("query_0_SparseStaticEmbedding", {"frozen": False})):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    weights = np.random.default_rng(3).random(VOCAB).astype(np.float32)
+    save_file({"weight": weights}, str(folder / "query_0_SparseStaticEmbedding" / "model.safetensors"))
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.router.Router"}]))
+    package = "sentence_transformers.sparse_encoder.modules"
+    (folder / "router_config.json").write_text(json.dumps({
+        "types": {"query_0_SparseStaticEmbedding": f"{package}.SparseStaticEmbedding",
+                  "document_0_Transformer": "sentence_transformers.base.modules.transformer.Transformer",
+                  "document_1_SpladePooling": f"{package}.SpladePooling"},
+        "structure": {"query": ["query_0_SparseStaticEmbedding"],
+                      "document": ["document_0_Transformer", "document_1_SpladePooling"]}, "parameters": {}}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "SparseEncoder"}))
+    return str(folder)
+
+
+def _forms(pool: mpool.Pool, model: str) -> dict[str, Callable[..., Any]]:
+    """The forms of a request for sparse vectors of queries."""
+    return {
+        "function": lambda inputs, **more: pool.embed_sparse(inputs, model, task="query", **more),
+        "aio": lambda inputs, **more: asyncio.run(
+            mpool.aio.embed_sparse(inputs, model, task="query", pool=pool, **more)),
+        "job": lambda inputs, **more: pool.submit("text_embedding", inputs=inputs, model=model, output="sparse",
+                                                  task="query", **more).result(),
+        "all": lambda inputs, **more: pool.embed_all(inputs, model, task="query", **more).sparse}
+
+
+@pytest.mark.parametrize("form", ("function", "aio", "job", "all"))
+def test_queries_of_a_table(pool: mpool.Pool, routed: str, form: str) -> None:
+    call = _forms(pool, routed)[form]
+    expected = pool.embed_sparse(TEXTS, routed, task="query")
+    found = call(TEXTS)
+    assert found.values.tobytes() == expected.values.tobytes() and found.shape == expected.shape
+    assert call([[20, 21, 20], [30]]).indices.tolist() == [20, 21, 30]
+    assert len(call("")) == 1
+    for bad, message in ((["a", 3], "text 1 must be a str"), (["w1", "w1 " * 400_000], "text 1 must be a str"),
+                         (["w1", "\ud800"], "text 1 must be Unicode"), ([[20], "w1"], r"inputs\[1\]"),
+                         ([[20], [VOCAB]], r"inputs\[1\]\[0\]")):
+        with pytest.raises(mpool.InvalidArgument, match=message):
+            call(bad)
+    with pytest.raises(mpool.ContextOverflow, match="text 1 has 100 tokens"):
+        call(["w1", "w1 " * 100], truncate=False)
+
+
+def test_cached_plans_are_bounded(pool: mpool.Pool, routed: str) -> None:
+    plans = pool._find(routed, "text_embedding").plans
+    before = len(plans)
+    sizes = [len(pool.embed_sparse("w1 w2 w3 w4", routed, task="query", max_active=most).indices)
+             for most in range(1, 6)]
+    assert sizes == [1, 2, 3, 4, 4] and len(plans) <= before + 2
+    for number in range(80):
+        pool.embed_sparse("w1", routed, task="query", prompt=f"w{number} ")
+    assert len(plans) <= 64
