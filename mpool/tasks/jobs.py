@@ -72,8 +72,8 @@ class Job:
                 raise Timeout(f"the job is not done after {seconds:g} s; it continues", key=self.model)
         return self._finish()
 
-    def _needs_recomputation(self) -> bool:
-        """Return True if :meth:`_finish` must compute inputs again, which blocks."""
+    def _finish_blocks(self) -> bool:
+        """Return True if :meth:`_finish` computes inputs again or copies large outputs: too long for an event loop."""
         return False
 
     def done(self) -> bool:
@@ -116,7 +116,7 @@ class Job:
 
         if self._ticket is not None:
             await watcher().done(self._ticket)
-            if self._needs_recomputation():
+            if self._finish_blocks():
                 return await native_calls.REQUESTS.arun(self._finish)
         return self._finish()
 
@@ -142,7 +142,7 @@ class VectorJob(Job):
     def _ticket(self) -> _core.Ticket | None:
         return self._started
 
-    def _needs_recomputation(self) -> bool:
+    def _finish_blocks(self) -> bool:
         if self._started is None or not self._request.plan.null:
             return False
         try:
@@ -186,6 +186,7 @@ class OutputsJob(Job):
             self._part = outputs.of_queries(request.plan, request.inputs, 0, request.call)
         elif request.inputs:
             self._pack = outputs.packed(request.plan, request.inputs, 0, False, request.call)
+            outputs.Sizes(request.plan).expect(self._pack)
             service_class = vectors.service_class_of(len(request.inputs))
             self._started = vectors.submit(outputs.TEXTS, request.plan, self._pack, request.call, service_class, True)
 
@@ -193,13 +194,18 @@ class OutputsJob(Job):
     def _ticket(self) -> _core.Ticket | None:
         return self._started
 
+    def _finish_blocks(self) -> bool:
+        return self._started is not None
+
     def _finish(self) -> Any:
         from . import outputs
 
-        request = self._request
+        request, part = self._request, self._part
         if self._started is not None:
-            self._part = outputs.part_of(request.plan, self._pack, self._started)
-        return request.finish(request.plan, [] if self._part is None else [self._part])
+            part = outputs.part_of(request.plan, self._pack, self._started)
+        if part is not None:
+            outputs.Sizes(request.plan).add(part)
+        return request.finish(request.plan, [] if part is None else [part])
 
 
 class StreamJob(Job):

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import native_calls
 from ..checks import integer, refuse
-from ..errors import ContextOverflow, FormatError
+from ..errors import ContextOverflow, FormatError, LimitError
 from ..models.files import close, open_regular, read_exactly
 from . import text_embedding as embedding
 from .embedding_results import SparseVectors, TextEmbeddings, TokenVectors
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 #: Bits of the core's mask of outputs.
 DENSE, STATES, ROWS, SPARSE = 1, 2, 4, 8
+#: A result has at most this part of the pool's memory limit. The caller holds it beside models and caches, and while
+#: slices are joined, twice.
+RESULT_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +333,45 @@ def _query_ids(plan: OutputPlan, texts: list[Any], start: int) -> Any:
         raise error
 
 
+@dataclass(slots=True)
+class Sizes:
+    """Counts the bytes of a result, which may have at most a quarter of the pool's memory limit.
+
+    Attributes:
+        plan: plan of the request.
+        used: bytes of the parts so far.
+    """
+
+    plan: OutputPlan
+    used: int = 0
+
+    def expect(self, pack: Pack) -> None:
+        """Raise LimitError if the vectors of a pack's tokens, before it is computed, exceed the limit."""
+        if self.plan.mask & (ROWS | STATES):
+            self._check(self.used + 4 * _row_size(self.plan) * len(pack.ids))
+
+    def add(self, part: Part) -> None:
+        """Add the arrays of a part. Raises LimitError if they exceed the limit."""
+        arrays = [part.dense, *(part.sparse or ()), *(part.tokens or ())]
+        self.used += sum(array.nbytes for array in arrays if array is not None)
+        self._check(self.used)
+
+    def _check(self, size: int) -> None:
+        plan = self.plan
+        limit = int(plan.registry.stats()["memory_limit"]) // RESULT_SHARE
+        if size > limit:
+            raise LimitError(f"the result of `inputs` needs at least {size / 1e6:,.1f} MB, the limit is "
+                             f"{limit / 1e6:,.1f} MB, a quarter of the pool's memory limit", param="inputs",
+                             key=plan.entry.key, hint="Pass fewer texts per request")
+
+
+def _row_size(plan: OutputPlan) -> int:
+    """Return the number of components of the vector of a token."""
+    settings = plan.entry.describe().embedding
+    assert settings is not None
+    return settings.tokens.size if settings.tokens is not None else settings.hidden_size
+
+
 def _join(arrays: list[Any], empty: Any) -> Any:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays) if arrays else empty
 
@@ -352,10 +394,7 @@ def sparse_vectors(plan: OutputPlan, parts: list[Part]) -> SparseVectors:
 def token_vectors(plan: OutputPlan, parts: list[Part]) -> TokenVectors:
     """Join the vectors of tokens of slices."""
     found = [part.tokens for part in parts if part.tokens is not None]
-    settings = plan.entry.describe().embedding
-    assert settings is not None
-    size = settings.tokens.size if settings.tokens is not None else settings.hidden_size
-    return TokenVectors(_join([one[0] for one in found], np.zeros((0, size), np.float32)),
+    return TokenVectors(_join([one[0] for one in found], np.zeros((0, _row_size(plan)), np.float32)),
                         _offsets([one[1] for one in found]))
 
 
@@ -409,6 +448,23 @@ class Table:
 
 
 @dataclass(slots=True)
+class Finish:
+    """Join the parts to the result that the caller gets."""
+
+    finish: Callable[[OutputPlan, list[Part]], Any]
+    plan: OutputPlan
+    parts: list[Part]
+
+    def now(self) -> Any:
+        return self.finish(self.plan, self.parts)
+
+    async def later(self) -> Any:
+        if len(self.parts) <= 1:  # nothing is copied
+            return self.now()
+        return await native_calls.REQUESTS.arun(self.now)
+
+
+@dataclass(slots=True)
 class OutputsRequest:
     """A request for outputs of a complete list of texts.
 
@@ -426,18 +482,22 @@ class OutputsRequest:
         """Return the generator. Its result is a pair: the caller's result and the number of prompt tokens."""
         plan, call, total = self.plan, self.call, len(self.inputs)
         parts: list[Part] = []
-        tokens, bar = 0, Bar(self.progress, total, plan.entry.key)
+        tokens, bar, sizes = 0, Bar(self.progress, total, plan.entry.key), Sizes(plan)
         slices = list(embedding.slices(self.inputs))
         try:
             if plan.query_weights is not None:
                 for start, texts in slices:
-                    parts.append((yield Table(plan, texts, start, call)))
+                    part = yield Table(plan, texts, start, call)
+                    sizes.add(part)
+                    parts.append(part)
                     bar.add(len(texts))
             elif len(slices) == 1:
                 pack = yield PackStep(TEXTS, plan, self.inputs, 0, False, call)
+                sizes.expect(pack)
                 ticket = yield Start(TEXTS, plan, pack, call, service_class_of(total))
                 try:
                     parts.append((yield Fetch(TEXTS, plan, pack, ticket, call)))
+                    sizes.add(parts[0])
                 finally:
                     if ticket is not None and not ticket.done():
                         ticket.cancel()
@@ -446,6 +506,7 @@ class OutputsRequest:
             else:
                 def took(start: int, pack: Pack, part: Part) -> Iterable[Any]:
                     nonlocal tokens
+                    sizes.add(part)
                     parts.append(part)
                     tokens += TEXTS.tokens(pack)
                     bar.add(pack.count)
@@ -454,7 +515,7 @@ class OutputsRequest:
                 yield from run_slices(TEXTS, plan, iter(slices), call, took, Fetch)
         finally:
             bar.close()
-        return self.finish(plan, parts), tokens
+        return (yield Finish(self.finish, plan, parts)), tokens
 
     def job(self, capability: str, again: Callable[[], Any]) -> Job:
         """Submit the request and return its handle. ``again`` is not needed: no text of a request is computed twice."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,3 +88,42 @@ def test_cached_plans_are_bounded(pool: mpool.Pool, routed: str) -> None:
     for number in range(80):
         pool.embed_sparse("w1", routed, task="query", prompt=f"w{number} ")
     assert len(plans) <= 64
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_masked(tmp_path_factory.mktemp("plain") / "bert", "bert"))
+
+
+def test_results_are_bounded(plain: str) -> None:
+    memory = 64 << 20
+    texts = ["w1 " * 62] * 1500  # 1500 texts of 64 tokens with 48 components: 18.4 MB, more than a quarter
+    with mpool.Pool(mpool.PoolConfig(threads=2, memory_bytes=memory)) as small:
+        assert len(small.embed_tokens(texts[:100], plain)) == 100
+        calls: list[Callable[[], Any]] = [
+            lambda: small.embed_tokens(texts, plain),
+            lambda: asyncio.run(mpool.aio.embed_tokens(texts, plain, pool=small)),
+            lambda: small.submit("text_embedding", inputs=texts, model=plain, output="tokens").result()]
+        for call in calls:
+            with pytest.raises(mpool.LimitError, match=r"limit is 16\.8 MB, a quarter of the pool's") as caught:
+                call()
+            assert caught.value.param == "inputs" and "fewer texts" in str(caught.value)
+
+
+def test_event_loops_join_no_slices(pool: mpool.Pool, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpool.tasks import outputs
+
+    threads: list[str] = []
+    for name in ("token_vectors", "part_of"):
+        inner = getattr(outputs, name)
+        monkeypatch.setattr(outputs, name, lambda *args, inner=inner: (
+            threads.append(threading.current_thread().name), inner(*args))[1])
+    texts = ["w1 w2"] * 1500  # two slices
+
+    async def both() -> None:
+        assert len(await mpool.aio.embed_tokens(texts, plain, pool=pool)) == 1500
+        job = pool.submit("text_embedding", inputs=texts, model=plain, output="tokens")
+        assert len(await job) == 1500
+
+    asyncio.run(both())
+    assert len(threads) == 5 and threading.main_thread().name not in threads
