@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -15,11 +15,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
+def _rows(offsets: NDArray[np.int64], at: slice) -> tuple[NDArray[np.int64], Any]:
+    """Return the offsets of a slice of texts, and the index of their elements: a slice, hence a view, for step 1."""
+    texts = range(len(offsets) - 1)[at]
+    if texts.step == 1:
+        first, end = texts.start, max(texts.stop, texts.start)
+        return offsets[first:end + 1] - offsets[first], slice(offsets[first], offsets[end])
+    parts = [np.arange(offsets[text], offsets[text + 1]) for text in texts]
+    ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return ends, np.concatenate(parts) if parts else slice(0, 0)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is None and b is None if a is None or b is None else np.array_equal(a, b)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SparseVectors:
     """Sparse vectors of n texts as a matrix in CSR form. Supports ``len()``, indexing and iteration.
 
-    ``vectors[i]`` is the sparse vector of text i: its token ids and their weights.
+    ``vectors[i]`` is the sparse vector of text i: its token ids and their weights. A slice gives the vectors of several
+    texts. Vectors with the same indices, values and shape are equal. A pickle contains the texts of the tokens that
+    occur, not the tokenizer.
 
     Attributes:
         indptr: where each text begins in the other two arrays, int64 ``(n + 1,)``.
@@ -37,13 +54,35 @@ class SparseVectors:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, at: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    @overload
+    def __getitem__(self, at: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> SparseVectors: ...
+
+    def __getitem__(self, at: int | slice) -> tuple[NDArray[np.int32], NDArray[np.float32]] | SparseVectors:
+        if isinstance(at, slice):
+            indptr, found = _rows(self.indptr, at)
+            return SparseVectors(indptr, self.indices[found], self.values[found], (len(indptr) - 1, self.shape[1]),
+                                 self._token_text)
         at = range(len(self))[at]
         part = slice(self.indptr[at], self.indptr[at + 1])
         return self.indices[part], self.values[part]
 
     def __iter__(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32]]]:
         return (self[at] for at in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SparseVectors):
+            return NotImplemented
+        return self.shape == other.shape and _same(self.indptr, other.indptr) \
+            and _same(self.indices, other.indices) and _same(self.values, other.values)
+
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        texts = {token: self._token_text(token) for token in np.unique(self.indices).tolist()}
+        return SparseVectors, (self.indptr, self.indices, self.values, self.shape, texts.__getitem__)
 
     def decoded(self, top_k: int | None = None) -> list[list[tuple[str, float]]]:
         """Return the tokens and weights of each text, the largest weights first.
@@ -100,11 +139,12 @@ class SparseVectors:
         return out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenVectors:
     """Vectors of the tokens of n texts. Supports ``len()``, indexing and iteration.
 
-    ``vectors[i]`` is the float32 matrix ``(tokens, d)`` of text i.
+    ``vectors[i]`` is the float32 matrix ``(tokens, d)`` of text i. A slice gives the vectors of several texts. Vectors
+    with the same values and offsets are equal.
 
     Attributes:
         values: vectors of all tokens, float32 ``(tokens, d)``.
@@ -117,17 +157,33 @@ class TokenVectors:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, at: int) -> NDArray[np.float32]:
+    @overload
+    def __getitem__(self, at: int) -> NDArray[np.float32]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> TokenVectors: ...
+
+    def __getitem__(self, at: int | slice) -> NDArray[np.float32] | TokenVectors:
+        if isinstance(at, slice):
+            offsets, found = _rows(self.offsets, at)
+            return TokenVectors(self.values[found], offsets)
         at = range(len(self))[at]
         return self.values[self.offsets[at]:self.offsets[at + 1]]
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
         return (self[at] for at in range(len(self)))
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenVectors):
+            return NotImplemented
+        return _same(self.values, other.values) and _same(self.offsets, other.offsets)
 
-@dataclass(frozen=True, slots=True)
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TextEmbeddings:
-    """All outputs that a model has for n texts, computed in one pass.
+    """All outputs that a model has for n texts, computed in one pass. Equal if each output is equal.
 
     Attributes:
         dense: vectors, float32 ``(n, d)``; None: the model has none.
@@ -138,3 +194,10 @@ class TextEmbeddings:
     dense: NDArray[np.float32] | None
     sparse: SparseVectors | None
     tokens: TokenVectors | None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TextEmbeddings):
+            return NotImplemented
+        return _same(self.dense, other.dense) and self.sparse == other.sparse and self.tokens == other.tokens
+
+    __hash__ = None  # type: ignore[assignment]  # it has arrays

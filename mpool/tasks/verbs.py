@@ -340,7 +340,9 @@ Returns:
 
 Raises:
     WrongCapability: the model has no sparse vectors; the error says what it has.
-    InvalidArgument, LimitError, ContextOverflow, UnknownModel, Timeout, Overloaded: as for :func:`embed`.
+    LimitError: there are more texts than ``max_inputs``, or the result needs more than a quarter of the pool's memory
+        limit.
+    InvalidArgument, ContextOverflow, UnknownModel, Timeout, Overloaded: as for :func:`embed`.
 
 Source:
     SPLADE (https://arxiv.org/abs/2109.10086); weights equal those of ``SparseEncoder.encode`` of sentence-transformers.
@@ -365,7 +367,9 @@ Returns:
     :class:`mpool.TokenVectors`: the matrices of all texts, one below the other.
 
 Raises:
-    InvalidArgument, LimitError, ContextOverflow, UnknownModel, Timeout, Overloaded: as for :func:`embed`.
+    LimitError: there are more texts than ``max_inputs``, or the result needs more than a quarter of the pool's memory
+        limit.
+    InvalidArgument, ContextOverflow, UnknownModel, Timeout, Overloaded: as for :func:`embed`.
 
 Source:
     ColBERT (https://arxiv.org/abs/2004.12832)
@@ -385,7 +389,9 @@ Returns:
     :class:`mpool.TextEmbeddings`; outputs that the model does not have are None.
 
 Raises:
-    InvalidArgument, LimitError, ContextOverflow, UnknownModel, Timeout, Overloaded: as for :func:`embed`.
+    LimitError: there are more texts than ``max_inputs``, or the result needs more than a quarter of the pool's memory
+        limit.
+    InvalidArgument, ContextOverflow, UnknownModel, Timeout, Overloaded: as for :func:`embed`.
 
 Example:
     >>> found = mpool.embed_all(["A sentence.", "Another one."])
