@@ -30,6 +30,8 @@ COLBERT_LINEAR, SPARSE_LINEAR = "colbert_linear", "sparse_linear"
 #: Settings of Stanford's ColBERT.
 STANFORD_METADATA = "artifact.metadata"
 _MAX_LENGTH = 1 << 20
+#: Tokens of a document if a folder of PyLate or Stanford's ColBERT has no limit, as in PyLate.
+_DOCUMENT_LENGTH = 180
 _MAX_WORDS = 4096
 
 
@@ -157,6 +159,8 @@ def _modules_of(folder: Folder) -> list[Module]:
     for at, value in enumerate(rows):
         row = Fields.of(value, file=path, at=f"[{at}]")
         kind = _kind(row.str("type"), row, "type")
+        if row.get("kwargs"):
+            row.fail("kwargs", describe(row.get("kwargs")), "none")
         found.append(Module(kind, folder.sub(row.str("path", ""), declared_in=path, field=row.name("path")),
                             row.name("type")))
     return found
@@ -357,14 +361,15 @@ def _read_expansion(config: Fields) -> tuple[str | None, int | None, bool]:
 
 def _read_pylate(config: Fields) -> TokenVectorSettings:
     """Read the settings of PyLate, which are in ``config_sentence_transformers.json``."""
-    expands = config.get("do_query_expansion") is not False
+    expands = config.bool("do_query_expansion", True)
+    attend = config.bool("attend_to_expansion_tokens", None)
+    if attend is None:
+        attend = config.bool("attend_to_mask_tokens", False)
     length = _length(config, "query_length", 32)
     return TokenVectorSettings(
-        size=0, query_marker=config.str("query_prefix", "") if config.get("query_prefix") is not None else "",
-        document_marker=config.str("document_prefix", "") if config.get("document_prefix") is not None else "",
-        query_length=length, document_length=_length(config, "document_length"),
-        expansion="" if expands else None,
-        attend=bool(config.get("attend_to_expansion_tokens", config.get("attend_to_mask_tokens"))),
+        size=0, query_marker=config.str("query_prefix", "[Q] "), document_marker=config.str("document_prefix", "[D] "),
+        query_length=length, document_length=_length(config, "document_length", _DOCUMENT_LENGTH),
+        expansion="" if expands else None, attend=attend and expands,
         skipped=_words(config, "skiplist_words", tuple(string.punctuation)))
 
 
@@ -374,7 +379,7 @@ def _read_stanford(folder: Folder) -> TokenVectorSettings:
     return TokenVectorSettings(
         size=0, query_marker=config.str("query_token_id", "[unused0]"),
         document_marker=config.str("doc_token_id", "[unused1]"), query_length=_length(config, "query_maxlen", 32),
-        document_length=_length(config, "doc_maxlen"), expansion="",
+        document_length=_length(config, "doc_maxlen", _DOCUMENT_LENGTH), expansion="",
         attend=config.bool("attend_to_mask_tokens", False), skipped=punctuation)
 
 
@@ -412,8 +417,9 @@ def _settings_of(found: Found) -> sentence_folder.ModuleSettings:
     name = next((name for name in TRANSFORMER_CONFIGS if found.encoder.has(name)), None)
     if name is not None:
         config = found.encoder.fields(name)
-        settings.max_seq_length = config.int("max_seq_length", None, low=1) \
-            if config.get("max_seq_length") is not None else None
+        config.only(sentence_folder.TRANSFORMER_KEYS)
+        sentence_folder.refuse_options(config)
+        settings.max_seq_length = config.int("max_seq_length", None, low=1)
         settings.do_lower_case = config.bool("do_lower_case", False)
     config = found.folder.fields(MODEL_CONFIG, missing_ok=True)
     prompts = config.section("prompts", None) if config.get("prompts") is not None else None
@@ -421,6 +427,7 @@ def _settings_of(found: Found) -> sentence_folder.ModuleSettings:
         if len(prompts.values) > sentence_folder.MAX_PROMPTS:
             config.fail("prompts", f"{len(prompts.values)} prompts", f"at most {sentence_folder.MAX_PROMPTS}")
         settings.prompts = {name: prompts.str(name, "", limit=sentence_folder.MAX_PROMPT_LENGTH) for name in prompts}
+    sentence_folder.read_default_prompt(config, settings)
     return settings
 
 
@@ -443,8 +450,8 @@ def read(found: Found, row: Architecture, config: Fields, stored: Mapping[str, T
     kv |= {"mpool.pooled": False, "mpool.pooling": ["mean"], "mpool.normalize": False, "mpool.dense_count": 0}
     embedding = EmbeddingSettings(
         max_tokens=sentence_folder.max_tokens(settings, tokenizer, size["P"]), hidden_size=hidden, output_size=hidden,
-        normalize=False, prompts=settings.prompts, embeddings=("sparse",) if found.sparse else ("tokens",),
-        similarity="dot")
+        normalize=False, prompts=settings.prompts, default_prompt_name=settings.default_prompt_name,
+        embeddings=("sparse",) if found.sparse else ("tokens",), similarity="dot")
     if found.sparse:
         read_masked_head(row, config, stored, paths, size, kv, tensors)
         _read_splade_pooling(found.modules[0], kv)

@@ -81,6 +81,12 @@ DENSE_ACTIVATIONS |= {f"torch.nn.{cls}": name for cls, name in _TORCH_ACTIVATION
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
+#: Keys of the file with the settings of a Transformer module.
+TRANSFORMER_KEYS = frozenset({
+    "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name",
+    "processing_kwargs", "unpad_inputs", "query_length", "document_length", "query_expansion",
+    "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"})
+
 
 @dataclass
 class ModuleSettings:
@@ -331,6 +337,18 @@ def _check_io_names(config: Fields) -> None:
             raise Unsupported(f"{config.file}: {key} is {shorten(name)}; mpool supports sentence_embedding")
 
 
+def refuse_options(config: Fields, keys: tuple[str, ...] = ()) -> None:
+    """Raise Unsupported if a Transformer module has options that change what it computes, or sets one of ``keys``."""
+    for key in ("processing_kwargs", *keys, "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"):
+        if config.get(key):
+            raise Unsupported(f"{config.file}: {key} is {describe(config.get(key))}; mpool does not support this key")
+    for key in ("model_args", "model_kwargs"):
+        section = config.section(key, None)
+        for option in section or ():
+            if option not in ("torch_dtype", "dtype", "attn_implementation", "use_safetensors", "low_cpu_mem_usage"):
+                raise Unsupported(f"{config.file}: {section.name(option)} is set; mpool does not support this option")
+
+
 def _read_transformer(folder: Folder, settings: ModuleSettings) -> None:
     """Read ``sentence_bert_config.json`` in its old or new form into ``settings``.
 
@@ -342,23 +360,13 @@ def _read_transformer(folder: Folder, settings: ModuleSettings) -> None:
     if name is None:
         return
     config = folder.fields(name)
-    config.only({"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name",
-                 "processing_kwargs", "unpad_inputs", "query_length", "document_length", "query_expansion",
-                 "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"})
+    config.only(TRANSFORMER_KEYS)
     settings.max_seq_length = config.int("max_seq_length", None, low=1)
     settings.do_lower_case = config.bool("do_lower_case", False)
     for key, plain in (("transformer_task", "feature-extraction"), ("module_output_name", "token_embeddings")):
         if config.str(key, plain) != plain:
             raise Unsupported(f"{config.file}: {key} is {shorten(config.get(key))}; mpool supports {plain}")
-    for key in ("processing_kwargs", "query_length", "document_length", "query_expansion", "tokenizer_args",
-                "processor_kwargs", "config_args", "config_kwargs"):
-        if config.get(key):
-            raise Unsupported(f"{config.file}: {key} is {describe(config.get(key))}; mpool does not support this key")
-    for key in ("model_args", "model_kwargs"):
-        section = config.section(key, None)
-        for option in section or ():
-            if option not in ("torch_dtype", "dtype", "attn_implementation", "use_safetensors", "low_cpu_mem_usage"):
-                raise Unsupported(f"{config.file}: {section.name(option)} is set; mpool does not support this option")
+    refuse_options(config, ("query_length", "document_length", "query_expansion"))
     modality = config.section("modality_config", None)
     text = modality.section("text") if modality is not None else None
     if text is not None and (text.str("method"), text.str("method_output_name")) != ("forward", "last_hidden_state"):
@@ -382,6 +390,17 @@ def read_model_config(folder: Folder, settings: ModuleSettings) -> None:
         if len(prompts.values) > MAX_PROMPTS:
             config.fail("prompts", f"{len(prompts.values)} prompts", f"at most {MAX_PROMPTS}")
         settings.prompts = {name: prompts.str(name, "", limit=MAX_PROMPT_LENGTH) for name in prompts}
+    read_default_prompt(config, settings)
+    settings.similarity = config.str("similarity_fn_name", "cosine", choices=SIMILARITIES)
+    settings.truncate_dim = config.int("truncate_dim", None, low=1)
+
+
+def read_default_prompt(config: Fields, settings: ModuleSettings) -> None:
+    """Read the name of the default prompt into ``settings``, which have the prompts.
+
+    Raises:
+        FormatError: the name is malformed, or no prompt has it.
+    """
     settings.default_prompt_name = config.str("default_prompt_name", None)
     if settings.default_prompt_name is not None and settings.default_prompt_name not in settings.prompts:
         # sentence-transformers gives every model an empty "query" and "document" prompt
@@ -389,8 +408,6 @@ def read_model_config(folder: Folder, settings: ModuleSettings) -> None:
             config.fail("default_prompt_name", describe(settings.default_prompt_name),
                         "one of the prompts: " + (", ".join(map(shorten, settings.prompts)) or "none"))
         settings.prompts[settings.default_prompt_name] = ""
-    settings.similarity = config.str("similarity_fn_name", "cosine", choices=SIMILARITIES)
-    settings.truncate_dim = config.int("truncate_dim", None, low=1)
 
 
 def encoder_folder(folder: Folder) -> Folder:

@@ -95,6 +95,19 @@ def test_query_tables(pool: mpool.Pool, tmp_path: Path) -> None:
     assert np.allclose(queries.dot(documents), scores, rtol=1e-4)
 
 
+def test_default_prompt(pool: mpool.Pool, tmp_path: Path) -> None:
+    from sentence_transformers import SparseEncoder
+
+    folder = save(SparseEncoder(str(write_masked(tmp_path / "base", "bert")), device="cpu"), tmp_path / "sparse")
+    config = json.loads((folder / "config_sentence_transformers.json").read_text())
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config | {
+        "prompts": {"search": "w30 w31 "}, "default_prompt_name": "search"}))
+    reference = SparseEncoder(str(folder), device="cpu")
+    found = pool.embed_sparse(TEXTS, str(folder), compute="float32")
+    same_sparse(found, reference.encode(TEXTS).to_dense().numpy())
+    assert found != pool.embed_sparse(TEXTS, str(folder), compute="float32", prompt="")
+
+
 # ---- vectors of tokens ---------------------------------------------------------------------------------------------
 
 def write_colbert(folder: Path, dense: list[tuple[int, int]]) -> None:
