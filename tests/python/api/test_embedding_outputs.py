@@ -79,6 +79,13 @@ def test_queries_of_a_table(pool: mpool.Pool, routed: str, form: str) -> None:
         call(["w1", "w1 " * 100], truncate=False)
 
 
+@pytest.mark.parametrize("form", ("function", "aio", "job", "all"))
+def test_queries_of_a_table_have_a_deadline(pool: mpool.Pool, routed: str, form: str) -> None:
+    call = _forms(pool, routed)[form]
+    with pytest.raises(mpool.Timeout):
+        call(["w1 " * 300_000] * 8, timeout=0.001)
+
+
 def test_cached_plans_are_bounded(pool: mpool.Pool, routed: str) -> None:
     plans = pool._find(routed, "text_embedding").plans
     before = len(plans)
