@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -53,8 +54,10 @@ def time_worker(path: str, threads: int) -> WorkerTimes:
     Raises:
         RuntimeError: the worker does not start, or a job fails or ends too early.
     """
-    process = subprocess.Popen([sys.executable, "-m", "mpool", "worker", "--model", path, "--port", "0", "--threads",
-                                str(threads)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    # run elsewhere: in the clone, Python would import its sources instead of the installed package
+    process = subprocess.Popen([sys.executable, "-m", "mpool", "worker", "--model", os.path.abspath(path), "--port", "0",
+                                "--threads", str(threads)], cwd=os.sep, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -111,7 +111,7 @@ class SparseVectors:
             from scipy.sparse import csr_matrix
         except ImportError:
             raise Unsupported("to_scipy() needs SciPy, which is not installed",
-                              hint="pip install scipy, or use indptr, indices and values") from None
+                              hint="pip install 'mpool[scipy]', or use indptr, indices and values") from None
         return csr_matrix((self.values, self.indices, self.indptr), shape=self.shape)
 
     def dot(self, other: SparseVectors) -> NDArray[np.float32]:

@@ -165,6 +165,14 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small model with dense, sparse and token vectors, as BGE-M3."""
+    import retrievalmodels
+
+    return retrievalmodels.write_bge_m3(tmp_path_factory.mktemp("m3"))
+
+
+@pytest.fixture(scope="session")
 def llava() -> Path:
     """Folder of the demo model for vision."""
     import mpool

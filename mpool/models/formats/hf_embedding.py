@@ -159,8 +159,8 @@ def _modules_of(folder: Folder) -> list[Module]:
     for at, value in enumerate(rows):
         row = Fields.of(value, file=path, at=f"[{at}]")
         kind = _kind(row.str("type"), row, "type")
-        if row.get("kwargs"):
-            row.fail("kwargs", describe(row.get("kwargs")), "none")
+        if row.get("kwargs") not in (None, []) and not (kind == "Router" and row.get("kwargs") == ["task"]):
+            row.fail("kwargs", describe(row.get("kwargs")), 'none, or ["task"] for a Router')
         found.append(Module(kind, folder.sub(row.str("path", ""), declared_in=path, field=row.name("path")),
                             row.name("type")))
     return found
@@ -379,7 +379,7 @@ def _read_stanford(folder: Folder) -> TokenVectorSettings:
     return TokenVectorSettings(
         size=0, query_marker=config.str("query_token_id", "[unused0]"),
         document_marker=config.str("doc_token_id", "[unused1]"), query_length=_length(config, "query_maxlen", 32),
-        document_length=_length(config, "doc_maxlen", _DOCUMENT_LENGTH), expansion="",
+        document_length=_length(config, "doc_maxlen", 220), expansion="",
         attend=config.bool("attend_to_mask_tokens", False), skipped=punctuation)
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paritymodels import randomise, transformers
+from paritymodels import randomise, torch, transformers
 
 VOCAB = 197
 #: Sizes that the models share: odd sizes, three heads of 16.
@@ -61,4 +61,19 @@ def write_masked(folder: Path, kind: str) -> Path:
 def save(model: Any, folder: Path) -> Path:
     """Save a model of sentence-transformers. Returns the folder."""
     model.save_pretrained(str(folder))
+    return folder
+
+
+def write_bge_m3(folder: Path) -> Path:
+    """Write a model with dense, sparse and token vectors, as BGE-M3."""
+    from encodermodels import write_modules
+    from safetensors.torch import save_file
+
+    masked_model("roberta").roberta.save_pretrained(folder)
+    write_tokenizer(folder)
+    write_modules(folder, "cls")
+    random = torch.Generator().manual_seed(5)
+    for stem, rows in (("colbert_linear", 48), ("sparse_linear", 1)):
+        save_file({"weight": torch.randn(rows, 48, generator=random), "bias": torch.randn(rows, generator=random)},
+                  str(folder / f"{stem}.safetensors"))
     return folder

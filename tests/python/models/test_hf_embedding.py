@@ -142,7 +142,7 @@ def test_defaults_of_pylate(tmp_path: Path) -> None:
         "attend_to_expansion_tokens": True}}).tokens
     assert tokens is not None and (tokens.query_marker, tokens.expansion, tokens.attend) == ("", None, False)
     tokens = settings_of(tmp_path / "stanford", stanford()).tokens
-    assert tokens is not None and (tokens.query_length, tokens.document_length) == (12, 180)
+    assert tokens is not None and (tokens.query_length, tokens.document_length) == (12, 220)
 
 
 def test_default_prompt(tmp_path: Path) -> None:

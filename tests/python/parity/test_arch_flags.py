@@ -22,7 +22,7 @@ HEADER = (ROOT / "csrc/models/arch.h").read_text(encoding="utf-8")
 FLAGS = {**{family: re.findall(rf"MP_{family.upper()}_(\w+) = 1 <<", HEADER)
             for family in ("encoder", "decoder", "diffusion")},
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
-         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL"]}
+         "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL"], "lookup": []}
 #: Flips that make a model unloadable -> part of the error.
 REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
                                        ("sd3", "SINGLE_BLOCKS"): "transformer.axes",
@@ -56,7 +56,7 @@ NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "
          "siglip_text": "texts and siglip"}
 #: Family -> prefix of its flags. Vision models use the flags of image transformers.
 PREFIX = {"encoder": "MP_ENCODER_", "decoder": "MP_DECODER_", "vit": "MP_VIT_", "vision": "MP_VIT_",
-          "diffusion": "MP_DIFFUSION_"}
+          "diffusion": "MP_DIFFUSION_", "lookup": "MP_LOOKUP_"}
 ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)
 TABLE = (ROOT / "csrc/models/archs.def").read_text(encoding="utf-8")
 

@@ -198,23 +198,6 @@ def test_hidden_states_of_any_encoder(pool: mpool.Pool, tmp_path: Path) -> None:
 
 # ---- one pass ------------------------------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module")
-def m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with dense, sparse and token vectors, as BGE-M3."""
-    from encodermodels import write_modules
-    from safetensors.torch import save_file
-
-    folder = tmp_path_factory.mktemp("m3")
-    masked_model("roberta").roberta.save_pretrained(folder)
-    write_tokenizer(folder)
-    write_modules(folder, "cls")
-    random = torch.Generator().manual_seed(5)
-    for stem, rows in (("colbert_linear", 48), ("sparse_linear", 1)):
-        save_file({"weight": torch.randn(rows, 48, generator=random), "bias": torch.randn(rows, generator=random)},
-                  str(folder / f"{stem}.safetensors"))
-    return folder
-
-
 def test_bge_m3(pool: mpool.Pool, m3: Path) -> None:
     from safetensors.torch import load_file
 

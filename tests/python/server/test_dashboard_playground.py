@@ -152,7 +152,7 @@ def test_a_fast_stream_does_not_stall_the_page(page: Any, server: Any) -> None:
             done([worst, performance.now() - began, document.querySelector('.markdown').textContent.length]);
         })();""")
     worst, total, length = found
-    assert length > 600_000 and worst < max(500, total / 3), found
+    assert length > 600_000 and worst < max(500, 2 * total / 3), found  # without pauses it is nearly the total
 
 
 def test_images_in_a_conversation(page: Any, server: Any) -> None:
