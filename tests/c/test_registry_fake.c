@@ -523,6 +523,12 @@ void fake_until_state(mp_registry *registry, const char *key, const char *state)
     }
 }
 
+void fake_until_freed(fake *fake) {
+    for (uint64_t end = fake_in_ms(10000); atomic_load(&fake->engines) + atomic_load(&fake->models);
+         mp_sys_sleep_ns(FAKE_MS(1) / 4))
+        MP_CHECK(mp_sys_now_ns() < end);
+}
+
 void fake_destroy(mp_registry *registry) {
     mp_registry_stats stats;
     mp_registry_close(registry, FAKE_MS(5000));

@@ -123,6 +123,7 @@ uint64_t fake_in_ms(uint64_t ms);                                            /* 
 void fake_info(mp_registry *registry, const char *key, mp_entry_info *info); /* state "" if the key does not exist */
 mp_registry_stats fake_stats(mp_registry *registry);
 void fake_until_state(mp_registry *registry, const char *key, const char *state);
+void fake_until_freed(fake *fake); /* no engine and no model is left: a model is "failed" before its workers end */
 /* Destroys the registry, and checks that everything created was freed. */
 void fake_destroy(mp_registry *registry);
 void fake_end(mp_registry *registry); /* fake_destroy; also checks that no request exists */

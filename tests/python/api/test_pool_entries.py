@@ -202,7 +202,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
 
 
 @pytest.fixture(scope="module")
-def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llava: Path,
+def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llava: Path, m3: Path,
              tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
     """Models for which an input gives NaN: kind -> folder, token."""
     from safetensors.numpy import load_file, save_file
@@ -219,11 +219,12 @@ def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llav
         weights[name][token] = np.nan
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         found[kind] = str(folder), token
-    for kind, source, name in (("dino", dino, "layernorm.bias"), ("ranker", ranker, "classifier.bias")):
+    for kind, source, name in (("dino", dino, "layernorm.bias"), ("ranker", ranker, "classifier.bias"),
+                               ("m3", m3, "encoder.layer.1.output.LayerNorm.bias")):
         folder = tmp_path_factory.mktemp("poisoned") / kind
         shutil.copytree(source, folder)
         weights = load_file(str(folder / "model.safetensors"))
-        weights[name] = np.full_like(weights[name], np.nan)  # every image or pair gives NaN
+        weights[name] = np.full_like(weights[name], np.nan)  # every image, pair or text gives NaN
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         found[kind] = str(folder), 0
     folder = tmp_path_factory.mktemp("poisoned") / "llava"
@@ -268,6 +269,8 @@ def test_an_open_breaker_refuses_every_function(name: str, pool: mpool.Pool, poi
             pool.embed_image(IMAGE, folder)
         elif kind == "ranker":
             pool.rerank("a", ["b"], folder)
+        elif kind == "m3":
+            pool.embed_all("a", folder)
         elif kind == "llava":
             pool.vision(DIGIT, "Which digit?", folder, **TEXT)
         elif kind == "flux":
