@@ -102,7 +102,7 @@ class Model(ModelVerbs):
     @property
     @typed
     def context_length(self) -> int:
-        """Maximum number of tokens: of a text to embed, or of prompt and completion together.
+        """Maximum number of tokens, of a text to embed or of prompt and completion together.
 
         Raises:
             WrongCapability: the model has no such limit (image generation).
