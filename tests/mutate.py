@@ -40,6 +40,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tests", nargs="+", choices=["c", "sim", "asan", "python"],
                         default=["c", "sim", "asan", "python"], help="kinds of tests that judge (default: all; asan: "
                         "the C tests under sanitizers; Python code is judged by Python tests only)")
+    parser.add_argument("--c-tests", nargs="+", default=[], metavar="PART",
+                        help="of the C tests, only files whose name contains a PART: fewer to map")
     parser.add_argument("--python-tests", nargs="+", default=[], metavar="PART",
                         help="of the Python tests, only files whose path contains a PART")
     parser.add_argument("--budget", type=float, default=120, metavar="SECONDS",
@@ -64,7 +66,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
-        run = session.Session(args.out.resolve(), args.jobs, args.tests, args.python_tests, args.budget, say)
+        run = session.Session(args.out.resolve(), args.jobs, args.tests, args.python_tests, args.budget, say,
+                              args.c_tests)
         files = session.files_of(run.files, args.only)
     except ValueError as error:
         print(error, file=sys.stderr)

@@ -85,6 +85,9 @@ mp_status mp_embedding_request_output(mp_embedding_request *request, mp_embeddin
 /* Fails with UNSUPPORTED if the request asks for an output that is not in the mask `has`; the message lists those that
  * are. */
 mp_status mp_embedding_request_check_outputs(const mp_embedding_request *request, unsigned has, mp_error *error);
+/* Checks texts against a model: each has 1 to `context` tokens, of ids below `vocab`, and `skip` leaves one of them. */
+mp_status mp_embedding_request_check_texts(const mp_embedding_request *request, int32_t context, int32_t vocab,
+                                           mp_error *error);
 /* The weights of a text's sparse vector are sparse_counts[text] entries of sparse_ids (ascending) and sparse_values,
  * from this index on. At n_texts: the room of all texts. */
 static inline int64_t mp_embedding_sparse_at(const mp_embedding_request *request, int64_t text) {

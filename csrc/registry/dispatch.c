@@ -44,7 +44,7 @@ mp_worker *mp_dispatch_home(const mp_entry *entry) {
 }
 
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {
-    if (!has_room(worker) || entry->unload == MP_UNLOAD_REQUESTED)
+    if (!has_room(worker) || mp_entry_must_unload(entry))
         return false;
     switch (ticket->policy) {
     case MP_POLICY_SEQUENTIAL:
@@ -135,12 +135,12 @@ static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
 }
 
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker) {
-    return has_room(worker) && entry->unload != MP_UNLOAD_REQUESTED && next_for(entry, worker);
+    return has_room(worker) && !mp_entry_must_unload(entry) && next_for(entry, worker);
 }
 
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     worker->fresh_count = 0;
-    while (has_room(worker) && entry->unload != MP_UNLOAD_REQUESTED) {
+    while (has_room(worker) && !mp_entry_must_unload(entry)) {
         mp_ticket *ticket = next_for(entry, worker);
         if (!ticket)
             break;

@@ -367,8 +367,8 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     uint64_t unloads = entry->unloads;
     bool works = mp_entry_works(entry);
     if (works || entry->resident) {
-        mp_entry_request_unload(entry);
-        entry->forget = true;
+        if (entry->unload == MP_UNLOAD_NONE || entry->unload == MP_UNLOAD_REQUESTED)
+            mp_entry_set_unload(entry, MP_UNLOAD_CALLED);
         mp_entry_wake_workers(entry);
     }
     if (!works && entry->resident) {
@@ -422,7 +422,7 @@ static bool is_ending(const mp_entry *entry) {
  * requested, the entry drains, or the last workers are leaving. */
 static bool is_going(const mp_entry *entry) {
     bool kept = entry->queue.count && entry->health != MP_HEALTH_BROKEN && entry->shutdown != MP_SHUTDOWN_QUITTING;
-    if (entry->unload == MP_UNLOAD_REQUESTED)
+    if (mp_entry_must_unload(entry))
         return true;
     return !kept && !mp_entry_running(entry) && (is_ending(entry) || (entry->worker_count && all_leave(entry)));
 }
@@ -631,7 +631,7 @@ static const char *state_of(const mp_entry *entry) {
         loading |= state == MP_WORKER_SPAWNING || state == MP_WORKER_LOADING;
         leaving |= state == MP_WORKER_EVICTING || (entry->resident && mp_worker_is_leaving(entry->workers[i]));
     }
-    if (serves && entry->unload == MP_UNLOAD_REQUESTED)
+    if (serves && mp_entry_must_unload(entry))
         return "evicting"; /* a caller of mp_entry_load waits for the next load */
     if (serves)
         return busy ? "busy" : "ready";
@@ -719,7 +719,6 @@ void mp_entry_fork_child(mp_entry *entry) {
     if (entry->resident)
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
     entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = 0;
-    entry->forget = false;
     if (entry->unload != MP_UNLOAD_NONE)
         mp_entry_set_unload(entry, MP_UNLOAD_NONE);
     entry->attempts_over = entry->attempts;

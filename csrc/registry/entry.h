@@ -65,14 +65,16 @@ extern const mp_state_machine mp_removal_machine;
 
 /* unload: the model's memory is to be freed, or is being freed.
  *
- *     +--------------------------------+
- *     |                                v
- *   NONE <----> REQUESTED ---------> RUNNING
- *     ^                                |
- *     +--------------------------------+
+ *   NONE <--> REQUESTED ---> RUNNING ---> NONE
+ *    ^ |          |           ^  ^
+ *    | |          v           |  |
+ *    +-|------> CALLED -------+  |
+ *      +-------------------------+
  *
  *   REQUESTED  Workers finish their active requests and leave; they take no further ones. The last worker to leave
  *              frees the model. If no model was loaded, the state returns to NONE without becoming RUNNING.
+ *   CALLED     As REQUESTED, by mp_entry_evict: if a load has failed by the time the unload ends, the failure is
+ *              forgotten.
  *   RUNNING    One thread frees the model or the loader without the lock. No worker is listed and no worker may start:
  *              the next load must not begin before this memory is free. Further requests to unload have no effect.
  *
@@ -80,6 +82,7 @@ extern const mp_state_machine mp_removal_machine;
 typedef enum mp_entry_unload {
     MP_UNLOAD_NONE,
     MP_UNLOAD_REQUESTED,
+    MP_UNLOAD_CALLED,
     MP_UNLOAD_RUNNING,
     MP_UNLOAD_STATES
 } mp_entry_unload;
@@ -145,7 +148,6 @@ struct mp_entry {
     uint64_t attempts, attempts_over; /* loads of the model that started, and that ended with any result */
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* how often the model was freed */
-    bool forget; /* mp_entry_evict was called: forget a failed load when the requested unload ends */
     mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
     uint64_t retry_ns;                /* requests are refused until this time; 0 = the last load did not fail */
     uint64_t backoff_ns;              /* doubles with every load that fails; 0 = the last load succeeded */
@@ -251,6 +253,10 @@ void mp_entry_set_health(mp_entry *entry, mp_entry_health health);
 static inline bool mp_entry_works(const mp_entry *entry) {
     return entry->worker_count + entry->starting > 0 || entry->unload == MP_UNLOAD_RUNNING;
 }
+/* True if the workers are to leave, after their active requests, so that the model is freed. */
+static inline bool mp_entry_must_unload(const mp_entry *entry) {
+    return entry->unload == MP_UNLOAD_REQUESTED || entry->unload == MP_UNLOAD_CALLED;
+}
 bool mp_entry_serves(const mp_entry *entry); /* true if some worker serves and is not leaving */
 int mp_entry_running(const mp_entry *entry); /* number of active items of all workers */
 void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker);
@@ -262,7 +268,7 @@ bool mp_entry_begin(mp_entry *entry);
  * Takes ownership of `guard`. */
 void mp_entry_launch(mp_entry *entry, mp_guard guard);
 /* Requests that the model is unloaded once its active requests are done. Does nothing if the unload is already
- * REQUESTED or RUNNING. The caller wakes the workers. */
+ * REQUESTED, CALLED or RUNNING. The caller wakes the workers. */
 void mp_entry_request_unload(mp_entry *entry);
 /* Records a failed load and refuses requests until the end of the backoff. A BROKEN entry stays BROKEN. */
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error);

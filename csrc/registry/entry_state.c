@@ -33,11 +33,13 @@ const mp_state_machine mp_removal_machine = {"removal", MP_REMOVAL_STATES, remov
 static const char *const unload_names[MP_UNLOAD_STATES] = {
     [MP_UNLOAD_NONE] = "none",
     [MP_UNLOAD_REQUESTED] = "requested",
+    [MP_UNLOAD_CALLED] = "called",
     [MP_UNLOAD_RUNNING] = "running",
 };
 static const uint16_t unload_legal[MP_UNLOAD_STATES] = {
-    [MP_UNLOAD_NONE] = TO(REQUESTED) | TO(RUNNING),
-    [MP_UNLOAD_REQUESTED] = TO(RUNNING) | TO(NONE),
+    [MP_UNLOAD_NONE] = TO(REQUESTED) | TO(CALLED) | TO(RUNNING),
+    [MP_UNLOAD_REQUESTED] = TO(CALLED) | TO(RUNNING) | TO(NONE),
+    [MP_UNLOAD_CALLED] = TO(RUNNING) | TO(NONE),
     [MP_UNLOAD_RUNNING] = TO(NONE),
 };
 #undef TO

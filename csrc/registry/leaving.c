@@ -59,7 +59,8 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     mp_dispatch_memory_free(entry);
     if (!mp_entry_works(entry)) {
         /* A worker that starts for queued requests reuses the loaded model. */
-        bool evict = entry->unload == MP_UNLOAD_REQUESTED, quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
+        bool evict = mp_entry_must_unload(entry), quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
+        bool forget = entry->unload == MP_UNLOAD_CALLED; /* no load can fail while the unload is RUNNING */
         bool keep = entry->queue.count && !evict && !quit && entry->health != MP_HEALTH_BROKEN;
         mp_resident *resident = keep ? NULL : entry->resident;
         if (resident) {
@@ -75,9 +76,8 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
             mp_mutex_lock(&entry->lock);
         }
         entry->unloads += resident || evict; /* also if no model was loaded: mp_entry_evict waits for this count */
-        if (entry->forget) /* a load that failed after mp_entry_evict began */
+        if (forget) /* a load that failed after mp_entry_evict began */
             mp_entry_clear_failed(entry);
-        entry->forget = false;
         if (entry->unload != MP_UNLOAD_NONE)
             mp_entry_set_unload(entry, MP_UNLOAD_NONE);
         if (entry->health == MP_HEALTH_BROKEN)

@@ -253,7 +253,7 @@ static bool take_work(mp_worker *w) {
             mp_worker_set_runnable(w, true);
             return true;
         }
-        if (over || w->leave || entry->unload == MP_UNLOAD_REQUESTED ||
+        if (over || w->leave || mp_entry_must_unload(entry) ||
             (entry->removal != MP_REMOVAL_NONE && entry->queue.count == 0))
             break;
         if (w->retry_ns && (!until_ns || w->retry_ns < until_ns))

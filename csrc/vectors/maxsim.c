@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/alloc.h"
+#include "base/arena.h"
 #include "kernels/kernels.h"
 
 enum {
@@ -22,8 +22,6 @@ typedef struct maxsim {
     int64_t *offsets;   /* [queries + 1] */
     mp_wmat panels;     /* the tokens of the queries [offsets[queries], dim] */
 } maxsim;
-
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 static int32_t group_of(int32_t dim) {
     const int32_t rows = GROUP_FLOATS / dim;
@@ -145,8 +143,8 @@ mp_status mp_maxsim_create(const mp_maxsim_plan *plan, const float *tokens, cons
     const int32_t queries = plan->scan.queries, count = (int32_t)offsets[queries];
     mp_wmat panels;
     mp_wmat_init(&panels, MP_W_F32, count, plan->dim);
-    const size_t ends = align64(sizeof(int64_t) * ((size_t)queries + 1));
-    const size_t all = align64(sizeof(maxsim)) + ends + mp_wmat_bytes(&panels) + MP_WMAT_SLACK;
+    const size_t ends = mp_arena_cost(sizeof(int64_t) * ((size_t)queries + 1));
+    const size_t all = mp_arena_cost(sizeof(maxsim)) + ends + mp_wmat_bytes(&panels) + MP_WMAT_SLACK;
     uint8_t *memory = mp_alloc_zeroed(all, MP_TAG_SCRATCH);
     if (!memory)
         return mp_fail_memory(error, all, "the queries of a search");
@@ -154,10 +152,10 @@ mp_status mp_maxsim_create(const mp_maxsim_plan *plan, const float *tokens, cons
     m->scan = (mp_scan){.ops = &ops, .plan = plan->scan, .block = 1};
     m->dim = plan->dim;
     m->group = group_of(plan->dim);
-    m->offsets = (int64_t *)(void *)(memory + align64(sizeof *m));
+    m->offsets = (int64_t *)(void *)(memory + mp_arena_cost(sizeof *m));
     memcpy(m->offsets, offsets, sizeof(int64_t) * ((size_t)queries + 1));
     m->panels = panels;
-    m->panels.data = memory + align64(sizeof *m) + ends;
+    m->panels.data = memory + mp_arena_cost(sizeof *m) + ends;
     const mp_tensor tensor = {.dtype = MP_F32, .ndim = 2, .shape = {count, plan->dim}, .data = (const uint8_t *)tokens,
                               .nbytes = (uint64_t)count * (uint64_t)plan->dim * sizeof(float)};
     mp_wmat_pack(&m->panels, &tensor, 0, m->panels.panels);

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/alloc.h"
+#include "base/arena.h"
 #include "kernels/kernels.h"
 #include "vectors/nearest.h"
 
@@ -17,18 +17,16 @@ typedef struct add_run {
     _Atomic int64_t invalid; /* first invalid item, or INT64_MAX */
 } add_run;
 
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
-
 /* Sets the arrays of a thread that begins at `memory`. Returns the bytes of the whole. memory NULL: only returns. */
 static size_t lay_out(const mp_scan *scan, uint8_t *memory) {
     const size_t queries = (size_t)scan->plan.queries, kept = queries * (size_t)scan->plan.most;
     const size_t sizes[] = {kept * sizeof(float), kept * sizeof(int64_t), queries * sizeof(int64_t),
                             scan->scratch_bytes};
     uint8_t *starts[sizeof sizes / sizeof *sizes];
-    size_t at = align64(sizeof(mp_scan_thread));
+    size_t at = mp_arena_cost(sizeof(mp_scan_thread));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         starts[i] = memory ? memory + at : NULL;
-        at += align64(sizes[i]);
+        at += mp_arena_cost(sizes[i]);
     }
     if (memory)
         *(mp_scan_thread *)(void *)memory = (mp_scan_thread){.scores = (float *)(void *)starts[0],

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/alloc.h"
+#include "base/arena.h"
 #include "kernels/kernels.h"
 
 enum {
@@ -35,8 +35,6 @@ typedef struct search {
 } search;
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
-
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 static int32_t block_of(int32_t dim) {
     const int32_t fit = BLOCK_FLOATS / dim / MP_PANEL_N * MP_PANEL_N;
@@ -132,7 +130,7 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
         const mp_tensor tensor = {.dtype = MP_F32, .ndim = 2, .shape = {count, s->dim},
                                   .data = (const uint8_t *)vectors, .nbytes = bytes};
         matrix = block_matrix(count, s->dim);
-        matrix.data = (uint8_t *)tile + align64(sizeof *tile);
+        matrix.data = (uint8_t *)tile + mp_arena_cost(sizeof *tile);
         mp_wmat_pack(&matrix, &tensor, 0, matrix.panels);
     }
     for (int32_t from = 0, to; from < queries; from = to) {
@@ -166,18 +164,18 @@ static void destroy(mp_scan *scan) { mp_free(scan); }
 mp_status mp_search_create(const mp_search_plan *plan, const float *queries, mp_scan **out, mp_error *error) {
     static const mp_scan_ops ops = {compare, refuse, destroy};
     const int32_t dim = plan->dim;
-    const size_t count = (size_t)plan->scan.queries, bytes = align64(count * (size_t)dim * sizeof(float));
-    const size_t all = align64(sizeof(search)) + bytes + count * sizeof(float);
+    const size_t count = (size_t)plan->scan.queries, bytes = mp_arena_cost(count * (size_t)dim * sizeof(float));
+    const size_t all = mp_arena_cost(sizeof(search)) + bytes + count * sizeof(float);
     uint8_t *memory = mp_alloc_zeroed(all, MP_TAG_SCRATCH);
     if (!memory)
         return mp_fail_memory(error, all, "the queries of a search");
     search *s = (search *)(void *)memory;
     const mp_wmat matrix = block_matrix(block_of(dim), dim);
     s->scan = (mp_scan){.ops = &ops, .plan = plan->scan, .block = block_of(dim)};
-    s->scan.scratch_bytes = align64(sizeof(tiles)) + mp_wmat_bytes(&matrix) + MP_WMAT_SLACK;
+    s->scan.scratch_bytes = mp_arena_cost(sizeof(tiles)) + mp_wmat_bytes(&matrix) + MP_WMAT_SLACK;
     s->dim = dim;
     s->cosine = plan->cosine;
-    s->queries = (float *)(void *)(memory + align64(sizeof *s));
+    s->queries = (float *)(void *)(memory + mp_arena_cost(sizeof *s));
     s->scales = s->queries + bytes / sizeof(float);
     memcpy(s->queries, queries, count * (size_t)dim * sizeof(float));
     for (int32_t q = 0; q < plan->scan.queries; q++)

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/cpu.h"
+#include "kernels/scaled.h"
 #include "mp_test.h"
 #include "models/model.h"
 
@@ -35,6 +36,10 @@ static inline void tiny_row(mp_test_random *random, mp_dtype dtype, uint8_t *row
         uint16_t scale = (uint16_t)(0x1C00 + (mp_test_random_u64(random) & 0x1FF)); /* about 0.004 */
         uint16_t low = (uint16_t)(scale | 0x8000);
         switch (dtype) {
+        case MP_F8_E4M3: /* below 2, and no NaN; the scales are another tensor */
+            for (int i = 0; i < type->bytes; i++)
+                row[i] &= 0xBF;
+            break;
         case MP_Q4_0: case MP_Q5_0: case MP_Q8_0:
             memcpy(row, &scale, 2);
             break;
@@ -99,6 +104,13 @@ static inline void tiny_tensor(tiny_file *file, const char *name, mp_dtype dtype
 }
 
 static const char *tiny_weights; /* value of `mpool.weights` in the specs made next; NULL: none */
+
+/* The layers of the encoders made next; NULL: F32 matrices, and one seed for the file. */
+typedef struct tiny_layer {
+    mp_dtype dtype; /* type of all matrices */
+    uint64_t seed;
+} tiny_layer;
+static const tiny_layer *tiny_layers;
 
 static inline void tiny_use(mp_spec *spec) {
     mp_error error;
@@ -423,6 +435,8 @@ static inline mp_spec *tiny_encoder_spec_with(bool poison, bool dense, void (*mo
     tiny_tensor(&file, "token_embd_norm.weight", MP_F32, 1, TINY_WIDTH, 0.3f, 1);
     tiny_tensor(&file, "token_embd_norm.bias", MP_F32, 1, TINY_WIDTH, 0.3f, 0);
     for (int l = 0; l < TINY_ENCODER_LAYERS; l++) {
+        if (tiny_layers)
+            file.random = (mp_test_random){tiny_layers[l].seed};
         const struct {
             const char *name;
             int rows, columns;
@@ -434,7 +448,11 @@ static inline mp_spec *tiny_encoder_spec_with(bool poison, bool dense, void (*mo
                         {"ffn_down", TINY_WIDTH, TINY_ENCODER_FFN}};
         for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
             snprintf(name, sizeof name, "blk.%d.%s.weight", l, matrices[m].name);
-            tiny_tensor(&file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
+            const mp_dtype dtype = tiny_layers ? tiny_layers[l].dtype : MP_F32;
+            tiny_tensor(&file, name, dtype, matrices[m].rows, matrices[m].columns, 0.2f, 0);
+            snprintf(name, sizeof name, "blk.%d.%s.scales", l, matrices[m].name);
+            if (mp_dtype_is_scaled(dtype))
+                tiny_tensor(&file, name, MP_F32, matrices[m].rows, 1, 0.05f, 0.1f);
             snprintf(name, sizeof name, "blk.%d.%s.bias", l, matrices[m].name);
             tiny_tensor(&file, name, MP_F32, 1, matrices[m].rows, 0.2f, 0);
         }

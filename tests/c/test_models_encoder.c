@@ -14,6 +14,49 @@ MP_TEST_SECONDS(models_encoder_contract_float32, 60) { check_grouping(plain, NUL
 MP_TEST_SECONDS(models_encoder_contract_bfloat16, 60) { check_grouping(plain, NULL, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_contract_int8, 60) { check_grouping(plain, NULL, MP_COMPUTE_I8); }
 
+static const tiny_layer fp8_first[] = {{MP_F8_E4M3, 21}, {MP_F32, 22}};
+static const tiny_layer floats_first[] = {{MP_F32, 22}, {MP_F8_E4M3, 21}};
+
+static void first_is_first(tiny_file *file) {
+    tiny_ints(file->spec, "mpool.layer_order", (const int64_t[]){0, 1}, TINY_ENCODER_LAYERS);
+}
+
+static void second_is_first(tiny_file *file) {
+    tiny_ints(file->spec, "mpool.layer_order", (const int64_t[]){1, 0}, TINY_ENCODER_LAYERS);
+}
+
+static mp_spec *make_mixed(const void *layers) {
+    tiny_layers = layers;
+    tiny_weights = "mapped";
+    mp_spec *spec = tiny_encoder_spec_with(false, false, layers == fp8_first ? first_is_first : second_is_first);
+    tiny_layers = NULL;
+    tiny_weights = NULL;
+    return spec;
+}
+
+/* The MLP of a layer whose weights stay mapped needs more scratch than that of a packed layer, and FP8 weights are
+ * always packed. The scratch is enough for the largest, whichever layer comes first: two files with the same layers,
+ * numbered the other way round, give the same bits. */
+MP_TEST_SECONDS(models_encoder_layers_with_larger_mlps, 60) {
+    static texts all;
+    static float out[2][TEXTS * WIDTH];
+    const tiny_layer *const orders[] = {fp8_first, floats_first};
+    size_t bytes[2];
+    make_texts(&all);
+    for (int i = 0; i < 2; i++) {
+        tiny_model tiny;
+        tiny_load(&tiny, make_mixed(orders[i]), MP_COMPUTE_BF16, 2);
+        const mp_encoder *model = (const mp_encoder *)tiny.model;
+        const mp_mlp *packed = &model->layers[i].base.mlp, *mapped = &model->layers[1 - i].base.mlp;
+        MP_CHECK(mp_mlp_scratch(packed, 64) < mp_mlp_scratch(mapped, 64));
+        bytes[i] = mp_encoder_group_scratch(model, 64, 2, MP_EMBED_POOLED);
+        MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, out[i]), MP_OUTCOME_DONE);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK(memcmp(out[0], out[1], sizeof out[0]) == 0);
+    MP_CHECK_INT(bytes[0], bytes[1]);
+}
+
 /* Return the bytes allocated for weights but not charged to the budget: layer structs and the like. */
 static uint64_t uncharged(bool dense, uint64_t *charged) {
     uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);

@@ -42,6 +42,7 @@ MP_TEST(registry_info_state_of_an_entry) {
         {"busy", MP_WORKER_PROCESSING, MP_WORKER_IDLE, 2, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
         {"evicting", MP_WORKER_PROCESSING, NONE, 1, MP_UNLOAD_REQUESTED, MP_HEALTH_SOUND, 0},
         {"evicting", MP_WORKER_IDLE, NONE, 0, MP_UNLOAD_REQUESTED, MP_HEALTH_SOUND, 0},
+        {"evicting", MP_WORKER_IDLE, NONE, 0, MP_UNLOAD_CALLED, MP_HEALTH_SOUND, 0},
         {"evicting", MP_WORKER_EVICTING, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0},
         {"failed", MP_WORKER_FAILED, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_FAILED, 0},
         {"cold", MP_WORKER_FAILED, NONE, 0, MP_UNLOAD_NONE, MP_HEALTH_SOUND, 0}, /* its load was called off */
@@ -210,6 +211,7 @@ MP_TEST(registry_info_of_evictions) {
         {MP_WORKER_IDLE, NONE, .woken = true, .coming = MODEL + HELD + 1},
         {MP_WORKER_PROCESSING, NONE, .coming = MODEL + HELD + 1},
         {MP_WORKER_IDLE, NONE, .unload = MP_UNLOAD_REQUESTED, .coming = MODEL + HELD + 1},
+        {MP_WORKER_IDLE, NONE, .unload = MP_UNLOAD_CALLED, .coming = MODEL + HELD + 1},
         {MP_WORKER_PROCESSING, NONE, .active = 1, .unload = MP_UNLOAD_REQUESTED, .coming = MODEL + HELD + 1},
         /* in use */
         {MP_WORKER_PROCESSING, NONE, .active = 1, .busy = MODEL + HELD},

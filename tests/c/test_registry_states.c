@@ -127,10 +127,11 @@ MP_TEST(registry_states_of_removal) {
 
 MP_TEST(registry_states_of_unload) {
     walk_every_pair(&(walk){&mp_unload_machine,
-                            {/* none requested running */
-                             ".xx", /* none */
-                             "x.x", /* requested */
-                             "x.."}, /* running */
+                            {/* none requested called running */
+                             ".xxx", /* none */
+                             "x.xx", /* requested */
+                             "x..x", /* called */
+                             "x..."}, /* running */
                             put_unload, get_unload, set_unload});
 }
 

@@ -236,7 +236,7 @@ MP_TEST(registry_submit_sequential_requests_age) {
 
 /* A worker takes a request if it serves, has room and admits requests, and the model is not to be unloaded. */
 MP_TEST(registry_submit_workers_without_room_take_nothing) {
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 8; i++) {
         scene scene;
         scene_open(&scene, "a", NULL, 1000 * 1000);
         mp_worker *worker = scene_worker(&scene, MP_WORKER_IDLE), *other = scene_worker(&scene, MP_WORKER_IDLE);
@@ -248,14 +248,14 @@ MP_TEST(registry_submit_workers_without_room_take_nothing) {
         worker->active_count = i == 4 ? MP_ACTIVE_MAX : 0;
         if (i == 5)
             worker->state = MP_WORKER_LOADING;
-        if (i == 6)
-            scene.entry->unload = MP_UNLOAD_REQUESTED;
+        if (i >= 6)
+            scene.entry->unload = i == 6 ? MP_UNLOAD_REQUESTED : MP_UNLOAD_CALLED;
         mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
         MP_CHECK_INT(mp_dispatch_may_take(scene.entry, worker, ticket), i == 0);
-        MP_CHECK_INT(mp_dispatch_may_take(scene.entry, other, ticket), i != 6);
+        MP_CHECK_INT(mp_dispatch_may_take(scene.entry, other, ticket), i < 6);
         mp_dispatch_wake(scene.entry, ticket);
         MP_CHECK_INT(worker->woken, i == 0);
-        MP_CHECK_INT(other->woken, i != 0 && i != 6);
+        MP_CHECK_INT(other->woken, i != 0 && i < 6);
         worker->active_count = 0;
         scene_close(&scene);
     }
@@ -335,7 +335,7 @@ MP_TEST(registry_submit_forked_child_has_no_work) {
             scene_activate(worker, ticket, MP_TICKET_ADMITTED);
     }
     entry->starting = entry->abandoned = entry->room_waiters = 1;
-    entry->unload = MP_UNLOAD_REQUESTED;
+    entry->unload = MP_UNLOAD_CALLED;
     entry->attempts = 5;
     entry->attempts_over = 4;
     entry->breaker = (mp_breaker){.state = MP_BREAKER_OPEN, .epoch = 3, .fault_count = 2};

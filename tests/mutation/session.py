@@ -8,7 +8,7 @@ import json
 import queue
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class Session:
     """One tree of sources and tests, and everything built for it below ``out``."""
 
     def __init__(self, out: Path, jobs: int, kinds: list[str], python_tests: list[str], budget: float,
-                 say: Callable[[str], None]) -> None:
+                 say: Callable[[str], None], c_tests: Sequence[str] = ()) -> None:
         self.out, self.jobs, self.kinds, self.budget, self.say = out, jobs, kinds, budget, say
         out.mkdir(parents=True, exist_ok=True)
         self._lock = open(out / ".lock", "w")  # held until the process ends
@@ -96,8 +96,9 @@ class Session:
         self.stamp = tree.tree_hash(self.files)
         self.python_files = [name for name in pycover.test_files(self.files)
                              if not python_tests or any(part in name for part in python_tests)]
+        self.c_tests = c_tests
         self.results = out / "results.jsonl"
-        self.key = " ".join([self.stamp, *sorted(kinds), *sorted(python_tests)])
+        self.key = " ".join([self.stamp, *sorted(kinds), *sorted(c_tests), *sorted(python_tests)])
         self.places = [out / "trees" / str(n) for n in range(jobs)]
         self.variants: dict[str, cbuild.Variant] = {}
         self.coverage = CoverageMap()
@@ -162,6 +163,8 @@ class Session:
         groups = coverage_map.tests_by_file(self.places[0], self.out / f"runner-{name}")
         paths, missing = [], {}
         for file, names in groups.items():
+            if kind == "c" and self.c_tests and not any(part in Path(file).name for part in self.c_tests):
+                continue
             own = [test for test in self.files if test.startswith(file)]
             stamp = tree.tree_hash(sorted({*shared, *own}), ("csrc/", "tests/"))
             paths.append(maps / f"{kind}-{Path(file).stem}-{stamp}.json")

@@ -1,6 +1,5 @@
 /* encoder/engine.c: the step interface over an encoder. A step is one batch of texts from one or more requests. */
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "models/encoder/engine.h"
@@ -48,32 +47,15 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t
     if (!pooled && request->dimensions != 0 && request->dimensions != most)
         return mp_fail(error, MP_INVALID_ARGUMENT, "token vectors cannot be truncated: dimensions is %d",
                        request->dimensions);
+    MP_TRY(mp_embedding_request_check_texts(request, model->context, model->vocab, error));
     for (int32_t t = 0; t < request->n_texts; t++) {
-        int64_t n = request->offsets[t + 1] - request->offsets[t];
-        if (n < 1)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "text %d has no tokens", t);
-        if (n > model->context) {
-            mp_fail(error, MP_CONTEXT_OVERFLOW, "text %d has %lld tokens, the model takes %d", t, (long long)n,
-                    model->context);
-            if (error) {
-                snprintf(error->got, sizeof error->got, "%lld", (long long)n);
-                snprintf(error->allowed, sizeof error->allowed, "%d", model->context);
-            }
-            return MP_CONTEXT_OVERFLOW;
-        }
-        if (request->skip && (request->skip[t] < 0 || request->skip[t] >= n))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "skip of text %d is %d, allowed: 0 or more, but below %lld", t,
-                           request->skip[t], (long long)n);
+        const int64_t n = request->offsets[t + 1] - request->offsets[t];
         if (request->second && (request->second[t] < 1 || request->second[t] >= n))
             return mp_fail(error, MP_INVALID_ARGUMENT, "pair %d: the second text begins at token %d of %lld", t,
                            request->second[t], (long long)n);
         if (request->attended)
             MP_TRY(check_attended(model, t, request->attended[t], n, error));
     }
-    for (int64_t i = 0; i < request->n_tokens; i++)
-        if (request->ids[i] < 0 || request->ids[i] >= model->vocab)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "token id %d is outside the vocabulary of %d", request->ids[i],
-                           model->vocab);
     const mp_sparse_head *sparse = &model->sparse_head;
     const mp_embedding_sizes sizes = {
         .width = !pooled ? 0 : request->dimensions ? request->dimensions : most,

@@ -1,7 +1,6 @@
 /* lookup/engine.c: the step interface over a static embedding. A step is one batch of texts from any requests. */
 #include <math.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -88,27 +87,7 @@ mp_status mp_lookup_check(const mp_model *base, mp_request *base_request, uint64
                        model->dim);
     if (request->second || request->attended)
         return mp_fail(error, MP_UNSUPPORTED, "the model has no attention: `second` and `attended` are not allowed");
-    for (int32_t t = 0; t < request->n_texts; t++) {
-        const int64_t n = request->offsets[t + 1] - request->offsets[t];
-        if (n < 1)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "text %d has no tokens", t);
-        if (n > model->context) {
-            mp_fail(error, MP_CONTEXT_OVERFLOW, "text %d has %lld tokens, the model takes %d", t, (long long)n,
-                    model->context);
-            if (error) {
-                snprintf(error->got, sizeof error->got, "%lld", (long long)n);
-                snprintf(error->allowed, sizeof error->allowed, "%d", model->context);
-            }
-            return MP_CONTEXT_OVERFLOW;
-        }
-        if (request->skip && (request->skip[t] < 0 || request->skip[t] >= n))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "skip of text %d is %d, allowed: 0 or more, but below %lld", t,
-                           request->skip[t], (long long)n);
-    }
-    for (int64_t i = 0; i < request->n_tokens; i++)
-        if (request->ids[i] < 0 || request->ids[i] >= model->vocab)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "token id %d is outside the vocabulary of %d", request->ids[i],
-                           model->vocab);
+    MP_TRY(mp_embedding_request_check_texts(request, model->context, model->vocab, error));
     *cost_ns = (uint64_t)request->n_tokens * atomic_load_explicit(&model->token_ns, memory_order_relaxed);
     *total = (uint32_t)request->n_texts;
     const mp_embedding_sizes sizes = {.width = request->dimensions ? request->dimensions : model->dim};

@@ -100,3 +100,29 @@ mp_status mp_embedding_request_check_outputs(const mp_embedding_request *request
     }
     return lacks ? mp_fail(error, MP_UNSUPPORTED, "the model has no %s, it has: %s", lacks, list) : MP_OK;
 }
+
+mp_status mp_embedding_request_check_texts(const mp_embedding_request *request, int32_t context, int32_t vocab,
+                                           mp_error *error) {
+    for (int32_t t = 0; t < request->n_texts; t++) {
+        const int64_t n = request->offsets[t + 1] - request->offsets[t];
+        if (n < 1)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "text %d has no tokens", t);
+        if (n > context) {
+            mp_fail(error, MP_CONTEXT_OVERFLOW, "text %d has %lld tokens, the model takes %d", t, (long long)n,
+                    context);
+            if (error) {
+                snprintf(error->got, sizeof error->got, "%lld", (long long)n);
+                snprintf(error->allowed, sizeof error->allowed, "%d", context);
+            }
+            return MP_CONTEXT_OVERFLOW;
+        }
+        if (request->skip && (request->skip[t] < 0 || request->skip[t] >= n))
+            return mp_fail(error, MP_INVALID_ARGUMENT, "skip of text %d is %d, allowed: 0 or more, but below %lld", t,
+                           request->skip[t], (long long)n);
+    }
+    for (int64_t i = 0; i < request->n_tokens; i++)
+        if (request->ids[i] < 0 || request->ids[i] >= vocab)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "token id %d is outside the vocabulary of %d", request->ids[i],
+                           vocab);
+    return MP_OK;
+}
