@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as changed  # `replace` is a parameter of register()
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ._methods import PoolVerbs
 from .checks import known_keywords, nearest, one_of, refuse, shown
 from .config import PoolConfig
-from .debug import show
 from .durations import seconds_of
 from .errors import InvalidArgument, MemoryExhausted, SendError, ShuttingDown, UnknownModel, WrongCapability
 from .model import Model
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from . import _core
+    from .debug.show import ModelTable
     from .runtime.events import Kind, PoolEvent
     from .runtime.health import CapabilityPools, Health, Pong
     from .tasks.options import Compute
@@ -68,7 +67,7 @@ class Pool(PoolVerbs):
         if config is not None and not isinstance(config, PoolConfig):
             refuse("config", config, "an mpool.PoolConfig or None")
         self.config = config or PoolConfig()
-        self._identity = _identity or uuid.uuid4().hex
+        self._identity = _identity or os.urandom(16).hex()
         self._lock = threading.RLock()
         self._registry: _core.Registry | None = None
         self._closed = False
@@ -437,7 +436,7 @@ class Pool(PoolVerbs):
         return Model(new)
 
     @typed
-    def ps(self) -> show.ModelTable:
+    def ps(self) -> ModelTable:
         """Return the state, memory and request counts of the models in use.
 
         Returns:
@@ -449,6 +448,8 @@ class Pool(PoolVerbs):
             >>> [row.capability for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
             ['text_embedding']
         """
+        from .debug import show
+
         with self._lock:
             isolated = {key for entry in self._entries.values() if entry.runs_in == "process"
                         for key in entry.core_keys()}

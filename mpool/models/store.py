@@ -7,14 +7,11 @@ the metadata with the stamp. Files are renamed to their final names when they ar
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import shutil
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,6 +83,9 @@ def scratch(name: str) -> Iterator[str]:
 
     The caller must hold the lock ``name``. Folders of earlier holders that were killed are removed first.
     """
+    import shutil
+    import tempfile
+
     parent = make_folder(os.path.join(cache_dir(), "tmp"))
     for entry in os.listdir(parent):
         if entry.rpartition(".")[0] == name:
@@ -99,6 +99,8 @@ def scratch(name: str) -> Iterator[str]:
 
 def require_space(path: str, needed: int) -> None:
     """Raise LimitError if the disk of ``path`` has fewer than ``needed`` bytes of free space."""
+    import shutil
+
     free = shutil.disk_usage(path).free
     if free < needed:
         raise LimitError(f"{path}: the disk has {free / 1e6:.0f} MB of free space, {needed / 1e6:.0f} MB are needed",
@@ -116,6 +118,8 @@ def sync(path: str) -> None:
 
 def write_json(path: str, value: Any) -> None:
     """Write a small JSON file atomically."""
+    import tempfile
+
     folder = make_folder(os.path.dirname(path))
     fd, temporary = tempfile.mkstemp(dir=folder, suffix=".part")
     try:
@@ -150,6 +154,8 @@ def digest_of(path: str, kind: str = "sha256", progress: Callable[[int], None] |
         kind: ``sha256``, or ``git`` for git's object id, which the hub states for files outside LFS.
         progress: function that is called with the number of bytes of each chunk.
     """
+    import hashlib
+
     fd, size = open_regular(path)
     with os.fdopen(fd, "rb", buffering=0) as file:
         hasher = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -162,6 +168,8 @@ def digest_of(path: str, kind: str = "sha256", progress: Callable[[int], None] |
 
 
 def _stamp_path(path: str) -> str:
+    import hashlib
+
     name = hashlib.sha256(os.path.realpath(path).encode("utf-8", "surrogateescape")).hexdigest()
     return os.path.join(cache_dir(), "verified", name[:2], f"{name[2:34]}.json")
 

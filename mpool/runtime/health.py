@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import native_calls
@@ -201,9 +200,13 @@ def complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
         pool._full_since.pop(key, None)
     paces = {worker["id"]: worker["busy_seconds"] / worker["served"] for worker in row["worker"]
              if worker["served"] >= SLOW_CALLS}
+    if len(paces) < 2:
+        return
+    from statistics import median
+
     for worker, pace in paces.items():
         mates = [other for number, other in paces.items() if number != worker]
-        if mates and pace > SLOW * median(mates):
+        if pace > SLOW * median(mates):
             yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long per request as the others"
 
 

@@ -8,7 +8,7 @@ penalties, 512 tokens.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -134,7 +134,7 @@ def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int)
         values[name] = value if value is None else scalar(name, value, row)
     values["top_k"] = max(values["top_k"], 0)
     if values["seed"] is None:
-        values["seed"] = secrets.randbits(32)
+        values["seed"] = int.from_bytes(os.urandom(4), "little")
     if values["max_tokens"] is not None and values["min_tokens"] > values["max_tokens"]:
         refuse("min_tokens", values["min_tokens"], f"0 to max_tokens, which is {values['max_tokens']}")
     return Sampling(**values, logprobs=_logprobs(given.get("logprobs"), given.get("top_logprobs")),

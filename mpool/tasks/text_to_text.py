@@ -14,7 +14,18 @@ from .. import native_calls
 from ..checks import integer, refuse
 from ..conversation import reasoning
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
-from ..results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, ToolCallDelta, TopLogprob, Usage
+from ..results import (
+    Choice,
+    Chunk,
+    Completion,
+    FinishReason,
+    Timings,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    TopLogprob,
+    Usage,
+)
 from . import sampling
 from .options import PLAIN
 from .sampling import Sampling
@@ -371,8 +382,6 @@ class Reader:
 
     def completion(self) -> Completion:
         """Return the completion of a finished ticket, or the text generated so far of a cancelled one."""
-        from ..conversation.tools import parsed_calls
-
         choices = []
         for index in range(self.request.sampling.n):
             data, count, finish, at = self.ticket.text(index, 0)
@@ -383,14 +392,18 @@ class Reader:
                 details = self._logprobs(index, 0, ids, logprobs)
             thinking, text = reasoning.split(self.request.splitter, data.decode())
             stop, parser = self.stop(finish, at), self.request.parser(index)
+            calls: tuple[ToolCall, ...] = ()
             if parser is not None:
+                from ..conversation.tools import parsed_calls
+
                 text, _ = parser.feed(text, True)
+                calls = parsed_calls(parser)
             reason = _reason(_FINISH[finish] or "cancelled", stop, parser)
             parsed = None
             if self.request.format is not None and reason == "stop" and stop is None:
                 parsed = self.request.format.parse(text)
             choices.append(Choice(index, text, reason, stop, tuple(ids.tolist()), details, thinking, parsed,
-                                  () if parser is None else parsed_calls(parser)))
+                                  calls))
         self.request.tokenizer.finish_later()
         prompt, _, cached, queued, prefill, generation = self.ticket.usage()
         first = choices[0]

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import InvalidArgument, LimitError, Unsupported
 from . import limits
 from .growth import Growth
-from .isolated import IsolatedTokenizer
 from .patterns import Cost
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from .isolated import IsolatedTokenizer
 
 T = TypeVar("T")
 
@@ -124,6 +125,8 @@ class Native:
         cost = self._growth.cost
         if cost is Cost.CONSTANT or cost is Cost.LINEAR and max(map(len, texts)) <= _MAX_SQUARED:
             return self._batch(texts, add_special)
+        from .isolated import IsolatedTokenizer
+
         if self._isolated is None:
             self._isolated = IsolatedTokenizer(self.hf.to_str(), self.hf.encode_special_tokens)
         try:

@@ -27,10 +27,9 @@ from ..spec import (
     TokenizerSource,
     Value,
 )
-from . import ollama_gguf, pipeline_tensors, scoring
+from . import ollama_gguf
 from .chat_templates import HARMONY_ENDS, template
 from .gguf_tables import GGUFKeys, read_gguf
-from .pipelines import describe_with_gguf
 
 log = logging.getLogger("mpool.models")
 
@@ -72,9 +71,12 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
     path = os.path.abspath(path)
     raw, tensors, files = read_gguf(path)
     architecture = raw.get("general.architecture")
-    if architecture in ("flux", "sd3") or architecture is None and pipeline_tensors.has_published_names(
-            entry.name for entry in tensors):
-        return describe_with_gguf(path, tensors, files, key=key, ref=ref)
+    if architecture in ("flux", "sd3", None):
+        from . import pipeline_tensors
+        from .pipelines import describe_with_gguf
+
+        if architecture is not None or pipeline_tensors.has_published_names(entry.name for entry in tensors):
+            return describe_with_gguf(path, tensors, files, key=key, ref=ref)
     return describe_tables(*ollama_gguf.translated(raw, tensors), files, key=key, ref=ref)
 
 
@@ -112,11 +114,14 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     score_rows: list[TensorEntry] = []
     chat = table.get("tokenizer.chat_template")
     reranks = table.int(f"{name}.pooling_type", 0) == _RANK
-    if reranks and kv.get(f"{row.name}.attention.causal"):
-        score_rows, chat = scoring.read_gguf_decoder(table, tensors, kv)
-    elif row.gguf_head is not None and reranks:
-        epsilon = table.number(f"{name}.{row.epsilon}", above=0.0)
-        heads = scoring.read_gguf_head(shapes, path, row.gguf_head, epsilon, kv)
+    if reranks:
+        from . import scoring
+
+        if kv.get(f"{row.name}.attention.causal"):
+            score_rows, chat = scoring.read_gguf_decoder(table, tensors, kv)
+        elif row.gguf_head is not None:
+            epsilon = table.number(f"{name}.{row.epsilon}", above=0.0)
+            heads = scoring.read_gguf_head(shapes, path, row.gguf_head, epsilon, kv)
     dense = _dense_names(shapes, path) if row.capability == "text_embedding" else {}
     head_names = heads | dense
     used = architectures.map_gguf(row, size, [entry for entry in tensors if entry.name not in head_names

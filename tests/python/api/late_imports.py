@@ -30,6 +30,7 @@ mpool.cli  mpool.errors  2  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
+mpool.cli.classifying  mpool.errors  1  start-up
 mpool.cli.common  mpool.config  1  start-up
 mpool.cli.common  mpool.errors  2  start-up
 mpool.cli.common  mpool.models  1  start-up
@@ -58,7 +59,6 @@ mpool.cli.removing  mpool.models  1  start-up
 mpool.cli.scaling  mpool.errors  1  start-up
 mpool.cli.scaling  mpool.integrations.ray.parquet  1  optional
 mpool.cli.scaling  mpool.integrations.ray.serving  1  optional
-mpool.cli.classifying  mpool.errors  1  start-up
 mpool.cli.searching  mpool.errors  2  start-up
 mpool.cli.searching  mpool.tasks.similarity  1  core
 mpool.cli.searching  numpy  1  core
@@ -95,15 +95,22 @@ mpool.models.describing  mpool.models.formats.gguf_model  1  start-up
 mpool.models.describing  mpool.models.formats.hf_folder  1  start-up
 mpool.models.describing  mpool.models.pins  1  start-up
 mpool.models.describing  mpool.models.sources  4  start-up
+mpool.models.formats.gguf_model  mpool.models.formats.pipeline_tensors  1  start-up
+mpool.models.formats.gguf_model  mpool.models.formats.pipelines  1  start-up
+mpool.models.formats.gguf_model  mpool.models.formats.scoring  1  start-up
 mpool.models.sources.hub  huggingface_hub  5  start-up
 mpool.models.sources.hub  huggingface_hub.utils  1  start-up
 mpool.models.sources.pip  importlib.metadata  1  start-up
 mpool.models.sources.probe  urllib.request  1  start-up
 mpool.models.sources.progress  tqdm  1  start-up
 mpool.models.store  filelock  1  start-up
+mpool.models.store  hashlib  2  start-up
+mpool.models.store  shutil  2  start-up
+mpool.models.store  tempfile  2  start-up
 mpool.native_calls  asyncio  1  start-up
 mpool.pool  mpool._core  1  core
 mpool.pool  mpool._functions  1  start-up
+mpool.pool  mpool.debug  1  start-up
 mpool.pool  mpool.models  4  start-up
 mpool.pool  mpool.models.catalogue  1  start-up
 mpool.pool  mpool.runtime  7  start-up
@@ -120,6 +127,7 @@ mpool.runtime.entry  numpy  1  core
 mpool.runtime.events  mpool._core  3  core
 mpool.runtime.health  mpool._core  2  core
 mpool.runtime.health  numpy  1  core
+mpool.runtime.health  statistics  1  start-up
 mpool.runtime.isolation  mpool._core  1  core
 mpool.runtime.logs  mpool._core  2  core
 mpool.runtime.metrics  mpool._core  1  core
@@ -156,8 +164,8 @@ mpool.tasks.outputs  mpool.tasks.jobs  1  start-up
 mpool.tasks.requests  mpool.conversation  1  start-up
 mpool.tasks.requests  mpool.images  1  start-up
 mpool.tasks.requests  mpool.tasks.chat_prompt  2  start-up
-mpool.tasks.requests  mpool.tasks.image_embedding  1  start-up
 mpool.tasks.requests  mpool.tasks.classification  1  start-up
+mpool.tasks.requests  mpool.tasks.image_embedding  1  start-up
 mpool.tasks.requests  mpool.tasks.outputs  1  start-up
 mpool.tasks.requests  mpool.tasks.rerank  1  start-up
 mpool.tasks.requests  mpool.tasks.text_to_image  1  start-up
@@ -186,6 +194,7 @@ mpool.tokenizers.gguf_build  tokenizers  6  start-up
 mpool.tokenizers.gguf_part  mpool.tokenizers.gguf_build  1  start-up
 mpool.tokenizers.gguf_part  tokenizers  1  start-up
 mpool.tokenizers.json_tokenizer  tokenizers  2  start-up
+mpool.tokenizers.native  mpool.tokenizers.isolated  1  start-up
 mpool.tokenizers.native  tokenizers  1  start-up
 mpool.tokenizers.older_files  tokenizers  3  start-up
 mpool.tokenizers.opening  mpool.tokenizers.gguf_tokenizer  1  start-up

@@ -54,6 +54,29 @@ def test_reading_metadata_loads_no_torch(llama: Path, tmp_path: Path) -> None:
     assert "mpool.models.formats.hf_folder" in loaded
 
 
+#: Modules that a first token does without: each took at least a millisecond of it.
+NOT_FOR_A_TOKEN = (
+    "asyncio", "bz2", "decimal", "fractions", "hashlib", "html", "lzma", "random", "secrets", "shutil", "socket",
+    "statistics", "subprocess", "tempfile", "uuid", "jinja2", "llguidance", "huggingface_hub", "PIL",
+    "mpool.child_processes", "mpool.conversation.grammar", "mpool.conversation.tools", "mpool.debug.show",
+    "mpool.images", "mpool.models.formats.hf_parts", "mpool.models.formats.pipeline_tensors",
+    "mpool.models.formats.scoring", "mpool.models.formats.vision_gguf", "mpool.tokenizers.isolated")
+
+
+def test_a_first_token_loads_only_what_it_needs(tmp_path: Path) -> None:
+    import paritymodels
+    import tinygguf
+
+    model = paritymodels.decoder("llama", 2, vocab=157)
+    path = str(tinygguf.write(tmp_path / "m.gguf", model))
+    loaded = _modules(f"import numpy; before = set(sys.modules); import mpool; "
+                      f"assert mpool.generate('w5 w6', model={path!r}, max_tokens=1, ignore_eos=True).token_ids")
+    assert "mpool.tasks.text_to_text" in loaded
+    assert not loaded.intersection(NOT_FOR_A_TOKEN)
+    own = sorted(name for name in loaded if name.startswith("mpool"))
+    assert len(own) <= 100, own
+
+
 @pytest.mark.parametrize("name", mpool.__all__)
 def test_every_public_name_exists(name: str) -> None:
     assert getattr(mpool, name) is not None
