@@ -146,6 +146,7 @@ def submit(capability: str, **request: Any) -> Any:
     return pool_of(request.get("model")).submit(capability, **request)
 
 
+@typed
 def begin_shutdown() -> None:
     """Refuse new requests with ``ShuttingDown`` for the rest of the process. Requests in flight finish. Idempotent.
 

@@ -25,6 +25,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -349,20 +350,24 @@ class Children:
             with self._changed:
                 self._starting -= 1
                 self._changed.notify_all()
-        _tidy_later()
+        try:
+            _tidy_later()
+        except BaseException:
+            self._give_back(child)
+            raise
         return child
 
     def _give_back(self, child: _Child, last: bool = False) -> None:
         """Let others use a child, or end it if that was its last request."""
-        if last:
-            child.end()
-        with self._changed:
+        try:
             if last:
-                self._all.remove(child)
-            else:
-                child.since = time.monotonic() if child.ready else child.since
-                self._idle.append(child)
-            self._changed.notify_all()
+                child.end()
+            elif child.ready:
+                child.since = time.monotonic()
+        finally:  # whatever failed: a child that is neither idle nor removed would take the place of another
+            with self._changed:
+                (self._all.remove if last else self._idle.append)(child)
+                self._changed.notify_all()
 
     def tidy(self) -> None:
         """End children that are idle for long, and reap those that ended."""
@@ -370,8 +375,9 @@ class Children:
             oldest = time.monotonic() - self.program.idle
             over = [one for one in self._idle if one.since < oldest or one.process.poll() is not None]
             self._idle = [one for one in self._idle if one not in over]
-        for child in over:
-            self._give_back(child, last=True)
+        while over:
+            with suppress(Exception):  # of one child; the others end nevertheless
+                self._give_back(over.pop(), last=True)
 
     def __del__(self) -> None:
         for child in self._all:
@@ -396,7 +402,7 @@ def _tidy_later() -> None:
     themselves after one and a half as long."""
     global _tidier
     with _tidying:
-        if _tidier is None:
+        if _tidier is None or not _tidier.is_alive():
             try:
                 _tidier = start_thread(_tidy, "mpool-children")
             except MpoolError:  # no further thread; the next child tries again

@@ -150,7 +150,10 @@ class TemplateError(MpoolError, ValueError):
 
 
 class FileError(MpoolError, OSError):
-    """A file could not be read; ``__cause__`` or the message has the reason given by the operating system."""
+    """A file could not be read or written, or another call of the operating system failed.
+
+    ``__cause__`` or the message has the reason that the system gave.
+    """
 
     code, name = 30, "IO"
 

@@ -15,6 +15,7 @@ from . import _core
 from ._functions import default_pool
 from .checks import integer, refuse
 from .errors import InvalidArgument
+from .resources import typed
 from .searching import Neighbours
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class _Ragged(Protocol):
     def offsets(self) -> Any: ...
 
 
+@typed
 def maxsim(query: ArrayLike | Sequence[ArrayLike] | _Ragged, documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *,
            top_k: int | None = None) -> NDArray[np.float32] | Neighbours:
     """Scores documents against queries by late interaction, exactly.
@@ -108,6 +110,7 @@ def maxsim(query: ArrayLike | Sequence[ArrayLike] | _Ragged, documents: ArrayLik
     return Neighbours(indices[0], scores[0]) if single else Neighbours(indices, scores)
 
 
+@typed
 def quantize_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged) -> PackedTokens:
     """Quantises token vectors to int8, with a scale per token: a quarter of the memory of float32.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._methods import ModelVerbs
 from .errors import InvalidArgument, WrongCapability
-from .resources import typed
+from .resources import items_of_caller, typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,26 +119,31 @@ class Model(ModelVerbs):
             raise WrongCapability(f"is a {description.capability} model, which has no context length", key=self.key)
         return description.generation.context_length
 
+    @typed
     def batch_embed(self, texts: Iterable[str], task: Literal["query", "document"] | None = None,
                     **options: Any) -> NDArray[Any]:
         """Embed several texts; see :func:`mpool.embed`. Returns an array ``(n, d)``, also for one text."""
         if isinstance(texts, str):
             raise InvalidArgument(param="texts", got="a single str", allowed="an iterable of str",
                                   hint="Use embed for a single text")
-        return self.embed(list(texts), task, **options)
+        return self.embed(list(items_of_caller(texts)), task, **options)
 
+    @typed
     def count_tokens(self, text: str) -> int:
         """Count the tokens of a text; see :func:`mpool.count_tokens`."""
         return self.pool.count_tokens(text, self)
 
+    @typed
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Convert a text to token ids; see :func:`mpool.tokenize`."""
         return self.pool.tokenize(text, self, add_special=add_special, parse_special=parse_special)
 
+    @typed
     def detokenize(self, ids: Sequence[int] | NDArray[np.integer], *, skip_special: bool = True) -> str:
         """Convert token ids to text; see :func:`mpool.detokenize`."""
         return self.pool.detokenize(ids, self, skip_special=skip_special)
 
+    @typed
     def unload(self, *, timeout: float | None = None) -> None:
         """Free the model's memory; see :func:`mpool.unload`."""
         self.pool.unload(self, timeout=timeout)

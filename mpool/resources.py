@@ -3,7 +3,8 @@
 When memory, threads or file descriptors run out, Python itself raises ``MemoryError``, ``ImportError`` (a shared
 library that cannot be mapped), ``RuntimeError`` (a thread that cannot start) or ``OSError``, at any line. Every public
 function is decorated with :func:`typed` or :func:`typed_async`, which raise the matching
-:class:`~mpool.errors.MpoolError` from the original error.
+:class:`~mpool.errors.MpoolError` from the original error. No other place needs to translate an error of the system,
+except to name the file or the step that failed.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from .errors import FileError, MemoryExhausted, MpoolError, ShuttingDown, SpawnFailed, Unsupported
@@ -23,6 +25,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 _BARE = (MemoryError, ImportError, RuntimeError, OSError)
 _NO_MEMORY = ("cannot allocate memory", "failed to map segment", "cannot map zero-fill", "can't allocate lock")
 _FREE_MEMORY = "Free memory, or raise the limit of the process on its address space (ulimit -v)"
+#: Number of an error of the operating system -> what to do about it.
+_HINTS = {errno.EMFILE: "Raise the limit on open files (ulimit -n)",
+          errno.ENFILE: "Raise the limit on open files (ulimit -n)",
+          errno.ENOSPC: "Free space on the disk"}
+#: Folder of this package, as in the file names of code objects.
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: File names of Python's library, and of libraries that open files for this package.
+_LIBRARIES = re.compile(rf"^{re.escape(os.path.dirname(os.__file__))}/(?!(site|dist)-packages/)"
+                        r"|/(site|dist)-packages/(PIL|numpy)/")
 
 
 def cpus() -> int:
@@ -34,9 +45,11 @@ def cpus() -> int:
 
 
 def error_of(error: BaseException) -> MpoolError | None:
-    """Return the error of mpool that reports an exhausted resource; None: ``error`` reports no such thing.
+    """Return the error of mpool that reports an exhausted resource or a failed call of the operating system.
 
-    Errors that a caller's own code raised keep their class unless they report an exhausted resource, too.
+    Returns:
+        None if ``error`` reports no such thing. Errors that a caller's own code raised (its iterables, its handlers of
+        signals) keep their class, unless they report an exhausted resource.
     """
     text = str(error)
     if isinstance(error, MpoolError) or not isinstance(error, _BARE):
@@ -53,12 +66,55 @@ def error_of(error: BaseException) -> MpoolError | None:
                            hint="Reinstall mpool with its dependencies: pip install --force-reinstall mpool")
     if isinstance(error, OSError):
         full = error.errno in (errno.EMFILE, errno.ENFILE)
-        return FileError(text, hint="Raise the limit on open files (ulimit -n)") if full else None
+        return _system_error(error) if full or not _is_callers(error) else None
     if "can't start new thread" in text:
         return _no_thread(text)
     if "cannot schedule new futures" in text:
         return ShuttingDown("the interpreter is shutting down")
     return None
+
+
+def _system_error(error: OSError) -> FileError:
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
+    return FileError(where + (error.strerror or str(error)), hint=_HINTS.get(error.errno or 0))
+
+
+def _is_callers(error: OSError) -> bool:
+    """Return True if a caller's own code raised the error, and not the operating system in a call of the package."""
+    if error.errno is None or getattr(error, "_of_caller", False):
+        return True
+    callers, trace = False, error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file.startswith(_PACKAGE):
+            callers = False
+        elif not file.startswith("<frozen ") and not _LIBRARIES.search(file):
+            callers = True
+        trace = trace.tb_next
+    return callers
+
+
+def _mark(error: OSError) -> None:
+    error._of_caller = True  # type: ignore[attr-defined]
+
+
+def items_of_caller(items: Iterable[Any]) -> Iterator[Any]:
+    """Yield the items of a caller's iterable. An OSError that it raises keeps its class, such as that of a file."""
+    try:
+        yield from items
+    except OSError as error:
+        _mark(error)
+        raise
+
+
+async def aitems_of_caller(items: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    """As :func:`items_of_caller`, for an asynchronous iterable."""
+    try:
+        async for item in items:
+            yield item
+    except OSError as error:
+        _mark(error)
+        raise
 
 
 def _follows_memory_error(error: BaseException) -> bool:
@@ -78,7 +134,7 @@ def _no_thread(text: str, name: str | None = None) -> SpawnFailed:
 
 
 def typed(function: F) -> F:
-    """Decorate a function: errors of exhausted resources become errors of mpool, with the original as their cause."""
+    """Decorate a function: errors of the system become errors of mpool, with the original as their cause."""
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
         try:
@@ -124,4 +180,4 @@ def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
     return thread
 
 
-__all__ = ["error_of", "start_thread", "typed", "typed_async"]
+__all__ = ["aitems_of_caller", "error_of", "items_of_caller", "start_thread", "typed", "typed_async"]

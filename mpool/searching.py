@@ -16,6 +16,7 @@ from . import _core
 from ._functions import default_pool
 from .checks import integer, one_of, real, refuse
 from .errors import InvalidArgument
+from .resources import typed
 from .tasks.similarity import vectors_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Neighbours(NamedTuple):
     scores: NDArray[np.float32]
 
 
+@typed
 def semantic_search(queries: ArrayLike, corpus: ArrayLike, *, top_k: int = 10,
                     metric: Literal["cosine", "dot"] = "cosine") -> Neighbours:
     """Finds the vectors of a corpus that are nearest to each query, exactly.
@@ -83,6 +85,7 @@ def semantic_search(queries: ArrayLike, corpus: ArrayLike, *, top_k: int = 10,
     return Neighbours(indices[0], scores[0]) if single else Neighbours(indices, scores)
 
 
+@typed
 def paraphrase_mining(vectors: ArrayLike, *, top_k: int = 100, max_pairs: int = 500_000,
                       metric: Literal["cosine", "dot"] = "cosine") -> list[tuple[float, int, int]]:
     """Finds the most similar pairs of vectors, exactly.
@@ -116,6 +119,7 @@ def paraphrase_mining(vectors: ArrayLike, *, top_k: int = 100, max_pairs: int = 
     return list(zip(*(part.tolist() for part in best)))
 
 
+@typed
 def community_detection(vectors: ArrayLike, *, threshold: float = 0.75,
                         min_community_size: int = 10) -> list[list[int]]:
     """Groups vectors around central vectors, by cosine similarity.

@@ -15,6 +15,7 @@ import numpy as np
 from .checks import integer, refuse
 from .errors import InvalidArgument
 from .late_interaction import PackedTokens, dense, ragged, refuse_faults
+from .resources import typed
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _BLOCK = 2048
 
 
+@typed
 def pool_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *, factor: int | None = None,
                 budget: int | None = None, protected: int = 1) -> PackedTokens:
     """Pools the token vectors of each document to fewer: clusters of similar tokens become their mean.

@@ -317,10 +317,17 @@ def _bracket_depth(text: str) -> int:
 
 # ---- the tokenizer as llguidance sees it -----------------------------------------------------------------------------
 
+class _Failure(threading.local):
+    """The error that a call of the adapter raised last, by thread: llguidance reports it as a panic."""
+
+    error: Exception | None = None
+
+
 class _TokenizerAdapter:
     """Implements the tokenizer interface of llguidance."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.failure = _Failure()
         table = tokenizer.token_table()
         data, offsets = bytes(table.data), [int(offset) for offset in table.offsets]
         control = bytes(table.control)
@@ -337,10 +344,18 @@ class _TokenizerAdapter:
                        if token is not None and self.tokens[token] == word.encode()}
         self._mark = compile_trie(self._marks, group=True)
 
-    def __call__(self, text: bytes) -> list[int]:
+    def __call__(self, text: bytes | str) -> list[int]:
         """Return the token ids of a grammar's literal, as models write it: each marker is one token, control or not."""
+        try:
+            # llguidance passes str for ever if its first call, which has bytes, fails
+            return self._encode(text if isinstance(text, str) else text.decode(errors="replace"))
+        except Exception as error:
+            self.failure.error = error
+            raise
+
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = []
-        for part in self._mark.split(text.decode(errors="replace")):
+        for part in self._mark.split(text):
             if part in self._marks:
                 ids.append(self._marks[part])
             elif part:
@@ -362,7 +377,7 @@ class _Compiler:
                                   "none", param="response_format")
         blanks, *others = llguidance.LLTokenizer.general_slices()
         adapter = _TokenizerAdapter(tokenizer)
-        self.tokens = adapter.tokens
+        self.tokens, self._failure = adapter.tokens, adapter.failure
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
             eos_token=list(tokenizer.eog_ids), slices=[blanks, *_WORDS, *others])
@@ -405,10 +420,13 @@ class _Compiler:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
         except ValueError as error:
             raise _unusable(kind, str(error)) from None
+        self._failure.error = None
         # verbose errors would put the schema and the completion into logs
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher = make(self._tokenizer, grammar, log_level=0, limits=limits)
         first = b"" if matcher.is_error() else matcher.compute_bitmask()
+        if self._failure.error is not None:  # of the tokenizer: the format may be valid
+            raise self._failure.error
         if matcher.is_error():
             raise _unusable(kind, matcher.get_error())
         return first, matcher
@@ -534,6 +552,8 @@ class _MaskThread:
         self._numbers = itertools.count(1)
         self.requests: dict[int, _MaskedRequest] = {}
         self._current: tuple[int, float] | None = None  # number of the request whose masks are computed, and since when
+        self._poll = select.poll()  # here, and not on the thread: a failure there would end it
+        self._poll.register(self._notifier.fileno(), select.POLLIN)
         start_thread(self._run, "mpool-masks")
 
     def serve(self, request: _MaskedRequest) -> None:
@@ -558,13 +578,11 @@ class _MaskThread:
                 if current is None or number != current[0]]
 
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self._notifier.fileno(), select.POLLIN)
         lost = False  # True: an exception such as MemoryError may have lost notifications
         while True:
             try:
                 if not lost:
-                    poll.poll()
+                    self._poll.poll()
                 taken = self._notifier.take()
                 for number in list(self.requests) if lost else taken:
                     self._advance(number)

@@ -145,11 +145,12 @@ class Renderers:
                 if record.active < (MOST - 1 if record.proven else 1):
                     break
                 wait(self._changed, deadline)
-            record.active += 1
             if len(self._records) > _RECORDS:
                 for digest in [digest for digest, old in self._records.items() if not old.active][:_RECORDS // 4]:
                     del self._records[digest]
-            return record, None
+            result = record, None
+            record.active += 1  # last: after a failure, such as a lack of memory, nobody would count it down
+            return result
 
 
 _renderers = Renderers()

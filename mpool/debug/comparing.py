@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..checks import integer, one_of, refuse
 from ..errors import FormatError, InvalidArgument
+from ..resources import typed
 from ..tasks.capture_files import CaptureRecord
 from ..tasks.capture_files import read_capture as read_capture
 
@@ -89,6 +90,7 @@ class CaptureComparison:
         return next((found for found in self.differences if not found.most <= GRADES[grade]), None)
 
 
+@typed
 def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | None = None) -> CaptureComparison:
     """Compare two captures of the same prompt.
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from ..checks import one_of
+from ..resources import typed
 
 
 def megabytes(count: int) -> str:
@@ -200,6 +201,7 @@ def _versions() -> dict[str, str]:
 def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
 @overload
 def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
+@typed
 def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
     """Show the configuration of this build and machine, for bug reports.
 

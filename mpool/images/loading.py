@@ -21,7 +21,7 @@ import numpy as np
 
 from .. import native_calls
 from ..errors import FileError, InvalidArgument, LimitError, MpoolError
-from ..models.files import open_regular
+from ..models.files import open_regular, unreadable
 from . import structure
 from .memory import reserved
 
@@ -215,7 +215,10 @@ def _from_file(path: str | bytes, name: str) -> bytes:
     with os.fdopen(fd, "rb", closefd=True) as file:
         if size > MAX_BYTES:
             raise InvalidArgument(param=name, got=f"{size:,} bytes", allowed=f"at most {MAX_BYTES:,} bytes")
-        return file.read(MAX_BYTES + 1)
+        try:
+            return file.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise unreadable(shown, error) from error
 
 
 # ---- decoding --------------------------------------------------------------------------------------------------------

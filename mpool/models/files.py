@@ -86,7 +86,7 @@ def stamp(path: str) -> Stamp:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def same_stamp(a: Stamp, b: Stamp) -> bool:
@@ -135,7 +135,8 @@ def note(path: str) -> None:
         stamps[path] = stamp(path)
 
 
-def _unreadable(path: str, error: Exception) -> FileError:
+def unreadable(path: str, error: Exception) -> FileError:
+    """Return the error for a file that the operating system does not read; ``error`` is the system's."""
     return FileError(f"{shorten(path, 400)}: {getattr(error, 'strerror', None) or error}")
 
 
@@ -171,7 +172,7 @@ def open_regular(path: str) -> tuple[int, int]:
                 raise
             close(fd)
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     raise FormatError(file=path, field="file type", got=file_kind(mode), allowed="a regular file")
 
 
@@ -182,7 +183,7 @@ def read_exactly(fd: int, offset: int, size: int, *, path: str) -> bytes:
         try:
             chunk = os.pread(fd, min(size, 1 << 24), offset)
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         if not chunk:
             raise FileError(f"{path}: the file ended at byte {offset} while it was read",
                             hint="Try again when no other program writes to the file")

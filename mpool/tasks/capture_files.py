@@ -12,6 +12,7 @@ from typing import Any
 
 from ..checks import refuse
 from ..errors import FileError, FormatError
+from ..resources import typed
 
 #: Suffix of capture files.
 SUFFIX = ".jsonl"
@@ -45,6 +46,7 @@ class CaptureRecord:
     values: tuple[float | None, ...]
 
 
+@typed
 def read_capture(path: str | os.PathLike[str]) -> tuple[CaptureRecord, ...]:
     """Reads the records of a capture file, or of all ``.jsonl`` files of a folder in the order of their names.
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import integer, refuse
 from ..errors import FileError
-from ..resources import start_thread
+from ..resources import start_thread, typed
 from ..runtime import logs as _logging
 from .capture_files import SUFFIX, CaptureRecord, read_capture
 
@@ -82,6 +82,7 @@ class Capture:
             has the reason), or that were not captured because 256 others were running or not yet written.
     """
 
+    @typed
     def __init__(self, path: str | os.PathLike[str] | None = None, *, values: int = 10,
                  records: int = 1_000_000) -> None:
         self.path = _check_path(path)
@@ -94,6 +95,7 @@ class Capture:
         self._next_file = 0  # number of the next file in a folder; 0: the folder was not listed yet
         self._claim_file()
 
+    @typed
     def job(self, job_id: str | None = None) -> CaptureJob:
         """Returns this capture with a name for one request, as in ``capture=capture.job("a")``.
 
@@ -111,6 +113,7 @@ class Capture:
             refuse("job_id", job_id, f"a string of 1 to {MAX_JOB_ID} characters")
         return CaptureJob(self, job_id)
 
+    @typed
     def records(self) -> tuple[CaptureRecord, ...]:
         """Calls :meth:`flush` and returns all records, read from ``path`` unless they are kept in memory."""
         self.flush()
@@ -119,6 +122,7 @@ class Capture:
                 return tuple(self._kept)
         return read_capture(self.path) if self.written else ()
 
+    @typed
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until all captured requests are finished and written.
 
@@ -195,6 +199,7 @@ class Capture:
                     self._next_file += 1
 
 
+@typed
 def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, records: int = 1_000_000) -> Capture:
     """Records the outputs of a model's layers, for comparison with another engine or another machine.
 

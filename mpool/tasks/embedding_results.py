@@ -10,6 +10,7 @@ import numpy as np
 
 from ..checks import refuse
 from ..errors import Unsupported
+from ..resources import typed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,6 +85,7 @@ class SparseVectors:
         texts = {token: self._token_text(token) for token in np.unique(self.indices).tolist()}
         return SparseVectors, (self.indptr, self.indices, self.values, self.shape, texts.__getitem__)
 
+    @typed
     def decoded(self, top_k: int | None = None) -> list[list[tuple[str, float]]]:
         """Return the tokens and weights of each text, the largest weights first.
 
@@ -101,6 +103,7 @@ class SparseVectors:
             found.append([(self._token_text(int(ids[i])), float(values[i])) for i in order])
         return found
 
+    @typed
     def to_scipy(self) -> Any:
         """Return a ``scipy.sparse.csr_matrix`` over the same memory.
 
@@ -114,6 +117,7 @@ class SparseVectors:
                               hint="pip install 'mpool[scipy]', or use indptr, indices and values") from None
         return csr_matrix((self.values, self.indices, self.indptr), shape=self.shape)
 
+    @typed
     def dot(self, other: SparseVectors) -> NDArray[np.float32]:
         """Return the dot product of each of these vectors with each of ``other``, float32 ``(n, m)``.
 

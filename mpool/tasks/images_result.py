@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .. import _renamed
+from ..resources import typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,16 +56,21 @@ class GeneratedImage:
     parameters: Mapping[str, Any]
 
     @cached_property
+    @typed
     def image(self) -> Image:
         """The image as a PIL image, RGB."""
         return to_image(self.array)
 
+    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the image to a file.
 
         Args:
             path: path of the file. ``.png`` files contain ``parameters``; for all other extensions, Pillow chooses the
                 format.
+
+        Raises:
+            FileError: the file cannot be written.
         """
         if os.fspath(path).lower().endswith(".png"):
             with open(path, "wb") as out:
@@ -131,6 +137,7 @@ class GeneratedImages:
         """Parameters of the first image."""
         return self.results[0].parameters
 
+    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the first image to a file, see :meth:`GeneratedImage.save`."""
         self.results[0].save(path)

@@ -44,6 +44,7 @@ class EmbedIterator(Iterator[Any]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @typed
     def close(self) -> None:
         """Cancel the requests in flight. The iterator then yields no more vectors."""
         self._rows.close()  # type: ignore[attr-defined]

@@ -76,10 +76,12 @@ class Job:
         """Return True if :meth:`_finish` computes inputs again or copies large outputs: too long for an event loop."""
         return False
 
+    @typed
     def done(self) -> bool:
         """Return True once the job has a result or an error."""
         return self._ticket is None or self._ticket.done()
 
+    @typed
     def cancel(self) -> bool:
         """Cancel the request. A running request stops after its current layer or token.
 
@@ -92,10 +94,12 @@ class Job:
         self._ticket.cancel()
         return True
 
+    @typed
     def position(self) -> int:
         """Return the number of requests ahead of this one in the queue; -1 once it runs or is done."""
         return -1 if self._ticket is None else self._ticket.position()
 
+    @typed
     def eta(self) -> float | None:
         """Return the predicted number of seconds until the job is done.
 

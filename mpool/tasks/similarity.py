@@ -8,6 +8,7 @@ import numpy as np
 
 from ..checks import one_of
 from ..errors import InvalidArgument
+from ..resources import typed
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -19,6 +20,7 @@ _SHAPES = "an array of numbers of shape (n, d) or (d,)"
 _BLOCK = 1 << 22
 
 
+@typed
 def similarity(a: ArrayLike, b: ArrayLike, *, metric: Metric = "cosine",
                pairwise: bool = False) -> NDArray[np.floating]:
     """Computes the similarity of every vector of ``a`` to every vector of ``b``; higher values are more similar.

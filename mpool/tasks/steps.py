@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import native_calls
+from ..resources import aitems_of_caller, items_of_caller
 from . import options as _options
 from . import vectors
 from .vectors import BULK, DEPTH, INTERACTIVE, Bar, Faults, Kind, VectorPlan
@@ -415,14 +416,14 @@ class IterRequest:
             self.bar.close()
 
     def _slices(self, items: Iterable[Any]) -> Iterator[Any]:
-        for item in items:
+        for item in items_of_caller(items):
             if (full := self.cutter.add(item)) is not None:
                 yield full
         if (full := self.cutter.rest()) is not None:
             yield full
 
     async def _aslices(self, items: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        async for item in items:
+        async for item in aitems_of_caller(items):
             if (full := self.cutter.add(item)) is not None:
                 yield full
         if (full := self.cutter.rest()) is not None:

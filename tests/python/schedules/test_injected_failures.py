@@ -14,13 +14,13 @@ import pytest
 PROGRAM = Path(__file__).resolve().parents[1] / "helpers" / "injection.py"
 
 
-def sweep(bert: Path, llama: Path, stride: int, offset: int, *named: str) -> int:
+def sweep(bert: Path, llama: Path, stride: int, offset: int, *named: str, way: str = "texts", least: int = 500) -> int:
     """Let every ``stride``-th site fail. Returns the number of failures; checks that each is harmless."""
-    done = subprocess.run([sys.executable, PROGRAM, bert, llama, str(stride), str(offset), *named],
+    done = subprocess.run([sys.executable, PROGRAM, way, bert, llama, str(stride), str(offset), *named],
                           capture_output=True, text=True, timeout=3600, env={**os.environ, "PYTHONHASHSEED": "0"})
     assert done.returncode == 0, done.stderr[-3000:]
     sites, count, wrong = json.loads(done.stdout.splitlines()[-1])
-    assert named or sites > 500
+    assert named or sites >= least
     assert not wrong, "\n".join(map(str, wrong)) + done.stderr[-3000:]
     return int(count)
 
@@ -41,3 +41,10 @@ def test_a_failed_start_of_a_load_leaves_the_model_usable(bert: Path, llama: Pat
 @pytest.mark.parametrize("offset", range(8))
 def test_failures_at_every_line(bert: Path, llama: Path, offset: int) -> None:
     assert sweep(bert, llama, 8, offset) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "stride", "least"), [("images", 4, 400), ("names", 1, 30), ("conversations", 1, 80)])
+def test_failures_at_lines_of_other_ways_in(bert: Path, llama: Path, way: str, stride: int, least: int) -> None:
+    """At lines that a request for texts does not reach."""
+    assert sweep(bert, llama, stride, 0, way=way, least=least) >= least // stride

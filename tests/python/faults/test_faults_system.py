@@ -1,0 +1,258 @@
+"""Errors of the operating system leave every public function as one error of mpool, errors of a caller's code as they
+are; and failures within the bookkeeping of processes leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import os
+import select
+import signal
+import threading
+import time
+import types
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import aio, child_processes
+from mpool.conversation import grammar, rendering
+from mpool.resources import error_of, typed, typed_async
+
+from childprograms import LIMITS, end, program
+
+#: Reading it is an error (EIO).
+UNREADABLE = "/proc/self/mem"
+#: Public methods that call nothing but a typed function, or convert nothing.
+PLAIN = {"CallOptions.core", "CaptureJob.begins", "CaptureJob.follow", "CaptureComparison.departs"}
+
+
+# ---- one place -------------------------------------------------------------------------------------------------------
+
+def is_typed(function: Any) -> bool:
+    return function.__code__.co_filename.endswith("resources.py")
+
+
+def test_every_public_function_is_typed() -> None:
+    """``resources.typed`` is the only place that turns errors of the system into errors of mpool."""
+    wrong = []
+    for home in (mpool, aio):
+        for name in home.__all__:
+            value = getattr(home, name)
+            if inspect.isfunction(value) and not is_typed(value):
+                wrong.append(name)
+            elif inspect.isclass(value) and not issubclass(value, BaseException):
+                wrong += [f"{name}.{method}" for method, function in vars(value).items()
+                          if not method.startswith("_") and inspect.isfunction(function) and not is_typed(function)]
+    assert set(wrong) <= PLAIN, sorted(set(wrong) - PLAIN)
+
+
+@pytest.mark.parametrize(("number", "kind", "hint"), [
+    (errno.EIO, mpool.FileError, ""), (errno.EACCES, mpool.FileError, ""), (errno.ENOSPC, mpool.FileError, "disk"),
+    (errno.EMFILE, mpool.FileError, "ulimit -n"), (errno.ENOMEM, mpool.MemoryExhausted, "ulimit -v")])
+def test_errors_of_the_system(number: int, kind: type[mpool.MpoolError], hint: str) -> None:
+    found = error_of(OSError(number, os.strerror(number), "the/file"))
+    assert type(found) is kind and "the/file" in str(found) and os.strerror(number) in str(found)
+    assert hint in (found.hint or "") and bool(hint) == bool(found.hint)
+
+
+def test_the_original_error_is_the_cause() -> None:
+    async def closed() -> None:
+        await asyncio.sleep(0)
+        typed(os.close)(-1)
+
+    for call in (lambda: typed(os.close)(-1), lambda: asyncio.run(typed_async(closed)())):
+        with pytest.raises(mpool.FileError, match="Bad file descriptor") as caught:
+            call()
+        assert type(caught.value.__cause__) is OSError and caught.value.__cause__.errno == errno.EBADF
+
+
+def test_images_that_cannot_be_read_or_written(pool: mpool.Pool, tmp_path: Path) -> None:
+    with pytest.raises(mpool.FileError, match=f"{UNREADABLE}: Input/output error"):
+        pool.embed_image(UNREADABLE, "digits-clip")
+    image = mpool.GeneratedImage(np.zeros((8, 8, 3), np.float32), np.zeros((1, 1, 1), np.float32), {})
+    for name in ("a.png", "a.jpg"):  # mpool opens the first, Pillow the second
+        with pytest.raises(mpool.FileError, match=f"none/{name}: No such file"):
+            image.save(tmp_path / "none" / name)
+
+
+# ---- code of callers -------------------------------------------------------------------------------------------------
+
+def missing() -> str:
+    return Path("/none/texts.txt").read_text()
+
+
+def lines() -> Iterator[str]:
+    yield "fine"
+    yield missing()
+
+
+async def alines() -> AsyncIterator[str]:
+    for line in lines():
+        yield line
+
+
+class Lazy(Sequence[str]):
+    """Reads its texts when they are needed."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: Any) -> Any:
+        return missing()
+
+
+def test_errors_of_iterables_keep_their_class(pool: mpool.Pool, bert: Path) -> None:
+    async def each() -> None:
+        async for _ in aio.embed_iter(alines(), bert, pool=pool):
+            pass
+
+    for call in (lambda: list(pool.embed_iter(lines(), bert)), lambda: asyncio.run(each()),
+                 lambda: pool.embed(Lazy(), bert), lambda: pool.get(bert).batch_embed(lines())):
+        with pytest.raises(FileNotFoundError, match="/none/texts.txt"):
+            call()
+    with open(UNREADABLE) as file, pytest.raises(OSError, match="Input/output error") as caught:
+        list(pool.embed_iter(file, bert))  # no line of Python runs between mpool and the system
+    assert type(caught.value) is OSError
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, FileNotFoundError])
+def test_errors_of_signal_handlers_keep_their_class(pool: mpool.Pool, llama: Path, kind: type[OSError]) -> None:
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise kind(errno.ENOENT, "mine") if kind is FileNotFoundError else kind("mine")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with pytest.raises(kind, match="mine") as caught:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            pool.generate("a", llama, max_tokens=15000, ignore_eos=True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert type(caught.value) is kind
+
+
+# ---- grammars --------------------------------------------------------------------------------------------------------
+
+def test_an_error_of_the_tokenizer_is_no_error_of_the_schema(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llguidance calls the tokenizer while it compiles a format, and reports its errors as panics."""
+    class Failing:
+        """A split that fails at its first calls: the first is that of llguidance's constructor."""
+
+        calls = 0
+
+        def split(self, text: str) -> list[str]:
+            self.calls += 1
+            if self.calls <= 2:
+                raise mpool.SpawnFailed("planted")
+            return [text]
+
+    failing = Failing()
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        monkeypatch.setattr(grammar, "compile_trie", lambda words, group: failing)
+        with pytest.raises(mpool.SpawnFailed, match="planted"):
+            pool.generate("a", llama, max_tokens=2, response_format={"type": "json_object"})
+        assert failing.calls == 2
+        assert pool.generate("a", llama, max_tokens=2, response_format={"type": "json_object"}).text.startswith("{")
+
+
+def test_a_thread_for_masks_that_cannot_poll_is_not_used(pool: mpool.Pool, llama: Path,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests waited until their timeouts."""
+    def poll() -> Any:
+        if not failed:
+            failed.append("poll")
+            raise MemoryError("planted")
+        return real()
+
+    failed: list[str] = []
+    real = select.poll
+    monkeypatch.setattr(grammar, "_mask_threads", [])
+    monkeypatch.setattr(grammar, "select", types.SimpleNamespace(poll=poll, POLLIN=select.POLLIN))
+    options: dict[str, Any] = {"max_tokens": 2, "response_format": {"type": "json_object"}, "timeout": 20}
+    with pytest.raises(mpool.MemoryExhausted, match="planted"):
+        pool.generate("a", llama, **options)
+    assert pool.generate("a", llama, **options).finish_reason in ("stop", "length")
+
+
+# ---- bookkeeping of processes ----------------------------------------------------------------------------------------
+
+class Forgetful(OrderedDict[Any, Any]):
+    """A dict whose length cannot be told once: there is no memory."""
+
+    failed = False
+
+    def __len__(self) -> int:
+        if not self.failed:
+            self.failed = True
+            raise MemoryError("planted")
+        return super().__len__()
+
+
+def test_a_failure_in_the_records_of_a_template_blocks_no_request() -> None:
+    """The template counted as being rendered for ever, and all requests for it waited."""
+    made = rendering.Renderers()
+    made._records = Forgetful()
+    source = rendering.Source("{{ a }}")
+    try:
+        with pytest.raises(MemoryError):
+            made.ask(source, "render", {"a": "1"})
+        assert made.ask(source, "render", {"a": "1"}, time.monotonic() + 20).text == "1"
+    finally:
+        end(made.children)
+
+
+def test_failures_around_a_child_leave_its_place_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program may have one process. A failure after its start, or at its end, took the place for ever."""
+    planted: list[str] = []
+
+    def failing(home: Any, name: str) -> None:
+        real = getattr(home, name)
+
+        def call(*args: Any) -> Any:
+            if name not in planted:
+                planted.append(name)
+                if name == "end":
+                    real(*args)
+                raise MemoryError("planted")
+            return real(*args)
+
+        monkeypatch.setattr(home, name, call)
+
+    children = child_processes.Children(program(tmp_path, answer="value == b'die' and kill()"))
+    try:
+        failing(child_processes, "_tidy_later")
+        with pytest.raises(MemoryError):
+            children.ask((b"v",), LIMITS)
+        assert children.ask((b"v",), LIMITS, None, time.monotonic() + 20)[1] == b"v"
+        failing(child_processes._Child, "end")
+        with pytest.raises(MemoryError):
+            children.ask((b"die",), LIMITS)
+        assert children.ask((b"w",), LIMITS, None, time.monotonic() + 20)[1] == b"w"
+        assert planted == ["_tidy_later", "end"] and len(children._all) == 1
+    finally:
+        end(children)
+
+
+def test_the_thread_that_ends_idle_children_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_processes, "TIDY_SECONDS", 0.01)
+    dead = threading.Thread(target=int)
+    dead.start()
+    dead.join()
+    monkeypatch.setattr(child_processes, "_tidier", dead)  # an error ended it
+    children = child_processes.Children(program(tmp_path, idle=0.05))
+    try:
+        children.ask((b"v",), LIMITS)
+        limit = time.monotonic() + 20
+        while children._all and time.monotonic() < limit:
+            time.sleep(0.005)
+        assert not children._all
+    finally:
+        end(children)
