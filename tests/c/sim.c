@@ -382,6 +382,7 @@ void sim_run(const sim_setup *setup, void (*body)(void *arg), void *arg, sim_res
     mp_seam_at = (mp_seam_site){0};
     sim_trace_begin();
     sim_memory_begin();
+    sim_locks_begin();
     sim_sched_begin(setup);
     install();
     sim.active = true;
@@ -390,6 +391,7 @@ void sim_run(const sim_setup *setup, void (*body)(void *arg), void *arg, sim_res
         if (sim.fibres[i].state == SIM_ENDED && !sim.fibres[i].joined && !sim.fibres[i].detached)
             sim_fail("thread %d \"%s\" was never joined", i, sim.fibres[i].name);
     sim_memory_end();
+    sim_locks_end();
     sim.active = false;
     mp_sys_table = mp_sys_real;
     if (result)

@@ -72,6 +72,8 @@ void *sim_alloc(size_t bytes, size_t alignment);
 void sim_free(void *memory, size_t bytes);
 void sim_memory_begin(void);
 void sim_memory_end(void); /* fails on leaks and on writes after free */
+void sim_locks_begin(void);
+void sim_locks_end(void); /* fails on mutexes and condition variables that were not destroyed */
 /* sim_trace.c */
 void sim_trace_begin(void);
 void sim_trace(const char *op, const void *object);

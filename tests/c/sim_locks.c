@@ -15,6 +15,7 @@ static const uint32_t MUTEX = 0x51317E78u, COND = 0x51310CD0u, GONE = 0x51310000
 typedef struct lock_class {
     mp_seam_site made;
     int rank;             /* 0 = none */
+    int live;             /* locks of this schedule that are not destroyed */
     bool before[CLASSES]; /* before[i]: a lock of class i was held when one of this class was taken, at where[i] */
     mp_seam_site where[CLASSES];
     uint64_t seed[CLASSES];
@@ -92,6 +93,19 @@ const char *sim_name_of(const void *object, char *text, int size) {
     return text;
 }
 
+void sim_locks_begin(void) {
+    for (int i = 0; i < class_count; i++)
+        classes[i].live = 0;
+}
+
+void sim_locks_end(void) {
+    char text[128];
+    for (int i = 0; i < class_count; i++)
+        if (classes[i].live)
+            sim_fail("%d of the locks that %s makes were not destroyed", classes[i].live,
+                     class_name(i, text, sizeof text));
+}
+
 bool sim_is_held(const mp_mutex *mutex) {
     return lock_of(&mutex->os)->magic == MUTEX && lock_of(&mutex->os)->owner >= 0;
 }
@@ -109,6 +123,7 @@ static void require(const void *object, uint32_t magic, const char *what) {
 void sim_lock_init(pthread_mutex_t *mutex) {
     memset(mutex, 0, sizeof(*mutex));
     *lock_of(mutex) = (lock_state){MUTEX, -1, class_here()};
+    classes[lock_of(mutex)->class].live++;
 }
 
 void sim_lock_deinit(pthread_mutex_t *mutex) {
@@ -119,6 +134,7 @@ void sim_lock_deinit(pthread_mutex_t *mutex) {
         if (sim.fibres[i].state == SIM_ON_MUTEX && sim.fibres[i].object == mutex)
             sim_fail("a mutex is destroyed while thread %d waits for it", i);
     lock_of(mutex)->magic = GONE;
+    classes[lock_of(mutex)->class].live--;
 }
 
 /* Returns true if a lock of class `to` was ever taken while one of class `from` was held, directly or through locks of
@@ -218,6 +234,7 @@ void sim_unlock(pthread_mutex_t *mutex) {
 void sim_cond_init(pthread_cond_t *cond) {
     memset(cond, 0, sizeof(*cond));
     *cond_of(cond) = (cond_state){COND, 0, class_here()};
+    classes[cond_of(cond)->class].live++;
 }
 
 void sim_cond_deinit(pthread_cond_t *cond) {
@@ -225,6 +242,7 @@ void sim_cond_deinit(pthread_cond_t *cond) {
     if (cond_of(cond)->waiters)
         sim_fail("a condition variable is destroyed while %d wait for it", cond_of(cond)->waiters);
     cond_of(cond)->magic = GONE;
+    classes[cond_of(cond)->class].live--;
 }
 
 int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns) {

@@ -33,7 +33,13 @@ static void other_main(void *arg) {
     p->other(p);
 }
 
-/* Runs `other` in parallel with `mine`. */
+static void deinit(pair *p) {
+    mp_cond_deinit(&p->cond);
+    mp_mutex_deinit(&p->b);
+    mp_mutex_deinit(&p->a);
+}
+
+/* Runs `other` in parallel with `mine`, and destroys the locks. */
 static void beside(pair *p, void (*other)(pair *p), void (*mine)(pair *p)) {
     mp_thread thread;
     mp_error error;
@@ -41,6 +47,7 @@ static void beside(pair *p, void (*other)(pair *p), void (*mine)(pair *p)) {
     MP_CHECK_OK(mp_thread_start(&thread, "other", other_main, p, &error), &error);
     mine(p);
     mp_thread_join(&thread);
+    deinit(p);
 }
 
 static void ab(pair *p) {
@@ -84,8 +91,6 @@ static void wakes(void *arg) {
     (void)arg;
     init(&p);
     beside(&p, wait_for_flag, set_flag);
-    mp_cond_deinit(&p.cond);
-    mp_mutex_deinit(&p.a);
 }
 static void forgets_to_wake(void *arg) {
     pair p;
@@ -161,6 +166,20 @@ static void leak(void *arg) {
     void *volatile block = mp_alloc(100, MP_TAG_MISC);
     (void)block;
 }
+static void keep_mutex(void *arg) {
+    pair p;
+    (void)arg;
+    init(&p);
+    mp_cond_deinit(&p.cond);
+    mp_mutex_deinit(&p.a);
+}
+static void keep_cond(void *arg) {
+    pair p;
+    (void)arg;
+    init(&p);
+    mp_mutex_deinit(&p.b);
+    mp_mutex_deinit(&p.a);
+}
 static void write_after_free(void *arg) {
     (void)arg;
     char *volatile block = mp_alloc(100, MP_TAG_MISC);
@@ -222,6 +241,8 @@ static const known_bug bugs[] = {
     {"held lock destroyed", "destroyed while thread 0 holds", destroy_held, 0},
     {"awaited condition destroyed", "destroyed while 1 wait", destroy_waited, 0},
     {"leak", "1 blocks were not freed", leak, 0},
+    {"mutex not destroyed", "of the locks that &p->b", keep_mutex, 0},
+    {"condition not destroyed", "of the locks that &p->cond", keep_cond, 0},
     {"written after free", "was written after thread 0 freed it", write_after_free, 0},
     {"not joined", "was never joined", never_join, 0},
     {"spins for ever", "no end after", spin_for_ever, 0},
