@@ -376,7 +376,7 @@ class Children:
             over = [one for one in self._idle if one.since < oldest or one.process.poll() is not None]
             self._idle = [one for one in self._idle if one not in over]
         while over:
-            with suppress(Exception):  # of one child; the others end nevertheless
+            with suppress(Exception):  # an error of one child does not keep the others
                 self._give_back(over.pop(), last=True)
 
     def __del__(self) -> None:

@@ -425,7 +425,7 @@ class _Compiler:
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher = make(self._tokenizer, grammar, log_level=0, limits=limits)
         first = b"" if matcher.is_error() else matcher.compute_bitmask()
-        if self._failure.error is not None:  # of the tokenizer: the format may be valid
+        if self._failure.error is not None:  # the tokenizer failed: the format may be valid
             raise self._failure.error
         if matcher.is_error():
             raise _unusable(kind, matcher.get_error())

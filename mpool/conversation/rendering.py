@@ -149,7 +149,7 @@ class Renderers:
                 for digest in [digest for digest, old in self._records.items() if not old.active][:_RECORDS // 4]:
                     del self._records[digest]
             result = record, None
-            record.active += 1  # last: after a failure, such as a lack of memory, nobody would count it down
+            record.active += 1  # last: an error after it would leave the template in use for ever
             return result
 
 
