@@ -93,7 +93,7 @@ class Model(ModelVerbs):
         image = self._entry.describe().image
         if image is not None:
             return image.output_size
-        settings = self._entry.pool._require(self._entry, "text_embedding").describe().embedding
+        settings = self._entry.pool._names.require(self._entry, "text_embedding").describe().embedding
         assert settings is not None
         if "vectors" not in settings.outputs:
             raise WrongCapability(f"is {settings.kind}, which computes no embeddings", key=self.key)
@@ -109,7 +109,7 @@ class Model(ModelVerbs):
         """
         description = self._entry.describe()
         if description.image is not None:
-            description = self._entry.pool._require(self._entry, "text_embedding").describe()
+            description = self._entry.pool._names.require(self._entry, "text_embedding").describe()
         if description.embedding is not None:
             return description.embedding.max_tokens
         if description.pipeline is not None:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as changed  # `replace` is a parameter of register()
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
-from .checks import known_keywords, nearest, one_of, refuse, shown
+from .checks import known_keywords, one_of, refuse
 from .config import PoolConfig
 from .durations import seconds_of
-from .errors import InvalidArgument, MemoryExhausted, SendError, ShuttingDown, UnknownModel, WrongCapability
+from .errors import MemoryExhausted, SendError, ShuttingDown
 from .model import Model
 from .resources import typed
 from .runtime import hosts, swapping
 from .runtime import logs as _logging
 from .runtime import threads as _threads
-from .runtime.entry import OVERRIDES, Entry
-from .runtime.load_options import AS_CONFIGURED, LoadOptions
+from .runtime.entry import Entry
+from .runtime.load_options import LoadOptions
+from .runtime.naming import Names
 from .tasks.verbs import check_capability
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 #: Seconds for which :meth:`Pool.close` waits for callbacks.
 EVENT_SECONDS = 1.0
-
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
 class Pool(PoolVerbs):
@@ -75,9 +73,7 @@ class Pool(PoolVerbs):
         self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
         self._places: dict[str, dict[int, int]] = {}  # key -> worker -> position; see runtime/metrics.py
         self._degraded: dict[str, str] = {}  # key -> problem, at the last check for events
-        self._entries: dict[str, Entry] = {}  # by key
-        self._names: dict[Any, Entry] = {}    # by every name in use, str and os.PathLike
-        self._defaults: dict[str, Entry] = {}  # by capability
+        self._names = Names(self)
         hosts.register(self._identity, self)
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
@@ -232,13 +228,13 @@ class Pool(PoolVerbs):
             compute = ref._compute  # type: ignore[assignment]
         entry = self._find(ref)
         if alias is not None:
-            self._check_free("alias", alias, entry)
+            self._names.check_free("alias", alias, entry)
         if entry.changed():
             self._forget_files(entry, deadline)
         try:
             entry.describe(progress)
         except BaseException:
-            self._forget(entry)
+            self._names.forget(entry)
             raise
         parts = entry.parts()
         was = [part.loading for part in parts]
@@ -271,10 +267,7 @@ class Pool(PoolVerbs):
                     self._name_idle(error, key)
                 raise
         if alias is not None:
-            with self._lock:
-                entry = entry.latest()  # a swap may have given the name to another model meanwhile
-                self._check_free("alias", alias, entry)
-                self._names[alias] = entry
+            entry = self._names.add_alias(alias, entry)
         return Model(entry, compute)
 
     def _draft_ref(self, draft: Any) -> str | Literal[False] | None:
@@ -373,7 +366,7 @@ class Pool(PoolVerbs):
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
         if not isinstance(replace, bool):
             refuse("replace", replace, "True or False")
-        return self._register(key, _ref_in(ref), _given(settings), options, replace)
+        return Model(self._names.register(key, _ref_in(ref), _given(settings), options, replace))
 
     @typed
     @known_keywords
@@ -430,8 +423,8 @@ class Pool(PoolVerbs):
         options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft))
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
-        found, old = _ref_in(ref), self._registered(key)
-        new = self._new_entry(old.key, found, _given(settings), options.over(changed(old.loading, draft=None)))
+        found, old = _ref_in(ref), self._names.registered(_entry_of(key))
+        new = self._names.new_entry(old.key, found, _given(settings), options.over(changed(old.loading, draft=None)))
         swapping.swap(old, new, True, _threads.deadline_of(timeout))
         return Model(new)
 
@@ -450,11 +443,9 @@ class Pool(PoolVerbs):
         """
         from .debug import show
 
-        with self._lock:
-            isolated = {key for entry in self._entries.values() if entry.runs_in == "process"
-                        for key in entry.core_keys()}
-            drafts = {key: entry.loading.draft for entry in self._entries.values() if entry.loading.draft
-                      for key in entry.core_keys()}
+        entries = self._names.entries()
+        isolated = {key for entry in entries if entry.runs_in == "process" for key in entry.core_keys()}
+        drafts = {key: entry.loading.draft for entry in entries if entry.loading.draft for key in entry.core_keys()}
         return show.table(self._registry.entries() if self._registry is not None else (), isolated, drafts)
 
     # ---- state -----------------------------------------------------------------------------------------------------
@@ -614,180 +605,19 @@ class Pool(PoolVerbs):
         """
         self.registry.maintain()
 
-    def _register(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions,
-                  replace: bool = False) -> Model:
-        old = self._holder(key) if replace else None
-        if old is None:
-            self._check_free("key", key, None)
-        entry = self._new_entry(key, ref, overrides, options)
-        if old is None:
-            with self._lock:
-                old = self._holder(key) if replace else None
-                if old is None:
-                    self._check_free("key", key, None)
-                    self._entries[key] = self._names[key] = entry
-        if old is not None:
-            swapping.swap(old, entry, False, None)
-        return Model(entry)
+    # ---- for the other modules of the package ----------------------------------------------------------------------
 
-    def _new_entry(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions) -> Entry:
-        """Return an entry that no name leads to, with its files read."""
-        assert set(overrides) <= set(OVERRIDES)
-        entry = Entry(self, key, _absolute(ref), None, overrides)
-        entry.describe()
-        entry.set_loading(options)
-        return entry
+    def _find(self, model: Any, capability: str | None = None) -> Entry:
+        return self._names.find(_entry_of(model), capability)
 
-    def _holder(self, key: Any) -> Entry | None:
-        """Return the entry that :meth:`register` added under a name; None: it added none."""
-        entry = self._names.get(key) if isinstance(key, str) else None
-        registered = entry is not None and entry.key == key and key not in _catalogue().rows \
-            and _KEY.fullmatch(key) is not None
-        return entry if registered else None
-
-    def _registered(self, key: Any) -> Entry:
-        """Return the entry of a name from :meth:`register`, or of its handle."""
-        name = key._entry.key if isinstance(key, Model) else key
-        if not isinstance(name, str):
-            refuse("key", key, "a name from register(), or its handle")
-        found = self._holder(name)
-        if found is not None and (not isinstance(key, Model) or key._entry is found):
-            return found
-        if name in self._names or _catalogue().get(name) is not None or isinstance(key, Model):
-            raise InvalidArgument("only names that register() gave can be swapped", param="key", got=shown(name),
-                                  allowed="a name from register()",
-                                  hint="Register the model under a name of its own, and use that name in requests")
-        with self._lock:
-            near = nearest(name, [one for one in self._names if self._holder(one) is not None], 3)
-        raise UnknownModel("no model is registered under this name", key=name,
-                           hint="Did you mean " + " or ".join(near) + "?" if near else "register() adds it")
+    def _known(self, model: Any, capability: str | None) -> Entry | None:
+        return self._names.known(_entry_of(model), capability)
 
     @typed
     def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
                  options: LoadOptions) -> Model:
         """Return the handle of a pickled model, possibly of another process. An existing entry stays unchanged."""
-        with self._lock:
-            entry = self._names.get(key)
-            if entry is None or ref not in (entry.ref, *entry.former):
-                entry = None
-        if entry is None and (overrides or key != ref):
-            return Model(self._register(key, ref, overrides, options)._entry, compute)
-        if entry is None:
-            entry = self._find(ref)
-            if entry.loading == AS_CONFIGURED and not entry.core_keys():
-                entry.set_loading(options)
-        return Model(entry, compute)
-
-    def _check_free(self, param: str, name: Any, entry: Entry | None) -> None:
-        """Raise InvalidArgument unless the name is valid and unused, or already a name of ``entry``."""
-        if not isinstance(name, str) or not _KEY.fullmatch(name):
-            refuse(param, name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
-        held = self._names.get(name)
-        if held is not None and held is entry:
-            return
-        if held is not None or name in _catalogue().rows:
-            user = held.ref if held else "a model of the catalogue"
-            raise InvalidArgument(f"`{param}` must be an unused name, but {name} is a name of {user}", param=param,
-                                  got=shown(name), allowed="an unused name", hint="Choose another name")
-
-    def _find(self, model: Any, capability: str | None = None) -> Entry:
-        """Return the entry of a model, creating it if necessary. Reads files only to check ``capability``."""
-        entry = self._known(model, capability) or self._make_entry(model, capability)
-        entry.forget_if_changed()
-        if capability is not None and entry._capability != capability:
-            return self._require(entry, capability)
-        return entry
-
-    def _known(self, model: Any, capability: str | None) -> Entry | None:
-        """Return the existing entry of a model, or None."""
-        if model is None:
-            return self._defaults.get(capability or "")
-        if isinstance(model, Model):
-            found = model._entry if model._entry.pool is self else None
-        else:
-            found = self._names.get(model) \
-                if isinstance(model, (str, os.PathLike)) and model.__hash__ is not None else None
-        if found is not None and found.successor is not None:
-            found = found.latest()
-        if found is not None and found._capability != capability and found._networks:
-            return found._networks.get(capability or "", found)
-        return found
-
-    def _make_entry(self, model: Any, capability: str | None) -> Entry:
-        """Create the entry of a model, or of the default model of a capability (``model`` None)."""
-        from .models import KeyRef, LocalRef, load_catalogue, parse_reference
-        from .models.catalogue import unknown
-
-        if model is None:
-            if capability is None:
-                refuse("model", None, "a key, a reference, a path or a Model")
-            default = self._adopt(load_catalogue().default(capability).key, None, capability)
-            self._defaults[capability] = default
-            return default
-        if isinstance(model, Model):  # a handle from another pool
-            entry = model._entry
-            return self._restore(entry.key, entry.ref, entry.overrides, "auto", entry.loading)._entry
-        if not isinstance(model, (str, os.PathLike)):
-            refuse("model", model, "a key, a reference, a path or a Model")
-        reference = parse_reference(model)
-        found = self._names.get(reference.key) if isinstance(reference, KeyRef) else None
-        if found is not None:
-            return found
-        row = None if isinstance(reference, LocalRef) else load_catalogue().find(reference)
-        if row is not None:  # all spellings of a model share the entry of its key
-            return self._adopt(row.key, model if model in row.aliases else None, row.capability)
-        if not isinstance(reference, KeyRef):
-            # a relative path depends on the working directory, so it is not stored as a name
-            lasting = not isinstance(reference, LocalRef) or os.path.isabs(os.fspath(model))
-            return self._adopt(str(reference), model if lasting else None, None)
-        with self._lock:
-            known = {**load_catalogue().names(), **{name: name for name in self._names if isinstance(name, str)}}
-        raise unknown(reference.key, known)
-
-    def _adopt(self, key: str, name: Any, capability: str | None) -> Entry:
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                entry = self._entries[key] = self._names[key] = Entry(self, key, key, capability)
-            if name is not None:
-                self._names[name] = entry
-            return entry
-
-    def _require(self, entry: Entry, capability: str) -> Entry:
-        """Return the model's entry for a capability. Reads the model's files if its capability is unknown.
-
-        Raises:
-            WrongCapability: the model does not have the capability; the message suggests a model that does.
-        """
-        try:
-            actual = entry.capability
-            found = entry if actual == capability else entry.serving(capability)
-        except BaseException:
-            self._forget(entry)
-            raise
-        if found is None:
-            from .models import load_catalogue
-
-            with self._lock:
-                fitting = list(dict.fromkeys([*load_catalogue().keys(capability),
-                                              *(key for key, other in self._entries.items()
-                                                if other._capability == capability)]))
-            near = nearest(entry.key, fitting, 1) or fitting[:1]
-            raise WrongCapability(f"the model's capability is {actual}, not {capability}"
-                                  + (f"; did you mean {near[0]}?" if near else f"; no {capability} model is known"),
-                                  key=entry.key)
-        return found
-
-    def _forget(self, entry: Entry) -> None:
-        """Remove an entry whose files could never be read, such as one of a wrong path.
-
-        An entry whose files were read keeps its names: the files may be in the middle of a change.
-        """
-        with self._lock:
-            if not entry.was_read and self._entries.get(entry.key) is entry:
-                del self._entries[entry.key]
-                for name in [name for name, other in self._names.items() if other is entry]:
-                    del self._names[name]
+        return Model(self._names.restore(key, ref, overrides, options), compute)
 
     # ---- lifetime --------------------------------------------------------------------------------------------------
 
@@ -840,15 +670,14 @@ class Pool(PoolVerbs):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<mpool.Pool of {len(self._entries)} models{', closed' if self._closed else ''}>"
+        return f"<mpool.Pool of {len(self._names.by_key)} models{', closed' if self._closed else ''}>"
 
     def __reduce__(self) -> Any:
         return _restore_pool, (self.config, self._identity)
 
     def _after_fork_in_child(self) -> None:
         self._lock = threading.RLock()
-        for entry in list(self._entries.values()):
-            entry.renew_lock()
+        self._names.renew_locks()
         if self._registry is not None:
             self._registry.after_fork()
 
@@ -859,14 +688,13 @@ def _restore_pool(config: PoolConfig, identity: str) -> Pool:
     return found if found is not None and not found._closed else Pool(config, _identity=identity)
 
 
+def _entry_of(model: Any) -> Any:
+    """Return the entry of a handle. Other ways to name a model (a name, a path, a reference) stay as they are."""
+    return model._entry if isinstance(model, Model) else model
+
+
 def _is_auto(compute: Any) -> bool:
     return isinstance(compute, str) and compute == "auto"
-
-
-def _catalogue() -> Any:
-    from .models import load_catalogue
-
-    return load_catalogue()
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -877,13 +705,6 @@ def _ref_in(ref: Any) -> str:
     if not isinstance(ref, (str, os.PathLike)):
         refuse("ref", ref, "a key, a reference or a path")
     return os.fspath(ref)
-
-
-def _absolute(ref: str) -> str:
-    """Return a reference that is independent of the working directory."""
-    from .models import parse_reference
-
-    return str(parse_reference(ref))
 
 
 def all_pools() -> list[Pool]:

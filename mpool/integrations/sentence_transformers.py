@@ -75,7 +75,7 @@ class _Base:
 
     def _settings(self) -> Any:
         entry = self._model._entry
-        return entry.pool._require(entry, "text_embedding").describe().embedding
+        return entry.pool._names.require(entry, "text_embedding").describe().embedding
 
     @property
     def device(self) -> str:

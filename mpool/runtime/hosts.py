@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 class Host(Protocol):
     """Interface of a pool for entries, events, metrics and health.
 
-    Entries have the type ``Any`` here, because :mod:`mpool.runtime.entry` imports this module.
+    Entries and their names have the type ``Any`` here, because :mod:`mpool.runtime.entry` imports this module.
     """
 
     config: PoolConfig
     _registry: _core.Registry | None
     _closed: bool
+    _names: Any
     _callbacks: tuple[tuple[str, Any], ...]
     _full_since: dict[str, float]
     _places: dict[str, dict[int, int]]
@@ -58,8 +59,6 @@ class Host(Protocol):
     def _find(self, model: Any, capability: str | None = None) -> Any: ...
 
     def _known(self, model: Any, capability: str | None) -> Any: ...
-
-    def _require(self, entry: Any, capability: str) -> Any: ...
 
     def _name_idle(self, error: MemoryExhausted, key: str) -> None: ...
 

@@ -134,7 +134,7 @@ class _Swap:
                         held.enter_context(part._lock)
                     if self._missing():  # a request used a further compute type meanwhile
                         continue
-                    held.enter_context(self.pool._lock)
+                    held.enter_context(self.pool._names.lock)
                     self.registry.commit(tuple(self.staged), self.new.revision)
                     self._take_names()
                     return
@@ -179,11 +179,9 @@ class _Swap:
         self.registry.load(key, pin=key in self.pinned, timeout=_threads.remaining(self.deadline, key))
 
     def _take_names(self) -> None:
-        """Give the pool's names to the new entry. Must hold the locks of the pool and of the old entry."""
+        """Give the pool's names to the new entry. Must hold the locks of the names and of the old entry."""
         self.new.former = (*self.old.former[-7:], self.old.ref)
-        for table in (self.pool._names, self.pool._entries):
-            for name in [name for name, entry in table.items() if entry is self.old]:
-                table[name] = self.new
+        self.pool._names.hand_over(self.old, self.new)
         self.old.successor = self.new
 
     def _undo(self) -> bool:
@@ -193,7 +191,7 @@ class _Swap:
         with contextlib.ExitStack() as held:
             for part, _ in self.parts:
                 held.enter_context(part._lock)
-            held.enter_context(self.pool._lock)
+            held.enter_context(self.pool._names.lock)
             withdrawn = [self.registry.withdraw(key, self.new.revision) for key in self.staged]
             if withdrawn and not all(withdrawn):
                 self._take_names()

@@ -204,7 +204,7 @@ class Models:
 
     def is_registered(self, served: ServedModel) -> bool:
         """Return True if the model's name in the pool is one that :meth:`mpool.Pool.register` gave."""
-        return self.pool._holder(served.model.key) is served.model._entry
+        return self.pool._names.holder(served.model.key) is served.model._entry
 
     def is_in_catalogue(self, name: str) -> bool:
         """Return True if the server serves the catalogue and the name is one of its keys or aliases."""

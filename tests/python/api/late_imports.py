@@ -111,8 +111,6 @@ mpool.native_calls  asyncio  1  start-up
 mpool.pool  mpool._core  1  core
 mpool.pool  mpool._functions  1  start-up
 mpool.pool  mpool.debug  1  start-up
-mpool.pool  mpool.models  4  start-up
-mpool.pool  mpool.models.catalogue  1  start-up
 mpool.pool  mpool.runtime  7  start-up
 mpool.pool  mpool.runtime.health  1  start-up
 mpool.pool  mpool.tasks  2  start-up
@@ -131,6 +129,8 @@ mpool.runtime.health  statistics  1  start-up
 mpool.runtime.isolation  mpool._core  1  core
 mpool.runtime.logs  mpool._core  2  core
 mpool.runtime.metrics  mpool._core  1  core
+mpool.runtime.naming  mpool.models  4  start-up
+mpool.runtime.naming  mpool.models.catalogue  1  start-up
 mpool.runtime.prometheus  prometheus_client  1  optional
 mpool.runtime.prometheus  prometheus_client.core  1  optional
 mpool.server  mpool.server.application  1  optional

@@ -164,7 +164,7 @@ def test_changed_files_keep_their_names(folder: Path) -> None:
         for _ in range(2):  # a path that was never read leaves no name
             with pytest.raises(mpool.MpoolError):
                 pool.load(wrong)
-        assert wrong not in pool._names
+        assert wrong not in pool._names.by_name
 
 
 def test_a_rewritten_gguf_file_is_read_anew(tmp_path: Path) -> None:

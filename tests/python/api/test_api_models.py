@@ -87,7 +87,7 @@ def test_a_wrong_path_leaves_nothing_behind(pool: mpool.Pool, tmp_path: Path) ->
             pool.embed("x", tmp_path / f"nothing{number}")
         with pytest.raises(mpool.MpoolError):
             pool.load(f"./nothing{number}.gguf")
-    assert not pool._entries and not pool._names
+    assert not pool._names.by_key and not pool._names.by_name
 
 
 def test_a_path_that_appears_later(pool: mpool.Pool, bert: Path, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def broken(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _answers(pool: mpool.Pool, ref: Path, **settings: Any) -> Any:
-    pool.register("expected" + str(len(pool._entries)), ref, **settings)
-    return "expected" + str(len(pool._entries) - 1)
+    pool.register("expected" + str(len(pool._names.by_key)), ref, **settings)
+    return "expected" + str(len(pool._names.by_key) - 1)
 
 
 def _two(llama: Path, qwen2: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -269,7 +269,7 @@ def test_names_of_a_replaced_model_lead_to_the_new_one(own: mpool.Pool, bert: Pa
     own.register("m", bert)
     old = own.get("m")._entry
     own.swap("m", bert, normalize=False)
-    own._names["late"] = old
+    own._names.by_name["late"] = old
     assert np.array_equal(own.embed("a", "late", timeout=30), own.embed("a", "m"))
 
 

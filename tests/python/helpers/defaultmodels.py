@@ -15,7 +15,7 @@ def use_default_models() -> None:
     """Register the default models with the default pool. Skips the test if their weights are not available."""
     pool = default_pool()
     for key, name, capability in ((MINILM, "minilm", "text_embedding"), (SMOLLM2, "smollm2", "text_to_text")):
-        if key in pool._entries:
+        if key in pool._names.by_key:
             continue
         if find_real(name) is None:
             try:
@@ -23,4 +23,4 @@ def use_default_models() -> None:
             except mpool.MpoolError:
                 real_path(name)
         else:
-            pool._entries[key] = pool._names[key] = Entry(pool, key, str(real_path(name)), capability)
+            pool._names.by_key[key] = pool._names.by_name[key] = Entry(pool, key, str(real_path(name)), capability)

@@ -70,7 +70,7 @@ def images(pool: mpool.Pool, bert: str, llama: str) -> None:
 
 def names(pool: mpool.Pool, bert: str, llama: str) -> None:
     """Names of models: given, replaced, taken away. Each call of this function uses its own."""
-    name = f"name{len(pool._entries)}"
+    name = f"name{len(pool._names.by_key)}"
     pool.register(name, bert, max_length=32)
     pool.load(name, alias=name + "-alias", pin=True)
     pool.embed("a", name + "-alias")

@@ -73,12 +73,13 @@ def test_all_spellings_share_one_pool_entry() -> None:
     with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
         one = {id(pool.get(name)._entry) for name in ("Qwen3-1.7B", "qwen3:1.7b", "QWEN3:1.7b", "qwen/qwen3-1.7b-gguf",
                                                       "Qwen/Qwen3-1.7B-GGUF")}
-        assert len(one) == 1 and pool.get("qwen3:1.7b").key == "Qwen3-1.7B" and list(pool._entries) == ["Qwen3-1.7B"]
+        assert len(one) == 1 and pool.get("qwen3:1.7b").key == "Qwen3-1.7B"
+        assert list(pool._names.by_key) == ["Qwen3-1.7B"]
         assert pool.get("mpool:digits-clip")._entry is pool.get("digits-clip")._entry
-        names = len(pool._names)
+        names = len(pool._names.by_name)
         for name in ("Qwen3:1.7B", "qWEN3:1.7B", "qwEN3:1.7B"):  # spellings that clients make up take no memory
             pool.get(name)
-        assert len(pool._names) == names
+        assert len(pool._names.by_name) == names
         with pytest.raises(errors.UnknownModel, match=r"qwen3:1\.7b"):
             pool.get("qwen3:1.8b")
 

@@ -81,8 +81,8 @@ def first_use(bert: Path, expected: dict[str, bytes], plant: Callable[[Any], Non
             plant(pool)
             results = scheduler.run(*(lambda text=text: pool.embed(text, bert).tobytes() for text in "abc"))
             assert results == [expected[text] for text in "abc"], results
-            assert len(made) == 1 and len(pool.ps()) == 1 and len(pool._entries) == 1
-            (entry,) = pool._entries.values()
+            assert len(made) == 1 and len(pool.ps()) == 1 and len(pool._names.by_key) == 1
+            (entry,) = pool._names.by_key.values()
             assert len(entry.core_keys()) == 1
     return scenario
 
@@ -254,7 +254,7 @@ def test_a_seed_repeats_its_schedule(locks: None) -> None:
 
 def planted_registry(bert: Path, expected: dict[str, bytes], patch: pytest.MonkeyPatch) -> Callable[[Scheduler], None]:
     def unlock(pool: Any) -> None:
-        pool._lock = NoLock()
+        pool._lock = pool._names.lock = NoLock()
 
     return first_use(bert, expected, unlock)
 

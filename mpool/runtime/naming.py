@@ -1,0 +1,277 @@
+"""The names of a pool's models: which entry each name, path and reference leads to.
+
+A :class:`Names` adds entries on first use and by :func:`mpool.register`, gives names to other entries (aliases, swaps),
+and forgets entries whose files could never be read. The handles of models are in a higher tier: a pool passes the entry
+of a handle in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..checks import nearest, refuse, shown
+from ..errors import InvalidArgument, UnknownModel, WrongCapability
+from . import swapping
+from .entry import OVERRIDES, Entry
+from .load_options import AS_CONFIGURED, LoadOptions
+
+if TYPE_CHECKING:
+    from .hosts import Host
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+
+
+class Names:
+    """The names and entries of a pool. Thread-safe.
+
+    Attributes:
+        pool: the pool.
+        by_key: entries by their key.
+        by_name: entries by every name in use, str and os.PathLike.
+        defaults: entries of default models, by capability.
+        lock: held while these tables change.
+    """
+
+    def __init__(self, pool: Host) -> None:
+        self.pool = pool
+        self.lock = threading.RLock()
+        self.by_key: dict[str, Entry] = {}
+        self.by_name: dict[Any, Entry] = {}
+        self.defaults: dict[str, Entry] = {}
+
+    def entries(self) -> list[Entry]:
+        """Return all entries."""
+        with self.lock:
+            return list(self.by_key.values())
+
+    def renew_locks(self) -> None:
+        """Replace all locks in a forked child, where the threads that held them do not exist."""
+        self.lock = threading.RLock()
+        for entry in list(self.by_key.values()):
+            entry.renew_lock()
+
+    # ---- names that callers give -----------------------------------------------------------------------------------
+
+    def register(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions,
+                  replace: bool = False) -> Entry:
+        """Add a model under a name, with its files read. See :meth:`mpool.Pool.register`."""
+        old = self.holder(key) if replace else None
+        if old is None:
+            self.check_free("key", key, None)
+        entry = self.new_entry(key, ref, overrides, options)
+        if old is None:
+            with self.lock:
+                old = self.holder(key) if replace else None
+                if old is None:
+                    self.check_free("key", key, None)
+                    self.by_key[key] = self.by_name[key] = entry
+        if old is not None:
+            swapping.swap(old, entry, False, None)
+        return entry.latest()
+
+    def new_entry(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions) -> Entry:
+        """Return an entry that no name leads to, with its files read."""
+        assert set(overrides) <= set(OVERRIDES)
+        entry = Entry(self.pool, key, _absolute(ref), None, overrides)
+        entry.describe()
+        entry.set_loading(options)
+        return entry
+
+    def holder(self, key: Any) -> Entry | None:
+        """Return the entry that :meth:`register` added under a name; None: it added none."""
+        entry = self.by_name.get(key) if isinstance(key, str) else None
+        registered = entry is not None and entry.key == key and key not in _catalogue().rows \
+            and _KEY.fullmatch(key) is not None
+        return entry if registered else None
+
+    def registered(self, key: Any) -> Entry:
+        """Return the entry of a name from :meth:`register`, or ``key`` itself if it is such an entry.
+
+        Raises:
+            InvalidArgument: the name is one of the catalogue or an alias.
+            UnknownModel: the name is unknown; the message suggests similar names.
+        """
+        name = key.key if isinstance(key, Entry) else key
+        if not isinstance(name, str):
+            refuse("key", key, "a name from register(), or its handle")
+        found = self.holder(name)
+        if found is not None and (not isinstance(key, Entry) or key is found):
+            return found
+        if name in self.by_name or _catalogue().get(name) is not None or isinstance(key, Entry):
+            raise InvalidArgument("only names that register() gave can be swapped", param="key", got=shown(name),
+                                  allowed="a name from register()",
+                                  hint="Register the model under a name of its own, and use that name in requests")
+        with self.lock:
+            near = nearest(name, [one for one in self.by_name if self.holder(one) is not None], 3)
+        raise UnknownModel("no model is registered under this name", key=name,
+                           hint="Did you mean " + " or ".join(near) + "?" if near else "register() adds it")
+
+    def restore(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions) -> Entry:
+        """Return the entry of a model of another pool or process. An existing entry stays unchanged."""
+        with self.lock:
+            entry = self.by_name.get(key)
+            if entry is None or ref not in (entry.ref, *entry.former):
+                entry = None
+        if entry is None and (overrides or key != ref):
+            return self.register(key, ref, overrides, options)
+        if entry is None:
+            entry = self.find(ref)
+            if entry.loading == AS_CONFIGURED and not entry.core_keys():
+                entry.set_loading(options)
+        return entry
+
+    def add_alias(self, alias: str, entry: Entry) -> Entry:
+        """Give a model a further name. Returns its entry, to which a swap may have given the name meanwhile."""
+        with self.lock:
+            entry = entry.latest()
+            self.check_free("alias", alias, entry)
+            self.by_name[alias] = entry
+        return entry
+
+    def hand_over(self, old: Entry, new: Entry) -> None:
+        """Give all names of an entry to another. Must hold ``lock``."""
+        for table in (self.by_name, self.by_key):
+            for name in [name for name, entry in table.items() if entry is old]:
+                table[name] = new
+
+    def check_free(self, param: str, name: Any, entry: Entry | None) -> None:
+        """Raise InvalidArgument unless the name is valid and unused, or already a name of ``entry``."""
+        if not isinstance(name, str) or not _KEY.fullmatch(name):
+            refuse(param, name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
+        held = self.by_name.get(name)
+        if held is not None and held is entry:
+            return
+        if held is not None or name in _catalogue().rows:
+            user = held.ref if held else "a model of the catalogue"
+            raise InvalidArgument(f"`{param}` must be an unused name, but {name} is a name of {user}", param=param,
+                                  got=shown(name), allowed="an unused name", hint="Choose another name")
+
+    # ---- entries of models -----------------------------------------------------------------------------------------
+
+    def find(self, model: Any, capability: str | None = None) -> Entry:
+        """Return the entry of a model, creating it if necessary. Reads files only to check ``capability``.
+
+        Args:
+            model: a name, a path, a reference, or an entry; None: the default model of ``capability``. An entry of
+                another pool is opened again in this one.
+            capability: capability that the model must have; None: any.
+
+        Raises:
+            UnknownModel: no model has the name; the message suggests similar names.
+            WrongCapability: see :meth:`require`.
+        """
+        entry = self.known(model, capability) or self._make_entry(model, capability)
+        entry.forget_if_changed()
+        if capability is not None and entry._capability != capability:
+            return self.require(entry, capability)
+        return entry
+
+    def known(self, model: Any, capability: str | None) -> Entry | None:
+        """Return the existing entry of a model, or None."""
+        if model is None:
+            return self.defaults.get(capability or "")
+        if isinstance(model, Entry):
+            found = model if model.pool is self.pool else None
+        else:
+            found = self.by_name.get(model) \
+                if isinstance(model, (str, os.PathLike)) and model.__hash__ is not None else None
+        if found is not None and found.successor is not None:
+            found = found.latest()
+        if found is not None and found._capability != capability and found._networks:
+            return found._networks.get(capability or "", found)
+        return found
+
+    def _make_entry(self, model: Any, capability: str | None) -> Entry:
+        """Create the entry of a model, or of the default model of a capability (``model`` None)."""
+        from ..models import KeyRef, LocalRef, load_catalogue, parse_reference
+        from ..models.catalogue import unknown
+
+        if model is None:
+            if capability is None:
+                refuse("model", None, "a key, a reference, a path or a Model")
+            default = self._adopt(load_catalogue().default(capability).key, None, capability)
+            self.defaults[capability] = default
+            return default
+        if isinstance(model, Entry):  # another pool's
+            return self.restore(model.key, model.ref, model.overrides, model.loading)
+        if not isinstance(model, (str, os.PathLike)):
+            refuse("model", model, "a key, a reference, a path or a Model")
+        reference = parse_reference(model)
+        found = self.by_name.get(reference.key) if isinstance(reference, KeyRef) else None
+        if found is not None:
+            return found
+        row = None if isinstance(reference, LocalRef) else load_catalogue().find(reference)
+        if row is not None:  # all spellings of a model share the entry of its key
+            return self._adopt(row.key, model if model in row.aliases else None, row.capability)
+        if not isinstance(reference, KeyRef):
+            # a relative path depends on the working directory, so it is not stored as a name
+            lasting = not isinstance(reference, LocalRef) or os.path.isabs(os.fspath(model))
+            return self._adopt(str(reference), model if lasting else None, None)
+        with self.lock:
+            known = {**load_catalogue().names(), **{name: name for name in self.by_name if isinstance(name, str)}}
+        raise unknown(reference.key, known)
+
+    def _adopt(self, key: str, name: Any, capability: str | None) -> Entry:
+        with self.lock:
+            entry = self.by_key.get(key)
+            if entry is None:
+                entry = self.by_key[key] = self.by_name[key] = Entry(self.pool, key, key, capability)
+            if name is not None:
+                self.by_name[name] = entry
+            return entry
+
+    def require(self, entry: Entry, capability: str) -> Entry:
+        """Return the model's entry for a capability. Reads the model's files if its capability is unknown.
+
+        Raises:
+            WrongCapability: the model does not have the capability; the message suggests a model that does.
+        """
+        try:
+            actual = entry.capability
+            found = entry if actual == capability else entry.serving(capability)
+        except BaseException:
+            self.forget(entry)
+            raise
+        if found is None:
+            from ..models import load_catalogue
+
+            with self.lock:
+                fitting = list(dict.fromkeys([*load_catalogue().keys(capability),
+                                              *(key for key, other in self.by_key.items()
+                                                if other._capability == capability)]))
+            near = nearest(entry.key, fitting, 1) or fitting[:1]
+            raise WrongCapability(f"the model's capability is {actual}, not {capability}"
+                                  + (f"; did you mean {near[0]}?" if near else f"; no {capability} model is known"),
+                                  key=entry.key)
+        return found
+
+    def forget(self, entry: Entry) -> None:
+        """Remove an entry whose files could never be read, such as one of a wrong path.
+
+        An entry whose files were read keeps its names: the files may be in the middle of a change.
+        """
+        with self.lock:
+            if not entry.was_read and self.by_key.get(entry.key) is entry:
+                del self.by_key[entry.key]
+                for name in [name for name, other in self.by_name.items() if other is entry]:
+                    del self.by_name[name]
+
+
+def _catalogue() -> Any:
+    from ..models import load_catalogue
+
+    return load_catalogue()
+
+
+def _absolute(ref: str) -> str:
+    """Return a reference that is independent of the working directory."""
+    from ..models import parse_reference
+
+    return str(parse_reference(ref))
+
+
+__all__ = ["Names"]
