@@ -80,7 +80,8 @@ class PoolVerbs:
     ) -> NDArray[Any]: ...
     def rerank(self, query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
                top_k: int | None = None, top_n: int | None = None, compute: Compute = 'auto', truncate: bool = True,
-               prompt: str | None = None, prompt_name: str | None = None, parse_special: bool = False,
+               prompt: str | None = None, prompt_name: str | None = None,
+               function_to_apply: Literal['sigmoid', 'none'] | None = None, parse_special: bool = False,
                timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> Ranking: ...
@@ -323,9 +324,10 @@ class ModelVerbs:
     ) -> NDArray[Any]: ...
     def rerank(self, query: str, documents: Sequence[str], *, top_k: int | None = None, top_n: int | None = None,
                compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
-               prompt_name: str | None = None, parse_special: bool = False, timeout: float | None = None,
-               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-               policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
+               prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
+               parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+               fail_fast: bool | None = None) -> Ranking: ...
     @overload
     def classify(self, texts: str, *, labels: Sequence[str] | None = None, template: str = 'This example is {}.',
                  multi_label: bool = False, function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None,

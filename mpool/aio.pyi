@@ -74,7 +74,8 @@ def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathL
                 pool: Pool | None = None) -> Awaitable[NDArray[Any]]: ...
 def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
            top_k: int | None = None, top_n: int | None = None, compute: Compute = 'auto', truncate: bool = True,
-           prompt: str | None = None, prompt_name: str | None = None, parse_special: bool = False,
+           prompt: str | None = None, prompt_name: str | None = None,
+           function_to_apply: Literal['sigmoid', 'none'] | None = None, parse_special: bool = False,
            timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
            keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
            pool: Pool | None = None) -> Awaitable[Ranking]: ...

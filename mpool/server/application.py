@@ -11,7 +11,19 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
-from . import anthropic, classifying, dashboard, model_list, ollama, operational, scoring, swapping, tokens
+from . import (
+    anthropic,
+    classifying,
+    dashboard,
+    inference,
+    model_list,
+    ollama,
+    operational,
+    pooling,
+    scoring,
+    swapping,
+    tokens,
+)
 from .errors import Refusal
 from .guard import App, GuardState, HostGuard, Scope, TokenGuard, refusal_response
 from .openai import OPERATIONS as OPENAI
@@ -23,9 +35,10 @@ if TYPE_CHECKING:
     from ..pool import Pool
 
 #: All operations of the server, in the order of the OpenAPI document.
-OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *model_list.OPERATIONS, *OPENAI, *scoring.OPERATIONS,
-                                     *classifying.OPERATIONS, *tokens.OPERATIONS, *anthropic.OPERATIONS,
-                                     *ollama.OPERATIONS, *swapping.OPERATIONS, *dashboard.OPERATIONS)
+OPERATIONS: tuple[Operation, ...] = (
+    *operational.OPERATIONS, *model_list.OPERATIONS, *OPENAI, *scoring.OPERATIONS, *classifying.OPERATIONS,
+    *pooling.OPERATIONS, *inference.OPERATIONS, *tokens.OPERATIONS, *anthropic.OPERATIONS, *ollama.OPERATIONS,
+    *swapping.OPERATIONS, *dashboard.OPERATIONS)
 
 
 class Routes:

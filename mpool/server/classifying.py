@@ -13,6 +13,7 @@ from ..tasks.running import counted
 from ..tasks.verbs import CLASSIFY
 from .errors import Refusal
 from .fields import Fields, Name, Text
+from .inference import Direction, check_direction
 from .openai.structs import InputUsage
 from .operations import Context, Operation, large_response
 
@@ -60,13 +61,14 @@ class ClassifyResponse(Struct):
 class PredictRequest(Fields, kw_only=True):
     """Inputs to classify: a text; a pair ``[text, text]``; or a batch of lists, each with a text or a pair.
 
-    ``raw_scores``: return logits. ``model`` (an extension) may be omitted if the server was started with one
-    classifier.
+    ``raw_scores``: return logits. ``truncation_direction``: only ``Right``. ``model`` (an extension) may be omitted if
+    the server was started with one classifier.
     """
 
     inputs: Text | Annotated[list[Text | Annotated[list[Text], Meta(min_length=1, max_length=2)]],
                              Meta(min_length=1, max_length=10_000)]
     truncate: bool | None = None
+    truncation_direction: Direction = "Right"
     raw_scores: bool = False
     model: Name | None = None
 
@@ -126,6 +128,7 @@ async def classify(context: Context, body: ClassifyRequest) -> Response:
 async def predict(context: Context, body: PredictRequest) -> Response:
     """Classify texts and pairs of texts, as text-embeddings-inference does."""
     served = await context.model_or_only(body.model, "labels", "classifier")
+    check_direction(body.truncation_direction)
     inputs, single = _inputs(context, body.inputs)
     length = await _check_size(served, "inputs", len(inputs), labels=True)
     rows: list[Any] = [None] * len(inputs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -49,6 +49,7 @@ TABLE: dict[str, Row] = {
                                                       "conversation."),
     "wrong_capability": Row(400, _REQUEST, "The model does not have this capability."),
     "template_refused": Row(400, _REQUEST, "The model's chat template rejects these messages."),
+    "empty_input": Row(400, _REQUEST, "The request has no input."),
     "bad_request": Row(400, _REQUEST, "The request is not well-formed HTTP."),
     "invalid_api_key": Row(401, "authentication_error", "The token is missing or wrong: Authorization: Bearer TOKEN, "
                                                         "or x-api-key: TOKEN."),
@@ -224,6 +225,30 @@ def anthropic_error(refusal: Refusal) -> bytes:
     return _encode(AnthropicError(AnthropicErrorBody(kind, message)))
 
 
+class InferenceError(msgspec.Struct):
+    """An error in the API of text-embeddings-inference."""
+
+    error: str
+    error_type: Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
+
+
+#: Code -> HTTP status and type of an error in the API of text-embeddings-inference. Other errors keep their status;
+#: their type is ``Unhealthy`` for 503, else ``Backend`` from 500 on, else ``Validation``.
+_INFERENCE: dict[str, tuple[int, str]] = {
+    "empty_input": (400, "Empty"), "wrong_capability": (424, "Backend"), "model_failed": (424, "Backend"),
+    **dict.fromkeys(("invalid_value", "unsupported_parameter", "context_length_exceeded"), (422, "Validation")),
+    **dict.fromkeys(_OVERLOADED, (429, "Overloaded"))}
+#: Paths of text-embeddings-inference.
+_INFERENCE_PATHS = ("/embed", "/embed_sparse", "/embed_all", "/rerank", "/similarity", "/predict")
+
+
+def inference_error(refusal: Refusal) -> bytes:
+    """Encode an error for the API of text-embeddings-inference."""
+    status = refusal.row.status
+    other = "Unhealthy" if status == 503 else "Backend" if status >= 500 else "Validation"
+    return _encode({"error": refusal.message, "error_type": _INFERENCE.get(refusal.code, (status, other))[1]})
+
+
 class WorkerError(msgspec.Struct):
     """An error in the worker protocol. ``retriable``: the same request may succeed later. ``param``: the invalid
     parameter, or null."""
@@ -276,6 +301,8 @@ class ErrorFormat(NamedTuple):
 OPENAI = ErrorFormat(openai_error, ErrorResponse)
 OLLAMA = ErrorFormat(plain_error, PlainError)
 ANTHROPIC = ErrorFormat(anthropic_error, AnthropicError, "error", dict.fromkeys(_OVERLOADED, 529))
+INFERENCE = ErrorFormat(inference_error, InferenceError, None,
+                        {code: status for code, (status, _) in _INFERENCE.items()})
 _WORKER = ErrorFormat(worker_error, WorkerError)
 
 
@@ -289,6 +316,8 @@ def error_format(path: str, anthropic: bool = False) -> ErrorFormat:
     """
     if path in _WORKER_PATHS:
         return _WORKER
+    if path in _INFERENCE_PATHS:
+        return INFERENCE
     if path.startswith("/api/"):
         return OLLAMA
     if path.startswith("/v1/messages") or anthropic and path.startswith("/v1/models"):
@@ -296,6 +325,6 @@ def error_format(path: str, anthropic: bool = False) -> ErrorFormat:
     return OPENAI
 
 
-__all__ = ["ANTHROPIC", "OLLAMA", "OPENAI", "TABLE", "AnthropicError", "ErrorFormat", "ErrorResponse", "PlainError",
-           "Refusal", "WorkerError", "error_format", "openai_error", "plain_error", "refusal_of", "worker_code",
-           "worker_error"]
+__all__ = ["ANTHROPIC", "INFERENCE", "OLLAMA", "OPENAI", "TABLE", "AnthropicError", "ErrorFormat", "ErrorResponse",
+           "PlainError", "Refusal", "WorkerError", "error_format", "openai_error", "plain_error", "refusal_of",
+           "worker_code", "worker_error"]

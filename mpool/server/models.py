@@ -118,12 +118,18 @@ class Models:
     def with_output(self, output: str) -> list[ServedModel]:
         """Return the models given at the start that compute an output for texts. Reads the metadata in their files.
 
+        A reranker, which is a classifier with one label, counts as a classifier if there is no other one.
+
         Args:
-            output: One of :data:`mpool.models.spec.Output`.
+            output: One of :data:`mpool.models.spec.Output`; or a kind of vectors, ``"dense"``, ``"sparse"`` or
+                ``"tokens"``.
         """
         given = [self._served[name] for name in self._given]
-        return [served for served in given if (settings := served.model.description.embedding) is not None
-                and output in settings.outputs]
+        found = [(served, settings) for served in given if (settings := served.model.description.embedding) is not None
+                 and (output in settings.outputs or "vectors" in settings.outputs and output in settings.embeddings)]
+        if output == "labels" and any(not settings.scores for _, settings in found):
+            return [served for served, settings in found if not settings.scores]
+        return [served for served, _ in found]
 
     async def listed(self) -> list[ServedModel]:
         """Return all models that clients can use, also those of the catalogue. Reads their metadata if necessary."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from .. import __version__
-from .errors import ANTHROPIC, OLLAMA, OPENAI, TABLE, error_format
+from .errors import ANTHROPIC, INFERENCE, OLLAMA, OPENAI, TABLE, error_format
 from .operations import Operation
 
 #: Error statuses that every operation may return, and further ones of operations with a body.
@@ -26,7 +26,7 @@ def document(strict: bool = False) -> bytes:
 
 def describe(operations: tuple[Operation, ...], strict: bool) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of operations. ``strict``: unknown fields of requests are errors."""
-    kinds: list[Any] = [found.body for found in (OPENAI, OLLAMA, ANTHROPIC)]
+    kinds: list[Any] = [found.body for found in (OPENAI, OLLAMA, ANTHROPIC, INFERENCE)]
     for operation in operations:
         kinds += [kind for kind in (operation.body, *_responses(operation)) if kind is not None and kind not in kinds]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")

@@ -41,6 +41,8 @@ _MAX_URL = 4096
 _DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded")
 #: Responses with at least this many numbers are encoded on another thread: encoding them takes milliseconds.
 _LARGE = 1 << 15
+#: Maximum size of a response, and size of a float32 in it, in bytes of JSON.
+MAX_RESPONSE, NUMBER_BYTES = 64 << 20, 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Context:
 
         Args:
             name: Name of the request, or None.
-            output: One of :data:`mpool.models.spec.Output`.
+            output: As for :meth:`mpool.server.models.Models.with_output`.
             noun: The kind of model, for the error message.
 
         Raises:
@@ -117,6 +119,9 @@ class Context:
         if len(found) != 1:
             raise Refusal("invalid_value", f"`model` is required: the server was started with {len(found)} models that "
                                            f"are a {noun}.", "model")
+        running = self.state.running.get(self.id)
+        if running is not None:
+            running.model = found[0].name
         return found[0]
 
     def check_text(self, text: str, name: str) -> str:
@@ -180,6 +185,21 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
+def check_response(size: int, field: str) -> None:
+    """Refuse a request whose response would be too large, before it is computed.
+
+    Args:
+        size: Size of the response in bytes of JSON.
+        field: Field of the request with the inputs.
+
+    Raises:
+        Refusal: The size exceeds :data:`MAX_RESPONSE`.
+    """
+    if size > MAX_RESPONSE:
+        raise Refusal("request_too_large", f"The response of `{field}` would have about {size:,} bytes; at most "
+                                           f"{MAX_RESPONSE:,} are allowed. Send fewer inputs per request.", field)
+
+
 async def large_response(make: Callable[[], Any], numbers: int) -> Response:
     """Encode the struct that ``make`` returns as a JSON response.
 
@@ -239,9 +259,8 @@ class Endpoint:
                     listener.on_disconnect = on_disconnect
                     listener.start()
                 context.started = time.monotonic()
-                model = getattr(body, "model", None)
-                if model is not None:
-                    running = RunningRequest(context.id, scope["path"], model, task)
+                if hasattr(body, "model"):  # a handler that chooses the model adds its name
+                    running = RunningRequest(context.id, scope["path"], body.model or "", task)
                     self.state.running[context.id] = running
                     tally.current.set(used)
                 response = await self.operation.handler(context, body)
@@ -333,4 +352,5 @@ def _check_type(scope: Any) -> None:
         raise Refusal("unsupported_media_type")
 
 
-__all__ = ["Context", "Endpoint", "Operation", "image_of", "json_response", "large_response"]
+__all__ = ["MAX_RESPONSE", "NUMBER_BYTES", "Context", "Endpoint", "Operation", "check_response", "image_of",
+           "json_response", "large_response"]

@@ -431,6 +431,9 @@ class RerankOptions(_LogitOptions):
     prompt_name: str | None = option(None, "only for language models: name of the model's prompt to use. Without "
                                      "``prompt`` and ``prompt_name``, the model's default prompt is used, if there is "
                                      "one.")
+    function_to_apply: Literal["sigmoid", "none"] | None = option(
+        None, 'function that makes scores of the logits: ``"sigmoid"`` (the logistic function) or ``"none"``. None: '
+        "that of the model's files.", choices=(None, "sigmoid", "none"), plan=False)
     parse_special: bool = _parse_special("query and the documents")
 
     output: ClassVar[str] = "scores"

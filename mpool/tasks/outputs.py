@@ -339,10 +339,12 @@ class Sizes:
 
     Attributes:
         plan: plan of the request.
+        most: a lower limit in bytes; None: none.
         used: bytes of the parts so far.
     """
 
     plan: OutputPlan
+    most: int | None = None
     used: int = 0
 
     def expect(self, pack: Pack) -> None:
@@ -359,9 +361,12 @@ class Sizes:
     def _check(self, size: int) -> None:
         plan = self.plan
         limit = int(plan.registry.stats()["memory_limit"]) // RESULT_SHARE
+        source = ", a quarter of the pool's memory limit"
+        if self.most is not None and self.most < limit:
+            limit, source = self.most, " of this route"
         if size > limit:
             raise LimitError(f"the result of `inputs` needs at least {size / 1e6:,.1f} MB, the limit is "
-                             f"{limit / 1e6:,.1f} MB, a quarter of the pool's memory limit", param="inputs",
+                             f"{limit / 1e6:,.1f} MB{source}", param="inputs",
                              key=plan.entry.key, hint="Pass fewer texts per request")
 
 
@@ -470,6 +475,7 @@ class OutputsRequest:
 
     Attributes:
         finish: function from the plan and the parts to the result that the caller gets.
+        most_bytes: maximum size of the result in bytes; None: a quarter of the pool's memory limit.
     """
 
     plan: OutputPlan
@@ -477,12 +483,13 @@ class OutputsRequest:
     progress: Any
     call: Call
     finish: Callable[[OutputPlan, list[Part]], Any]
+    most_bytes: int | None = None
 
     def steps(self) -> Steps:
         """Return the generator. Its result is a pair: the caller's result and the number of prompt tokens."""
         plan, call, total = self.plan, self.call, len(self.inputs)
         parts: list[Part] = []
-        tokens, bar, sizes = 0, Bar(self.progress, total, plan.entry.key), Sizes(plan)
+        tokens, bar, sizes = 0, Bar(self.progress, total, plan.entry.key), Sizes(plan, self.most_bytes)
         slices = list(embedding.slices(self.inputs))
         try:
             if plan.query_weights is not None:

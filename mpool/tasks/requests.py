@@ -162,12 +162,13 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     if model is None:
         model = load_catalogue().default("rerank").key
     options = _options.parse_options(RerankOptions, "rerank", given)
+    vectors.check_choice("function_to_apply", options.function_to_apply, (None, "sigmoid", "none"))
     texts, count = reranking.check(query, documents, options.top_k, pool.config.max_embed_inputs)
 
     def prepare() -> VectorRequest:
         plan = reranking.plan_of(text_plan(pool, model, options), query)
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
-                             lambda rows: reranking.ranking(plan, texts, rows, count))
+                             lambda rows: reranking.ranking(plan, texts, rows, count, options.function_to_apply))
 
     return Validated(prepare, model, "text_embedding", options.compute)
 

@@ -98,7 +98,7 @@ def plan_of(plan: Plan, query: str) -> Plan:
     return replace(plan, query=query)
 
 
-def ranking(plan: Plan, texts: list[Any], rows: NDArray[Any], count: int) -> Ranking:
+def ranking(plan: Plan, texts: list[Any], rows: NDArray[Any], count: int, function: str | None = None) -> Ranking:
     """Return the result of a request.
 
     Args:
@@ -106,9 +106,12 @@ def ranking(plan: Plan, texts: list[Any], rows: NDArray[Any], count: int) -> Ran
         texts: the documents.
         rows: logits, float32 ``(n, 1)``.
         count: maximum number of documents in ``results``.
+        function: option ``function_to_apply``.
     """
     settings = plan.entry.describe().embedding
     assert settings is not None
-    scores = tuple((activate(rows, "sigmoid") if settings.score_activation == "sigmoid" else rows)[:, 0].tolist())
+    if function is None:
+        function = "sigmoid" if settings.score_activation == "sigmoid" else "none"
+    scores = tuple(activate(rows, function)[:, 0].tolist())
     order = sorted(range(len(scores)), key=lambda at: -scores[at])[:count]
     return Ranking(tuple(RankedDocument(at, scores[at], texts[at]) for at in order), scores, plan.entry.key)

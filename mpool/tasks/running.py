@@ -126,11 +126,20 @@ async def _vectors(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 
 
 @typed_async
-async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, int]:
-    """Run a request for vectors or scores. Returns its result and the number of prompt tokens."""
+async def counted(verb: Verb, pool: Host, given: dict[str, Any], most_bytes: int | None = None) -> tuple[Any, int]:
+    """Run a request for vectors or scores. Returns its result and the number of prompt tokens.
+
+    ``most_bytes``, for sparse vectors, vectors of tokens and all outputs: maximum size of the result's arrays; None:
+    that of the library. A larger one raises LimitError.
+    """
     validated, call, _ = _begin(verb, pool, given)
-    found: tuple[Any, int] = await afor_current(lambda: _prepared(pool, validated, call),
-                                                lambda request: adrive(request.steps()))
+
+    def started(request: Any) -> Any:
+        if most_bytes is not None:
+            request.most_bytes = most_bytes
+        return adrive(request.steps())
+
+    found: tuple[Any, int] = await afor_current(lambda: _prepared(pool, validated, call), started)
     tally.add_tokens(found[1])
     return found
 

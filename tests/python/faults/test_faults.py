@@ -324,7 +324,8 @@ def test_nothing_reads_the_wall_clock() -> None:
     # Dates may occur in prompts, in notes about verified files, and in responses with the time of an event.
     dated = ("mpool/conversation/", "mpool/models/store.py", "mpool/server/openai/", "mpool/server/ollama.py",
              "mpool/server/models.py", "mpool/server/scoring.py", "mpool/server/request_history.py",
-             "mpool/server/classifying.py", "mpool/server/series.py", "mpool/integrations/llama_cpp.py")
+             "mpool/server/classifying.py", "mpool/server/pooling.py", "mpool/server/series.py",
+             "mpool/integrations/llama_cpp.py")
     assert [place for place in found if not place.startswith(dated)] == []
 
 

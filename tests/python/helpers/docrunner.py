@@ -214,12 +214,15 @@ class PageRun:
 
 
 def write_substitutes(folder: Path) -> None:
-    """Write tiny random models with the folder names used in pages: a cross-encoder and a chat model with tools."""
+    """Write tiny random models with the folder names used in pages: cross-encoders, a model of several kinds of
+    vectors, and a chat model with tools."""
     from docmodels import chat_model, cross_encoder
+    from retrievalmodels import write_bge_m3
 
     cross_encoder(folder / "ms-marco-MiniLM-L6-v2")
     cross_encoder(folder / "sentiment", ("negative", "neutral", "positive"))
     cross_encoder(folder / "nli", ("contradiction", "neutral", "entailment"))
+    write_bge_m3(folder / "bge-m3")
     chat_model(folder / "Qwen2.5-0.5B-Instruct")
 
 

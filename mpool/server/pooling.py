@@ -1,0 +1,129 @@
+"""``/pooling``, as in vLLM: vectors of texts, vectors of their tokens, or scores of labels."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from starlette.responses import Response
+
+from .. import native_calls
+from ..tasks.running import counted
+from ..tasks.verbs import CLASSIFY, EMBED, EMBED_TOKENS
+from .errors import Refusal
+from .fields import Fields, Name
+from .openai.structs import Inputs as TextsOrIds
+from .openai.structs import InputUsage
+from .openai.vectors import texts_or_ids
+from .operations import MAX_RESPONSE, NUMBER_BYTES, Context, Operation, check_response, large_response
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .models import ServedModel
+
+
+class PoolingRequest(Fields, kw_only=True):
+    """Texts, or lists of token ids. ``task``: ``embed`` (one vector per text), ``token_embed`` (one vector per token,
+    the default for embedding models) or ``classify`` (scores of all labels). ``use_activation`` false: vectors that are
+    not normalised, or logits. ``truncate_prompt_tokens``: -1, which is the default. ``user`` is ignored."""
+
+    input: TextsOrIds
+    model: Name | None = None
+    task: Literal["embed", "token_embed", "classify"] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    use_activation: bool | None = None
+    truncate_prompt_tokens: Literal[-1] | None = None
+    allow_token_ids: bool | None = None
+    user: str | None = None
+
+
+class Pooled(Struct):
+    """The result for a text: numbers, one list of numbers per token, or base64 of little-endian float32."""
+
+    index: int
+    data: list[float | list[float]] | str
+    object: str = "pooling"
+
+
+class PoolingResponse(Struct):
+    """One result per text."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: InputUsage
+    object: str = "list"
+
+
+async def pooling(context: Context, body: PoolingRequest) -> Response:
+    """Compute vectors or scores of texts, as vLLM does."""
+    served = await context.model_or_only(body.model, "labels" if body.task == "classify" else "vectors",
+                                         "classifier" if body.task == "classify" else "embedding model")
+    found = texts_or_ids(context, body.input)
+    inputs = [found] if isinstance(found, str) else found
+    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+    if body.task is None and settings is not None and "vectors" not in settings.outputs:
+        raise Refusal("invalid_value", "`task` must be classify for this model.", "task")
+    task = body.task or "token_embed"
+    if body.dimensions is not None and task != "embed":
+        raise Refusal("unsupported_parameter", "`dimensions` requires the task embed.", "dimensions")
+    width = body.dimensions or 0
+    if settings is not None:
+        labels = 0 if settings.classifier is None else len(settings.classifier.labels)
+        width = labels if task == "classify" else width or settings.truncate_dim or settings.output_size
+    if task != "token_embed":
+        check_response(NUMBER_BYTES * width * len(inputs), "input")
+    rows, tokens = await _computed(context, served, task, inputs, body)
+
+    def made() -> PoolingResponse:
+        data = [Pooled(at, _encoded(values, body.encoding_format)) for at, values in enumerate(rows)]
+        return PoolingResponse(f"pool-{context.id}", int(time.time()), served.name, data, InputUsage(tokens, tokens))
+
+    return await large_response(made, sum(values.size for values in rows))
+
+
+async def _computed(context: Context, served: ServedModel, task: str, inputs: list[Any],
+                    body: PoolingRequest) -> tuple[list[NDArray[Any]], int]:
+    """Run a request. Returns the array of each text, and the number of prompt tokens."""
+    pool, ids = context.state.pool, isinstance(inputs[0], list)
+    if task == "classify":
+        if ids:
+            raise Refusal("unsupported_parameter", "`input` must be texts for the task classify.", "input")
+        found, tokens = await counted(CLASSIFY, pool, {
+            "texts": inputs, "model": served.model,
+            "function_to_apply": "none" if body.use_activation is False else None})
+        return [one.scores for one in found], tokens
+    allowed = bool(body.allow_token_ids or context.state.settings.allow_token_ids)
+    if task == "embed":
+        found, tokens = await counted(EMBED, pool, {
+            "inputs": inputs, "model": served.model, "dimensions": body.dimensions, "normalize": body.use_activation,
+            "allow_token_ids": allowed})
+        return list(found), tokens
+    if body.use_activation is not None:
+        raise Refusal("unsupported_parameter", "`use_activation` requires the task embed or classify.",
+                      "use_activation")
+    if ids and not allowed:
+        raise Refusal("invalid_value", "`input` must be texts: token ids are valid only in the vocabulary that they "
+                                       "are from. If they are this model's, set `allow_token_ids`.", "input")
+    found, tokens = await counted(EMBED_TOKENS, pool, {"inputs": inputs, "model": served.model},
+                                  MAX_RESPONSE // NUMBER_BYTES * 4)
+    return list(found), tokens
+
+
+def _encoded(values: NDArray[Any], encoding: str) -> Any:
+    if encoding == "base64":
+        return base64.b64encode(values.astype("<f4", copy=False).tobytes()).decode()
+    return values.tolist()
+
+
+OPERATIONS = (
+    Operation("POST", "/pooling", pooling, PoolingRequest, PoolingResponse, "Compute vectors or scores of texts",
+              name="pooling"),
+)
+
+__all__ = ["OPERATIONS"]
