@@ -88,7 +88,6 @@ static void fork_incoming(mp_registry *registry, slot *slot) {
     if (drained->removal == MP_REMOVAL_NONE)
         mp_entry_set_removal(drained, MP_REMOVAL_DRAINING);
     registry->leaving[registry->leaving_count++] = drained;
-    registry->drains = true;
 }
 
 void mp_registry_fork_child(mp_registry *registry) {
@@ -102,6 +101,7 @@ void mp_registry_fork_child(mp_registry *registry) {
     for_each_entry(registry, mp_entry_fork_child);
     for (int i = 0; i < registry->slot_count; i++)
         fork_incoming(registry, &registry->slots[i]);
+    registry->drains = registry->leaving_count > 0;
     mp_mutex_init(&registry->lock);
     mp_cond_init(&registry->changed);
     registry->inside = 0;

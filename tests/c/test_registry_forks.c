@@ -7,6 +7,7 @@
 #include "mp_test.h"
 #include "registry/cpu_allocator.h"
 #include "registry/governor.h"
+#include "registry/state.h"
 #include "test_registry_fake.h"
 
 static void expect_child(pid_t child) {
@@ -391,6 +392,33 @@ MP_TEST(forks_while_a_replacement_loads) {
     expect_child(child);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
     MP_CHECK_INT(version_of(registry), 2);
+    fake_end(registry);
+}
+
+/* A replaced model that serves its last requests in the parent has none in the child, whose first operation frees it.
+ */
+MP_TEST(forks_while_a_replaced_model_drains) {
+    SKIP_IF_SANITIZED();
+    fake fake, next;
+    mp_error error;
+    mp_ticket *ticket;
+    mp_registry *registry = fake_begin(&fake, 2, &ticket);
+    fake_init(&next);
+    fake_add(registry, "a", &next, true);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+    MP_CHECK_INT(fake.models, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        int wrong = mp_registry_evict(registry, "a", fake_in_ms(5000), &error) != MP_OK; /* starts no worker */
+        for (uint64_t end = fake_in_ms(5000); mp_sys_now_ns() < end && (fake.models || fake.loaders);)
+            mp_sys_sleep_ns(FAKE_MS(1));
+        wrong |= (fake.models > 0) << 1 | (fake.loaders > 0) << 2 | (next.models > 0) << 3;
+        _exit(wrong | (atomic_load(&registry->services->resident) != 0) << 4);
+    }
+    expect_child(child);
+    atomic_store(&fake.hold, false);
+    MP_CHECK_INT(fake_finish(ticket), MP_OK);
     fake_end(registry);
 }
 

@@ -21,6 +21,29 @@ static void note_key(void *arg, const mp_entry_info *info) {
     strcpy(self->keys[self->count++], info->key);
 }
 
+/* A key has 1 to 255 bytes. */
+MP_TEST(registry_keys_have_a_length) {
+    static const int lengths[] = {0, 1, 255, 256};
+    fake fake;
+    mp_error error;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(1, 0);
+    for (int i = 0; i < 4; i++) {
+        char key[257] = "";
+        memset(key, 'k', (size_t)lengths[i]);
+        mp_loader loader = fake_loader(&fake);
+        const bool legal = i == 1 || i == 2;
+        MP_CHECK_STATUS(mp_registry_add(registry, key, &loader, MP_ADD_NEW, &error),
+                        legal ? MP_OK : MP_INVALID_ARGUMENT, &error);
+        if (legal)
+            MP_CHECK_INT(fake_finish(fake_submit(registry, key, fake_call_create(1), NULL)), MP_OK);
+        else
+            MP_CHECK_STR(error.message, i ? "`key` must have 1 to 255 bytes, got 256"
+                                          : "`key` must have 1 to 255 bytes, got 0");
+    }
+    fake_end(registry);
+}
+
 /* Keys are visited in ascending order and found, in whatever order they came and while others are removed. */
 MP_TEST(registry_keys_are_ordered) {
     enum { KEYS = 23 };

@@ -15,6 +15,8 @@ static mp_error error;
 static mp_cpu_allocator *allocator_of(int threads, const int *cpus, int nodes) {
     mp_topology topology = {.node_count = nodes};
     int next = 512;
+    for (int i = nodes; i < MP_NODES_MAX; i++)
+        topology.nodes[i] = (mp_node){.number = -7, .memory = -7, .cpu_count = 1000}; /* must not be read */
     for (int i = 0; i < nodes; i++) {
         topology.nodes[i] = (mp_node){.number = 2 * i, .memory = 2 * i, .cpu_count = cpus[i]};
         for (int k = 0; k < cpus[i]; k++)
@@ -264,9 +266,10 @@ MP_TEST(registry_nodes_forfeited_lease_is_returned_after_the_close) {
 /* Random leases and returns: no node leases more CPUs than it has, and at the end all CPUs are free. */
 MP_TEST(registry_nodes_always_balance) {
     enum { HOLDERS = 6, ROUNDS = 4000 };
-    static const int shapes[][5] = {{1, 8}, {2, 4, 4}, {3, 1, 2, 5}, {4, 2, 2, 2, 2}};
+    static const int shapes[][1 + MP_NODES_MAX] = {
+        {1, 8}, {2, 4, 4}, {3, 1, 2, 5}, {4, 2, 2, 2, 2}, {MP_NODES_MAX, [1 ... MP_NODES_MAX] = 1}};
     mp_test_random random = {77};
-    for (int s = 0; s < 4; s++) {
+    for (int s = 0; s < 5; s++) {
         int nodes = shapes[s][0], threads[MP_NODES_MAX], leased[MP_NODES_MAX], held[MP_NODES_MAX];
         mp_cpu_allocator *allocator = allocator_of(5 + 2 * s, shapes[s] + 1, nodes);
         holder holders[HOLDERS] = {0};

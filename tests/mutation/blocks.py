@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 
 import numpy as np
@@ -38,18 +38,25 @@ class Lines:
             program: built with ``-g1`` and trace.c.
             sources: what it was linked from, in this order: the table names the files of a unit by their last part.
         """
-        sites, starts = _sites(program)
+        calls, starts = _sites(program)
+        begins = [call for call, _ in calls]
         places: dict[tuple[str, int], int] = {}
         row_place, row_site = [], []
-        for file, line, address in _line_table(program, [source.path for source in sources]):
+        rows = _line_table(program, [source.path for source in sources])
+        ends = sorted({*starts, *(address for _, _, address in rows)})
+        for file, line, address in rows:
             place = places.setdefault((file, line), len(places))
-            at = bisect_right(sites, address) - 1
-            start = starts[bisect_right(starts, address) - 1] if starts and address >= starts[0] else 0
-            if at < 0 or sites[at] < start:  # before the first call of its function: the function's begin
-                at += 1
-            if at < len(sites):
-                row_place.append(place)
-                row_site.append(sites[at] // 4)
+            function = bisect_right(starts, address)
+            first = bisect_right(begins, address) - 1
+            if first < 0 or begins[first] < (starts[function - 1] if function else 0):
+                first += 1  # before the first call of its function: the function's begin
+            # Blocks that begin before the next row belong to the same line.
+            after = bisect_right(ends, address)
+            following = bisect_left(begins, ends[after]) if after < len(ends) else 0
+            for at in range(first, max(first + 1, following)):
+                if at < len(calls):
+                    row_place.append(place)
+                    row_site.append(calls[at][1] // 4)
         self.places = list(places)
         self._row_place, self._row_site = np.array(row_place, np.int64), np.array(row_site, np.int64)
 
@@ -60,20 +67,20 @@ class Lines:
         return [self.places[n] for n in np.unique(self._row_place[hit[self._row_site]])]
 
 
-def _sites(program: Path) -> tuple[list[int], list[int]]:
-    """Return the addresses after the calls of the trace function, and those of functions."""
-    sites, starts, after = [], [], False
+def _sites(program: Path) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return the calls of the trace function, each with the address after it, and the addresses of functions."""
+    sites, starts, call = [], [], 0
     with subprocess.Popen(["objdump", "-d", "--no-show-raw-insn", str(program)], stdout=subprocess.PIPE,
                           text=True) as run:
         for line in run.stdout:
             if line.startswith("0"):
                 starts.append(int(line.split()[0], 16))
                 continue
-            if after and ":" in line:
-                sites.append(int(line.partition(":")[0], 16))
-                after = False
+            if call and ":" in line:
+                sites.append((call, int(line.partition(":")[0], 16)))
+                call = 0
             if "__sanitizer_cov_trace_pc" in line and "call" in line:
-                after = True
+                call = int(line.partition(":")[0], 16)
     return sites, starts
 
 

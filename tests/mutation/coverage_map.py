@@ -23,6 +23,9 @@ class CoverageMap:
     """Seconds of each test."""
     lines: dict[str, dict[int, set[int]]] = field(default_factory=dict)
     known: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    """For every kind of tests that was merged, the lines that have code in its build: compilers optimise builds
+    differently."""
 
     def test(self, name: str, cost: float) -> int:
         """Return the number of a test, which is added if it is new."""
@@ -51,8 +54,12 @@ class CoverageMap:
         """
         lines = self.lines.get(file, {})
         if in_function and lines:
-            nearest = line if line in lines else max((n for n in lines if n < line), default=min(lines))
-            chosen = lines[nearest]
+            chosen = set()
+            for kind, own in (self.tables or {"": {file: set(lines)}}).items():
+                known = own.get(file)
+                if known:
+                    nearest = line if line in known else max((n for n in known if n < line), default=min(known))
+                    chosen |= {n for n in lines[nearest] if self.tests[n].startswith(kind)}
         else:
             every = [lines, *(self.lines.get(user, {}) for user in users)]
             chosen = set().union(*(tests for one in every for tests in one.values()))
@@ -84,8 +91,10 @@ class CoverageMap:
     def merge(self, other: CoverageMap) -> None:
         """Add everything that another map knows."""
         numbers = [self.test(name, cost) for name, cost in zip(other.tests, other.costs)]
+        table = self.tables.setdefault(other.tests[0].partition(":")[0] + ":", {}) if other.tests else {}
         for file, rows in other.lines.items():
             mine = self.lines.setdefault(file, {})
+            table.setdefault(file, set()).update(rows)
             for line, tests in rows.items():
                 mine[line] = mine.get(line, set()) | {numbers[n] for n in tests}
 

@@ -103,7 +103,6 @@ void mp_queue_remove(mp_queue *queue, mp_queue_node *node) {
     *(node->next ? &node->next->prev : &flow->last) = node->prev;
     *(node->before ? &node->before->after : &level->first) = node->after;
     *(node->after ? &node->after->before : &level->last) = node->before;
-    node->prev = node->next = node->before = node->after = NULL;
     mp_heap_remove(&level->by_age, &node->by_age);
     if (!flow->first) {
         mp_heap_remove(&level->by_start, &flow->by_start);

@@ -33,8 +33,8 @@ enum {
 #define MP_QUEUE_AGEING_NS (2000ull * 1000 * 1000)
 
 typedef struct mp_queue_node {
-    struct mp_queue_node *prev, *next;    /* neighbours in the flow; NULL at its ends */
-    struct mp_queue_node *before, *after; /* neighbours in the level; NULL at its ends */
+    struct mp_queue_node *prev, *next;    /* while queued: neighbours in the flow; NULL at its ends */
+    struct mp_queue_node *before, *after; /* while queued: neighbours in the level; NULL at its ends */
     mp_heap_node by_age;                  /* in mp_queue_level.by_age while queued */
     uint64_t since_ns;                    /* time of its first arrival */
     uint64_t cost;                        /* predicted, in any unit */

@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -16,6 +17,7 @@ if not (ROOT / "tests" / "mutate.py").exists() or not (ROOT / ".git").exists():
 sys.path.insert(0, str(ROOT / "tests"))
 
 from mutation import (  # noqa: E402
+    blocks,
     cbuild,
     coperators,
     coverage_map,
@@ -182,6 +184,27 @@ def test_coverage_map(tmp_path: Path) -> None:
         assert one.covering("csrc/a.c", 20, True) == []
         assert one.covering("csrc/a.c", 3, False) == ["c:quick", "c:slow"]
         assert one.covering("csrc/a.h", 3, False, ["csrc/a.c"]) == ["c:quick", "c:slow"]
+
+
+def test_coverage_of_builds_that_differ() -> None:
+    """A line without code in one build takes this build's tests from the line before it."""
+    merged = coverage_map.CoverageMap()
+    for name, lines in (("c:one", (10, 12)), ("sim:one", (10,))):
+        made = coverage_map.CoverageMap()
+        for line in lines:
+            made.add(made.test(name, 1.0), "csrc/a.c", line, True)
+        merged.merge(made)
+    assert merged.covering("csrc/a.c", 12, True) == ["c:one", "sim:one"]
+
+
+def test_blocks_belong_to_the_lines_that_they_begin_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block begins with the call of the trace function, and a line may have several blocks."""
+    rows = [("csrc/a.c", line, address) for line, address in ((1, 100), (2, 120), (3, 128), (4, 160), (9, 204))]
+    monkeypatch.setattr(blocks, "_sites", lambda _: ([(100, 105), (120, 125), (140, 145), (208, 213)], [100, 200]))
+    monkeypatch.setattr(blocks, "_line_table", lambda *_: rows)
+    lines = blocks.Lines(Path(), [])
+    ran = {site: [line for _, line in lines.ran(np.array([site // 4]))] for site in (105, 125, 145, 213)}
+    assert ran == {105: [1], 125: [2, 3], 145: [3, 4], 213: [9]}
 
 
 def test_listed_equivalents_exist() -> None:
