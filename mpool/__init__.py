@@ -26,10 +26,10 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "_functions": ("begin_shutdown", "chat", "check", "classify", "count_tokens", "describe_image", "describe_url",
-                   "detokenize", "embed", "embed_all", "embed_image", "embed_iter", "embed_sparse", "embed_tokens",
-                   "generate", "generate_image", "get", "health", "init_maintenance", "load", "metrics", "ping",
-                   "pools", "ps", "register", "rerank", "submit", "swap", "tokenize", "unload", "vision"),
+    "_functions": ("begin_shutdown", "chat", "check", "classify", "classify_tokens", "count_tokens", "describe_image",
+                   "describe_url", "detokenize", "embed", "embed_all", "embed_image", "embed_iter", "embed_sparse",
+                   "embed_tokens", "generate", "generate_image", "get", "health", "init_maintenance", "load", "metrics",
+                   "ping", "pools", "ps", "register", "rerank", "submit", "swap", "tokenize", "unload", "vision"),
     "runtime.events": ("PoolEvent",),
     "runtime.health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "tasks.classification": ("Classification", "Classifications", "LabelScore"),
@@ -55,6 +55,7 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "searching": ("Neighbours", "community_detection", "paraphrase_mining", "semantic_search"),
     "tasks.similarity": ("similarity",),
     "tasks.streams": ("Stream",),
+    "tasks.token_labels": ("LabelledSpan", "TokenClassification", "TokenClassifications"),
 }.items() for name in names}
 
 _renamed.install()

@@ -8,6 +8,7 @@ from ._functions import begin_shutdown as begin_shutdown
 from ._functions import chat as chat
 from ._functions import check as check
 from ._functions import classify as classify
+from ._functions import classify_tokens as classify_tokens
 from ._functions import count_tokens as count_tokens
 from ._functions import describe_image as describe_image
 from ._functions import describe_url as describe_url
@@ -115,6 +116,9 @@ from .tasks.rerank import Ranking as Ranking
 from .tasks.similarity import similarity as similarity
 from .tasks.streams import Stream as Stream
 from .tasks.text_to_image import ImageStream as ImageStream
+from .tasks.token_labels import LabelledSpan as LabelledSpan
+from .tasks.token_labels import TokenClassification as TokenClassification
+from .tasks.token_labels import TokenClassifications as TokenClassifications
 from .token_pooling import pool_tokens as pool_tokens
 
 __all__: list[str]

@@ -23,6 +23,7 @@ from .tasks.options import Compute, Policy, Precision, Priority, Progress
 from .tasks.rerank import Ranking
 from .tasks.streams import Stream
 from .tasks.text_to_image import ImageStream
+from .tasks.token_labels import TokenClassification, TokenClassifications
 
 FORWARDED: tuple[str, ...]
 _default: Pool | None
@@ -143,6 +144,26 @@ def classify(texts: list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[
              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
 ) -> Classifications: ...
+@overload
+def classify_tokens(texts: str, model: str | os.PathLike[str] | Model, *,
+                    aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                    aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                    ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
+                    truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
+                    progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
+                    priority: Priority = 'normal', tenant: str | int | None = None,
+                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> TokenClassification: ...
+@overload
+def classify_tokens(texts: list[str] | tuple[str, ...] | NDArray[Any], model: str | os.PathLike[str] | Model, *,
+                    aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                    aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                    ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
+                    truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
+                    progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
+                    priority: Priority = 'normal', tenant: str | int | None = None,
+                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> TokenClassifications: ...
 @overload
 def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,

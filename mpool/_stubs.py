@@ -33,6 +33,7 @@ from .tasks.classification import Classification, Classifications
 from .tasks.images_result import {images}
 {more}from .tasks.options import Compute, Policy, Precision, Priority, Progress
 from .tasks.rerank import Ranking
+from .tasks.token_labels import TokenClassification, TokenClassifications
 '''
 _LINE = 120
 

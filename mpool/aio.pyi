@@ -20,6 +20,7 @@ from .tasks.embedding_results import TokenVectors as TokenVectors
 from .tasks.images_result import GeneratedImages
 from .tasks.options import Compute, Policy, Precision, Priority, Progress
 from .tasks.rerank import Ranking
+from .tasks.token_labels import TokenClassification, TokenClassifications
 
 def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
           dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
@@ -98,6 +99,26 @@ def classify(texts: list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[
              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
              pool: Pool | None = None) -> Awaitable[Classifications]: ...
+@overload
+def classify_tokens(texts: str, model: str | os.PathLike[str] | Model, *,
+                    aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                    aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                    ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
+                    truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
+                    progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
+                    priority: Priority = 'normal', tenant: str | int | None = None,
+                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
+                    pool: Pool | None = None) -> Awaitable[TokenClassification]: ...
+@overload
+def classify_tokens(texts: list[str] | tuple[str, ...] | NDArray[Any], model: str | os.PathLike[str] | Model, *,
+                    aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                    aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
+                    ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
+                    truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
+                    progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
+                    priority: Priority = 'normal', tenant: str | int | None = None,
+                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
+                    pool: Pool | None = None) -> Awaitable[TokenClassifications]: ...
 @overload
 def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
              stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,

@@ -184,7 +184,8 @@ def _purpose(model: ModelDescription) -> str:
     if model.image is not None:
         return "embeds images (embed_image)" + (" and texts (embed)" if model.networks else "")
     if model.embedding is not None:
-        does = {"labels": "classifies texts (classify)", "scores": "ranks documents for a query (rerank)",
+        does = {"labels": "classifies texts (classify)", "spans": "labels tokens (classify_tokens)",
+                "scores": "ranks documents for a query (rerank)",
                 "dense": "embeds texts (embed)", "sparse": "gives texts sparse vectors (embed_sparse)",
                 "tokens": "gives tokens vectors (embed_tokens)"}
         computed = model.embedding.outputs - {"vectors"} or set(model.embedding.embeddings)
@@ -208,6 +209,8 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
         facts |= {"expert_bytes": experts, "experts": "read from the file as they are used"}
     if model.embedding is not None and "vectors" not in model.embedding.outputs:
         facts |= {"max_tokens": model.embedding.max_tokens, "labels": model.embedding.output_size}
+        if model.embedding.token_labels:
+            facts |= {"label_names": list(model.embedding.token_labels[:_MAX_NAMES])}
         if model.embedding.classifier is not None:
             facts |= {"label_names": list(model.embedding.classifier.labels[:_MAX_NAMES]),
                       "activation": model.embedding.classifier.activation}

@@ -98,8 +98,8 @@ class ClassifierSettings:
     entailment: int | None = None
 
 
-#: Result of a text encoder: embeddings, scores of pairs for a ranking, or scores of labels.
-Output = Literal["vectors", "scores", "labels"]
+#: Result of a text encoder: embeddings, scores of pairs for a ranking, scores of labels, or labels of tokens.
+Output = Literal["vectors", "scores", "labels", "spans"]
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,7 @@ class EmbeddingSettings:
         score_activation: function that makes a reranker's score of its output, ``"identity"`` or ``"sigmoid"``.
         classifier: labels, if the outputs are the logits of a sequence classifier. A classifier with one label is a
             reranker as well.
+        token_labels: names of the labels of a token classifier, in the order of the logits; empty for other models.
         padding: side (``"left"`` or ``"right"``) on which every text is padded to ``max_tokens``, for models that
             attend to padding tokens; empty: texts are not padded.
         sizes: output sizes with a separate output layer, in addition to ``output_size``. If there are any, the model
@@ -193,6 +194,7 @@ class EmbeddingSettings:
     scores: bool = False
     score_activation: str = "identity"
     classifier: ClassifierSettings | None = None
+    token_labels: tuple[str, ...] = ()
     padding: str = ""
     sizes: tuple[int, ...] = ()
     answering: bool | None = None
@@ -205,6 +207,8 @@ class EmbeddingSettings:
     @property
     def outputs(self) -> frozenset[Output]:
         """Kinds of results that the model computes for texts."""
+        if self.token_labels:
+            return frozenset(("spans",))
         if self.classifier is not None:
             return frozenset(("scores", "labels")) if self.scores else frozenset(("labels",))
         return frozenset(("scores",)) if self.scores else frozenset(("vectors",))
@@ -212,6 +216,8 @@ class EmbeddingSettings:
     @property
     def kind(self) -> str:
         """The model in words, for messages: "an embedding model", "a reranker", "a classifier with 3 labels"."""
+        if self.token_labels:
+            return f"a token classifier with {len(self.token_labels)} labels"
         if self.scores:
             return "a reranker"
         if self.classifier is not None:

@@ -176,7 +176,7 @@ class VectorJob(Job):
 
 
 class OutputsJob(Job):
-    """A job whose result is sparse vectors, vectors of tokens, or all outputs of a model."""
+    """A job whose result is sparse vectors, vectors of tokens, all outputs of a model, or labels of tokens."""
 
     def __init__(self, capability: str, request: OutputsRequest) -> None:
         from . import outputs, vectors
@@ -189,10 +189,10 @@ class OutputsJob(Job):
         if request.plan.query_weights is not None:
             self._part = outputs.of_queries(request.plan, request.inputs, 0, request.call)
         elif request.inputs:
-            self._pack = outputs.packed(request.plan, request.inputs, 0, False, request.call)
+            self._pack = request.kind.pack(request.plan, request.inputs, 0, False, request.call)
             outputs.Sizes(request.plan).expect(self._pack)
             service_class = vectors.service_class_of(len(request.inputs))
-            self._started = vectors.submit(outputs.TEXTS, request.plan, self._pack, request.call, service_class, True)
+            self._started = vectors.submit(request.kind, request.plan, self._pack, request.call, service_class, True)
 
     @property
     def _ticket(self) -> _core.Ticket | None:
@@ -205,8 +205,8 @@ class OutputsJob(Job):
         from . import outputs
 
         request, part = self._request, self._part
-        if self._started is not None:
-            part = outputs.part_of(request.plan, self._pack, self._started)
+        if self._pack is not None:
+            part = request.plan.part(self._pack, self._started)
         if part is not None:
             outputs.Sizes(request.plan).add(part)
         return request.finish(request.plan, [] if part is None else [part])

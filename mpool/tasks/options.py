@@ -484,6 +484,39 @@ class ClassifyOptions(_LogitOptions):
     prompt_name: ClassVar[None] = None
 
 
+#: How labels of tokens become labels of spans.
+AGGREGATIONS = ("none", "simple", "first", "average", "max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyTokensOptions(_LogitOptions):
+    """Options of :func:`mpool.classify_tokens`."""
+
+    aggregation: Literal["none", "simple", "first", "average", "max"] = option(
+        "none", 'how labels of tokens become labels of spans, as in transformers. ``"none"``: each token is a span. '
+        '``"simple"``: neighbours with the same label, apart from ``B-`` and ``I-``, are one span, and ``B-`` begins '
+        'one. ``"first"``, ``"average"``, ``"max"``: the same with words instead of tokens; the label of a word is '
+        "that of its first token, the best one of the mean scores of its tokens, or that of the token with the highest "
+        "score.", choices=AGGREGATIONS, aliases=("aggregation_strategy",), plan=False)
+    ignore_labels: Sequence[str] = option(
+        ("O",), "labels that give no spans; with an aggregation, without ``B-`` and ``I-``.", plan=False)
+    stride: int | None = option(
+        None, "only with an aggregation: cut a text that exceeds the model's maximum length into windows that overlap "
+        "by this number of tokens. Of spans that overlap, the longest one stays. None: see ``truncate``.", plan=False)
+    compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
+    truncate: bool = option(
+        True, "True: truncate a text to the model's maximum length, unless there is a ``stride``; False: raise "
+        "ContextOverflow for longer texts.", choices=(True, False))
+    parse_special: bool = _parse_special("texts")
+    max_inputs: int | None = option(None, "maximum number of texts in the request, and of windows with a ``stride``. "
+                                    "None: ``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
+    progress: Progress = option(None, "as for :func:`classify`.", aliases=("show_progress_bar",), plan=False)
+
+    output: ClassVar[str] = "spans"
+    prompt: ClassVar[None] = None
+    prompt_name: ClassVar[None] = None
+
+
 # ---- text ----------------------------------------------------------------------------------------------------------
 
 def _sampling_option(name: str, doc: str) -> Any:

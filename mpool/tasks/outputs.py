@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from .embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from .steps import Pack as PackStep
 from .steps import Start, Steps, run_slices
 from .text_embedding import Pack, Plan
+from .token_labels import LabelledSpan, size_of
 from .vectors import Bar, Kind, keep_plan, service_class_of
 
 if TYPE_CHECKING:
@@ -70,13 +71,28 @@ class OutputPlan(Plan):
         markers: None: texts are tokenised as for dense vectors.
         query_weights: weight of each token, for queries that need no pass through the model; else None.
         most: maximum number of weights of a sparse vector; None: all.
+        parameter: name of the inputs, for messages.
     """
+
+    parameter: ClassVar[str] = "inputs"
 
     mask: int = DENSE
     vocab: int = 0
     markers: Markers | None = None
     query_weights: NDArray[np.float32] | None = None
     most: int | None = None
+
+    @property
+    def row_size(self) -> int:
+        """Number of components of the vector of a token."""
+        settings = self.entry.describe().embedding
+        assert settings is not None
+        return settings.tokens.size if settings.tokens is not None else settings.hidden_size
+
+    def part(self, pack: Pack, ticket: _core.Ticket | None) -> Part:
+        """Return the outputs of a finished ticket; None: no text of the pack has tokens."""
+        assert ticket is not None, "every text has tokens"
+        return part_of(self, pack, ticket)
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------
@@ -234,6 +250,7 @@ class Part:
     dense: NDArray[np.float32] | None = None
     sparse: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]] | None = None
     tokens: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None
+    spans: list[tuple[LabelledSpan, ...]] | None = None
 
 
 def part_of(plan: OutputPlan, pack: Pack, ticket: _core.Ticket) -> Part:
@@ -350,12 +367,18 @@ class Sizes:
     def expect(self, pack: Pack) -> None:
         """Raise LimitError if the vectors of a pack's tokens, before it is computed, exceed the limit."""
         if self.plan.mask & (ROWS | STATES):
-            self._check(self.used + 4 * _row_size(self.plan) * len(pack.ids))
+            self.expect_rows(len(pack.ids))
+
+    def expect_rows(self, tokens: int) -> None:
+        """Raise LimitError if the vectors of this number of tokens exceed the limit."""
+        self._check(self.used + 4 * self.plan.row_size * tokens)
 
     def add(self, part: Part) -> None:
         """Add the arrays of a part. Raises LimitError if they exceed the limit."""
         arrays = [part.dense, *(part.sparse or ()), *(part.tokens or ())]
         self.used += sum(array.nbytes for array in arrays if array is not None)
+        if part.spans is not None:
+            self.used += sum(map(size_of, part.spans))
         self._check(self.used)
 
     def _check(self, size: int) -> None:
@@ -365,16 +388,9 @@ class Sizes:
         if self.most is not None and self.most < limit:
             limit, source = self.most, " of this route"
         if size > limit:
-            raise LimitError(f"the result of `inputs` needs at least {size / 1e6:,.1f} MB, the limit is "
-                             f"{limit / 1e6:,.1f} MB{source}", param="inputs",
+            raise LimitError(f"the result of `{plan.parameter}` needs at least {size / 1e6:,.1f} MB, the limit is "
+                             f"{limit / 1e6:,.1f} MB{source}", param=plan.parameter,
                              key=plan.entry.key, hint="Pass fewer texts per request")
-
-
-def _row_size(plan: OutputPlan) -> int:
-    """Return the number of components of the vector of a token."""
-    settings = plan.entry.describe().embedding
-    assert settings is not None
-    return settings.tokens.size if settings.tokens is not None else settings.hidden_size
 
 
 def _join(arrays: list[Any], empty: Any) -> Any:
@@ -399,7 +415,7 @@ def sparse_vectors(plan: OutputPlan, parts: list[Part]) -> SparseVectors:
 def token_vectors(plan: OutputPlan, parts: list[Part]) -> TokenVectors:
     """Join the vectors of tokens of slices."""
     found = [part.tokens for part in parts if part.tokens is not None]
-    return TokenVectors(_join([one[0] for one in found], np.zeros((0, _row_size(plan)), np.float32)),
+    return TokenVectors(_join([one[0] for one in found], np.zeros((0, plan.row_size), np.float32)),
                         _offsets([one[1] for one in found]))
 
 
@@ -424,16 +440,17 @@ class Fetch:
     call: Call
 
     def now(self) -> Part:
-        assert self.ticket is not None, "every text has tokens"
-        self.ticket.wait()
-        return part_of(self.plan, self.pack, self.ticket)
+        if self.ticket is not None:
+            self.ticket.wait()
+        return self.plan.part(self.pack, self.ticket)
 
     async def later(self) -> Part:
         from ..runtime.watching import watcher
 
-        assert self.ticket is not None
+        if self.ticket is None:
+            return self.plan.part(self.pack, None)
         await watcher().done(self.ticket)  # the copies of large outputs take long: off the event loop
-        return await native_calls.REQUESTS.arun(part_of, self.plan, self.pack, self.ticket)
+        return await native_calls.REQUESTS.arun(self.plan.part, self.pack, self.ticket)
 
 
 @dataclass(slots=True)
@@ -476,6 +493,7 @@ class OutputsRequest:
     Attributes:
         finish: function from the plan and the parts to the result that the caller gets.
         most_bytes: maximum size of the result in bytes; None: a quarter of the pool's memory limit.
+        kind: functions that pack and submit the inputs.
     """
 
     plan: OutputPlan
@@ -484,10 +502,11 @@ class OutputsRequest:
     call: Call
     finish: Callable[[OutputPlan, list[Part]], Any]
     most_bytes: int | None = None
+    kind: Kind = TEXTS
 
     def steps(self) -> Steps:
         """Return the generator. Its result is a pair: the caller's result and the number of prompt tokens."""
-        plan, call, total = self.plan, self.call, len(self.inputs)
+        plan, call, kind, total = self.plan, self.call, self.kind, len(self.inputs)
         parts: list[Part] = []
         tokens, bar, sizes = 0, Bar(self.progress, total, plan.entry.key), Sizes(plan, self.most_bytes)
         slices = list(embedding.slices(self.inputs))
@@ -499,27 +518,27 @@ class OutputsRequest:
                     parts.append(part)
                     bar.add(len(texts))
             elif len(slices) == 1:
-                pack = yield PackStep(TEXTS, plan, self.inputs, 0, False, call)
+                pack = yield PackStep(kind, plan, self.inputs, 0, False, call)
                 sizes.expect(pack)
-                ticket = yield Start(TEXTS, plan, pack, call, service_class_of(total))
+                ticket = yield Start(kind, plan, pack, call, service_class_of(total))
                 try:
-                    parts.append((yield Fetch(TEXTS, plan, pack, ticket, call)))
+                    parts.append((yield Fetch(kind, plan, pack, ticket, call)))
                     sizes.add(parts[0])
                 finally:
                     if ticket is not None and not ticket.done():
                         ticket.cancel()
-                tokens = TEXTS.tokens(pack)
+                tokens = kind.tokens(pack)
                 bar.add(total)
             else:
                 def took(start: int, pack: Pack, part: Part) -> Iterable[Any]:
                     nonlocal tokens
                     sizes.add(part)
                     parts.append(part)
-                    tokens += TEXTS.tokens(pack)
+                    tokens += kind.tokens(pack)
                     bar.add(pack.count)
                     return ()
 
-                yield from run_slices(TEXTS, plan, iter(slices), call, took, Fetch)
+                yield from run_slices(kind, plan, iter(slices), call, took, Fetch)
         finally:
             bar.close()
         return (yield Finish(self.finish, plan, parts)), tokens

@@ -23,6 +23,7 @@ from . import vectors
 from .options import (
     AllOptions,
     ClassifyOptions,
+    ClassifyTokensOptions,
     EmbedIterOptions,
     EmbedOptions,
     GenerateImageOptions,
@@ -190,6 +191,25 @@ def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     # the hypotheses of all labels are tokenised in `prepare`
     return Validated(prepare, model, "text_embedding", options.compute,
                      long=sum(map(len, checked.hypotheses)) >= native_calls.LONG_ON_LOOP)
+
+
+def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
+    """See :func:`mpool.classify_tokens`."""
+    from . import token_classification
+
+    texts, model = given.pop("texts"), given.pop("model", None)
+    if model is None:
+        refuse("model", None, "a token classifier", hint="No model is the default: pass a folder or reference")
+    options = _options.parse_options(ClassifyTokensOptions, "classify_tokens", given)
+    vectors.check_progress(options.progress)
+    checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))
+
+    def prepare() -> Any:
+        entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
+        return token_classification.request(
+            entry, checked, options if compute == options.compute else replace(options, compute=compute), call)
+
+    return Validated(prepare, model, "text_embedding", options.compute)
 
 
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:

@@ -20,6 +20,7 @@ from .steps import adrive, adrive_each, drive
 from .verbs import (
     CHAT,
     CLASSIFY,
+    CLASSIFY_TOKENS,
     EMBED,
     EMBED_ALL,
     EMBED_IMAGE,
@@ -209,8 +210,9 @@ _JOBS: dict[str, tuple[tuple[Verb, tuple[str, ...]], ...]] = {
 }
 
 
-#: Value of ``output`` in the arguments of ``submit`` -> verb.
-_OUTPUTS = {"dense": EMBED, "sparse": EMBED_SPARSE, "tokens": EMBED_TOKENS, "all": EMBED_ALL}
+#: Verb -> values of ``output`` in the arguments of ``submit``, each with its verb.
+_OUTPUTS = {"embed": {"dense": EMBED, "sparse": EMBED_SPARSE, "tokens": EMBED_TOKENS, "all": EMBED_ALL},
+            "classify": {"labels": CLASSIFY, "spans": CLASSIFY_TOKENS}}
 
 
 def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:
@@ -251,11 +253,11 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
         if name in given:
             raise InvalidArgument(f"`{name}` is not an option of submit", param=name, hint=hint)
     verb = _verb_of(capability, given)
-    if verb is EMBED and "output" in given:
-        output = given.pop("output")
-        if not isinstance(output, str) or output not in _OUTPUTS:
-            refuse("output", output, "one of " + ", ".join(_OUTPUTS))
-        verb = _OUTPUTS[output]
+    if verb.name in _OUTPUTS and "output" in given:
+        output, verbs = given.pop("output"), _OUTPUTS[verb.name]
+        if not isinstance(output, str) or output not in verbs:
+            refuse("output", output, "one of " + ", ".join(verbs))
+        verb = verbs[output]
     given = verb.bind((), given, ())
     call = _options.begin(pool.config, given)
 

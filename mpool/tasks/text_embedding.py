@@ -139,19 +139,28 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
 def _wrong_output(settings: EmbeddingSettings, wanted: str, key: str) -> WrongCapability:
     """Return the error for a model that does not compute the output of a function."""
     found, hint = settings.kind, {"labels": "Use mpool.classify(texts, model)",
+                                  "spans": "Use mpool.classify_tokens(texts, model)",
                                   "scores": "Use mpool.rerank(query, documents, model)",
                                   "vectors": "Use mpool.embed(texts, model)"}[min(settings.outputs)]
+    if wanted == "spans":
+        return WrongCapability(f"is {found}, not a token classifier", key=key,
+                               hint=f"{hint}, or another model: a folder whose config.json names a class "
+                                    "ForTokenClassification")
     if wanted == "vectors":
-        does = "scores pairs of texts" if settings.scores else "scores labels"
+        does = "scores pairs of texts" if settings.scores else "scores labels of tokens" if settings.token_labels \
+            else "scores labels"
         return WrongCapability(f"is {found}, which {does} and returns no vectors", key=key, hint=hint)
     if wanted == "labels":
-        return WrongCapability(f"is {found}, not a classifier", key=key,
+        return WrongCapability(f"is {found}, not a sequence classifier" if settings.token_labels
+                               else f"is {found}, not a classifier", key=key,
                                hint=f"{hint}, or another model: a folder whose config.json names a class "
                                     "ForSequenceClassification")
     if settings.classifier is not None:
         return WrongCapability(f"is {found}, not a reranker: which of them is the relevance is unknown", key=key,
                                hint="Use mpool.classify([(query, document), ...], model), and rank by the score of a "
                                     "label")
+    if settings.token_labels:
+        return WrongCapability(f"is {found}, not a reranker", key=key, hint=hint)
     return WrongCapability(f"is {found}, not a reranker", key=key,
                            hint="Rank with mpool.embed and mpool.similarity, or use a cross-encoder with mpool.rerank")
 

@@ -463,6 +463,41 @@ Source:
 """,
     single=('str', 'Classification'),)
 
+CLASSIFY_TOKENS = Verb(
+    'classify_tokens', 'text_embedding', (
+        Parameter('texts', 'list[str] | tuple[str, ...] | NDArray[Any]',
+              'a text of at most 1,000,000 characters; or a list, tuple, array or pandas Series of texts.'),
+        Parameter('model', 'str | os.PathLike[str] | Model',
+              'a token classifier: a name assigned with :func:`load` or :func:`register`, the path of a folder or a '
+              'reference such as ``"org/name"`` whose config.json names a class ForTokenClassification (BERT, RoBERTa, '
+              'XLM-RoBERTa, DistilBERT, ELECTRA, ALBERT, DeBERTa, ModernBERT, MPNet, GTE, EuroBERT), or a '
+              ':class:`mpool.Model`.'),
+    ), _options.ClassifyTokensOptions, 'TokenClassifications',
+    text=r"""Labels the tokens of a text, or of a list of texts: names, parts of speech, personal data.
+
+Spans, labels and scores are those of the pipeline ``token-classification`` of transformers. They do not depend on the
+other texts of the request.
+
+{args}
+
+Returns:
+    :class:`mpool.TokenClassification` for a text: a sequence of :class:`mpool.LabelledSpan` with label, score, the
+    first character and the end in the text of the caller, and the word as the tokenizer writes it.
+    :class:`mpool.TokenClassifications` for a list: a sequence of them. A text without tokens has no spans.
+
+Raises:
+    InvalidArgument: an argument or a text is invalid; ``param``, ``got`` and ``allowed`` say which one and why.
+    LimitError: there are more texts or windows than ``max_inputs``, or the result needs more than a quarter of the
+        pool's memory limit.
+    WrongCapability: the model is no token classifier; the error names the function to call instead.
+    ContextOverflow: with ``truncate=False``, a text exceeds the model's maximum length.
+    UnknownModel, OfflineError, NumericError, Timeout, Overloaded: as for :func:`embed`.
+
+Source:
+    Names follow https://huggingface.co/docs/transformers/main_classes/pipelines
+""",
+    single=('str', 'TokenClassification'),)
+
 GENERATE = Verb(
     'generate', 'text_to_text', (
         Parameter('prompt', 'str | Sequence[int]',
@@ -676,4 +711,5 @@ Source:
     stream=('ImageStream', 'AsyncImageStream'),)
 
 VERBS = {verb.name: verb for verb in (EMBED, EMBED_ITER, EMBED_SPARSE, EMBED_TOKENS, EMBED_ALL, EMBED_IMAGE, RERANK,
-                                      CLASSIFY, GENERATE, CHAT, VISION, DESCRIBE_IMAGE, DESCRIBE_URL, GENERATE_IMAGE)}
+                                      CLASSIFY, CLASSIFY_TOKENS, GENERATE, CHAT, VISION, DESCRIBE_IMAGE, DESCRIBE_URL,
+                                      GENERATE_IMAGE)}

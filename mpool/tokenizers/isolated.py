@@ -10,6 +10,7 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ..child_processes import Children, Limits, Program, Source
 from ..errors import LimitError, Timeout
@@ -41,8 +42,12 @@ class IsolatedTokenizer:
         self._children = Children(PROGRAM)
         self._loaded = False
 
-    def encode(self, texts: Sequence[str], add_special: bool) -> list[Sequence[int]]:
+    def encode(self, texts: Sequence[str], add_special: bool,
+               places: bool = False) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
         """Encode texts.
+
+        Returns:
+            The ids of each text, and the first and last place of each token; without ``places``, lists without places.
 
         Raises:
             Failed: an expression of the tokenizer gave up on a text.
@@ -55,7 +60,7 @@ class IsolatedTokenizer:
         seconds = limits.max_tokenizing_seconds
         deadline = time.monotonic() + _PATIENCE * seconds + (0 if self._loaded else _LOADING)
         try:
-            status, data = self._children.ask((self._plain, add_special, list(texts)), Limits(
+            status, data = self._children.ask((self._plain, add_special, places, list(texts)), Limits(
                 seconds, _LOADING, _MEMORY, _IDS), self._source, deadline)
         except Timeout as error:
             raise LimitError("the tokenizer of the model is busy with other texts", param="text") from error
@@ -64,15 +69,14 @@ class IsolatedTokenizer:
         numbers = array("I")
         if status == "ids" and len(data) % numbers.itemsize == 0:
             numbers.frombytes(data)
-            counts = numbers[:len(texts)]
-            if len(counts) == len(texts) and len(counts) + sum(counts) == len(numbers):
+            counts, rest = numbers[:len(texts)], numbers[len(texts):]
+            total = sum(counts)
+            if len(counts) == len(texts) and len(rest) == (3 * total if places else total):
                 self._loaded = True
-                found: list[Sequence[int]] = []
-                at = len(texts)
-                for count in counts:
-                    found.append(numbers[at:at + count].tolist())
-                    at += count
-                return found
+                ids, pairs = rest[:total].tolist(), list(zip(rest[total:2 * total], rest[2 * total:]))
+                ends = list(accumulate(counts, initial=0))
+                return ([ids[first:end] for first, end in zip(ends, ends[1:])],
+                        [pairs[first:end] for first, end in zip(ends, ends[1:])])
         raise LimitError(f"the tokenizer of the model needs more than {seconds:g} seconds or {_MEMORY >> 30} GB for "
                          "this text", param="text", hint="Its regular expressions take too many steps; "
                          "mpool.tokenizers.limits.max_tokenizing_seconds raises the limit")

@@ -15,7 +15,7 @@ from ..errors import FileError, FormatError, LimitError
 from ..models.spec import TokenTable
 from . import growth, limits, older_files
 from .gguf_vocab import byte_alphabet
-from .native import Native, call
+from .native import Native, Spans, call
 from .specials import CALL_MARKS, END_OF_TURN, SHOWN, compile_trie
 from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
 
@@ -200,6 +200,40 @@ class JSONTokenizer(Tokenizer):
 
     def _has_no_control(self, ids: Sequence[int]) -> bool:
         return self._control.isdisjoint(token for token in ids if token != self.special.get("unk"))
+
+    def _encode_spans(self, texts: Sequence[str], parse_special: bool) -> list[Spans]:
+        find = self._find_control
+        if parse_special or find is None:
+            return self._native.spans(texts)
+        marked = [find.search(text) is not None for text in texts]
+        found = self._native.spans(["" if has else text for has, text in zip(marked, texts)])
+        return [self._plain_spans(text) if has or (self._normalized_control and not self._has_no_control(one.ids))
+                else one for has, text, one in zip(marked, texts, found)]
+
+    def _plain_spans(self, text: str) -> Spans:
+        """Encode a text that contains texts of control tokens, as plain text, as :meth:`_without_control` does."""
+        ids = self._without_control(text)
+        assert self._plain is not None
+        whole = self._plain.spans([text])[0]
+        if list(whole.ids) == list(ids):
+            return whole
+        starts = [0, *(match.start() + 1 for match in self._find_control.finditer(text))] if self._find_control else [0]
+        parts = [text[first:end] for first, end in zip(starts, [*starts[1:], len(text)])]
+        pairs = [(token, (first + start, end + start)) for start, one in zip(starts, self._plain.spans(parts))
+                 for token, (first, end) in zip(*one) if self._has_no_control((token,))]
+        return Spans([token for token, _ in pairs], [place for _, place in pairs])
+
+    def join_tokens(self, tokens: Sequence[str]) -> str:
+        decoder = self._hf.decoder
+        if decoder is None and self.marks_subwords:  # BERT's classes in transformers add it
+            from tokenizers.decoders import WordPiece
+
+            decoder = WordPiece(prefix=self._hf.model.continuing_subword_prefix)
+        return " ".join(tokens) if decoder is None else call(decoder.decode, list(tokens))
+
+    @property
+    def marks_subwords(self) -> bool:
+        return bool(getattr(self._hf.model, "continuing_subword_prefix", None))
 
     def _encode_parsed(self, text: str, mark: str | None) -> list[int]:
         if mark is None:

@@ -9,7 +9,7 @@ text of a call before the call, and moves tokenizers whose expressions may panic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import InvalidArgument, LimitError, Unsupported
 from . import limits
@@ -33,6 +33,18 @@ _MAX_SQUARED = 3000
 _HARMLESS = Growth()
 #: Characters that are normalised at a time when the length of a normalised text is measured.
 _SLICE = 1 << 19
+
+
+class Spans(NamedTuple):
+    """The tokens of a text with their places.
+
+    Attributes:
+        ids: token ids.
+        offsets: index of the first character of each token in the text, and of the character after its last one.
+    """
+
+    ids: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
 
 
 def call(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
@@ -98,6 +110,17 @@ class Native:
             return self._batch(texts, add_special)
         return [ids for part in self._parts(texts) for ids in self._bounded(part, add_special)]
 
+    def spans(self, texts: Sequence[str]) -> list[Spans]:
+        """Encode texts without special tokens around them. Returns the places of the tokens as well.
+
+        Raises:
+            InvalidArgument, LimitError, UnicodeEncodeError, TypeError: as for :meth:`encode`.
+        """
+        if sum(map(len, texts)) <= self._free:
+            return self._batch_spans(texts)
+        return [one for part in self._parts(texts) for one in (
+            self._batch_spans(part) if self._is_bounded(part) else self._in_process(part, False, True))]
+
     def encode_pair(self, first: str, second: str) -> tokenizers.Encoding:
         """Encode a pair of short texts with special tokens, to find out what the post-processor does.
 
@@ -121,18 +144,32 @@ class Native:
         run = getattr(self.hf, "encode_batch_fast", self.hf.encode_batch)
         return [encoding.ids for encoding in call(run, list(texts), add_special_tokens=add_special)]
 
-    def _bounded(self, texts: Sequence[str], add_special: bool) -> list[Sequence[int]]:
+    def _batch_spans(self, texts: Sequence[str]) -> list[Spans]:
+        # encode_batch_fast computes no offsets
+        return [Spans(encoding.ids, encoding.offsets)
+                for encoding in call(self.hf.encode_batch, list(texts), add_special_tokens=False)]
+
+    def _is_bounded(self, texts: Sequence[str]) -> bool:
+        """Return True if the expressions of the tokenizer take a bounded time on these texts."""
         cost = self._growth.cost
-        if cost is Cost.CONSTANT or cost is Cost.LINEAR and max(map(len, texts)) <= _MAX_SQUARED:
+        return cost is Cost.CONSTANT or cost is Cost.LINEAR and max(map(len, texts)) <= _MAX_SQUARED
+
+    def _bounded(self, texts: Sequence[str], add_special: bool) -> list[Sequence[int]]:
+        if self._is_bounded(texts):
             return self._batch(texts, add_special)
+        return [one.ids for one in self._in_process(texts, add_special, False)]
+
+    def _in_process(self, texts: Sequence[str], add_special: bool, places: bool) -> list[Spans]:
+        """Encode texts in a process of its own. Without ``places``, the offsets are empty."""
         from .isolated import IsolatedTokenizer
 
         if self._isolated is None:
             self._isolated = IsolatedTokenizer(self.hf.to_str(), self.hf.encode_special_tokens)
         try:
-            return self._isolated.encode(texts, add_special)
+            ids, offsets = self._isolated.encode(texts, add_special, places)
         except IsolatedTokenizer.Failed as error:
             raise _failed(str(error)) from None
+        return [Spans(*one) for one in zip(ids, offsets)]
 
     def _parts(self, texts: Sequence[str]) -> Iterator[list[str]]:
         """Split the texts of a call so that each part stays within the limit after normalisation."""
@@ -169,4 +206,4 @@ class Native:
         return total
 
 
-__all__ = ["LONG_TEXT", "Native", "call"]
+__all__ = ["LONG_TEXT", "Native", "Spans", "call"]

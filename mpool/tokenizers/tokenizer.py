@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from .specials import BY_TEXT
 
 if TYPE_CHECKING:
     from .gguf_vocab import GGUFVocab
+    from .native import Spans
+
+T = TypeVar("T")
 
 #: Characters per token to encode when only the first tokens of a long text are needed.
 _HEAD_CHARS_PER_TOKEN = 12
@@ -112,6 +115,19 @@ class Tokenizer:
         """Encode a text and recognise control tokens in it. ``mark`` is removed from the text."""
         raise NotImplementedError
 
+    def _encode_spans(self, texts: Sequence[str], parse_special: bool) -> list[Spans]:
+        """Encode texts without special tokens around them, with the places of the tokens."""
+        raise NotImplementedError
+
+    def join_tokens(self, tokens: Sequence[str]) -> str:
+        """Join texts of tokens to a text, as the decoder of the tokenizer does."""
+        raise NotImplementedError
+
+    @property
+    def marks_subwords(self) -> bool:
+        """True if a token that continues a word has a prefix in the vocabulary, such as ``##`` of WordPiece."""
+        raise NotImplementedError
+
     def token_table(self) -> TokenTable:
         """Return the bytes that each token adds to a text, for streaming in the core.
 
@@ -163,6 +179,11 @@ class Tokenizer:
         if name in self.special:
             return self.special[name]
         return next((token for text in BY_TEXT[name] if (token := self.token_id(text)) is not None), None)
+
+    @property
+    def truncates_left(self) -> bool:
+        """True if truncation removes the beginning of a text."""
+        return self._truncate_left
 
     _truncate_left = False
     _words_independent = False  # the ids of a text's first words do not depend on the words after them
@@ -232,6 +253,16 @@ class Tokenizer:
             rows = iter(bodies)
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
         return Packed(ids, offsets)
+
+    def encode_spans(self, texts: Sequence[str], parse_special: bool = False) -> list[Spans]:
+        """Encode texts without special tokens around them, with the places of the tokens in the texts.
+
+        The places are indices of characters of the given text, not of the normalised one.
+
+        Raises:
+            InvalidArgument: a text is not a string or contains a lone surrogate; the message names its index.
+        """
+        return self._typed(self._encode_spans, list(texts), parse_special)
 
     @property
     def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -398,10 +429,14 @@ class Tokenizer:
             raise _bad_text(text, at) from None
 
     def _encode_many(self, texts: list[str], room: int | None) -> list[Sequence[int]]:
+        if room is not None and self._words_independent and not self._truncate_left:
+            return self._typed(self._encode_heads, texts, room)
+        return self._typed(self._encode_plain, texts)
+
+    def _typed(self, encode: Callable[..., T], texts: list[str], *more: Any) -> T:
+        """Encode texts. If one is not a string or not Unicode text, the error names its index."""
         try:
-            if room is not None and self._words_independent and not self._truncate_left:
-                return self._encode_heads(texts, room)
-            return self._encode_plain(texts)
+            return encode(texts, *more)
         except MpoolError:
             raise
         except (UnicodeEncodeError, TypeError):

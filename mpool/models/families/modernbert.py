@@ -117,10 +117,13 @@ def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 
 def _head(config: Fields) -> Head:
+    return Head(config.str("classifier_pooling", "cls", choices=("cls", "mean")), _token_head(config).layers)
+
+
+def _token_head(config: Fields) -> Head:
     act = activation(config, "classifier_activation", "gelu", ("gelu", "gelu_tanh", "relu", "silu"))
     epsilon = config.number("norm_eps" if "norm_eps" in config else "layer_norm_eps", 1e-5, above=0.0)
-    return Head(config.str("classifier_pooling", "cls", choices=("cls", "mean")),
-                (HeadLayer("head.dense", act, "head.norm", epsilon), HeadLayer("classifier", "identity")))
+    return Head("", (HeadLayer("head.dense", act, "head.norm", epsilon), HeadLayer("classifier", "identity")))
 
 
 ROWS = (
@@ -132,5 +135,5 @@ ROWS = (
         prefixes=("", "model."), read=read_modernbert, tensors=_TENSORS,
         ignored=(r"head\..*", r"decoder\..*", r"classifier\..*"),
         epsilon="attention.layer_norm_epsilon", rope=True, activation="gelu", complete=complete, head=_head,
-        gguf_head="gelu"),
+        token_head=_token_head, gguf_head="gelu"),
 )

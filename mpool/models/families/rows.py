@@ -113,10 +113,10 @@ class HeadLayer:
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a sequence classifier.
+    """The head of a sequence classifier, or of a token classifier.
 
     Attributes:
-        pooling: pooling of the hidden states, ``"cls"`` or ``"mean"``.
+        pooling: pooling of the hidden states, ``"cls"`` or ``"mean"``; for a token classifier, empty.
         layers: linear layers in the order of computation.
     """
 
@@ -148,6 +148,8 @@ class Architecture:
             the keys of the file, the name of the architecture in the file, and the hyper-parameters.
         handled: GGUF keys that ``complete`` reads, without the name of the architecture.
         head: function that reads the head of the family's ForSequenceClassification classes from config.json.
+        token_head: function that reads the head of the ForTokenClassification classes of a family with ``head``; None:
+            one linear layer named ``classifier``.
         gguf_head: activation in the head of rerankers in GGUF files; None: such rerankers are not supported.
         remote: True if the models are published with Python code of their own. mpool reimplements that code and never
             runs it.
@@ -174,6 +176,7 @@ class Architecture:
     complete: Callable[[Fields, str, dict[str, Value]], None] | None = None
     handled: frozenset[str] = frozenset()
     head: Callable[[Fields], Head] | None = None
+    token_head: Callable[[Fields], Head] | None = None
     gguf_head: str | None = None
     remote: bool = False
     partial_rope: bool = False

@@ -101,10 +101,11 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     embedding = generation_settings = None
     lower_case = False
     end_ids: tuple[int, ...] = ()
-    head = None
+    head = token_head = None
     if row.capability == "text_embedding" and special is None and len(module_folders) < 2 and (
             module_folders or not folder.has(layout.MODULES_NAME)):
         head = scoring.find_head(row, config, entries, entry_paths[0], bool(module_folders))
+        token_head = scoring.find_token_head(row, config, entries, entry_paths[0]) if head is None else None
     if len(module_folders) == 2:
         rows, answering = scoring.read_decoder(module_folders, config, tensors, entries, kv)
         tensors += rows
@@ -127,6 +128,14 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
             hidden_size=size["D"], output_size=labels, pooling=(layers.pooling,), normalize=False, scores=labels == 1,
             score_activation=scoring.score_activation(folder, config) if labels == 1 else "identity",
             classifier=scoring.read_classifier(config, labels))
+    elif token_head is not None:
+        layers, labels = token_head
+        tensors += scoring.read_token_head(layers, labels, entries, entry_paths, size["D"], kv)
+        embedding = EmbeddingSettings(
+            max_tokens=sentence_folder.max_tokens(sentence_folder.ModuleSettings(encoder), tokenizer_config.values,
+                                                  size["P"]),
+            hidden_size=size["D"], output_size=labels, normalize=False,
+            token_labels=scoring.label_names(config, labels))
     elif row.capability == "text_embedding" and special is not None:
         heads = hf_embedding.Tensors(paths, tensors)
         embedding, lower_case = hf_embedding.read(special, row, config, entries, entry_paths, size, kv, heads,

@@ -1,4 +1,4 @@
-"""Readers of the heads of sequence classifiers and rerankers.
+"""Readers of the heads of sequence classifiers, token classifiers and rerankers.
 
 A sequence classifier is an encoder with a head that pools the first token (or all tokens) and applies linear layers.
 The C core computes the head as a pooling with dense layers, so the logits are an embedding whose size is the number of
@@ -6,6 +6,9 @@ labels. The layers of the head are in the row of the family. A classifier with o
 pairs of texts. The folder names the activation of its score, as for sentence-transformers' CrossEncoder
 (https://sbert.net/docs/cross_encoder/usage/usage.html); the default is the logistic function. The core returns logits,
 and Python applies the activation (:mod:`mpool.tasks.rerank`).
+
+A token classifier is an encoder with linear layers on the hidden state of each token, which the C core computes as its
+row head.
 
 Other rerankers are language models whose prompt asks if a document answers a query (Qwen3-Reranker, arXiv:2506.05176).
 The score is the difference of the logits of two tokens, such as yes and no, after the prompt. The core computes it as
@@ -20,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from ...errors import FormatError, LimitError, Unsupported
 from .. import layout
 from ..architectures import check_shape, missing
-from ..families import Architecture, Head
+from ..families import Architecture, Head, HeadLayer
 from ..fields import Fields
 from ..files import Folder
 from ..json_strict import shorten
@@ -94,7 +97,29 @@ def find_head(row: Architecture, config: Fields, tensors: Mapping[str, TensorEnt
                               "supports those of the class ForSequenceClassification")
         return None
     found = row.head(config)
-    name = f"{found.layers[-1].name}.weight"
+    return found, _count_labels(found, tensors, file)
+
+
+def find_token_head(row: Architecture, config: Fields, tensors: Mapping[str, TensorEntry],
+                    file: str) -> tuple[Head, int] | None:
+    """Return the head of a token classifier and its number of labels; None if the folder has no such head.
+
+    Args:
+        row, config, tensors, file: as for :func:`find_head`.
+
+    Raises:
+        FormatError, LimitError: as for :func:`find_head`.
+    """
+    classes = config.list("architectures", [], of=str, limit=16)
+    if row.head is None or not any(name.endswith("ForTokenClassification") for name in classes):
+        return None
+    found = Head("", (HeadLayer("classifier", "identity"),)) if row.token_head is None else row.token_head(config)
+    return found, _count_labels(found, tensors, file)
+
+
+def _count_labels(head: Head, tensors: Mapping[str, TensorEntry], file: str) -> int:
+    """Return the number of rows of the last layer of a head."""
+    name = f"{head.layers[-1].name}.weight"
     last = tensors.get(name)
     if last is None:
         raise missing([name], file=file)
@@ -102,7 +127,7 @@ def find_head(row: Architecture, config: Fields, tensors: Mapping[str, TensorEnt
         raise FormatError(file=file, field=f"shape of {name}", got=list(last.shape), allowed="a row per label")
     if last.shape[0] > MAX_LABELS:
         raise LimitError(f"{file}: {name} has {last.shape[0]:,} rows, one per label; the limit is {MAX_LABELS:,}")
-    return found, last.shape[0]
+    return last.shape[0]
 
 
 def read_classifier(config: Fields, labels: int) -> ClassifierSettings:
@@ -116,7 +141,7 @@ def read_classifier(config: Fields, labels: int) -> ClassifierSettings:
         FormatError: ``id2label`` does not name each label once, ``num_labels`` or ``label2id`` contradicts the number
             of labels, or ``problem_type`` has an unknown value.
     """
-    names = _label_names(config, labels)
+    names = label_names(config, labels)
     problem = config.str("problem_type", None, choices=_PROBLEMS)
     if problem == "regression":
         activation = "none"
@@ -127,8 +152,12 @@ def read_classifier(config: Fields, labels: int) -> ClassifierSettings:
                               next((at for name, at in ids.items() if name.lower().startswith("entail")), None))
 
 
-def _label_names(config: Fields, labels: int) -> tuple[str, ...]:
-    """Return the names in ``id2label``; without it, those of transformers (LABEL_0, LABEL_1, ...)."""
+def label_names(config: Fields, labels: int) -> tuple[str, ...]:
+    """Return the names in ``id2label``; without it, those of transformers (LABEL_0, LABEL_1, ...).
+
+    Raises:
+        FormatError: as for :func:`read_classifier`.
+    """
     table = config.section("id2label", None)
     if table is None:
         count = config.int("num_labels", labels)
@@ -179,14 +208,28 @@ def read_head(head: Head, labels: int, tensors: Mapping[str, TensorEntry], paths
         FormatError: a tensor is missing or has a wrong shape.
     """
     kv["mpool.pooling"], kv["mpool.normalize"] = [head.pooling], False
-    kv["mpool.dense_count"] = len(head.layers)
+    return _read_layers("dense", head, labels, tensors, paths, hidden, kv)
+
+
+def read_token_head(head: Head, labels: int, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...], hidden: int,
+                    kv: dict[str, Value]) -> list[TensorEntry]:
+    """Read a head as the core's row head. Arguments, result and errors are those of :func:`read_head`."""
+    kv |= {"mpool.pooled": False, "mpool.pooling": ["mean"], "mpool.normalize": False, "mpool.dense_count": 0,
+           "mpool.rows_normalize": False}
+    return _read_layers("rows", head, labels, tensors, paths, hidden, kv)
+
+
+def _read_layers(chain: str, head: Head, labels: int, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...],
+                 hidden: int, kv: dict[str, Value]) -> list[TensorEntry]:
+    """Read the layers of a head as the core's chain of dense layers with the given name."""
+    kv[f"mpool.{chain}_count"] = len(head.layers)
     found: list[TensorEntry] = []
     for number, layer in enumerate(head.layers):
         out = hidden if number < len(head.layers) - 1 else labels
         wanted = {f"{layer.name}.weight": ("weight", (out, hidden)), f"{layer.name}.bias": ("bias", (out,))}
         if layer.norm:
             wanted |= {f"{layer.norm}.weight": ("norm.weight", (out,)), f"{layer.norm}.bias": ("norm.bias", (out,))}
-            kv[f"mpool.dense.{number}.norm_epsilon"] = layer.epsilon
+            kv[f"mpool.{chain}.{number}.norm_epsilon"] = layer.epsilon
         for name, (short, shape) in wanted.items():
             entry = tensors.get(name)
             if entry is None:
@@ -195,9 +238,9 @@ def read_head(head: Head, labels: int, tensors: Mapping[str, TensorEntry], paths
                 continue
             check_shape(entry, shape, paths[entry.file])
             safetensors_header.require_weight_dtype(entry, paths[entry.file])
-            found.append(TensorEntry(f"dense.{number}.{short}", entry.dtype, entry.shape, entry.file, entry.offset,
+            found.append(TensorEntry(f"{chain}.{number}.{short}", entry.dtype, entry.shape, entry.file, entry.offset,
                                      entry.nbytes))
-        kv[f"mpool.dense.{number}.activation"] = layer.activation
+        kv[f"mpool.{chain}.{number}.activation"] = layer.activation
     return found
 
 

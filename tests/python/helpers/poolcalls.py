@@ -79,6 +79,12 @@ WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = 
                                                                   **o).result()),
     "aio.classify": ("ranker", lambda pool, model, o: asyncio.run(awaited(aio.classify([("a", "b")], model, pool=pool,
                                                                                        **o)))),
+    "classify_tokens": ("tagger", lambda pool, model, o: pool.classify_tokens(["b", "c"], model, **o)),
+    "Model.classify_tokens": ("tagger", lambda pool, model, o: pool.get(model).classify_tokens("b", **o)),
+    "submit spans": ("tagger", lambda pool, model, o: pool.submit("text_embedding", texts="a", output="spans",
+                                                                  model=model, **o).result()),
+    "aio.classify_tokens": ("tagger", lambda pool, model, o: asyncio.run(awaited(aio.classify_tokens(
+        ["a", "b"], model, pool=pool, **o)))),
     "embed_sparse": ("m3", lambda pool, model, o: pool.embed_sparse(["a", "b"], model, **o)),
     "Model.embed_sparse": ("m3", lambda pool, model, o: pool.get(model).embed_sparse("a", **o)),
     "aio.embed_sparse": ("m3", lambda pool, model, o: asyncio.run(awaited(aio.embed_sparse(["a", "b"], model, pool=pool,
