@@ -1,4 +1,4 @@
-"""``mpool classify``: label texts."""
+"""``mpool classify``: label texts, or with ``--tokens`` parts of texts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from .common import for_output, make_pool, print_json, say, texts_of
 
 #: Number of texts that are classified at once, without and with labels of the command line.
 _BATCH, _BATCH_PAIRS = 256, 1024
+#: Arguments that apply only with ``--tokens``.
+_OF_TOKENS = ("aggregation", "stride")
 
 
 def classify(arguments: argparse.Namespace) -> int:
     """Run ``mpool classify``. Blank lines are no texts."""
     from ..errors import InvalidArgument
 
+    if arguments.tokens:
+        return _classify_tokens(arguments)
+    for name in _OF_TOKENS:
+        if hasattr(arguments, name):
+            raise InvalidArgument(f"--{name} needs --tokens", param=name)
     if arguments.top_k is not None and arguments.top_k < 1:  # before the model is loaded
         raise InvalidArgument(param="top_k", got=str(arguments.top_k), allowed="1 or more")
     options: dict[str, Any] = {"compute": arguments.compute, "truncate": not arguments.no_truncate}
@@ -45,6 +52,40 @@ def classify(arguments: argparse.Namespace) -> int:
                                  "results": [{"label": each.label, "score": each.score} for each in one]})
                 else:
                     _print(text, one, arguments)
+    if not seen:
+        raise InvalidArgument("at least one text is required, got none")
+    if arguments.json:
+        print_json(rows)
+    return 0
+
+
+def _classify_tokens(arguments: argparse.Namespace) -> int:
+    """Run ``mpool classify --tokens``. Blank lines are no texts."""
+    from ..errors import InvalidArgument
+
+    for name, option in (("pair", "--pair"), ("labels", "--labels"), ("top_k", "--top-k"), ("template", "--template"),
+                         ("multi_label", "--multi-label"), ("function_to_apply", "--function-to-apply")):
+        if getattr(arguments, name, None) is not None:
+            raise InvalidArgument(f"{option} and --tokens exclude each other", param=name)
+    options = {name: getattr(arguments, name) for name in _OF_TOKENS if hasattr(arguments, name)}
+    options = {"aggregation": "simple", **options, "compute": arguments.compute, "truncate": not arguments.no_truncate}
+    lines = ((line, text) for line, text in enumerate(texts_of(arguments), 1) if text.strip())
+    rows: list[dict[str, Any]] = []
+    seen = False
+    with make_pool(arguments) as pool:
+        model = pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
+        while part := list(itertools.islice(lines, _BATCH)):
+            seen = True
+            for (line, text), spans in zip(part, model.classify_tokens([text for _, text in part], progress=False,
+                                                                       **options)):
+                if arguments.json:
+                    rows.append({"line": line, "text": text, "spans": [
+                        {"label": one.label, "score": one.score, "start": one.start, "end": one.end, "word": one.word}
+                        for one in spans]})
+                    continue
+                for one in spans:
+                    say(f"{line}:{one.start}-{one.end}  {one.score:.4f} {for_output(one.label, sys.stdout)}  "
+                        f"{for_output(text[one.start:one.end], sys.stdout)}")
     if not seen:
         raise InvalidArgument("at least one text is required, got none")
     if arguments.json:

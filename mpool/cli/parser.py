@@ -213,6 +213,13 @@ def _classify(command: argparse.ArgumentParser) -> None:
                               "ForSequenceClassification")
     _pool(command)
     command.add_argument("--pair", metavar="TEXT", help="second text of a pair with each text")
+    command.add_argument("--tokens", action="store_true",
+                         help="label parts of the texts (names, parts of speech) with a token classifier, whose "
+                              "config.json names a class ForTokenClassification")
+    command.add_argument("--aggregation", default=unset, choices=_options.AGGREGATIONS,
+                         help="with --tokens: how labels of tokens become labels of parts (default: simple)")
+    command.add_argument("--stride", type=int, default=unset, metavar="N",
+                         help="with --tokens: cut longer texts into windows that overlap by N tokens")
     command.add_argument("--labels", metavar="A,B", help="labels for zero-shot classification, separated by commas")
     command.add_argument("--template", default=unset, metavar="TEXT",
                          help=f"hypothesis of a label, with {{}} for its name (default: {_options.TEMPLATE})")

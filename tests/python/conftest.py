@@ -165,6 +165,14 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small token classifier."""
+    import tokenclassifiers
+
+    return tokenclassifiers.make_token_classifier(tmp_path_factory.mktemp("tagger") / "model", "bert")
+
+
+@pytest.fixture(scope="session")
 def m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small model with dense, sparse and token vectors, as BGE-M3."""
     import retrievalmodels

@@ -30,7 +30,7 @@ mpool.cli  mpool.errors  2  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
-mpool.cli.classifying  mpool.errors  1  start-up
+mpool.cli.classifying  mpool.errors  2  start-up
 mpool.cli.common  mpool.config  1  start-up
 mpool.cli.common  mpool.errors  2  start-up
 mpool.cli.common  mpool.models  1  start-up
@@ -170,6 +170,7 @@ mpool.tasks.requests  mpool.tasks.outputs  1  start-up
 mpool.tasks.requests  mpool.tasks.rerank  1  start-up
 mpool.tasks.requests  mpool.tasks.text_to_image  1  start-up
 mpool.tasks.requests  mpool.tasks.text_to_text  2  start-up
+mpool.tasks.requests  mpool.tasks.token_classification  1  start-up
 mpool.tasks.requests  mpool.tasks.verbs  1  start-up
 mpool.tasks.requests  mpool.tasks.vision  2  start-up
 mpool.tasks.running  mpool.tasks.async_streams  1  start-up
@@ -194,6 +195,7 @@ mpool.tokenizers.gguf_build  tokenizers  6  start-up
 mpool.tokenizers.gguf_part  mpool.tokenizers.gguf_build  1  start-up
 mpool.tokenizers.gguf_part  tokenizers  1  start-up
 mpool.tokenizers.json_tokenizer  tokenizers  2  start-up
+mpool.tokenizers.json_tokenizer  tokenizers.decoders  1  start-up
 mpool.tokenizers.native  mpool.tokenizers.isolated  1  start-up
 mpool.tokenizers.native  tokenizers  1  start-up
 mpool.tokenizers.older_files  tokenizers  3  start-up

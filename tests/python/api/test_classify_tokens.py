@@ -66,7 +66,7 @@ class Pipeline:
             with torch.no_grad():
                 self.seen[text, stride] = [self.made._forward(part) for part in self.made.preprocess(text, **before)]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the fallback for vocabularies without words
+            warnings.simplefilter("ignore")  # for vocabularies without words, it warns of its fallback
             return self.made.postprocess(self.seen[text, stride], **after)
 
 

@@ -69,7 +69,7 @@ def test_call_options_reach_the_core_from_every_function(way: str, request: pyte
                 single = way in ("embed", "submit embed", "Model.embed", "aio.embed", "Model.batch_embed",
                                  "embed_image", "submit images", "Model.embed_image", "aio.embed_image", "Model.rerank",
                                  "Model.classify", "submit texts", "aio.classify", "Model.embed_sparse",
-                                 "Model.embed_tokens", "Model.embed_all")
+                                 "Model.embed_tokens", "Model.embed_all", "Model.classify_tokens", "submit spans")
                 assert one["service_class"] == (0 if single else 1)
         row = next(row for row in pool.registry.entries())
         assert row["keep_alive"] == pytest.approx(120)

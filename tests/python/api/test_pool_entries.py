@@ -59,6 +59,7 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool rerank": ("ranker", lambda pool, model, o: _command("rerank", "--model", model, "a", "b")),
     "mpool.classify": ("ranker", _default(lambda model, o: mpool.classify("b", model, **o))),
     "mpool classify": ("ranker", lambda pool, model, o: _command("classify", "--model", model, "a", "b")),
+    "mpool.classify_tokens": ("tagger", _default(lambda model, o: mpool.classify_tokens("b", model, **o))),
     "mpool search": ("bert", lambda pool, model, o: _command("search", "--model", model, "a", "b")),
     "mpool generate-image": ("flux", lambda pool, model, o: _generated("--model", model, "--width", str(SMALL["width"]),
                                                                    "--height", str(SMALL["height"]), "a")),
@@ -81,12 +82,12 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
 }
 #: Public functions that compute, by module or class. All others must be in OTHERS.
-COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "classify", "generate", "generate_image", "chat",
-                      "submit", "check", "vision", "describe_image", "describe_url"},
-            "aio": {"embed", "embed_iter", "embed_image", "rerank", "classify", "generate", "generate_image", "chat",
-                    "vision", "describe_image", "describe_url"},
-            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify", "generate",
-                      "generate_image", "chat", "vision"}}
+COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
+                      "generate_image", "chat", "submit", "check", "vision", "describe_image", "describe_url"},
+            "aio": {"embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
+                    "generate_image", "chat", "vision", "describe_image", "describe_url"},
+            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens",
+                      "generate", "generate_image", "chat", "vision"}}
 #: Forms of requests for several outputs: test_parity_retrieval.py calls each.
 OUTPUTS = ("embed_sparse", "embed_tokens", "embed_all")
 OTHERS = {"mpool": {*OUTPUTS,
@@ -203,7 +204,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
 
 @pytest.fixture(scope="module")
 def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llava: Path, m3: Path,
-             tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
+             tagger: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
     """Models for which an input gives NaN: kind -> folder, token."""
     from safetensors.numpy import load_file, save_file
 
@@ -220,6 +221,7 @@ def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llav
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         found[kind] = str(folder), token
     for kind, source, name in (("dino", dino, "layernorm.bias"), ("ranker", ranker, "classifier.bias"),
+                               ("tagger", tagger, "classifier.bias"),
                                ("m3", m3, "encoder.layer.1.output.LayerNorm.bias")):
         folder = tmp_path_factory.mktemp("poisoned") / kind
         shutil.copytree(source, folder)
@@ -269,6 +271,8 @@ def test_an_open_breaker_refuses_every_function(name: str, pool: mpool.Pool, poi
             pool.embed_image(IMAGE, folder)
         elif kind == "ranker":
             pool.rerank("a", ["b"], folder)
+        elif kind == "tagger":
+            pool.classify_tokens("a", folder)
         elif kind == "m3":
             pool.embed_all("a", folder)
         elif kind == "llava":

@@ -79,3 +79,33 @@ def test_the_model_is_required_and_a_misspelt_command_is_found(capsys: pytest.Ca
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2 and part in capsys.readouterr().err
+
+
+# ---- tokens ----------------------------------------------------------------------------------------------------------
+
+def test_tokens(tagger: Path, folder: str, capsys: pytest.CaptureFixture[str],
+                monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spans of the library, with offsets into the line."""
+    lines = ["Zoë's cat sleeps", "", "a dog runs far " * 9]
+    for options in ({}, {"aggregation": "average", "stride": 5}, {"aggregation": "none"}):
+        want = mpool.classify_tokens([lines[0], lines[2]], tagger, **{"aggregation": "simple", **options})
+        given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+        found = printed(capsys, "--tokens", "-m", str(tagger), "--json", *given)
+        assert [row["line"] for row in found] == [1, 3]
+        assert [[tuple(span.values()) for span in row["spans"]] for row in found] == [
+            [(one.label, one.score, one.start, one.end, one.word) for one in spans] for spans in want]
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+        assert printed(capsys, "--tokens", "-m", str(tagger), *given) == "".join(
+            f"{line}:{one.start}-{one.end}  {one.score:.4f} {one.label}  {lines[line - 1][one.start:one.end]}\n"
+            for line, spans in zip((1, 3), want) for one in spans)
+    for arguments, part in ((["x", "--tokens", "-k", "2"], "--top-k and --tokens exclude each other"),
+                            (["x", "--tokens", "--multi-label"], "--multi-label and --tokens exclude each other"),
+                            (["x", "--stride", "2"], "--stride needs --tokens"),
+                            (["x", "--tokens", "--stride", "-1"], "--stride must be 0 or more"),
+                            ([" ", "--tokens"], "at least one text is required"),
+                            (["x"], "Use mpool.classify_tokens(texts, model)")):
+        assert main(["classify", "-m", str(tagger), *arguments]) == 1
+        assert part in capsys.readouterr().err
+    assert main(["classify", "-m", folder, "x", "--tokens"]) == 1
+    assert "not a token classifier" in capsys.readouterr().err

@@ -214,15 +214,17 @@ class PageRun:
 
 
 def write_substitutes(folder: Path) -> None:
-    """Write tiny random models with the folder names used in pages: cross-encoders, a model of several kinds of
-    vectors, and a chat model with tools."""
+    """Write tiny random models with the folder names used in pages: cross-encoders, classifiers, a model of several
+    kinds of vectors, and a chat model with tools."""
     from docmodels import chat_model, cross_encoder
     from retrievalmodels import write_bge_m3
+    from tokenclassifiers import make_token_classifier
 
     cross_encoder(folder / "ms-marco-MiniLM-L6-v2")
     cross_encoder(folder / "sentiment", ("negative", "neutral", "positive"))
     cross_encoder(folder / "nli", ("contradiction", "neutral", "entailment"))
     write_bge_m3(folder / "bge-m3")
+    make_token_classifier(folder / "ner", "bert")
     chat_model(folder / "Qwen2.5-0.5B-Instruct")
 
 
