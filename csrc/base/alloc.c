@@ -52,6 +52,12 @@ static header *header_of(void *memory) {
 
 void mp_alloc_prefer_node(int node) { preferred_node = node; }
 
+/* Must precede the first write to a page. */
+static void prefer(void *memory, size_t bytes, mp_tag tag) {
+    if (preferred_node >= 0 && (tag == MP_TAG_KV || tag == MP_TAG_SCRATCH))
+        mp_sys_prefer_node(memory, bytes, preferred_node);
+}
+
 void *mp_alloc(size_t bytes, mp_tag tag) {
     assert((unsigned)tag < MP_TAG_COUNT);
     size_t total;
@@ -60,8 +66,7 @@ void *mp_alloc(size_t bytes, mp_tag tag) {
     header *head = mp_sys_alloc(total, ALIGNMENT);
     if (!head)
         return NULL;
-    if (preferred_node >= 0 && (tag == MP_TAG_KV || tag == MP_TAG_SCRATCH)) /* must precede the first write to a page */
-        mp_sys_prefer_node(head, total, preferred_node);
+    prefer(head, total, tag);
     *head = (header){.bytes = bytes, .tag = (uint32_t)tag, .mark = LIVE};
     MP_GUARD(head, HEADER);
     atomic_fetch_add_explicit(&live[tag].bytes, bytes, memory_order_relaxed);
@@ -94,6 +99,23 @@ void *mp_realloc(void *memory, size_t bytes, mp_tag tag) {
     memcpy(moved, memory, old < bytes ? old : bytes);
     mp_free(memory);
     return moved;
+}
+
+void *mp_region_alloc(size_t bytes, mp_tag tag) {
+    assert((unsigned)tag < MP_TAG_COUNT && bytes > 0 && bytes % MP_HUGE_PAGE == 0);
+    void *region = mp_sys_alloc(bytes, MP_HUGE_PAGE);
+    if (!region)
+        return NULL;
+    prefer(region, bytes, tag);
+    mp_sys_advise(region, bytes, MP_ADVISE_HUGE);
+    mp_alloc_count(tag, (int64_t)bytes);
+    return region;
+}
+
+void mp_region_free(void *region, size_t bytes, mp_tag tag) {
+    MP_UNGUARD(region, bytes);
+    mp_alloc_count(tag, -(int64_t)bytes);
+    mp_sys_free(region, bytes);
 }
 
 char *mp_strdup(const char *text, mp_tag tag) {

@@ -331,14 +331,15 @@ bool mp_sys_set_affinity(const mp_cpu_set *cpus) { return SYS(set_affinity)(cpus
  * raises its mmap threshold at run time and would keep freed blocks of up to 32 MB. Sanitizers need malloc for their
  * red zones. */
 static const size_t MAPPED_FROM = 256 * 1024;
-static const size_t HUGE_PAGE = 2 * 1024 * 1024;
 
 static bool is_mapped(size_t bytes) { return !MP_SANITIZED && bytes >= MAPPED_FROM; }
 
 static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 
-static void *map_anonymous(size_t bytes) {
-    size_t page = page_size(), slack = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : 0, whole;
+/* Large blocks start at a huge-page boundary, so that MP_ADVISE_HUGE can use whole huge pages. */
+static void *map_anonymous(size_t bytes, size_t alignment) {
+    size_t page = page_size(), whole;
+    size_t slack = alignment > page || bytes >= 2 * (size_t)MP_HUGE_PAGE ? MP_HUGE_PAGE : 0;
     if (__builtin_add_overflow(bytes, page - 1, &whole))
         return NULL;
     whole &= ~(page - 1);
@@ -349,7 +350,6 @@ static void *map_anonymous(size_t bytes) {
         return NULL;
     if (!slack)
         return map;
-    /* Large blocks start at a huge-page boundary, so that MP_ADVISE_HUGE can use whole huge pages. */
     size_t head = (size_t)(-(uintptr_t)map & (slack - 1));
     if (head)
         munmap(map, head);
@@ -359,8 +359,8 @@ static void *map_anonymous(size_t bytes) {
 }
 
 static void *real_alloc(size_t bytes, size_t alignment) {
-    if (is_mapped(bytes) && alignment <= page_size())
-        return map_anonymous(bytes);
+    if (is_mapped(bytes) && alignment <= MP_HUGE_PAGE)
+        return map_anonymous(bytes, alignment);
     void *memory = NULL;
     return posix_memalign(&memory, alignment, bytes ? bytes : 1) == 0 ? memory : NULL;
 }

@@ -85,7 +85,8 @@ void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void mp_unpark_all(_Atomic uint32_t *word);
 
 /* --- raw memory; use base/alloc.h instead --- */
-void *mp_sys_alloc(size_t bytes, size_t alignment); /* NULL when refused; not zeroed */
+enum { MP_HUGE_PAGE = 2 << 20 }; /* bytes of a huge page on x86-64, and on ARM with pages of 4 KiB */
+void *mp_sys_alloc(size_t bytes, size_t alignment); /* NULL when refused; not zeroed; alignment: at most MP_HUGE_PAGE */
 void mp_sys_free(void *memory, size_t bytes);        /* bytes: as passed to mp_sys_alloc */
 /* True when mp_sys_alloc fills a block of this size with zeros. */
 bool mp_sys_alloc_is_zero(size_t bytes);

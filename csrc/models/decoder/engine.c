@@ -749,7 +749,7 @@ static void engine_destroy(mp_engine *base) {
 /* Excludes the draft indexes of running sequences. */
 static uint64_t engine_bytes(const mp_engine *base) {
     const mp_text_engine *engine = (const mp_text_engine *)base;
-    return engine->charged + engine->cache.kv.bytes + engine->drafter.cache.kv.bytes +
+    return engine->charged + mp_kv_charged(&engine->cache.kv) + mp_kv_charged(&engine->drafter.cache.kv) +
            mp_decoder_images_bytes(&engine->images);
 }
 

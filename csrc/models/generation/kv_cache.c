@@ -11,6 +11,8 @@ void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget)
     /* never 0: a block in use has memory even if all layers are windowed */
     cache->block_bytes = group->layers > 0 ? (size_t)group->layers * layer : MP_KV_BLOCK;
     cache->window_bytes = (size_t)group->window_layers * layer;
+    mp_kv_arena_init(&cache->of_blocks, cache->block_bytes, budget);
+    mp_kv_arena_init(&cache->of_windows, cache->window_bytes, budget);
 }
 
 static void drop_tables(mp_kv_cache *cache) {
@@ -28,34 +30,18 @@ static void drop_tables(mp_kv_cache *cache) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static mp_status make(mp_kv_cache *cache, size_t bytes, void **memory, mp_error *error) {
-    if (!mp_budget_take(cache->budget, bytes))
-        return mp_fail_memory(error, bytes, "a KV block");
-    *memory = mp_alloc(bytes, MP_TAG_KV);
-    if (!*memory) {
-        mp_budget_give(cache->budget, bytes);
-        return mp_fail_memory(error, bytes, "a KV block");
-    }
-    cache->bytes += bytes;
-    return MP_OK;
-}
-
-static void unmake(mp_kv_cache *cache, void *memory, size_t bytes) {
-    mp_free(memory);
-    mp_budget_give(cache->budget, bytes);
-    cache->bytes -= bytes;
-}
-
 void mp_kv_deinit(mp_kv_cache *cache) {
     for (uint32_t i = 0; i < cache->blocks; i++) {
         if (cache->memory[i])
-            unmake(cache, cache->memory[i], cache->block_bytes);
+            mp_kv_arena_give(&cache->of_blocks, cache->memory[i]);
         if (cache->window_bytes && cache->window_memory[i])
-            unmake(cache, cache->window_memory[i], cache->window_bytes);
+            mp_kv_arena_give(&cache->of_windows, cache->window_memory[i]);
     }
     while (cache->spare_count > 0)
-        unmake(cache, cache->spare[--cache->spare_count], cache->window_bytes);
+        mp_kv_arena_give(&cache->of_windows, cache->spare[--cache->spare_count]);
     drop_tables(cache);
+    mp_kv_arena_deinit(&cache->of_blocks);
+    mp_kv_arena_deinit(&cache->of_windows);
 }
 
 static bool grow_list(uint32_t **list, uint32_t capacity) {
@@ -114,10 +100,10 @@ static mp_status take_block(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
         return MP_OK;
     }
     void *memory;
-    MP_TRY(make(cache, cache->block_bytes, &memory, error));
+    MP_TRY(mp_kv_arena_take(&cache->of_blocks, &memory, error));
     mp_status status = empty_id(cache, id, error);
     if (status != MP_OK) {
-        unmake(cache, memory, cache->block_bytes);
+        mp_kv_arena_give(&cache->of_blocks, memory);
         return status;
     }
     cache->memory[*id] = memory;
@@ -129,7 +115,7 @@ static mp_status add_window(mp_kv_cache *cache, uint32_t id, mp_error *error) {
     if (cache->spare_count > 0)
         *part = cache->spare[--cache->spare_count];
     else
-        MP_TRY(make(cache, cache->window_bytes, part, error));
+        MP_TRY(mp_kv_arena_take(&cache->of_windows, part, error));
     memset(*part, 0, cache->window_bytes);
     cache->seen[id] = 1;
     return MP_OK;
@@ -177,25 +163,27 @@ void mp_kv_give(mp_kv_cache *cache, uint32_t id) {
 }
 
 size_t mp_kv_release(mp_kv_cache *cache) {
-    if (cache->spare_count > 0) {
-        unmake(cache, cache->spare[--cache->spare_count], cache->window_bytes);
-        return cache->window_bytes;
+    size_t bytes = 0;
+    while (bytes == 0 && cache->spare_count > 0)
+        bytes = mp_kv_arena_give(&cache->of_windows, cache->spare[--cache->spare_count]);
+    while (bytes == 0 && cache->free_count > 0) {
+        const uint32_t id = cache->free_ids[--cache->free_count];
+        bytes = mp_kv_arena_give(&cache->of_blocks, cache->memory[id]);
+        cache->memory[id] = NULL;
+        cache->empty_ids[cache->empty_count++] = id;
     }
-    if (cache->free_count == 0)
-        return 0;
-    uint32_t id = cache->free_ids[--cache->free_count];
-    unmake(cache, cache->memory[id], cache->block_bytes);
-    cache->memory[id] = NULL;
-    cache->empty_ids[cache->empty_count++] = id;
-    return cache->block_bytes;
+    return bytes;
 }
 
 uint64_t mp_kv_trim(mp_kv_cache *cache) {
     uint64_t bytes = 0;
     for (size_t more; (more = mp_kv_release(cache)) > 0;)
         bytes += more;
-    if (cache->empty_count == cache->blocks)
+    if (cache->empty_count == cache->blocks) {
         drop_tables(cache);
+        mp_kv_arena_deinit(&cache->of_blocks);
+        mp_kv_arena_deinit(&cache->of_windows);
+    }
     return bytes;
 }
 

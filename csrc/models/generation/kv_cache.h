@@ -10,14 +10,14 @@
  * sequences that see a window part; `references` counts the references to the block. The argument `layer` counts the
  * full layers first, then the window layers.
  *
- * Memory is charged to the budget when it is allocated. Free blocks and unused window parts keep their memory for reuse
- * until mp_kv_release. One thread at a time. generation/prefix_cache.h owns this cache and finds blocks by their
- * contents. */
+ * Blocks and window parts lie in regions of huge pages (generation/kv_arena.h), which are charged to the budget as a
+ * whole. Free blocks and unused window parts keep their memory for reuse until mp_kv_release. One thread at a time.
+ * generation/prefix_cache.h owns this cache and finds blocks by their contents. */
 #ifndef MP_MODELS_GENERATION_KV_CACHE_H
 #define MP_MODELS_GENERATION_KV_CACHE_H
 
-#include "base/alloc.h"
 #include "kernels/kernels.h"
+#include "models/generation/kv_arena.h"
 
 /* Returns the type of keys and values: bytes if the caller asked for them; otherwise fp32 for models that compute in
  * fp32 only, and integers of 13 bits (keys) and 12 bits (values) for all others. */
@@ -42,9 +42,9 @@ typedef struct mp_kv_cache {
     size_t k_bytes, v_bytes; /* bytes of the keys, and of the values, of one layer and head in a block */
     size_t block_bytes, window_bytes; /* bytes of a block without its window part, and of the window part; 0 = no window
                                        * part */
-    uint64_t bytes;                   /* charged to the budget */
     mp_budget *budget;
-    void **memory;        /* [blocks] */
+    mp_kv_arena of_blocks, of_windows; /* memory of the blocks, and of the window parts */
+    void **memory;                     /* [blocks] */
     uint32_t *references; /* [blocks]; 0 = free */
     void **window_memory; /* [blocks]; NULL = released. Without window layers, this list, `seen` and `spare` are NULL */
     uint32_t *seen;       /* [blocks] number of sequences whose sliding window reaches the window part */
@@ -67,13 +67,18 @@ void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; the las
  * `from` to block `id`, which must have none. `seen` must be 0 for each of these blocks. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id);
 void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id);
-/* Returns the memory of an unused window part, or else of a free block, to the budget and to the system. (Each part or
- * block is a separate allocation, from 256 KiB on a separate mapping.) Returns the bytes released; 0 if there was
- * nothing to release. */
+/* Gives unused window parts, or else free blocks, back to their arena until a region becomes empty, and so returns to
+ * the budget and to the system. Returns the bytes released; 0 if no region became empty: nothing is unused any more
+ * then, but regions with blocks in use may have room for more. */
 size_t mp_kv_release(mp_kv_cache *cache);
 /* Releases all unused window parts and free blocks, and the tables if no block has memory any more. Returns the bytes
  * released. */
 uint64_t mp_kv_trim(mp_kv_cache *cache);
+
+/* Returns the bytes charged to the budget. */
+static inline uint64_t mp_kv_charged(const mp_kv_cache *cache) {
+    return cache->of_blocks.bytes + cache->of_windows.bytes;
+}
 
 /* Returns true if the block has its window part, or the cache has no window layers. */
 static inline bool mp_kv_has_window(const mp_kv_cache *cache, uint32_t id) {
