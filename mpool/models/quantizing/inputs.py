@@ -174,6 +174,7 @@ def _take_common(settings: Settings, export: Export) -> dict[str, list[float]]:
         for name, usual in (("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0)):
             if settings.scaling(name, usual) != usual:
                 settings.refuse(f"{scaling}{name}")
+            settings.drop(f"{scaling}{name}")  # readers have the same defaults
         settings.fixed("rope_attention_factor", 0.1 * math.log(max(factor, 1.0)) + 1)
     elif kind == "llama3":
         found["rope_freqs"] = _llama3_factors(settings, factor)

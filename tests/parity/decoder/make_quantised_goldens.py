@@ -3,14 +3,16 @@
     python tests/python/helpers/quantisedfiles.py FOLDER    # torch, transformers, tokenizers; the models are seeded
     python tests/parity/decoder/make_quantised_goldens.py FOLDER    # llama-cpp-python; writes quantised.json
 
-For every file: its SHA-256, by which a test recognises the file; the tokens of a text; the logits after PROMPT; and
-GREEDY tokens after it, with the end-of-text token barred. For the F32 files in MIXED, the types that llama.cpp's own
-quantiser gives the tensors. For each type of SEARCHED, the root mean square error of ggml's quantiser on seeded rows.
+For every file: its SHA-256, by which a test recognises the file, and that of all before its weights; the tokens of a
+text; the logits after PROMPT; and GREEDY tokens after it, with the end-of-text token barred. For the F32 files in
+MIXED, the types that llama.cpp's own quantiser gives the tensors. For each type of SEARCHED, the root mean square error
+of ggml's quantiser on seeded rows.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -25,6 +27,8 @@ from filehash import file_hash  # noqa: E402
 TEXT = "Hello, world! It's 12345 o'clock.\n\n  The quick   brown fox."
 PROMPT = [5, 99, 201, 300, 17, 250, 3]
 GREEDY, END = 16, 319
+#: Release whose random numbers are the weights of the recorded files: the one that ``pyproject.toml`` pins.
+TORCH = "2.13.0"
 MIXED = ("llama", "qwen2", "qwen3")
 #: Name of a recipe -> number of llama.cpp.
 FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q5_0": 8, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18}
@@ -38,6 +42,14 @@ def rows() -> dict[str, np.ndarray]:
         "normal": random.standard_normal((64, 1024)), "student3": random.standard_t(3, (64, 1024)),
         "student2": random.standard_t(2, (64, 1024)), "laplace": random.laplace(size=(64, 1024)),
         "shifted": random.standard_normal((64, 1024)) + 2}.items()}
+
+
+def header_hash(path: Path) -> str:
+    """Return the SHA-256 of a GGUF file up to its weights: keys, values and tensors, in their order."""
+    import gguf
+
+    size = min(tensor.data_offset for tensor in gguf.GGUFReader(path).tensors)
+    return hashlib.sha256(path.read_bytes()[:size]).hexdigest()
 
 
 def errors(library: Path) -> dict[str, dict[str, float]]:
@@ -91,7 +103,7 @@ def main(folder: Path) -> None:
             last[[END, END - 2]] = -np.inf
             greedy.append(int(last.argmax()))
             model.eval([greedy[-1]])
-        found["files"][path.stem] = {"hash": file_hash(path).tobytes().hex(), "ids": ids, "greedy": greedy,
+        found["files"][path.stem] = {"hash": file_hash(path).tobytes().hex(), "header": header_hash(path), "ids": ids, "greedy": greedy,
                                      "logits": [round(float(one), 5) for one in logits[:32]]}
         print(path.stem, greedy)
     for name in MIXED:
