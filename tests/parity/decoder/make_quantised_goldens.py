@@ -103,8 +103,8 @@ def main(folder: Path) -> None:
             last[[END, END - 2]] = -np.inf
             greedy.append(int(last.argmax()))
             model.eval([greedy[-1]])
-        found["files"][path.stem] = {"hash": file_hash(path).tobytes().hex(), "header": header_hash(path), "ids": ids, "greedy": greedy,
-                                     "logits": [round(float(one), 5) for one in logits[:32]]}
+        found["files"][path.stem] = {"hash": file_hash(path).tobytes().hex(), "header": header_hash(path), "ids": ids,
+                                     "greedy": greedy, "logits": [round(float(one), 5) for one in logits[:32]]}
         print(path.stem, greedy)
     for name in MIXED:
         found["types"][name] = {recipe: types(folder / f"{name}-F32.gguf", number, folder / "own.tmp")
