@@ -120,9 +120,7 @@ void mp_cpu_allocator_close(mp_cpu_allocator *allocator) {
     mp_team *team = allocator->forfeited ? NULL : allocator->team;
     assert(allocator->forfeited ||
            (atomic_load(&allocator->used) == 0 && !allocator->first && "a lease is still held"));
-    if (!allocator->forfeited) /* otherwise the return of the last forfeited lease joins the threads */
-        allocator->team = NULL;
-    allocator->closed = true;
+    allocator->closed = true; /* the return of the last forfeited lease joins the threads */
     mp_mutex_unlock(&allocator->lock);
     mp_team_destroy(team);
     mp_cpu_allocator_unpin(allocator);
@@ -358,8 +356,6 @@ static mp_core_lease split_off(const mp_cpu_allocator *allocator, mp_core_lease 
 static bool lease_or_lend(mp_cpu_allocator *allocator, bool lend, int home, int want, mp_lease *lease,
                           mp_core_lease *threads, bool (*give_up)(void *arg), void *arg) {
     assert(home >= 0 && home < allocator->topology.node_count);
-    if (want > allocator->threads)
-        want = allocator->threads;
     mp_mutex_lock(&allocator->lock);
     int granted = allocator->first ? 0 : grant(allocator, home, want, threads);
     if (!granted)

@@ -171,14 +171,11 @@ void mp_worker_return_threads(mp_worker *worker) {
 void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
     mp_entry *entry = worker->entry;
     mp_mutex_lock(&entry->lock);
-    bool changes = worker->state != MP_WORKER_DEAD && worker->runnable != runnable;
-    if (changes)
-        worker->runnable = runnable;
     /* Under the lock: a thread that abandons this worker now calls mp_cpu_allocator_leave for it. */
-    if (changes && runnable)
-        mp_cpu_allocator_enter(entry->services->allocator_pinned);
-    else if (changes)
-        mp_cpu_allocator_leave(entry->services->allocator_pinned);
+    if (worker->state != MP_WORKER_DEAD && worker->runnable != runnable) {
+        worker->runnable = runnable;
+        (runnable ? mp_cpu_allocator_enter : mp_cpu_allocator_leave)(entry->services->allocator_pinned);
+    }
     mp_mutex_unlock(&entry->lock);
 }
 

@@ -173,6 +173,30 @@ MP_TEST(chaos_is_off_unless_asked_for) {
     fake_end(registry);
 }
 
+/* Only a slow step is slowed. The shortest of many steps tells, since the machine may delay some. */
+MP_TEST(chaos_slows_slow_steps_only) {
+    for (int slow = 0; slow < 2; slow++) {
+        scene scene;
+        mp_error error;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        scene.services->chaos = (mp_chaos_rule){.slow = slow ? 1 : 1e-9};
+        scene.fake.threads = 1;
+        mp_worker *worker = scene_ready(&scene);
+        MP_CHECK_OK(mp_chaos_wrap(scene.services, "a", 0, &worker->engine, &error), &error);
+        uint64_t shortest = UINT64_MAX;
+        for (int i = 0; i < 20; i++) {
+            _Atomic int cancelled = 0;
+            mp_lease lease = {.cancelled = &cancelled, .threads = scene.fake.threads};
+            uint64_t began = mp_sys_now_ns();
+            worker->engine->ops->step(worker->engine, &lease, &(mp_plan){0}, NULL);
+            uint64_t took = mp_sys_now_ns() - began;
+            shortest = took < shortest ? took : shortest;
+        }
+        MP_CHECK_INT(shortest >= FAKE_MS(5), slow);
+        scene_close(&scene);
+    }
+}
+
 /* The wrapper reports the loss, the process and the prefix cache of the wrapped engine. */
 MP_TEST(chaos_wraps_what_an_engine_tells) {
     for (int lost = 0; lost < 2; lost++)

@@ -33,6 +33,34 @@ static mp_cpu_allocator *four(void) {
     return allocator;
 }
 
+typedef struct spinner {
+    mp_cpu_allocator *allocator;
+    bool may;
+} spinner;
+
+/* On a new thread, which has not measured yet whether the machine is crowded. */
+static void try_to_spin(void *arg) {
+    spinner *self = arg;
+    mp_spin_rule rule = mp_cpu_allocator_spin_rule(self->allocator, 1);
+    self->may = rule.begin(rule.arg);
+}
+
+/* As many threads may spin as CPUs are not leased. */
+MP_TEST(registry_cores_threads_spin_on_free_cpus) {
+    spinner self = {four(), false};
+    mp_lease lease;
+    mp_core_lease threads;
+    MP_CHECK(mp_cpu_allocator_lease(self.allocator, 0, 2, &lease, &threads, NULL, NULL));
+    for (int i = 0; i < 4; i++) {
+        mp_thread thread;
+        MP_CHECK_OK(mp_thread_start(&thread, "spin", try_to_spin, &self, &error), &error);
+        mp_thread_join(&thread);
+        MP_CHECK_INT(self.may, i < 2);
+    }
+    mp_cpu_allocator_return(self.allocator, &lease, &threads, false);
+    mp_cpu_allocator_close(self.allocator);
+}
+
 MP_TEST(registry_cores_barrier_threads_fall_with_lost_time) {
     mp_cpu_allocator *allocator = four();
     lend(allocator, 4, 20, 3); /* 15 % of the time is lost: four threads are still faster than three */

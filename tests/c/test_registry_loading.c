@@ -77,6 +77,27 @@ MP_TEST(registry_load_failures_back_off_longer_each_time) {
     fake_end(registry);
 }
 
+/* An eviction ends with the load that it interrupts, also if this load is abandoned. */
+MP_TEST(registry_evicts_a_load_without_progress) {
+    fake fake;
+    fake_init(&fake);
+    fake.load_stalls = true;
+    mp_registry_config config = {.threads = 2, .load_timeout_ns = FAKE_MS(100), .spin_ns = 1, .max_workers = 1};
+    mp_registry *registry;
+    mp_error error;
+    MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+    fake_add(registry, "a", &fake, false);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.loads, 1);
+    MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(20000), &error), &error);
+    MP_CHECK_INT(fake_finish(ticket), MP_SPAWN_TIMEOUT);
+    fake_until_state(registry, "a", "cold"); /* the failure is forgotten, and nothing is left to unload */
+    atomic_store(&fake.load_stalls, false);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    MP_CHECK_INT(fake.loads, 2);
+    fake_end(registry);
+}
+
 MP_TEST(registry_abandons_a_load_without_progress) {
     fake fake;
     fake_init(&fake);

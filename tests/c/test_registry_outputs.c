@@ -9,6 +9,7 @@
 #include "models/capability.h"
 #include "mp_test.h"
 #include "registry/cpu_allocator.h"
+#include "registry/entry.h"
 #include "registry/governor.h"
 #include "registry/notifier.h"
 #include "registry/pool/pool.h"
@@ -37,6 +38,8 @@ CALL(governor, mp_governor_open((uint64_t)1 << 30, any, error))
 CALL(allocator, mp_cpu_allocator_open_on(1, &topology, any, error))
 CALL(pool, mp_pool_create("pool", 1, any, error))
 CALL(registry, mp_registry_create(&(mp_registry_config){0}, any, error))
+CALL(entry, mp_entry_create(NULL, "a", &(mp_loader){0}, any, error))
+CALL(worker, mp_worker_create(NULL, any, error))
 CALL(team, mp_team_create(1, any, error))
 CALL(codec, mp_spec_decode(header, sizeof header, any, error))
 CALL(embedding, mp_embedding_request_create(&(mp_embedding_args){.n_texts = 1, .n_tokens = 1, .ids = ids,
@@ -68,7 +71,8 @@ MP_TEST(registry_failed_calls_have_no_output) {
         {"mp_gguf_read", gguf_read}, {"mp_gguf_parse", gguf_parse}, {"mp_weights_open", weights},
         {"mp_file_map_open", map}, {"mp_bpe_create", bpe}, {"mp_notifier_create", notifier},
         {"mp_governor_open", governor}, {"mp_cpu_allocator_open_on", allocator}, {"mp_pool_create", pool},
-        {"mp_registry_create", registry}, {"mp_team_create", team}, {"mp_spec_decode", codec},
+        {"mp_registry_create", registry}, {"mp_entry_create", entry},
+        {"mp_worker_create", worker}, {"mp_team_create", team}, {"mp_spec_decode", codec},
         {"mp_spec_encode", encode}, {"mp_embedding_request_create", embedding},
         {"mp_image_embedding_request_create", image}, {"mp_text_request_create", text},
         {"mp_image_generation_request_create", generation},

@@ -35,6 +35,69 @@ MP_TEST(registry_serving_orders_active_requests_by_priority) {
     scene_close(&scene);
 }
 
+/* Each request of a step has started when the step begins. */
+MP_TEST(registry_serving_starts_every_request_of_a_step) {
+    scene scene;
+    mp_ticket *tickets[3];
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_worker *worker = scene_ready(&scene);
+    for (int i = 0; i < 3; i++)
+        tickets[i] = queue(&scene, 1, (mp_submit_options){0});
+    uint64_t before = mp_sys_now_ns();
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(scene.fake.steps, 1);
+    for (int i = 0; i < 3; i++) {
+        uint64_t started = atomic_load(&tickets[i]->started_ns);
+        MP_CHECK(started >= before && started == atomic_load(&tickets[0]->started_ns));
+    }
+    scene_close(&scene);
+}
+
+/* Only a completed request counts as answered; any other becomes the last error. */
+MP_TEST(registry_serving_counts_completed_requests) {
+    scene scene;
+    mp_error error;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_fail(&error, MP_MODEL, "a failure");
+    for (int i = 0; i < 3; i++) {
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        ticket->state = MP_TICKET_ENDED;
+        mp_entry_finish(scene.entry, ticket, i == 1 ? MP_OK : MP_MODEL, &error);
+        MP_CHECK_INT(scene.entry->answered, i > 0);
+        MP_CHECK_INT(scene.entry->latency.count, i > 0);
+        MP_CHECK_INT(scene.entry->last_error, MP_MODEL);
+        MP_CHECK_INT(atomic_load(&scene.entry->errors), i < 2 ? 1 : 2);
+    }
+    scene_close(&scene);
+}
+
+/* Cancelling an active request wakes its worker only if the worker waits for masks: otherwise it is in a step. */
+MP_TEST(registry_serving_cancel_wakes_a_worker_that_waits) {
+    for (int waits = 0; waits < 2; waits++) {
+        scene scene;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_worker *worker = scene_worker(&scene, MP_WORKER_PROCESSING);
+        mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
+        scene_activate(worker, ticket, MP_TICKET_ADMITTED);
+        worker->waits = waits;
+        MP_CHECK(!mp_entry_cancel_locked(scene.entry, ticket, MP_CANCELLED));
+        MP_CHECK_INT(worker->woken, waits);
+        worker->active_count = 0;
+        scene_close(&scene);
+    }
+}
+
+/* After a worker could not be started, no additional one starts for a second. */
+MP_TEST(registry_serving_scales_a_second_later) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    uint64_t before = mp_sys_now_ns();
+    mp_entry_scale_later(scene.entry);
+    MP_CHECK(scene.entry->scale_ns >= before + FAKE_MS(1000));
+    MP_CHECK(scene.entry->scale_ns <= mp_sys_now_ns() + FAKE_MS(1000));
+    scene_close(&scene);
+}
+
 static int slot_of(const mp_worker *worker, int service_class, uint32_t tenant) {
     uint64_t key = (uint64_t)service_class << 32 | tenant;
     for (int i = 0; i < worker->flows.used; i++)

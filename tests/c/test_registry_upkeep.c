@@ -227,6 +227,7 @@ MP_TEST(registry_upkeep_next_check) {
     MP_CHECK(mp_budget_take(budget, 900 * 1000));
     MP_CHECK_INT(mp_upkeep_sweep(&upkeep, scene.services, &scene.entry, 1, begin + 60 * SECOND) - begin, 61 * SECOND);
     MP_CHECK_INT(mp_upkeep_sweep(&upkeep, scene.services, &scene.entry, 1, begin + 61 * SECOND) - begin, 62 * SECOND);
+    MP_CHECK_INT(upkeep.logged_ns - begin, 61 * SECOND);
     mp_budget_give(budget, 900 * 1000);
     MP_CHECK_INT(mp_upkeep_sweep(&upkeep, scene.services, &scene.entry, 1, begin + 62 * SECOND) - begin, 121 * SECOND);
     /* a check of an entry that is due earlier comes first */
