@@ -417,7 +417,7 @@ class Registry:
                     seed: int, max_tokens: int, min_tokens: int, logprobs: int, ignore_eos: bool, n: int,
                     stop: Sequence[bytes], stop_ids: Sequence[int], bias_ids: Sequence[int], bias: Sequence[float],
                     prompt_logits: bool = False, vision: bool = False, images: tuple[Any, ...] | None = None,
-                    mask: bytes | None = None, capture_values: int = 0, capture_records: int = 0,
+                    mask: bytes | None = None, capture_values: int = 0, capture_records: int = 0, adapter: int = 0,
                     timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
                     service_class: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                     policy: str = "default", revision: int = 0) -> Ticket:
@@ -431,6 +431,7 @@ class Registry:
                 token.
             capture_values: leading values to capture from each record (csrc/models/capture.h); 0: none.
             capture_records: maximum number of records to allocate memory for.
+            adapter: id of an adapter, one of ``mpool.adapters`` of the spec; 0: none.
         """
     def submit_image_generation(self, key: str, width: int, height: int,
         ids: Sequence[Sequence[NDArray[np.int32] | None]], counts: tuple[int, int, int], noise: NDArray[np.float32],

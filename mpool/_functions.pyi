@@ -46,7 +46,8 @@ def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: 
          keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
          timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None,
          weights: Literal['auto', 'mapped', 'packed'] | None = None, kv_dtype: Literal['auto', 'int8'] | None = None,
-         draft: str | os.PathLike[str] | Model | Literal[False] | None = None) -> Model: ...
+         draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+         adapters: Mapping[str, str | os.PathLike[str]] | None = None) -> Model: ...
 @overload
 def metrics(format: Literal["dict"] = "dict") -> dict[str, Any]: ...
 @overload
@@ -59,13 +60,15 @@ def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str
              isolation: Literal['thread', 'process'] | None = None,
              weights: Literal['auto', 'mapped', 'packed'] | None = None,
              kv_dtype: Literal['auto', 'int8'] | None = None,
-             draft: str | os.PathLike[str] | Model | Literal[False] | None = None, replace: bool = False) -> Model: ...
+             draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+             adapters: Mapping[str, str | os.PathLike[str]] | None = None, replace: bool = False) -> Model: ...
 def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
          prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None, pooling: str | None = None,
          normalize: bool | None = None, max_length: int | None = None, chat_template: str | None = None,
          isolation: Literal['thread', 'process'] | None = None,
          weights: Literal['auto', 'mapped', 'packed'] | None = None, kv_dtype: Literal['auto', 'int8'] | None = None,
-         draft: str | os.PathLike[str] | Model | Literal[False] | None = None) -> Model: ...
+         draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+         adapters: Mapping[str, str | os.PathLike[str]] | None = None) -> Model: ...
 def tokenize(text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True, parse_special: bool = False
 ) -> list[int]: ...
 def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None: ...
@@ -176,10 +179,10 @@ def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model 
              stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
              ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
              n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-             context_length: int | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
-             parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Completion: ...
+             context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+             compute: Compute = 'auto', parse_special: bool = False, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Completion: ...
 @overload
 def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
              temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
@@ -191,10 +194,10 @@ def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model 
              stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
              ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
              n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-             context_length: int | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
-             parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-             tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-             fail_fast: bool | None = None) -> Stream: ...
+             context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+             compute: Compute = 'auto', parse_special: bool = False, timeout: float | None = None,
+             priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+             policy: Policy | None = None, fail_fast: bool | None = None) -> Stream: ...
 @overload
 def chat(messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
          stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
@@ -206,8 +209,8 @@ def chat(messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | 
          stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
          ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
          n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-         context_length: int | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
-         tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+         context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+         compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
          allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
@@ -224,8 +227,8 @@ def chat(messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | 
          stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
          ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
          n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-         context_length: int | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
-         tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+         context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+         compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
          tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
          parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
          allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
@@ -242,8 +245,8 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
            ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
            n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-           context_length: int | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
-           tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+           context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+           compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
            allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
@@ -260,8 +263,8 @@ def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | 
            stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
            ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
            n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-           context_length: int | None = None, capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
-           tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+           context_length: int | None = None, adapter: str | None = None, capture: Capture | CaptureJob | None = None,
+           compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
            tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
            parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
            allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
@@ -278,8 +281,9 @@ def describe_image(path: str | os.PathLike[str], query: str = 'Describe the imag
                    stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
                    ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
                    n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-                   context_length: int | None = None, capture: Capture | CaptureJob | None = None,
-                   compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                   context_length: int | None = None, adapter: str | None = None,
+                   capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                   tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                    tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                    parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
                    allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
@@ -296,8 +300,9 @@ def describe_url(url: str, query: str = 'Describe the image.', model: str | os.P
                  stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
                  ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
                  n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
-                 context_length: int | None = None, capture: Capture | CaptureJob | None = None,
-                 compute: Compute = 'auto', tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                 context_length: int | None = None, adapter: str | None = None,
+                 capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                 tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
                  tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
                  parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
                  allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',

@@ -159,6 +159,7 @@ def aio() -> str:
                weights: Literal['auto', 'mapped', 'packed'] | None = None,
                kv_dtype: Literal['auto', 'int8'] | None = None,
                draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+               adapters: Mapping[str, str | os.PathLike[str]] | None = None,
                pool: Pool | None = None) -> Model: ...""",
               """async def swap(key: str | Model, ref: str | os.PathLike[str], *, timeout: float | None = None,
                prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
@@ -167,6 +168,7 @@ def aio() -> str:
                weights: Literal['auto', 'mapped', 'packed'] | None = None,
                kv_dtype: Literal['auto', 'int8'] | None = None,
                draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+               adapters: Mapping[str, str | os.PathLike[str]] | None = None,
                pool: Pool | None = None) -> Model: ...""",
               """async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,
                  pool: Pool | None = None) -> None: ..."""]

@@ -170,7 +170,8 @@ class Pool(PoolVerbs):
              timeout: float | None = None, isolation: Literal["thread", "process"] | None = None,
              weights: Literal["auto", "mapped", "packed"] | None = None,
              kv_dtype: Literal["auto", "int8"] | None = None,
-             draft: str | os.PathLike[str] | Model | Literal[False] | None = None) -> Model:
+             draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+             adapters: Mapping[str, str | os.PathLike[str]] | None = None) -> Model:
         """Load a model now, downloading missing files first, and wait until it can serve requests.
 
         Requests load their model by themselves. Call this to choose when the wait happens. If the model's files have
@@ -200,11 +201,17 @@ class Pool(PoolVerbs):
                 does not use the draft model where it does not help. It takes the memory of its weights and of a KV
                 cache. False: no draft model from now on. None: unchanged. A loaded model keeps serving until the new
                 one is loaded. Not available with ``isolation="process"``.
+            adapters: low-rank adapters (LoRA) of a text_to_text model, at most 64: dict from name to path, of a folder
+                of PEFT (``adapter_config.json``, ``adapter_model.safetensors``) or of a GGUF file of llama.cpp.
+                Requests choose one with ``adapter=name``; requests of all adapters and without one are computed
+                together. Adapters may update the linear layers of attention and of dense feed-forward networks, and
+                take their memory in float32. ``{}``: no adapters from now on. None: unchanged. A loaded model keeps
+                serving until the new one is loaded, and completes the requests that it has accepted.
 
         Raises:
             InvalidArgument: the alias is invalid or already used, the reference has an unknown format, ``kv_dtype`` is
-                ``"int8"`` for a model without a KV cache, or ``draft`` has another vocabulary or does not fit the model
-                or its isolation.
+                ``"int8"`` for a model without a KV cache, ``draft`` has another vocabulary or does not fit the model
+                or its isolation, or the model cannot have ``adapters``.
             WrongCapability: ``draft`` is not a text_to_text model.
             UnknownModel, OfflineError, DownloadError, IntegrityError, FormatError, Unsupported, UnsafeFormat: the model
                 cannot be found, downloaded or read.
@@ -219,7 +226,7 @@ class Pool(PoolVerbs):
             >>> mpool.embed("A sentence.", "mini").shape
             (384,)
         """
-        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft))
+        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft), adapters)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
             refuse("pin", pin, "True or False")
@@ -248,7 +255,7 @@ class Pool(PoolVerbs):
                 raise
             return self.load(entry.key, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute, progress=progress,
                              timeout=_threads.remaining(deadline, entry.key), isolation=isolation, weights=weights,
-                             kv_dtype=kv_dtype, draft=draft)
+                             kv_dtype=kv_dtype, draft=draft, adapters=adapters)
         for part, key in zip(parts, keys):
             if part.describe().tokenizes and part.describe().tokenizer is not None:  # None: built, or no file
                 part.tokenizer()
@@ -329,7 +336,8 @@ class Pool(PoolVerbs):
                  isolation: Literal["thread", "process"] | None = None,
                  weights: Literal["auto", "mapped", "packed"] | None = None,
                  kv_dtype: Literal["auto", "int8"] | None = None,
-                 draft: str | os.PathLike[str] | Model | Literal[False] | None = None, replace: bool = False) -> Model:
+                 draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+                 adapters: Mapping[str, str | os.PathLike[str]] | None = None, replace: bool = False) -> Model:
         """Add a model under a name, which can then be used like a key of the catalogue.
 
         Reads the model's files, downloading missing ones, but loads no weights. The settings below replace those of
@@ -348,6 +356,7 @@ class Pool(PoolVerbs):
             weights: as for :func:`load`; None: ``PoolConfig.weights``.
             kv_dtype: as for :func:`load`; None: ``"auto"``.
             draft: as for :func:`load`; None and False: no draft model.
+            adapters: as for :func:`load`; None and ``{}``: no adapters.
             replace: if the name is already registered, give it to this model. If the old model is loaded, this waits
                 until the new one is loaded, as :func:`swap` does; if it is not, nothing is loaded.
 
@@ -361,7 +370,7 @@ class Pool(PoolVerbs):
             >>> bool((model.embed("cats", "query") == mpool.embed("Search for: cats")).all())
             True
         """
-        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft))
+        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft), adapters)
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
         if not isinstance(replace, bool):
@@ -376,7 +385,8 @@ class Pool(PoolVerbs):
              chat_template: str | None = None, isolation: Literal["thread", "process"] | None = None,
              weights: Literal["auto", "mapped", "packed"] | None = None,
              kv_dtype: Literal["auto", "int8"] | None = None,
-             draft: str | os.PathLike[str] | Model | Literal[False] | None = None) -> Model:
+             draft: str | os.PathLike[str] | Model | Literal[False] | None = None,
+             adapters: Mapping[str, str | os.PathLike[str]] | None = None) -> Model:
         """Replace the model of a registered name by another, without failing a request.
 
         Reads the new model's files and loads its weights while the old model serves. Then all requests for the name
@@ -398,6 +408,7 @@ class Pool(PoolVerbs):
                 the setting of the new model's files, not of the old model.
             isolation, weights, kv_dtype: as for :func:`load`; None: as the name has it.
             draft: as for :func:`load`; None and False: no draft model.
+            adapters: as for :func:`load`; None and ``{}``: no adapters.
 
         Returns:
             A handle of the name. Existing handles follow the name.
@@ -420,11 +431,12 @@ class Pool(PoolVerbs):
             128
         """
         _threads.deadline_of(timeout)  # raises for an invalid timeout before files are downloaded
-        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft))
+        options = LoadOptions.checked(isolation, weights, kv_dtype, self._draft_ref(draft), adapters)
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
         found, old = _ref_in(ref), self._names.registered(_entry_of(key))
-        new = self._names.new_entry(old.key, found, _given(settings), options.over(changed(old.loading, draft=None)))
+        inherited = changed(old.loading, draft=None, adapters=None)
+        new = self._names.new_entry(old.key, found, _given(settings), options.over(inherited))
         swapping.swap(old, new, True, _threads.deadline_of(timeout))
         return Model(new)
 

@@ -83,6 +83,41 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class LowRank:
+    """The update of one linear layer by an adapter: ``scale * b @ (a @ x)`` is added to its outputs.
+
+    Attributes:
+        layer: name of the layer's weight in the core, without ``.weight``.
+        a: the matrix ``(rank, inputs)``.
+        b: the matrix ``(outputs, rank)``; ``file`` of both is an index of ``Adapter.files``.
+        scale: factor of the update.
+        heads: not 0: the rows of ``b`` are those of this many heads, whose halves stand one after the other in the file
+            and are interleaved in the model; negative: they are interleaved in the file only.
+    """
+
+    layer: str
+    a: TensorEntry
+    b: TensorEntry
+    scale: float
+    heads: int = 0
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A low-rank adapter of a model.
+
+    Attributes:
+        files: absolute paths of the files that contain the matrices.
+        updates: the layers that the adapter updates.
+        stamps: the files that were read, by path.
+    """
+
+    files: tuple[str, ...]
+    updates: tuple[LowRank, ...]
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ClassifierSettings:
     """Labels of a classifier, and how its logits become scores.
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..checks import one_of, shown
-from ..errors import IntegrityError, InvalidArgument, SendError, WrongCapability
+from ..errors import IntegrityError, InvalidArgument, MpoolError, SendError, WrongCapability
 from ..models.layout import missing_tokenizer
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
@@ -23,6 +23,7 @@ from .load_options import AS_CONFIGURED, LoadOptions
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
     from ..models import ModelDescription
+    from ..models.spec import Adapter
     from ..tokenizers import Tokenizer
     from ..tokenizers.gguf_vocab import GGUFVocab
     from .hosts import Host
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 #: Maximum length of a key of the core, in bytes.
 _MAX_KEY = 240
 _revisions = itertools.count(1)
+#: Capabilities of the models that can have adapters.
+_ADAPTED = ("text_to_text",)
 
 
 class Entry:
@@ -64,6 +67,8 @@ class Entry:
         self._template: ChatTemplate | None = None
         self._draft: Entry | None = None  # the draft model, from set_loading until its spec is made
         self._draft_stamps: Mapping[str, Any] = {}  # stamps of the draft model's files
+        self._adapters: dict[str, Adapter] | None = None  # those that `loading` names, by name; None: not read yet
+        self._adapter_ids: dict[Any, int] = {}  # name and stamps of every adapter that was read -> its id in the core
         self._core: dict[str, str] = {}
         self._table: tuple[bytes, Any] | None = None
         self.revision = next(_revisions)
@@ -249,7 +254,10 @@ class Entry:
         from ..models.files import changed
 
         description = self._description
-        return None if description is None else changed(description.stamps, folders) or changed(self._draft_stamps)
+        if description is None:
+            return None
+        others = (self._draft_stamps, *(adapter.stamps for adapter in (self._adapters or {}).values()))
+        return changed(description.stamps, folders) or next(filter(None, map(changed, others)), None)
 
     def forget_if_changed(self) -> None:
         """Forget changed files of a model that is not loaded: callers may modify files until the first request."""
@@ -276,7 +284,7 @@ class Entry:
             for network in self._networks.values():
                 network.forget()
             self._description = self._tokenizer = self._vocab = self._template = self._table = self._draft = None
-            self._core, self.plans, self._draft_stamps = {}, {}, {}
+            self._core, self.plans, self._draft_stamps, self._adapters = {}, {}, {}, None
         return keys
 
     def remember(self) -> None:
@@ -314,7 +322,8 @@ class Entry:
 
         Raises:
             InvalidArgument: the KV cache has a type, but the model has no KV cache; or the model cannot have a draft
-                model.
+                model, or adapters.
+            FileError, FormatError, LimitError, UnsafeFormat, Unsupported: an adapter cannot be read, or does not fit.
             WrongCapability: the draft model is not a language model for text.
             SendError: another model has the name by now.
         """
@@ -324,19 +333,21 @@ class Entry:
         if options == LoadOptions():
             return  # without an option, do not wait for a swap of the name
         draft = self._open_draft(options)
+        adapters = self._read_adapters(options.over(self.loading))
         with self.changing, self._lock:
             self.require_current()
-            before, was = self._settings(), self.loading
-            self.loading, self._draft = options.over(was), draft
+            before, was, had = self._settings(), self.loading, self._adapters
+            self.loading, self._draft, self._adapters = options.over(was), draft, adapters
             for network in self._networks.values():
-                network.set_loading(replace(options, kv_dtype=None, draft=None))
+                network.set_loading(replace(options, kv_dtype=None, draft=None, adapters=None))
             if before == self._settings():
                 self._draft = None
                 return
             try:
                 self._replace()
             except BaseException:
-                self.loading = was  # the workers still run with these settings; a repeated call must not return early
+                # the workers still run with these settings; a repeated call must not return early
+                self.loading, self._adapters = was, had
                 raise
 
     def _open_draft(self, options: LoadOptions) -> Entry | None:
@@ -356,8 +367,47 @@ class Entry:
         draft.describe()
         return draft
 
-    def _settings(self) -> tuple[str, str, str, str]:
-        return self.runs_in, self.uses_weights, self.loading.kv_dtype or "auto", self.loading.draft or ""
+    def _read_adapters(self, options: LoadOptions) -> dict[str, Adapter]:
+        """Read the adapters that ``options`` name. Check that the model can have them."""
+        if not options.adapters:
+            return {}
+        if self.capability not in _ADAPTED:
+            raise _refused(self.describe(), "adapters", {"adapters": dict(options.adapters)},
+                           f"None or {{}}: only {' and '.join(_ADAPTED)} models have adapters")
+        from ..models.formats.adapters import read_adapter
+
+        found: dict[str, Adapter] = {}
+        for name, path in options.adapters:
+            try:
+                found[name] = read_adapter(path, self.describe())
+            except MpoolError as error:
+                error.key = error.key or self.key
+                raise
+        return found
+
+    def adapter_id(self, name: object) -> int:
+        """Return the id of an adapter in the core.
+
+        Raises:
+            InvalidArgument: the model has no adapter of this name.
+        """
+        found = self._adapters if self._adapters is not None else self._read_adapters(self.loading)
+        if not isinstance(name, str) or name not in found:
+            names = [one for one, _ in self.loading.adapters or ()]
+            raise InvalidArgument(param="adapter", got=shown(name), key=self.key,
+                                  allowed=f"{', '.join(names)} or None" if names else "None: the model has no adapters",
+                                  hint="mpool.load(model, adapters={name: path}) adds adapters")
+        return self._id_of(name, found[name])
+
+    def _id_of(self, name: str, adapter: Adapter) -> int:
+        """Return the id of an adapter: the same number as long as its files are the same."""
+        key = name, adapter.files, tuple(sorted(adapter.stamps.items()))
+        with self._lock:
+            return self._adapter_ids.setdefault(key, len(self._adapter_ids) + 1)
+
+    def _settings(self) -> tuple[Any, ...]:
+        return (self.runs_in, self.uses_weights, self.loading.kv_dtype or "auto", self.loading.draft or "",
+                self.loading.adapters or ())
 
     def _replace(self) -> None:
         """Replace the entries of the core's registry by entries with the present settings."""
@@ -429,11 +479,33 @@ class Entry:
             spec.set("mpool.kv_dtype", kv_dtype)
         for tensor in description.spec.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+        if self._adapters is None:
+            self._adapters = self._read_adapters(self.loading)
+        self._add_adapters(spec, len(description.spec.files))
         if description.generation is not None:
             self._set_tokens(spec, description)
         spec.note_files()
         self._require_unchanged()
         return spec
+
+    def _add_adapters(self, spec: Any, files: int) -> None:
+        """Add the adapters to a spec that has ``files`` files. See csrc/models/nn/adapter.h."""
+        ids = []
+        for number, (name, adapter) in enumerate((self._adapters or {}).items(), 1):
+            ids.append(self._id_of(name, adapter))
+            for path in adapter.files:
+                spec.add_file(path)
+            for update in adapter.updates:
+                start = f"adapter.{number}.{update.layer}."
+                for side, matrix in (("a", update.a), ("b", update.b)):
+                    spec.add_tensor(f"{start}lora_{side}", matrix.dtype, matrix.shape, files + matrix.file,
+                                    matrix.offset, matrix.nbytes)
+                spec.set(f"{start}scale", float(update.scale))
+                if update.heads:
+                    spec.set(f"{start}heads", update.heads)
+            files += len(adapter.files)
+        if ids:
+            spec.set("mpool.adapters", ids)
 
     def _set_tokens(self, spec: Any, description: ModelDescription) -> None:
         import numpy as np

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..checks import one_of
+from ..checks import one_of, refuse
 from ..names import ISOLATION, KV_DTYPES, WEIGHTS
+
+#: Maximum number of adapters of a model, as in the C core (csrc/models/nn/adapter.h).
+MAX_ADAPTERS = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
 @dataclass(frozen=True)
@@ -18,16 +25,18 @@ class LoadOptions:
         weights: how the model's weights are used, one of :data:`mpool.names.WEIGHTS`; None: the pool's setting.
         kv_dtype: type of the keys and values in the KV cache, one of :data:`mpool.names.KV_DTYPES`; None: ``"auto"``.
         draft: reference of the draft model; False and None: none.
+        adapters: names and absolute paths of the model's adapters; None: none.
     """
 
     isolation: str | None = None
     weights: str | None = None
     kv_dtype: str | None = None
     draft: str | Literal[False] | None = None
+    adapters: tuple[tuple[str, str], ...] | None = None
 
     @classmethod
     def checked(cls, isolation: object, weights: object, kv_dtype: object,
-                draft: str | Literal[False] | None) -> LoadOptions:
+                draft: str | Literal[False] | None, adapters: object = None) -> LoadOptions:
         """Check the arguments of a caller. ``draft`` must be a valid reference.
 
         Raises:
@@ -37,12 +46,30 @@ class LoadOptions:
                                      ("kv_dtype", kv_dtype, KV_DTYPES)):
             if value is not None:
                 one_of(name, value, allowed)
-        return cls(isolation, weights, kv_dtype, draft)  # type: ignore[arg-type]
+        return cls(isolation, weights, kv_dtype, draft, _adapters(adapters))  # type: ignore[arg-type]
 
     def over(self, other: LoadOptions) -> LoadOptions:
         """Return these options, with those of ``other`` in place of None."""
         return LoadOptions(self.isolation or other.isolation, self.weights or other.weights,
-                           self.kv_dtype or other.kv_dtype, other.draft if self.draft is None else self.draft)
+                           self.kv_dtype or other.kv_dtype, other.draft if self.draft is None else self.draft,
+                           other.adapters if self.adapters is None else self.adapters)
+
+
+def _adapters(given: object) -> tuple[tuple[str, str], ...] | None:
+    """Return names and absolute paths of adapters, ordered by name; None: not given."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        refuse("adapters", given, "a dict from name to path, or None")
+    if len(given) > MAX_ADAPTERS:
+        refuse("adapters", len(given), f"a dict with at most {MAX_ADAPTERS} adapters")
+    for name, path in given.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            refuse("adapters", name, "a dict whose keys are names of 1 to 128 letters, digits and . _ + -, starting "
+                   "with a letter or digit")
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
+            refuse(f"adapters[{name!r}]", path, "the path of a PEFT folder or of a GGUF file")
+    return tuple(sorted((name, os.path.abspath(path)) for name, path in given.items()))
 
 
 #: Everything as the pool's configuration says.

@@ -579,6 +579,9 @@ class SamplingOptions:
     context_length: int | None = option(
         None, "maximum number of tokens of the prompt and a completion together, 2 or more; None, or more than the "
         "model's context: the model's context.")
+    adapter: str | None = option(
+        None, "name of the adapter (LoRA) that computes the request, one of ``adapters`` of :func:`load`; None: the "
+        "model alone.")
     capture: Capture | CaptureJob | None = option(
         None, "object returned by :func:`capture`, or by its ``job()`` method, that records the outputs of the model's "
         "layers.")

@@ -70,6 +70,7 @@ class Request:
         format: grammar that completions must match (:mod:`mpool.conversation.grammar`); None: any text.
         capture: destination of the layers' capture records, or None.
         tools: functions that the model may call, or None.
+        adapter: id of the adapter in the core; 0: none.
     """
 
     entry: Entry
@@ -85,11 +86,14 @@ class Request:
     format: Format | None = None
     capture: CaptureJob | None = None
     tools: Tools | None = None
+    adapter: int = 0
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""
         s, keywords = self.sampling, (call or PLAIN).keywords(self.entry, fail_fast, again)
         capture = self.capture if self.capture is not None and self.capture.begins() else None
+        if self.adapter:
+            keywords["adapter"] = self.adapter
         if capture is not None:
             keywords |= {"capture_values": capture.capture.values, "capture_records": capture.capture.limit}
         try:
@@ -180,7 +184,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         entry: the model.
         ids: token ids of the prompt, int32 ``[tokens]``.
         compute: compute type.
-        options: sampling options, ``response_format`` and ``capture``.
+        options: sampling options, ``response_format``, ``capture``, ``context_length`` and ``adapter``.
         splitter, images, tools: see :class:`Request`.
 
     Raises:
@@ -204,7 +208,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                 refuse("context_length", options["context_length"], "an integer of 2 or more, or None")
             most = min(most, given)
         rest = {name: value for name, value in options.items()
-                if name not in ("response_format", "capture", "context_length")}
+                if name not in ("response_format", "capture", "context_length", "adapter")}
         chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
         if capture is not None and chosen.n > 1:
             refuse("n", chosen.n, "1 with `capture`")
@@ -230,8 +234,9 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         raise ContextOverflow(f"the prompt has {len(ids)} tokens, but {allows} at most {limit} plus one "
                               "generated token", tokens=len(ids), limit=limit, hint="Shorten the prompt", key=entry.key)
     max_tokens = space if chosen.max_tokens is None else min(chosen.max_tokens, space)
+    adapter = 0 if options.get("adapter") is None else entry.adapter_id(options["adapter"])
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, max_tokens, splitter,
-                   images, entry.capability == "vision", format, capture, tools)
+                   images, entry.capability == "vision", format, capture, tools, adapter)
 
 
 def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:

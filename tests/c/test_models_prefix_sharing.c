@@ -24,7 +24,7 @@ static void take_down(bench *b) {
 }
 
 /* Publish the blocks for a new sequence, which keeps them. */
-static void publish(bench *b, uint32_t tenant, bool variant, uint32_t ids[BLOCKS]) {
+static void publish(bench *b, uint32_t tenant, uint32_t variant, uint32_t ids[BLOCKS]) {
     mp_error error;
     mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, variant);
     MP_CHECK(chain.tenant == tenant && chain.variant == variant && !chain.closed && chain.count == 0);
@@ -41,7 +41,7 @@ static void give(bench *b, const uint32_t ids[BLOCKS]) {
 
 /* Returns the first block that a new sequence finds, or MP_PREFIX_NONE. `key`: that of another chain, as if keys
  * collided; 0: its own. */
-static uint32_t first_found(bench *b, uint32_t tenant, bool variant, uint64_t key) {
+static uint32_t first_found(bench *b, uint32_t tenant, uint32_t variant, uint64_t key) {
     mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, variant);
     uint32_t id = MP_PREFIX_NONE;
     chain.key = key;
@@ -54,34 +54,32 @@ static uint32_t first_found(bench *b, uint32_t tenant, bool variant, uint64_t ke
     return found ? id : MP_PREFIX_NONE;
 }
 
-/* Four kinds of sequences with the same tokens: each finds and keeps blocks of its own, also if all keys collide. */
-MP_TEST(models_prefix_shares_nothing_between_rotary_tables) {
+/* Kinds of sequences with the same tokens: two tenants, each with both rotary tables and an adapter. Each kind finds
+ * and keeps blocks of its own, also if all keys collide. */
+MP_TEST(models_prefix_shares_nothing_between_variants) {
+    enum { VARIANTS = 3, KINDS = 2 * VARIANTS };
     bench b;
-    uint32_t ids[4][BLOCKS], again[BLOCKS];
+    uint32_t ids[KINDS][BLOCKS], again[BLOCKS];
     set_up(&b);
-    for (int i = 0; i < 4; i++) {
-        MP_CHECK_INT(first_found(&b, (uint32_t)i / 2 + 7, i % 2, 0), MP_PREFIX_NONE);
-        publish(&b, (uint32_t)i / 2 + 7, i % 2, ids[i]);
-        for (int j = 0; j < i; j++)
+    for (uint32_t i = 0; i < KINDS; i++) {
+        MP_CHECK_INT(first_found(&b, i / VARIANTS + 7, i % VARIANTS, 0), MP_PREFIX_NONE);
+        publish(&b, i / VARIANTS + 7, i % VARIANTS, ids[i]);
+        for (uint32_t j = 0; j < i; j++)
             MP_CHECK(ids[i][0] != ids[j][0] && ids[i][1] != ids[j][1]);
     }
-    MP_CHECK_INT(b.cache.counters.blocks, 4 * BLOCKS);
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) {
-            uint32_t expected = i / 2 == j / 2 && i % 2 == j % 2 ? ids[i][0] : MP_PREFIX_NONE;
-            uint64_t key = b.cache.known[ids[j][0]].key;
-            if (i == j)
-                MP_CHECK_INT(first_found(&b, (uint32_t)i / 2 + 7, i % 2, 0), ids[i][0]);
-            if (i / 2 == j / 2) /* sequences of one tenant have the same key, whatever their rotary tables are */
-                MP_CHECK_INT(first_found(&b, (uint32_t)i / 2 + 7, i % 2, key), expected == MP_PREFIX_NONE ? ids[i][0]
-                                                                                                       : expected);
-            else
-                MP_CHECK_INT(first_found(&b, (uint32_t)i / 2 + 7, i % 2, key), MP_PREFIX_NONE);
+    MP_CHECK_INT(b.cache.counters.blocks, KINDS * BLOCKS);
+    for (uint32_t i = 0; i < KINDS; i++) {
+        MP_CHECK_INT(first_found(&b, i / VARIANTS + 7, i % VARIANTS, 0), ids[i][0]);
+        for (uint32_t j = 0; j < KINDS; j++) {
+            const uint64_t key = b.cache.known[ids[j][0]].key;
+            MP_CHECK(i == j || key != b.cache.known[ids[i][0]].key);
+            MP_CHECK_INT(first_found(&b, i / VARIANTS + 7, i % VARIANTS, key), i == j ? ids[i][0] : MP_PREFIX_NONE);
         }
-    publish(&b, 7, true, again); /* an equal block is kept once */
+    }
+    publish(&b, 7, 1, again); /* an equal block is kept once */
     MP_CHECK(memcmp(again, ids[1], sizeof again) == 0);
     give(&b, again);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < KINDS; i++)
         give(&b, ids[i]);
     take_down(&b);
 }

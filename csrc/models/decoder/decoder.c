@@ -33,6 +33,7 @@ typedef struct thread_view {
     mp_thread_layout at;
     mp_unpacked unpacked;
     int block, first, rows; /* the current row block: index, first row, number of rows */
+    const uint8_t *adapters; /* [rows] number of the adapter of each row, or NULL: no row has one */
 } thread_view;
 
 /* ---- the last layer ---------------------------------------------------------------------------------------------- */
@@ -391,7 +392,14 @@ static const float *gate_rows(const mp_decoder *model, const mp_team_thread *thr
 /* Returns the row context of the current block. */
 static mp_row_context context_of(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view) {
     return (mp_row_context){
-        .thread = thread, .acts = pass->acts, .own_acts = view->base + view->at.acts, .unpacked = &view->unpacked};
+        .thread = thread,
+        .acts = pass->acts,
+        .own_acts = view->base + view->at.acts,
+        .unpacked = &view->unpacked,
+        .adapters = view->adapters,
+        .low_rank = pass->low_rank,
+        .low_rank_width = pass->model->adapters.width,
+    };
 }
 
 /* Adds linear(in) to the residual sum of the block, after `norm` if the layer has it. in NULL: uses the activations
@@ -442,7 +450,7 @@ static void feed_forward(const mp_decoder_pass *pass, const mp_team_thread *thre
         if (layer->ffn == 0)
             return;
     }
-    if (M >= GATED_LEAST && !pass->unpacked && model->residual_scale == 1 &&
+    if (M >= GATED_LEAST && !pass->unpacked && !view->adapters && model->residual_scale == 1 &&
         mp_linear_fits(&layer->gate_up, &layer->down)) {
         mp_linear_into(&layer->gate_up, &layer->down, thread, in, hidden, M, pass->acts, model->act, pass->inner);
         mp_team_barrier(thread);
@@ -484,8 +492,10 @@ static void run_layer(const mp_decoder_pass *pass, const mp_team_thread *thread,
         rest.rows = outputs_in(pass, view->first, M, &first);
     if (rest.rows == 0)
         return;
-    if (rest.rows < M)
+    if (rest.rows < M) {
         move_outputs(pass, thread, view, first, rest.rows, attended, mixed, false);
+        rest.adapters = pass->output_adapter ? pass->output_adapter + first : NULL;
+    }
     add_output(pass, thread, &rest, &layer->out, &layer->attention_after, attended, mixed);
     feed_forward(pass, thread, layer, &rest);
     if (rest.rows < M)
@@ -574,10 +584,12 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
         for (view.block = 0; view.block < pass->block_count; view.block++) {
             view.first = view.block * pass->block_rows;
             view.rows = M - view.first < pass->block_rows ? M - view.first : pass->block_rows;
+            view.adapters = pass->row_adapter ? pass->row_adapter + view.first : NULL;
             run_layer(pass, thread, l, &view);
         }
         capture_rows(pass, thread, l + 1);
     }
+    view.adapters = NULL; /* adapters do not update the head */
     for (int s = 0; s < pass->rows.n_seq; s++) {
         const mp_row_seq *seq = &pass->rows.seq[s];
         for (int r = 0; seq->all_outputs && r < seq->all_rows; r += most)

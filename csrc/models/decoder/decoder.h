@@ -4,6 +4,7 @@
 #define MP_MODELS_DECODER_DECODER_H
 
 #include "models/arch.h"
+#include "models/nn/adapter.h"
 #include "models/nn/experts.h"
 #include "models/nn/attention.h"
 #include "models/nn/mlp.h"
@@ -43,6 +44,7 @@ typedef struct mp_decoder {
     mp_stored *stored; /* parts of the slab that are not packed yet, or NULL */
     mp_packed_experts *packed_experts; /* or NULL */
     mp_expert_reads expert_reads;
+    mp_adapters adapters;
     int32_t hidden, heads, kv_heads, head_dim, layer_count, vocab, context;
     int32_t value_dim;    /* components of a head's value (head_dim: of a head's query and key); in the KV cache and in
                            * attention, the rows of values are padded to kv.v_dim */
@@ -92,6 +94,7 @@ typedef struct mp_row_seq { /* consecutive rows of one sequence */
     int row0, rows;
     int32_t past;           /* position of row0 */
     bool is_long;           /* see mp_decoder.long_from */
+    uint8_t adapter;        /* number of the adapter of all rows (mp_adapters_find); 0: none */
     const uint32_t *blocks; /* KV blocks of positions 0 .. past + rows - 1 */
     const int32_t (*positions)[3]; /* [n_positions] M-RoPE positions of the first n_positions tokens; each position of a
                                     * later token is its index plus `shift`. NULL: all tokens are later tokens */
@@ -133,6 +136,9 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
     float *latent, *per_head; /* for latent attention: see decoder/mla.h */
     void *acts, *experts;
+    uint8_t *row_adapter;    /* [M] `adapter` of each row, or NULL: no row has one */
+    uint8_t *output_adapter; /* [n_output] the same of the output rows */
+    float *low_rank;         /* [row block, width of the adapters] */
     mp_lease *lease;
     uint64_t keep_until_ns; /* see mp_stored_begin */
     bool unpacked;          /* some weights were unpacked when the pass began */

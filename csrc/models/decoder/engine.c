@@ -48,6 +48,8 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
     MP_TRY(check_ids(model, request->prompt, request->n_prompt, "token id", error));
     MP_TRY(check_ids(model, request->bias_ids, request->n_bias, "logit_bias id", error));
     MP_TRY(check_ids(model, request->stop_ids, request->n_stop_ids, "stop id", error));
+    if (request->adapter != 0 && mp_adapters_find(&model->adapters, request->adapter) == 0)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);
     if (model->vision)
         MP_TRY(model->image_ops->check(model->vision, request, error));
     else if (request->images.n_runs > 0)
@@ -476,7 +478,8 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         mp_step_seq *step = &engine->steps[s];
         mp_sequence *seq = step->seq;
         mp_text_request *request = (mp_text_request *)plan->items[step->plan]->request;
-        const mp_request_images *images = ((const mp_sequence_group *)plan->items[step->plan]->state)->images;
+        const mp_sequence_group *group = plan->items[step->plan]->state;
+        const mp_request_images *images = group->images;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
         memcpy(id + rows->M + step->rows, seq->draft.tokens, (size_t)step->drafts * sizeof *id);
         if (rows->vector)
@@ -489,6 +492,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
             .rows = step->rows + step->drafts,
             .past = seq->cached,
             .is_long = mp_decoder_is_long(engine->model, request),
+            .adapter = group->adapter,
             .blocks = seq->blocks,
             .positions = images ? (const int32_t (*)[3])images->positions : NULL,
             .n_positions = request->n_prompt,

@@ -25,6 +25,7 @@ static void decoder_destroy(mp_model *base) {
         mp_experts_deinit(&model->layers[i].experts);
     mp_stored_destroy(model->stored);
     mp_packed_experts_destroy(model->packed_experts);
+    mp_adapters_deinit(&model->adapters);
     mp_free(model->slab);
     mp_free(model->layers);
     if (model->budget)
@@ -152,6 +153,7 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         builder->bias_scale = last ? model->residual_scale : 1;
         MP_TRY(mp_builder_linear(builder, linears[i].linear, name, biased ? bias : NULL, linears[i].N,
                                  linears[i].K, error));
+        MP_TRY(mp_adapters_add(&model->adapters, builder, linears[i].linear, name, error));
     }
     builder->bias_scale = 1;
     if (experts) {
@@ -250,11 +252,13 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
         status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
         goto cleanup;
     }
+    MP_TRY_GOTO(mp_adapters_open(&model->adapters, args->spec, error));
     MP_TRY_GOTO(read_dense_layers(model, args->spec, error));
     for (int i = 0; i < model->layer_count; i++) { /* reads the scales of quantised folders from the disk */
         MP_TRY_GOTO(read_layer(model, &builder, i, args->flags, (float)norm_offset, error));
         mp_progress_part(args->progress, "mapping", (uint64_t)i + 1, (uint64_t)model->layer_count);
     }
+    MP_TRY_GOTO(mp_adapters_check(&model->adapters, args->spec, error));
     builder.on_use = MP_ON_USE_NEVER;
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
     const int64_t parameters = builder.parameters;
@@ -318,6 +322,10 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         bool table = strcmp(entry->name, "token_embd.weight") == 0 && mp_spec_find_tensor(spec, "output.weight");
         mp_wkind kind;
         if (mp_is_companion(entry->name))
+            continue;
+        const uint64_t adapter = mp_adapter_footprint(entry);
+        bytes += adapter;
+        if (adapter > 0)
             continue;
         uint64_t latents = mp_mla_footprint(entry, compute);
         bytes += latents;

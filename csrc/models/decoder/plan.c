@@ -1,5 +1,7 @@
 /* decoder/plan.c: distribution of a pass's work over threads, and its memory. decoder/decoder.c describes the attention
  * modes. */
+#include <string.h>
+
 #include "models/decoder/mla.h"
 #include "models/decoder/pass.h"
 
@@ -121,6 +123,9 @@ size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int t
     bytes += mp_arena_cost(M * (size_t)(model->ropes * model->rope[0].dim) * f);
     bytes += mp_arena_cost(acts_scratch(model, (int)block));
     bytes += mp_arena_cost(experts_scratch(model, (int)block));
+    if (model->adapters.count > 0)
+        bytes += mp_arena_cost(M) + mp_arena_cost((size_t)rows->n_output) +
+                 mp_arena_cost(block * (size_t)model->adapters.width * f);
     /* sized for any subset of the rows: rows may be dropped before the pass, and the rest may use split mode */
     if (threads > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
         bytes += mp_arena_cost(most_split_blocks(&sizes, threads) * mp_decoder_partial_floats(model) * f);
@@ -192,6 +197,23 @@ static void list_split_units(mp_decoder_pass *pass, int all_blocks, int threads)
         pass->thread_units[++thread] = pass->unit_count;
 }
 
+/* Lists the adapters of the rows, if a sequence has one. */
+static void list_adapters(mp_decoder_pass *pass, size_t block, mp_arena *arena) {
+    const mp_rows *rows = &pass->rows;
+    bool any = false;
+    for (int s = 0; s < rows->n_seq; s++)
+        any |= rows->seq[s].adapter != 0;
+    if (!any)
+        return;
+    pass->row_adapter = mp_arena_take(arena, (size_t)rows->M);
+    pass->output_adapter = mp_arena_take(arena, (size_t)rows->n_output);
+    pass->low_rank = mp_arena_take(arena, block * (size_t)pass->model->adapters.width * sizeof(float));
+    for (int s = 0; s < rows->n_seq; s++)
+        memset(pass->row_adapter + rows->seq[s].row0, rows->seq[s].adapter, (size_t)rows->seq[s].rows);
+    for (int i = 0; i < rows->n_output; i++)
+        pass->output_adapter[i] = pass->row_adapter[rows->output_row[i]];
+}
+
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena) {
     pass_sizes sizes = measure(model, rows);
@@ -213,6 +235,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->cos_sin = mp_arena_take(arena, M * (size_t)(model->ropes * model->rope[0].dim) * f);
     pass->acts = mp_arena_take(arena, acts_scratch(model, (int)block));
     pass->experts = mp_arena_take(arena, experts_scratch(model, (int)block));
+    list_adapters(pass, block, arena);
     /* fused mode needs one group per KV head: each unit stores its KV head, and only one may do so */
     pass->mode = one_row_each(rows) && model->groups == model->kv_heads ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
     if (one_row_each(rows) && may_split(model, rows, &sizes, threads)) {

@@ -78,6 +78,22 @@ static mp_status init_sequence(const mp_decoder *model, const mp_text_request *r
     return MP_OK;
 }
 
+/* Finds the adapter of a request. The model may have been loaded again with other adapters since the request was
+ * checked. */
+static mp_status find_adapter(const mp_decoder *model, const mp_text_request *request, mp_sequence_group *group,
+                              mp_error *error) {
+    group->adapter = (uint8_t)mp_adapters_find(&model->adapters, request->adapter);
+    if (request->adapter == 0 || group->adapter > 0)
+        return MP_OK;
+    return mp_fail(error, MP_INVALID_ARGUMENT, "the adapter of the request was unloaded");
+}
+
+/* Returns the part of a prefix key that tells apart sequences whose keys and values differ although their tokens are
+ * equal. */
+static uint32_t variant_of(const mp_decoder *model, const mp_text_request *request, const mp_sequence_group *group) {
+    return 2u * group->adapter + mp_decoder_is_long(model, request);
+}
+
 static mp_status make_deferred(const mp_decoder *model, mp_sequence_group *group, mp_error *error) {
     size_t vocab = (size_t)model->vocab;
     group->kept = mp_alloc_array((size_t)group->n * vocab, sizeof *group->kept, MP_TAG_REQUEST);
@@ -100,11 +116,13 @@ mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cac
     group->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
     mp_status status = charge(model, request, cache, group, error);
     if (status == MP_OK)
+        status = find_adapter(model, request, group, error);
+    if (status == MP_OK)
         status = list_barred(model, request, group, error);
     if (status == MP_OK && request->masks)
         status = make_deferred(model, group, error);
     for (int i = 0; i < group->n && status == MP_OK; i++) {
-        group->seqs[i].chain = mp_prefix_begin(cache, item->tenant, mp_decoder_is_long(model, request));
+        group->seqs[i].chain = mp_prefix_begin(cache, item->tenant, variant_of(model, request, group));
         status = init_sequence(model, request, i, group->penalties, &group->seqs[i], error);
     }
     if (status != MP_OK) {

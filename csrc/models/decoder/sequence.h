@@ -51,6 +51,7 @@ typedef struct mp_sequence_group { /* state of an item */
     struct mp_request_images *images; /* or NULL (decoder/images.h) */
     int32_t read; /* largest number of prompt tokens that the first sequence has ever had in the cache */
     bool penalties;
+    uint8_t adapter;        /* number of the request's adapter; 0: none */
     int32_t *barred;        /* ids barred before min_tokens: end tokens and stop ids */
     int n_barred, n_always; /* number of barred ids; the first n_always ids are barred in the whole completion */
     float *kept;            /* [n, vocab] logits of all sequences, or NULL */

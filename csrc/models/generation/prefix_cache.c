@@ -40,7 +40,8 @@ void mp_prefix_count_hit(mp_prefix_cache *cache, uint32_t tokens) {
 
 static uint64_t key_after(const mp_prefix_cache *cache, const mp_prefix_chain *chain, const int32_t *tokens) {
     const uint64_t before = chain->count > 0 ? cache->known[chain->last].key : 0;
-    const uint64_t key[2] = {cache->hash_key[0] ^ before, cache->hash_key[1] ^ chain->tenant};
+    const uint64_t owner = (uint64_t)chain->variant << 32 | chain->tenant;
+    const uint64_t key[2] = {cache->hash_key[0] ^ before, cache->hash_key[1] ^ owner};
     return mp_siphash(key, tokens, MP_KV_BLOCK * sizeof *tokens);
 }
 
@@ -208,7 +209,7 @@ mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp
 
 /* ---- find, publish ----------------------------------------------------------------------------------------------- */
 
-mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, bool variant) {
+mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, uint32_t variant) {
     return (mp_prefix_chain){
         .last = MP_PREFIX_NONE, .tenant = tenant, .variant = variant, .closed = cache->percent == 0};
 }

@@ -2,9 +2,9 @@
  * (system prompt, chat history) is not computed again.
  *
  * When all MP_KV_BLOCK tokens of a block have been computed, its sequence publishes it. The key of a block is a keyed
- * hash of its predecessor's key, its tenant and its tokens. A key only selects candidates. A candidate matches if its
- * tenant, variant, predecessor (the block itself, not its key) and tokens are equal, so a hash collision costs time but
- * never gives a wrong text.
+ * hash of its predecessor's key, its tenant, its variant and its tokens. A key only selects candidates. A candidate
+ * matches if its tenant, variant, predecessor (the block itself, not its key) and tokens are equal, so a hash collision
+ * costs time but never gives a wrong text.
  *
  *   references of a block = sequences that hold it + 1 when it is published
  *
@@ -32,8 +32,7 @@
 
 typedef struct mp_prefix_block { /* the published state of a block id */
     uint64_t key;
-    uint32_t parent, tenant;
-    bool variant;
+    uint32_t parent, tenant, variant;
     uint32_t children;     /* number of published blocks whose parent is this block */
     uint32_t next;         /* next block in the same hash bucket */
     uint32_t older, newer; /* neighbours in the idle list */
@@ -57,7 +56,8 @@ typedef struct mp_prefix_cache {
 typedef struct mp_prefix_chain { /* the published blocks at the start of a sequence */
     uint32_t count, last;        /* number of these blocks; id of the last one */
     uint32_t tenant;
-    bool variant;       /* LongRoPE: uses the long rotary table; sequences with different tables share no block */
+    uint32_t variant;   /* sequences of different variants share no block: those that use the long rotary table
+                         * (LongRoPE) and the short one, and those with different adapters */
     bool closed;        /* no further block can be published or found */
     bool key_known;     /* `key` is valid: the key of the next block */
     uint64_t key;
@@ -85,7 +85,7 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
 /* Takes a new block and copies all layers of block `from` into it. */
 mp_status mp_prefix_copy(mp_prefix_cache *cache, uint32_t from, uint32_t *id, mp_error *error);
 
-mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, bool variant);
+mp_prefix_chain mp_prefix_begin(const mp_prefix_cache *cache, uint32_t tenant, uint32_t variant);
 /* Finds the published block after the chain that holds these tokens [MP_KV_BLOCK]. If found, appends the block to the
  * chain, sets *id to it with a reference for the caller, and returns true. After a miss, the next call must pass the
  * same tokens, and does not hash them again. */

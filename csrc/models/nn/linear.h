@@ -23,6 +23,7 @@ typedef struct mp_linear {
     int32_t N, K;
     uint8_t acts[MP_LINEAR_PARTS];           /* mp_akind of each part */
     mp_stored_part *stored[MP_LINEAR_PARTS]; /* NULL if the part was packed at load */
+    struct mp_low_rank **updates; /* by adapter, NULL for those that leave the layer as it is (nn/adapter.h); or NULL */
 } mp_linear;
 
 /* ---- building ---------------------------------------------------------------------------------------------------- */

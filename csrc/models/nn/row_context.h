@@ -23,6 +23,9 @@ typedef struct mp_row_context {
     void *acts;                  /* shared: prepared activations, mp_linear_scratch of the largest layer */
     void *own_acts;              /* private to the thread, for up to MP_PRIVATE_ROWS rows; may be NULL */
     const mp_unpacked *unpacked; /* as in mp_linear_forward */
+    const uint8_t *adapters;     /* [M] number of the adapter of each row, 0: none; NULL: no row has one */
+    float *low_rank;             /* [M, low_rank_width] shared: products of rows and A, if there are adapters */
+    int32_t low_rank_width;      /* `width` of the model's adapters */
     /* NULL: plain barriers. Otherwise `meet` is a barrier that returns the same value to all threads: true to continue,
      * false if the step is over, which leaves the block's output unfinished. `poll` returns true if work up to the next
      * meet may be skipped. */
@@ -39,9 +42,17 @@ static inline bool mp_row_meet(const mp_row_context *context) {
     return true;
 }
 
-/* y [M, ldy] = linear(x [M, ldx]). Ends WITHOUT a barrier. */
+/* See nn/adapter.h. */
+void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, const float *x, int64_t ldx, int M,
+                        const mp_epilogue *ep, float *y, int64_t ldy);
+
+/* y [M, ldy] = linear(x [M, ldx]), with the adapters of the rows. Ends WITHOUT a barrier. */
 static inline void mp_row_linear(const mp_row_context *context, const mp_linear *linear, const float *x, int64_t ldx,
                                  int M, const mp_epilogue *ep, float *y, int64_t ldy) {
+    if (linear->updates && context->adapters) {
+        mp_adapter_forward(context, linear, x, ldx, M, ep, y, ldy);
+        return;
+    }
     mp_linear_forward(linear, context->thread, x, ldx, M, context->acts, context->own_acts, context->unpacked, ep, y,
                       ldy);
 }

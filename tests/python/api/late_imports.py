@@ -119,6 +119,7 @@ mpool.runtime.entry  mpool._core  1  core
 mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  1  start-up
 mpool.runtime.entry  mpool.models.files  1  start-up
+mpool.runtime.entry  mpool.models.formats.adapters  1  start-up
 mpool.runtime.entry  mpool.tokenizers  1  start-up
 mpool.runtime.entry  mpool.tokenizers.gguf_vocab  1  start-up
 mpool.runtime.entry  numpy  1  core

@@ -16,10 +16,13 @@ def _key(pool: mpool.Pool, model: str, compute: str) -> str:
     return pool.get(model)._entry.core_key(compute)
 
 
-def logits(pool: mpool.Pool, model: str, tokens: np.ndarray, compute: str = "auto") -> np.ndarray:
+def logits(pool: mpool.Pool, model: str, tokens: np.ndarray, compute: str = "auto",
+           adapter: str | None = None) -> np.ndarray:
     """Return the next-token logits after every token, float32 (tokens, vocab)."""
     key = _key(pool, model, compute)
-    ticket = pool.registry.submit_text(key, np.ascontiguousarray(tokens, np.int32), prompt_logits=True, **SAMPLING)
+    number = 0 if adapter is None else pool.get(model)._entry.adapter_id(adapter)
+    ticket = pool.registry.submit_text(key, np.ascontiguousarray(tokens, np.int32), prompt_logits=True,
+                                       adapter=number, **SAMPLING)
     ticket.wait()
     ticket.check()
     return ticket.prompt_logits()

@@ -1,0 +1,308 @@
+#include "models/nn/adapter.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct mp_updates { /* the updates of one layer by adapter */
+    struct mp_updates *next;
+    mp_low_rank *by_adapter[];
+} mp_updates;
+
+/* ---- building ---------------------------------------------------------------------------------------------------- */
+
+mp_status mp_adapters_open(mp_adapters *adapters, const mp_spec *spec, mp_error *error) {
+    static const char key[] = "mpool.adapters";
+    const mp_value *ids = mp_spec_find(spec, key);
+    *adapters = (mp_adapters){0};
+    if (!ids)
+        return MP_OK;
+    if (ids->type != MP_VALUE_INTS || ids->count > MP_ADAPTERS_MOST)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "at most 64 integers",
+                            "%llu values of another type or number", (unsigned long long)ids->count);
+    for (uint64_t i = 0; i < ids->count; i++) {
+        if (ids->as.integers[i] < 1 || mp_adapters_find(adapters, ids->as.integers[i]) > 0)
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "positive integers, each once", "%lld",
+                                (long long)ids->as.integers[i]);
+        adapters->ids[adapters->count++] = ids->as.integers[i];
+    }
+    return MP_OK;
+}
+
+void mp_adapters_deinit(mp_adapters *adapters) {
+    for (mp_low_rank *at = adapters->updates, *next; at; at = next) {
+        next = at->next;
+        mp_free(at);
+    }
+    for (mp_updates *at = adapters->tables, *next; at; at = next) {
+        next = at->next;
+        mp_free(at);
+    }
+    *adapters = (mp_adapters){0};
+}
+
+int mp_adapters_find(const mp_adapters *adapters, int64_t id) {
+    for (int i = 0; i < adapters->count; i++)
+        if (adapters->ids[i] == id)
+            return i + 1;
+    return 0;
+}
+
+/* Gets the table of a layer's updates, which every adapted part of the layer shares. */
+static mp_status table_of(mp_adapters *adapters, mp_linear *linear, mp_error *error) {
+    const size_t bytes = sizeof(mp_updates) + (size_t)adapters->count * sizeof(mp_low_rank *);
+    if (linear->updates)
+        return MP_OK;
+    mp_updates *table = mp_alloc_zeroed(bytes, MP_TAG_WEIGHTS);
+    if (!table)
+        return mp_fail_memory(error, bytes, "the adapters of a layer");
+    table->next = adapters->tables;
+    adapters->tables = table;
+    linear->updates = table->by_adapter;
+    return MP_OK;
+}
+
+static mp_status update_of(mp_adapters *adapters, mp_linear *linear, int index, mp_low_rank **out, mp_error *error) {
+    MP_TRY(table_of(adapters, linear, error));
+    if (!linear->updates[index]) {
+        mp_low_rank *update = mp_alloc_zeroed(sizeof *update, MP_TAG_WEIGHTS);
+        if (!update)
+            return mp_fail_memory(error, sizeof *update, "an adapter of a layer");
+        update->next = adapters->updates;
+        adapters->updates = linear->updates[index] = update;
+    }
+    *out = linear->updates[index];
+    return MP_OK;
+}
+
+/* Copies the rows of `heads` heads [rows, width]. heads > 0: the halves of each head stand one after the other in
+ * `from` and are interleaved in `to`. heads < 0: the opposite. */
+static void reorder_rows(const float *from, int64_t rows, int64_t width, int64_t heads, float *to) {
+    const int64_t size = rows / (heads < 0 ? -heads : heads), half = size / 2;
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t first = row - row % size, at = row % size;
+        const int64_t source = first + (heads > 0 ? at % 2 * half + at / 2 : at % half * 2 + at / half);
+        memcpy(to + row * width, from + source * width, (size_t)width * sizeof *to);
+    }
+}
+
+/* Adds the matrix `name` [rows, width], times `by`, as the next part of `to`, in fp32. heads: see reorder_rows; 0: the
+ * rows stay in their order. */
+static mp_status add_matrix(mp_builder *builder, mp_linear *to, const char *name, int64_t rows, int64_t width, float by,
+                            int64_t heads, mp_error *error) {
+    const int64_t shape[2] = {rows, width};
+    mp_tensor tensor;
+    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &tensor, error));
+    if (mp_dtype_get(tensor.dtype)->items > 1)
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s of an adapter is stored as %s, allowed: F32, F16, BF16", name,
+                       mp_dtype_get(tensor.dtype)->name);
+    const int64_t items = tensor.shape[0] * tensor.shape[1]; /* the sizes of a layer and a rank: no overflow */
+    float *values = mp_alloc((size_t)items * sizeof *values, MP_TAG_MISC);
+    if (!values)
+        return mp_fail_memory(error, (uint64_t)items * sizeof *values, "a matrix of an adapter");
+    mp_dequantize_row(tensor.dtype, tensor.data, items, values);
+    for (int64_t i = 0; i < items; i++) {
+        values[i] *= by;
+        if (!isfinite(values[i])) {
+            mp_free(values);
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(builder->weights)), -1, name,
+                                "finite values, also times alpha / rank", "infinity or NaN at index %lld",
+                                (long long)i);
+        }
+    }
+    mp_weights_release(builder->weights, &tensor);
+    if (heads != 0) {
+        float *ordered = mp_alloc((size_t)items * sizeof *values, MP_TAG_MISC);
+        if (!ordered) {
+            mp_free(values);
+            return mp_fail_memory(error, (uint64_t)items * sizeof *values, "a matrix of an adapter");
+        }
+        reorder_rows(values, rows, width, heads, ordered);
+        mp_free(values);
+        values = ordered;
+    }
+    const mp_compute compute = builder->compute;
+    const int64_t parameters = builder->parameters;
+    builder->compute = MP_COMPUTE_F32;
+    mp_status status = mp_builder_linear_taken(builder, to, values, (int32_t)tensor.shape[0], (int32_t)tensor.shape[1],
+                                               error);
+    builder->compute = compute;
+    builder->parameters = parameters; /* those of the model without adapters */
+    return status;
+}
+
+/* Adds the update of part `part` of a layer by the adapter at `index`, if it has one. stem: length of `name` without
+ * ".weight". */
+static mp_status add_update(mp_adapters *adapters, mp_builder *builder, mp_linear *linear, int part, int index,
+                            const char *name, int stem, mp_error *error) {
+    enum { LENGTH = MP_BUILDER_NAME + 16 };
+    const mp_spec *spec = mp_weights_spec(builder->weights);
+    const int64_t any[2] = {-1, linear->K}, none = 0, N = linear->w[part].N;
+    char a[LENGTH], b[LENGTH], factor[LENGTH], order[LENGTH];
+    snprintf(a, sizeof a, MP_ADAPTER_PREFIX "%d.%.*s.lora_a", index + 1, stem, name);
+    snprintf(b, sizeof b, MP_ADAPTER_PREFIX "%d.%.*s.lora_b", index + 1, stem, name);
+    snprintf(factor, sizeof factor, MP_ADAPTER_PREFIX "%d.%.*s.scale", index + 1, stem, name);
+    snprintf(order, sizeof order, MP_ADAPTER_PREFIX "%d.%.*s.heads", index + 1, stem, name);
+    if (!mp_weights_has(builder->weights, a) && !mp_weights_has(builder->weights, b))
+        return MP_OK;
+    mp_low_rank *update = NULL;
+    mp_tensor first;
+    double scale;
+    int64_t heads;
+    MP_TRY(mp_weights_get(builder->weights, a, 2, any, &first, error));
+    const int64_t rank = first.shape[0];
+    if (rank > MP_ADAPTER_MOST_RANK)
+        return mp_fail(error, MP_LIMIT, "tensor %s has the rank %lld, mpool supports at most %d", a, (long long)rank,
+                       MP_ADAPTER_MOST_RANK);
+    MP_TRY(mp_spec_float(spec, factor, -1e6, 1e6, NULL, &scale, error));
+    MP_TRY(mp_spec_int(spec, order, -N, N, &none, &heads, error));
+    if (heads != 0 && N % (2 * heads) != 0)
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, order, "a number of heads of an even size",
+                            "%lld for %lld outputs", (long long)heads, (long long)N);
+    MP_TRY(update_of(adapters, linear, index, &update, error));
+    const int at = update->down.parts;
+    MP_TRY(add_matrix(builder, &update->down, a, rank, linear->K, 1, 0, error));
+    MP_TRY(add_matrix(builder, &update->up[at], b, N, rank, (float)scale, heads, error));
+    update->part[at] = part;
+    adapters->matrices += 2;
+    if (update->down.N > adapters->width)
+        adapters->width = update->down.N;
+    return MP_OK;
+}
+
+mp_status mp_adapters_add(mp_adapters *adapters, mp_builder *builder, mp_linear *linear, const char *name,
+                          mp_error *error) {
+    static const char end[] = ".weight";
+    const int stem = (int)(strlen(name) - strlen(end));
+    assert(stem > 0 && strcmp(name + stem, end) == 0 && linear->parts > 0);
+    for (int i = 0; i < adapters->count; i++)
+        MP_TRY(add_update(adapters, builder, linear, linear->parts - 1, i, name, stem, error));
+    return MP_OK;
+}
+
+static bool is_of_adapter(const char *name) {
+    return strncmp(name, MP_ADAPTER_PREFIX, sizeof MP_ADAPTER_PREFIX - 1) == 0;
+}
+
+mp_status mp_adapters_check(const mp_adapters *adapters, const mp_spec *spec, mp_error *error) {
+    int64_t matrices = 0;
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++)
+        matrices += is_of_adapter(mp_spec_tensor_at(spec, i)->name);
+    if (matrices == adapters->matrices)
+        return MP_OK;
+    return mp_fail(error, MP_UNSUPPORTED, "%lld matrices of the adapters belong to no layer that adapters can update",
+                   (long long)(matrices - adapters->matrices));
+}
+
+uint64_t mp_adapter_footprint(const mp_tensor_entry *entry) {
+    if (!is_of_adapter(entry->name) || entry->ndim != 2 || entry->shape[0] < 1 || entry->shape[0] > INT32_MAX ||
+        entry->shape[1] < 1 || entry->shape[1] > INT32_MAX)
+        return 0;
+    mp_wmat w;
+    mp_wmat_init(&w, MP_W_F32, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
+    return mp_wmat_bytes(&w);
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+typedef struct adapted_rows { /* consecutive rows with the same adapter */
+    int row0, rows;
+    const mp_low_rank *update;
+} adapted_rows;
+
+/* Finds the next rows after `at` whose adapter updates the layer. Begin with rows 0 of 0. Returns false at the end. */
+static bool next_rows(const mp_row_context *context, const mp_linear *linear, int M, adapted_rows *at) {
+    int row = at->row0 + at->rows;
+    for (; row < M; row++) {
+        const int adapter = context->adapters[row];
+        if (adapter == 0 || !linear->updates[adapter - 1])
+            continue;
+        at->row0 = row;
+        at->update = linear->updates[adapter - 1];
+        while (row < M && context->adapters[row] == adapter)
+            row++;
+        at->rows = row - at->row0;
+        return true;
+    }
+    return false;
+}
+
+/* A unit is one panel of outputs of one row, so that threads can share the panels of many rows and the rows of a single
+ * panel. Units of a matrix are ordered by panel. Computes units [from, to) of the rows. */
+static void multiply_units(const mp_wmat *w, const mp_acts *x, const adapted_rows *at, int64_t from, int64_t to,
+                           const mp_epilogue *ep, float *y, int64_t ldy) {
+    while (from < to) {
+        const int panel = (int)(from / at->rows), row = (int)(from % at->rows);
+        if (row == 0 && to - from >= at->rows) {
+            const int panels = (int)((to - from) / at->rows);
+            mp_gemm(w, x, at->row0, at->row0 + at->rows, panel, panel + panels, ep, y, ldy);
+            from += (int64_t)panels * at->rows;
+        } else {
+            const int last = at->rows - row < to - from ? at->rows : row + (int)(to - from);
+            mp_gemm(w, x, at->row0 + row, at->row0 + last, panel, panel + 1, ep, y, ldy);
+            from += last - row;
+        }
+    }
+}
+
+typedef struct thread_share { /* the units [begin, end) of all matrices; `at`: units of the matrices so far */
+    int64_t begin, end, at;
+} thread_share;
+
+static void multiply_share(const mp_wmat *w, const mp_acts *x, const adapted_rows *at, thread_share *share,
+                           const mp_epilogue *ep, float *y, int64_t ldy) {
+    const int64_t units = (int64_t)w->panels * at->rows;
+    const int64_t from = share->begin > share->at ? share->begin - share->at : 0;
+    const int64_t to = share->end - share->at < units ? share->end - share->at : units;
+    share->at += units;
+    multiply_units(w, x, at, from, to, ep, y, ldy);
+}
+
+/* Returns the thread's share of all products with A, or with B if `up`. */
+static thread_share share_of(const mp_row_context *context, const mp_linear *linear, int M, bool up) {
+    adapted_rows at = {0};
+    thread_share share = {0};
+    int64_t units = 0;
+    while (next_rows(context, linear, M, &at))
+        for (int p = 0; p < at.update->down.parts; p++)
+            units += (int64_t)(up ? &at.update->up[p].w[0] : &at.update->down.w[p])->panels * at.rows;
+    mp_team_split(context->thread, units, 1, &share.begin, &share.end);
+    return share;
+}
+
+static mp_acts floats(int M, int32_t K, const float *x, int64_t ld) {
+    mp_acts acts;
+    mp_acts_init(&acts, MP_A_F32, M, K, NULL);
+    mp_acts_fill(&acts, x, ld, 0, M);
+    return acts;
+}
+
+void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, const float *x, int64_t ldx, int M,
+                        const mp_epilogue *ep, float *y, int64_t ldy) {
+    adapted_rows at = {0};
+    const bool any = next_rows(context, linear, M, &at);
+    assert(x && (!ep || ep->act == MP_ACT_NONE));
+    if (any) {
+        thread_share share = share_of(context, linear, M, false);
+        const mp_acts in = floats(M, linear->K, x, ldx);
+        for (at = (adapted_rows){0}; next_rows(context, linear, M, &at);)
+            for (int p = 0; p < at.update->down.parts; p++)
+                multiply_share(&at.update->down.w[p], &in, &at, &share, NULL,
+                               context->low_rank + at.update->down.column[p], context->low_rank_width);
+    }
+    mp_linear_forward(linear, context->thread, x, ldx, M, context->acts, context->own_acts, context->unpacked, ep, y,
+                      ldy);
+    if (!any)
+        return;
+    mp_team_barrier(context->thread);
+    thread_share share = share_of(context, linear, M, true);
+    for (at = (adapted_rows){0}; next_rows(context, linear, M, &at);)
+        for (int p = 0; p < at.update->down.parts; p++) {
+            const mp_linear *up = &at.update->up[p];
+            const mp_acts in = floats(M, up->K, context->low_rank + at.update->down.column[p], context->low_rank_width);
+            float *const out = y + linear->column[at.update->part[p]];
+            const mp_epilogue add = {.residual = out, .ld_residual = ldy};
+            multiply_share(&up->w[0], &in, &at, &share, &add, out, ldy);
+        }
+}

@@ -1,0 +1,59 @@
+/* nn/adapter.h: low-rank adapters of linear layers (LoRA: Hu et al., arXiv:2106.09685), chosen row by row.
+ *
+ * An adapter adds scale * B (A x) to the outputs of a part of a layer, where A [rank, K] and B [N, rank] are matrices
+ * of its own. A model may have several adapters, and each row of a pass names one of them or none. The updates are
+ * computed in fp32, whatever the compute type of the layer is. An update depends on its own row only: the bits are the
+ * same alone and beside rows of other adapters, and a row without an adapter has the bits that it has in a model
+ * without adapters.
+ *
+ * The spec of a model lists its adapters: the key mpool.adapters holds the id of each one. Matrices of the adapter at
+ * index i are the tensors adapter.<i + 1>.<layer>.lora_a and .lora_b, where <layer> is the name of the adapted weight
+ * without ".weight". The key adapter.<i + 1>.<layer>.scale is the factor. The key adapter.<i + 1>.<layer>.heads is 0 or
+ * absent, or the rows of B belong to this many heads and the model has them in another order. If it is positive, the
+ * halves of a head stand one after the other in B and are interleaved in the model; if negative, the opposite. */
+#ifndef MP_MODELS_NN_ADAPTER_H
+#define MP_MODELS_NN_ADAPTER_H
+
+#include "models/nn/linear.h"
+#include "models/nn/row_context.h"
+
+enum { MP_ADAPTERS_MOST = 64, MP_ADAPTER_MOST_RANK = 1024 };
+#define MP_ADAPTER_PREFIX "adapter."
+
+typedef struct mp_low_rank { /* the update of a layer by one adapter */
+    mp_linear down;                /* A of every adapted part, side by side: [sum of ranks, K] */
+    mp_linear up[MP_LINEAR_PARTS]; /* [N, rank] of each part of `down`: B times the scale */
+    int part[MP_LINEAR_PARTS];     /* index in the layer of each part of `down` */
+    struct mp_low_rank *next;      /* list of all updates of a model */
+} mp_low_rank;
+
+typedef struct mp_adapters { /* the adapters of a model */
+    int count;
+    int64_t ids[MP_ADAPTERS_MOST];
+    int32_t width;      /* largest sum of ranks of an update */
+    int64_t matrices;   /* matrices that were added */
+    mp_low_rank *updates;
+    struct mp_updates *tables;
+} mp_adapters;
+
+/* Reads the list of adapters. FORMAT for an id that occurs twice. */
+mp_status mp_adapters_open(mp_adapters *adapters, const mp_spec *spec, mp_error *error);
+void mp_adapters_deinit(mp_adapters *adapters); /* invalidates `updates` of the layers */
+/* Returns the number of the adapter with this id: its index plus 1; 0 if the model does not have it. */
+int mp_adapters_find(const mp_adapters *adapters, int64_t id);
+/* Adds the updates of the last part of `linear`, whose weight is the tensor `name`. Call after mp_builder_linear.
+ * FORMAT names a matrix whose shape does not fit, or that holds a value which is not finite. */
+mp_status mp_adapters_add(mp_adapters *adapters, mp_builder *builder, mp_linear *linear, const char *name,
+                          mp_error *error);
+/* Call after the last layer. UNSUPPORTED if the spec has matrices of adapters that were not added. */
+mp_status mp_adapters_check(const mp_adapters *adapters, const mp_spec *spec, mp_error *error);
+/* Returns the bytes that the matrix `entry` of an adapter takes when it is packed; 0 for every other tensor. */
+uint64_t mp_adapter_footprint(const mp_tensor_entry *entry);
+
+/* As mp_row_linear, for a layer with updates and rows with adapters. Ends WITHOUT a barrier; a barrier must follow
+ * before the next call. If an update applies to a row, there is one more barrier inside than in mp_linear_forward. x
+ * must not be NULL, and `ep` must have no activation. */
+void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, const float *x, int64_t ldx, int M,
+                        const mp_epilogue *ep, float *y, int64_t ldy);
+
+#endif

@@ -1,0 +1,146 @@
+"""Low-rank adapters compared with transformers: a model with merged weights, W + scale * B A, in float32."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+
+import paritymodels
+from adapterfiles import ALL, ATTENTION, matrices, merged, save_gguf, save_peft
+from corelib import logits
+from paritymodels import randomise, torch, transformers, write_tokenizer
+
+TOLERANCE = 1e-4
+VOCAB = 157
+#: Families, and sizes that no kernel's tile divides.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {"attention_bias": True}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 26}),
+    "granite": ("GraniteConfig", "GraniteForCausalLM", {"residual_multiplier": 0.7}),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", {"head_dim": 14}),
+}
+
+
+def make(family: str) -> Any:
+    config, kind, extra = FAMILIES[family]
+    model = getattr(transformers, kind)(getattr(transformers, config)(
+        vocab_size=VOCAB, hidden_size=84, intermediate_size=111, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=400, bos_token_id=0, eos_token_id=1, pad_token_id=0,
+        rms_norm_eps=1e-5, tie_word_embeddings=False, **extra)).eval()
+    randomise(model, 4)
+    return model
+
+
+def save(folder: Path, model: Any) -> str:
+    model.save_pretrained(folder)
+    write_tokenizer(folder, VOCAB)
+    return str(folder)
+
+
+def expected(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor(tokens[None])).logits[0].numpy()
+
+
+@pytest.mark.parametrize(("family", "rank"), [("llama", 1), ("llama", 8), ("llama", 16), ("llama", 33), ("qwen2", 16),
+                                              ("qwen3", 8), ("granite", 16), ("gemma2", 5)])
+def test_logits(tmp_path: Path, family: str, rank: int) -> None:
+    model = make(family)
+    folder, found = save(tmp_path / "base", model), matrices(model, rank, 5)
+    stable, scale = rank % 2 == 1, 1.5
+    save_peft(tmp_path / "lora", found, scale * (math.sqrt(rank) if stable else rank), use_rslora=stable)
+    tokens = np.random.default_rng(7).integers(2, VOCAB, 203)
+    with mpool.Pool() as pool:
+        plain = logits(pool, folder, tokens, "float32")
+        pool.load(folder, adapters={"one": tmp_path / "lora"}, compute="float32")
+        got = logits(pool, folder, tokens, "float32", "one")
+        assert np.array_equal(logits(pool, folder, tokens, "float32"), plain)
+    assert np.abs(got - expected(merged(model, found, scale), tokens)).max() <= TOLERANCE
+    assert np.abs(got - plain).max() > 0.1
+
+
+@pytest.mark.parametrize("targets", [*((name,) for name in ALL), ("q_proj", "v_proj"), ("k_proj", "up_proj"),
+                                     ATTENTION])
+def test_targets(tmp_path: Path, targets: tuple[str, ...]) -> None:
+    model = make("llama")
+    folder, found = save(tmp_path / "base", model), matrices(model, 4, 6, targets)
+    save_peft(tmp_path / "lora", found, -3.0)
+    tokens = np.random.default_rng(8).integers(2, VOCAB, 21)
+    with mpool.Pool() as pool:
+        pool.load(folder, adapters={"one": tmp_path / "lora"}, compute="float32")
+        got = logits(pool, folder, tokens, "float32", "one")
+    assert np.abs(got - expected(merged(model, found, -3.0 / 4), tokens)).max() <= TOLERANCE
+
+
+def test_fused_modules(tmp_path: Path) -> None:
+    """Phi-3 has one matrix for queries, keys and values, and one for gate and up."""
+    model = paritymodels.decoder("phi3", 2, vocab=VOCAB)
+    randomise(model, 4)
+    folder = save(tmp_path / "base", model)
+    found = matrices(model, 3, 9, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"))
+    save_peft(tmp_path / "lora", found, 6.0)
+    tokens = np.random.default_rng(9).integers(2, VOCAB, 50)
+    with mpool.Pool() as pool:
+        pool.load(folder, adapters={"one": tmp_path / "lora"}, compute="float32")
+        got = logits(pool, folder, tokens, "float32", "one")
+    assert np.abs(got - expected(merged(model, found, 2.0), tokens)).max() <= TOLERANCE
+
+
+def test_ranks_and_alphas_of_modules(tmp_path: Path) -> None:
+    model = make("llama")
+    folder = save(tmp_path / "base", model)
+    found = {**matrices(model, 3, 1, ("q_proj", "down_proj")), **matrices(model, 7, 2, ("k_proj",))}
+    special = "model.layers.1.self_attn.k_proj"
+    save_peft(tmp_path / "lora", found, 6.0, r=3, rank_pattern={"k_proj": 7}, alpha_pattern={special: 21.0})
+    whole = model
+    for name, pair in found.items():
+        whole = merged(whole, {name: pair}, (21.0 if name == special else 6.0) / pair[0].shape[0])
+    tokens = np.random.default_rng(9).integers(2, VOCAB, 50)
+    with mpool.Pool() as pool:
+        pool.load(folder, adapters={"one": tmp_path / "lora"}, compute="float32")
+        got = logits(pool, folder, tokens, "float32", "one")
+    assert np.abs(got - expected(whole, tokens)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_stored_types(tmp_path: Path, dtype: str) -> None:
+    model = make("qwen2")
+    folder, found = save(tmp_path / "base", model), matrices(model, 8, 5)
+    save_peft(tmp_path / "lora", found, 8.0, dtype)
+    kind = getattr(torch, dtype)
+    rounded = {name: tuple(torch.from_numpy(m).to(kind).float().numpy() for m in pair) for name, pair in found.items()}
+    tokens = np.random.default_rng(7).integers(2, VOCAB, 50)
+    with mpool.Pool() as pool:
+        pool.load(folder, adapters={"one": tmp_path / "lora"}, compute="float32")
+        got = logits(pool, folder, tokens, "float32", "one")
+    assert np.abs(got - expected(merged(model, rounded, 1.0), tokens)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(("family", "base", "adapter"), [
+    ("llama", "gguf", "gguf"), ("llama", "gguf", "peft"), ("llama", "folder", "gguf"), ("qwen2", "gguf", "gguf"),
+    ("qwen2", "gguf", "peft"), ("qwen2", "folder", "gguf")])
+def test_gguf(tmp_path: Path, family: str, base: str, adapter: str) -> None:
+    """GGUF files of Llama interleave the halves of each head in the rows of queries and keys, those of Qwen2 do not."""
+    import tinygguf
+
+    model = paritymodels.decoder(family, 2, vocab=VOCAB)
+    randomise(model, 4)
+    place = save(tmp_path / "base", model) if base == "folder" else str(tinygguf.write(tmp_path / "base.gguf", model))
+    found = matrices(model, 6, 3)
+    if adapter == "peft":
+        path = save_peft(tmp_path / "lora", found, 3.0)
+    else:
+        path = save_gguf(tmp_path / "lora.gguf", found, 3.0, {"q_proj": 6, "k_proj": 2} if family == "llama" else None,
+                         family)
+    tokens = np.random.default_rng(7).integers(2, VOCAB, 60)
+    with mpool.Pool() as pool:
+        pool.load(place, adapters={"one": path}, compute="float32")
+        got = logits(pool, place, tokens, "float32", "one")
+    assert np.abs(got - expected(merged(model, found, 0.5), tokens)).max() <= TOLERANCE
