@@ -200,7 +200,8 @@ def run(path: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for _ in range(2):
-        with mpool.Pool(mpool.PoolConfig(memory_bytes=20 << 30, max_workers_per_model=1)) as pool:
+        # packing the weights of a layer may take longer than the default of 30 s where other programs run
+        with mpool.Pool(mpool.PoolConfig(memory_bytes=20 << 30, max_workers_per_model=1, request_timeout=600)) as pool:
             entry = pool.get(str(path))._entry
             entry.describe()
             entry.tokenizer()
