@@ -1,6 +1,8 @@
 /* Models whose experts are larger than the memory: they load, give the same bytes, charge no experts, and log once that
  * experts are read from the disk again and again. */
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/options.h"
 #include "base/trace.h"
@@ -149,6 +151,75 @@ MP_TEST(models_expert_reads_warn_once) {
 }
 
 #ifdef MP_SEAM
+enum { ADVISED_MOST = 4096 };
+static _Atomic int advised;
+static struct {
+    uintptr_t from, end;
+} advice_of[ADVISED_MOST];
+
+static int note_advice(void *data, size_t bytes, int advice) {
+    if (advice == MADV_WILLNEED) {
+        const int at = atomic_fetch_add(&advised, 1);
+        MP_CHECK(at < ADVISED_MOST);
+        advice_of[at].from = (uintptr_t)data;
+        advice_of[at].end = (uintptr_t)data + bytes;
+    }
+    return mp_sys_real.madvise(data, bytes, advice);
+}
+
+/* Returns how often the system was asked for all pages of a tensor. */
+static int asked_for(const mp_tensor *tensor) {
+    int count = 0;
+    for (int i = 0; i < atomic_load(&advised); i++)
+        count += advice_of[i].from <= (uintptr_t)tensor->data &&
+                 advice_of[i].end >= (uintptr_t)tensor->data + tensor->nbytes;
+    return count;
+}
+
+/* The system is asked for an expert's matrices when rows choose it for the first time, and, while the model thrashes,
+ * whenever they choose it. It is never asked for an expert that no row chose. The results are the same. */
+MP_TEST(models_expert_reads_ask_ahead) {
+    tiny_model tiny;
+    setenv("MPOOL_SPECULATION", "0", 1);
+    tiny_weights = "mapped";
+    tiny_load(&tiny, tiny_decoder_spec_as(&moe, types, 1, 7, -1), MP_COMPUTE_AUTO, 2);
+    tiny_weights = NULL;
+    mp_decoder *decoder = (mp_decoder *)tiny.model;
+    mp_sys_table.madvise = note_advice;
+    const uint64_t expected = run(&tiny, PROMPT);
+    int first = 0, chosen = 0;
+    for (int l = 0; l < TINY_LAYERS; l++) {
+        const mp_experts *experts = &decoder->layers[l].experts;
+        const mp_expert_matrix *parts[] = {&experts->gate, &experts->up, &experts->down};
+        for (int e = 0; e < EXPERTS; e++)
+            for (int p = 0; p < 3; p++) {
+                const int count = asked_for(&parts[p]->tensors[e]);
+                if (experts->seen[e])
+                    MP_CHECK(count >= 1); /* a request for a neighbour on the same page may cover a small one */
+                else
+                    MP_CHECK_INT(count, 0);
+                first += experts->seen[e];
+            }
+        MP_CHECK_INT(experts->seen[EXPERTS - 1], 0);
+    }
+    MP_CHECK_INT(atomic_load(&advised), first);
+    MP_CHECK(first > 3 * TINY_LAYERS);
+
+    atomic_store(&advised, 0);
+    MP_CHECK(run(&tiny, PROMPT) == expected);
+    MP_CHECK_INT(atomic_load(&advised), 0);
+
+    atomic_store(&decoder->expert_reads.thrashing, 1);
+    MP_CHECK(run(&tiny, PROMPT) == expected);
+    chosen = atomic_load(&advised);
+    MP_CHECK(chosen >= ANSWER * TINY_LAYERS * 2 * 3); /* two experts of three matrices per layer and token */
+    atomic_store(&decoder->expert_reads.thrashing, 0);
+    MP_CHECK(run(&tiny, PROMPT) == expected);
+    MP_CHECK_INT(atomic_load(&advised), chosen);
+    tiny_unload(&tiny);
+    mp_sys_table = mp_sys_real;
+}
+
 static _Atomic uint64_t faults;
 static _Atomic int faulting;
 

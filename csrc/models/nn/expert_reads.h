@@ -22,6 +22,10 @@ typedef struct mp_expert_reads { /* one per loaded model; zeroed before the firs
 
 /* Returns true if the use of a layer that begins now is to be measured. NULL: false. */
 bool mp_expert_reads_sample(mp_expert_reads *reads);
+/* Returns true after the warning. NULL: false. */
+static inline bool mp_expert_reads_thrash(const mp_expert_reads *reads) {
+    return reads && atomic_load_explicit(&reads->thrashing, memory_order_relaxed);
+}
 /* Adds a measured use. */
 void mp_expert_reads_add(mp_expert_reads *reads, bool missed);
 

@@ -181,16 +181,44 @@ static void group(const mp_experts *experts, int M, const expert_scratch *s) {
     s->first[0] = 0;
 }
 
-/* Decides whether the use is measured (nn/expert_reads.h), and marks the chosen experts as used. */
+static bool is_new(const mp_experts *experts, int e) {
+    return !atomic_load_explicit(&experts->seen[e], memory_order_relaxed);
+}
+
+/* Decides whether the use is measured (nn/expert_reads.h). */
 static void begin_reads(const mp_experts *experts, const expert_scratch *s) {
     bool measured = mp_expert_reads_sample(experts->reads);
-    for (int e = 0; experts->seen && e < experts->count; e++)
-        if (s->first[e + 1] > s->first[e] && !atomic_load_explicit(&experts->seen[e], memory_order_relaxed)) {
-            atomic_store_explicit(&experts->seen[e], 1, memory_order_relaxed);
-            measured = false;
-        }
+    for (int e = 0; measured && e < experts->count; e++)
+        measured = s->first[e + 1] == s->first[e] || !is_new(experts, e);
     atomic_store_explicit(&s->reads[0], measured, memory_order_relaxed);
     atomic_store_explicit(&s->reads[1], 0, memory_order_relaxed);
+}
+
+/* Marks the chosen experts as used. */
+static void mark_seen(const mp_experts *experts, const expert_scratch *s) {
+    for (int e = 0; experts->seen && e < experts->count; e++)
+        if (s->first[e + 1] > s->first[e] && is_new(experts, e))
+            atomic_store_explicit(&experts->seen[e], 1, memory_order_relaxed);
+}
+
+/* Asks the system to read the chosen experts from the disk, without waiting for it: all of them at once, where faults
+ * would read 128 KiB at a time. Asks for an expert when it is used first, and on each use while the model thrashes:
+ * asking for pages that are in memory takes 13 us per matrix. Each thread asks for some of the matrices. */
+static void fetch(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s) {
+    const mp_expert_matrix *const parts[] = {&experts->gate, &experts->up, &experts->down};
+    const bool always = mp_expert_reads_thrash(experts->reads);
+    int turn = 0;
+    for (int p = experts->plain ? 1 : 0; experts->seen && p < 3; p++)
+        for (int e = 0; e < experts->count; e++) {
+            if (s->first[e + 1] == s->first[e] || (!always && !is_new(experts, e)))
+                continue;
+            if (turn++ % thread->count != thread->index)
+                continue;
+            const mp_packed_matrix *packed = parts[p]->packed;
+            const mp_tensor *tensor = &parts[p]->tensors[e];
+            if (!packed || atomic_load_explicit(&packed->left[e], memory_order_relaxed) > 0)
+                mp_sys_advise((void *)(uintptr_t)tensor->data, tensor->nbytes, MP_ADVISE_WILLNEED);
+        }
 }
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
@@ -340,6 +368,7 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
     mp_team_barrier(thread);
     const bool measured = atomic_load_explicit(&s.reads[0], memory_order_relaxed);
     const uint64_t faults = measured ? mp_sys_major_faults() : 0;
+    fetch(experts, thread, &s);
 
     mp_acts acts;
     mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), (int32_t)n, experts->hidden, s.acts);
@@ -348,6 +377,8 @@ void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread,
         memcpy(s.wide + i * hidden, x + s.row[i] * hidden, (size_t)hidden * sizeof *x);
     mp_acts_fill(&acts, s.wide, hidden, (int)begin, (int)end);
     mp_team_barrier(thread);
+    if (thread->index == 0)
+        mark_seen(experts, &s);
     const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
     run_matrices(experts, thread, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &acts, own, lease,
                  s.inner, wide);
