@@ -18,7 +18,7 @@ handler:
 - One module per protocol: ``openai``, ``ollama``, ``operational``, ``dashboard``. To add a protocol, add its tuple of
   operations in ``application``. ``forms``, ``thinking``, ``fill_in``, ``image_urls``: options that several protocols
   share. ``scoring``, ``pooling``, ``tokens``: routes of vLLM. ``inference``: routes of text-embeddings-inference.
-  ``classifying``: routes of both.
+  ``classifying``: routes of both. ``labelling``: labels of tokens.
   ``interfaces``: addresses of this machine.
 - ``worker``: ``mpool worker``, a server for one model that runs one job at a time.
 """

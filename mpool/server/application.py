@@ -16,6 +16,7 @@ from . import (
     classifying,
     dashboard,
     inference,
+    labelling,
     model_list,
     ollama,
     operational,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 #: All operations of the server, in the order of the OpenAPI document.
 OPERATIONS: tuple[Operation, ...] = (
     *operational.OPERATIONS, *model_list.OPERATIONS, *OPENAI, *scoring.OPERATIONS, *classifying.OPERATIONS,
-    *pooling.OPERATIONS, *inference.OPERATIONS, *tokens.OPERATIONS, *anthropic.OPERATIONS, *ollama.OPERATIONS,
+    *pooling.OPERATIONS, *inference.OPERATIONS, *labelling.OPERATIONS, *tokens.OPERATIONS, *anthropic.OPERATIONS,
+    *ollama.OPERATIONS,
     *swapping.OPERATIONS, *dashboard.OPERATIONS)
 
 

@@ -46,6 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
 BODIES_OF_ERRORS = {"/v1/rerank": {"model": "bert", "query": "x", "documents": ["y"]},
                     "/classify": {"model": "bert", "input": "x"}, "/predict": {"model": "bert", "inputs": "x"},
                     "/embed_sparse": {"model": "bert", "inputs": "x"},
+                    "/classify_tokens": {"model": "bert", "inputs": "x"},
                     "/rerank": {"model": "bert", "query": "x", "texts": ["y"]},
                     "/v1/images/generations": {"model": "bert", "prompt": "x"}}
 #: Parts of a response that differ between two equal requests.

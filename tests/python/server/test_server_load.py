@@ -104,7 +104,7 @@ def _schema(server: Any) -> Any:
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/completions", "/v1/chat/completions",
                                   "/v1/images/generations", "/v1/messages", "/v1/messages/count_tokens",
                                   "/v1/responses", "/v1/score", "/classify", "/predict", "/pooling", "/embed",
-                                  "/embed_sparse", "/embed_all", "/rerank", "/similarity",
+                                  "/embed_sparse", "/embed_all", "/rerank", "/similarity", "/classify_tokens",
                                   "/api/create", "/api/copy", "/tokenize",
                                   "/detokenize", "/api/generate", "/api/chat",
                                   "/api/embed", "/api/embeddings", "/api/show", "/api/pull", "/api/tags",
