@@ -5,10 +5,12 @@
 #ifndef HOSTILE_FIXTURE_H
 #define HOSTILE_FIXTURE_H
 
+#include "adapter_fixture.h"
 #include "model_fixture.h"
 #include "request_fixture.h"
 
 enum { HOSTILE_KINDS = 8, HOSTILE_CHANGES = 8, HOSTILE_PROMPT = 21, HOSTILE_ANSWER = 3 };
+enum { HOSTILE_ADAPTED = 3, HOSTILE_ADAPTER = 5 }; /* the kind with adapters; the adapter of its request */
 
 typedef struct hostile_change { /* four bytes of input */
     uint8_t what, which, how, where;
@@ -22,13 +24,23 @@ typedef struct hostile_base { /* a valid model: its spec, and the bytes of its w
 
 static hostile_base hostile_bases[HOSTILE_KINDS]; /* made on first use */
 
+static inline void hostile_adapters(tiny_file *file) {
+    static const int64_t ids[] = {9, HOSTILE_ADAPTER};
+    tiny_ints(file->spec, "mpool.adapters", ids, 2);
+    tiny_update(file, 1, "blk.1.attn_output", 2, TINY_HIDDEN, TINY_HIDDEN, 0.5);
+    tiny_update(file, 2, "blk.1.attn_q", 3, TINY_HIDDEN, TINY_HIDDEN, 0.5);
+    tiny_int(file->spec, "adapter.2.blk.1.attn_q.heads", TINY_HEADS);
+    tiny_update(file, 2, "blk.1.ffn_down", 33, TINY_HIDDEN, TINY_FFN, 0.5);
+}
+
 static inline const hostile_base *hostile_base_of(int kind) {
     static const mp_dtype types[HOSTILE_KINDS][3] = {{MP_Q4_0, MP_Q8_0, MP_Q6_K}, {MP_F32, MP_F32, MP_F32},
                                                      {MP_Q4_K, MP_Q5_K, MP_Q3_K}, {MP_Q4_1, MP_Q5_1, MP_Q5_0},
                                                      {MP_Q8_0, MP_Q4_0, MP_Q8_0}, {MP_IQ4_XS, MP_Q2_K, MP_IQ2_XS},
                                                      {MP_Q8_0, MP_Q8_0, MP_Q4_K}, {MP_F32, MP_F32, MP_F32}};
     static const tiny_kind kinds[] = {
-        {.arch = "llama"}, {.arch = "llama"}, {.arch = "llama", .window = 12}, {.arch = "llama"},
+        {.arch = "llama"}, {.arch = "llama"}, {.arch = "llama", .window = 12},
+        {.arch = "llama", .more = hostile_adapters},
         {.arch = "gpt_oss", .experts = 4, .biased = true}, {.arch = "gemma3", .window = 9, .head_norms = true,
         .output_norms = true, .scaled = true}, {.arch = "deepseek2", .experts = 4, .latents = true}};
     hostile_base *base = &hostile_bases[kind];
@@ -161,7 +173,8 @@ static inline mp_spec *hostile_spec(const hostile_base *base, const hostile_chan
     return spec;
 }
 
-static inline mp_status hostile_request(bool encoder, int vocab, mp_request **request, mp_error *error) {
+static inline mp_status hostile_request(bool encoder, int vocab, int32_t adapter, mp_request **request,
+                                        mp_error *error) {
     int32_t ids[2 * HOSTILE_PROMPT];
     for (int i = 0; i < 2 * HOSTILE_PROMPT; i++)
         ids[i] = i * 31 % vocab;
@@ -171,7 +184,7 @@ static inline mp_status hostile_request(bool encoder, int vocab, mp_request **re
         *request = &made->base;
         return MP_OK;
     }
-    mp_text_args args = {.n_prompt = HOSTILE_PROMPT, .prompt = ids, .n_choices = 1,
+    mp_text_args args = {.n_prompt = HOSTILE_PROMPT, .prompt = ids, .n_choices = 1, .adapter = adapter,
                          .sampling = {.temperature = 1, .top_p = 0.9f, .repetition_penalty = 1.1f,
                                       .max_tokens = HOSTILE_ANSWER, .logprobs = 1, .ignore_eos = true}};
     mp_text_request *made;
@@ -195,7 +208,8 @@ static inline void hostile_check(const mp_request *request, bool encoder) {
     }
 }
 
-static inline mp_status hostile_live(mp_spec *spec, bool encoder, mp_compute compute, mp_error *error) {
+static inline mp_status hostile_live(mp_spec *spec, int kind, mp_compute compute, mp_error *error) {
+    const bool encoder = kind == HOSTILE_KINDS - 1;
     mp_status status;
     mp_team *team = NULL;
     mp_loader loader = {0};
@@ -211,7 +225,7 @@ static inline mp_status hostile_live(mp_spec *spec, bool encoder, mp_compute com
     MP_TRY_GOTO(mp_model_loader(spec, compute, &loader, error));
     MP_TRY_GOTO(loader.ops->load(loader.self, &lease, &budget, NULL, &model, error));
     MP_TRY_GOTO(model->ops->engine(model, &budget, &engine, error));
-    MP_TRY_GOTO(hostile_request(encoder, TINY_VOCAB, &request, error));
+    MP_TRY_GOTO(hostile_request(encoder, TINY_VOCAB, kind == HOSTILE_ADAPTED ? HOSTILE_ADAPTER : 0, &request, error));
     item.request = request;
     MP_TRY_GOTO(model->ops->check(model, request, &cost, &item.total, error));
     MP_TRY_GOTO(engine->ops->admit(engine, &item, error));
@@ -259,7 +273,7 @@ static inline mp_status hostile_run(const uint8_t *data, size_t size, mp_error *
         memcpy(changes, data + 1, (size_t)n * sizeof *changes);
     mp_error_clear(error);
     mp_spec *spec = hostile_spec(hostile_base_of(kind), changes, n);
-    const mp_status status = hostile_live(spec, kind == HOSTILE_KINDS - 1, compute, error);
+    const mp_status status = hostile_live(spec, kind, compute, error);
     mp_spec_unpin(spec);
     if (status != MP_OK) {
         MP_CHECK(error->code == status && error->message[0]);

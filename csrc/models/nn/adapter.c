@@ -27,7 +27,9 @@ mp_status mp_adapters_open(mp_adapters *adapters, const mp_spec *spec, mp_error 
                                 (long long)ids->as.integers[i]);
         adapters->ids[adapters->count++] = ids->as.integers[i];
     }
-    return MP_OK;
+    const size_t tensors = (size_t)mp_spec_tensor_count(spec);
+    adapters->added = mp_alloc_zeroed(tensors * sizeof *adapters->added, MP_TAG_WEIGHTS);
+    return adapters->added ? MP_OK : mp_fail_memory(error, tensors * sizeof *adapters->added, "the list of adapters");
 }
 
 void mp_adapters_deinit(mp_adapters *adapters) {
@@ -39,6 +41,7 @@ void mp_adapters_deinit(mp_adapters *adapters) {
         next = at->next;
         mp_free(at);
     }
+    mp_free(adapters->added);
     *adapters = (mp_adapters){0};
 }
 
@@ -85,6 +88,10 @@ static void reorder_rows(const float *from, int64_t rows, int64_t width, int64_t
         const int64_t source = first + (heads > 0 ? at % 2 * half + at / 2 : at % half * 2 + at / half);
         memcpy(to + row * width, from + source * width, (size_t)width * sizeof *to);
     }
+}
+
+static void mark_added(mp_adapters *adapters, const mp_spec *spec, const char *name) {
+    adapters->added[mp_spec_find_tensor(spec, name) - mp_spec_tensor_at(spec, 0)] = true;
 }
 
 /* Adds the matrix `name` [rows, width], times `by`, as the next part of `to`, in fp32. heads: see reorder_rows; 0: the
@@ -165,7 +172,8 @@ static mp_status add_update(mp_adapters *adapters, mp_builder *builder, mp_linea
     MP_TRY(add_matrix(builder, &update->down, a, rank, linear->K, 1, 0, error));
     MP_TRY(add_matrix(builder, &update->up[at], b, N, rank, (float)scale, heads, error));
     update->part[at] = part;
-    adapters->matrices += 2;
+    mark_added(adapters, spec, a);
+    mark_added(adapters, spec, b);
     if (update->down.N > adapters->width)
         adapters->width = update->down.N;
     return MP_OK;
@@ -186,13 +194,13 @@ static bool is_of_adapter(const char *name) {
 }
 
 mp_status mp_adapters_check(const mp_adapters *adapters, const mp_spec *spec, mp_error *error) {
-    int64_t matrices = 0;
-    for (int i = 0; i < mp_spec_tensor_count(spec); i++)
-        matrices += is_of_adapter(mp_spec_tensor_at(spec, i)->name);
-    if (matrices == adapters->matrices)
-        return MP_OK;
-    return mp_fail(error, MP_UNSUPPORTED, "%lld matrices of the adapters belong to no layer that adapters can update",
-                   (long long)(matrices - adapters->matrices));
+    for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
+        const char *name = mp_spec_tensor_at(spec, i)->name;
+        if (is_of_adapter(name) && !(adapters->added && adapters->added[i]))
+            return mp_fail(error, MP_UNSUPPORTED,
+                           "tensor %s of an adapter belongs to no layer that adapters can update", name);
+    }
+    return MP_OK;
 }
 
 uint64_t mp_adapter_footprint(const mp_tensor_entry *entry) {

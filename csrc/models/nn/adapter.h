@@ -31,12 +31,12 @@ typedef struct mp_adapters { /* the adapters of a model */
     int count;
     int64_t ids[MP_ADAPTERS_MOST];
     int32_t width;      /* largest sum of ranks of an update */
-    int64_t matrices;   /* matrices that were added */
+    bool *added;        /* by index of a tensor of the spec: the matrix was added; NULL without adapters */
     mp_low_rank *updates;
     struct mp_updates *tables;
 } mp_adapters;
 
-/* Reads the list of adapters. FORMAT for an id that occurs twice. */
+/* Reads the list of adapters. FORMAT for an id that occurs twice. Call mp_adapters_deinit also after a failure. */
 mp_status mp_adapters_open(mp_adapters *adapters, const mp_spec *spec, mp_error *error);
 void mp_adapters_deinit(mp_adapters *adapters); /* invalidates `updates` of the layers */
 /* Returns the number of the adapter with this id: its index plus 1; 0 if the model does not have it. */
@@ -45,7 +45,7 @@ int mp_adapters_find(const mp_adapters *adapters, int64_t id);
  * FORMAT names a matrix whose shape does not fit, or that holds a value which is not finite. */
 mp_status mp_adapters_add(mp_adapters *adapters, mp_builder *builder, mp_linear *linear, const char *name,
                           mp_error *error);
-/* Call after the last layer. UNSUPPORTED if the spec has matrices of adapters that were not added. */
+/* Call after the last layer. UNSUPPORTED names a matrix of an adapter that was not added. */
 mp_status mp_adapters_check(const mp_adapters *adapters, const mp_spec *spec, mp_error *error);
 /* Returns the bytes that the matrix `entry` of an adapter takes when it is packed; 0 for every other tensor. */
 uint64_t mp_adapter_footprint(const mp_tensor_entry *entry);
