@@ -244,13 +244,13 @@ class Pool(PoolVerbs):
             self._names.forget(entry)
             raise
         parts = entry.parts()
-        was = [part.loading for part in parts]
+        was = [(part.loading, part._adapters) for part in parts]
         try:
             entry.set_loading(options)
             keys = [part.core_key(compute) for part in parts]
         except BaseException as error:
             for part, before in zip(parts, was):
-                part.loading = before
+                part.restore_loading(*before)
             if not isinstance(error, SendError) or not entry.was_replaced():
                 raise
             return self.load(entry.key, alias=alias, pin=pin, keep_alive=keep_alive, compute=compute, progress=progress,
@@ -269,7 +269,7 @@ class Pool(PoolVerbs):
                 entry.kept.pop(key, None)
             except BaseException as error:
                 for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
-                    part.loading = before
+                    part.restore_loading(*before)
                 if isinstance(error, MemoryExhausted):
                     self._name_idle(error, key)
                 raise

@@ -332,27 +332,44 @@ class Entry:
                            "auto: the model has no KV cache")
         if options == LoadOptions():
             return  # without an option, do not wait for a swap of the name
-        draft = self._open_draft(options)
-        adapters = self._read_adapters(options.over(self.loading))
+        while not self._changed_loading(options):
+            pass
+
+    def _changed_loading(self, options: LoadOptions) -> bool:
+        """Change how the model is loaded. Returns False if another thread changed it while files were read."""
+        found = options.over(self.loading)
+        draft, adapters = self._open_draft(options, found), self._read_adapters(found)
         with self.changing, self._lock:
             self.require_current()
+            if options.over(self.loading) != found:
+                return False
             before, was, had = self._settings(), self.loading, self._adapters
-            self.loading, self._draft, self._adapters = options.over(was), draft, adapters
+            self.loading, self._draft, self._adapters = found, draft, adapters
             for network in self._networks.values():
                 network.set_loading(replace(options, kv_dtype=None, draft=None, adapters=None))
             if before == self._settings():
                 self._draft = None
-                return
+                return True
             try:
                 self._replace()
             except BaseException:
                 # the workers still run with these settings; a repeated call must not return early
-                self.loading, self._adapters = was, had
+                self.restore_loading(was, had)
                 raise
+        return True
 
-    def _open_draft(self, options: LoadOptions) -> Entry | None:
-        """Return the draft model that ``options`` name, with its files read. Check that the model can have one."""
-        found = options.over(self.loading)
+    def restore_loading(self, loading: LoadOptions, adapters: dict[str, Adapter] | None) -> None:
+        """Set ``loading`` and the adapters that it names back to former values, after a call that failed."""
+        with self._lock:
+            self.loading, self._adapters = loading, adapters
+
+    def _open_draft(self, options: LoadOptions, found: LoadOptions) -> Entry | None:
+        """Return the draft model that ``options`` name, with its files read. Check that the model can have one.
+
+        Args:
+            options: options of the call.
+            found: these options over the present ones.
+        """
         if not found.draft:
             return None
         if self.capability != "text_to_text":

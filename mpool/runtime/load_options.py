@@ -67,9 +67,22 @@ def _adapters(given: object) -> tuple[tuple[str, str], ...] | None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             refuse("adapters", name, "a dict whose keys are names of 1 to 128 letters, digits and . _ + -, starting "
                    "with a letter or digit")
-        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path) or isinstance(os.fspath(path), bytes):
-            refuse(f"adapters[{name!r}]", path, "the path of a PEFT folder or of a GGUF file")
-    return tuple(sorted((name, os.path.abspath(path)) for name, path in given.items()))
+    return tuple(sorted((name, _absolute(name, path)) for name, path in given.items()))
+
+
+def _absolute(name: str, path: object) -> str:
+    """Return the absolute path of an adapter.
+
+    Raises:
+        InvalidArgument: ``path`` is no path.
+    """
+    try:
+        found = os.fspath(path)  # type: ignore[call-overload]
+    except TypeError:
+        found = None
+    if not isinstance(found, str) or not found:
+        refuse(f"adapters[{name!r}]", path, "the path of a PEFT folder or of a GGUF file")
+    return os.path.abspath(found)
 
 
 #: Everything as the pool's configuration says.

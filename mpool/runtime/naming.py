@@ -57,7 +57,7 @@ class Names:
     # ---- names that callers give -----------------------------------------------------------------------------------
 
     def register(self, key: str, ref: str, overrides: Mapping[str, Any], options: LoadOptions,
-                  replace: bool = False) -> Entry:
+                 replace: bool = False) -> Entry:
         """Add a model under a name, with its files read. See :meth:`mpool.Pool.register`."""
         old = self.holder(key) if replace else None
         if old is None:
@@ -193,8 +193,9 @@ class Names:
         if model is None:
             if capability is None:
                 refuse("model", None, "a key, a reference, a path or a Model")
-            default = self._adopt(load_catalogue().default(capability).key, None, capability)
-            self.defaults[capability] = default
+            with self.lock:
+                default = self.defaults[capability] = self._adopt(load_catalogue().default(capability).key, None,
+                                                                  capability)
             return default
         if isinstance(model, Entry):  # another pool's
             return self.restore(model.key, model.ref, model.overrides, model.loading)
@@ -256,9 +257,9 @@ class Names:
         """
         with self.lock:
             if not entry.was_read and self.by_key.get(entry.key) is entry:
-                del self.by_key[entry.key]
-                for name in [name for name, other in self.by_name.items() if other is entry]:
-                    del self.by_name[name]
+                for table in (self.by_key, self.by_name, self.defaults):
+                    for name in [name for name, other in table.items() if other is entry]:
+                        del table[name]
 
 
 def _catalogue() -> Any:

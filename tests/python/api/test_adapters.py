@@ -29,6 +29,7 @@ from mpool.errors import (
     UnsafeFormat,
     Unsupported,
 )
+from mpool.runtime.entry import Entry
 
 PROMPTS = ["Once", "Once upon a time", "A cat sat on the mat, and the dog barked at it twice. " * 4, "x" * 150]
 NAMES = [None, "one", "two", None, "gguf", "one"]
@@ -208,11 +209,56 @@ def test_handles_and_names_carry_them(llama: Path, adapters: dict[str, Path]) ->
             pool.generate("Once", "adapted", adapter="two", max_tokens=1)
 
 
+def test_two_threads_change_the_options_of_a_model(llama: Path, adapters: dict[str, Path],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread reads files while the other adds an adapter: the adapter stays."""
+    read, inside, proceed = Entry._read_adapters, threading.Event(), threading.Event()
+
+    def slow(entry: Entry, options: Any) -> Any:
+        found = read(entry, options)
+        if threading.current_thread().name == "first" and not inside.is_set():
+            inside.set()
+            assert proceed.wait(30)
+        return found
+
+    monkeypatch.setattr(Entry, "_read_adapters", slow)
+    with mpool.Pool() as pool:
+        pool.load(llama)
+        first = threading.Thread(target=lambda: pool.load(llama, weights="packed"), name="first")
+        first.start()
+        assert inside.wait(30)
+        pool.load(llama, adapters={"one": adapters["one"]})
+        want = value(pool.generate("Once", llama, adapter="one", **OPTIONS))
+        proceed.set()
+        first.join()
+        assert value(pool.generate("Once", llama, adapter="one", **OPTIONS)) == want
+        assert pool.get(llama)._entry.uses_weights == "packed"
+
+
+def test_a_load_that_fails_leaves_no_adapter_behind(llama: Path, adapters: dict[str, Path]) -> None:
+    for loaded in (False, True):
+        with mpool.Pool() as pool:
+            if loaded:
+                pool.load(llama)
+            with pytest.raises(InvalidArgument, match="compute"):
+                pool.load(llama, adapters={"one": adapters["one"]}, compute="none")  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="the model has no adapters"):
+                pool.generate("Once", llama, adapter="one", max_tokens=1)
+            pool.load(llama, adapters={"two": adapters["two"]})
+            assert pool.generate("Once", llama, adapter="two", max_tokens=1).token_ids
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
+
+class NoPath(os.PathLike[str]):
+    def __fspath__(self) -> Any:
+        return 7
+
 
 @pytest.mark.parametrize(("given", "param"), [
     (7, "adapters"), (["a"], "adapters"), ({1: "a"}, "adapters"), ({"a:b": "a"}, "adapters"), ({"": "a"}, "adapters"),
-    ({"a": 7}, "adapters['a']"), ({"a": ""}, "adapters['a']"), ({f"n{i}": "a" for i in range(65)}, "adapters")])
+    ({"a": 7}, "adapters['a']"), ({"a": ""}, "adapters['a']"), ({"a": NoPath()}, "adapters['a']"),
+    ({f"n{i}": "a" for i in range(65)}, "adapters")])
 def test_other_values_are_refused(llama: Path, given: Any, param: str) -> None:
     with mpool.Pool() as pool:
         for call in (pool.load, lambda *args, **options: pool.register("x", *args, **options)):

@@ -84,6 +84,18 @@ def test_all_spellings_share_one_pool_entry() -> None:
             pool.get("qwen3:1.8b")
 
 
+def test_a_default_model_that_cannot_be_read_keeps_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for another capability reads the files, fails, and forgets the entry under all its names."""
+    monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with mpool.Pool(mpool.PoolConfig(offline=True)) as pool:
+        names = pool._names
+        key = names.find(None, "image_embedding").key
+        with pytest.raises(errors.OfflineError):
+            names.find(key, "text_embedding")
+        assert names.find(None, "image_embedding") is names.find(key) is names.by_key[key]
+
+
 def test_a_registered_name_takes_precedence_over_an_alias() -> None:
     """Keys are reserved; aliases may be registered, so that new aliases break no program."""
     path = mpool.models.resolve("digits-clip").path
