@@ -63,7 +63,7 @@ def _adapters(given: object) -> tuple[tuple[str, str], ...] | None:
         refuse("adapters", given, "a dict from name to path, or None")
     if len(given) > MAX_ADAPTERS:
         refuse("adapters", len(given), f"a dict with at most {MAX_ADAPTERS} adapters")
-    for name, path in given.items():
+    for name in given:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             refuse("adapters", name, "a dict whose keys are names of 1 to 128 letters, digits and . _ + -, starting "
                    "with a letter or digit")

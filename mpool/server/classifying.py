@@ -113,9 +113,9 @@ async def classify(context: Context, body: ClassifyRequest) -> Response:
     """Classify texts, as vLLM does."""
     served = await context.model(body.model)
     given = body.input if isinstance(body.input, list) else [body.input]
-    texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(given)]
-    size = await _check_size(served, "input", len(texts), labels=False)
-    found, tokens = await _classified(context, served, texts, False in (body.use_activation, body.activation))
+    context.check_inputs(given, "input", context.state.pool.config.max_embed_inputs)
+    size = await _check_size(served, "input", len(given), labels=False)
+    found, tokens = await _classified(context, served, given, False in (body.use_activation, body.activation))
 
     def made() -> ClassifyResponse:
         data = [Classified(at, one.label, one.scores.tolist(), len(one.labels)) for at, one in enumerate(found)]

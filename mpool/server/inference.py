@@ -117,25 +117,25 @@ def check_direction(direction: str) -> None:
 
 
 def _check_filled(context: Context, texts: list[str], name: str) -> None:
-    """Refuse an empty list, an empty text and a text that is too long."""
+    """Refuse an empty list, too many texts, an empty text and a text that is too long."""
+    context.check_inputs(texts, name, context.state.pool.config.max_embed_inputs)
     if not texts or not all(texts):
         raise Refusal("empty_input", f"`{name}` must have at least one text, and no empty text.", name)
-    for at, text in enumerate(texts):
-        context.check_text(text, f"{name}[{at}]")
 
 
 def _arguments(context: Context, body: EmbedAllRequest, served: ServedModel) -> dict[str, Any]:
     """Return the arguments of the library for a request.
 
     Raises:
-        Refusal: There is no input, or an input is empty, too long, or of another kind than the first one.
+        Refusal: There is no input, there are too many, or an input is empty, too long, or of another kind than the
+            first one.
     """
     check_direction(body.truncation_direction)
     found = texts_or_ids(context, body.inputs, "inputs")
     inputs = [found] if isinstance(found, str) else found
     if not inputs or not all(inputs):
         raise Refusal("empty_input", "`inputs` must have at least one text, and no empty text.", "inputs")
-    if isinstance(inputs[0], list) and not (body.prompt_name is body.task is None):
+    if isinstance(inputs[0], list) and (body.prompt_name is not None or body.task is not None):
         raise Refusal("invalid_value", "`prompt_name` and `task` require texts, got token ids.", "inputs")
     return {"inputs": inputs, "model": served.model, "truncate": body.truncate is not False,
             "prompt_name": body.prompt_name, "task": body.task}
@@ -182,8 +182,12 @@ async def rerank(context: Context, body: TextsRequest) -> Response:
     ranking, _ = await counted(RERANK, context.state.pool, {
         "query": body.query, "documents": body.texts, "model": served.model, "truncate": body.truncate is not False,
         "function_to_apply": "none" if body.raw_scores else "sigmoid"})
-    return json_response([Rank(one.index, one.score, one.text if body.return_text else None)
-                          for one in ranking.results])
+
+    def made() -> list[Rank]:
+        return [Rank(one.index, one.score, one.text if body.return_text else None) for one in ranking.results]
+
+    chars = sum(map(len, body.texts)) if body.return_text else 0
+    return await large_response(made, len(body.texts) + chars // NUMBER_BYTES)
 
 
 async def similarity(context: Context, body: SimilarityRequest) -> Response:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from .. import native_calls
 from ..tasks.running import counted
 from ..tasks.verbs import CLASSIFY_TOKENS
 from .fields import Fields, Name, Text
 from .operations import MAX_RESPONSE, Context, Operation, check_response, large_response
 
+if TYPE_CHECKING:
+    from ..tasks.token_labels import TokenClassifications
+
 #: Bytes of a span in JSON without its texts, and of a character of these texts at most (an escape).
 _SPAN_BYTES, _CHAR_BYTES = 128, 12
+#: Number of spans from which their size is computed on another thread: it takes milliseconds.
+_MANY = 1 << 13
 
 
 class TokenParameters(Fields, kw_only=True):
@@ -50,13 +56,18 @@ async def classify_tokens(context: Context, body: ClassifyTokensRequest) -> Resp
     """Label parts of texts, as the inference API of Hugging Face does."""
     served = await context.model_or_only(body.model, "spans", "token classifier")
     single, given = isinstance(body.inputs, str), body.parameters or TokenParameters()
-    inputs: list[Any] = [body.inputs] if isinstance(body.inputs, str) else list(body.inputs)
-    texts = [context.check_text(text, "inputs" if single else f"inputs[{at}]") for at, text in enumerate(inputs)]
+    inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    if single:
+        context.check_text(inputs[0], "inputs")
+    else:
+        context.check_inputs(inputs, "inputs", context.state.pool.config.max_embed_inputs)
     ignored = ["O"] if given.ignore_labels is None else given.ignore_labels
     found, _ = await counted(CLASSIFY_TOKENS, context.state.pool, {
-        "texts": texts, "model": served.model, "truncate": body.truncate is not False,
+        "texts": inputs, "model": served.model, "truncate": body.truncate is not False,
         "aggregation": given.aggregation_strategy, "ignore_labels": ignored, "stride": given.stride}, MAX_RESPONSE)
-    size = sum(_SPAN_BYTES + _CHAR_BYTES * (len(one.label) + len(one.word)) for spans in found for one in spans)
+    count = sum(map(len, found))
+    check_response(_SPAN_BYTES * count, "inputs")
+    size = await native_calls.REQUESTS.arun(_size, found) if count >= _MANY else _size(found)
     check_response(size, "inputs")
     field = "entity" if given.aggregation_strategy == "none" else "entity_group"
 
@@ -66,6 +77,11 @@ async def classify_tokens(context: Context, body: ClassifyTokensRequest) -> Resp
         return rows[0] if single else rows
 
     return await large_response(made, size // _SPAN_BYTES)
+
+
+def _size(found: TokenClassifications) -> int:
+    """Return the maximum size of a response in bytes of JSON."""
+    return sum(_SPAN_BYTES + _CHAR_BYTES * (len(one.label) + len(one.word)) for spans in found for one in spans)
 
 
 OPERATIONS = (

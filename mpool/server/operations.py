@@ -12,7 +12,7 @@ import base64
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +139,23 @@ class Context:
             raise Refusal("request_too_large", f"`{name}` must have at most {most:,} characters, got {len(text):,}.",
                           name)
         return text
+
+    def check_inputs(self, inputs: Sequence[Any], name: str, most: int) -> None:
+        """Check the number of inputs, and the length of those that are texts.
+
+        Args:
+            inputs: Texts, or lists of token ids.
+            name: Field of the request, for the error message.
+            most: Maximum number of inputs.
+
+        Raises:
+            Refusal: There are more than ``most`` inputs, or a text has more than ``Settings.max_text`` characters.
+        """
+        if len(inputs) > most:
+            raise Refusal("request_too_large", f"`{name}` must hold at most {most:,} texts, got {len(inputs):,}.", name)
+        for at, text in enumerate(inputs):
+            if isinstance(text, str):
+                self.check_text(text, f"{name}[{at}]")
 
     def image(self, text: str, name: str) -> bytes | str:
         """Return the image file in a field, or its https URL if the server fetches images: then

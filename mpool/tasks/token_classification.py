@@ -5,7 +5,7 @@ Requests run like those for vectors of tokens (outputs.py): the logits of a toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,7 +36,6 @@ from .vectors import activate, check_choice, keep_plan
 if TYPE_CHECKING:
     from .. import _core
     from ..runtime.entry import Entry
-    from ..tokenizers.native import Spans
     from .options import Call, ClassifyTokensOptions
 
 #: Maximum number of labels to ignore.
@@ -181,8 +180,7 @@ def _ignored(names: Any) -> frozenset[str]:
     if len(names) > _MAX_IGNORED:
         raise LimitError(f"`ignore_labels` must hold at most {_MAX_IGNORED:,} labels, got {len(names):,}",
                          param="ignore_labels")
-    for at, name in enumerate(sorted(names) if isinstance(names, Set) and all(
-            isinstance(name, str) for name in names) else names):
+    for at, name in enumerate(names):
         if not isinstance(name, str):
             refuse(f"ignore_labels[{at}]", name, "a str")
     return frozenset(names)
@@ -256,11 +254,10 @@ def _windows(plan: SpanPlan, texts: list[str], start: int) -> SpanPack:
     tokens_of: list[Tokens] = []
     owner: list[int] = []
     for at, (text, one) in enumerate(zip(texts, encoded)):
-        words, continues = _words(plan, text, one)
         for first, end in _cuts(plan, len(one.ids), room):
-            rows.append([*tokenizer.prefix_ids, *one.ids[first:end], *tokenizer.suffix_ids])
-            tokens_of.append(Tokens(words[first:end], one.offsets[first:end], continues[first:end],
-                                    len(tokenizer.prefix_ids)))
+            part, places = one.ids[first:end], one.offsets[first:end]
+            rows.append([*tokenizer.prefix_ids, *part, *tokenizer.suffix_ids])
+            tokens_of.append(Tokens(*_words(plan, text, part, places), first=len(tokenizer.prefix_ids)))
             owner.append(at)
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
@@ -292,18 +289,19 @@ def _spend(plan: SpanPlan, lengths: list[int], room: int) -> None:
     Sizes(plan).expect_rows(total)
 
 
-def _words(plan: SpanPlan, text: str, found: Spans) -> tuple[list[str], list[bool]]:
-    """Return the text of each token, and True for each that continues a word.
+def _words(plan: SpanPlan, text: str, ids: Sequence[int],
+           places: Sequence[tuple[int, int]]) -> tuple[list[str], Sequence[tuple[int, int]], list[bool]]:
+    """Return the text of each token, its place, and True for each token that continues a word.
 
     A token of WordPiece continues a word if its text in the vocabulary, with ``##``, has another length than its part
     of the text. In other vocabularies, it does if no space is before it or at its beginning.
     """
     tokenizer = plan.tokenizer
     marked, unknown = tokenizer.marks_subwords, tokenizer.special.get("unk")
-    texts = {token: tokenizer.token_text(token) for token in set(found.ids)}
+    texts = {token: tokenizer.token_text(token) for token in set(ids)}
     words: list[str] = []
     continues: list[bool] = []
-    for token, (first, end) in zip(found.ids, found.offsets):
+    for token, (first, end) in zip(ids, places):
         if token == unknown:
             words.append(text[first:end])
             continues.append(False)
@@ -311,7 +309,7 @@ def _words(plan: SpanPlan, text: str, found: Spans) -> tuple[list[str], list[boo
         word = texts[token]
         words.append(word)
         continues.append(len(word) != end - first if marked else first > 0 and " " not in text[first - 1:first + 1])
-    return words, continues
+    return words, places, continues
 
 
 def _heavy(plan: Plan, inputs: list[Any]) -> bool:

@@ -28,10 +28,11 @@ _TOKENS = 16
 async def completions(context: Context, body: CompletionRequest) -> Response:
     """Complete one or more prompts."""
     served = await context.model(body.model)
-    given = texts_or_ids(context, body.prompt, "prompt")
+    n, most = body.n or 1, context.state.settings.max_n
+    single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+    check_count(n if single else len(body.prompt) * n, most)
+    given = texts_or_ids(context, body.prompt, "prompt", most)
     prompts: list[Any] = [given] if isinstance(given, str) else given
-    n = body.n or 1
-    check_count(len(prompts) * n, context.state.settings.max_n)
     _check(body, prompts)
     options = sampling(context, served, body,
                        served.defaults.get("max_tokens", _TOKENS) if body.max_tokens is None else body.max_tokens)

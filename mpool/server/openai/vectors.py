@@ -42,30 +42,31 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     return await large_response(made, rows.size)
 
 
-def texts_or_ids(context: Context, given: str | list[Any], name: str = "input") -> str | list[Any]:
+def texts_or_ids(context: Context, given: str | list[Any], name: str = "input",
+                 most: int | None = None) -> str | list[Any]:
     """Check a field that is a text, a list of texts, a list of token ids, or a list of such lists.
 
     Args:
         context: Context of the request.
         given: Value of the field.
         name: Name of the field.
+        most: Maximum number of texts or lists of token ids; None: ``PoolConfig.max_embed_inputs``.
 
     Returns:
         The value; a single list of token ids is wrapped in a list.
 
     Raises:
-        Refusal: The value contains texts and token ids, or a text is too long.
+        Refusal: The value contains texts and token ids, there are too many, or a text is too long.
     """
     if isinstance(given, str):
         return context.check_text(given, name)
+    if given and not isinstance(given[0], int):
+        context.check_inputs(given, name, context.state.pool.config.max_embed_inputs if most is None else most)
     kinds = {type(part) for part in given}
     if len(kinds) > 1:
         raise Refusal("invalid_value", f"`{name}` must be texts or token ids, got a list with both.", name)
     if kinds == {int}:
         return [given]
-    if kinds == {str}:
-        for at, text in enumerate(given):
-            context.check_text(text, f"{name}[{at}]")
     return given
 
 

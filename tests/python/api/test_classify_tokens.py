@@ -31,9 +31,24 @@ AGGREGATIONS = ("none", "simple", "first", "average", "max")
 LONG = " ".join(f"the quick {at} brown foxes, Café {at * 7} in 東京" for at in range(10))
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: make_token_classifier(tmp_path_factory.mktemp(name) / "model", name) for name in FAMILIES}
+#: Families of the default run: one for each kind of tokenizer, and the head with two layers.
+USUAL = ("bert", "roberta", "xlm_roberta", "modern_bert")
+
+
+class Folders(dict[str, Path]):
+    """Token classifiers by family, each made when a test asks for it."""
+
+    def __init__(self, made: pytest.TempPathFactory) -> None:
+        self._made = made
+
+    def __missing__(self, name: str) -> Path:
+        self[name] = make_token_classifier(self._made.mktemp(name) / "model", name)
+        return self[name]
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,7 +108,8 @@ def _compare(pool: mpool.Pool, made: Pipeline, folder: Path, texts: list[str], *
     return [span for ours in found for span in _ours(ours)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in FAMILIES])
 def test_spans_match_transformers(pool: mpool.Pool, folders: dict[str, Path], name: str) -> None:
     """Every aggregation, on texts whose normalisation changes their length; offsets are those of the caller's text."""
     made, seen = Pipeline(folders[name]), set()
@@ -156,25 +172,27 @@ def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     assert np.median(same) < 0.02
 
 
-def test_bytes_do_not_depend_on_the_batch(pool: mpool.Pool, folders: dict[str, Path]) -> None:
+def test_bytes_do_not_depend_on_the_batch(pool: mpool.Pool, folders: dict[str, Path],
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone, in a list, in slices, from several threads, from asyncio and as a job: the same spans."""
     folder = folders["xlm_roberta"]
-    texts = [f"The quick {at} fox. " * (1 + at % 5) for at in range(1100)] + ["", "dog " * 90]
+    monkeypatch.setattr("mpool.tasks.text_embedding.SLICE_TEXTS", 64)
+    texts = [f"The quick {at} fox. " * (1 + at % 5) for at in range(200)] + ["", "dog " * 90]
     for options in ({}, {"aggregation": "average", "stride": 5}):
         whole = pool.classify_tokens(texts, folder, **options)
-        assert len(whole) == 1102 and len(whole[1100]) == 0
-        for at in (0, 3, 699, 1100, 1101):
+        assert len(whole) == 202 and len(whole[200]) == 0
+        for at in (0, 3, 130, 200, 201):
             assert pool.classify_tokens(texts[at], folder, **options) == whole[at]
         found: list[Any] = []
         threads = [threading.Thread(target=lambda part=part: found.append(
-            (part, pool.classify_tokens(texts[part:part + 60], folder, **options)))) for part in range(0, 240, 60)]
+            (part, pool.classify_tokens(texts[part:part + 20], folder, **options)))) for part in range(0, 80, 20)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(found) == 4 and all(result == whole[part:part + 60] for part, result in found)
+        assert len(found) == 4 and all(result == whole[part:part + 20] for part, result in found)
         assert asyncio.run(_await(mpool.aio.classify_tokens(texts, folder, pool=pool, **options))) == whole
-        assert asyncio.run(_await(mpool.aio.classify_tokens("", folder, pool=pool, **options))) == whole[1100]
+        assert asyncio.run(_await(mpool.aio.classify_tokens("", folder, pool=pool, **options))) == whole[200]
         job = pool.submit("text_embedding", texts=texts[:50], output="spans", model=folder, **options)
         assert job.result(60) == whole[:50] and job.result(60) == job.result(60)
     for text in ("a", ""):
@@ -195,12 +213,30 @@ def test_worker_processes_give_the_same_bytes(pool: mpool.Pool, folders: dict[st
 
 
 def test_a_cancelled_job_ends(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    job = pool.submit("text_embedding", texts=["dog " * 80] * 5000, output="spans", model=folders["bert"])
+    job = pool.submit("text_embedding", texts=["dog " * 80] * 2000, output="spans", model=folders["bert"])
     assert job.cancel() or job.done()
     with pytest.raises(mpool.Cancelled):
         job.result(60)
     with pytest.raises(mpool.Timeout):
-        pool.classify_tokens(TEXTS * 600, folders["bert"], timeout=1e-4)
+        pool.classify_tokens(TEXTS * 100, folders["bert"], timeout=1e-4)
+
+
+def test_only_tokens_that_the_model_reads_are_examined(pool: mpool.Pool, folders: dict[str, Path],
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpool.tasks import token_classification
+
+    words, seen = token_classification._words, []
+
+    def counted(plan: Any, text: str, *given: Any) -> Any:
+        found = words(plan, text, *given)
+        if text == long:  # requests of other tests may still end
+            seen.append(len(found[0]))
+        return found
+
+    long = "dog " * 5000
+    monkeypatch.setattr(token_classification, "_words", counted)
+    assert len(pool.classify_tokens(long, folders["bert"], ignore_labels=[])) == 62
+    assert seen == [62]
 
 
 def test_progress_counts_texts(pool: mpool.Pool, folders: dict[str, Path]) -> None:

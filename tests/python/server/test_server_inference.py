@@ -10,6 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,24 @@ SIMILAR: dict[str, Any] = {"source_sentence": "a", "sentences": ["b"]}
 def test_errors(server: Any, path: str, body: Any, status: int, kind: str, word: str) -> None:
     found = refused(server, path, body)
     assert found[:2] == (status, kind) and word in found[2], found
+
+
+@pytest.mark.parametrize("path, field, more", [
+    ("/embed", "inputs", {}), ("/embed_sparse", "inputs", {}), ("/embed_all", "inputs", {}),
+    ("/rerank", "texts", {"query": "a"}), ("/similarity", "sentences", None), ("/pooling", "input", {"model": "m3"}),
+    ("/v1/embeddings", "input", {"model": "m3"}), ("/classify", "input", {"model": "nli"})])
+def test_the_number_of_texts_is_checked_first(server: Any, monkeypatch: pytest.MonkeyPatch, path: str, field: str,
+                                              more: dict[str, Any] | None) -> None:
+    """The check of each text would hold the event loop; the message names the field of the route."""
+    seen: list[str] = []
+    monkeypatch.setattr("mpool.server.operations.Context.check_text", lambda self, text, name: seen.append(name))
+    monkeypatch.setattr(server.state.pool, "config", replace(server.state.pool.config, max_embed_inputs=100))
+    texts = ["a"] * 101
+    body = {field: texts, **more} if more is not None else {"inputs": {"source_sentence": "a", "sentences": texts}}
+    status, found = ask(server, path, body)
+    message = found["error"] if isinstance(found["error"], str) else found["error"]["message"]
+    assert status == 413 and f"{field}` must hold at most 100 texts, got 101" in message, found
+    assert len(seen) < 2  # the source of /similarity
 
 
 def test_results_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
