@@ -301,6 +301,10 @@ def _serve(command: argparse.ArgumentParser) -> None:
     command.add_argument("--draft", metavar="REF",
                          help="load the one model given with --model at the start, with this draft model: a smaller "
                               "language model with the same vocabulary, which proposes tokens")
+    command.add_argument("--adapter", metavar="[MODEL:]NAME=PATH", action="append", default=[],
+                         help="give a model of --model this adapter (LoRA), a folder of PEFT or a GGUF file, which "
+                              "clients select with the model name MODEL:NAME; may be repeated. MODEL may be omitted "
+                              "if there is one --model")
     _pool(command)
     _listening(command, SERVER_LIMITS)
 

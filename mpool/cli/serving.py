@@ -87,7 +87,8 @@ def serve(arguments: argparse.Namespace) -> int:
         if arguments.draft is not None and len(arguments.model) != 1:
             raise InvalidArgument("`draft` needs exactly one model", param="draft", got=arguments.draft,
                                   allowed="the draft model of one --model")
-        server = Serving(settings, pool, arguments.model, not arguments.only, arguments.compute)
+        server = Serving(settings, pool, arguments.model, not arguments.only, arguments.compute,
+                         adapters=arguments.adapter)
         if arguments.load or arguments.draft is not None:
             for served in server.state.models.all():
                 pool.load(served.model, draft=arguments.draft)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ..results import Chunk, Completion, TokenLogprob, Usage
 
 #: What to do instead of an argument of the constructor that would change what is computed.
-_FILE, _ADAPTER = "mpool uses the value that the file states", "Merge the adapter into the weights"
+_FILE = "mpool uses the value that the file states"
+_ADAPTER = "Merge the adapter into the weights, or use mpool.load(..., adapters={name: path}) and adapter=name"
 #: These arguments, each with its default in llama-cpp-python.
 _CONSTRUCTOR: dict[str, tuple[Any, str]] = {
     **{name: (default, _FILE) for name, default in (

@@ -402,6 +402,11 @@ class Entry:
                 raise
         return found
 
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Names of the model's adapters, in alphabetical order."""
+        return tuple(name for name, _ in self.loading.adapters or ())
+
     def adapter_id(self, name: object) -> int:
         """Return the id of an adapter in the core.
 
@@ -410,7 +415,7 @@ class Entry:
         """
         found = self._adapters if self._adapters is not None else self._read_adapters(self.loading)
         if not isinstance(name, str) or name not in found:
-            names = [one for one, _ in self.loading.adapters or ()]
+            names = self.adapter_names
             raise InvalidArgument(param="adapter", got=shown(name), key=self.key,
                                   allowed=f"{', '.join(names)} or None" if names else "None: the model has no adapters",
                                   hint="mpool.load(model, adapters={name: path}) adds adapters")

@@ -121,12 +121,14 @@ class Application:
 
 
 def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: Pool | None = None,
-               settings: Settings | None = None, catalogue: bool = True, compute: str = "auto") -> Application:
+               settings: Settings | None = None, catalogue: bool = True, compute: str = "auto",
+               adapters: Iterable[str] | None = None) -> Application:
     """Create the server as an ASGI application, to be run by an ASGI server or mounted in another application.
 
     ``uvicorn mpool.server:app --factory`` calls this function without arguments. Environment variables then configure
     the server: ``MPOOL_SERVER_MODELS`` (references, optionally as ``NAME=REF``, separated by commas),
-    ``MPOOL_SERVER_TOKEN_FILE``, and ``MPOOL_SERVER_ALLOW_HOSTS`` and ``MPOOL_SERVER_ALLOW_ORIGINS`` (separated by
+    ``MPOOL_SERVER_ADAPTERS`` (``NAME=PATH`` or ``MODEL:NAME=PATH``, separated by commas), ``MPOOL_SERVER_TOKEN_FILE``,
+    and ``MPOOL_SERVER_ALLOW_HOSTS`` and ``MPOOL_SERVER_ALLOW_ORIGINS`` (separated by
     commas).
 
     The ASGI server owns the socket, so ``host``, ``port``, ``max_header``, ``max_header_count``, ``max_connections``
@@ -140,10 +142,12 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
         settings: Token, hosts, origins and limits; None: the defaults and the environment variables.
         catalogue: Serve also the models of the catalogue whose files are on this machine.
         compute: Compute type of all models.
+        adapters: Adapters of the models, as for :class:`mpool.server.models.Models`; None: those of
+            ``MPOOL_SERVER_ADAPTERS``.
 
     Raises:
         InvalidArgument: A setting or the name of a model is not allowed.
-        MpoolError: A model cannot be registered; see :func:`mpool.register`.
+        MpoolError: A model cannot be registered; see :func:`mpool.register`. An adapter cannot be read.
     """
     from ..config import PoolConfig
     from ..pool import Pool
@@ -152,10 +156,12 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
         settings = _settings_of_environment()
     if models is None:
         models = _list_of("MPOOL_SERVER_MODELS")
+    if adapters is None:
+        adapters = _list_of("MPOOL_SERVER_ADAPTERS")
     own = pool is None
     used = Pool(PoolConfig(shutdown_grace=settings.grace)) if pool is None else pool
     try:
-        state = State(settings, used, models, catalogue, compute)
+        state = State(settings, used, models, catalogue, compute, adapters)
     except BaseException:
         if own:
             used.close()

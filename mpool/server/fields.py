@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+#: Name of a model, or ``MODEL:ADAPTER``: two names of 128 characters at most.
+Name = Annotated[str, Meta(min_length=1, max_length=257)]
 Text = Annotated[str, Meta(min_length=1)]
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]

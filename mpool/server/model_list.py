@@ -47,7 +47,7 @@ async def model(context: Context, body: None) -> Response:
 
 
 def _card(served: ServedModel) -> ModelCard:
-    return ModelCard(served.name, served.since, list(served.capabilities))
+    return ModelCard(served.name, served.since, list(served.capabilities), served.parent or served.name, served.parent)
 
 
 def _anthropic_model(served: ServedModel) -> AnthropicModel:

@@ -1,4 +1,7 @@
-"""Names of the served models: models given at the start, and keys of the catalogue. Clients can never name a path."""
+"""Names of the served models: models given at the start, and keys of the catalogue. Clients can never name a path.
+
+``MODEL:ADAPTER`` is the name of a model with one of its adapters (LoRA): ``mpool.generate(..., adapter=ADAPTER)``.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
     from ..pool import Pool
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
-#: Maximum number of aliases.
-_MAX_ALIASES = 1000
+#: Maximum number of aliases, and of adapters that an error message names.
+_MAX_ALIASES, _MAX_NAMED = 1000, 20
 _GGUF_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 
 
@@ -32,7 +35,9 @@ class ServedModel:
         model: Model of the pool.
         since: ``time.time()`` when the server added it.
         system: System message of conversations without one, or None. Only aliases have one.
-        defaults: Options of the library that a request without them has. Only aliases have some.
+        defaults: Options of the library that a request without them has. Only aliases have some, and models with an
+            adapter, whose option ``adapter`` names it.
+        parent: Name of the model without the adapter; None: the name selects no adapter.
     """
 
     name: str
@@ -40,6 +45,17 @@ class ServedModel:
     since: int
     system: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    parent: str | None = None
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that clients can select with ``NAME:ADAPTER``, in alphabetical order."""
+        return () if "adapter" in self.defaults else self.model._entry.adapter_names
+
+    def with_adapter(self, adapter: str) -> ServedModel:
+        """Return the model with one of its :attr:`adapters`."""
+        return replace(self, name=f"{self.name}:{adapter}", defaults={**self.defaults, "adapter": adapter},
+                       parent=self.name)
 
     def with_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages of a conversation, with the alias's system message unless they begin with one."""
@@ -62,20 +78,25 @@ class Models:
             reads the metadata in their files, and downloads missing files.
         catalogue: Serve also the models of the catalogue whose files are on this machine, under their keys.
         compute: Compute type of all models.
+        adapters: Adapters of the models in ``refs``, as ``NAME=PATH``, or ``MODEL:NAME=PATH`` if there are several
+            models. Paths as for :func:`mpool.load`. The constructor reads their metadata.
 
     Raises:
-        InvalidArgument: A name is not valid or is already taken, or no valid name can be derived from a reference.
-        MpoolError: A model cannot be registered; see :func:`mpool.register`.
+        InvalidArgument: A name is not valid or is already taken, no valid name can be derived from a reference, or an
+            adapter belongs to no model.
+        MpoolError: A model cannot be registered; see :func:`mpool.register`. An adapter cannot be read, or does not fit
+            its model; see :func:`mpool.load`.
     """
 
     def __init__(self, pool: Pool, refs: Iterable[str | os.PathLike[str]] = (), catalogue: bool = True,
-                 compute: str = "auto") -> None:
+                 compute: str = "auto", adapters: Iterable[str] = ()) -> None:
         self.pool, self.catalogue, self.compute = pool, catalogue, compute
         self._served: dict[str, ServedModel] = {}
         self._aliases: dict[str, ServedModel] = {}
         for ref in refs:
             self._add(os.fspath(ref))
         self._given = tuple(self._served)
+        self._add_adapters(adapters)
 
     def _add(self, ref: str) -> None:
         from ..models import KeyRef, load_catalogue, parse_reference
@@ -101,6 +122,27 @@ class Models:
             # register under the name, so that no error message contains the path
             model = self.pool.register(name.replace(":", "-"), ref)
         self._served[name] = self._served_model(name, model)
+
+    def _add_adapters(self, adapters: Iterable[str]) -> None:
+        from ..runtime.load_options import LoadOptions
+
+        found: dict[str, tuple[ServedModel, dict[str, str]]] = {}
+        for given in adapters:
+            whole, equals, path = given.partition("=")
+            model, colon, name = whole.rpartition(":")
+            if not (equals and name and path):
+                raise InvalidArgument(param="adapter", got=given, allowed="NAME=PATH or MODEL:NAME=PATH")
+            if not colon and len(self._given) == 1:
+                model = self._given[0]
+            if model not in self._given:
+                raise InvalidArgument(param="adapter", got=given, allowed="MODEL:NAME=PATH with one of the models "
+                                      f"{', '.join(self._given) or 'given with --model'}")
+            served = self._served[model]
+            paths = found.setdefault(served.model.key, (served, {}))[1]  # two names may share an entry
+            if paths.setdefault(name, path) != path:
+                raise InvalidArgument(param="adapter", got=given, allowed=f"one path for the name {name!r}")
+        for served, paths in found.values():
+            served.model._entry.set_loading(LoadOptions.checked(None, None, None, None, paths))
 
     def _served_model(self, name: str, model: Model) -> ServedModel:
         from ..model import Model
@@ -132,7 +174,8 @@ class Models:
         return [served for served, _ in found]
 
     async def listed(self) -> list[ServedModel]:
-        """Return all models that clients can use, also those of the catalogue. Reads their metadata if necessary."""
+        """Return all models that clients can use, also those of the catalogue, each before its adapters. Reads their
+        metadata if necessary."""
         if self.catalogue:
             from ..models import load_catalogue
 
@@ -141,27 +184,33 @@ class Models:
                     await self.find(key)
                 except Refusal:
                     continue
-        found = self.all() + list(self._aliases.values())
+        found = []
+        for served in self.all():
+            found.append(served)
+            found += [one for one in map(served.with_adapter, served.adapters) if self._named(one.name) is None]
+        found += self._aliases.values()
         await native_calls.REQUESTS.arun(lambda: [served.capabilities for served in found])
         return found
 
     async def find(self, name: str) -> ServedModel:
-        """Find a model by name. Ignores the suffix ``:latest``, which clients of Ollama append.
+        """Find a model by name, or a model with an adapter by ``MODEL:ADAPTER``.
+
+        Ignores the suffix ``:latest``, which clients of Ollama append, unless an adapter has this name.
 
         Raises:
-            Refusal: The name is unknown, or the files of the model are not on this machine.
+            Refusal: The name is unknown, the model has no adapter of this name, or the files of the model are not on
+                this machine.
         """
-        found = self._named(name)
-        if found is None and name.endswith(":latest"):
-            name = name[:-7]
-            found = self._named(name)
-        if found is not None:
-            return found
+        for candidate in (name, name.removesuffix(":latest")):
+            found = self._named(candidate) or self._adapted(candidate)
+            if found is not None:
+                return found
+        name = name.removesuffix(":latest")
         from ..models import load_catalogue
 
         row = load_catalogue().get(name) if self.catalogue else None
         if row is None:
-            raise Refusal("model_not_found", param="model")
+            raise Refusal("model_not_found", self._adapters_of(name), "model")
         name = row.key  # other spellings share its entry, so that clients cannot add any number of names
         if not await native_calls.REQUESTS.arun(is_cached, name):
             raise Refusal("model_not_found", "It is in the catalogue: POST /api/pull downloads it.", "model")
@@ -169,6 +218,32 @@ class Models:
 
     def _named(self, name: str) -> ServedModel | None:
         return self._served.get(name) or self._aliases.get(name)
+
+    def _parent(self, name: str) -> tuple[ServedModel | None, str]:
+        """Split ``MODEL:ADAPTER``. Returns the model, or None if it is not served, and the rest of the name."""
+        base, _, adapter = name.rpartition(":")
+        found = self._named(base)
+        if found is None and base and self.catalogue:
+            from ..models import load_catalogue
+
+            row = load_catalogue().get(base)
+            found = None if row is None else self._served.get(row.key)
+        return found, adapter
+
+    def _adapted(self, name: str) -> ServedModel | None:
+        parent, adapter = self._parent(name)
+        return parent.with_adapter(adapter) if parent is not None and adapter in parent.adapters else None
+
+    def _adapters_of(self, name: str) -> str:
+        """Return the part of an error message that names the adapters of the model in ``MODEL:ADAPTER``."""
+        parent, _ = self._parent(name)
+        if parent is None:
+            return ""
+        names = [f"{parent.name}:{adapter}" for adapter in parent.adapters]
+        if not names:
+            return f"The model {parent.name} has no adapters."
+        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+        return f"The adapters of {parent.name} are {', '.join(names[:_MAX_NAMED])}{more}."
 
     async def add_alias(self, name: str, source: str, system: str | None = None,
                         defaults: Mapping[str, Any] | None = None) -> None:
@@ -189,7 +264,7 @@ class Models:
             raise Refusal("invalid_value", "A name must have 1 to 128 letters, digits, `.`, `_`, `:`, `+` and `-`, and "
                                            "begin with a letter or digit.", "model")
         found = await self.find(source)
-        if name in self._served or self.is_in_catalogue(name):
+        if name in self._served or self.is_in_catalogue(name) or self._adapted(name) is not None:
             raise Refusal("invalid_value", "The name is that of a model, which cannot be replaced.", "model")
         if name not in self._aliases and len(self._aliases) >= _MAX_ALIASES:
             raise Refusal("invalid_value", f"The server has {_MAX_ALIASES:,} aliases, the maximum: delete one.",

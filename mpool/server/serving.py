@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -104,8 +104,9 @@ class Serving:
     """
 
     def __init__(self, settings: Settings, pool: Pool, models: Any = (), catalogue: bool = True,
-                 compute: str = "auto", operations: tuple[Operation, ...] = OPERATIONS, drain: float = _DRAIN) -> None:
-        self.state = State(settings, pool, models, catalogue, compute)
+                 compute: str = "auto", operations: tuple[Operation, ...] = OPERATIONS, drain: float = _DRAIN,
+                 adapters: Iterable[str] = ()) -> None:
+        self.state = State(settings, pool, models, catalogue, compute, adapters)
         self._socket = _listen(settings)
         self.port: int = self._socket.getsockname()[1]
         self.state.hosts = settings.hosts(self.port)

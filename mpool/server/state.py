@@ -73,9 +73,9 @@ class State:
     """
 
     def __init__(self, settings: Settings, pool: Pool, models: Iterable[str | os.PathLike[str]] = (),
-                 catalogue: bool = True, compute: str = "auto") -> None:
+                 catalogue: bool = True, compute: str = "auto", adapters: Iterable[str] = ()) -> None:
         self.settings, self.pool = settings, pool
-        self.models = Models(pool, models, catalogue, compute)
+        self.models = Models(pool, models, catalogue, compute, adapters)
         self.hosts: frozenset[str] | None = settings.hosts(settings.port)
         self.streams, self.stopping, self.started = 0, False, time.monotonic()
         self.running: dict[str, RunningRequest] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 from starlette.responses import Response
@@ -13,6 +13,9 @@ from ..errors import InvalidArgument, LimitError, Unsupported
 from .errors import Refusal
 from .fields import Fields, Name
 from .operations import Context, Operation, json_response
+
+if TYPE_CHECKING:
+    from .models import ServedModel
 
 log = logging.getLogger("mpool.server")
 
@@ -40,19 +43,25 @@ class SwapResponse(Struct):
 async def swap(context: Context, body: SwapRequest) -> Response:
     """Replace a model; respond once the new one takes all requests for the name. See :func:`mpool.swap`."""
     state = context.state
-    served = await context.model(body.model)
+    served = _without_adapter(await context.model(body.model), "model")
     if not state.models.is_registered(served):
         raise Refusal("invalid_value", "Only names that --model gave to a path or a reference can be swapped, and no "
                                        "names of the catalogue.", "model")
     ref = served.model.ref
     if body.source is not None:
-        ref = (await context.model(body.source)).model.ref
+        ref = _without_adapter(await context.model(body.source), "source").model.ref
     try:
         await aio.swap(served.model, ref, timeout=body.timeout, pool=state.pool)
     except (InvalidArgument, LimitError, Unsupported) as error:  # their texts are about files, not about the request
         log.warning("%s: load_failed: %s", context.id, error)
         raise Refusal("load_failed") from error
     return json_response(SwapResponse(body.model, True))
+
+
+def _without_adapter(served: ServedModel, field: str) -> ServedModel:
+    if "adapter" in served.defaults:
+        raise Refusal("invalid_value", f"`{field}` must be the name of a model without an adapter.", field)
+    return served
 
 
 OPERATIONS = (Operation("POST", "/api/mpool/swap", swap, SwapRequest, SwapResponse, "Replace a model by another",

@@ -21,11 +21,17 @@ Inputs = Text | Annotated[list[Text | Token | Annotated[list[Token], Meta(min_le
 # ---- models --------------------------------------------------------------------------------------------------------
 
 class ModelCard(Struct):
-    """A model. ``capabilities`` is an extension of OpenAI's API."""
+    """A model, or a model with an adapter.
+
+    ``capabilities`` is an extension of OpenAI's API; ``root`` and ``parent`` are those of vLLM's API. ``root``: name of
+    the model without the adapter; ``parent``: the same, but null for a model without an adapter.
+    """
 
     id: str
     created: int
     capabilities: list[str]
+    root: str
+    parent: str | None = None
     object: str = "model"
     owned_by: str = "mpool"
 

@@ -140,7 +140,8 @@ mpool.server.application  mpool.pool  1  start-up
 mpool.server.application  mpool.server.settings  1  optional
 mpool.server.application  starlette.middleware.cors  1  optional
 mpool.server.models  mpool.model  1  start-up
-mpool.server.models  mpool.models  5  start-up
+mpool.server.models  mpool.models  6  start-up
+mpool.server.models  mpool.runtime.load_options  1  start-up
 mpool.server.ollama_models  mpool.models  1  start-up
 mpool.server.openai.responses  mpool.results  1  start-up
 mpool.server.openapi  mpool.server.application  1  optional

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,10 +26,10 @@ from mpool.server.settings import Settings  # noqa: E402
 
 @contextmanager
 def serving(models: list[str], config: mpool.PoolConfig | None = None, catalogue: bool = False,
-            **settings: Any) -> Iterator[Serving]:
+            adapters: Sequence[str] = (), **settings: Any) -> Iterator[Serving]:
     """Run a server inside a ``with`` block, and check that it stops at the end."""
     pool = mpool.Pool(config or mpool.PoolConfig(shutdown_grace=1.0, offline=True))
-    server = Serving(Settings(**{"port": 0, **settings}), pool, models, catalogue)
+    server = Serving(Settings(**{"port": 0, **settings}), pool, models, catalogue, adapters=adapters)
     with running(server.run, server.stop):
         yield server
 

@@ -19,10 +19,11 @@ from mpool.tasks.verbs import VERBS
 REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
     "chat": (openai.ChatRequest, {
         "compute": "a setting of the server", "capture": "writes files", "allow_urls": "a setting of the server",
-        "template_options": "`chat_template_kwargs`", "context_length": "only Ollama's protocol has it: `num_ctx`"}),
+        "template_options": "`chat_template_kwargs`", "adapter": "`model`: MODEL:ADAPTER",
+        "context_length": "only Ollama's protocol has it: `num_ctx`"}),
     "generate": (openai.CompletionRequest, {
         "compute": "a setting of the server", "capture": "writes files",
-        "parse_special": "prompts of clients are plain text",
+        "parse_special": "prompts of clients are plain text", "adapter": "`model`: MODEL:ADAPTER",
         "context_length": "only Ollama's protocol has it: `num_ctx`",
         "response_format": "OpenAI has it for chat only", "top_logprobs": "logprobs is a number in this protocol"}),
     "embed": (openai.EmbeddingsRequest, {
@@ -34,6 +35,7 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
     "rerank": (openai.RerankRequest, {
         "top_k": "`top_n`", "compute": "a setting of the server", "truncate": "as the model's files say",
         "prompt_name": "as the model's files say",
+        "function_to_apply": "as the model's files say; /rerank has `raw_scores`",
         "parse_special": "texts of clients are plain text"}),
     "generate_image": (openai.ImagesRequest, {
         "width": "`size`", "height": "`size`", "compute": "a setting of the server", "latents": "an array",
