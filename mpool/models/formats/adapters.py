@@ -27,6 +27,8 @@ from .safetensors_header import WEIGHT_DTYPES, read_header
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 #: Largest rank, and largest absolute value of a scale. The C core has the same limits (csrc/models/nn/adapter.h).
 MAX_RANK, MAX_SCALE = 1024, 1e6
+#: Maximum number of entries of ``alpha_pattern``: each module of the adapter is compared with each of them.
+MAX_PATTERNS = 4096
 
 #: Layers that adapters can update, by the names that the C core uses, without the number of the block.
 LAYERS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -273,6 +275,9 @@ def _check_config(config: Fields) -> None:
 def _alpha(config: Fields, module: str) -> tuple[str, float]:
     """Return the name of the key with a module's alpha, and its value."""
     pattern = config.section("alpha_pattern", None)
+    if pattern is not None and len(pattern.values) > MAX_PATTERNS:
+        raise LimitError(f"{pattern.file}: alpha_pattern has {len(pattern.values):,} entries, mpool supports at most "
+                         f"{MAX_PATTERNS:,}")
     for key in pattern if pattern is not None else ():
         if not re.fullmatch(r"[\w.-]+", key):
             raise Unsupported(f"{pattern.file}: alpha_pattern has the regular expression {shorten(repr(key))}, mpool "

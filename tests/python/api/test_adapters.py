@@ -312,10 +312,11 @@ CONFIGS: list[tuple[dict[str, Any], type[MpoolError], str]] = [
     ({"rank_pattern": ["q_proj"]}, FormatError, "rank_pattern"),
     ({"alpha_pattern": {"(q|k)+_proj": 3}}, Unsupported, "alpha_pattern.*regular expression"),
     ({"alpha_pattern": {"q_proj": 0}}, FormatError, "alpha_pattern.q_proj"),
+    ({"alpha_pattern": {f"x{at}": 1 for at in range(4097)}}, LimitError, "alpha_pattern has 4,097 entries"),
 ]
 
 
-@pytest.mark.parametrize(("config", "error", "words"), CONFIGS, ids=[json.dumps(config) for config, _, _ in CONFIGS])
+@pytest.mark.parametrize(("config", "error", "words"), CONFIGS, ids=[json.dumps(config)[:60] for config, _, _ in CONFIGS])
 def test_configurations_are_refused(llama: Path, model: Any, tmp_path: Path, config: dict[str, Any],
                                     error: type[MpoolError], words: str) -> None:
     save_peft(tmp_path, matrices(model, 8, 1, ("q_proj",)), 16.0, **config)
