@@ -45,18 +45,63 @@ class ModelList(Struct):
 
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
+class TextObject(Fields, kw_only=True):
+    """A text in the form of Jina's API. Images are refused."""
+
+    text: Text | None = None
+    image: str | None = None
+
+
+#: Type of the numbers of an embedding, as in Jina's API.
+EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
+#: Values of ``task`` in Jina's API that are names of a model's prompts.
+JinaTask = Literal["retrieval.query", "retrieval.passage", "text-matching", "classification", "separation",
+                   "code.query", "code.passage"]
+
+
 class EmbeddingsRequest(Fields):
     """Texts to embed. ``user`` is ignored. Token ids in ``input`` are refused unless ``allow_token_ids`` is true, the
     server allows them, or the model's vocabulary is OpenAI's cl100k_base: ids of another vocabulary would silently give
-    wrong vectors. In LangChain's OpenAIEmbeddings, set ``check_embedding_ctx_length=False``."""
+    wrong vectors. In LangChain's OpenAIEmbeddings, set ``check_embedding_ctx_length=False``.
+
+    Jina's API has texts as objects, ``embedding_type`` (``binary`` and ``ubinary``: signs, eight per byte),
+    ``normalized``, ``truncate``, ``return_multivector`` (one vector per token) and further values of ``task``.
+    ``late_chunking`` must be false."""
 
     model: Name
-    input: Inputs
+    input: Text | TextObject | Annotated[
+        list[Text | Token | Annotated[list[Token], Meta(min_length=1)] | TextObject],
+        Meta(min_length=1, max_length=1_000_000)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    task: Literal["query", "document"] | None = None
+    task: Literal["query", "document"] | JinaTask | None = None
     allow_token_ids: bool | None = None
     user: str | None = None
+    embedding_type: EmbeddingType | Annotated[list[EmbeddingType], Meta(min_length=1, max_length=1)] | None = None
+    normalized: bool | None = None
+    truncate: bool | None = None
+    return_multivector: bool = False
+    late_chunking: bool | None = None
+
+
+class MultiVectorRequest(Fields, kw_only=True):
+    """Texts whose tokens are embedded, as in Jina's API. ``user`` is ignored."""
+
+    model: Name
+    input: Text | TextObject | Annotated[list[Text | TextObject], Meta(min_length=1, max_length=1_000_000)]
+    input_type: Literal["query", "document"] = "document"
+    embedding_type: EmbeddingType | Annotated[list[EmbeddingType], Meta(min_length=1, max_length=1)] = "float"
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    truncate: bool | None = None
+    user: str | None = None
+
+
+class MultiVector(Struct):
+    """One vector per token of a text."""
+
+    index: int
+    embeddings: list[list[float] | str]
+    object: str = "embeddings"
 
 
 class Embedding(Struct):
@@ -78,6 +123,15 @@ class EmbeddingsResponse(Struct):
     """One embedding per text."""
 
     data: list[Embedding]
+    model: str
+    usage: InputUsage
+    object: str = "list"
+
+
+class MultiVectorResponse(Struct):
+    """The vectors of the tokens of each text."""
+
+    data: list[MultiVector]
     model: str
     usage: InputUsage
     object: str = "list"

@@ -1,4 +1,4 @@
-"""``/v1/embeddings`` and ``/v1/rerank``."""
+"""``/v1/embeddings`` with the fields of OpenAI's and Jina's APIs, Jina's ``/v1/multi-vector``, and ``/v1/rerank``."""
 
 from __future__ import annotations
 
@@ -7,39 +7,108 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from ... import native_calls
 from ...tasks.running import counted
-from ...tasks.verbs import EMBED, RERANK
+from ...tasks.vectors import quantize
+from ...tasks.verbs import EMBED, EMBED_TOKENS, RERANK
 from ..errors import Refusal
-from ..operations import Context, Operation, json_response, large_response
+from ..operations import MAX_RESPONSE, NUMBER_BYTES, Context, Operation, json_response, large_response
 from .structs import (
     Document,
     Embedding,
     EmbeddingsRequest,
     EmbeddingsResponse,
     InputUsage,
+    MultiVector,
+    MultiVectorRequest,
+    MultiVectorResponse,
     RankedResult,
     RerankRequest,
     RerankResponse,
+    TextObject,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+#: Value of ``task`` in Jina's API -> task of the library. The others are names of prompts.
+_TASKS = {"retrieval.query": "query", "retrieval.passage": "document"}
+
 
 async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     """Embed texts or token ids."""
     served = await context.model(body.model)
-    inputs = texts_or_ids(context, body.input)
+    if body.late_chunking:
+        raise Refusal("unsupported_parameter", "`late_chunking` must be false: every text is embedded on its own.",
+                      "late_chunking")
+    kind = body.encoding_format if body.embedding_type is None else _only(body.embedding_type)
+    inputs = texts_or_ids(context, plain_texts(body.input))
+    task = _TASKS.get(body.task or "", body.task)
+    named = {"task": task} if task in (None, "query", "document") else {"prompt_name": task}
+    given = {"inputs": inputs, "model": served.model, **named, "truncate": body.truncate is not False}
+    if body.return_multivector:
+        for name, value in (("dimensions", body.dimensions), ("normalized", body.normalized)):
+            if value is not None:
+                raise Refusal("unsupported_parameter", f"`{name}` must be absent with `return_multivector`.", name)
+        if isinstance(inputs, list) and isinstance(inputs[0], list):
+            raise Refusal("unsupported_parameter", "`input` must be texts with `return_multivector`.", "input")
+        return await _multi_vectors(context, body.model, given, kind)
+    precision = kind if kind in ("binary", "ubinary") else "float32"
     vectors, tokens = await counted(EMBED, context.state.pool, {
-        "inputs": inputs, "model": served.model, "task": body.task, "dimensions": body.dimensions,
+        **given, "dimensions": body.dimensions, "normalize": body.normalized, "precision": precision,
         "allow_token_ids": bool(body.allow_token_ids or context.state.settings.allow_token_ids)})
     rows = vectors if vectors.ndim == 2 else vectors[None]
 
     def made() -> EmbeddingsResponse:
-        data = [Embedding(at, value) for at, value in enumerate(encoded(rows, body.encoding_format))]
+        data = [Embedding(at, value) for at, value in enumerate(encoded(rows, kind))]
         return EmbeddingsResponse(data, body.model, InputUsage(tokens, tokens))
 
     return await large_response(made, rows.size)
+
+
+async def multi_vector(context: Context, body: MultiVectorRequest) -> Response:
+    """Embed the tokens of texts."""
+    served = await context.model(body.model)
+    inputs = texts_or_ids(context, plain_texts(body.input))
+    settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
+    width = None if settings is None else settings.hidden_size if settings.tokens is None else settings.tokens.size
+    if body.dimensions not in (None, width):
+        raise Refusal("invalid_value", f"`dimensions` must be {width} for this model, got {body.dimensions}.",
+                      "dimensions")
+    return await _multi_vectors(context, body.model, {
+        "inputs": inputs, "model": served.model, "task": body.input_type, "truncate": body.truncate is not False},
+        _only(body.embedding_type))
+
+
+async def _multi_vectors(context: Context, name: str, given: dict[str, Any], kind: str) -> Response:
+    found, tokens = await counted(EMBED_TOKENS, context.state.pool, given, MAX_RESPONSE // NUMBER_BYTES * 4)
+
+    def made() -> MultiVectorResponse:
+        data = [MultiVector(at, encoded(quantize(rows, kind) if kind in ("binary", "ubinary") else rows, kind))
+                for at, rows in enumerate(found)]
+        return MultiVectorResponse(data, name, InputUsage(tokens, tokens))
+
+    return await large_response(made, found.values.size)
+
+
+def _only(kinds: str | list[Any]) -> str:
+    return kinds if isinstance(kinds, str) else kinds[0]
+
+
+def plain_texts(given: Any) -> Any:
+    """Replace the objects of Jina's API by their texts.
+
+    Raises:
+        Refusal: An object has no text.
+    """
+    def text_of(one: Any) -> Any:
+        if not isinstance(one, TextObject):
+            return one
+        if one.text is None or one.image is not None:
+            raise Refusal("unsupported_parameter", "`input` must be texts: objects with `text` alone.", "input")
+        return one.text
+
+    return [text_of(one) for one in given] if isinstance(given, list) else text_of(given)
 
 
 def texts_or_ids(context: Context, given: str | list[Any], name: str = "input",
@@ -94,8 +163,11 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
 
 
 OPERATIONS = (
-    Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, EmbeddingsResponse, "Embed texts or token ids",
+    Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, (EmbeddingsResponse, MultiVectorResponse),
+              "Embed texts or token ids",
               name="embeddings"),
+    Operation("POST", "/v1/multi-vector", multi_vector, MultiVectorRequest, MultiVectorResponse,
+              "Embed the tokens of texts", name="multi_vector"),
     Operation("POST", "/v1/rerank", rerank, RerankRequest, RerankResponse, "Rank documents by relevance to a query",
               name="rerank"),
 )

@@ -230,9 +230,12 @@ def test_results_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("path", ("/embed", "/embed_sparse", "/embed_all", "/pooling"))
 @pytest.mark.parametrize("how", ("cancelled", "disconnected"))
-def test_requests_without_a_model_are_listed(server: Any, path: str, how: str) -> None:
+def test_requests_without_a_model_are_listed(server: Any, path: str, how: str,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of running requests and the history have the name of the model that the server chose. A request ends
     when it is cancelled, and when its client disconnects."""
+    for module in ("inference", "pooling"):
+        monkeypatch.setattr(f"mpool.server.{module}.MAX_RESPONSE", 1 << 40)  # the request ends for no other reason
     idle(server)
     texts = ["w1 " * 60] * 5000
     with Raw(server) as raw:
@@ -346,3 +349,86 @@ def test_inference_client(server: Any) -> None:
     with pytest.raises(hub.errors.HfHubHTTPError) as caught:
         client("/embed").feature_extraction("")
     assert caught.value.response.status_code == 400 and "no empty text" in caught.value.response.text
+
+
+# ---- Jina ------------------------------------------------------------------------------------------------------------
+
+def embedded(server: Any, path: str = "/v1/embeddings", **body: Any) -> list[Any]:
+    """Return the embeddings of a response of Jina's API."""
+    status, found = ask(server, path, {"model": "m3", **body})
+    assert status == 200, found
+    assert found["object"] == "list" and found["model"] == body.get("model", "m3")
+    assert found["usage"]["total_tokens"] > 0
+    assert [one["index"] for one in found["data"]] == list(range(len(found["data"])))
+    return [one["embeddings"] if one["object"] == "embeddings" else one["embedding"] for one in found["data"]]
+
+
+def test_texts_as_objects(server: Any) -> None:
+    want = server.state.pool.embed(TEXTS, "m3").tolist()
+    for given in (TEXTS, [{"text": text} for text in TEXTS], [TEXTS[0], *({"text": text} for text in TEXTS[1:])]):
+        assert embedded(server, input=given, truncate=True, late_chunking=False) == want
+    assert embedded(server, input={"text": TEXTS[0]}) == want[:1]
+
+
+def test_types_of_embeddings(server: Any) -> None:
+    pool = server.state.pool
+    rows = pool.embed(TEXTS, "m3")
+    for kind in ("float", ["float"]):
+        assert embedded(server, input=TEXTS, embedding_type=kind) == rows.tolist()
+    coded = embedded(server, input=TEXTS, embedding_type="base64")
+    assert [base64.b64decode(one) for one in coded] == [row.tobytes() for row in rows]
+    for kind in ("binary", "ubinary"):
+        assert embedded(server, input=TEXTS, embedding_type=kind) == pool.embed(TEXTS, "m3", precision=kind).tolist()
+    assert embedded(server, input=TEXTS, normalized=False) == pool.embed(TEXTS, "m3", normalize=False).tolist()
+
+
+def test_several_vectors_of_a_text(server: Any) -> None:
+    tokens = server.state.pool.embed_tokens(TEXTS, "m3")
+    want = [rows.tolist() for rows in tokens]
+    assert embedded(server, input=TEXTS, return_multivector=True) == want
+    assert embedded(server, input=[{"text": text} for text in TEXTS], return_multivector=True,
+                    task="retrieval.passage") == want
+    for path, more in (("/v1/embeddings", {"return_multivector": True}), ("/v1/multi-vector", {})):
+        coded = embedded(server, path, input=TEXTS, embedding_type="base64", **more)
+        assert [[base64.b64decode(one) for one in rows] for rows in coded] == [
+            [row.tobytes() for row in rows] for rows in tokens]
+        bits = embedded(server, path, input=TEXTS, embedding_type="ubinary", **more)
+        assert bits == [np.packbits(rows > 0, axis=-1).tolist() for rows in tokens]
+    assert embedded(server, "/v1/multi-vector", input=TEXTS, dimensions=48, input_type="query") == want
+
+
+def test_tasks_of_jina(several: Any) -> None:
+    pool = several.state.pool
+    for given, task in (("retrieval.query", "query"), ("retrieval.passage", "document"), ("query", "query")):
+        found = embedded(several, model="prompted", input=["A dog"], task=given)
+        assert found == pool.embed(["A dog"], "prompted", task=task).tolist()
+    sides = {}
+    for side in ("query", "document"):
+        want = [rows.tolist() for rows in pool.embed_tokens(["A dog"], "prompted", task=side)]
+        sides[side] = embedded(several, "/v1/multi-vector", model="prompted", input=["A dog"], input_type=side)
+        assert sides[side] == want
+        task = {"query": "retrieval.query", "document": "retrieval.passage"}[side]
+        assert embedded(several, model="prompted", input="A dog", task=task, return_multivector=True) == want
+    assert sides["query"] != sides["document"]
+    status, found = ask(several, "/v1/embeddings", {"model": "prompted", "input": "A dog", "task": "separation"})
+    assert status == 400 and "prompt_name" in found["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "body", "word"), [
+    ("/v1/embeddings", {"late_chunking": True}, "late_chunking"),
+    ("/v1/embeddings", {"input": [{"image": "https://x"}]}, "`input` must be texts"),
+    ("/v1/embeddings", {"input": [{}]}, "`input` must be texts"),
+    ("/v1/embeddings", {"input": [{"text": ""}]}, "input[0].text"),
+    ("/v1/embeddings", {"input": [{"text": "a"}, [5]]}, "both"),
+    ("/v1/embeddings", {"embedding_type": ["float", "binary"]}, "embedding_type"),
+    ("/v1/embeddings", {"embedding_type": "int8"}, "embedding_type"), ("/v1/embeddings", {"task": "none"}, "task"),
+    ("/v1/embeddings", {"input": LONG, "truncate": False}, "tokens"),
+    ("/v1/embeddings", {"return_multivector": True, "dimensions": 8}, "`dimensions` must be absent"),
+    ("/v1/embeddings", {"return_multivector": True, "normalized": True}, "`normalized` must be absent"),
+    ("/v1/embeddings", {"return_multivector": True, "input": [5]}, "must be texts"),
+    ("/v1/multi-vector", {"dimensions": 8}, "`dimensions` must be 48"), ("/v1/multi-vector", {"input": []}, "input"),
+    ("/v1/multi-vector", {"input": [5]}, "input"), ("/v1/multi-vector", {"input_type": "other"}, "input_type"),
+    ("/v1/multi-vector", {"model": "rank"}, "capability")], ids=str)
+def test_errors_of_jinas_fields(server: Any, path: str, body: dict[str, Any], word: str) -> None:
+    status, found = ask(server, path, {"model": "m3", "input": "a", **body})
+    assert status == 400 and word in found["error"]["message"], found
