@@ -10,6 +10,7 @@
     masks              overhead of structured output
     drafts             decoding with a draft model compared with decoding without one
     kernels            each kernel as per cent of the machine's peak
+    search             nDCG@10 on the topics of pydoc, compared with sentence-transformers
     success            the success criteria: time to load large files, memory, logs, times of a worker
     tables             write the tables of README.md and docs/ from the committed records, or check them
     synthetic          write a GGUF file with the shapes of a published model and random values
@@ -25,7 +26,7 @@ import sys
 #: Command -> module of this package with a ``main()`` that reads ``sys.argv``.
 COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "vision": "vision",
             "serving": "serving", "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "kernels": "kernels",
-            "success": "success", "tables": "tables", "synthetic": "synthetic"}
+            "search": "search", "success": "success", "tables": "tables", "synthetic": "synthetic"}
 
 
 def main() -> int:

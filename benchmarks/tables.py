@@ -57,8 +57,8 @@ TEXT_ROWS = {r"pp(\d+) tokens/s": "prompt of {} tokens, tokens/s",
 
 # ---- parts of a table ------------------------------------------------------------------------------------------------
 
-def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: str = "") -> str:
-    """Describe the machine, the versions, the number of turns and their spread, for the cells that a table shows."""
+def source(record: dict[str, Any], path: str) -> str:
+    """Describe the machine, the versions and the weights, and name the record."""
     machine = record["machine"]
     versions = {"mpool": ""}
     for engine, version in record["versions"].items():  # the longest also names what a variant depends on
@@ -68,10 +68,15 @@ def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: 
         named_versions[0] += f" (commit {short(record['commit'])})"  # mpool runs first
     weights = ", ".join(f"`{found['path']}`" if Path(found["path"]).suffix else found["name"]
                         for found in record["weights"].values())
-    parts = [
+    return (
         f"{machine['date']}, {described(machine)}, {machine['cpus']} CPUs, {machine['threads']} threads; "
         + ", ".join(named_versions)
-        + (f"; weights: {weights}" if weights else "") + f". Every turn is in `{path}`."]
+        + (f"; weights: {weights}" if weights else "") + f". Every turn is in `{path}`.")
+
+
+def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: str = "") -> str:
+    """Describe the machine, the versions, the number of turns and their spread, for the cells that a table shows."""
+    parts = [source(record, path)]
     if "unrecorded" in record:
         parts.append("The record is older than some fields: it lacks "
                      + ", ".join(f"`{name}`" for name in record["unrecorded"]) + ".")
@@ -89,7 +94,12 @@ def about(record: dict[str, Any], path: str, shown: list[dict[str, Any]], more: 
     if spreads:
         parts.append(f"The turns behind a figure lie within {max(spreads):.0%} of it.".replace("%", " %"))
     parts += [more] if more else []
-    return "\n".join(textwrap.wrap(" ".join(parts), COLUMNS, break_long_words=False, break_on_hyphens=False))
+    return wrapped(" ".join(parts))
+
+
+def wrapped(text: str) -> str:
+    """Break a paragraph into lines."""
+    return "\n".join(textwrap.wrap(text, COLUMNS, break_long_words=False, break_on_hyphens=False))
 
 
 def short(commit: str) -> str:
@@ -285,8 +295,26 @@ def plotted(record: dict[str, Any], path: str) -> str:
             + "\n\nThis command makes such a record:\n\n" + command(record, path))
 
 
+def search(record: dict[str, Any], path: str) -> str:
+    """nDCG@10 of mpool and of sentence-transformers."""
+    options, engines = record["options"], list(record["versions"])
+    same = record["agreement"]["queries with the same first ten documents"]
+    rows = []
+    for measure, row in record["summary"]["search"].items():
+        name = measure.rpartition(", ")[0]
+        if name in same:
+            rows.append([name, *(f"{row[engine]['median']:.4f}" for engine in engines),
+                         f"{same[name]} of {options['queries']}"])
+    counts = (f"Topics and index of Python {record['machine']['python']}: {options['queries']} queries, {options['documents']} documents, {options['passages']} passages, "
+              f"{options['judgements']} judgements.")
+    return wrapped(f"{source(record, path)} {counts}") + "\n\n" + grid(
+        ["nDCG@10", *(named(engine) for engine in engines), "queries with the same first ten"], rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any], str], str]] = {"embeddings": embeddings, "text": text, "speed": speed,
-                                                           "plot": plotted}
+                                                           "plot": plotted, "search": search}
+#: Table -> the benchmark whose records it is made from, if it is not compare.
+BENCHMARKS = {"search": "search"}
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -309,8 +337,9 @@ def made(text: str, root: Path) -> tuple[str, dict[str, str]]:
         if name not in TABLES:
             raise ValueError(f"no table is named {name}. Tables: {', '.join(TABLES)}")
         record = records.read(root / path)
-        if record["benchmark"] != "compare":
-            raise ValueError(f"{path} is a record of {record['benchmark']}; tables are made from records of compare")
+        if record["benchmark"] != (wanted := BENCHMARKS.get(name, "compare")):
+            raise ValueError(f"{path} is a record of {record['benchmark']}; the table {name} is made from records of "
+                             f"{wanted}")
         if name == "plot":
             plots[PLOT] = plot.svg(record)
         return f"{head}\n{TABLES[name](record, path)}\n\n{end}"

@@ -6,7 +6,8 @@ matches any lines. A block below ``<!-- needs NAME -->`` is skipped if that pack
 ``&`` is a server: it runs until the page ends, and the next block waits until its port accepts connections.
 
 The default port of ``mpool serve`` is replaced by a free one, so that several runs can share a machine. A page's models
-in folders below ``models/`` are replaced by small ones with random weights (:func:`write_substitutes`).
+in folders below ``models/`` are replaced by small ones with random weights (:func:`write_substitutes`), and so are the
+published models in ``STAND_INS``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ SHOWN = ("text", "ini", "nginx", "dockerfile", "yaml", "toml", "javascript", "c"
 #: Commands that install or administer; they are not run. ``.ci/run`` runs the two commands of the README.
 INSTALLS = re.compile(r"^(pip|pipx|git|cd|sudo|systemctl|docker|podman|ray|serve|export|python -m (venv|build)|\. "
                       r"|source )")
+#: Published model in a Python block -> the small model that runs in its place.
+STAND_INS = {'"ibm-granite/granite-embedding-30m-sparse"': '"models/bge-m3"',
+             '"ms-marco-MiniLM-L6-v2"': '"models/ms-marco-MiniLM-L6-v2"'}
 _END = "----end of block----"
 _CHILD = f"""import sys, json, traceback
 namespace = {{"__name__": "__main__"}}
@@ -145,6 +149,8 @@ class PageRun:
                                           stderr=open(self.folder / "errors.txt", "w"), text=True)
         assert self.child.stdin is not None and self.child.stdout is not None
         code = block.text.replace(PORT, self.port)
+        for published, small in STAND_INS.items():
+            code = code.replace(published, small)
         self.child.stdin.write(json.dumps([str(self.page), block.line, code]) + "\n")
         self.child.stdin.flush()
         lines: list[str] = []
