@@ -316,7 +316,8 @@ CONFIGS: list[tuple[dict[str, Any], type[MpoolError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "error", "words"), CONFIGS, ids=[json.dumps(config)[:60] for config, _, _ in CONFIGS])
+@pytest.mark.parametrize(("config", "error", "words"), CONFIGS,
+                         ids=[json.dumps(config)[:60] for config, _, _ in CONFIGS])
 def test_configurations_are_refused(llama: Path, model: Any, tmp_path: Path, config: dict[str, Any],
                                     error: type[MpoolError], words: str) -> None:
     save_peft(tmp_path, matrices(model, 8, 1, ("q_proj",)), 16.0, **config)
