@@ -153,12 +153,14 @@ MP_TEST(workers_two_cold_requests_run_at_once_under_each_policy) {
         fake_init(&fake);
         fake.workers = 2;
         fake.hold = true;
+        fake.load_stalls = true; /* until both requests are queued: under "pack", no worker takes one during a step */
         mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2});
         fake_add(registry, "a", &fake, false);
         mp_submit_options options = {.priority = 2, .policy = (mp_policy)policy};
         mp_ticket *tickets[2];
         for (int i = 0; i < 2; i++)
             tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
+        atomic_store(&fake.load_stalls, false);
         uint64_t end = fake_in_ms(10000);
         mp_entry_info info;
         do { /* both requests are active before one is done */

@@ -54,7 +54,8 @@ PROTOCOL = {"model", "input", "messages", "prompt", "query", "documents", "strea
 def test_server_request_fields_are_options_of_verbs() -> None:
     structs = pytest.importorskip("mpool.server.openai.structs")
     for struct, verb, own in (
-            (structs.EmbeddingsRequest, verbs.EMBED, {"encoding_format"}),
+            (structs.EmbeddingsRequest, verbs.EMBED, {
+                "encoding_format", "embedding_type", "late_chunking", "normalized", "return_multivector"}),
             (structs.RerankRequest, verbs.RERANK, {"top_n", "return_documents"})):
         fields = set(struct.__struct_fields__) - PROTOCOL - own
         assert fields <= set(verb.names), fields - set(verb.names)
