@@ -104,8 +104,10 @@ def plain_texts(given: Any) -> Any:
     def text_of(one: Any) -> Any:
         if not isinstance(one, TextObject):
             return one
-        if one.text is None or one.image is not None:
+        if one.image is not None:
             raise Refusal("unsupported_parameter", "`input` must be texts: objects with `text` alone.", "input")
+        if one.text is None:
+            raise Refusal("invalid_value", "`input` must be texts: objects with `text` alone.", "input")
         return one.text
 
     return [text_of(one) for one in given] if isinstance(given, list) else text_of(given)

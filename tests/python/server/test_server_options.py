@@ -28,9 +28,9 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
         "response_format": "OpenAI has it for chat only", "top_logprobs": "logprobs is a number in this protocol"}),
     "embed": (openai.EmbeddingsRequest, {
         "inputs": "`input`", "compute": "a setting of the server", "max_inputs": "a limit of the server",
-        "normalize": "as the model's files say", "on_error": "a request fails as a whole",
-        "precision": "encoding_format", "progress": "for terminals", "prompt": "task selects it",
-        "prompt_name": "task selects it", "truncate": "as the model's files say",
+        "normalize": "`normalized`", "on_error": "a request fails as a whole",
+        "precision": "`embedding_type`", "progress": "for terminals", "prompt": "task selects it",
+        "prompt_name": "task selects it",
         "parse_special": "texts of clients are plain text"}),
     "rerank": (openai.RerankRequest, {
         "top_k": "`top_n`", "compute": "a setting of the server", "truncate": "as the model's files say",

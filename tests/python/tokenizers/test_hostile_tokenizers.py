@@ -246,9 +246,9 @@ def test_square_of_a_long_text_leaves_the_process(tmp_path: Path, monkeypatch: p
     tokenizer = opened(tmp_path, tokenizer_json(pre_tokenizer=split(r"a*c")))
     called: list[int] = []
 
-    def encode(self: IsolatedTokenizer, texts: Any, add_special: bool) -> list[list[int]]:
+    def encode(self: IsolatedTokenizer, texts: Any, add_special: bool, places: bool) -> Any:
         called.extend(map(len, texts))
-        return [[0] for _ in texts]
+        return [[0] for _ in texts], [[] for _ in texts]
 
     monkeypatch.setattr(IsolatedTokenizer, "encode", encode)
     tokenizer.encode_batch(["a" * 10, "b" * 3000, "b" * 2000])
@@ -259,19 +259,19 @@ def test_square_of_a_long_text_leaves_the_process(tmp_path: Path, monkeypatch: p
 
 def test_isolated_process_that_dies_is_started_again(tmp_path: Path) -> None:
     made = IsolatedTokenizer(json.dumps(tokenizer_json()), False)
-    assert made.encode(["a", "b"], False) == [[0], [1]]
+    assert made.encode(["a", "b"], False) == ([[0], [1]], [[], []])
     before = childprograms.pids(made._children)
     os.kill(before[0], signal.SIGKILL)
-    assert made.encode(["a"], False) == [[0]]  # killed by another program: the text is not at fault
+    assert made.encode(["a"], False) == ([[0]], [[]])  # killed by another program: the text is not at fault
     assert childprograms.pids(made._children) != before
 
     def encode(made: Any = made) -> bool:
-        fine = made.encode(["b"], False) == [[1]]
+        fine = made.encode(["b"], False) == ([[1]], [[]])
         made._children.__del__()
         return fine
 
     assert childprograms.forked(encode)
-    assert made.encode(["b"], False) == [[1]]  # the child has not taken the parent's process
+    assert made.encode(["b"], False) == ([[1]], [[]])  # the child has not taken the parent's process
     process = made._children._all[0].process
     del made, encode
     assert process.poll() is not None
@@ -288,14 +288,14 @@ def test_wrong_answer_of_the_process(monkeypatch: pytest.MonkeyPatch, status: st
 
 def test_wait_for_a_busy_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     made = IsolatedTokenizer(json.dumps(tokenizer_json()), False)
-    assert made.encode([], True) == []
+    assert made.encode([], True) == ([], [])
     child = made._children._take(None, None)
     with monkeypatch.context() as patch:
         patch.setattr(limits, "max_tokenizing_seconds", 0.01)
         with pytest.raises(mpool.LimitError, match="busy with other texts"):
             made.encode(["a"], False)
     made._children._give_back(child)
-    assert made.encode(["b"], False) == [[1]]
+    assert made.encode(["b"], False) == ([[1]], [[]])
 
 
 def test_decoders_have_no_expression_with_backtracking(tmp_path: Path) -> None:
