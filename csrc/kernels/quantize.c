@@ -32,6 +32,11 @@ static inline float clamp(float x, float low, float high) { return x < low ? low
 /* Conversion of NaN or a value outside int is undefined in C: such values become `low`. */
 static inline int to_int(double x, int low, int high) { return x >= low ? x <= high ? (int)x : high : low; }
 
+/* Nearest integer from low to high; NaN becomes `low`. */
+static inline int nearest_within(float x, int low, int high) {
+    return to_int(nearest(clamp(x, (float)low, (float)high)), low, high);
+}
+
 /* ---- floats ------------------------------------------------------------------------------------------------------ */
 
 static void write_f16(const float *x, int64_t n, uint8_t *out) {
@@ -200,8 +205,7 @@ static void write_offset_super(const float *x, int last, uint8_t *out) {
         const float step = d * (float)scales[p], offset = dmin * (float)mins[p];
         for (int i = 0; i < BLOCK; i++)
             codes[p * BLOCK + i] =
-                step > 0 ? (uint8_t)to_int(nearest(clamp((x[p * BLOCK + i] + offset) / step, 0, (float)last)), 0, last)
-                         : 0;
+                step > 0 ? (uint8_t)nearest_within((x[p * BLOCK + i] + offset) / step, 0, last) : 0;
     }
     put_scales(scales, mins, out + 4);
     if (last > 15)
@@ -249,14 +253,12 @@ static void write_q6_k(const float *x, uint8_t *out) {
     put_half(out + 208, most / -128);
     const float d = mp_half_load(out + 208);
     for (int p = 0; p < PARTS; p++) {
-        const int whole = most != 0 ? to_int(nearest(clamp(scale[p] / most * -128, -128, 127)), -128, 127) : 0;
+        const int whole = most != 0 ? nearest_within(scale[p] / most * -128, -128, 127) : 0;
         const float step = d * (float)whole;
         out[192 + p] = (uint8_t)(int8_t)whole;
         for (int i = 0; i < PART; i++)
             codes[p * PART + i] =
-                (uint8_t)(HALF + (step != 0 ? to_int(nearest(clamp(x[p * PART + i] / step, -HALF, HALF - 1)), -HALF,
-                                                     HALF - 1)
-                                            : 0));
+                (uint8_t)(HALF + (step != 0 ? nearest_within(x[p * PART + i] / step, -HALF, HALF - 1) : 0));
     }
     for (int half = 0; half < 2; half++) {
         const uint8_t *from = codes + half * 128;

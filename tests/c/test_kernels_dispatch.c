@@ -34,6 +34,8 @@ static const char *variant_of(const expected *row, int slot) {
                               MP_SLOT_attn_kv_i8};
     if (slot == MP_SLOT_attn_full_bf16 || slot == MP_SLOT_gemm_bf16_acts)
         return row->tiles;
+    if (slot == MP_SLOT_stored_f32)
+        return "avx2"; /* it reads eight rows at a time, so 512 bits would not help */
     if (slot == MP_SLOT_gemm_i8)
         return row->i8;
     if (slot == MP_SLOT_gemm_bf16)
