@@ -5,12 +5,14 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/cpu.h"
 #include "kernels/scaled.h"
 #include "mp_test.h"
 #include "models/model.h"
+#include "models/nn/stored.h"
 
 enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
        TINY_CONTEXT = 512, TINY_EXPERT = 256, TINY_RANK = 256, TINY_PART = 32 };
@@ -507,6 +509,12 @@ static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute
     MP_CHECK_OK(tiny->loader.ops->load(tiny->loader.self, &tiny->lease, &tiny->budget, NULL, &tiny->model, &error),
                 &error);
     MP_CHECK_OK(tiny->model->ops->engine(tiny->model, &tiny->budget, &tiny->engine, &error), &error);
+}
+
+/* Waits until the thread that a load has started has read the matrices that stay in the file. NULL: there are none. */
+static inline void tiny_wait_until_fetched(const mp_stored *stored) {
+    while (stored && atomic_load(&stored->fetching))
+        usleep(100);
 }
 
 static inline void tiny_unload(tiny_model *tiny) {

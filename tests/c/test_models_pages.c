@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/options.h"
@@ -96,7 +97,8 @@ static bool has_flag(const void *address, const char *flag) {
     return found;
 }
 
-static void load(tiny_model *tiny, mp_spec *spec, mp_compute compute, const char *pack_on_use_mb) {
+static void start_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, const char *pack_on_use_mb,
+                       int (*advise)(void *data, size_t bytes, int advice)) {
     mp_error error;
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     page = (size_t)sysconf(_SC_PAGESIZE);
@@ -104,8 +106,14 @@ static void load(tiny_model *tiny, mp_spec *spec, mp_compute compute, const char
     MP_CHECK_OK(mp_options_init(&error), &error);
     sigaction(SIGSEGV, &action, NULL);
     mp_sys_table.mmap = watched_mmap;
-    mp_sys_table.madvise = watched_madvise;
+    mp_sys_table.madvise = advise;
     tiny_load(tiny, spec, compute, 3);
+}
+
+static void load(tiny_model *tiny, mp_spec *spec, mp_compute compute, const char *pack_on_use_mb) {
+    start_load(tiny, spec, compute, pack_on_use_mb, watched_madvise);
+    if (strcmp(pack_on_use_mb, "0") == 0)
+        tiny_wait_until_fetched(((mp_decoder *)tiny->model)->stored);
 }
 
 /* Every page was read at most once, and most were read: loads that read nothing would pass otherwise. */
@@ -150,9 +158,9 @@ MP_TEST(models_pages_of_an_encoder_are_read_once) {
     tiny_unload(&tiny);
 }
 
-/* A load whose matrices stay in the file reads them, so that the first step does not wait for them page by page: every
- * page with a byte of these matrices, and no other. A page that matrices share is read for each of them. */
-MP_TEST(models_pages_of_stored_weights_are_fetched_by_the_load) {
+/* Matrices that stay in the file are fetched after the load, so that the first steps do not wait for them page by page:
+ * every page with a byte of these matrices, and no other. A page that matrices share is read for each of them. */
+MP_TEST(models_pages_of_stored_weights_are_fetched) {
     tiny_model tiny;
     load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0");
     const mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
@@ -223,7 +231,9 @@ MP_TEST(models_pages_of_kept_experts_are_released) {
     tiny_unload(&tiny);
 }
 
-/* Large matrices are fetched in chunks, so that progress is reported between two of them. */
+/* --- the thread that fetches --- */
+
+/* Large matrices are fetched in chunks: the end of the model waits for one of them at most. */
 static _Atomic size_t longest_fetch, calls_of_fetch;
 
 static int noted_madvise(void *data, size_t bytes, int advice) {
@@ -244,9 +254,7 @@ enum { FETCH_CHUNK = 4 << 20, FETCHED_MOST = 4 };
 static void check_chunks(const size_t *sizes, int count, size_t offset, int expected_calls) {
     static int expected[PAGES_MOST];
     const mp_wmat w = {.panels = 1};
-    tiny_model tiny;
     mp_stored_part *part;
-    mp_progress progress = {0};
     mp_error error;
     size_t at = offset;
     mp_stored *stored;
@@ -260,20 +268,17 @@ static void check_chunks(const size_t *sizes, int count, size_t offset, int expe
         at += sizes[i];
     }
     MP_CHECK(at < PAGES_MOST * page);
-    tiny_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, 3);
     file_data = (uint8_t *)((uintptr_t)1 << 30);
     mp_sys_table.madvise = noted_madvise;
-    mp_stored_fetch(stored, &tiny.lease, &progress);
+    mp_stored_fetch(stored);
+    tiny_wait_until_fetched(stored);
     mp_sys_table.madvise = mp_sys_real.madvise;
     MP_CHECK(atomic_load(&longest_fetch) <= FETCH_CHUNK);
     MP_CHECK_INT(atomic_load(&calls_of_fetch), expected_calls);
     for (size_t p = 0; p < PAGES_MOST; p++)
         if (atomic_load(&fetches[p]) != expected[p])
             MP_FAIL("page %zu was fetched %d times, expected %d", p, atomic_load(&fetches[p]), expected[p]);
-    MP_CHECK(atomic_load(&progress.beat_ns) > 0);
-    MP_CHECK_STR(atomic_load(&progress.stage), "mapping");
     mp_stored_destroy(stored);
-    tiny_unload(&tiny);
 }
 
 /* Chunks end at multiples of their size, so a matrix that begins between two of them has one more. */
@@ -292,6 +297,112 @@ MP_TEST(models_pages_of_unaligned_matrices_are_fetched) {
 MP_TEST(models_pages_of_a_matrix_that_ends_with_a_chunk_are_fetched) {
     const size_t sizes[] = {FETCH_CHUNK - 32, FETCH_CHUNK};
     check_chunks(sizes, 2, 32, 1 + 1);
+}
+
+static _Atomic bool gate_is_open;
+
+/* A disk that gives nothing until the gate opens. */
+static int slow_madvise(void *data, size_t bytes, int advice) {
+    const bool reads = advice != MADV_DONTNEED && advice != MADV_WILLNEED && advice != MADV_HUGEPAGE;
+    while (reads && !atomic_load(&gate_is_open))
+        usleep(100);
+    return watched_madvise(data, bytes, advice);
+}
+
+/* A load does not wait for the disk. Passes count as warming up until the last page is read: also those of mapped
+ * weights, which never pack. */
+MP_TEST(models_pages_of_a_slow_disk_do_not_delay_a_load) {
+    tiny_model tiny;
+    start_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0", slow_madvise);
+    mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
+    MP_CHECK(atomic_load(&stored->fetching) && mp_stored_warming(stored));
+    stored->mapped = true;
+    MP_CHECK(mp_stored_warming(stored));
+    atomic_store(&gate_is_open, true);
+    tiny_wait_until_fetched(stored);
+    MP_CHECK(!mp_stored_warming(stored));
+    stored->mapped = false;
+    MP_CHECK(mp_stored_warming(stored));
+    tiny_unload(&tiny);
+}
+
+static mp_stored *ending;
+
+static int madvise_until_the_end(void *data, size_t bytes, int advice) {
+    while (!atomic_load(&ending->quit))
+        usleep(100);
+    return noted_madvise(data, bytes, advice);
+}
+
+/* The end of a model waits for the chunk that is being read, and no other chunk is read afterwards. */
+MP_TEST(models_pages_are_not_fetched_after_the_end) {
+    const mp_wmat w = {.panels = 1};
+    mp_stored_part *part;
+    mp_error error;
+    page = (size_t)sysconf(_SC_PAGESIZE);
+    file_data = (uint8_t *)((uintptr_t)1 << 30);
+    mp_tensor tensor = {.data = file_data, .nbytes = 3 * FETCH_CHUNK};
+    MP_CHECK_OK(mp_stored_create(NULL, 1, false, &ending, &error), &error);
+    MP_CHECK_OK(mp_stored_add(ending, &w, &tensor, &part, &error), &error);
+    mp_sys_table.madvise = madvise_until_the_end;
+    mp_stored_fetch(ending);
+    mp_stored_destroy(ending);
+    mp_sys_table.madvise = mp_sys_real.madvise;
+    MP_CHECK(atomic_load(&calls_of_fetch) <= 1);
+}
+
+static mp_stored_part *packed_meanwhile;
+
+/* Packs the last panel of a matrix while its only chunk is read. */
+static int packing_madvise(void *data, size_t bytes, int advice) {
+    const int result = slow_madvise(data, bytes, advice);
+    if (packed_meanwhile && (uintptr_t)data <= (uintptr_t)packed_meanwhile->tensor.data &&
+        (uintptr_t)data + page > (uintptr_t)packed_meanwhile->tensor.data && advice != MADV_DONTNEED)
+        atomic_store(&packed_meanwhile->left, 0);
+    return result;
+}
+
+/* If the last panel of a matrix is packed while the matrix is fetched, its pages are released afterwards. */
+MP_TEST(models_pages_of_a_matrix_that_was_packed_meanwhile_are_released) {
+    tiny_model tiny;
+    start_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0", packing_madvise);
+    mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
+    mp_stored_part *part = &stored->parts[stored->count - 1];
+    const int32_t left = atomic_load(&part->left);
+    packed_meanwhile = part;
+    atomic_store(&gate_is_open, true);
+    tiny_wait_until_fetched(stored);
+    MP_CHECK_INT(atomic_load(&part->left), 0);
+    const size_t from = (size_t)((uint8_t *)part->tensor.data - file_data), end = from + part->tensor.nbytes;
+    size_t first = (from + page - 1) / page, whole = end / page;
+    MP_CHECK(first < whole);
+    for (size_t at = first; at < whole; at++)
+        MP_CHECK(atomic_load(&closed_page[at]) && atomic_load(&uses[at]) == 1);
+    atomic_store(&part->left, left);
+    tiny_unload(&tiny);
+}
+
+/* A forked child has no fetching thread, and does not wait for one. */
+MP_TEST(models_pages_of_a_forked_child_are_not_fetched) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    MP_SKIP("sanitizers do not follow a fork of a process with threads");
+#endif
+    tiny_model tiny;
+    start_load(&tiny, tiny_decoder_spec(quantised, 4, 5), MP_COMPUTE_AUTO, "0", slow_madvise);
+    mp_stored *stored = ((mp_decoder *)tiny.model)->stored;
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        const bool warming = atomic_load(&stored->fetching);
+        mp_stored_destroy(stored);
+        _exit(warming ? 1 : 0);
+    }
+    int status;
+    MP_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    MP_CHECK_INT(WEXITSTATUS(status), 0);
+    MP_CHECK(atomic_load(&stored->fetching));
+    atomic_store(&gate_is_open, true);
+    tiny_unload(&tiny);
 }
 
 /* One request covers all packed weights, in one mapping that starts at a huge page. */

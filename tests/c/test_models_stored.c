@@ -27,6 +27,7 @@ static mp_stored *stored_of(const tiny_model *tiny) { return ((mp_decoder *)tiny
 static void load(tiny_model *tiny, const char *mb, int threads, int32_t infinite) {
     pack_on_use(mb);
     tiny_load(tiny, tiny_decoder_spec_with(types, TYPES, 5, infinite), MP_COMPUTE_AUTO, threads);
+    tiny_wait_until_fetched(stored_of(tiny)); /* passes are not measured before */
 }
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {

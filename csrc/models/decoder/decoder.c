@@ -579,7 +579,8 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     embed_rows(pass, thread);
     capture_rows(pass, thread, 0);
     for (int l = 0; l < model->layer_count; l++) {
-        if (l % POLL_LAYERS == 0 && stopped(pass, thread))
+        /* a layer that comes from a slow disk may take seconds */
+        if ((pass->warming || l % POLL_LAYERS == 0) && stopped(pass, thread))
             return;
         for (view.block = 0; view.block < pass->block_count; view.block++) {
             view.first = view.block * pass->block_rows;

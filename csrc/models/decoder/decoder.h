@@ -142,7 +142,7 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     mp_lease *lease;
     uint64_t keep_until_ns; /* see mp_stored_begin */
     bool unpacked;          /* some weights were unpacked when the pass began */
-    bool packing;           /* and the pass keeps packed panels */
+    bool warming;           /* and the pass takes longer than later passes (mp_stored_warming) */
     bool stop; /* every request of the step was cancelled: the pass ended after a layer, without logits */
     uint8_t *thread_scratch; /* [threads][thread_bytes] */
     size_t thread_bytes;

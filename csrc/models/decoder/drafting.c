@@ -222,7 +222,7 @@ static bool run_pass(draft_step *step) {
         return false;
     finish_pass(step, &pass, candidates);
     const uint64_t ns = mp_sys_thread_ns() - start_ns;
-    if (pass.packing || kept)
+    if (pass.warming || kept)
         return true; /* it takes longer than later passes */
     if (rows.M <= MP_DRAFT_ROWS)
         mp_speculation_model_pass(&engine->speculation, rows.M, ns);

@@ -714,7 +714,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         } else if (!pass.stop) {
             mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);
-            if (!pass.packing && !kept) /* a pass that packs weights takes longer than later passes */
+            if (!pass.warming && !kept) /* a pass that packs or reads weights takes longer than later passes */
                 learn(engine, &rows, start, thread_ns);
         }
     }

@@ -101,7 +101,7 @@ typedef struct pass {
     mp_sparse_pass sparse;    /* the texts with a sparse vector, if the head has a product */
     int sparse_rows;          /* rows of these texts */
     void *thread_scratch;
-    mp_lease *lease; /* reports progress of experts */
+    mp_lease *lease; /* reports progress of layers and experts */
 } pass;
 
 /* Compute the hidden states before the first layer, and the rotary tables. Ends with a barrier. */
@@ -454,6 +454,8 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
     const bool post_norm = model->flags & MP_ENCODER_POST_NORM;
     for (int l = 0; l < model->depth; l++) {
         const mp_encoder_layer *layer = &model->layers[model->order[l]];
+        if (thread->index == 0)
+            mp_lease_poll(lease); /* only for the heartbeat: a layer that comes from a slow disk may take seconds */
         p.context.wanted = l == model->depth - 1 ? p.wanted : NULL;
         if (post_norm)
             layer_post_norm(&p, layer);

@@ -285,7 +285,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_groups_make(&engine->groups, texts, rows, lease->threads, GROUP_TOKENS);
     for (int t = 0; t < texts; t++)
         engine->texts[t].row = engine->groups.row0[t];
-    const bool unpacked = mp_stored_left(engine->model->stored), packing = mp_stored_packing(engine->model->stored);
+    const bool unpacked = mp_stored_left(engine->model->stored), warming = mp_stored_warming(engine->model->stored);
     const bool together = texts == 1 && lease->threads > 1; /* all threads share a single text */
     const int most_rows = engine->groups.most_rows;
     step_run run = {.engine = engine,
@@ -318,7 +318,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_engine_fail_all(plan, &error, outcomes);
     else if (!stopped)
         conclude(engine, plan, texts, outcomes);
-    if (rows > 0 && !stopped && !packing) { /* a step that packs weights takes longer than later steps */
+    if (rows > 0 && !stopped && !warming) { /* a step that packs or reads weights takes longer than later steps */
         uint64_t spent = (end - start) / (uint64_t)rows;
         uint64_t old = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
         atomic_store_explicit(&engine->model->token_ns, (7 * old + spent) / 8 + 1, memory_order_relaxed);

@@ -275,7 +275,7 @@ static void split_body(const mp_team_thread *thread, void *arg) {
 }
 
 /* Leaves the matrices that may stay unpacked as stored, if together they have at least `pack_on_use` bytes. */
-static mp_status keep_stored(mp_builder *builder, mp_lease *lease, mp_progress *progress, mp_error *error) {
+static mp_status keep_stored(mp_builder *builder, mp_error *error) {
     uint64_t bytes = 0;
     int count = 0;
     for (int i = 0; i < builder->count; i++)
@@ -295,7 +295,7 @@ static mp_status keep_stored(mp_builder *builder, mp_lease *lease, mp_progress *
         MP_TRY(mp_stored_add(builder->stored, &linear->w[job->part], &job->tensor, &linear->stored[job->part], error));
         job->linear = NULL; /* not packed by finish */
     }
-    mp_stored_fetch(builder->stored, lease, progress);
+    mp_stored_fetch(builder->stored);
     return MP_OK;
 }
 
@@ -422,7 +422,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         if (job->rows > 1 && !filled)
             mp_weights_release(builder->weights, &job->tensor);
     }
-    mp_status status = keep_stored(builder, lease, progress, error);
+    mp_status status = keep_stored(builder, error);
     if (filled) {
         builder->slab = NULL;
         return status;

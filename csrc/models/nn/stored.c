@@ -12,14 +12,16 @@ enum { STORED, KEEPING, PACKED };
  * first second; with a smaller budget, more steps pack all panels and keep few of them. */
 static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
 
-/* Maximum bytes that a thread reads between two progress reports: the file may have to come from a disk. Must be a
- * multiple of the page size. */
+/* Maximum bytes that the fetching thread reads before it checks whether it shall end: the file may have to come from a
+ * disk. Must be a multiple of the page size. */
 enum { FETCH_BYTES = 4 << 20 };
 
-/* Runs in the child of a fork, and marks panels that were being kept as stored: the threads that packed them do not
- * exist in the child, so these panels are incomplete. */
-static void reset_keeping(mp_forked *self) {
+/* Runs in the child of a fork, which has no fetching thread, and marks panels that were being kept as stored: the
+ * threads that packed them do not exist in the child, so these panels are incomplete. */
+static void reset_threads(mp_forked *self) {
     mp_stored *stored = (mp_stored *)((char *)self - offsetof(mp_stored, forked));
+    stored->fetcher = (mp_thread){0};
+    atomic_store_explicit(&stored->fetching, false, memory_order_relaxed);
     for (int i = 0; i < stored->count; i++) {
         mp_stored_part *part = &stored->parts[i];
         for (int64_t p = 0; p < part->panels; p++)
@@ -33,7 +35,7 @@ mp_status mp_stored_create(const mp_weights *weights, int capacity, bool mapped,
     mp_stored *stored = mp_alloc_zeroed(bytes, MP_TAG_WEIGHTS);
     if (!stored)
         return mp_fail_memory(error, bytes, "the list of matrices");
-    const mp_status status = mp_forked_add(&stored->forked, reset_keeping, error);
+    const mp_status status = mp_forked_add(&stored->forked, reset_threads, error);
     if (status != MP_OK) {
         mp_free(stored);
         return status;
@@ -50,6 +52,8 @@ mp_status mp_stored_create(const mp_weights *weights, int capacity, bool mapped,
 void mp_stored_destroy(mp_stored *stored) {
     if (!stored)
         return;
+    atomic_store_explicit(&stored->quit, true, memory_order_relaxed);
+    mp_thread_join(&stored->fetcher);
     mp_forked_remove(&stored->forked);
     for (int i = 0; i < stored->count; i++)
         mp_free(stored->parts[i].state);
@@ -77,12 +81,6 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
     return MP_OK;
 }
 
-typedef struct fetch_run {
-    const mp_stored *stored;
-    mp_progress *progress;
-    _Atomic uint64_t chunk; /* the next chunk, counted over all matrices */
-} fetch_run;
-
 /* Chunks of a matrix end at addresses that are multiples of FETCH_BYTES, wherever its data begins, so that no page of
  * the matrix belongs to two chunks. Returns the bytes from the previous such address to the first byte. */
 static uint64_t chunk_offset(const mp_tensor *tensor) { return (uintptr_t)tensor->data % FETCH_BYTES; }
@@ -97,26 +95,32 @@ static void fetch_chunk(const mp_tensor *tensor, uint64_t chunk) {
     mp_sys_advise((uint8_t *)tensor->data + from, (size_t)(to - from), MP_ADVISE_POPULATE);
 }
 
-static void fetch_body(const mp_team_thread *thread, void *arg) {
-    (void)thread;
-    fetch_run *run = arg;
-    const mp_stored *stored = run->stored;
-    uint64_t first = 0; /* first chunk of matrix i */
-    int i = 0;
-    for (;;) {
-        uint64_t chunk = atomic_fetch_add_explicit(&run->chunk, 1, memory_order_relaxed);
-        while (i < stored->count && chunk >= first + chunks_of(&stored->parts[i].tensor))
-            first += chunks_of(&stored->parts[i++].tensor);
-        if (i == stored->count)
-            return;
-        fetch_chunk(&stored->parts[i].tensor, chunk - first);
-        mp_progress_part(run->progress, "mapping", (uint64_t)i, (uint64_t)stored->count);
-    }
+/* Returns true if all panels of the matrix are packed. */
+static bool is_kept(const mp_stored_part *part) {
+    return atomic_load_explicit(&part->left, memory_order_acquire) == 0;
 }
 
-void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *progress) {
-    fetch_run run = {.stored = stored, .progress = progress};
-    mp_lease_run(lease, fetch_body, &run);
+static void fetch_main(void *arg) {
+    mp_stored *stored = arg;
+    for (int i = 0; i < stored->count; i++) {
+        mp_stored_part *part = &stored->parts[i];
+        const uint64_t chunks = chunks_of(&part->tensor);
+        for (uint64_t chunk = 0; chunk < chunks && !is_kept(part); chunk++) {
+            if (atomic_load_explicit(&stored->quit, memory_order_relaxed))
+                return;
+            fetch_chunk(&part->tensor, chunk);
+        }
+        if (is_kept(part)) /* its pages were released, perhaps before the last chunk was read */
+            mp_weights_release(stored->weights, &part->tensor);
+    }
+    atomic_store_explicit(&stored->fetching, false, memory_order_relaxed);
+}
+
+void mp_stored_fetch(mp_stored *stored) {
+    mp_error error;
+    atomic_store_explicit(&stored->fetching, true, memory_order_relaxed);
+    if (mp_thread_start(&stored->fetcher, "mpool-fetch", fetch_main, stored, &error) != MP_OK)
+        atomic_store_explicit(&stored->fetching, false, memory_order_relaxed);
 }
 
 void mp_stored_facts(const mp_stored *stored, const char **weights, const _Atomic int32_t **packing) {

@@ -6,6 +6,9 @@
  * time budget for keeping the panels it packs. When the last panel of a matrix is kept, its source pages are released,
  * so memory holds the weights once. A set that is `mapped` keeps no panels, and its matrices have no packed data.
  *
+ * A load does not read the matrices: a file of 20 GB takes many seconds from a disk. mp_stored_fetch reads them on a
+ * thread of its own, in the order in which they were added, while the first passes compute.
+ *
  * Any number of engines may use a matrix at the same time. A panel that a thread of the parent was keeping at the time
  * of a fork counts as stored in the child. (In a grandchild it stays stored for good: slower, but correct.) */
 #ifndef MP_MODELS_NN_STORED_H
@@ -14,7 +17,7 @@
 #include <stdatomic.h>
 
 #include "base/forked.h"
-#include "base/team.h"
+#include "base/sys.h"
 #include "files/weights.h"
 #include "kernels/kernels.h"
 #include "models/engine.h"
@@ -34,6 +37,8 @@ typedef struct mp_stored {
     uint64_t keep_ns, keep_row_ns; /* time budget of a pass for keeping panels: fixed part, and part per row */
     _Atomic int32_t left;          /* parts with unpacked panels */
     _Atomic bool used, corrupted;
+    _Atomic bool fetching, quit;   /* the fetching thread reads pages; it shall end */
+    mp_thread fetcher;
     bool mapped;                   /* panels are never kept */
     int32_t count, capacity;
     mp_stored_part parts[]; /* [capacity] */
@@ -50,15 +55,21 @@ void mp_stored_destroy(mp_stored *stored); /* NULL is legal */
 /* Adds the matrix `tensor`. w: its packed matrix, whose data is not filled yet. Sets *part, which `stored` owns. */
 mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *tensor, mp_stored_part **part,
                         mp_error *error);
-/* Reads the source pages on all threads, so that the first pass does not wait for them page by page. */
-void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *progress);
+/* Starts to read the source pages, so that the first passes do not wait for them page by page. Returns at once. Call
+ * after the last mp_stored_add, at most once. Best effort: without a thread, passes read the pages they use.
+ * mp_stored_destroy ends the thread after the chunk that it reads (4 MiB). A forked child does not continue. */
+void mp_stored_fetch(mp_stored *stored);
 
 /* Returns true while any panel is unpacked; once false, it stays false. NULL: false. */
 static inline bool mp_stored_left(const mp_stored *stored) {
     return stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0;
 }
-/* Returns true while passes keep panels, and therefore take longer than later passes. NULL: false. */
-static inline bool mp_stored_packing(const mp_stored *stored) { return mp_stored_left(stored) && !stored->mapped; }
+/* Returns true while passes take longer than later passes: they keep panels, or wait for pages of the file. NULL:
+ * false. */
+static inline bool mp_stored_warming(const mp_stored *stored) {
+    return mp_stored_left(stored) &&
+           (!stored->mapped || atomic_load_explicit(&stored->fetching, memory_order_relaxed));
+}
 /* Facts of a model whose matrices are in `stored` (NULL: none): `facts.weights` and `packing` of mp_model_base. */
 void mp_stored_facts(const mp_stored *stored, const char **weights, const _Atomic int32_t **packing);
 /* Call before a pass of M rows. Returns the time until which the pass keeps panels. The first pass gets only
