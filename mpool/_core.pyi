@@ -115,6 +115,18 @@ class Bpe:
         ordered by rank. None: the search needs more than ``most`` look-ups.
         """
 
+@final
+class Matrix:
+    """A matrix of weights whose scales are separate tensors: AWQ, GPTQ, FP8 (csrc/files/scaled_weights.h).
+
+    Immutable: several threads may use it.
+    """
+
+    def __new__(cls, spec: Spec, name: str) -> Matrix:
+        """Open the files of a spec, which can then no longer be changed, and check all scales of a matrix."""
+    def rows(self, first: int, count: int) -> NDArray[np.float32]:
+        """Return rows of the matrix in float32 (count, inputs). FileError if a file was truncated meanwhile."""
+
 def read_gguf(path: str) -> GgufFile:
     """Parse the header of a GGUF file and of its splits."""
 

@@ -39,7 +39,7 @@
 
 typedef struct mp_state { /* state of the module */
     PyObject *errors;     /* the module mpool.errors, imported on first use */
-    PyTypeObject *spec_type, *gguf_type, *bpe_type, *notifier_type, *ticket_type, *registry_type,
+    PyTypeObject *spec_type, *gguf_type, *bpe_type, *matrix_type, *notifier_type, *ticket_type, *registry_type,
         *search_type, *maxsim_type;
     unsigned long main_thread; /* identifier of the thread that runs signal handlers */
 } mp_state;
@@ -69,10 +69,10 @@ uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns);
  * raised an exception. */
 int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
 
-/* --- type_spec.c, type_gguf.c, type_bpe.c, type_notifier.c, type_ticket.c, type_registry.c, type_search.c --- */
+/* --- type_<name>.c --- */
 
-extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_bpe_type_spec, mp_notifier_type_spec, mp_ticket_type_spec,
-    mp_registry_type_spec, mp_search_type_spec, mp_maxsim_type_spec;
+extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_bpe_type_spec, mp_matrix_type_spec, mp_notifier_type_spec,
+    mp_ticket_type_spec, mp_registry_type_spec, mp_search_type_spec, mp_maxsim_type_spec;
 
 /* Takes ownership of the spec. */
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec);

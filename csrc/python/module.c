@@ -578,6 +578,7 @@ static int exec_module(PyObject *module) {
         !add_type(module, &mp_spec_type_spec, &state->spec_type) ||
         !add_type(module, &mp_gguf_type_spec, &state->gguf_type) ||
         !add_type(module, &mp_bpe_type_spec, &state->bpe_type) ||
+        !add_type(module, &mp_matrix_type_spec, &state->matrix_type) ||
         !add_type(module, &mp_notifier_type_spec, &state->notifier_type) ||
         !add_type(module, &mp_ticket_type_spec, &state->ticket_type) ||
         !add_type(module, &mp_registry_type_spec, &state->registry_type) ||
@@ -593,6 +594,7 @@ static int traverse_module(PyObject *module, visitproc visit, void *arg) {
     Py_VISIT(state->spec_type);
     Py_VISIT(state->gguf_type);
     Py_VISIT(state->bpe_type);
+    Py_VISIT(state->matrix_type);
     Py_VISIT(state->notifier_type);
     Py_VISIT(state->ticket_type);
     Py_VISIT(state->registry_type);
@@ -607,6 +609,7 @@ static int clear_module(PyObject *module) {
     Py_CLEAR(state->spec_type);
     Py_CLEAR(state->gguf_type);
     Py_CLEAR(state->bpe_type);
+    Py_CLEAR(state->matrix_type);
     Py_CLEAR(state->notifier_type);
     Py_CLEAR(state->ticket_type);
     Py_CLEAR(state->registry_type);

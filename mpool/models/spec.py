@@ -17,6 +17,7 @@ from .. import _renamed
 if TYPE_CHECKING:
     import numpy as np
 
+    from .. import _core
     from .files import Stamp
 
 #: A hyper-parameter: a scalar, or a flat list of values of one type.
@@ -80,6 +81,19 @@ class ModelSpec:
     kv: Mapping[str, Value]
     tensors: tuple[TensorEntry, ...]
     tokens: TokenTable | None = None
+
+    def to_core(self) -> _core.Spec:
+        """Return the core's spec: files, hyper-parameters and tensors, without tokens."""
+        from .. import _core
+
+        spec = _core.Spec(self.architecture)
+        for path in self.files:
+            spec.add_file(path)
+        for name, value in self.kv.items():
+            spec.set(name, value)
+        for tensor in self.tensors:
+            spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+        return spec
 
 
 @dataclass(frozen=True)

@@ -487,20 +487,12 @@ class Entry:
 
     def _make_spec(self, weights: str, kv_dtype: str | None) -> Any:
         """Return the core's spec of the model."""
-        from .. import _core
-
         description = self.describe()
-        spec = _core.Spec(description.spec.architecture)
-        for path in description.spec.files:
-            spec.add_file(path)
-        for name, value in description.spec.kv.items():
-            spec.set(name, value)
+        spec = description.spec.to_core()
         if weights != "auto":
             spec.set("mpool.weights", weights)
         if kv_dtype not in (None, "auto"):
             spec.set("mpool.kv_dtype", kv_dtype)
-        for tensor in description.spec.tensors:
-            spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         if self._adapters is None:
             self._adapters = self._read_adapters(self.loading)
         self._add_adapters(spec, len(description.spec.files))

@@ -298,6 +298,11 @@ def combine(scheme: Scheme | None, entries: Mapping[str, TensorEntry], paths: tu
     return reader.read()
 
 
+def is_companion(name: str) -> bool:
+    """Return True for the core's name of a tensor that belongs to a quantised weight, such as its scales."""
+    return name.endswith((".scales", ".zeros", ".zeros_less_one", ".order"))
+
+
 def with_companions(entry: TensorEntry, found: Quantised, paths: tuple[str, ...]) -> list[TensorEntry]:
     """Return a tensor of the core and its companions, under the core's names.
 

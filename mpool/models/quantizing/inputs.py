@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from ...errors import Unsupported
 from ..files import Folder
+from ..formats import hf_quantised
 from ..formats.gguf_model import describe_gguf
 from ..formats.gguf_tables import read_gguf
 from ..formats.hf_folder import describe_folder
-from ..formats.safetensors_header import WEIGHT_DTYPES
-from ..spec import TensorEntry, Value
+from ..spec import ModelSpec, TensorEntry, Value
 from .exports import CONVERT_ELSEWHERE, EXPORTS, Export, Settings
 from .gguf_layout import read_values, value
 from .recipes import Model
@@ -61,12 +61,14 @@ class Input:
         tensors: all tensors.
         paths: files of the tensors.
         model: facts for the recipe.
+        scaled: the spec of the model, if the scales of some matrices are separate tensors (AWQ, GPTQ, FP8).
     """
 
     keys: Mapping[str, bytes]
     tensors: tuple[Tensor, ...]
     paths: tuple[str, ...]
     model: Model
+    scaled: ModelSpec | None = None
 
 
 def read_input(path: str) -> Input:
@@ -106,23 +108,21 @@ def _from_folder(path: str) -> Input:
     spec, name = model.spec, model.spec.architecture
     if name not in EXPORTS or model.capability != "text_to_text":
         raise Unsupported(f"{path}: mpool converts folders of {', '.join(EXPORTS)}, got {name}", hint=CONVERT_ELSEWHERE)
-    stored = next((entry for entry in spec.tensors if entry.dtype not in WEIGHT_DTYPES), None)
-    if stored is not None:
-        raise Unsupported(f"{path}: {stored.name} is {stored.dtype}; mpool converts folders with weights of "
-                          f"{', '.join(sorted(WEIGHT_DTYPES))}", hint="Use the folder of the unquantised model")
+    scaled = any(entry.dtype in hf_quantised.DTYPES for entry in spec.tensors)
+    written = [entry for entry in spec.tensors if not (scaled and hf_quantised.is_companion(entry.name))]
     export, settings = EXPORTS[name], Settings(path, name, spec.kv)
     factors = _take_common(settings, export)
     rows = next(entry.shape[0] for entry in spec.tensors if entry.name == "token_embd.weight")
     keys = {key: value(one) for key, one in settings.keys.items()}  # type: ignore[arg-type]
     keys |= tokenizer_keys(Folder(path), model, rows)
     heads = {"attn_q": settings.integer("attention.head_count"), "attn_k": settings.integer("attention.head_count_kv")}
-    tensors = _tensors(spec.tensors, export, heads)
+    tensors = _tensors(written, export, heads)
     tensors += [Tensor(f"{kind}.weight", (len(one),), (), data=struct.pack(f"<{len(one)}f", *one))
                 for kind, one in factors.items()]
     general = {"general.architecture": value(name), "general.type": value("model"),
                "general.name": value(os.path.basename(os.path.abspath(path)))}
     return Input(general | keys, tuple(tensors), spec.files,
-                 _model(name, spec.kv, {tensor.name for tensor in tensors}))
+                 _model(name, spec.kv, {tensor.name for tensor in tensors}), spec if scaled else None)
 
 
 def _tensors(entries: Sequence[TensorEntry], export: Export, heads: Mapping[str, int]) -> list[Tensor]:
@@ -166,6 +166,7 @@ def _take_common(settings: Settings, export: Export) -> dict[str, list[float]]:
     """
     settings.fixed("rope_neox", True)
     settings.fixed("activation", export.activation)
+    settings.take("scale_block", 0)  # the file stores no separate scales
     kind, scaling = settings.scaling("type", "none"), "rope.scaling."
     factor = float(settings.scaling("factor", 1.0))  # type: ignore[arg-type]
     found: dict[str, list[float]] = {}

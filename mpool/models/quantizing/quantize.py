@@ -21,6 +21,7 @@ from ...errors import FileError, FormatError, InvalidArgument, SpawnFailed
 from ...names import QUANTIZED
 from ...resources import cpus
 from ..files import close, open_regular, read_exactly
+from ..formats.hf_quantised import DTYPES
 from ..spec import TensorEntry
 from .gguf_layout import header, padding, value
 from .inputs import Input, Tensor, read_input
@@ -66,7 +67,8 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
     few megabytes per thread.
 
     Args:
-        source: path of a .gguf file, or of a model folder (the architectures of :data:`.exports.EXPORTS`).
+        source: path of a .gguf file, or of a model folder (the architectures of :data:`.exports.EXPORTS`). Its weights
+            may be quantised by AWQ, GPTQ or FP8; what that method lost stays lost.
         target: path of the file to write.
         type: one of :data:`mpool.names.QUANTIZED`.
         force: True to replace an existing file.
@@ -95,7 +97,7 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
         raise InvalidArgument(f"{target} is a file to read; write to another file")
     threads = threads or min(cpus(), _MAX_THREADS)
     with _Threads(threads) as pool:
-        _write(target, head, _data(plan, model.paths, pool, 2 * threads), total, force, progress)
+        _write(target, head, _data(plan, model, pool, 2 * threads), total, force, progress)
     return Report(target, len(head) + total, dict(Counter(one.dtype for one in plan)))
 
 
@@ -178,18 +180,20 @@ def _planned(type: str, model: Input, tensor: Tensor) -> _Planned:
     return _Planned(tensor, dtype, items // BLOCK[dtype] * _BYTES[dtype])
 
 
-def _data(plan: list[_Planned], paths: tuple[str, ...], pool: _Threads, most: int) -> Iterator[bytes]:
+def _data(plan: list[_Planned], model: Input, pool: _Threads, most: int) -> Iterator[bytes]:
     """Yield the data of all tensors in order, converted by threads that are at most ``most`` chunks ahead."""
     ahead: deque[Future[bytes]] = deque()
     files: list[int] = []
     try:
-        for path in paths:
+        for path in model.paths:
             files.append(open_regular(path)[0])
         for one in plan:
             if one.tensor.data:
                 ahead.append(pool.submit(bytes, one.tensor.data))
             for part, first, rows in _ranges(one.tensor):
-                ahead.append(pool.submit(_convert, one, part, first, rows, files, paths))
+                if first == 0:
+                    read = _reader(part, model, files)
+                ahead.append(pool.submit(_convert, one, part, first, rows, read, model.paths[part.file]))
                 if len(ahead) > most:
                     yield ahead.popleft().result()
             if padding(one.nbytes):
@@ -223,27 +227,39 @@ def _ranges(tensor: Tensor) -> Iterator[tuple[TensorEntry, int, int]]:
             yield part, first, min(step, rows - first)
 
 
-def _convert(one: _Planned, part: TensorEntry, first: int, rows: int, files: list[int],
-             paths: tuple[str, ...]) -> bytes:
+def _reader(part: TensorEntry, model: Input, files: list[int]) -> Callable[[int, int, int], tuple[bytes, str]]:
+    """Return a function that reads rows of a part: first row, number of rows and all rows to data and its type."""
+    if part.dtype in DTYPES:
+        assert model.scaled is not None
+        matrix = _core.Matrix(model.scaled.to_core(), part.name)
+        return lambda first, rows, _: (matrix.rows(first, rows).tobytes(), "F32")
+
+    def read(first: int, rows: int, all_rows: int) -> tuple[bytes, str]:
+        stride = part.nbytes // all_rows
+        return read_exactly(files[part.file], part.offset + first * stride, rows * stride,
+                            path=model.paths[part.file]), part.dtype
+
+    return read
+
+
+def _convert(one: _Planned, part: TensorEntry, first: int, rows: int,
+             read: Callable[[int, int, int], tuple[bytes, str]], path: str) -> bytes:
     """Read rows of a part of a tensor and convert them."""
     tensor = one.tensor
     all_rows, columns = _layout(tensor, part)
-    stride = part.nbytes // all_rows
-    data = read_exactly(files[part.file], part.offset + first * stride, rows * stride, path=paths[part.file])
+    data, dtype = read(first, rows, all_rows)
     if tensor.heads:
-        half = all_rows // tensor.heads // 2
+        half, stride = all_rows // tensor.heads // 2, len(data) // rows
         data = np.frombuffer(data, np.uint8).reshape(-1, 2, half, stride).swapaxes(1, 2).tobytes()
     if tensor.offset:
-        values = np.frombuffer(_core.dequantize(part.dtype, data, rows * columns), np.float32)
+        values = np.frombuffer(_core.dequantize(dtype, data, rows * columns), np.float32)
         data, dtype = (values + np.float32(tensor.offset)).tobytes(), "F32"
-    else:
-        dtype = part.dtype
     if one.dtype == dtype:
         return data
     try:
         return _core.quantize(one.dtype, dtype, data, rows * columns)
     except FormatError as error:
-        raise FormatError(file=paths[part.file], offset=part.offset, field=part.name,
+        raise FormatError(file=path, offset=part.offset, field=part.name,
                           got=f"NaN, infinity, or a value outside {one.dtype} in rows {first} to {first + rows - 1}",
                           allowed="finite weights") from error
 

@@ -22,9 +22,9 @@ from paritymodels import torch
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def decoder(family: str, layers: int = 2, hidden: int = 96, inner: int = 160, **more: Any) -> Any:
+def decoder(family: str, layers: int = 2, hidden: int = 96, inner: int = 160, vocab: int = 157, **more: Any) -> Any:
     """Create a seeded decoder whose sizes are multiples of 32."""
-    model = paritymodels.decoder(family, layers, hidden=hidden, vocab=157, **more)
+    model = paritymodels.decoder(family, layers, hidden=hidden, vocab=vocab, **more)
     model.config.intermediate_size = inner
     model = type(model)(model.config).eval()
     paritymodels.randomise(model, 4)

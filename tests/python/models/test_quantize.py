@@ -299,16 +299,12 @@ def test_sentencepiece_that_cannot_be_converted(tmp_path: Path, change: Any, wor
 
 def test_other_families_are_named(tmp_path: Path) -> None:
     import paritymodels
-    import quantisedmodels
 
     model = paritymodels.decoder("gpt_oss", 1, vocab=157)
     model.save_pretrained(tmp_path / "m")
     paritymodels.write_tokenizer(tmp_path / "m", 157)
     with pytest.raises(mpool.Unsupported, match="folders of llama, qwen2, .* got gpt_oss"):
         quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
-    quantisedmodels.save(quantisedmodels.decoder("llama", layers=1), tmp_path / "awq", "awq")
-    with pytest.raises(mpool.Unsupported, match="is AWQ4; mpool converts folders with weights of BF16, F16, F32"):
-        quantize(str(tmp_path / "awq"), str(tmp_path / "q.gguf"), "Q8_0")
     with pytest.raises(mpool.FileError):
         quantize(str(tmp_path / "none.gguf"), str(tmp_path / "q.gguf"), "Q8_0")
 

@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool import _core
+from mpool.models.formats.hf_folder import describe_folder
+from mpool.models.quantizing import quantize
 
+import quantisedfiles
 import quantisedmodels
 from corelib import greedy, logits
 from paritymodels import torch
+
+gguf = pytest.importorskip("gguf")
 
 TOLERANCE = 1e-4
 #: Name -> family, settings of the model, settings of :func:`quantisedmodels.save`.
@@ -65,6 +71,69 @@ def test_stored_types_are_near_the_formula(folder) -> None:
         got = logits(pool, path, tokens)
     errors = np.sqrt(np.mean((got - expected) ** 2, axis=1) / np.mean(expected ** 2, axis=1))
     assert np.median(errors) <= 0.06
+
+
+@pytest.mark.parametrize("name", ["awq", "awq_one_group", "gptq", "gptq_v2", "gptq_symmetric", "gptq_ordered", "fp8",
+                                  "fp8_small_blocks", "fp8_tensor", "fp8_channel", "fp8_experts", "awq_experts"])
+def test_gguf_file_of_a_folder_computes_the_formula(tmp_path: Path, name: str) -> None:
+    family, sizes, options = FOLDERS[name]
+    model = quantisedmodels.decoder(family, vocab=quantisedfiles.ROWS, **sizes)
+    quantisedmodels.save(model, tmp_path / "m", **options)
+    quantisedfiles.write_tokenizer(tmp_path / "m", "qwen2")
+    report = quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "F32")
+    tokens = np.random.default_rng(7).integers(2, quantisedfiles.VOCAB, 50)
+    with torch.no_grad():
+        expected = model(torch.tensor(tokens[None])).logits[0].numpy()
+    with mpool.Pool() as pool:
+        got = logits(pool, report.path, tokens, "float32")
+    assert np.abs(got - expected).max() <= TOLERANCE * max(1.0, np.abs(expected).max())
+
+
+def test_gguf_file_has_the_values_of_the_formula(tmp_path: Path) -> None:
+    model = quantisedmodels.decoder("qwen2", vocab=quantisedfiles.ROWS)
+    quantisedmodels.save(model, tmp_path / "m", "gptq", ordered=True)
+    quantisedfiles.write_tokenizer(tmp_path / "m", "qwen2")
+    quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "F32")
+    stored = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "q.gguf").tensors}
+    for at, layer in enumerate(model.model.layers):
+        for name, linear in (("ffn_down", layer.mlp.down_proj), ("attn_k", layer.self_attn.k_proj)):
+            assert np.array_equal(stored[f"blk.{at}.{name}.weight"], linear.weight.detach().numpy()), (at, name)
+
+
+@pytest.mark.parametrize("part, value, words", [
+    ("scales", np.inf, "finite scales"), ("scales", 0, "scales that are not 0")])
+def test_hostile_scales_are_not_written(tmp_path: Path, part: str, value: float, words: str) -> None:
+    model = quantisedmodels.decoder("qwen2", vocab=quantisedfiles.ROWS)
+    quantisedmodels.save(model, tmp_path / "m", "awq")
+    quantisedfiles.write_tokenizer(tmp_path / "m", "qwen2")
+
+    def edit(tensor: Any) -> Any:
+        tensor[1, 3] = value
+        return tensor
+
+    quantisedmodels.change(tmp_path / "m", f"model.layers.1.mlp.up_proj.{part}", edit)
+    with pytest.raises(mpool.FormatError, match=words):
+        quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
+    assert not (tmp_path / "q.gguf").exists()
+
+
+def test_arguments_of_the_core(tmp_path: Path) -> None:
+    model = quantisedmodels.decoder("qwen2", vocab=quantisedfiles.ROWS)
+    quantisedmodels.save(model, tmp_path, "fp8")
+    spec = describe_folder(str(tmp_path), key="k", ref="k").spec
+    matrix = _core.Matrix(spec.to_core(), "blk.1.ffn_up.weight")
+    whole = matrix.rows(0, 160)
+    assert whole.shape == (160, 96) and whole.dtype == np.float32
+    assert np.array_equal(matrix.rows(33, 40), whole[33:73]) and matrix.rows(160, 0).shape == (0, 96)
+    for first, count in ((-1, 1), (0, -1), (160, 1), (0, 161), (2**62, 2**62)):
+        with pytest.raises(mpool.InvalidArgument, match="allowed: 0 to 159"):
+            matrix.rows(first, count)
+    with pytest.raises(mpool.InvalidArgument, match="allowed: types whose scales are separate tensors"):
+        _core.Matrix(spec.to_core(), "token_embd.weight")
+    with pytest.raises(mpool.FormatError, match="no.weight"):
+        _core.Matrix(spec.to_core(), "no.weight")
+    with pytest.raises(TypeError, match="expected a Spec"):
+        _core.Matrix(None, "blk.1.ffn_up.weight")
 
 
 def test_worker_process_computes_the_same(tmp_path: Path) -> None:
