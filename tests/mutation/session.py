@@ -264,13 +264,16 @@ class Session:
 
     def _until(self, pool: concurrent.futures.Executor, judge: Callable[[Mutant], dict[str, Any]],
                chosen: Iterator[Mutant], count: int | None) -> list[dict[str, Any]]:
-        """Judge in order until ``count`` count for the score. The result does not depend on the number of jobs."""
+        """Judge in order until ``count`` count for the score. The result does not depend on the number of jobs. Mutants
+        wait ahead of their turn, so that one that takes minutes does not leave the other jobs without work."""
         rows: list[dict[str, Any]] = []
         pending: list[concurrent.futures.Future[dict[str, Any]]] = []
         counted = 0
         try:
             while count is None or counted < count:
-                while len(pending) < self.jobs and (mutant := next(chosen, None)) is not None:
+                left = 4 * self.jobs if count is None else count - counted
+                while len(pending) < max(self.jobs, min(4 * self.jobs, left)) and (
+                        mutant := next(chosen, None)) is not None:
                     pending.append(pool.submit(judge, mutant))
                 if not pending:
                     break

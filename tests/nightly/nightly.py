@@ -5,6 +5,7 @@
     python tests/nightly/nightly.py run soak cluster          # some jobs
     python tests/nightly/nightly.py run stress --part "-k pixel_limit"   # a part of a job
     python tests/nightly/nightly.py record soak junit.xml       # results of pytest --junitxml, from elsewhere
+    python tests/nightly/nightly.py record mutation results.jsonl --part "--only csrc/files"   # of tests/mutate.py
     python tests/nightly/nightly.py list
 
 `MPOOL_NIGHTLY=1 .ci/run` runs every job. Results go to ``summary.json`` beside this file, and ``README.md`` shows
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -168,9 +169,24 @@ def junit(*paths: Path) -> dict[str, Any]:
             "skipped": dict(skipped), "slowest": slowest}
 
 
-def mutants(path: Path) -> dict[str, Any]:
+def of_junit(paths: Sequence[Path]) -> tuple[dict[str, Any], float, float]:
+    """Return what files of ``--junitxml`` found, when the first run began (seconds since the epoch), and how many
+    seconds the runs took."""
+    suites = [suite for path in paths for suite in ElementTree.parse(path).iter("testsuite")]
+    began = min(datetime.fromisoformat(suite.get("timestamp", "")).timestamp() for suite in suites)
+    return junit(*paths), began, sum(float(suite.get("time", 0)) for suite in suites)
+
+
+def of_mutants(paths: Sequence[Path]) -> tuple[dict[str, Any], float, float]:
+    """As :func:`of_junit`, for results of tests/mutate.py: the seconds of all mutants, which end with the last file."""
+    rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    seconds = sum(row["seconds"] for row in rows)
+    return mutants(*paths), max(path.stat().st_mtime for path in paths) - seconds, seconds
+
+
+def mutants(*paths: Path) -> dict[str, Any]:
     """Read the results of tests/mutate.py: counts by status. Survivors are no failures: they need a reader."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    rows = [json.loads(line) for path in paths if path.exists() for line in path.read_text().splitlines()]
     counts = collections.Counter(row["status"] for row in rows)
     survivors = [f"{row['file']}:{row['line']} {row['operator']}" for row in rows
                  if row["status"] in ("survived", "uncovered")]
@@ -316,11 +332,11 @@ def main() -> int:
     running = commands.add_parser("run", help="run jobs and record them")
     running.add_argument("jobs", nargs="*", metavar="JOB", help="default: all; see `list`")
     running.add_argument("--part", default="", metavar="OPTIONS", help="further options of pytest that select tests")
-    recording = commands.add_parser("record", help="record results of pytest --junitxml")
-    recording.add_argument("job", choices=[name for name, job in JOBS.items() if job.paths])
-    recording.add_argument("junit", type=Path, nargs="+", help="its files, if several runs of pytest make one job")
+    recording = commands.add_parser("record", help="record results of pytest --junitxml, or of tests/mutate.py")
+    recording.add_argument("job", choices=list(JOBS))
+    recording.add_argument("results", type=Path, nargs="+", help="its files, if several runs make one job")
     recording.add_argument("--commit", help="default: the commit that is checked out")
-    recording.add_argument("--part", default="", metavar="OPTIONS", help="the options of pytest that selected tests")
+    recording.add_argument("--part", default="", metavar="OPTIONS", help="the options that selected tests or mutants")
     commands.add_parser("list", help="list the jobs")
     args = parser.parse_args()
     if args.command == "list":
@@ -329,10 +345,8 @@ def main() -> int:
         return 0
     summary, failed = load(), False
     if args.command == "record":
-        suites = [suite for path in args.junit for suite in ElementTree.parse(path).iter("testsuite")]
-        began = min(datetime.fromisoformat(suite.get("timestamp", "")).timestamp() for suite in suites)
-        row = record(args.job, args.part, junit(*args.junit), args.commit or commit(), began,
-                     sum(float(suite.get("time", 0)) for suite in suites))
+        found, began, seconds = (of_junit if JOBS[args.job].paths else of_mutants)(args.results)
+        row = record(args.job, args.part, found, args.commit or commit(), began, seconds)
         save({**summary, args.job: row})
         return int(bool(row["failures"]))
     for name in args.jobs:

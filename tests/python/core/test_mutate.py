@@ -6,6 +6,7 @@ import ast
 import json
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -425,6 +426,26 @@ def test_results_are_kept_and_continued(tmp_path: Path, monkeypatch: pytest.Monk
     assert rows == run() and len(judged) == len(rows) + 1
     kept = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(kept) == len(rows)
+
+
+def test_a_slow_mutant_delays_only_its_own_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first mutant ends after three others, which the second job judges meanwhile."""
+    judged: list[str] = []
+    three, lock = threading.Event(), threading.Lock()
+
+    class Fake:
+        def judge(self, mutant: Mutant) -> judge.Fate:
+            with lock:
+                judged.append(mutant.id)
+                if len(judged) == 4:
+                    three.set()
+                first = len(judged) == 1
+            assert not first or three.wait(30)
+            return judge.Fate("killed", "c:test")
+
+    monkeypatch.setattr(session.Session, "prepare", lambda self, files: [Fake(), Fake()])
+    rows = session.Session(tmp_path, 2, ["c"], [], 60, lambda line: None).run(["csrc/files/bpe.c"], 6, 11)
+    assert len(rows) == len(judged) == 6
 
 
 def test_only_names_folders_and_files() -> None:

@@ -101,6 +101,22 @@ def test_results_of_several_runs_make_one_record(tmp_path: Path, monkeypatch: py
     assert found["seconds"] == 4 and found["commit"] == "abc"
 
 
+def test_results_of_the_mutation_tool_make_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "results.jsonl"
+    results.write_text("".join(json.dumps({"status": status, "file": "csrc/a.c", "line": 3, "operator": "delete",
+                                           "seconds": 1.5}) + "\n" for status in ("killed", "uncovered")))
+    os.utime(results, (1003.0, 1003.0))
+    monkeypatch.setattr(nightly.load, "__defaults__", (tmp_path / "summary.json",))
+    monkeypatch.setattr(nightly.save, "__defaults__", (tmp_path / "summary.json",))
+    monkeypatch.setattr(sys, "argv", ["nightly.py", "record", "mutation", str(results), "--commit", "abc", "--part",
+                                      "--only csrc/a.c"])
+    assert nightly.main() == 0
+    found = nightly.load()["mutation"]
+    assert found["counts"] == {"killed": 1, "uncovered": 1} and found["survivors"] == ["csrc/a.c:3 delete"]
+    assert found["seconds"] == 3 and found["date"] == "1970-01-01T00:16:40+00:00"
+    assert found["part"] == "--only csrc/a.c" and found["commit"] == "abc"
+
+
 def test_ids_of_tests() -> None:
     assert nightly._test_id("tests.python.core.test_nightly", "test_x[a.b]") == \
         "tests/python/core/test_nightly.py::test_x[a.b]"
