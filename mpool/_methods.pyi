@@ -41,8 +41,9 @@ class PoolVerbs:
                    compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                    show_progress_bar: Progress = None, task: Literal['query', 'document'] | None = None,
                    prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
-                   parse_special: bool = False, batch_size: int | None = None, timeout: float | None = None,
-                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   parse_special: bool = False, output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense',
+                   batch_size: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
+                   timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> EmbedIterator: ...
     def embed_sparse(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
@@ -313,8 +314,10 @@ class ModelVerbs:
                    normalize_embeddings: bool | None = None, precision: Precision = 'float32',
                    compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                    show_progress_bar: Progress = None, prompt: str | None = None, prompt_name: str | None = None,
-                   truncate: bool = True, parse_special: bool = False, batch_size: int | None = None,
-                   timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                   truncate: bool = True, parse_special: bool = False,
+                   output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense', batch_size: int | None = None,
+                   max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> EmbedIterator: ...
     def embed_sparse(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],

@@ -37,10 +37,11 @@ def embed_iter(iterable: Iterable[str], model: str | os.PathLike[str] | Model | 
                on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                show_progress_bar: Progress = None, task: Literal['query', 'document'] | None = None,
                prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
-               parse_special: bool = False, batch_size: int | None = None, timeout: float | None = None,
-               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-               policy: Policy | None = None, fail_fast: bool | None = None, pool: Pool | None = None
-) -> AsyncIterator[NDArray[Any]]: ...
+               parse_special: bool = False, output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense',
+               batch_size: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
+               timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+               keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None,
+               pool: Pool | None = None) -> AsyncIterator[Any]: ...
 def embed_sparse(inputs: str | Sequence[str] | Sequence[Sequence[int]],
                  model: str | os.PathLike[str] | Model | None = None, *,
                  task: Literal['query', 'document'] | None = None, prompt: str | None = None,

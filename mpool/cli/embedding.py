@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Number of inputs that are embedded and written at once.
-_BATCH = 256
+#: Number of inputs that are embedded and written at once, and of texts whose tokens have vectors.
+_BATCH, _BATCH_TOKENS = 256, 16
 
 
 def embed(arguments: argparse.Namespace) -> int:
@@ -33,6 +33,8 @@ def embed(arguments: argparse.Namespace) -> int:
                                ("task", "prompt", "prompt_name", "dimensions", "normalize", "precision", "compute",
                                 "on_error")}
     options["truncate"] = not arguments.no_truncate
+    options |= {"output": arguments.vectors, "max_active": arguments.max_active}
+    _check_output(arguments, form)
     texts: list[str] = []  # texts in flight, until their vectors are written
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
@@ -40,7 +42,11 @@ def embed(arguments: argparse.Namespace) -> int:
         with _opened(arguments.output) as file:
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
             for rows in _vectors(pool, source, texts if form == "jsonl" else None, arguments, options):
-                writer.rows(rows)
+                if arguments.vectors == "dense":
+                    writer.rows(rows)
+                else:
+                    assert isinstance(writer, _LineWriter)
+                    writer.lines(_lines_of(rows))
             writer.close()
     return 0
 
@@ -79,6 +85,23 @@ def _format(arguments: argparse.Namespace) -> str:
     return form
 
 
+def _check_output(arguments: argparse.Namespace, form: str) -> None:
+    """Raise InvalidArgument for options that other outputs do not have, before the model is loaded."""
+    from ..errors import InvalidArgument
+
+    if arguments.max_active is not None and arguments.vectors != "sparse":
+        raise InvalidArgument("--max-active needs --vectors sparse", param="max_active")
+    if arguments.vectors == "dense":
+        return
+    if form == "npy":
+        raise InvalidArgument(f"--format npy and --vectors {arguments.vectors} exclude each other", param="format",
+                              hint="Sparse vectors and vectors of tokens are written as lines of JSON")
+    for name, default in (("dimensions", None), ("normalize", None), ("precision", "float32"), ("on_error", "raise")):
+        if getattr(arguments, name) != default:
+            raise InvalidArgument(f"--{name.replace('_', '-')} and --vectors {arguments.vectors} exclude each other",
+                                  param=name)
+
+
 def _require_inputs(count: int, unit: str) -> None:
     """Raise InvalidArgument if there were no inputs."""
     from ..errors import InvalidArgument
@@ -88,25 +111,51 @@ def _require_inputs(count: int, unit: str) -> None:
 
 
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,
-             options: dict[str, Any]) -> Iterator[NDArray[Any]]:
-    """Yield arrays ``(n, d)`` in the order of the texts. Appends each text to ``kept`` when it is read."""
+             options: dict[str, Any]) -> Iterator[Any]:
+    """Yield arrays ``(n, d)``, or results of the other outputs, in the order of the texts.
+
+    Appends each text to ``kept`` when it is read.
+    """
     def keep(texts: Iterable[str]) -> Iterator[str]:
         for text in texts:
             if kept is not None:
                 kept.append(text)
             yield text
 
-    model = arguments.model
+    model, output = arguments.model, options["output"]
     if options["precision"] in ("int8", "uint8"):  # quantisation ranges depend on all vectors
         texts = list(keep(source))
         _require_inputs(len(texts), "text")
-        yield pool.embed(texts, model, max_inputs=len(texts), progress=_bar(arguments), **options)
+        own = {name: value for name, value in options.items() if name not in ("output", "max_active")}
+        yield pool.embed(texts, model, max_inputs=len(texts), progress=_bar(arguments), **own)
         return
-    count = 0
-    for rows in pool.embed_iter(keep(source), model, batch_size=_BATCH, progress=_bar(arguments), **options):
-        count += len(rows)
+    batch, found = _BATCH if output in ("dense", "sparse") else _BATCH_TOKENS, False
+    for rows in pool.embed_iter(keep(source), model, batch_size=batch, progress=_bar(arguments), **options):
+        found = True
         yield rows
-    _require_inputs(count, "text")
+    _require_inputs(found, "text")
+
+
+def _numbers(values: list[float], number: str = "%.9g") -> str:
+    return "[" + ", ".join([number % value for value in values]) + "]"
+
+
+def _lines_of(rows: Any) -> Iterator[str]:
+    """Yield what a line has beside the text, as members of a JSON object: ``embedding`` (a vector), ``sparse`` (token
+    ids and weights) and ``tokens`` (a vector per token), those that the result has."""
+    from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
+
+    parts = (rows.dense, rows.sparse, rows.tokens) if isinstance(rows, TextEmbeddings) else (rows,)
+    columns: list[Iterable[str]] = []
+    for part in parts:
+        if isinstance(part, SparseVectors):
+            columns.append(f'"sparse": {{"indices": {ids.tolist()}, "values": {_numbers(values.tolist())}}}'
+                           for ids, values in part)
+        elif isinstance(part, TokenVectors):
+            columns.append(f'"tokens": [{", ".join(_numbers(row) for row in matrix.tolist())}]' for matrix in part)
+        elif part is not None:
+            columns.append(f'"embedding": {_numbers(row)}' for row in part.tolist())
+    return (", ".join(members) for members in zip(*columns))
 
 
 def _bar(arguments: argparse.Namespace) -> bool:
@@ -115,7 +164,7 @@ def _bar(arguments: argparse.Namespace) -> bool:
 
 
 class _LineWriter:
-    """Writer of one JSON object per line: the text or image, and its vector or null."""
+    """Writer of one JSON object per line: the text or image, and its vector or null, or its other outputs."""
 
     def __init__(self, file: IO[bytes], texts: list[str], unit: str = "text") -> None:
         self.file, self.texts, self.unit = file, texts, unit
@@ -124,12 +173,17 @@ class _LineWriter:
         """Write the vectors ``(n, d)`` of the first n texts, and remove these texts."""
         # nine significant digits identify a float32 exactly
         number = "%.9g" if vectors.dtype.kind == "f" else "%d"
-        for text, values in zip(self.texts, vectors.tolist()):
-            known = all(value == value for value in values)
-            vector = "[" + ", ".join([number % value for value in values]) + "]" if known else "null"
-            line = f'{{"{self.unit}": {json.dumps(text, ensure_ascii=False)}, "embedding": {vector}}}\n'
+        known = (None if any(value != value for value in values) else values for values in vectors.tolist())
+        self.lines('"embedding": ' + ("null" if values is None else _numbers(values, number)) for values in known)
+
+    def lines(self, members: Iterable[str]) -> None:
+        """Write the first texts, each with the members of its JSON object, and remove these texts."""
+        count = 0
+        for text, member in zip(self.texts, members):
+            line = f'{{"{self.unit}": {json.dumps(text, ensure_ascii=False)}, {member}}}\n'
             self.file.write(line.encode("utf-8", "backslashreplace"))  # file names may not be UTF-8
-        del self.texts[:len(vectors)]
+            count += 1
+        del self.texts[:count]
         self.file.flush()
 
     def close(self) -> None:

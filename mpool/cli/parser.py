@@ -154,10 +154,20 @@ def _embed(command: argparse.ArgumentParser) -> None:
     _texts(command)
     _model(command, "see `mpool models`")
     _vectors(command, "text")
+    _outputs(command)
     command.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
     command.add_argument("--prompt", help="prefix for every text")
     command.add_argument("--prompt-name", metavar="NAME", help="use this prompt of the model")
     command.add_argument("--no-truncate", action="store_true", help="fail on texts that exceed the model's context")
+
+
+def _outputs(command: argparse.ArgumentParser, choices: Iterable[str] = _options.OUTPUTS) -> None:
+    """Add the options that choose what is computed for a text."""
+    command.add_argument("--vectors", default="dense", choices=choices,
+                         help="dense: one vector per text; sparse: weights of tokens; tokens: one vector per token"
+                              + ("; all: what the model has" if "all" in choices else "") + " (default: dense)")
+    command.add_argument("--max-active", type=int, metavar="N",
+                         help="with --vectors sparse: keep only the N largest weights of a text")
 
 
 def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
@@ -365,6 +375,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--output", default="embedding", metavar="NAME",
                        help="column for the embeddings (default: embedding)")
     embed.add_argument("-m", "--model", metavar="REF", help="model (default: see `mpool models`)")
+    _outputs(embed, ("dense", "sparse", "tokens"))
     embed.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
     embed.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
     embed.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,

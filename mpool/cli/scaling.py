@@ -40,15 +40,27 @@ def serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
+#: Value of ``--vectors`` -> the options of the command that apply to it.
+_OPTIONS = {"dense": ("task", "compute", "dimensions", "on_error"), "sparse": ("task", "compute", "max_active"),
+            "tokens": ("task", "compute")}
+
+
 def embed(arguments: argparse.Namespace) -> int:
     """Run ``mpool ray embed``."""
+    from ..errors import InvalidArgument
+
     with _packages():
         from ..integrations.ray.parquet import embed_parquet
-    options = {name: getattr(arguments, name) for name in ("task", "dimensions", "compute", "on_error")}
+    options = {name: getattr(arguments, name) for name in _OPTIONS[arguments.vectors]}
+    for name, default in (("dimensions", None), ("on_error", "raise"), ("max_active", None)):
+        if name not in options and getattr(arguments, name) != default:
+            raise InvalidArgument(f"--{name.replace('_', '-')} and --vectors {arguments.vectors} exclude each other",
+                                  param=name)
     done = embed_parquet(arguments.source, arguments.target, column=arguments.column, output=arguments.output,
                          model=arguments.model, cpus=arguments.cpus, actors=arguments.actors,
                          memory_mb=arguments.memory_mb, weights=arguments.weights, address=arguments.address,
-                         progress=not arguments.quiet, overwrite=arguments.overwrite, **options)
+                         progress=not arguments.quiet, overwrite=arguments.overwrite, vectors=arguments.vectors,
+                         **options)
     say(f"embedded {done.rows:,} rows of {done.files} files"
         + (f"; skipped {done.skipped} files that exist in the target folder" if done.skipped else ""))
     return 0

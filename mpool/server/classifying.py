@@ -9,8 +9,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from .. import native_calls
-from ..tasks.running import counted
 from ..tasks.verbs import CLASSIFY
+from .computing import computed
 from .errors import Refusal
 from .fields import Fields, Name, Text
 from .inference import Direction, check_direction
@@ -80,11 +80,12 @@ class Prediction(Struct):
     label: str
 
 
-async def _classified(context: Context, served: ServedModel, inputs: list[Any], raw: bool,
+async def _classified(context: Context, served: ServedModel, inputs: list[Any], raw: bool, field: str,
                       truncate: bool = True) -> tuple[Any, int]:
-    """Classify texts, or pairs of texts. Returns the result of the library, and the number of prompt tokens."""
-    return await counted(CLASSIFY, context.state.pool, {
-        "texts": inputs, "model": served.model, "truncate": truncate, "function_to_apply": "none" if raw else None})
+    """Classify texts, or pairs of texts, of a field. Returns the library's result, and the number of prompt tokens."""
+    return await computed(context, CLASSIFY, {
+        "texts": inputs, "model": served.model, "truncate": truncate,
+        "function_to_apply": "none" if raw else None}, field)
 
 
 async def _check_size(served: ServedModel, field: str, inputs: int, *, labels: bool) -> int:
@@ -115,7 +116,8 @@ async def classify(context: Context, body: ClassifyRequest) -> Response:
     given = body.input if isinstance(body.input, list) else [body.input]
     context.check_inputs(given, "input", context.state.pool.config.max_embed_inputs)
     size = await _check_size(served, "input", len(given), labels=False)
-    found, tokens = await _classified(context, served, given, False in (body.use_activation, body.activation))
+    found, tokens = await _classified(context, served, given, False in (body.use_activation, body.activation),
+                                      "input")
 
     def made() -> ClassifyResponse:
         data = [Classified(at, one.label, one.scores.tolist(), len(one.labels)) for at, one in enumerate(found)]
@@ -136,7 +138,8 @@ async def predict(context: Context, body: PredictRequest) -> Response:
         places = [at for at, one in enumerate(inputs) if len(one) == size]
         if places:
             part: list[Any] = [inputs[at][0] if size == 1 else tuple(inputs[at]) for at in places]
-            found, _ = await _classified(context, served, part, body.raw_scores, body.truncate is not False)
+            found, _ = await _classified(context, served, part, body.raw_scores, "inputs",
+                                         body.truncate is not False)
             for at, one in zip(places, found):
                 rows[at] = one
 

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from .. import native_calls
 from ..tasks.running import counted
 from ..tasks.similarity import similarity as compare
-from ..tasks.verbs import EMBED, EMBED_SPARSE, EMBED_TOKENS, RERANK
+from ..tasks.verbs import EMBED, EMBED_SPARSE, RERANK
+from .computing import token_vectors
 from .errors import Refusal
 from .fields import Fields, Name, Token
 from .openai.vectors import texts_or_ids
@@ -168,8 +169,7 @@ async def embed_sparse(context: Context, body: EmbedSparseRequest) -> Response:
 async def embed_all(context: Context, body: EmbedAllRequest) -> Response:
     """Compute the vectors of all tokens of texts or token ids."""
     served = await context.model_or_only(body.model, "vectors", "embedding model")
-    found, _ = await counted(EMBED_TOKENS, context.state.pool, _arguments(context, body, served),
-                             MAX_RESPONSE // NUMBER_BYTES * 4)
+    found, _ = await token_vectors(context, _arguments(context, body, served), "inputs")
     return await large_response(lambda: [rows.tolist() for rows in found], found.values.size)
 
 

@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from .. import native_calls
-from ..tasks.running import counted
 from ..tasks.verbs import CLASSIFY_TOKENS
+from .computing import computed
 from .fields import Fields, Name, Text
 from .operations import MAX_RESPONSE, Context, Operation, check_response, large_response
 
@@ -62,9 +62,10 @@ async def classify_tokens(context: Context, body: ClassifyTokensRequest) -> Resp
     else:
         context.check_inputs(inputs, "inputs", context.state.pool.config.max_embed_inputs)
     ignored = ["O"] if given.ignore_labels is None else given.ignore_labels
-    found, _ = await counted(CLASSIFY_TOKENS, context.state.pool, {
+    found, _ = await computed(context, CLASSIFY_TOKENS, {
         "texts": inputs, "model": served.model, "truncate": body.truncate is not False,
-        "aggregation": given.aggregation_strategy, "ignore_labels": ignored, "stride": given.stride}, MAX_RESPONSE)
+        "aggregation": given.aggregation_strategy, "ignore_labels": ignored, "stride": given.stride}, "inputs",
+        MAX_RESPONSE)
     count = sum(map(len, found))
     check_response(_SPAN_BYTES * count, "inputs")
     size = await native_calls.REQUESTS.arun(_size, found) if count >= _MANY else _size(found)

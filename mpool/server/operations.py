@@ -43,6 +43,8 @@ _DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded")
 _LARGE = 1 << 15
 #: Maximum size of a response, and size of a float32 in it, in bytes of JSON.
 MAX_RESPONSE, NUMBER_BYTES = 64 << 20, 22
+#: Maximum size in bytes of the float32 arrays of a response of numbers.
+MAX_NUMBERS = MAX_RESPONSE // NUMBER_BYTES * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,5 +371,5 @@ def _check_type(scope: Any) -> None:
         raise Refusal("unsupported_media_type")
 
 
-__all__ = ["MAX_RESPONSE", "NUMBER_BYTES", "Context", "Endpoint", "Operation", "check_response", "image_of",
-           "json_response", "large_response"]
+__all__ = ["MAX_NUMBERS", "MAX_RESPONSE", "NUMBER_BYTES", "Context", "Endpoint", "Operation", "check_response",
+           "image_of", "json_response", "large_response"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,14 +9,14 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from .. import native_calls
-from ..tasks.running import counted
-from ..tasks.verbs import CLASSIFY, EMBED, EMBED_TOKENS
+from ..tasks.verbs import CLASSIFY, EMBED
+from .computing import computed, token_vectors
 from .errors import Refusal
 from .fields import Fields, Name
 from .openai.structs import Inputs as TextsOrIds
 from .openai.structs import InputUsage
-from .openai.vectors import texts_or_ids
-from .operations import MAX_RESPONSE, NUMBER_BYTES, Context, Operation, check_response, large_response
+from .openai.vectors import encoded_one, texts_or_ids
+from .operations import NUMBER_BYTES, Context, Operation, check_response, large_response
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,7 +80,7 @@ async def pooling(context: Context, body: PoolingRequest) -> Response:
     rows, tokens = await _computed(context, served, task, inputs, body)
 
     def made() -> PoolingResponse:
-        data = [Pooled(at, _encoded(values, body.encoding_format)) for at, values in enumerate(rows)]
+        data = [Pooled(at, encoded_one(values, body.encoding_format)) for at, values in enumerate(rows)]
         return PoolingResponse(f"pool-{context.id}", int(time.time()), served.name, data, InputUsage(tokens, tokens))
 
     return await large_response(made, sum(values.size for values in rows))
@@ -90,19 +89,19 @@ async def pooling(context: Context, body: PoolingRequest) -> Response:
 async def _computed(context: Context, served: ServedModel, task: str, inputs: list[Any],
                     body: PoolingRequest) -> tuple[list[NDArray[Any]], int]:
     """Run a request. Returns the array of each text, and the number of prompt tokens."""
-    pool, ids = context.state.pool, isinstance(inputs[0], list)
+    ids = isinstance(inputs[0], list)
     if task == "classify":
         if ids:
             raise Refusal("unsupported_parameter", "`input` must be texts for the task classify.", "input")
-        found, tokens = await counted(CLASSIFY, pool, {
+        found, tokens = await computed(context, CLASSIFY, {
             "texts": inputs, "model": served.model,
-            "function_to_apply": "none" if body.use_activation is False else None})
+            "function_to_apply": "none" if body.use_activation is False else None}, "input")
         return [one.scores for one in found], tokens
     allowed = bool(body.allow_token_ids or context.state.settings.allow_token_ids)
     if task == "embed":
-        found, tokens = await counted(EMBED, pool, {
+        found, tokens = await computed(context, EMBED, {
             "inputs": inputs, "model": served.model, "dimensions": body.dimensions, "normalize": body.use_activation,
-            "allow_token_ids": allowed})
+            "allow_token_ids": allowed}, "input")
         return list(found), tokens
     if body.use_activation is not None:
         raise Refusal("unsupported_parameter", "`use_activation` requires the task embed or classify.",
@@ -110,15 +109,8 @@ async def _computed(context: Context, served: ServedModel, task: str, inputs: li
     if ids and not allowed:
         raise Refusal("invalid_value", "`input` must be texts: token ids are valid only in the vocabulary that they "
                                        "are from. If they are this model's, set `allow_token_ids`.", "input")
-    found, tokens = await counted(EMBED_TOKENS, pool, {"inputs": inputs, "model": served.model},
-                                  MAX_RESPONSE // NUMBER_BYTES * 4)
+    found, tokens = await token_vectors(context, {"inputs": inputs, "model": served.model}, "input")
     return list(found), tokens
-
-
-def _encoded(values: NDArray[Any], encoding: str) -> Any:
-    if encoding == "base64":
-        return base64.b64encode(values.astype("<f4", copy=False).tobytes()).decode()
-    return values.tolist()
 
 
 OPERATIONS = (

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def _rows(offsets: NDArray[np.int64], at: slice) -> tuple[NDArray[np.int64], Any]:
+def rows_at(offsets: NDArray[np.int64], at: slice) -> tuple[NDArray[np.int64], Any]:
     """Return the offsets of a slice of texts, and the index of their elements: a slice, hence a view, for step 1."""
     texts = range(len(offsets) - 1)[at]
     if texts.step == 1:
@@ -63,7 +63,7 @@ class SparseVectors:
 
     def __getitem__(self, at: int | slice) -> tuple[NDArray[np.int32], NDArray[np.float32]] | SparseVectors:
         if isinstance(at, slice):
-            indptr, found = _rows(self.indptr, at)
+            indptr, found = rows_at(self.indptr, at)
             return SparseVectors(indptr, self.indices[found], self.values[found], (len(indptr) - 1, self.shape[1]),
                                  self._token_text)
         at = range(len(self))[at]
@@ -169,7 +169,7 @@ class TokenVectors:
 
     def __getitem__(self, at: int | slice) -> NDArray[np.float32] | TokenVectors:
         if isinstance(at, slice):
-            offsets, found = _rows(self.offsets, at)
+            offsets, found = rows_at(self.offsets, at)
             return TokenVectors(self.values[found], offsets)
         at = range(len(self))[at]
         return self.values[self.offsets[at]:self.offsets[at + 1]]

@@ -267,6 +267,8 @@ def fields_by_name(options: Any) -> dict[str, str]:
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 ON_ERROR = ("raise", "null")
 TASKS = ("query", "document")
+#: What a text encoder computes for a text.
+OUTPUTS = ("dense", "sparse", "tokens", "all")
 _COMPUTE = ('compute type: ``"float32"``, ``"bfloat16"``, ``"int8"`` or ``"auto"``. ``"auto"`` selects the fastest '
             "type on this CPU whose vectors of sentences have a cosine similarity of at least 0.9999 to those of "
             "float32, and of degenerate texts, such as one repeated word, 0.9995 (measured for some models); models "
@@ -320,7 +322,7 @@ class TextVectorOptions(VectorOptions):
                             "ContextOverflow for longer texts.", choices=(True, False))
     parse_special: bool = _parse_special("texts and the prompt")
 
-    output: ClassVar[str] = "vectors"
+    result: ClassVar[str] = "vectors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,9 +341,17 @@ class EmbedOptions(TextVectorOptions):
 class EmbedIterOptions(TextVectorOptions):
     """Options of :func:`mpool.embed_iter`."""
 
-    batch_size: int | None = option(None, "None: yield one vector of shape ``(d,)`` at a time; a number: yield arrays "
-                                    "of shape ``(batch_size, d)``, the last of which may be shorter. Affects neither "
-                                    "speed nor values.", plan=False)
+    output: Literal["dense", "sparse", "tokens", "all"] = option(
+        "dense", 'what to compute: ``"dense"``, as :func:`embed`; ``"sparse"``, as :func:`embed_sparse`; ``"tokens"``, '
+        'as :func:`embed_tokens`; ``"all"``, as :func:`embed_all`. ``dimensions``, ``normalize``, ``precision`` and '
+        '``on_error`` apply to ``"dense"`` only.', choices=OUTPUTS, plan=False)
+    batch_size: int | None = option(
+        None, "None: yield the result of one text at a time: a vector of shape ``(d,)``, token ids and weights, a "
+        "matrix ``(tokens, d)``, or a :class:`mpool.TextEmbeddings` of one text; a number: yield results of this many "
+        "texts, as the functions return them; the last one may have fewer. Affects neither speed nor values.",
+        plan=False)
+    max_active: int | None = option(None, 'only with ``output="sparse"``: maximum number of weights of a text, as for '
+                                    ":func:`embed_sparse`.", aliases=("max_active_dims",), plan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,7 +377,7 @@ class OutputOptions:
     normalize: ClassVar[None] = None
     precision: ClassVar[str] = "float32"
     on_error: ClassVar[str] = "raise"
-    output: ClassVar[str] = "vectors"
+    result: ClassVar[str] = "vectors"
     embedding: ClassVar[str] = "all"
 
 
@@ -436,7 +446,7 @@ class RerankOptions(_LogitOptions):
         "that of the model's files.", choices=(None, "sigmoid", "none"), plan=False)
     parse_special: bool = _parse_special("query and the documents")
 
-    output: ClassVar[str] = "scores"
+    result: ClassVar[str] = "scores"
     progress: ClassVar[bool] = False
 
 
@@ -479,7 +489,7 @@ class ClassifyOptions(_LogitOptions):
         None, "True: show a progress bar; a function: call it with (done, total); None: show a bar for requests of "
         "more than 1,024 texts if the logger ``mpool`` is at level INFO.", aliases=("show_progress_bar",), plan=False)
 
-    output: ClassVar[str] = "labels"
+    result: ClassVar[str] = "labels"
     prompt: ClassVar[None] = None
     prompt_name: ClassVar[None] = None
 
@@ -512,7 +522,7 @@ class ClassifyTokensOptions(_LogitOptions):
                                     "None: ``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
     progress: Progress = option(None, "as for :func:`classify`.", aliases=("show_progress_bar",), plan=False)
 
-    output: ClassVar[str] = "spans"
+    result: ClassVar[str] = "spans"
     prompt: ClassVar[None] = None
     prompt_name: ClassVar[None] = None
 

@@ -5,7 +5,7 @@ They run like requests for vectors (vectors.py, steps.py) with other outputs of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,9 +16,9 @@ from ..checks import integer, refuse
 from ..errors import ContextOverflow, FormatError, LimitError
 from ..models.files import close, open_regular, read_exactly
 from . import text_embedding as embedding
-from .embedding_results import SparseVectors, TextEmbeddings, TokenVectors
+from .embedding_results import SparseVectors, TextEmbeddings, TokenVectors, rows_at
+from .steps import END, Cutter, IterRequest, Out, Rebatch, Start, Steps, Take, run_slices
 from .steps import Pack as PackStep
-from .steps import Start, Steps, run_slices
 from .text_embedding import Pack, Plan
 from .token_labels import LabelledSpan, size_of
 from .vectors import Bar, Kind, keep_plan, service_class_of
@@ -38,6 +38,8 @@ DENSE, STATES, ROWS, SPARSE = 1, 2, 4, 8
 #: A result has at most this part of the pool's memory limit. The caller holds it beside models and caches, and while
 #: slices are joined, twice.
 RESULT_SHARE = 4
+#: Maximum size in bytes of the vectors of tokens of a slice of :func:`mpool.embed_iter`, of which a few are in memory.
+_SLICE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,9 @@ def _make(found: Plan, options: Any) -> OutputPlan:
     settings = description.embedding
     assert settings is not None
     vocab = next(one.shape[0] for one in description.spec.tensors if one.name == "token_embd.weight")
+    if output == "tokens" and options.task == "query" and settings.query_weights is not None:
+        refuse("task", "query", "document or None: this model looks the weights of queries up in a table, and computes "
+               "no vectors of their tokens", key=entry.key, hint="Use mpool.embed_sparse(texts, model, task=\"query\")")
     bits = {"dense": DENSE, "sparse": SPARSE, "tokens": ROWS}
     if output == "all":
         mask = sum(bits[one] for one in settings.embeddings)
@@ -245,12 +250,41 @@ TEXTS = Kind("text", packed, embedding.TEXTS.valid, _embed, _start, _no_halves, 
 
 @dataclass(slots=True)
 class Part:
-    """Outputs of a slice. Outputs that were not asked for are None."""
+    """Outputs of a slice. Outputs that were not asked for are None. ``part[i:j]`` has those of some of its texts."""
 
     dense: NDArray[np.float32] | None = None
     sparse: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]] | None = None
     tokens: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None
     spans: list[tuple[LabelledSpan, ...]] | None = None
+
+    def __len__(self) -> int:
+        if self.sparse is not None:
+            return len(self.sparse[0]) - 1
+        if self.tokens is not None:
+            return len(self.tokens[1]) - 1
+        found = self.spans if self.dense is None else self.dense
+        return 0 if found is None else len(found)
+
+    def __getitem__(self, at: slice) -> Part:
+        part = Part(dense=None if self.dense is None else self.dense[at],
+                    spans=None if self.spans is None else self.spans[at])
+        if self.sparse is not None:
+            indptr, found = rows_at(self.sparse[0], at)
+            part.sparse = indptr, self.sparse[1][found], self.sparse[2][found]
+        if self.tokens is not None:
+            offsets, found = rows_at(self.tokens[1], at)
+            part.tokens = self.tokens[0][found], offsets
+        return part
+
+    def copied(self) -> Part:
+        """Return the part with arrays of its own."""
+        part = Part(dense=None if self.dense is None else self.dense.copy(), spans=self.spans)
+        if self.sparse is not None:
+            indptr, indices, values = self.sparse
+            part.sparse = indptr.copy(), indices.copy(), values.copy()
+        if self.tokens is not None:
+            part.tokens = self.tokens[0].copy(), self.tokens[1].copy()
+        return part
 
 
 def part_of(plan: OutputPlan, pack: Pack, ticket: _core.Ticket) -> Part:
@@ -550,10 +584,65 @@ class OutputsRequest:
         return OutputsJob(capability, self)
 
 
+@dataclass(slots=True)
+class OutputsIterRequest(IterRequest):
+    """A request for outputs of an iterable of texts.
+
+    Attributes:
+        finish: function from the plan and the parts to the result of a batch.
+    """
+
+    finish: Callable[[OutputPlan, list[Part]], Any] = token_vectors
+
+    def _regrouped(self) -> Rebatch:
+        return Rebatch(self.batch_size, self._joined, self._singles)
+
+    def _joined(self, parts: list[Part]) -> Any:
+        # a part of a slice is a view, which would keep the whole slice in memory
+        return self.finish(self.plan, [parts[0].copied()] if len(parts) == 1 else parts)
+
+    def _singles(self, part: Part) -> Iterator[Any]:
+        for at in range(len(part)):
+            one = self._joined([part[at:at + 1]])
+            yield one if isinstance(one, TextEmbeddings) else one[0]
+
+    def _finished(self, rows: Any) -> Any:
+        return rows
+
+    def _computed(self, source: Iterator[Any] | AsyncIterator[Any], took: Callable[[int, Any, Any], Iterable[Any]]
+                  ) -> Steps:
+        if self.plan.query_weights is not None:
+            return self._looked_up(source, took)
+        return run_slices(self.kind, self.plan, source, self.call, took, Fetch)
+
+    def _looked_up(self, source: Iterator[Any] | AsyncIterator[Any],
+                   took: Callable[[int, Any, Any], Iterable[Any]]) -> Steps:
+        while (found := (yield Take(source))) is not END:
+            start, texts = found
+            part = yield Table(self.plan, texts, start, self.call)
+            for value in took(start, None, part):
+                yield Out(value)
+
+
+def cutter(plan: OutputPlan) -> Cutter:
+    """Return a :class:`Cutter` whose slices have about 16 MiB of vectors of tokens at most, unless one text has more.
+
+    A token has one character or more in almost all texts. A text also has its special tokens, or the number of tokens
+    up to which it is filled.
+    """
+    if not plan.mask & (ROWS | STATES):
+        return embedding.cutter()
+    tokens = max(_SLICE_BYTES // (4 * plan.row_size), 1)
+    around = len(plan.tokenizer.prefix_ids) + len(plan.tokenizer.suffix_ids) + 1
+    filled = 0 if plan.markers is None else plan.markers.length
+    return Cutter(max(min(embedding.SLICE_CHARS, tokens // 2), 1),
+                  max(min(embedding.SLICE_TEXTS, tokens // 2 // max(around, filled)), 1))
+
+
 def inputs_of(inputs: Any, most: int) -> list[Any]:
     """Return the texts of a request as a list; a single str is a list of one text."""
     return [inputs] if isinstance(inputs, str) else embedding.texts_of(inputs, most)
 
 
-__all__ = ["OutputPlan", "OutputsRequest", "all_outputs", "inputs_of", "plan",
+__all__ = ["OutputPlan", "OutputsIterRequest", "OutputsRequest", "all_outputs", "cutter", "inputs_of", "plan",
            "sparse_vectors", "token_vectors"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,49 +110,91 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
+    own = _output_options(options)
 
     def prepare() -> IterRequest:
-        plan = text_plan(pool, model, options)
+        plan = text_plan(pool, model, options) if own is None else _output_plan(pool, model, own)
         try:
             total = len(items)
         except TypeError:
             total = None
-        return IterRequest(embedding.TEXTS, plan, items, embedding.cutter(), batch_size,
-                           vectors.Bar(options.progress, total, plan.entry.key), call)
+        bar = vectors.Bar(options.progress, total, plan.entry.key)
+        if own is None:
+            return IterRequest(embedding.TEXTS, plan, items, embedding.cutter(), batch_size, bar, call)
+        from . import outputs
+
+        return outputs.OutputsIterRequest(outputs.TEXTS, plan, items, outputs.cutter(plan), batch_size, bar, call,
+                                          finish=getattr(outputs, _FINISH[options.output]))
 
     return Validated(prepare, model, "text_embedding", options.compute)
 
 
-def _outputs(pool: Host, given: dict[str, Any], call: Call, kind: Any, name: str, finish: Any) -> Validated:
+#: Output -> options of its function, and name of the function that joins its slices.
+_OPTIONS_OF = {"sparse": SparseOptions, "tokens": TokenOptions, "all": AllOptions}
+_FINISH = {"sparse": "sparse_vectors", "tokens": "token_vectors", "all": "all_outputs"}
+#: Options of embed_iter that only dense vectors have, with their defaults.
+_OF_DENSE = {name: getattr(EmbedIterOptions(), name) for name in ("dimensions", "normalize", "precision", "on_error")}
+
+
+def _output_options(options: EmbedIterOptions) -> Any:
+    """Return the options of the function that computes another output than dense vectors; None: dense vectors.
+
+    Raises:
+        InvalidArgument: the output does not exist, or does not have an option.
+    """
+    vectors.check_choice("output", options.output, _options.OUTPUTS)
+    if options.output != "sparse" and options.max_active is not None:
+        refuse("max_active", options.max_active, f"None with output={options.output!r}",
+               hint="Sparse vectors have a maximum number of weights")
+    if options.output == "dense":
+        return None
+    for name, default in _OF_DENSE.items():
+        value = getattr(options, name)
+        if value is not default and not (isinstance(value, str) and value == default):
+            refuse(name, value, f"{default!r} with output={options.output!r}",
+                   hint="It applies to dense vectors only")
+    kind: Any = _OPTIONS_OF[options.output]
+    names = (one.name for one in fields(kind) if one.name != "max_inputs")
+    return kind(**{name: getattr(options, name) for name in names})
+
+
+def _output_plan(pool: Host, model: Any, options: Any) -> Any:
+    """Return the plan for sparse vectors, vectors of tokens or all outputs."""
+    from . import outputs
+
+    entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
+    return outputs.plan(entry, options if compute == options.compute else replace(options, compute=compute))
+
+
+def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str, output: str) -> Validated:
     """Validate a request for sparse vectors, vectors of tokens or all outputs."""
     from . import outputs
 
     inputs, model = given.pop("inputs"), given.pop("model", None)
-    options = _options.parse_options(kind, name, given)
+    options: Any = _options.parse_options(_OPTIONS_OF[output], name, given)
     vectors.check_progress(options.progress)
     texts = outputs.inputs_of(inputs, _limit(pool, options.max_inputs))
 
     def prepare() -> Any:
-        entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
-        plan = outputs.plan(entry, options if compute == options.compute else replace(options, compute=compute))
-        return outputs.OutputsRequest(plan, texts, options.progress, call, getattr(outputs, finish))
+        plan = _output_plan(pool, model, options)
+        return outputs.OutputsRequest(plan, texts, options.progress, call, getattr(outputs, _FINISH[output]))
 
     return Validated(prepare, model, "text_embedding", options.compute)
 
 
 def embed_sparse(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_sparse`."""
-    return _outputs(pool, given, call, SparseOptions, "embed_sparse", "sparse_vectors")
+    return _outputs(pool, given, call, "embed_sparse", "sparse")
 
 
 def embed_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_tokens`."""
-    return _outputs(pool, given, call, TokenOptions, "embed_tokens", "token_vectors")
+    return _outputs(pool, given, call, "embed_tokens", "tokens")
 
 
 def embed_all(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_all`."""
-    return _outputs(pool, given, call, AllOptions, "embed_all", "all_outputs")
+    return _outputs(pool, given, call, "embed_all", "all")
 
 
 def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -174,13 +216,18 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     return Validated(prepare, model, "text_embedding", options.compute)
 
 
+def _require(model: Any, allowed: str) -> None:
+    """Raise InvalidArgument if the model of a function without a default model is missing."""
+    if model is None:
+        refuse("model", None, allowed, hint="No model is the default: pass a folder or reference")
+
+
 def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.classify`."""
     from . import classification
 
     texts, model = given.pop("texts"), given.pop("model", None)
-    if model is None:
-        refuse("model", None, "a sequence classifier", hint="No model is the default: pass a folder or reference")
+    _require(model, "a sequence classifier")
     options = _options.parse_options(ClassifyOptions, "classify", given)
     vectors.check_progress(options.progress)
     checked = classification.check(texts, options, _limit(pool, options.max_inputs))
@@ -198,8 +245,7 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import token_classification
 
     texts, model = given.pop("texts"), given.pop("model", None)
-    if model is None:
-        refuse("model", None, "a token classifier", hint="No model is the default: pass a folder or reference")
+    _require(model, "a token classifier")
     options = _options.parse_options(ClassifyTokensOptions, "classify_tokens", given)
     vectors.check_progress(options.progress)
     checked = token_classification.check(texts, options, _limit(pool, options.max_inputs))

@@ -343,16 +343,24 @@ class Cutter:
 
 
 class Rebatch:
-    """Regroups the rows of slices into single vectors or into batches of a fixed size."""
+    """Regroups the results of slices into results of single texts or into batches of a fixed size.
 
-    def __init__(self, size: int | None) -> None:
-        self.size, self.held, self.rows = size, deque(), 0  # type: int | None, deque[Any], int
+    Attributes:
+        size: number of texts of a batch; None: single texts.
+        join: function that joins results of slices, in order, which have ``len()`` and can be sliced.
+        single: function that yields the results of single texts of a slice, which must not refer to the slice's memory.
+    """
+
+    def __init__(self, size: int | None, join: Callable[[list[Any]], Any],
+                 single: Callable[[Any], Iterable[Any]]) -> None:
+        self.size, self.join, self.single = size, join, single
+        self.held: deque[Any] = deque()
+        self.rows = 0
 
     def add(self, rows: Any) -> Iterator[Any]:
-        """Append rows. Yields each complete batch, or each row if ``size`` is None."""
+        """Append results. Yields each complete batch, or each single result if ``size`` is None."""
         if self.size is None:
-            for row in rows:
-                yield row.copy()  # a view would keep the whole slice in memory
+            yield from self.single(rows)
             return
         self.held.append(rows)
         self.rows += len(rows)
@@ -360,7 +368,7 @@ class Rebatch:
             yield self._take(self.size)
 
     def rest(self) -> Iterator[Any]:
-        """Yield the last, shorter batch, if any rows remain."""
+        """Yield the last, shorter batch, if any results remain."""
         if self.rows:
             yield self._take(self.rows)
 
@@ -374,7 +382,12 @@ class Rebatch:
                 rows = rows[:count]
             parts.append(rows)
             count -= len(rows)
-        return np.concatenate(parts)
+        return self.join(parts)
+
+
+def copied_rows(rows: Any) -> Iterator[Any]:
+    """Yield a copy of each row of an array: a view would keep the whole slice in memory."""
+    return (row.copy() for row in rows)
 
 
 @dataclass(slots=True)
@@ -387,7 +400,7 @@ class IterRequest:
     """
 
     kind: Kind
-    plan: VectorPlan
+    plan: Any
     items: Iterable[Any] | AsyncIterable[Any]
     cutter: Cutter
     batch_size: int | None
@@ -397,23 +410,36 @@ class IterRequest:
     failed: int = 0
 
     def steps(self) -> Steps:
-        """Return the generator. Its outputs are vectors or batches of vectors."""
-        out, faults, precision = Rebatch(self.batch_size), Faults(self.plan, self.kind.unit), self.plan.precision
+        """Return the generator. Its outputs are the results of texts or batches."""
+        out, faults = self._regrouped(), Faults(self.plan, self.kind.unit)
 
         def took(start: int, pack: Any, rows: Any) -> Iterable[Any]:
             faults.add(start, pack, rows)
-            self.done, self.failed = self.done + pack.count, faults.count
-            self.bar.add(pack.count)
-            return out.add(vectors.quantize(rows, precision))
+            self.done, self.failed = self.done + len(rows), faults.count
+            self.bar.add(len(rows))
+            return out.add(self._finished(rows))
 
         source = self._aslices(self.items) if isinstance(self.items, AsyncIterable) else self._slices(self.items)
         try:
-            yield from run_slices(self.kind, self.plan, source, self.call, took)
+            yield from self._computed(source, took)
             for value in out.rest():
                 yield Out(value)
             faults.warn(self.done)
         finally:
             self.bar.close()
+
+    def _regrouped(self) -> Rebatch:
+        """Return what regroups the results of slices."""
+        return Rebatch(self.batch_size, np.concatenate, copied_rows)
+
+    def _finished(self, rows: Any) -> Any:
+        """Return the result of a slice."""
+        return vectors.quantize(rows, self.plan.precision)
+
+    def _computed(self, source: Iterator[Any] | AsyncIterator[Any], took: Callable[[int, Any, Any], Iterable[Any]]
+                  ) -> Steps:
+        """Compute the slices. ``took`` is as in :func:`run_slices`."""
+        return run_slices(self.kind, self.plan, source, self.call, took)
 
     def _slices(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items_of_caller(items):

@@ -102,9 +102,9 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
     description = entry.describe()
     settings = description.embedding
     assert settings is not None, "the caller has checked the capability"
-    if options.output not in settings.outputs:
-        raise _wrong_output(settings, options.output, entry.key)
-    if options.output == "scores" and settings.answering is None:
+    if options.result not in settings.outputs:
+        raise _wrong_output(settings, options.result, entry.key)
+    if options.result == "scores" and settings.answering is None:
         for name in ("prompt", "prompt_name"):
             if getattr(options, name) is not None:
                 refuse(name, getattr(options, name), "None for this model, which reads only the query and the document",
@@ -112,7 +112,7 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
     if settings.answering is not None and options.parse_special:
         refuse("parse_special", True, "False for this model, whose chat template writes the control tokens",
                key=entry.key)
-    if options.output == "vectors":
+    if options.result == "vectors":
         check_output(entry, settings, getattr(options, "embedding", "dense"))
     width = settings.output_size
     dimensions, cut = 0, settings.truncate_dim or width

@@ -174,7 +174,7 @@ class Verb:
             whole = self.single[1] if single else f"{self.single[1]} | {whole}"
         if form == "aio":
             if self.name == "embed_iter":
-                return "AsyncIterator[NDArray[Any]]"
+                return "AsyncIterator[Any]"
             whole = f"Awaitable[{whole}]"
         if streams is None or stream is False:
             return whole
@@ -267,7 +267,7 @@ EMBED_ITER = Verb(
         _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`.'),
     ), _options.EmbedIterOptions, 'EmbedIterator',
-    text=r"""Embeds any number of texts, lazily and in order.
+    text=r"""Embeds any number of texts, lazily and in order: dense vectors, or with ``output`` others.
 
 The iterator reads at most 4,097 texts ahead and tokenises the next texts while the core computes earlier ones. Its
 memory use does not depend on the number of texts. Closing the iterator early cancels the requests in flight.
@@ -275,14 +275,16 @@ memory use does not depend on the number of texts. Closing the iterator early ca
 {args}
 
 Returns:
-    Iterator over vectors or batches, which is also a context manager and counts texts in ``done`` and ``failed``. It
-    raises the errors of :func:`embed`. The error of an invalid text is raised when the iteration reaches the text;
-    the vectors of many texts before it are yielded first.
+    Iterator over the results of single texts or of batches, which is also a context manager and counts texts in
+    ``done`` and ``failed``. It raises the errors of :func:`embed`, or of the function of ``output``. The error of an
+    invalid text is raised when the iteration reaches the text; the results of many texts before it are yielded first.
 
 Example:
     >>> lines = (f"Line {number}." for number in range(3000))
     >>> sum(1 for vector in mpool.embed_iter(lines))
     3000
+    >>> [batch.values.shape[1] for batch in mpool.embed_iter(["One.", "Two."], output="tokens", batch_size=1)]
+    [384, 384]
 """,
     method=(Parameter('texts', 'Iterable[str]', ''), _TASK),)
 

@@ -22,10 +22,11 @@ from ...errors import FileError, InvalidArgument, MpoolError
 from ...models import describe
 from ...names import WEIGHTS
 from ...pool import Pool
+from ...tasks.embedding_results import SparseVectors, TokenVectors
 from . import provenance
 
-#: Default number of rows per batch.
-ROWS = 1024
+#: Default number of rows per batch, and with vectors of tokens.
+ROWS, TOKEN_ROWS = 1024, 64
 #: Suffix of a file that is not complete yet.
 _PART = ".part"
 
@@ -38,23 +39,28 @@ class EmbedBatches:
 
     Args:
         column: name of the column of texts.
-        output: name of the column of vectors, fixed-size lists of float32; an existing column is replaced.
+        output: name of the column of vectors; an existing column is replaced. See ``vectors`` for its type.
         model: a key, a path or a reference, as for :func:`mpool.embed`; None: all-MiniLM-L6-v2.
         cpus: number of CPUs of the actor, the same as ``num_cpus`` of ``map_batches``.
         memory_mb: memory for the model in megabytes; 0: the machine's memory for pools, divided in proportion to
             ``cpus`` and Ray's CPUs.
         weights: see :class:`mpool.PoolConfig`; with ``"mapped"``, the actors of a machine share the pages of the file.
-        **options: options of :func:`mpool.embed`. With ``on_error="null"``, texts that are missing or cannot be
-            embedded get a null instead of a vector.
+        vectors: ``"dense"``: fixed-size lists of float32; ``"sparse"``: structs of two lists, ``indices`` (int32,
+            ascending) and ``values`` (float32); ``"tokens"``: lists of fixed-size lists of float32, one per token.
+        **options: options of :func:`mpool.embed`, :func:`mpool.embed_sparse` or :func:`mpool.embed_tokens`. With
+            ``on_error="null"``, which dense vectors have, texts that are missing or cannot be embedded get a null
+            instead of a vector.
 
     Raises:
-        InvalidArgument: the column does not exist, or does not have texts.
+        InvalidArgument: the column does not exist, or does not have texts; or an option is invalid.
         MpoolError: see :func:`mpool.embed`.
     """
 
     def __init__(self, column: str = "text", output: str = "embedding", model: str | None = None, cpus: int = 1,
-                 memory_mb: int = 0, weights: str = "auto", **options: Any) -> None:
+                 memory_mb: int = 0, weights: str = "auto", vectors: str = "dense", **options: Any) -> None:
+        provenance.options_of(options, vectors)  # raises for an invalid option
         self.column, self.output, self.model, self.options = column, output, model, options
+        self.vectors = vectors
         self.pool = Pool(_share.config(cpus, memory_mb, None, weights=weights))
         self._made: dict[str, Any] | None = None
 
@@ -62,10 +68,8 @@ class EmbedBatches:
         """Return the batch with the column of vectors."""
         check_column(batch.schema, self.column, "the batch")
         texts = batch.column(self.column).to_pylist()
-        rows = self.pool.embed(texts, self.model, max_inputs=max(len(texts), 1), **self.options)
-        missing = np.isnan(rows[:, 0]) if rows.dtype == np.float32 else np.zeros(len(rows), dtype=bool)
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1],
-                                                    mask=pa.array(missing) if missing.any() else None)
+        compute = getattr(self.pool, provenance.FUNCTIONS[self.vectors][0])
+        vectors = array_of(compute(texts, self.model, max_inputs=max(len(texts), 1), **self.options))
         at = batch.schema.get_field_index(self.output)
         found = batch.append_column(self.output, vectors) if at < 0 else batch.set_column(at, self.output, vectors)
         return found.replace_schema_metadata(provenance.with_record(batch.schema.metadata, self.output, self._record()))
@@ -74,8 +78,27 @@ class EmbedBatches:
         """Return the record of the vectors; see :mod:`mpool.integrations.ray.provenance`."""
         if self._made is None:
             model = self.pool.get(provenance.default_model(self.model), "text_embedding")
-            self._made = provenance.record_of(model.description, self.column, self.options)
+            self._made = provenance.record_of(model.description, self.column, self.options, self.vectors)
         return self._made
+
+
+def array_of(found: Any) -> pa.Array:
+    """Return vectors as an Arrow array with an element per text; see :class:`EmbedBatches` for its type.
+
+    Args:
+        found: result of :func:`mpool.embed`, :func:`mpool.embed_sparse` or :func:`mpool.embed_tokens`. A row of NaN
+            becomes a null.
+    """
+    if isinstance(found, SparseVectors):
+        lists = [pa.ListArray.from_arrays(pa.array(found.indptr, pa.int32()), pa.array(values))
+                 for values in (found.indices, found.values)]
+        return pa.StructArray.from_arrays(lists, ["indices", "values"])
+    if isinstance(found, TokenVectors):
+        rows = pa.FixedSizeListArray.from_arrays(pa.array(found.values.ravel()), found.values.shape[1])
+        return pa.ListArray.from_arrays(pa.array(found.offsets, pa.int32()), rows)
+    missing = np.isnan(found[:, 0]) if found.dtype == np.float32 else np.zeros(len(found), dtype=bool)
+    return pa.FixedSizeListArray.from_arrays(pa.array(found.ravel()), found.shape[1],
+                                             mask=pa.array(missing) if missing.any() else None)
 
 
 def check_column(schema: pa.Schema, column: str, where: str) -> None:
@@ -145,9 +168,9 @@ class Embedded:
 
 def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str], *, column: str = "text",
                   output: str = "embedding", model: str | None = None, cpus: int = 1, actors: int | None = None,
-                  memory_mb: int = 0, weights: str = "auto", rows: int = ROWS, address: str | None = None,
+                  memory_mb: int = 0, weights: str = "auto", rows: int | None = None, address: str | None = None,
                   progress: bool | Callable[[int, int], object] = True, overwrite: bool = False,
-                  **options: Any) -> Embedded:
+                  vectors: str = "dense", **options: Any) -> Embedded:
     """Copies the Parquet files of a folder and adds a column with the vectors of the texts of another column.
 
     If this process is not connected to Ray, the function starts Ray and stops it at the end. Each file is processed by
@@ -161,10 +184,10 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     Args:
         source: a folder with ``.parquet`` files; subfolders are ignored.
         target: another folder; it is created if it does not exist.
-        column, output, model, memory_mb, weights, **options: see :class:`EmbedBatches`.
+        column, output, model, memory_mb, weights, vectors, **options: see :class:`EmbedBatches`.
         cpus: number of CPUs and compute threads of an actor.
         actors: number of processes; None: as many as Ray has CPUs for, but at most one per file.
-        rows: number of rows per batch.
+        rows: number of rows per batch; None: 1,024, or 64 with ``vectors="tokens"``.
         address: address of a cluster, as for ``ray.init``; None: the cluster that this process is connected to, or
             a new one on this machine.
         progress: True: show a progress bar; a function: call it with (finished rows, all rows) after each file.
@@ -181,6 +204,8 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     source_folder, target_folder = Path(source).absolute(), Path(target).absolute()
     if source_folder == target_folder:
         refuse("target", str(target_folder), "another folder than `source`")
+    if rows is None:
+        rows = TOKEN_ROWS if vectors == "tokens" else ROWS
     for name, value in (("cpus", cpus), ("rows", rows), ("actors", 1 if actors is None else actors)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             refuse(name, value, "1 or more")
@@ -188,13 +213,13 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     if not files:
         raise FileError(f"{source_folder} has no .parquet files")
     one_of("weights", weights, WEIGHTS)
-    provenance.options_of(options)  # raises for an invalid option
+    provenance.options_of(options, vectors)  # raises for an invalid option
     if not isinstance(overwrite, bool):
         refuse("overwrite", overwrite, "True or False")
     rows_of = {path: _rows_of(path, column) for path in files}
     missing = [path for path in files if overwrite or not (target_folder / path.name).exists()]
     if len(missing) < len(files):
-        record = provenance.record_of(describe(provenance.default_model(model)), column, options)
+        record = provenance.record_of(describe(provenance.default_model(model)), column, options, vectors)
         for path in files:
             if path not in missing:
                 _check_copy(target_folder / path.name, rows_of[path], output, record)
@@ -211,7 +236,7 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
         results = _run([{"source": str(path), "target": str(target_folder / path.name)} for path in missing],
                        min(actors or possible, possible, len(missing)), cpus,
                        {"rows": rows, "column": column, "output": output, "model": model, "cpus": cpus,
-                        "memory_mb": memory_mb, "weights": weights, **options})
+                        "memory_mb": memory_mb, "weights": weights, "vectors": vectors, **options})
         with _Progress(progress, total) as report:
             for result in results:
                 failed += [result["error"]] if result["error"] else []
@@ -303,4 +328,4 @@ class _RayConnection:
             ray.shutdown()
 
 
-__all__ = ["Embedded", "EmbedBatches", "check_column", "embed_parquet"]
+__all__ = ["Embedded", "EmbedBatches", "array_of", "check_column", "embed_parquet"]

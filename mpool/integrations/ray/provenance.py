@@ -15,25 +15,35 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ..._version import __version__
+from ...checks import one_of
 from ...models import load_catalogue
-from ...tasks.options import CALL, EmbedOptions, parse_options
+from ...tasks.options import CALL, EmbedOptions, SparseOptions, TokenOptions, parse_options
 
 if TYPE_CHECKING:
     from ...models import ModelDescription
 
-#: Options of :func:`mpool.embed` that do not change vectors.
+#: Kind of vectors -> the function that computes them, and its options.
+FUNCTIONS: dict[str, tuple[str, Any]] = {"dense": ("embed", EmbedOptions), "sparse": ("embed_sparse", SparseOptions),
+                                         "tokens": ("embed_tokens", TokenOptions)}
+#: Options that do not change vectors.
 _NO_EFFECT = ("progress", "max_inputs")
 
 
-def options_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of :func:`mpool.embed` that determine vectors, with their defaults.
+def options_of(options: Mapping[str, Any], vectors: str = "dense") -> dict[str, Any]:
+    """Return all options that determine vectors, with their defaults.
+
+    Args:
+        options: options of the function that computes the vectors.
+        vectors: kind of vectors, one of :data:`FUNCTIONS`.
 
     Raises:
-        InvalidArgument: an option does not exist or has an invalid value.
+        InvalidArgument: the kind or an option does not exist, or has an invalid value.
     """
+    one_of("vectors", vectors, tuple(FUNCTIONS))
+    function, kind = FUNCTIONS[vectors]
     given = {name: value for name, value in options.items() if name not in CALL}
-    found = parse_options(EmbedOptions, "embed", given)
-    return {one.name: getattr(found, one.name) for one in fields(EmbedOptions) if one.name not in _NO_EFFECT}
+    found = parse_options(kind, function, given)
+    return {one.name: getattr(found, one.name) for one in fields(kind) if one.name not in _NO_EFFECT}
 
 
 def default_model(model: str | None) -> str:
@@ -41,16 +51,18 @@ def default_model(model: str | None) -> str:
     return load_catalogue().default("text_embedding").key if model is None else model
 
 
-def record_of(description: ModelDescription, column: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def record_of(description: ModelDescription, column: str, options: Mapping[str, Any],
+              vectors: str = "dense") -> dict[str, Any]:
     """Return the record of the vectors that a model computes of a column.
 
     Args:
         description: the model.
         column: the column of texts.
-        options: options of :func:`mpool.embed`.
+        options: options of the function that computes the vectors.
+        vectors: kind of vectors, one of :data:`FUNCTIONS`.
     """
-    return {"model": description.ref, "revision": description.revision or _digest(description), "column": column,
-            "options": options_of(options), "mpool": __version__}
+    return {"vectors": vectors, "model": description.ref, "revision": description.revision or _digest(description),
+            "column": column, "options": options_of(options, vectors), "mpool": __version__}
 
 
 def _digest(description: ModelDescription) -> str:
@@ -82,8 +94,9 @@ def difference(metadata: Mapping[bytes, bytes] | None, output: str, record: Mapp
         return f"it has no record of the model of its column {output!r}"
     try:
         found = json.loads(data)
+        found.setdefault("vectors", "dense")  # earlier versions wrote no other vectors
         options = found.get("options")
-        if isinstance(options, dict) and options.get("on_error") == "raise":
+        if isinstance(options, dict) and options.get("on_error") == "raise" and "on_error" in record["options"]:
             options["on_error"] = record["options"]["on_error"]  # no text failed: any setting writes the same file
         differing = [name for name in record if found.get(name) != record[name]]
     except (ValueError, AttributeError):
@@ -97,8 +110,10 @@ def difference(metadata: Mapping[bytes, bytes] | None, output: str, record: Mapp
         if differing[0] == "options" and name is not None:
             return f"its {name} is {found['options'].get(name)!r}, not {record['options'][name]!r}"
     name = differing[0]
+    if name == "vectors":
+        return f"its vectors are {found[name]}, not {record[name]}"
     about = "version of mpool" if name == "mpool" else name
     return f"its {about} is {found.get(name)!r}, not {record[name]!r}"
 
 
-__all__ = ["default_model", "difference", "key_of", "options_of", "record_of", "with_record"]
+__all__ = ["FUNCTIONS", "default_model", "difference", "key_of", "options_of", "record_of", "with_record"]

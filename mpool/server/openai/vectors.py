@@ -10,9 +10,10 @@ from starlette.responses import Response
 from ... import native_calls
 from ...tasks.running import counted
 from ...tasks.vectors import quantize
-from ...tasks.verbs import EMBED, EMBED_TOKENS, RERANK
+from ...tasks.verbs import EMBED, RERANK
+from ..computing import token_vectors
 from ..errors import Refusal
-from ..operations import MAX_RESPONSE, NUMBER_BYTES, Context, Operation, json_response, large_response
+from ..operations import Context, Operation, json_response, large_response
 from .structs import (
     Document,
     Embedding,
@@ -81,7 +82,7 @@ async def multi_vector(context: Context, body: MultiVectorRequest) -> Response:
 
 
 async def _multi_vectors(context: Context, name: str, given: dict[str, Any], kind: str) -> Response:
-    found, tokens = await counted(EMBED_TOKENS, context.state.pool, given, MAX_RESPONSE // NUMBER_BYTES * 4)
+    found, tokens = await token_vectors(context, given, "input")
 
     def made() -> MultiVectorResponse:
         data = [MultiVector(at, encoded(quantize(rows, kind) if kind in ("binary", "ubinary") else rows, kind))
@@ -144,10 +145,16 @@ def texts_or_ids(context: Context, given: str | list[Any], name: str = "input",
 def encoded(rows: NDArray[Any], encoding: str) -> list[Any]:
     """Encode the rows of a (rows, size) array as lists of numbers, or as base64 of little-endian float32."""
     if encoding == "base64":
-        data = rows.astype("<f4", copy=False)
-        return [base64.b64encode(row.tobytes()).decode() for row in data]
+        return [encoded_one(row, encoding) for row in rows]
     found: list[Any] = rows.tolist()
     return found
+
+
+def encoded_one(values: NDArray[Any], encoding: str) -> Any:
+    """Encode an array as lists of numbers, or as base64 of little-endian float32."""
+    if encoding == "base64":
+        return base64.b64encode(values.astype("<f4", copy=False).tobytes()).decode()
+    return values.tolist()
 
 
 async def rerank(context: Context, body: RerankRequest) -> Response:
@@ -174,4 +181,4 @@ OPERATIONS = (
               name="rerank"),
 )
 
-__all__ = ["OPERATIONS", "encoded", "texts_or_ids"]
+__all__ = ["OPERATIONS", "encoded", "encoded_one", "texts_or_ids"]

@@ -97,6 +97,31 @@ def test_cached_plans_are_bounded(pool: mpool.Pool, routed: str) -> None:
     assert len(plans) <= 64
 
 
+def test_token_vectors_of_a_query_table_are_refused(pool: mpool.Pool, routed: str) -> None:
+    """Queries have no pass through the model, so that their tokens have no vectors; documents have."""
+    calls: list[Callable[[], Any]] = [
+        lambda: pool.embed_tokens(TEXTS, routed, task="query"),
+        lambda: pool.embed_iter(TEXTS, routed, task="query", output="tokens"),
+        lambda: pool.submit("text_embedding", inputs=TEXTS, model=routed, output="tokens", task="query")]
+    for call in calls:
+        with pytest.raises(mpool.InvalidArgument, match="document or None: this model looks the weights") as caught:
+            call()
+        assert caught.value.param == "task" and "embed_sparse" in str(caught.value.hint)
+    assert len(pool.embed_tokens(TEXTS, routed, task="document")) == len(pool.embed_tokens(TEXTS, routed)) == len(TEXTS)
+
+
+def test_queries_of_a_table_in_an_iterator(pool: mpool.Pool, routed: str) -> None:
+    texts = TEXTS * 300
+    expected = pool.embed_sparse(texts, routed, task="query")
+    assert list(pool.embed_iter(iter(texts), routed, task="query", output="sparse", batch_size=1200)) == [expected]
+    found = list(pool.embed_iter(texts, routed, task="query", output="sparse"))
+    assert [ids.tolist() for ids, _ in found] == [ids.tolist() for ids, _ in expected]
+    both = next(pool.embed_iter(texts, routed, task="query", output="all", batch_size=7))
+    assert both.sparse == expected[:7]
+    with pytest.raises(mpool.Timeout):
+        list(pool.embed_iter(["w1 " * 300_000] * 8, routed, task="query", output="sparse", timeout=0.001))
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_masked(tmp_path_factory.mktemp("plain") / "bert", "bert"))

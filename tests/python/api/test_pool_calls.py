@@ -89,12 +89,21 @@ WRONG = [("timeout", 0), ("timeout", "soon"), ("priority", "urgent"), ("priority
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=str)
-def test_invalid_call_options_are_refused(name: str, value: Any, pool: mpool.Pool, bert: Path, llama: Path) -> None:
+def test_invalid_call_options_are_refused(name: str, value: Any, pool: mpool.Pool, bert: Path, llama: Path, m3: Path,
+                                              ranker: Path, tagger: Path) -> None:
     option = {name: value}
     calls: list[Callable[[], Any]] = [
         lambda: mpool.CallOptions(**option), lambda: pool.embed("a", bert, **option),
         lambda: pool.embed_iter(["a"], bert, **option), lambda: pool.generate("a", llama, **option),
         lambda: pool.chat(USER, llama, **option), lambda: pool.submit("text_embedding", inputs="a", **option),
+        lambda: pool.embed_sparse("a", m3, **option), lambda: pool.embed_tokens("a", m3, **option),
+        lambda: pool.embed_all("a", m3, **option), lambda: pool.embed_iter(["a"], m3, output="sparse", **option),
+        lambda: pool.classify("a", ranker, **option), lambda: pool.classify_tokens("a", tagger, **option),
+        lambda: pool.submit("text_embedding", inputs="a", model=m3, output="tokens", **option),
+        lambda: asyncio.run(awaited(aio.embed_sparse("a", m3, pool=pool, **option))),
+        lambda: asyncio.run(awaited(aio.embed_tokens("a", m3, pool=pool, **option))),
+        lambda: asyncio.run(awaited(aio.embed_all("a", m3, pool=pool, **option))),
+        lambda: asyncio.run(awaited(aio.classify_tokens("a", tagger, pool=pool, **option))),
         lambda: asyncio.run(aio.embed("a", bert, pool=pool, **option)),
         lambda: asyncio.run(awaited(aio.generate("a", llama, pool=pool, **option)))]
     for call in calls:

@@ -60,6 +60,13 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool.classify": ("ranker", _default(lambda model, o: mpool.classify("b", model, **o))),
     "mpool classify": ("ranker", lambda pool, model, o: _command("classify", "--model", model, "a", "b")),
     "mpool.classify_tokens": ("tagger", _default(lambda model, o: mpool.classify_tokens("b", model, **o))),
+    "mpool.embed_sparse": ("m3", _default(lambda model, o: mpool.embed_sparse("a", model, **o))),
+    "mpool.embed_tokens": ("m3", _default(lambda model, o: mpool.embed_tokens("a", model, **o))),
+    "mpool.embed_all": ("m3", _default(lambda model, o: mpool.embed_all("a", model, **o))),
+    **{f"mpool embed --vectors {name}": ("m3", lambda pool, model, o, name=name: _command(
+        "embed", "--model", model, "--vectors", name, "a", "b")) for name in ("sparse", "tokens", "all")},
+    "mpool classify --tokens": ("tagger", lambda pool, model, o: _command("classify", "--tokens", "--model", model,
+                                                                          "a", "b")),
     "mpool search": ("bert", lambda pool, model, o: _command("search", "--model", model, "a", "b")),
     "mpool generate-image": ("flux", lambda pool, model, o: _generated("--model", model, "--width", str(SMALL["width"]),
                                                                    "--height", str(SMALL["height"]), "a")),
@@ -82,22 +89,20 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
 }
 #: Public functions that compute, by module or class. All others must be in OTHERS.
-COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
+OUTPUTS = {"embed_sparse", "embed_tokens", "embed_all"}
+COMPUTES = {"mpool": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
                       "generate_image", "chat", "submit", "check", "vision", "describe_image", "describe_url"},
-            "aio": {"embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
+            "aio": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
                     "generate_image", "chat", "vision", "describe_image", "describe_url"},
-            "Model": {"embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens",
+            "Model": {*OUTPUTS, "embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens",
                       "generate", "generate_image", "chat", "vision"}}
-#: Forms of requests for several outputs: test_parity_retrieval.py calls each.
-OUTPUTS = ("embed_sparse", "embed_tokens", "embed_all")
-OTHERS = {"mpool": {*OUTPUTS,
-                    "get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
+OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "tokenize", "detokenize", "similarity",
                     "semantic_search", "paraphrase_mining", "community_detection", "swap",
                     "maxsim", "quantize_tokens", "pool_tokens",
                     "show_config", "metrics", "health", "ping", "init_maintenance", "begin_shutdown", "capture",
                     "read_capture", "compare_captures"},
-          "aio": {*OUTPUTS, "load", "swap", "unload"},
-          "Model": {*OUTPUTS, "count_tokens", "tokenize", "detokenize", "unload"}}
+          "aio": {"load", "swap", "unload"},
+          "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
 
 
 #: Commands without a row. `demo` needs models of the catalogue. `demo`, `serve`, `worker` and `ray` call methods of a

@@ -97,6 +97,15 @@ WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = 
     "Model.embed_all": ("m3", lambda pool, model, o: pool.get(model).embed_all("a", **o)),
     "aio.embed_all": ("m3", lambda pool, model, o: asyncio.run(awaited(aio.embed_all(["a", "b"], model, pool=pool,
                                                                        **o)))),
+    **{f"submit {name}": ("m3", lambda pool, model, o, name=name: pool.submit(
+        "text_embedding", inputs=["a", "b"], model=model, output=name, **o).result())
+        for name in ("sparse", "tokens", "all")},
+    **{f"embed_{name}, slices": ("m3", lambda pool, model, o, name=name: getattr(pool, f"embed_{name}")(
+        ["a"] * 1500, model, **o)) for name in ("sparse", "tokens", "all")},
+    **{f"embed_iter, {name}": ("m3", lambda pool, model, o, name=name: list(pool.embed_iter(
+        ["a", "b"], model, output=name, **o))) for name in ("sparse", "tokens", "all")},
+    **{f"aio.embed_iter, {name}": ("m3", lambda pool, model, o, name=name: asyncio.run(_listed(aio.embed_iter(
+        ["a", "b"], model, pool=pool, output=name, **o)))) for name in ("sparse", "tokens", "all")},
     "vision": ("llava", lambda pool, model, o: pool.vision(IMAGE, ASK, model, **TEXT, **o)),
     "vision, stream": ("llava", lambda pool, model, o: list(pool.vision([IMAGE] * 2, ASK, model, stream=True, **TEXT,
                                                                         **o))),

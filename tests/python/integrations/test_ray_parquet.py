@@ -47,6 +47,62 @@ def test_batches(bert: Path) -> None:
     assert (caught.value.param, caught.value.hint) == ("column", "These are the columns of the batch")
 
 
+VECTORS = {"sparse": pa.struct([("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))]),
+           "tokens": pa.list_(pa.list_(pa.float32(), 48))}
+
+
+@pytest.mark.parametrize("vectors", VECTORS)
+def test_batches_of_other_vectors(m3: Path, vectors: str) -> None:
+    """Sparse vectors are structs of two lists, vectors of tokens are lists of fixed-size lists: the library's."""
+    made = EmbedBatches("body", "found", str(m3), memory_mb=200, compute="float32", vectors=vectors)
+    texts = ["w1 w2, w3.", "w7", "w5 w5 w6!"]
+    table = made(pa.table({"body": texts, "found": [0, 0, 0]}))
+    assert table.schema.names == ["body", "found"] and table.schema.field("found").type == VECTORS[vectors]
+    found = table["found"].to_pylist()
+    if vectors == "sparse":
+        wanted = [{"indices": ids.tolist(), "values": values.tolist()}
+                  for ids, values in mpool.embed_sparse(texts, str(m3), compute="float32")]
+    else:
+        wanted = [rows.tolist() for rows in mpool.embed_tokens(texts, str(m3), compute="float32")]
+    assert found == wanted
+    empty = made(table.slice(0, 0))
+    assert len(empty) == 0 and empty.schema == table.schema
+    with pytest.raises(mpool.InvalidArgument, match="text 1 must be a str"):
+        made(pa.table({"body": ["w1", None]}))
+
+
+def test_options_of_other_vectors() -> None:
+    for vectors, options, words in (("sparse", {"normalize": True}, "`normalize` is not an option"),
+                                    ("tokens", {"on_error": "null"}, "`on_error` is not an option"),
+                                    ("all", {}, "`vectors` must be one of dense, sparse, tokens, got 'all'")):
+        with pytest.raises(mpool.InvalidArgument, match=words):
+            EmbedBatches(vectors=vectors, **options)
+
+
+@pytest.mark.parametrize("vectors", VECTORS)
+def test_files_of_other_vectors(m3: Path, vectors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files have the column and its record; a target with another kind of vectors is refused."""
+    fake_run(monkeypatch)
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    texts = [f"w{number} w{number % 7}" for number in range(150)]
+    pq.write_table(pa.table({"text": texts}), source / "a.parquet")
+    pq.write_table(pa.table({"text": texts[:0]}), source / "b.parquet")
+    same: dict[str, Any] = dict(model=str(m3), memory_mb=200, progress=False, vectors=vectors)
+    assert embed_parquet(source, target, **same) == Embedded(2, 150, 0)
+    table = pq.read_table(target / "a.parquet")
+    assert table.schema.field("embedding").type == VECTORS[vectors] and len(table) == 150
+    assert pq.read_schema(target / "b.parquet").field("embedding").type == VECTORS[vectors]
+    record = json.loads(table.schema.metadata[b"mpool.embedding"])
+    assert record["vectors"] == vectors and "precision" not in record["options"]
+    assert embed_parquet(source, target, **same) == Embedded(0, 0, 2)
+    for other in {"dense", "sparse", "tokens"} - {vectors}:
+        with pytest.raises(mpool.InvalidArgument, match=f"its vectors are {vectors}, not {other}"):
+            embed_parquet(source, target, **{**same, "vectors": other})
+    with pytest.raises(mpool.InvalidArgument, match="its task is None, not 'query'"):
+        embed_parquet(source, target, **same, task="query")
+
+
 def test_folders_are_checked_first(tmp_path: Path) -> None:
     """Folders and columns are checked before Ray is started."""
     (tmp_path / "in").mkdir()

@@ -326,6 +326,14 @@ def test_errors_of_pooling(server: Any, body: dict[str, Any], word: str) -> None
     assert status == 400 and word in found["error"]["message"], found
 
 
+def test_errors_name_the_field_of_the_route(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 100)
+    for path, field, body in (("/pooling", "input", {}), ("/v1/multi-vector", "input", {"model": "m3"}),
+                              ("/embed_all", "inputs", {})):
+        status, found = ask(server, path, {field: TEXTS, **body})
+        assert status == 413 and f"the result of `{field}` needs" in str(found), found
+
+
 # ---- Hugging Face's client -------------------------------------------------------------------------------------------
 
 def test_inference_client(server: Any) -> None:

@@ -75,6 +75,14 @@ def test_the_size_of_many_spans_is_computed_on_another_thread(server: Any, monke
     assert len(threads) == 2 and threads[0] != threads[1] == "server", threads
 
 
+def test_errors_name_the_field_of_the_route(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpool.server.labelling.MAX_RESPONSE", 200)
+    for body, words in (({"inputs": TEXTS}, "the result of `inputs` needs"),
+                        ({"inputs": TEXTS, "truncate": False}, "inputs[")):
+        status, found = ask(server, "/classify_tokens", body)
+        assert status in (400, 413) and words in found["error"]["message"] and "texts" not in found["error"]["message"]
+
+
 def test_the_size_of_a_response_is_limited(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpool.server.operations.MAX_RESPONSE", 500)
     assert ask(server, "/classify_tokens", {"inputs": "a"})[0] == 200

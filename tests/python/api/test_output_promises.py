@@ -1,0 +1,324 @@
+"""What holds for every output of a text encoder: same bytes in every form, batch, thread and process; cancellation,
+time limits, bounded memory; and the same values over HTTP and from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import cli
+from outputcalls import OUTPUTS, Output, bytes_of, bytes_of_one, texts_of
+from servers import ask, serving
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+TEXTS = [f"w{number % 90} The fox{number % 7} jumps, w{number % 31} over {number} dogs. " * (1 + number % 3)
+         for number in range(60)]
+ITERATED = [name for name, output in OUTPUTS.items() if output.iterates]
+
+
+@pytest.fixture(params=OUTPUTS)
+def case(request: pytest.FixtureRequest) -> tuple[Output, str]:
+    """An output and the folder of a model that has it."""
+    output = OUTPUTS[request.param]
+    return output, str(request.getfixturevalue(output.model))
+
+
+@pytest.fixture(params=ITERATED)
+def iterated(request: pytest.FixtureRequest) -> tuple[Output, str]:
+    """An output that an iterator has, and a model."""
+    output = OUTPUTS[request.param]
+    return output, str(request.getfixturevalue(output.model))
+
+
+async def _await(value: Any) -> Any:
+    return await value
+
+
+def test_same_bytes_alone_and_in_batches(pool: mpool.Pool, case: tuple[Output, str]) -> None:
+    output, model = case
+    together = bytes_of(output.call(pool, TEXTS, model))
+    assert len(together) == len(TEXTS) and len(set(together)) > 20
+    assert [bytes_of(output.call(pool, [text], model))[0] for text in TEXTS[:12]] == together[:12]
+    many = bytes_of(output.call(pool, TEXTS * 20, model))  # 1,200 texts: more than a slice
+    assert many == together * 20
+
+
+def test_same_bytes_with_any_number_of_threads(pool: mpool.Pool, case: tuple[Output, str]) -> None:
+    output, model = case
+    expected = bytes_of(output.call(pool, TEXTS, model))
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as other:
+        assert bytes_of(output.call(other, TEXTS, model)) == expected
+
+
+def test_same_bytes_while_others_call(pool: mpool.Pool, request: pytest.FixtureRequest) -> None:
+    """Threads that ask one pool for all outputs at once, three of them of one model, get those of a single caller."""
+    cases = [(output, str(request.getfixturevalue(output.model))) for output in OUTPUTS.values()]
+    expected = [bytes_of(output.call(pool, TEXTS, model)) for output, model in cases]
+    wrong: list[str] = []
+
+    def caller(at: int) -> None:
+        output, model = cases[at % len(cases)]
+        for start in range(0, 20):
+            found = bytes_of(output.call(pool, TEXTS[start::5], model))
+            if found != expected[at % len(cases)][start::5]:
+                wrong.append(output.function)
+
+    threads = [threading.Thread(target=caller, args=(at,)) for at in range(2 * len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_same_bytes_in_every_form(pool: mpool.Pool, case: tuple[Output, str]) -> None:
+    output, model = case
+    expected = bytes_of(output.call(pool, TEXTS, model))
+    assert bytes_of(getattr(pool.get(model), output.function)(TEXTS, **output.options)) == expected
+    assert bytes_of(asyncio.run(_await(output.acall(pool, TEXTS, model)))) == expected
+    job = output.job(pool, TEXTS, model)
+    assert bytes_of(job.result(60)) == expected and bytes_of(job.result(60)) == expected
+    assert bytes_of(asyncio.run(_await(output.job(pool, TEXTS, model)))) == expected
+
+
+def test_same_bytes_in_a_worker_process(pool: mpool.Pool, case: tuple[Output, str]) -> None:
+    output, model = case
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation="process")) as isolated:
+        assert bytes_of(output.call(isolated, TEXTS, model)) == bytes_of(output.call(pool, TEXTS, model))
+        if output.iterates:
+            found = [bytes_of_one(one) for one in output.iterate(isolated, iter(TEXTS), model)]
+            assert found == bytes_of(output.call(pool, TEXTS, model))
+
+
+# ---- embed_iter ----------------------------------------------------------------------------------------------------
+
+def test_iterators_have_the_same_bytes(pool: mpool.Pool, iterated: tuple[Output, str]) -> None:
+    output, model = iterated
+    texts = TEXTS * 20
+    expected = bytes_of(output.call(pool, texts, model))
+    assert [bytes_of_one(one) for one in output.iterate(pool, iter(texts), model)] == expected
+    for size in (1, 7, 256, 5000):
+        batches = [bytes_of(batch) for batch in output.iterate(pool, iter(texts), model, size)]
+        assert [len(batch) for batch in batches[:-1]] == [size] * (len(texts) // size - (len(texts) % size == 0))
+        assert sum(batches, []) == expected
+
+    async def each() -> list[bytes]:
+        async def source() -> Any:
+            for text in texts:
+                yield text
+
+        return [bytes_of_one(one) async for one in mpool.aio.embed_iter(source(), model, pool=pool,
+                                                                        output=output.submit)]
+
+    assert asyncio.run(each()) == expected
+    assert list(output.iterate(pool, iter(()), model)) == []
+    iterator = output.iterate(pool, texts, model)
+    assert sum(1 for _ in iterator) == iterator.done == len(texts) and iterator.failed == 0
+
+
+def test_iterators_keep_no_memory_of_others(pool: mpool.Pool, iterated: tuple[Output, str]) -> None:
+    """A result that the caller keeps does not keep its slice: its arrays have their own memory."""
+    output, model = iterated
+    for size in (None, 3):
+        first = next(iter(output.iterate(pool, iter(TEXTS), model, size)))
+        for array in _arrays(first):
+            base = array if array.base is None else array.base
+            while getattr(base, "base", None) is not None:
+                base = base.base
+            assert base.nbytes <= 3 * array.nbytes + 64 * (size or 1) * array.itemsize, (array.nbytes, base.nbytes)
+
+
+def _arrays(found: Any) -> list[np.ndarray[Any, Any]]:
+    if isinstance(found, mpool.TextEmbeddings):
+        return [array for part in (found.dense, found.sparse, found.tokens) for array in _arrays(part)]
+    if isinstance(found, mpool.SparseVectors):
+        return [found.indices, found.values]
+    if isinstance(found, mpool.TokenVectors):
+        return [found.values]
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def test_iterators_read_a_bounded_number_of_texts_ahead(pool: mpool.Pool, iterated: tuple[Output, str]) -> None:
+    output, model = iterated
+    read = 0
+
+    def source() -> Iterator[str]:
+        nonlocal read
+        while True:
+            read += 1
+            yield TEXTS[read % len(TEXTS)]
+
+    with output.iterate(pool, source(), model) as iterator:
+        for _ in range(5):
+            next(iterator)
+        assert read <= 4097
+    with pytest.raises(StopIteration):
+        next(iterator)
+    _idle(pool)
+
+
+def test_iterators_fail_at_the_text_that_is_invalid(pool: mpool.Pool, iterated: tuple[Output, str]) -> None:
+    output, model = iterated
+    seen = 0
+    with pytest.raises(mpool.InvalidArgument, match="text 1500 must be a str"):
+        for _ in output.iterate(pool, [*TEXTS * 25, 3, "w1"], model):
+            seen += 1
+    assert seen <= 1500
+    _idle(pool)
+
+
+@pytest.mark.parametrize(("output", "option", "value", "words"), [
+    ("sparse", "dimensions", 4, "None with output='sparse'"), ("tokens", "normalize", True, "None with"),
+    ("all", "precision", "binary", "'float32' with"), ("sparse", "on_error", "null", "'raise' with"),
+    ("sparse", "dimensions", np.zeros(2), "None with"), ("tokens", "max_active", 3, "None with output='tokens'"),
+    ("dense", "max_active", 3, "None with output='dense'"), ("sparse", "max_active", 0, "1 or more"),
+    ("labels", "output", "labels", "one of dense, sparse, tokens, all"), (None, "output", None, "one of dense"),
+    (["sparse"], "output", ["sparse"], "one of dense"), ("sparse", "batch_size", 0, "1 or more")])
+def test_options_of_iterators(pool: mpool.Pool, m3: Path, output: Any, option: str, value: Any, words: str) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=words) as caught:
+        pool.embed_iter(["a"], m3, **{"output": output, option: value})
+    assert caught.value.param == option
+
+
+def test_iterators_refuse_outputs_that_a_model_does_not_have(pool: mpool.Pool, bert: Path) -> None:
+    with pytest.raises(mpool.WrongCapability, match="has no sparse vectors"):
+        pool.embed_iter(["a"], bert, output="sparse")
+    assert next(pool.embed_iter(["a"], bert, output="all", batch_size=4)).sparse is None
+
+
+def test_largest_weights_of_iterators(pool: mpool.Pool, m3: Path) -> None:
+    expected = pool.embed_sparse(TEXTS, m3, max_active=2)
+    found = next(pool.embed_iter(TEXTS, m3, output="sparse", max_active=2, batch_size=100))
+    assert found == expected and max(len(ids) for ids, _ in found) == 2
+
+
+# ---- cancellation --------------------------------------------------------------------------------------------------
+
+LONG = [f"w{number} " * 50 for number in range(8000)]
+
+
+def _idle(pool: mpool.Pool) -> None:
+    """Wait until no request is queued or running."""
+    end = time.monotonic() + 20
+    while any(row["running"] or row["queued"] for row in pool.registry.entries()):
+        assert time.monotonic() < end, pool.registry.entries()
+        time.sleep(0.005)
+
+
+def test_cancelled_requests_end(pool: mpool.Pool, case: tuple[Output, str]) -> None:
+    output, model = case
+    expected = bytes_of(output.call(pool, TEXTS, model))
+    job = output.job(pool, LONG[:2000], model)
+    assert job.cancel()
+    with pytest.raises(mpool.Cancelled):
+        job.result(60)
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(output.acall(pool, LONG, model))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    with pytest.raises(mpool.Timeout):
+        output.call(pool, LONG, model, timeout=0.02)
+    with pytest.raises(mpool.Timeout):
+        asyncio.run(_await(output.acall(pool, LONG, model, timeout=0.02)))
+    _idle(pool)
+    assert bytes_of(output.call(pool, TEXTS, model)) == expected
+
+
+@pytest.mark.parametrize("leave", ("close", "del", "break", "aclose"))
+def test_iterators_that_are_left_cancel_their_requests(pool: mpool.Pool, iterated: tuple[Output, str],
+                                                       leave: str) -> None:
+    output, model = iterated
+    iterator = output.iterate(pool, iter(LONG), model)
+    next(iterator)
+    if leave == "close":
+        iterator.close()
+    elif leave == "del":
+        alive = weakref.ref(iterator)
+        del iterator
+        gc.collect()
+        assert alive() is None
+    elif leave == "break":
+        with iterator:
+            for _ in iterator:
+                break
+    else:
+        async def left() -> None:
+            flow = mpool.aio.embed_iter(LONG, model, pool=pool, output=output.submit)
+            async for _ in flow:
+                break
+            await flow.aclose()
+
+        iterator.close()
+        asyncio.run(left())
+    _idle(pool)
+
+
+# ---- HTTP and commands ---------------------------------------------------------------------------------------------
+
+def test_routes_return_what_the_library_returns(request: pytest.FixtureRequest) -> None:
+    folders = {output.model: str(request.getfixturevalue(output.model)) for output in OUTPUTS.values()}
+    with serving([f"{name}={folder}" for name, folder in folders.items()]) as server:
+        for name, output in OUTPUTS.items():
+            if not output.path:
+                continue
+            inputs: Any = [[text] for text in TEXTS[:8]] if output.path == "/predict" else TEXTS[:8]
+            status, found = ask(server, output.path, {"inputs": inputs, "model": output.model, **output.body})
+            assert status == 200, found
+            wanted = output.call(server.state.pool, TEXTS[:8], output.model)
+            assert output.of_route(found) == [output.of_text(one) for one in texts_of(wanted)], name
+
+
+def test_commands_print_what_the_library_returns(pool: mpool.Pool, case: tuple[Output, str], tmp_path: Path,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    output, model = case
+    texts = [text.strip() for text in TEXTS]
+    (tmp_path / "texts").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    assert cli.main([*output.command, "--model", model, "--file", str(tmp_path / "texts")]) == 0
+    printed = capsys.readouterr().out
+    lines = json.loads(printed) if "--json" in output.command else [json.loads(line) for line in printed.splitlines()]
+    assert [line["text"] for line in lines] == texts
+    wanted = [output.of_text(one) for one in texts_of(output.call(pool, texts, model))]
+    assert [output.of_line(line) for line in lines] == (
+        wanted if output.submit != "all" else [tuple(one) for one in wanted])
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("--vectors", "sparse", "--format", "npy"), "--format npy and --vectors sparse exclude each other"),
+    (("--vectors", "tokens", "--precision", "int8"), "--precision and --vectors tokens exclude each other"),
+    (("--vectors", "all", "--dimensions", "4"), "--dimensions and --vectors all exclude each other"),
+    (("--vectors", "sparse", "--no-normalize"), "--normalize and --vectors sparse exclude each other"),
+    (("--vectors", "sparse", "--on-error", "null"), "--on-error and --vectors sparse exclude each other"),
+    (("--max-active", "3"), "--max-active needs --vectors sparse"),
+    (("--vectors", "sparse", "--max-active", "0"), "must be 1 or more")])
+def test_options_that_exclude_each_other(m3: Path, arguments: tuple[str, ...], words: str,
+                                         capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["embed", "--model", str(m3), *arguments, "text"]) == 1
+    found = capsys.readouterr()
+    assert words in found.err and not found.out
+
+
+def test_sparse_command_with_a_maximum(m3: Path, tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    assert cli.main(["embed", "--model", str(m3), "--vectors", "sparse", "--max-active", "2", "-o", str(path),
+                     *TEXTS[:3]]) == 0
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [len(line["sparse"]["indices"]) for line in lines] == [2, 2, 2]
+    assert [line["sparse"]["indices"] == sorted(line["sparse"]["indices"]) for line in lines] == [True] * 3
