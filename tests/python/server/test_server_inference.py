@@ -154,6 +154,25 @@ def test_similarity(server: Any) -> None:
     assert found == mpool.similarity(rows[0], rows[1:]).tolist()
 
 
+def test_truncation(server: Any) -> None:
+    """By default, long texts lose their end. Without truncation they are refused."""
+    head = "w1 w2 w3 cat dog " * 40
+    for path in ("/embed", "/embed_sparse", "/embed_all"):
+        for more in ({}, {"truncate": True}, {"truncate": None}, {"truncation_direction": "right"}):
+            found = fetched(server, path, {"inputs": [head, head + "w5 w6", "w5 w6 " + head], **more})
+            assert found[0] == found[1] != found[2]
+        assert refused(server, path, {"inputs": ["a", head], "truncate": False})[:2] == (422, "Validation")
+    found = fetched(server, "/rerank", {"query": "cat", "texts": [head, head + "w5 w6"]})
+    assert found[0]["score"] == found[1]["score"]
+    body: dict[str, Any] = {"query": "cat", "texts": ["a", head]}
+    assert len(fetched(server, "/rerank", {**body, "truncate": True})) == 2
+    assert refused(server, "/rerank", {**body, "truncate": False})[:2] == (422, "Validation")
+    pairs: dict[str, Any] = {"inputs": {"source_sentence": head, "sentences": [head + "w5 w6", "w5"]}}
+    assert fetched(server, "/similarity", pairs)[0] == pytest.approx(1, abs=1e-6)
+    assert len(fetched(server, "/similarity", {**pairs, "parameters": {"truncate": True}})) == 2
+    assert refused(server, "/similarity", {**pairs, "parameters": {"truncate": False}})[:2] == (422, "Validation")
+
+
 LONG = "w1 " * 100
 SIMILAR: dict[str, Any] = {"source_sentence": "a", "sentences": ["b"]}
 
@@ -218,7 +237,7 @@ def test_the_number_of_texts_is_checked_first(server: Any, monkeypatch: pytest.M
 def test_results_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("inference", "operations"):
         monkeypatch.setattr(f"mpool.server.{module}.MAX_RESPONSE", 48 * 22 * 2)
-    monkeypatch.setattr("mpool.server.pooling.MAX_RESPONSE", 48 * 22 * 2)
+    monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 48 * 2 * 4)
     assert len(fetched(server, "/embed", {"inputs": ["a"] * 2})) == 2
     for path, many in (("/embed", ["a"] * 3), ("/embed_sparse", TEXTS * 20), ("/embed_all", TEXTS)):
         found = refused(server, path, {"inputs": many})
@@ -234,8 +253,8 @@ def test_requests_without_a_model_are_listed(server: Any, path: str, how: str,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of running requests and the history have the name of the model that the server chose. A request ends
     when it is cancelled, and when its client disconnects."""
-    for module in ("inference", "pooling"):
-        monkeypatch.setattr(f"mpool.server.{module}.MAX_RESPONSE", 1 << 40)  # the request ends for no other reason
+    monkeypatch.setattr("mpool.server.inference.MAX_RESPONSE", 1 << 40)  # the request ends for no other reason
+    monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 1 << 40)
     idle(server)
     texts = ["w1 " * 60] * 5000
     with Raw(server) as raw:
