@@ -23,7 +23,7 @@ async def computed(context: Context, verb: Verb, given: dict[str, Any], field: s
     Args:
         context: Context of the request.
         verb: The function.
-        given: Its arguments.
+        given: Its arguments, which are consumed.
         field: Field of the client that has the texts.
         most_bytes: As for :func:`mpool.tasks.running.counted`.
 
@@ -33,12 +33,12 @@ async def computed(context: Context, verb: Verb, given: dict[str, Any], field: s
     Raises:
         MpoolError: As the function; a message that names the parameter of the texts names the client's field instead.
     """
+    others = [name for name in _PARAMETERS if name in given and name != field]  # `counted` empties `given`
     try:
         return await counted(verb, context.state.pool, given, most_bytes)
     except MpoolError as error:
-        for name in _PARAMETERS:
-            if name in given and name != field:
-                error.message = error.message.replace(f"`{name}", f"`{field}").replace(f"{name}[", f"{field}[")
+        for name in others:
+            error.message = error.message.replace(f"`{name}", f"`{field}").replace(f"{name}[", f"{field}[")
         raise
 
 

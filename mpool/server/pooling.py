@@ -1,4 +1,4 @@
-"""``/pooling``, as in vLLM: vectors of texts, vectors of their tokens, or scores of labels."""
+"""``/pooling``, as in vLLM: vectors of texts or of their tokens, or scores of labels of either."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from .. import native_calls
-from ..tasks.verbs import CLASSIFY, EMBED
+from ..tasks.verbs import CLASSIFY, EMBED, TOKEN_SCORES
 from .computing import computed, token_vectors
 from .errors import Refusal
 from .fields import Fields, Name
 from .openai.structs import Inputs as TextsOrIds
 from .openai.structs import InputUsage
 from .openai.vectors import encoded_one, texts_or_ids
-from .operations import NUMBER_BYTES, Context, Operation, check_response, large_response
+from .operations import MAX_NUMBERS, NUMBER_BYTES, Context, Operation, check_response, large_response
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,14 +24,20 @@ if TYPE_CHECKING:
     from .models import ServedModel
 
 
+#: Task -> output and kind of its models, as for :meth:`Context.model_or_only`.
+_KINDS = {"embed": ("vectors", "embedding model"), "token_embed": ("vectors", "embedding model"),
+          "classify": ("labels", "classifier"), "token_classify": ("spans", "token classifier")}
+
+
 class PoolingRequest(Fields, kw_only=True):
     """Texts, or lists of token ids. ``task``: ``embed`` (one vector per text), ``token_embed`` (one vector per token,
-    the default for embedding models) or ``classify`` (scores of all labels). ``use_activation`` false: vectors that are
-    not normalised, or logits. ``truncate_prompt_tokens``: -1, which is the default. ``user`` is ignored."""
+    the default for embedding models), ``classify`` (scores of all labels) or ``token_classify`` (scores of all labels
+    for each token). ``use_activation`` false: vectors that are not normalised, or logits. ``truncate_prompt_tokens``:
+    -1, which is the default. ``user`` is ignored."""
 
     input: TextsOrIds
     model: Name | None = None
-    task: Literal["embed", "token_embed", "classify"] | None = None
+    task: Literal["embed", "token_embed", "classify", "token_classify"] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     use_activation: bool | None = None
@@ -61,13 +67,13 @@ class PoolingResponse(Struct):
 
 async def pooling(context: Context, body: PoolingRequest) -> Response:
     """Compute vectors or scores of texts, as vLLM does."""
-    served = await context.model_or_only(body.model, "labels" if body.task == "classify" else "vectors",
-                                         "classifier" if body.task == "classify" else "embedding model")
+    served = await context.model_or_only(body.model, *_KINDS[body.task or "embed"])
     found = texts_or_ids(context, body.input)
     inputs = [found] if isinstance(found, str) else found
     settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
     if body.task is None and settings is not None and "vectors" not in settings.outputs:
-        raise Refusal("invalid_value", "`task` must be classify for this model.", "task")
+        allowed = "token_classify" if "spans" in settings.outputs else "classify"
+        raise Refusal("invalid_value", f"`task` must be {allowed} for this model.", "task")
     task = body.task or "token_embed"
     if body.dimensions is not None and task != "embed":
         raise Refusal("unsupported_parameter", "`dimensions` requires the task embed.", "dimensions")
@@ -75,7 +81,7 @@ async def pooling(context: Context, body: PoolingRequest) -> Response:
     if settings is not None:
         labels = 0 if settings.classifier is None else len(settings.classifier.labels)
         width = labels if task == "classify" else width or settings.truncate_dim or settings.output_size
-    if task != "token_embed":
+    if not task.startswith("token_"):
         check_response(NUMBER_BYTES * width * len(inputs), "input")
     rows, tokens = await _computed(context, served, task, inputs, body)
 
@@ -97,6 +103,13 @@ async def _computed(context: Context, served: ServedModel, task: str, inputs: li
             "texts": inputs, "model": served.model,
             "function_to_apply": "none" if body.use_activation is False else None}, "input")
         return [one.scores for one in found], tokens
+    if task == "token_classify":
+        if ids:
+            raise Refusal("unsupported_parameter", "`input` must be texts for the task token_classify.", "input")
+        found, tokens = await computed(context, TOKEN_SCORES, {
+            "inputs": inputs, "model": served.model,
+            "function_to_apply": "none" if body.use_activation is False else "softmax"}, "input", MAX_NUMBERS)
+        return list(found), tokens
     allowed = bool(body.allow_token_ids or context.state.settings.allow_token_ids)
     if task == "embed":
         found, tokens = await computed(context, EMBED, {
@@ -104,7 +117,8 @@ async def _computed(context: Context, served: ServedModel, task: str, inputs: li
             "allow_token_ids": allowed}, "input")
         return list(found), tokens
     if body.use_activation is not None:
-        raise Refusal("unsupported_parameter", "`use_activation` requires the task embed or classify.",
+        raise Refusal("unsupported_parameter", "`use_activation` requires the task embed, classify or "
+                      "token_classify.",
                       "use_activation")
     if ids and not allowed:
         raise Refusal("invalid_value", "`input` must be texts: token ids are valid only in the vocabulary that they "

@@ -527,6 +527,21 @@ class ClassifyTokensOptions(_LogitOptions):
     prompt_name: ClassVar[None] = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScoresOptions(_LogitOptions):
+    """Options of :data:`mpool.tasks.verbs.TOKEN_SCORES`."""
+
+    function_to_apply: Literal["softmax", "none"] = option("softmax", "function that makes scores of the logits.",
+                                                           choices=("softmax", "none"), plan=False)
+    compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
+    truncate: bool = option(True, "True: truncate longer texts.", choices=(True, False))
+    parse_special: bool = _parse_special("texts")
+
+    result: ClassVar[str] = "spans"
+    prompt: ClassVar[None] = None
+    prompt_name: ClassVar[None] = None
+
+
 # ---- text ----------------------------------------------------------------------------------------------------------
 
 def _sampling_option(name: str, doc: str) -> Any:

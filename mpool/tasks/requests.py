@@ -31,6 +31,7 @@ from .options import (
     RerankOptions,
     SparseOptions,
     TokenOptions,
+    TokenScoresOptions,
 )
 from .steps import IterRequest, VectorRequest
 
@@ -254,6 +255,24 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
         entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
         return token_classification.request(
             entry, checked, options if compute == options.compute else replace(options, compute=compute), call)
+
+    return Validated(prepare, model, "text_embedding", options.compute)
+
+
+def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
+    """See :data:`mpool.tasks.verbs.TOKEN_SCORES`."""
+    from . import outputs, token_classification
+
+    inputs, model = given.pop("inputs"), given.pop("model", None)
+    _require(model, "a token classifier")
+    options = _options.parse_options(TokenScoresOptions, "token_scores", given)
+    texts = outputs.inputs_of(inputs, pool.config.max_embed_inputs)
+
+    def prepare() -> Any:
+        entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
+        plan = token_classification.scores_plan(
+            entry, options if compute == options.compute else replace(options, compute=compute))
+        return outputs.OutputsRequest(plan, texts, False, call, outputs.token_vectors)
 
     return Validated(prepare, model, "text_embedding", options.compute)
 

@@ -29,6 +29,7 @@ from .verbs import (
     GENERATE,
     GENERATE_IMAGE,
     RERANK,
+    TOKEN_SCORES,
     VERBS,
     VISION,
     Verb,
@@ -45,7 +46,7 @@ T = TypeVar("T")
 _DESCRIBE = {"describe_image": requests.described_image, "describe_url": requests.described_url}
 #: Verb name -> the function of the same name in ``requests``, which validates its arguments.
 _VALIDATE: dict[str, Callable[[Any, dict[str, Any], Call], Validated]] = {
-    name: getattr(requests, name) for name in VERBS if name not in _DESCRIBE}
+    name: getattr(requests, name) for name in (*VERBS, TOKEN_SCORES.name) if name not in _DESCRIBE}
 
 
 def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Call, bool]:

@@ -36,7 +36,7 @@ from .vectors import activate, check_choice, keep_plan
 if TYPE_CHECKING:
     from .. import _core
     from ..runtime.entry import Entry
-    from .options import Call, ClassifyTokensOptions
+    from .options import Call, ClassifyTokensOptions, TokenScoresOptions
 
 #: Maximum number of labels to ignore.
 _MAX_IGNORED = 1 << 16
@@ -208,6 +208,43 @@ def request(entry: Entry, checked: Checked, options: ClassifyTokensOptions, call
     return OutputsRequest(made, checked.texts, options.progress, call, finish, kind=TEXTS)
 
 
+@dataclass(frozen=True, slots=True)
+class ScoresPlan(OutputPlan):
+    """A plan for the scores of all labels for each token, also for special ones.
+
+    Attributes:
+        labels: number of labels.
+        function: function that makes scores of the logits.
+    """
+
+    labels: int = 0
+    function: str = "softmax"
+
+    @property
+    def row_size(self) -> int:
+        return self.labels
+
+    def part(self, pack: Pack, ticket: _core.Ticket | None) -> Part:
+        """Return the scores of a finished ticket."""
+        assert ticket is not None, "every text has tokens"
+        return Part(tokens=(activate(ticket.rows(), self.function), pack.offsets))
+
+
+def scores_plan(entry: Entry, options: TokenScoresOptions) -> ScoresPlan:
+    """Return the plan for the scores of all labels for each token.
+
+    Raises:
+        InvalidArgument: an option is invalid for this model.
+        WrongCapability: the model is no token classifier.
+    """
+    check_choice("function_to_apply", options.function_to_apply, ("softmax", "none"))
+    found = embedding.plan(entry, options)
+    settings = entry.describe().embedding
+    assert settings is not None
+    values = {name: getattr(found, name) for name in Plan.__dataclass_fields__}
+    return ScoresPlan(**values, mask=ROWS, labels=len(settings.token_labels), function=options.function_to_apply)
+
+
 # ---- packs ---------------------------------------------------------------------------------------------------------
 
 def _room(plan: Plan) -> int:
@@ -318,4 +355,4 @@ def _heavy(plan: Plan, inputs: list[Any]) -> bool:
 
 TEXTS = replace(outputs.TEXTS, pack=_packed, heavy=_heavy)
 
-__all__ = ["check", "request"]
+__all__ = ["check", "request", "scores_plan"]

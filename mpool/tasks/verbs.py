@@ -500,6 +500,11 @@ Source:
 """,
     single=('str', 'TokenClassification'),)
 
+#: The scores of all labels for each token, which the server's ``/pooling`` returns. It has no public function: spans
+#: (:data:`CLASSIFY_TOKENS`) are what the library returns.
+TOKEN_SCORES = Verb('token_scores', 'text_embedding', (_TEXTS, _model('a token classifier.')),
+                    _options.TokenScoresOptions, 'TokenVectors', text='')
+
 GENERATE = Verb(
     'generate', 'text_to_text', (
         Parameter('prompt', 'str | Sequence[int]',

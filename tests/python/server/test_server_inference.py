@@ -21,6 +21,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 from rerankers import make_classifier, make_reranker
+from tokenclassifiers import make_token_classifier
 from retrievalmodels import TEXTS, write_bge_m3
 
 import mpool
@@ -47,7 +48,8 @@ ERROR = {"type": "object", "required": ["error", "error_type"], "additionalPrope
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     parent = tmp_path_factory.mktemp("inference")
     return {"m3": write_bge_m3(parent / "m3"), "rank": make_reranker(parent / "rank", "bert"),
-            "nli": make_classifier(parent / "nli", "bert", ("no", "maybe", "yes"))}
+            "nli": make_classifier(parent / "nli", "bert", ("no", "maybe", "yes")),
+            "ner": make_token_classifier(parent / "ner", "bert")}
 
 
 @pytest.fixture(scope="module")
@@ -329,12 +331,37 @@ def test_pooling(server: Any) -> None:
         rows.tolist() for rows in pool.embed_tokens(ids, "m3")]
 
 
+def test_scores_of_labels_of_tokens(server: Any, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of transformers, for every token of the prompt; the same bytes alone and in a batch."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    model = transformers.AutoModelForTokenClassification.from_pretrained(folders["ner"]).double().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folders["ner"]))
+    texts = ["A cat sat.", "The dog barked at Alice in Paris.", "Numbers 1 2 3. " * 40]
+    found = pooled(server, input=texts, task="token_classify", encoding_format="base64")
+    logits = pooled(server, input=texts, model="ner", task="token_classify", use_activation=False)
+    plain = pooled(server, input=texts, task="token_classify", use_activation=True)
+    for at, text in enumerate(texts):
+        with torch.no_grad():
+            want = model(**tokenizer(text, return_tensors="pt", truncation=True, max_length=64)).logits[0]
+        scores = np.frombuffer(base64.b64decode(found[at]), "<f4").reshape(want.shape)
+        assert np.allclose(scores, torch.softmax(want, -1).numpy(), atol=2e-3)  # bfloat16
+        assert np.array_equal(np.float32(plain[at]), scores)
+        assert np.allclose(logits[at], want.numpy(), atol=2e-2)
+        assert pooled(server, input=text, task="token_classify") == [plain[at]]
+    monkeypatch.setattr("mpool.server.pooling.MAX_NUMBERS", 100)
+    status, answer = ask(server, "/pooling", {"input": texts, "task": "token_classify"})
+    assert status == 413 and "`input`" in answer["error"]["message"]
+
+
 @pytest.mark.parametrize(("body", "word"), [
     ({"model": "m3"}, "`input` is required"), ({"input": []}, "input"), ({"input": ["a", [5]]}, "both"),
     ({"input": "a", "model": "nli"}, "`task` must be classify"),
     ({"input": "a", "model": "m3", "task": "classify"}, "capability"),
     ({"input": "a", "model": "rank", "task": "embed"}, "capability"),
-    ({"input": "a", "task": "token_classify"}, "task"),
+    ({"input": "a", "task": "spans"}, "task"), ({"input": "a", "model": "ner"}, "`task` must be token_classify"),
+    ({"input": "a", "model": "m3", "task": "token_classify"}, "capability"),
+    ({"input": [5], "task": "token_classify"}, "must be texts"),
+    ({"input": "a", "model": "ner", "task": "token_embed"}, "capability"),
     ({"input": "a", "dimensions": 4}, "`dimensions` requires"),
     ({"input": "a", "use_activation": True}, "use_activation"),
     ({"input": [5]}, "token ids"), ({"input": [5], "task": "embed"}, "token ids"),
