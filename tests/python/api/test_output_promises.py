@@ -125,6 +125,8 @@ def test_iterators_have_the_same_bytes(pool: mpool.Pool, iterated: tuple[Output,
 
     assert asyncio.run(each()) == expected
     assert list(output.iterate(pool, iter(()), model)) == []
+    found = [bytes_of_one(one) for one in pool.get(model).embed_iter(TEXTS, "document", output=output.submit)]
+    assert found == bytes_of(output.call(pool, TEXTS, model, task="document"))
     iterator = output.iterate(pool, texts, model)
     assert sum(1 for _ in iterator) == iterator.done == len(texts) and iterator.failed == 0
 
@@ -168,6 +170,16 @@ def test_iterators_read_a_bounded_number_of_texts_ahead(pool: mpool.Pool, iterat
     with pytest.raises(StopIteration):
         next(iterator)
     _idle(pool)
+
+
+@pytest.mark.parametrize("name", ("tokens", "all"))
+def test_iterators_have_no_limit_of_results(m3: Path, name: str) -> None:
+    """1,500 texts of 64 tokens with 48 components have 18.4 MB: more than a quarter of the pool's memory limit."""
+    output, texts = OUTPUTS[name], ["w1 " * 62] * 1500
+    with mpool.Pool(mpool.PoolConfig(threads=2, memory_bytes=64 << 20)) as small:
+        with pytest.raises(mpool.LimitError, match="a quarter of the pool's memory limit"):
+            output.call(small, texts, m3)
+        assert sum(1 for _ in output.iterate(small, texts, m3)) == 1500
 
 
 def test_iterators_fail_at_the_text_that_is_invalid(pool: mpool.Pool, iterated: tuple[Output, str]) -> None:
