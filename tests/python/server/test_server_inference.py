@@ -25,6 +25,8 @@ from tokenclassifiers import make_token_classifier
 from retrievalmodels import TEXTS, write_bge_m3
 
 import mpool
+from mpool.tasks.running import run
+from mpool.tasks.verbs import TOKEN_SCORES
 from servers import Raw, ask, idle, serving
 
 NUMBER = {"type": "number"}
@@ -337,16 +339,22 @@ def test_scores_of_labels_of_tokens(server: Any, folders: dict[str, Path], monke
     model = transformers.AutoModelForTokenClassification.from_pretrained(folders["ner"]).double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folders["ner"]))
     texts = ["A cat sat.", "The dog barked at Alice in Paris.", "Numbers 1 2 3. " * 40]
+    pool = server.state.pool
+    exact, raw = (run(TOKEN_SCORES, pool, {"inputs": texts, "model": "ner", "compute": "float32",
+                                           "function_to_apply": function}) for function in ("softmax", "none"))
+    wanted = [run(TOKEN_SCORES, pool, {"inputs": texts, "model": "ner", "function_to_apply": function})
+              for function in ("softmax", "none")]
     found = pooled(server, input=texts, task="token_classify", encoding_format="base64")
-    logits = pooled(server, input=texts, model="ner", task="token_classify", use_activation=False)
     plain = pooled(server, input=texts, task="token_classify", use_activation=True)
+    assert [base64.b64decode(one) for one in found] == [rows.tobytes() for rows in wanted[0]]
+    assert plain == [rows.tolist() for rows in wanted[0]]
+    assert pooled(server, input=texts, model="ner", task="token_classify", use_activation=False) == [
+        rows.tolist() for rows in wanted[1]]
     for at, text in enumerate(texts):
         with torch.no_grad():
             want = model(**tokenizer(text, return_tensors="pt", truncation=True, max_length=64)).logits[0]
-        scores = np.frombuffer(base64.b64decode(found[at]), "<f4").reshape(want.shape)
-        assert np.allclose(scores, torch.softmax(want, -1).numpy(), atol=2e-3)  # bfloat16
-        assert np.array_equal(np.float32(plain[at]), scores)
-        assert np.allclose(logits[at], want.numpy(), atol=2e-2)
+        assert np.allclose(raw[at], want.numpy(), atol=1e-4)
+        assert np.allclose(exact[at], torch.softmax(want, -1).numpy(), atol=1e-5)
         assert pooled(server, input=text, task="token_classify") == [plain[at]]
     monkeypatch.setattr("mpool.server.pooling.MAX_NUMBERS", 100)
     status, answer = ask(server, "/pooling", {"input": texts, "task": "token_classify"})
