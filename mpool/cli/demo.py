@@ -137,8 +137,6 @@ def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) 
         show(f"  {score:6.3f}  {sentence}")
     facts["ranking"] = [{"similarity": round(score, 6), "text": sentence} for score, sentence in ranking]
 
-    facts["late_interaction"] = _late_interaction(model, arguments.question, show)
-
     words = " ".join(SENTENCES).replace(".", "").split()
     generator = random.Random(0)
     texts = [" ".join(generator.choices(words, k=WORDS)) for _ in range(TEXTS)]
@@ -154,22 +152,6 @@ def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) 
     show(f"\n  speed   {facts['texts_per_second']:,.0f} texts/s for {TEXTS} texts of {WORDS} words in one call, "
          f"{facts['one_text_ms']:.2f} ms for a single text\n")
     return facts
-
-
-def _late_interaction(model: Model, question: str, show: Any) -> str | None:
-    """Rank the sentences by the vectors of their tokens. Returns the first one; None: the model has no such vectors."""
-    from .. import maxsim
-    from ..errors import WrongCapability
-
-    try:
-        tokens = model.embed_tokens([question], "query")[0]
-        best = maxsim(tokens, model.embed_tokens(SENTENCES, "document"), top_k=1)
-    except WrongCapability:
-        return None
-    first = SENTENCES[int(best.indices[0])]
-    show(f"\n  First by late interaction, with a vector for each of the question's {len(tokens)} tokens:\n"
-         f"  {float(best.scores[0]):6.3f}  {first}")
-    return first
 
 
 def _text(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:

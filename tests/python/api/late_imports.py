@@ -40,8 +40,7 @@ mpool.cli.completing  mpool.errors  1  start-up
 mpool.cli.completing  shtab  1  optional
 mpool.cli.demo  mpool.cli.common  1  start-up
 mpool.cli.demo  mpool.debug.show  1  start-up
-mpool.cli.demo  mpool.errors  3  start-up
-mpool.cli.demo  mpool.maxsim  1  start-up
+mpool.cli.demo  mpool.errors  2  start-up
 mpool.cli.demo  mpool.models  2  start-up
 mpool.cli.demo  mpool.models.sources.bundled  1  start-up
 mpool.cli.demo  mpool.similarity  2  start-up

@@ -587,7 +587,6 @@ def test_demo() -> None:
                            "--text-model", str(real_path("smollm2"))).stdout)
     ranking = [row["text"] for row in facts["embedding"]["ranking"]]
     assert ranking[0].startswith(("Air scatters", "At sunset")) and ranking[1].startswith(("Air scatters", "At sunset"))
-    assert facts["embedding"]["late_interaction"].startswith(("Air scatters", "At sunset"))
     assert "blue" in facts["text"]["answer"] and facts["text"]["completion_tokens"] > 20
     for number in (facts["embedding"]["texts_per_second"], facts["embedding"]["load_seconds"],
                    facts["text"]["tokens_per_second"], facts["text"]["load_seconds"]):
@@ -599,7 +598,6 @@ def test_demo_as_text(bert: str, llama: str) -> None:
     text = run("demo", "--embedding-model", bert, "--text-model", llama, "--question", "Who are you?").stdout
     assert text.count("Who are you?") == 2 and text.count("already downloaded") == 2
     assert "digits-clip: bundled with mpool" in text and "7.png  a handwritten seven" in text
-    assert re.search(r"with a vector for each of the question's \d+ tokens:\n +[\d.-]+  \w", text)
     assert re.search(r"speed +[\d,]+ texts/s", text) and re.search(r"speed +[\d,]+ tokens/s", text)
 
 
