@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .. import native_calls
 from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
-from ..resources import error_of, start_thread
+from ..resources import error_of, of_caller, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from . import schema_references
 from .running_text import MaskReuse
@@ -90,6 +90,7 @@ class Format:
         mask_reuse: creates the :class:`MaskReuse` of one completion; None if every mask must be computed.
         tokenizer: the tokenizer. This reference keeps it alive, since the matcher keeps only a weak one.
         param: the option that set the format, for error messages.
+        failure: the last error of the tokenizer that the matcher calls; None: its errors are not recorded.
     """
 
     first: bytes
@@ -99,6 +100,7 @@ class Format:
     mask_reuse: Callable[[], MaskReuse] | None = None
     tokenizer: Tokenizer | None = None
     param: str = "response_format"
+    failure: _Failure | None = None
     _errors: dict[int, MpoolError] = field(default_factory=dict)  # key: id() of a ticket that is still referenced
 
     def compute_masks(self, ticket: _core.Ticket, n: int, key: str, end: EndCheck | None = None) -> None:
@@ -130,7 +132,8 @@ class Format:
         if not self.is_json:
             return None
         try:
-            return json.loads(text) if self.model is None else self.model.model_validate_json(text)
+            with of_caller():
+                return json.loads(text) if self.model is None else self.model.model_validate_json(text)
         except ValueError:  # pydantic.ValidationError is a subclass
             return None
 
@@ -155,11 +158,11 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
         return None
     _check_ends("a response_format", sampling)
     try:
-        _, first, matcher = _compiled(tokenizer, kind, source)
+        compiler, first, matcher = _compiled(tokenizer, kind, source)
     except ImportError:
         raise Unsupported("`response_format` needs the package llguidance", param="response_format",
                           hint='pip install "mpool[grammar]" installs it') from None
-    return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer)
+    return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer, failure=compiler.failure)
 
 
 def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]:
@@ -207,7 +210,7 @@ def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOption
     if grammar.markers is not None:
         reuse = partial(MaskReuse, tuple(marker.encode() for marker in grammar.markers), grammar.prefixes,
                         compiler.tokens.__getitem__)
-    return Format(first, matcher, is_json, model, reuse, tokenizer, "tools")
+    return Format(first, matcher, is_json, model, reuse, tokenizer, "tools", compiler.failure)
 
 
 def _check_ends(what: str, sampling: EndOptions) -> None:
@@ -239,7 +242,9 @@ def _unusable(kind: str, why: str) -> InvalidArgument:
 def _read(response_format: Any) -> tuple[str, str, Any]:
     """Return the kind (``text``, ``schema``, ``regex`` or ``grammar``), the source, and the pydantic class or None."""
     if isinstance(response_format, type) and hasattr(response_format, "model_json_schema"):
-        return "schema", _schema(response_format.model_json_schema()), response_format
+        with of_caller():
+            made = response_format.model_json_schema()
+        return "schema", _schema(made), response_format
     if not isinstance(response_format, Mapping):
         refuse("response_format", response_format, _ALLOWED)
     kind = response_format.get("type")
@@ -377,7 +382,7 @@ class _Compiler:
                                   "none", param="response_format")
         blanks, *others = llguidance.LLTokenizer.general_slices()
         adapter = _TokenizerAdapter(tokenizer)
-        self.tokens, self._failure = adapter.tokens, adapter.failure
+        self.tokens, self.failure = adapter.tokens, adapter.failure
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
             eos_token=list(tokenizer.eog_ids), slices=[blanks, *_WORDS, *others])
@@ -420,13 +425,13 @@ class _Compiler:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
         except ValueError as error:
             raise _unusable(kind, str(error)) from None
-        self._failure.error = None
+        self.failure.error = None
         # verbose errors would put the schema and the completion into logs
         limits = llguidance.LLParserLimits(verbose_errors=False)
         matcher = make(self._tokenizer, grammar, log_level=0, limits=limits)
         first = b"" if matcher.is_error() else matcher.compute_bitmask()
-        if self._failure.error is not None:  # the tokenizer failed: the format may be valid
-            raise self._failure.error
+        if self.failure.error is not None:  # the tokenizer failed: the format may be valid
+            raise self.failure.error
         if matcher.is_error():
             raise _unusable(kind, matcher.get_error())
         return first, matcher
@@ -523,14 +528,18 @@ class _MaskedRequest:
         ids, self._ended[choice] = self.ticket.sampled_ids(choice, self._counts[choice])
         if not ids or self._ended[choice]:
             return
-        matcher, reuse = self._matchers[choice], self._reuse[choice]
+        matcher, reuse, failure = self._matchers[choice], self._reuse[choice], self._format.failure
+        if failure is not None:
+            failure.error = None
         known = None if reuse is None else reuse.lookup(ids)
         mask = b"" if not matcher.consume_tokens(ids) else known or matcher.compute_bitmask()
-        if reuse is not None and known is None:
-            reuse.store(mask)
+        if failure is not None and failure.error is not None:  # the tokenizer failed: the matcher is in error, too
+            raise failure.error
         if matcher.is_error():  # a limit of llguidance was exceeded: the mask allowed every sampled token
             raise LimitError(f"`{self._format.param}`: the grammar became too complex at token {self._counts[choice]}: "
                              f"{' '.join(matcher.get_error().split())[:200]}", param=self._format.param)
+        if reuse is not None and known is None:
+            reuse.store(mask)
         if self._end is not None and self._end.ends(self.ticket, choice):
             mask = self._end.mask
         self._counts[choice] += len(ids)

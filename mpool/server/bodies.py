@@ -30,6 +30,13 @@ _LONG = 1 << 16
 #: Maximum number of unknown fields of a body that are reported, and the names that are.
 _MAX_UNKNOWN, _FIELD = 16, re.compile("[A-Za-z0-9_-]{1,64}")
 _TOO_DEEP = "The body is nested too deeply."
+#: Maximum number of lists and objects in a body, and of values: to decode a million lists in one call takes seconds,
+#: during which no other thread of the process runs Python.
+_MAX_CONTAINERS, _MAX_VALUES = 50_000, 2_000_000
+#: Number of bytes that :func:`check_size` examines in one call of the standard library: less than 5 ms.
+_SLICE = 1 << 16
+_OTHERS = bytes(sorted({*range(256)} - {*b'"[{,'}))
+_STRINGS = re.compile(b'"[^"]*"')
 
 
 class ClientDisconnected(Exception):
@@ -86,6 +93,37 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
 
 #: Decoder that only checks a body for duplicate keys.
 _check_keys = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_float=len, parse_int=len).decode
+
+
+def check_size(data: bytes) -> None:
+    """Check the number of lists, objects and values of a body before it is decoded.
+
+    The check is exact for valid JSON: it ignores the contents of strings. It holds the interpreter's lock for less than
+    5 ms at a time.
+
+    Args:
+        data: Body as JSON, valid or not.
+
+    Raises:
+        Refusal: The body has more than 50,000 lists and objects, or more than 2,000,000 values.
+    """
+    at = containers = values = 0
+    in_string = False
+    while at < len(data):
+        part = data[at:at + _SLICE]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # do not separate an escaped character from its backslash
+            part = data[at:at + _SLICE + 1]
+        at += len(part)
+        marks = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS).replace(b'""', b"")
+        marks = b'"' + marks if in_string else marks
+        in_string = marks.count(b'"') % 2 == 1
+        outside = _STRINGS.sub(b"", marks + b'"' if in_string else marks)
+        containers += outside.count(b"[") + outside.count(b"{")
+        values += outside.count(b",")
+        if containers > _MAX_CONTAINERS:
+            raise Refusal("request_too_large", f"A body must have at most {_MAX_CONTAINERS:,} lists and objects.")
+        if values + containers > _MAX_VALUES:
+            raise Refusal("request_too_large", f"A body must have at most {_MAX_VALUES:,} values.")
 
 
 @functools.lru_cache(maxsize=64)
@@ -236,10 +274,19 @@ def _refused(fault: Fault) -> Refusal:
 
 
 async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
-    """Parse a body as :func:`parse` does, on another thread if it is long."""
+    """Parse a body as :func:`parse` does, on another thread if it is long.
+
+    Raises:
+        Refusal: As for :func:`parse` and, for a long body, for :func:`check_size`.
+    """
     if len(data) < _LONG:
         return parse(data, kind, ignored)
-    return await native_calls.BODIES.arun(parse, data, kind, ignored)
+    return await native_calls.BODIES.arun(_parse_long, data, kind, ignored)
 
 
-__all__ = ["ClientDisconnected", "declared_length", "parse", "parse_body", "parse_part", "read"]
+def _parse_long(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
+    check_size(data)
+    return parse(data, kind, ignored)
+
+
+__all__ = ["ClientDisconnected", "check_size", "declared_length", "parse", "parse_body", "parse_part", "read"]

@@ -163,6 +163,7 @@ def _inputs(context: Context, given: Any) -> tuple[list[list[str]], bool]:
             raise Refusal("invalid_value", "`inputs` must be a text, a pair [text, text], or a list of lists with one "
                                            "or two texts.", "inputs")
         return [[context.check_text(text, "inputs") for text in one]], True
+    context.check_inputs(given, "inputs", context.state.pool.config.max_embed_inputs)
     for at, part in enumerate(given):
         if isinstance(part, str):
             raise Refusal("invalid_value", f"`inputs[{at}]` must be a list with one or two texts, as the first one.",

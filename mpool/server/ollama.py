@@ -358,7 +358,7 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     """Embed texts."""
     served = await context.model(body.model)
     texts = body.input if isinstance(body.input, list) else [body.input] if body.input else []
-    texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(texts)]
+    context.check_inputs(texts, "input", context.state.pool.config.max_embed_inputs)
     options = keep_alive_options(body)
     if body.truncate is not None:
         options["truncate"] = body.truncate

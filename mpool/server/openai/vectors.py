@@ -160,8 +160,8 @@ def encoded_one(values: NDArray[Any], encoding: str) -> Any:
 async def rerank(context: Context, body: RerankRequest) -> Response:
     """Rank documents by relevance to a query."""
     served = await context.model(body.model)
-    texts = [context.check_text(part.text if isinstance(part, Document) else part, f"documents[{at}]")
-             for at, part in enumerate(body.documents)]
+    texts = [part.text if isinstance(part, Document) else part for part in body.documents]
+    context.check_inputs(texts, "documents", context.state.pool.config.max_embed_inputs)
     context.check_text(body.query, "query")
     ranking, tokens = await counted(RERANK, context.state.pool, {
         "query": body.query, "documents": texts, "model": served.model, "top_k": body.top_n,

@@ -222,6 +222,25 @@ def test_errors_of_the_mask_thread(pool: mpool.Pool, llama: Path, monkeypatch: p
     check_matches(pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT), NESTED)
 
 
+@pytest.mark.parametrize("error", [MemoryError("no memory"), ValueError("no such text")], ids=repr)
+def test_an_error_of_the_tokenizer_is_named(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch,
+                                            error: Exception) -> None:
+    """An error of the tokenizer while a mask is computed is no limit of the grammar."""
+    encode, failing = grammar._TokenizerAdapter._encode, [True]
+
+    def fails(self: grammar._TokenizerAdapter, text: str) -> list[int]:
+        if failing[0] and threading.current_thread().name.startswith("mpool-masks"):
+            raise error
+        return encode(self, text)
+
+    monkeypatch.setattr(grammar._TokenizerAdapter, "_encode", fails)
+    kind = mpool.MemoryExhausted if isinstance(error, MemoryError) else mpool.InternalError
+    with pytest.raises(kind, match=str(error)):
+        pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT)
+    failing[0] = False
+    check_matches(pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT), NESTED)
+
+
 def test_a_slow_format_delays_few_requests(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two mask threads is blocked: requests of the other continue, and no third thread is started."""
     from mpool import _core

@@ -223,14 +223,17 @@ def test_errors(server: Any, path: str, body: Any, status: int, kind: str, word:
 @pytest.mark.parametrize("path, field, more", [
     ("/embed", "inputs", {}), ("/embed_sparse", "inputs", {}), ("/embed_all", "inputs", {}),
     ("/rerank", "texts", {"query": "a"}), ("/similarity", "sentences", None), ("/pooling", "input", {"model": "m3"}),
-    ("/v1/embeddings", "input", {"model": "m3"}), ("/classify", "input", {"model": "nli"})])
+    ("/v1/embeddings", "input", {"model": "m3"}), ("/classify", "input", {"model": "nli"}),
+    ("/predict", "inputs", {"model": "nli"}), ("/v1/rerank", "documents", {"model": "rank", "query": "a"}),
+    ("/v1/multi-vector", "input", {"model": "m3"}), ("/v1/score", "text_1", {"model": "m3", "text_2": "a"}),
+    ("/v1/score", "text_2", {"model": "m3", "text_1": "a"}), ("/api/embed", "input", {"model": "m3"})])
 def test_the_number_of_texts_is_checked_first(server: Any, monkeypatch: pytest.MonkeyPatch, path: str, field: str,
                                               more: dict[str, Any] | None) -> None:
     """The check of each text would hold the event loop; the message names the field of the route."""
     seen: list[str] = []
     monkeypatch.setattr("mpool.server.operations.Context.check_text", lambda self, text, name: seen.append(name))
     monkeypatch.setattr(server.state.pool, "config", replace(server.state.pool.config, max_embed_inputs=100))
-    texts = ["a"] * 101
+    texts = [["a"] if path == "/predict" else "a"] * 101
     body = {field: texts, **more} if more is not None else {"inputs": {"source_sentence": "a", "sentences": texts}}
     status, found = ask(server, path, body)
     message = found["error"] if isinstance(found["error"], str) else found["error"]["message"]

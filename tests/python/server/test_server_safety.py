@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool.server import interfaces
+from mpool.server import bodies, interfaces
+from mpool.server.errors import Refusal
 from servers import Raw, ask, idle, serving
 
 TOKEN = "a-token-of-some-length"
@@ -24,6 +25,13 @@ TOKEN = "a-token-of-some-length"
 def server(bert: Path) -> Iterator[Any]:
     with serving([f"bert={bert}"], max_body=1 << 20, max_text=100_000, header_timeout=0.4, body_timeout=0.6,
                  max_header_count=20) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def many(bert: Path) -> Iterator[Any]:
+    """A server with the default limits."""
+    with serving([f"bert={bert}"]) as made:
         yield made
 
 
@@ -392,8 +400,8 @@ def test_equivalent_spellings_of_the_content_type(server: Any, kind: str) -> Non
     b'{"model":"bert","input":"x","input":"y"}', b'{"model":"bert","input":"x","model":"bert"}',
     b'{"model":"bert","input":"x","dimensions":true}',
     b'{"model":"bert","input":"x","dimensions":' + b"9" * 5000 + b"}",
-    b'{"model":"bert","input":"x","dimensions":1e999}', b'{"model":"bert","input":"x","dimensions":' + b"[" * 100_000,
-    b'{"model":"bert","input":' + b"[" * 100_000 + b"1" + b"]" * 100_000 + b"}", b'{"model":"bert","input":"x",}',
+    b'{"model":"bert","input":"x","dimensions":1e999}', b'{"model":"bert","input":"x","dimensions":' + b"[" * 49_990,
+    b'{"model":"bert","input":' + b"[" * 40_000 + b"1" + b"]" * 40_000 + b"}", b'{"model":"bert","input":"x",}',
     b"", b"null", b"[]", b'"x"', b"\xef\xbb\xbf" + BODY, BODY + b"x", BODY + BODY, b"{'model': 'bert'}",
     b'{"model":"bert","input":"\xff"}', b'{"model":"bert","input":"x"} // comment',
     b'{"model":"bert","input":"a\nb"}',
@@ -401,6 +409,39 @@ def test_equivalent_spellings_of_the_content_type(server: Any, kind: str) -> Non
 def test_json_is_strict(server: Any, body: bytes) -> None:
     status, found = post(server, body)
     assert status == 400 and found["error"]["code"] in ("invalid_json", "invalid_value")
+
+
+ROUTES = [("/v1/embeddings", "input"), ("/v1/chat/completions", "messages"), ("/v1/rerank", "documents"),
+          ("/api/embed", "input"), ("/pooling", "unknown"), ("/v1/responses", "input"), ("/v1/messages", "tools"),
+          ("/predict", "inputs")]
+ITEMS = [(b"[1]", 60_000, "lists and objects"), (b"[]", 60_000, "lists and objects"),
+         (b'{"a":1}', 60_000, "lists and objects"), (b'{"a":[]}', 30_000, "lists and objects"),
+         (b"[" * 70_000, 1, "lists and objects"), (b"1", 2_000_001, "values"), (b'"["', 2_000_001, "values")]
+
+
+@pytest.mark.parametrize("path, field, item, count, what", [
+    *((*route, *ITEMS[0]) for route in ROUTES), *((*ROUTES[0], *item) for item in ITEMS[1:])])
+def test_bodies_of_many_values_are_refused(many: Any, monkeypatch: pytest.MonkeyPatch, path: str, field: str,
+                                           item: bytes, count: int, what: str) -> None:
+    """They are refused before they are decoded, which would hold the interpreter's lock for seconds."""
+    monkeypatch.setattr(bodies, "parse", lambda *given: pytest.fail("the body was decoded"))
+    body = b'{"model":"bert","%s":[' % field.encode() + b",".join([item] * count) + b"]}"
+    status, found = post(many, body, path)
+    assert status == 413 and what in json.dumps(found), found
+
+
+def test_values_in_strings_are_not_counted() -> None:
+    """The check of sizes sees the values of a body, wherever its slices end."""
+    rest = b",".join([b"[1]"] * 49_990)
+    for text in (b'"[[[[{{{{"', b'"\\\\"', b'"\\""', b'"\\\\\\""', b'"' + b"\\\\" * 70_000 + b'"',
+                 b'"' + b'\\"[' * 70_000 + b'"', b'"' + b"[,{" * 70_000 + b'"'):
+        json.loads(text)
+        for more in range(3):
+            body = b'{"a":[' + b" " * (65_530 - more) + b",".join([text] * 40 + [rest]) + b"]}"
+            bodies.check_size(body)
+            with pytest.raises(Refusal) as caught:
+                bodies.check_size(body[:-2] + b",[],[],[],[],[],[],[],[],[]]}")
+            assert "at most 50,000 lists" in (caught.value.message or "")
 
 
 def test_duplicate_key_in_a_nested_object(server: Any) -> None:
