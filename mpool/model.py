@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._methods import ModelVerbs
 from .errors import InvalidArgument, WrongCapability
-from .resources import items_of_caller, typed
+from .resources import list_of_caller, typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,7 +126,7 @@ class Model(ModelVerbs):
         if isinstance(texts, str):
             raise InvalidArgument(param="texts", got="a single str", allowed="an iterable of str",
                                   hint="Use embed for a single text")
-        return self.embed(list(items_of_caller(texts)), task, **options)
+        return self.embed(list_of_caller(texts), task, **options)
 
     @typed
     def count_tokens(self, text: str) -> int:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import re
+import signal
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from .errors import FileError, MemoryExhausted, MpoolError, ShuttingDown, SpawnFailed, Unsupported
@@ -29,11 +30,6 @@ _FREE_MEMORY = "Free memory, or raise the limit of the process on its address sp
 _HINTS = {errno.EMFILE: "Raise the limit on open files (ulimit -n)",
           errno.ENFILE: "Raise the limit on open files (ulimit -n)",
           errno.ENOSPC: "Free space on the disk"}
-#: Folder of this package, as in the file names of code objects.
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-#: File names of Python's library, and of libraries that open files for this package.
-_LIBRARIES = re.compile(rf"^{re.escape(os.path.dirname(os.__file__))}/(?!(site|dist)-packages/)"
-                        r"|/(site|dist)-packages/(PIL|numpy)/")
 
 
 def cpus() -> int:
@@ -48,8 +44,8 @@ def error_of(error: BaseException) -> MpoolError | None:
     """Return the error of mpool that reports an exhausted resource or a failed call of the operating system.
 
     Returns:
-        None if ``error`` reports no such thing. Errors that a caller's own code raised (its iterables, its handlers of
-        signals) keep their class, unless they report an exhausted resource.
+        None if ``error`` reports no such thing. Errors that a caller's own code raised (inside of :func:`of_caller`, or
+        in a handler of signals) keep their class, unless they report an exhausted resource.
     """
     text = str(error)
     if isinstance(error, MpoolError) or not isinstance(error, _BARE):
@@ -81,40 +77,57 @@ def _system_error(error: OSError) -> FileError:
 
 def _is_callers(error: OSError) -> bool:
     """Return True if a caller's own code raised the error, and not the operating system in a call of the package."""
-    if error.errno is None or getattr(error, "_of_caller", False):
-        return True
-    callers, trace = False, error.__traceback__
+    return error.errno is None or getattr(error, "_of_caller", False) or _from_signal_handler(error)
+
+
+def _from_signal_handler(error: OSError) -> bool:
+    """Return True if the error passed through a handler of signals, which Python calls between any two operations: no
+    call in this package could mark its errors."""
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
     while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if file.startswith(_PACKAGE):
-            callers = False
-        elif not file.startswith("<frozen ") and not _LIBRARIES.search(file):
-            callers = True
+        if trace.tb_frame.f_code in codes:
+            return True
         trace = trace.tb_next
-    return callers
+    return False
 
 
-def _mark(error: OSError) -> None:
-    error._of_caller = True  # type: ignore[attr-defined]
+def _code_of(handler: Any) -> Any:
+    """Return the code of a handler of signals: a function, a method, a partial or an object that can be called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    if not callable(handler):
+        return None
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+
+
+@contextmanager
+def of_caller() -> Iterator[None]:
+    """Mark the OSErrors of a caller's own code, which the block calls: they keep their class."""
+    try:
+        yield
+    except OSError as error:
+        error._of_caller = True  # type: ignore[attr-defined]
+        raise
+
+
+def list_of_caller(items: Iterable[Any]) -> list[Any]:
+    """Return the items of a caller's iterable as a list. An OSError that it raises keeps its class."""
+    with of_caller():
+        return list(items)
 
 
 def items_of_caller(items: Iterable[Any]) -> Iterator[Any]:
     """Yield the items of a caller's iterable. An OSError that it raises keeps its class, such as that of a file."""
-    try:
+    with of_caller():
         yield from items
-    except OSError as error:
-        _mark(error)
-        raise
 
 
 async def aitems_of_caller(items: AsyncIterable[Any]) -> AsyncIterator[Any]:
     """As :func:`items_of_caller`, for an asynchronous iterable."""
-    try:
+    with of_caller():
         async for item in items:
             yield item
-    except OSError as error:
-        _mark(error)
-        raise
 
 
 def _follows_memory_error(error: BaseException) -> bool:
@@ -180,4 +193,5 @@ def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
     return thread
 
 
-__all__ = ["aitems_of_caller", "error_of", "items_of_caller", "start_thread", "typed", "typed_async"]
+__all__ = ["aitems_of_caller", "error_of", "items_of_caller", "list_of_caller", "of_caller", "start_thread", "typed",
+           "typed_async"]

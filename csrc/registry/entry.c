@@ -548,7 +548,6 @@ void mp_entry_close(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     if (entry->shutdown == MP_SHUTDOWN_OPEN) /* mp_registry_close calls this twice: again for late arrivals */
         mp_entry_set_shutdown(entry, MP_SHUTDOWN_CLOSED);
-    mp_queue_close(&entry->queue);
     mp_cond_broadcast(&entry->room);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);

@@ -110,6 +110,16 @@ static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) 
     return true;
 }
 
+/* Must hold the lock. Returns how many bytes must become free before a load of `needed` bytes can begin. A load above
+ * the limit needs the process for itself, so that raise_limit applies: other models must be evicted. */
+static uint64_t lacking_of(mp_governor *governor, uint64_t needed) {
+    uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
+    if (needed <= limit || governor->fixed || needed > governor->most)
+        return needed - free_of(governor);
+    uint64_t most = governor->most - needed < limit / 8 ? governor->most - needed : limit / 8;
+    return used > most ? used - most : 0;
+}
+
 typedef enum question { ASK_RECLAIM, ASK_POSSIBLE, ASK_LATER } question;
 
 static uint64_t ask(mp_reclaimer *reclaimer, const mp_shortage *shortage, bool whole, question what) {
@@ -164,6 +174,20 @@ static bool may_become_free(mp_governor *governor, uint64_t needed) {
     return governor->loads || later >= needed || left_of(governor) >= needed - later;
 }
 
+/* Must hold the lock; releases it temporarily. As may_become_free, for a load above the limit: returns true if the
+ * limit may be raised for it once all other models are gone. */
+static bool may_be_raised(mp_governor *governor, uint64_t needed) {
+    if (governor->fixed || needed > governor->most || needed <= atomic_load(&governor->budget.limit))
+        return false;
+    if (governor->loads)
+        return true;
+    uint64_t lacking = lacking_of(governor, needed);
+    mp_mutex_unlock(&governor->lock);
+    uint64_t later = ask_all((mp_shortage){governor, lacking, 0}, false, ASK_LATER);
+    mp_mutex_lock(&governor->lock);
+    return governor->loads || later >= lacking_of(governor, needed);
+}
+
 static void begin_turn(mp_governor *governor, turn *self) {
     self->next = NULL;
     *governor->turns_end = self;
@@ -187,11 +211,13 @@ static mp_status demand(mp_governor *governor, const char *key, uint64_t needed,
     *again = needed > left_of(governor) && raise_limit(governor, key, needed);
     if (*again)
         return MP_OK;
+    uint64_t lacking = lacking_of(governor, needed);
     mp_mutex_unlock(&governor->lock);
-    uint64_t coming = reclaim_from_all((mp_shortage){governor, needed - free, free}, true);
+    uint64_t coming = reclaim_from_all((mp_shortage){governor, lacking, free}, true);
     mp_mutex_lock(&governor->lock);
     *again = free_of(governor) > free; /* enough memory is free, or more than before */
-    if (*again || coming || (governor->loads && needed <= left_of(governor)) || may_become_free(governor, needed))
+    if (*again || coming || (governor->loads && needed <= left_of(governor)) || may_become_free(governor, needed) ||
+        may_be_raised(governor, needed))
         return MP_OK;
     uint64_t left = left_of(governor), limit = atomic_load(&governor->budget.limit);
     return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s needs %.1f MB, but %.1f MB of %.1f MB are free", key,

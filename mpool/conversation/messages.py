@@ -7,6 +7,7 @@ from typing import Any
 
 from ..checks import refuse
 from ..errors import InvalidArgument, Unsupported
+from ..resources import list_of_caller
 from ..tokenizers.limits import MAX_CHARS
 from .template import each_string
 
@@ -33,6 +34,7 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         refuse("messages", messages, "a list of messages", hint=_SHAPE)
+    messages = list_of_caller(messages)
     if not messages:
         raise InvalidArgument(param="messages", got="empty", allowed="a list of at least one message", hint=_SHAPE)
     checked, chars = [], 0

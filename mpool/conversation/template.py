@@ -16,6 +16,7 @@ import numpy as np
 
 from ..checks import shown
 from ..errors import FormatError, InvalidArgument, LimitError, MpoolError, TemplateError, Unsupported
+from ..resources import list_of_caller
 from ..tokenizers import limits
 from ..tokenizers.specials import compile_trie
 from ..tokenizers.tokenizer import MARKS, Tokenizer
@@ -186,7 +187,7 @@ class ChatTemplate:
                                       if "template" in name else None)
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
             raise InvalidArgument(param="messages", got=type(messages).__name__, allowed="a list of dicts")
-        chat = _to_plain(list(messages), "messages")
+        chat = _to_plain(list_of_caller(messages), "messages")
         if not chat:
             raise InvalidArgument(param="messages", got="empty", allowed="a list of at least one message")
         for at, message in enumerate(chat):
@@ -198,8 +199,9 @@ class ChatTemplate:
                 raise InvalidArgument(param=name, got=type(value).__name__, allowed="a list of dicts")
         return {
             "messages": list(map(_with_reasoning, chat)),
-            "tools": None if tools is None else _dicts(_to_plain(list(tools), "tools"), "tools"),
-            "documents": None if documents is None else _dicts(_to_plain(list(documents), "documents"), "documents"),
+            "tools": None if tools is None else _dicts(_to_plain(list_of_caller(tools), "tools"), "tools"),
+            "documents": None if documents is None else _dicts(_to_plain(list_of_caller(documents), "documents"),
+                                                               "documents"),
             **{name: _to_plain(value, name) for name, value in variables.items()},
         }
 

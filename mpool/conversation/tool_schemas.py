@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
+from ..resources import of_caller
 from . import schema_references
 from .grammar import MAX_DEPTH, _depth
 
@@ -129,8 +130,9 @@ def _from_callable(where: str, tool: Any) -> dict[str, Any]:
     if isinstance(tool, type):
         if not hasattr(tool, "model_json_schema"):
             raise InvalidArgument(param=where, got=f"the class {name}", allowed=_ALLOWED)
-        return {"name": name, "description": inspect.cleandoc(tool.__doc__ or ""),
-                "parameters": tool.model_json_schema()}
+        with of_caller():
+            schema = tool.model_json_schema()
+        return {"name": name, "description": inspect.cleandoc(tool.__doc__ or ""), "parameters": schema}
     return _from_signature(f"{where}, {name}", name, tool)
 
 
@@ -210,7 +212,9 @@ def _schema(where: str, hint: Any) -> dict[str, Any]:
                        [field.name for field in fields if field.default is dataclasses.MISSING
                         and field.default_factory is dataclasses.MISSING])
     if hasattr(hint, "model_json_schema"):
-        return _inline_references(where, hint.model_json_schema())
+        with of_caller():
+            schema = hint.model_json_schema()
+        return _inline_references(where, schema)
     return _collection(where, hint, origin or hint, args)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from .. import native_calls
 from ..errors import FileError, InvalidArgument, LimitError, MpoolError
 from ..models.files import open_regular, unreadable
+from ..resources import list_of_caller, of_caller
 from . import structure
 from .memory import reserved
 
@@ -84,10 +85,11 @@ def images_of(images: Any, most: int,
     if isinstance(images, (Mapping, Set)) or not hasattr(images, "__len__") or not hasattr(images, "__iter__") \
             or getattr(images, "ndim", 4) != 4:
         raise InvalidArgument(param="images", got=_kind(images), allowed=f"{_INPUTS}, or a list of them")
-    if len(images) > most:
-        raise LimitError(f"`images` must hold at most {most:,} images, got {len(images):,}", param="images",
-                         hint=hint)
-    return list(images)
+    with of_caller():
+        size = len(images)
+    if size > most:
+        raise LimitError(f"`images` must hold at most {most:,} images, got {size:,}", param="images", hint=hint)
+    return list_of_caller(images)
 
 
 def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,

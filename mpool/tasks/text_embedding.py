@@ -14,6 +14,7 @@ import numpy as np
 from .. import native_calls
 from ..checks import integer, nearest, refuse, shown
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
+from ..resources import list_of_caller, of_caller
 from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
 from .options import PRECISIONS
 from .sampling import check_id
@@ -263,11 +264,13 @@ def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
             or not hasattr(inputs, "__iter__") or getattr(inputs, "ndim", 1) != 1:
         refuse(name, inputs, "a str or a list of str" if name == "inputs" else "a list of str",
                hint="embed_iter accepts any iterable" if name == "inputs" else None)
-    if len(inputs) > most:
+    with of_caller():
+        size = len(inputs)
+    if size > most:
         more = "embed_iter accepts any number of texts; max_inputs= or PoolConfig.max_embed_inputs raises the limit"
-        raise LimitError(f"`{name}` must hold at most {most:,} texts, got {len(inputs):,}", param=name,
+        raise LimitError(f"`{name}` must hold at most {most:,} texts, got {size:,}", param=name,
                          hint=more if name == "inputs" else "PoolConfig.max_embed_inputs raises the limit")
-    return list(inputs)
+    return list_of_caller(inputs)
 
 
 def fault_of(text: Any, name: str, least: int = 1) -> MpoolError | None:

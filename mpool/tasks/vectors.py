@@ -19,6 +19,7 @@ import numpy as np
 
 from ..checks import refuse
 from ..errors import InvalidArgument, MemoryExhausted, NumericError
+from ..resources import of_caller
 from ..runtime.logs import log
 from . import options as _options
 from .options import ON_ERROR, PRECISIONS
@@ -395,7 +396,8 @@ class Bar:
         if self.bar is not None:
             self.bar.update(count)
         if self.call is not None:
-            self.call(self.done, self.total)
+            with of_caller():
+                self.call(self.done, self.total)
 
     def close(self) -> None:
         """Close the progress bar."""

@@ -16,6 +16,7 @@ import numpy as np
 from .. import native_calls
 from ..errors import ContextOverflow, FormatError, InvalidArgument, MpoolError
 from ..models.spec import TokenizerSource, TokenTable
+from ..resources import list_of_caller
 from .specials import BY_TEXT
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class Tokenizer:
         """
         if isinstance(texts, str):
             raise InvalidArgument(param="texts", got="a single string", allowed="a list of strings")
-        texts = list(texts)
+        texts = list_of_caller(texts)
         prefix, suffix = (self.prefix_ids, self.suffix_ids) if add_special else ((), ())
         around = len(prefix) + len(suffix)
         room = None if max_tokens is None else max_tokens - around
@@ -262,7 +263,7 @@ class Tokenizer:
         Raises:
             InvalidArgument: a text is not a string or contains a lone surrogate; the message names its index.
         """
-        return self._typed(self._encode_spans, list(texts), parse_special)
+        return self._typed(self._encode_spans, list_of_caller(texts), parse_special)
 
     @property
     def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -312,7 +313,7 @@ class Tokenizer:
         """
         if parse_special:
             return [self._encode_one(text, True) for text in texts]
-        return self._encode_many(list(texts), room)
+        return self._encode_many(list_of_caller(texts), room)
 
     def join_pairs(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, max_tokens: int,
                    truncate: bool = True, keep_second: bool = False,

@@ -37,6 +37,45 @@ MP_TEST(models_kv_arena_regions_have_a_small_rest) {
     MP_CHECK_INT(small.region_bytes, 8 << 20);
 }
 
+static mp_status take(mp_kv_arena *arena, void *slot_out, mp_error *error) {
+    bool zero;
+    return mp_kv_arena_take(arena, slot_out, &zero, error);
+}
+
+static bool is_zero(const uint8_t *bytes, size_t count) {
+    return bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0;
+}
+
+/* A slot counts as zero once: when it is taken for the first time since its region was mapped. */
+MP_TEST(models_kv_arena_slots_are_zero_once) {
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_kv_arena arena;
+    mp_error error;
+    uint8_t *slots[PER_REGION + 1];
+    bool zero, mapped = mp_sys_alloc_is_zero(8 << 20);
+    mp_kv_arena_init(&arena, SLOT, &budget);
+    for (int round = 0; round < 2; round++) { /* the second round uses new regions */
+        for (int pass = 0; pass < 3; pass++) {
+            for (int i = pass ? 1 : 0; i <= PER_REGION; i++) { /* slot 0 keeps the first region */
+                MP_CHECK_OK(mp_kv_arena_take(&arena, (void **)&slots[i], &zero, &error), &error);
+                MP_CHECK_INT(zero, mapped && (pass == 0 || i == PER_REGION));
+                MP_CHECK(!zero || is_zero(slots[i], SLOT));
+                memset(slots[i], 1, SLOT);
+            }
+            for (int i = PER_REGION; i > 0; i--)
+                mp_kv_arena_give(&arena, slots[i]);
+        }
+        mp_kv_arena_give(&arena, slots[0]);
+        MP_CHECK_INT(arena.count, 0);
+    }
+    mp_kv_arena_deinit(&arena);
+    mp_kv_arena_init(&arena, 1000, &budget);
+    MP_CHECK_OK(mp_kv_arena_take(&arena, (void **)&slots[0], &zero, &error), &error);
+    MP_CHECK(!zero);
+    mp_kv_arena_give(&arena, slots[0]);
+    mp_kv_arena_deinit(&arena);
+}
+
 /* Small slots are separate allocations of exactly their size. */
 MP_TEST(models_kv_arena_small_slots_are_charged_one_by_one) {
     mp_budget budget = {.limit = 3000};
@@ -45,10 +84,10 @@ MP_TEST(models_kv_arena_small_slots_are_charged_one_by_one) {
     void *slots[3];
     mp_kv_arena_init(&arena, 1000, &budget);
     for (int i = 0; i < 3; i++) {
-        MP_CHECK_OK(mp_kv_arena_take(&arena, &slots[i], &error), &error);
+        MP_CHECK_OK(take(&arena, &slots[i], &error), &error);
         MP_CHECK_INT(budget.used, 1000 * (i + 1));
     }
-    MP_CHECK_STATUS(mp_kv_arena_take(&arena, &slots[0], &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_STATUS(take(&arena, &slots[0], &error), MP_MEMORY_EXHAUSTED, &error);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 3000);
     for (int i = 0; i < 3; i++)
         MP_CHECK_INT(mp_kv_arena_give(&arena, slots[i]), 1000);
@@ -103,7 +142,7 @@ MP_TEST_SECONDS(models_kv_arena_random_use, 60) {
         if (count < MOST && (count == 0 || mp_test_random_u64(&random) % 100 < (grows ? 60u : 40u))) {
             const uint32_t regions = arena.count, room = regions * PER_REGION - count;
             void *slot;
-            MP_CHECK_OK(mp_kv_arena_take(&arena, &slot, &error), &error);
+            MP_CHECK_OK(take(&arena, &slot, &error), &error);
             MP_CHECK_INT(arena.count, regions + (room == 0));
             slots[count] = slot;
             tags[count] = step;
@@ -145,7 +184,7 @@ MP_TEST(models_kv_arena_fills_low_regions_first) {
     void *slots[REGIONS * PER_REGION];
     mp_kv_arena_init(&arena, SLOT, &budget);
     for (int i = 0; i < REGIONS * PER_REGION; i++)
-        MP_CHECK_OK(mp_kv_arena_take(&arena, &slots[i], &error), &error);
+        MP_CHECK_OK(take(&arena, &slots[i], &error), &error);
     for (int i = 0; i < REGIONS * PER_REGION; i++)
         if (i % PER_REGION != 0) { /* one slot of each region stays */
             MP_CHECK_INT(mp_kv_arena_give(&arena, slots[i]), 0);
@@ -154,7 +193,7 @@ MP_TEST(models_kv_arena_fills_low_regions_first) {
     MP_CHECK_INT(arena.count, REGIONS);
     const uint8_t *first = arena.regions[0].memory;
     for (int i = 1; i < PER_REGION; i++) {
-        MP_CHECK_OK(mp_kv_arena_take(&arena, &slots[i], &error), &error);
+        MP_CHECK_OK(take(&arena, &slots[i], &error), &error);
         MP_CHECK((uint8_t *)slots[i] > first && (uint8_t *)slots[i] < first + arena.region_bytes);
     }
     check(&arena, &budget, PER_REGION + REGIONS - 1);
@@ -172,14 +211,14 @@ MP_TEST(models_kv_arena_a_full_budget_refuses_a_region) {
     void *slots[PER_REGION], *more;
     mp_kv_arena_init(&arena, SLOT, &budget);
     for (int i = 0; i < PER_REGION; i++)
-        MP_CHECK_OK(mp_kv_arena_take(&arena, &slots[i], &error), &error);
-    MP_CHECK_STATUS(mp_kv_arena_take(&arena, &more, &error), MP_MEMORY_EXHAUSTED, &error);
+        MP_CHECK_OK(take(&arena, &slots[i], &error), &error);
+    MP_CHECK_STATUS(take(&arena, &more, &error), MP_MEMORY_EXHAUSTED, &error);
     MP_CHECK_HAS(error.message, "8.4 MB");
     check(&arena, &budget, PER_REGION);
     mp_kv_arena_give(&arena, slots[5]);
-    MP_CHECK_OK(mp_kv_arena_take(&arena, &slots[5], &error), &error); /* within the region */
+    MP_CHECK_OK(take(&arena, &slots[5], &error), &error); /* within the region */
     budget.limit++;
-    MP_CHECK_OK(mp_kv_arena_take(&arena, &more, &error), &error);
+    MP_CHECK_OK(take(&arena, &more, &error), &error);
     check(&arena, &budget, PER_REGION + 1);
     MP_CHECK_INT(mp_kv_arena_give(&arena, more), 8 << 20);
     for (int i = 0; i < PER_REGION; i++)
@@ -211,6 +250,35 @@ static void check_cache(const mp_prefix_cache *cache, const mp_budget *budget) {
     MP_CHECK_INT(used[1], windows);
     MP_CHECK_INT(budget->used, mp_kv_charged(kv));
     MP_CHECK_INT(budget->used, (kv->of_blocks.count + kv->of_windows.count) * (uint64_t)(2 << 20));
+}
+
+/* Every block and every window part that a cache hands out is zero, whatever its memory held before. */
+MP_TEST(models_kv_cache_blocks_are_zero) {
+    enum { BLOCKS = 40 };
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_kv_cache cache;
+    mp_error error;
+    uint32_t ids[BLOCKS];
+    mp_kv_init(&cache, &group, &budget);
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < BLOCKS; i++) {
+            MP_CHECK_OK(mp_kv_take(&cache, &ids[i], &error), &error);
+            MP_CHECK(is_zero(cache.memory[ids[i]], cache.block_bytes));
+            MP_CHECK(is_zero(cache.window_memory[ids[i]], cache.window_bytes));
+            memset(cache.memory[ids[i]], 0xff, cache.block_bytes);
+            memset(cache.window_memory[ids[i]], 0xff, cache.window_bytes);
+        }
+        for (int i = 0; i < BLOCKS; i++) {
+            cache.seen[ids[i]] = 0;
+            if (i != 7 || round == 3)
+                mp_kv_give(&cache, ids[i]);
+        }
+        if (round % 2)
+            while (mp_kv_release(&cache))
+                continue;
+    }
+    cache.seen[ids[7]] = 0;
+    mp_kv_deinit(&cache);
 }
 
 /* A cache that grows, shrinks, is trimmed and runs against its budget charges the regions that it holds, and after each
@@ -352,7 +420,7 @@ MP_TEST(models_kv_arena_maps_whole_huge_pages) {
     watch();
     mp_kv_arena_init(&arena, SLOT, &budget);
     for (int i = 0; i < TAKEN; i++) {
-        MP_CHECK_OK(mp_kv_arena_take(&arena, &slots[i], &error), &error);
+        MP_CHECK_OK(take(&arena, &slots[i], &error), &error);
         MP_CHECK_INT(mapped_count, i / PER_REGION + 1);
     }
 #ifdef MADV_HUGEPAGE
@@ -386,15 +454,15 @@ MP_TEST(models_kv_arena_survives_a_refusal_of_the_system) {
     refuse_from = 1;
     mp_kv_arena_init(&arena, SLOT, &budget);
     for (int i = 0; i < PER_REGION; i++) {
-        MP_CHECK_OK(mp_kv_arena_take(&arena, &slots[i], &error), &error);
+        MP_CHECK_OK(take(&arena, &slots[i], &error), &error);
         mark(slots[i], (uint32_t)i);
     }
     for (int attempt = 0; attempt < 3; attempt++) {
-        MP_CHECK_STATUS(mp_kv_arena_take(&arena, &more, &error), MP_MEMORY_EXHAUSTED, &error);
+        MP_CHECK_STATUS(take(&arena, &more, &error), MP_MEMORY_EXHAUSTED, &error);
         check(&arena, &budget, PER_REGION);
     }
     refuse_from = 0;
-    MP_CHECK_OK(mp_kv_arena_take(&arena, &more, &error), &error);
+    MP_CHECK_OK(take(&arena, &more, &error), &error);
     check(&arena, &budget, PER_REGION + 1);
     mp_kv_arena_give(&arena, more);
     for (int i = 0; i < PER_REGION; i++) {

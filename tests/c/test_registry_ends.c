@@ -9,6 +9,7 @@
 
 #include "base/sys.h"
 #include "mp_test.h"
+#include "registry/state.h"
 #include "test_registry_fake.h"
 
 /* --- all operations at once, on several threads: each request ends exactly once --- */
@@ -261,6 +262,49 @@ MP_TEST(registry_shutdown_ends_requests_that_it_cuts_off) {
         mp_ticket_release(tickets[i]);
     }
     fake_until_no_calls();
+}
+
+static void abandon_it(void *arg) {
+    mp_entry *entry = arg;
+    mp_error error;
+    mp_fail(&error, MP_SHUTTING_DOWN, "a: abandoned by the test");
+    mp_mutex_lock(&entry->lock);
+    mp_worker_abandon(entry->workers[0], &error);
+    mp_mutex_unlock(&entry->lock);
+}
+
+/* The thread of an abandoned worker may return while its requests are concluded. It waits until they are, and is woken
+ * then: at shutdown (mp_entry_join), no later event of the entry wakes it. */
+MP_TEST(registry_abandoned_worker_waits_for_its_requests) {
+    fake fake;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(2, 0);
+    fake_add(registry, "a", &fake, false);
+    atomic_store(&fake.step_stalls, true);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.in_steps, 1);
+    mp_thread thread;
+    mp_error error;
+    mp_entry *entry = registry->slots[0].current;
+    mp_worker *worker = entry->workers[0];
+    mp_mutex_lock(&ticket->lock); /* stops abandon_it where it concludes the request */
+    MP_CHECK_OK(mp_thread_start(&thread, "abandons", abandon_it, entry, &error), &error);
+    for (bool dead = false; !dead; mp_sys_sleep_ns(FAKE_MS(1) / 4)) {
+        mp_mutex_lock(&entry->lock);
+        dead = worker->state == MP_WORKER_DEAD;
+        mp_mutex_unlock(&entry->lock);
+    }
+    atomic_store(&fake.step_stalls, false);
+    mp_sys_sleep_ns(FAKE_MS(100)); /* the worker's thread returns, and waits */
+    MP_CHECK_INT(fake.engines, 1);
+    MP_CHECK(!mp_ticket_done(ticket));
+    mp_mutex_unlock(&ticket->lock);
+    mp_thread_join(&thread);
+    for (uint64_t end = fake_in_ms(5000); atomic_load(&fake.engines); mp_sys_sleep_ns(FAKE_MS(1) / 4))
+        MP_CHECK(mp_sys_now_ns() < end);
+    MP_CHECK_STATUS(mp_ticket_status(ticket, &error), MP_SHUTTING_DOWN, &error);
+    mp_ticket_release(ticket);
+    fake_end(registry);
 }
 
 static void close_it(void *arg) { mp_registry_close(arg, FAKE_MS(50)); }

@@ -204,6 +204,56 @@ MP_TEST(registry_governor_asks_one_owner_after_the_other) {
     }
 }
 
+/* A load above the limit evicts the models of others, or waits for them, until the limit may be raised: until at most
+ * an eighth is in use, and what the machine offers is enough for both. */
+MP_TEST(registry_governor_evicts_before_it_raises_the_limit) {
+    if (getenv("MPOOL_MEMORY_MB"))
+        MP_SKIP("MPOOL_MEMORY_MB sets the limit");
+    uint64_t most, limit = mp_governor_limit_of(mp_cpu_memory_bytes(), &most), used = limit / 2;
+    const uint64_t needs[] = {limit + 1, most - limit / 8, most - limit / 16, most};
+    for (size_t i = 0; i < sizeof needs / sizeof *needs; i++) {
+        uint64_t left = most - needs[i] < limit / 8 ? most - needs[i] : limit / 8, lacking = used - left;
+        for (int idle = 0; idle < 2; idle++)
+            for (int under = 0; under < 2; under++) {
+                owner owners[2];
+                mp_governor *governor = open_with(0, owners, 0, 0);
+                mp_budget *budget = mp_governor_budget(governor);
+                mp_guard guard;
+                mp_error error;
+                int asked = 0;
+                *(idle ? &owners[0].has : &owners[0].future) = lacking - (uint64_t)under;
+                MP_CHECK(mp_budget_take(budget, used));
+                MP_CHECK_STATUS(mp_governor_reserve(governor, "a", needs[i], needs[i], false, once, &asked, &guard,
+                                                    &error),
+                                under ? MP_MEMORY_EXHAUSTED : MP_CANCELLED, &error);
+                MP_CHECK_INT(owners[0].asked, lacking);
+                MP_CHECK_INT(atomic_load(&budget->limit), limit);
+                mp_budget_give(budget, lacking);
+                MP_CHECK_OK(mp_governor_reserve(governor, "a", needs[i], needs[i], false, NULL, NULL, &guard, &error),
+                            &error);
+                MP_CHECK_INT(atomic_load(&budget->limit), left + needs[i]);
+                mp_guard_release(&guard);
+                mp_budget_give(budget, left);
+                close_with(governor, owners);
+            }
+    }
+}
+
+/* A configured limit never rises, and no model is evicted for a load that it rules out. */
+MP_TEST(registry_governor_evicts_nothing_for_a_load_above_a_configured_limit) {
+    owner owners[2];
+    mp_governor *governor = open_with(1000, owners, 999, 0);
+    mp_guard guard;
+    mp_error error;
+    owners[0].future = 5000;
+    MP_CHECK(mp_budget_take(mp_governor_budget(governor), 999));
+    MP_CHECK_STATUS(mp_governor_reserve(governor, "a", 1001, 1001, false, NULL, NULL, &guard, &error),
+                    MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_INT(owners[0].asked, 1000);
+    mp_budget_give(mp_governor_budget(governor), 999);
+    close_with(governor, owners);
+}
+
 /* A load that lacks memory asks for exactly what it lacks, and says how much is free. */
 MP_TEST(registry_governor_asks_for_what_is_lacking) {
     owner owners[2];

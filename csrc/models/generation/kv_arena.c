@@ -99,7 +99,8 @@ static size_t remove_region(mp_kv_arena *arena, uint32_t at) {
 
 /* ---- slots ------------------------------------------------------------------------------------------------------- */
 
-mp_status mp_kv_arena_take(mp_kv_arena *arena, void **slot, mp_error *error) {
+mp_status mp_kv_arena_take(mp_kv_arena *arena, void **slot, bool *zero, mp_error *error) {
+    *zero = false;
     if (!arena->region_bytes)
         return reserve(arena, arena->slot_bytes, slot, error);
     while (arena->open < arena->count && arena->regions[arena->open].used == arena->slots)
@@ -111,7 +112,9 @@ mp_status mp_kv_arena_take(mp_kv_arena *arena, void **slot, mp_error *error) {
     while (region->taken[word] == UINT64_MAX)
         word++;
     const uint32_t bit = (uint32_t)__builtin_ctzll(~region->taken[word]);
+    *zero = mp_sys_alloc_is_zero(arena->region_bytes) && (region->written[word] >> bit & 1) == 0;
     region->taken[word] |= (uint64_t)1 << bit;
+    region->written[word] |= (uint64_t)1 << bit;
     region->used++;
     *slot = region->memory + (size_t)(word * 64 + bit) * arena->slot_bytes;
     MP_UNGUARD(*slot, arena->slot_bytes);

@@ -20,6 +20,7 @@ typedef struct mp_kv_region {
     uint8_t *memory;
     uint32_t used;                              /* slots in use */
     uint64_t taken[MP_KV_REGION_SLOTS / 64];    /* bit per slot */
+    uint64_t written[MP_KV_REGION_SLOTS / 64];  /* bit per slot: it was taken before */
 } mp_kv_region;
 
 typedef struct mp_kv_arena {
@@ -36,9 +37,10 @@ typedef struct mp_kv_arena {
 void mp_kv_arena_init(mp_kv_arena *arena, size_t slot_bytes, mp_budget *budget);
 /* Frees the table of regions. All slots must have been given back. */
 void mp_kv_arena_deinit(mp_kv_arena *arena);
-/* Takes a slot, whose contents are undefined. MEMORY_EXHAUSTED when the budget or the system refuses a region; the
- * arena is then unchanged. */
-mp_status mp_kv_arena_take(mp_kv_arena *arena, void **slot, mp_error *error);
+/* Takes a slot. *zero: the slot is zero, because the system zeroed its pages and nothing was written since; else its
+ * contents are undefined. MEMORY_EXHAUSTED when the budget or the system refuses a region; the arena is then
+ * unchanged. */
+mp_status mp_kv_arena_take(mp_kv_arena *arena, void **slot, bool *zero, mp_error *error);
 /* Gives a slot back. Returns the bytes that this returned to the budget and to the system: those of the region if it is
  * empty now, or else 0. */
 size_t mp_kv_arena_give(mp_kv_arena *arena, void *slot);

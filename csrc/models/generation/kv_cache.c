@@ -93,14 +93,16 @@ static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
     return MP_OK;
 }
 
-/* Returns an id with block memory but without a window part: that of a free block, or of a newly allocated block. */
-static mp_status take_block(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
+/* Returns an id with block memory but without a window part: that of a free block, or of a newly allocated block.
+ * *zero: the memory is zero. */
+static mp_status take_block(mp_kv_cache *cache, uint32_t *id, bool *zero, mp_error *error) {
+    *zero = false;
     if (cache->free_count > 0) {
         *id = cache->free_ids[--cache->free_count];
         return MP_OK;
     }
     void *memory;
-    MP_TRY(mp_kv_arena_take(&cache->of_blocks, &memory, error));
+    MP_TRY(mp_kv_arena_take(&cache->of_blocks, &memory, zero, error));
     mp_status status = empty_id(cache, id, error);
     if (status != MP_OK) {
         mp_kv_arena_give(&cache->of_blocks, memory);
@@ -112,25 +114,28 @@ static mp_status take_block(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
 
 static mp_status add_window(mp_kv_cache *cache, uint32_t id, mp_error *error) {
     void **part = &cache->window_memory[id];
+    bool zero = false;
     if (cache->spare_count > 0)
         *part = cache->spare[--cache->spare_count];
     else
-        MP_TRY(mp_kv_arena_take(&cache->of_windows, part, error));
-    memset(*part, 0, cache->window_bytes);
+        MP_TRY(mp_kv_arena_take(&cache->of_windows, part, &zero, error));
+    if (!zero)
+        memset(*part, 0, cache->window_bytes);
     cache->seen[id] = 1;
     return MP_OK;
 }
 
 mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
-    MP_TRY(take_block(cache, id, error));
+    bool zero;
+    MP_TRY(take_block(cache, id, &zero, error));
     mp_status status = cache->window_bytes ? add_window(cache, *id, error) : MP_OK;
     if (status != MP_OK) {
         cache->free_ids[cache->free_count++] = *id;
         return status;
     }
-    /* zero the block: attention reads slots beyond the end of a sequence before it masks them, so they must be
-     * finite */
-    memset(cache->memory[*id], 0, cache->block_bytes);
+    /* Attention reads slots beyond the end of a sequence before it masks them, so they must be finite. */
+    if (!zero)
+        memset(cache->memory[*id], 0, cache->block_bytes);
     cache->references[*id] = 1;
     return MP_OK;
 }

@@ -80,8 +80,6 @@ static void insert(mp_queue *queue, mp_queue_node *node, bool front) {
 }
 
 mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node) {
-    if (queue->closed)
-        return MP_QUEUE_CLOSED;
     if (mp_queue_full(queue, node->kind))
         return MP_QUEUE_FULL;
     insert(queue, node, false);
@@ -191,5 +189,3 @@ int mp_queue_position(const mp_queue *queue, const mp_queue_node *node, uint64_t
     }
     return position;
 }
-
-void mp_queue_close(mp_queue *queue) { queue->closed = true; }

@@ -64,10 +64,9 @@ typedef struct mp_queue {
     int count, counts[MP_QUEUE_KINDS], capacity[MP_QUEUE_KINDS];
     uint64_t cost; /* sum over all queued nodes */
     uint64_t full_ns[MP_QUEUE_KINDS], full_since_ns[MP_QUEUE_KINDS]; /* see mp_queue_full_ns; 0 = not full */
-    bool closed;
 } mp_queue;
 
-typedef enum mp_queue_result { MP_QUEUE_TAKEN, MP_QUEUE_FULL, MP_QUEUE_CLOSED } mp_queue_result;
+typedef enum mp_queue_result { MP_QUEUE_TAKEN, MP_QUEUE_FULL } mp_queue_result;
 
 /* The memory of the queue is proportional to its capacity. */
 mp_status mp_queue_create(mp_queue *queue, const int capacity[MP_QUEUE_KINDS], mp_error *error);
@@ -75,16 +74,14 @@ void mp_queue_destroy(mp_queue *queue); /* zeroed = legal */
 /* Initialise a node that is in no queue. `priority` is clamped to 0 to MP_QUEUE_PRIORITIES - 1; a positive kind is
  * 1. */
 void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t tenant, uint64_t since_ns);
-/* Append the node to its flow. node->cost must be set. Returns MP_QUEUE_FULL when the node's kind is full,
- * MP_QUEUE_CLOSED when the queue is closed. */
+/* Append the node to its flow. node->cost must be set. Returns MP_QUEUE_FULL when the node's kind is full. */
 mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node);
 /* Returns the time for which the queue has been full of nodes of a kind since its creation, until now_ns. */
 uint64_t mp_queue_full_ns(const mp_queue *queue, int kind, uint64_t now_ns);
 /* Put the node before all others of its flow. Never refused: for a node that was accepted before and must wait
  * again. */
 void mp_queue_push_front(mp_queue *queue, mp_queue_node *node);
-/* Return the node to serve next, without removing it; NULL when the queue is empty. Works on a closed queue: closing
- * stops arrivals only. O(1). */
+/* Return the node to serve next, without removing it; NULL when the queue is empty. O(1). */
 mp_queue_node *mp_queue_best(const mp_queue *queue, uint64_t now_ns);
 /* True if `a` is to be served before `b`, leaving ages aside: its priority is more urgent, or its flow has received
  * less. False for nodes of the same flow. O(1). */
@@ -103,6 +100,5 @@ static inline bool mp_queue_full(const mp_queue *queue, int kind) {
 /* Return the number of nodes that have a more urgent priority, or the same priority and arrived earlier. *cost receives
  * the sum of their costs. O(count). */
 int mp_queue_position(const mp_queue *queue, const mp_queue_node *node, uint64_t *cost);
-void mp_queue_close(mp_queue *queue);
 
 #endif

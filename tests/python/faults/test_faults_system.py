@@ -14,6 +14,7 @@ import time
 import types
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -121,6 +122,59 @@ def test_errors_of_iterables_keep_their_class(pool: mpool.Pool, bert: Path) -> N
     with open(UNREADABLE) as file, pytest.raises(OSError, match="Input/output error") as caught:
         list(pool.embed_iter(file, bert))  # no line of Python runs between mpool and the system
     assert type(caught.value) is OSError
+
+
+def test_errors_of_functions_and_classes_of_callers_keep_their_class(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    class Refusing:
+        """A class with the interface of pydantic's, which reads a file."""
+
+        @classmethod
+        def model_json_schema(cls) -> dict[str, Any]:
+            return {"const": missing()}
+
+    class Length(list[str]):
+        def __len__(self) -> int:
+            return len(missing())
+
+    for call in (lambda: pool.embed(["a", "b"], bert, progress=lambda done, total: missing()),
+                 lambda: pool.generate("a", llama, response_format=Refusing, max_tokens=4),
+                 lambda: pool.embed(Length(), bert), lambda: pool.embed_image(Lazy(), "digits-clip"),
+                 lambda: pool.chat(Lazy(), llama, max_tokens=1)):  # type: ignore[arg-type]
+        with pytest.raises(FileNotFoundError, match="/none/texts.txt"):
+            call()
+
+
+def test_other_errors_are_errors_of_mpool_whatever_file_raised_them() -> None:
+    """A library that mpool calls may be anywhere: the names of files do not say whose code it is."""
+    async def read() -> None:
+        missing()
+
+    for call in (typed(missing), lambda: asyncio.run(typed_async(read)())):
+        with pytest.raises(mpool.FileError, match="/none/texts.txt"):
+            call()
+
+
+class Handler:
+    """A handler of signals: a method, or an object that can be called."""
+
+    def ring(self, number: int, frame: FrameType | None) -> None:
+        raise FileNotFoundError(errno.ENOENT, "mine")
+
+    __call__ = ring
+
+
+@pytest.mark.parametrize("handler", [Handler(), Handler().ring, partial(Handler.ring, None)], ids=lambda one: type(one))
+def test_every_kind_of_signal_handler_is_known(handler: Any) -> None:
+    def busy() -> None:
+        signal.raise_signal(signal.SIGALRM)
+        time.sleep(10)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(FileNotFoundError, match="mine"):
+            typed(busy)()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, FileNotFoundError])
