@@ -273,20 +273,23 @@ def _refused(fault: Fault) -> Refusal:
     return Refusal("invalid_value", f"{name} must be {fault.allowed}, got {fault.got}."[:300], path or None)
 
 
-async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
-    """Parse a body as :func:`parse` does, on another thread if it is long.
+def parse_bounded(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
+    """Parse a body as :func:`parse` does, after :func:`check_size` if it is long.
 
     Raises:
-        Refusal: As for :func:`parse` and, for a long body, for :func:`check_size`.
+        Refusal: As for :func:`parse` and :func:`check_size`.
     """
-    if len(data) < _LONG:
-        return parse(data, kind, ignored)
-    return await native_calls.BODIES.arun(_parse_long, data, kind, ignored)
-
-
-def _parse_long(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
-    check_size(data)
+    if len(data) >= _LONG:
+        check_size(data)
     return parse(data, kind, ignored)
 
 
-__all__ = ["ClientDisconnected", "check_size", "declared_length", "parse", "parse_body", "parse_part", "read"]
+async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None) -> T:
+    """As :func:`parse_bounded`, on another thread if the body is long."""
+    if len(data) < _LONG:
+        return parse_bounded(data, kind, ignored)
+    return await native_calls.BODIES.arun(parse_bounded, data, kind, ignored)
+
+
+__all__ = ["ClientDisconnected", "check_size", "declared_length", "parse", "parse_body", "parse_bounded", "parse_part",
+           "read"]

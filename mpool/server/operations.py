@@ -60,6 +60,7 @@ class Operation:
         summary: One line for the OpenAPI document.
         streams: Media type of a streamed response; None: the response is never streamed.
         name: ``operationId`` in the OpenAPI document.
+        on_loop: Parse the body on the event loop's thread even if it is long.
         media_type: Media type of a text response.
         owner_only: Without a token, only clients of the server's own user (or of root) may call the operation.
     """
@@ -72,6 +73,7 @@ class Operation:
     summary: str
     streams: str | None = None
     name: str = ""
+    on_loop: bool = False
     media_type: str = "text/plain"
     owner_only: bool = False
 
@@ -324,6 +326,8 @@ class Endpoint:
             return None
         _check_type(scope)
         data = await bodies.read(receive, bodies.declared_length(scope), self.state.settings.max_body)
+        if self.operation.on_loop:
+            return bodies.parse_bounded(data, kind, context.ignored)
         return await bodies.parse_body(data, kind, context.ignored)
 
 

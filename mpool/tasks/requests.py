@@ -17,6 +17,7 @@ from .. import native_calls
 from ..checks import integer, refuse
 from ..errors import InvalidArgument
 from ..models import load_catalogue
+from ..resources import of_caller
 from . import options as _options
 from . import text_embedding as embedding
 from . import vectors
@@ -412,17 +413,20 @@ def characters(messages: Any) -> int:
     """Count the characters of a conversation. An image counts as a long text; invalid messages count as 0."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         return 0
-    return sum(_length(message.get("content")) + (native_calls.LONG_ON_LOOP if message.get("images") is not None else 0)
-               for message in messages if isinstance(message, Mapping))
+    with of_caller():
+        return sum(_length(message.get("content")) +
+                   (native_calls.LONG_ON_LOOP if message.get("images") is not None else 0)
+                   for message in messages if isinstance(message, Mapping))
 
 
 def has_images(messages: Any) -> bool:
     """Return True if a conversation may contain images; False also for invalid messages."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         return False
-    return any(message.get("images") is not None or any(
-        isinstance(part, Mapping) and part.get("type") != "text" for part in _parts(message.get("content")))
-        for message in messages if isinstance(message, Mapping))
+    with of_caller():
+        return any(message.get("images") is not None or any(
+            isinstance(part, Mapping) and part.get("type") != "text" for part in _parts(message.get("content")))
+            for message in messages if isinstance(message, Mapping))
 
 
 def _parts(content: Any) -> Iterable[Any]:

@@ -310,7 +310,8 @@ MP_TEST(registry_windows_memory_of_a_closing_pool) {
             fake_init(&fakes[i]);
             fakes[i].model_bytes = LARGE;
             const mp_registry_config config = {.threads = 2, .max_workers = 1, .spin_ns = 1};
-            MP_CHECK_OK(mp_registry_create(&config, &registries[i], &error), &error); /* with the budget of the process */
+            /* without a limit of its own: with the budget of the process */
+            MP_CHECK_OK(mp_registry_create(&config, &registries[i], &error), &error);
             fake_add(registries[i], i ? "b" : "a", &fakes[i], false);
         }
         mp_budget *budget = mp_governor_budget(registries[0]->services->governor);

@@ -27,6 +27,7 @@ from realmodels import real_path
 from servers import Process, Raw, ask
 from workers import TERMINAL, Events, free, refused, run, text_of, until, working
 
+from mpool.server import bodies
 from mpool.server.errors import TABLE, Refusal, refusal_of, worker_code, worker_error
 from mpool.server.peers import user_of
 from mpool.server.worker import GRACE, TokenSplitter, Worker
@@ -207,6 +208,15 @@ def overlaps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Request, "submit", counting)
     return found
+
+
+@pytest.mark.parametrize("path", ["/execute", "/cancel"])
+def test_bodies_of_many_values_are_refused(worker: Worker, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """The event loop parses these bodies: it must not be silent for long."""
+    monkeypatch.setattr(bodies, "parse", lambda *given: pytest.fail("the body was decoded"))
+    with Raw(worker.serving) as raw:
+        status, _, found = raw.request(path, b'{"job_id":[' + b",".join([b"[1]"] * 60_000) + b"]}").answer()
+    assert status == 413 and b"lists and objects" in found
 
 
 def test_jobs_run_strictly_one_after_the_other(worker: Worker, overlaps: list[int]) -> None:
