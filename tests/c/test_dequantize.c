@@ -52,6 +52,32 @@ MP_TEST(kernels_dequantize_floats) {
     MP_CHECK(out[0] == 1.5f && kt_bits(out[1]) == 0xff7f0000u && kt_bits(out[2]) == 0x00010000u);
 }
 
+/* Every value of a scale of 8 bits: FP8 UE4M3, halved, where 127 is NaN and counts as 0; and powers of two. */
+MP_TEST(kernels_dequantize_every_small_scale) {
+    uint8_t block[36];
+    float out[64];
+    memset(block, 0x22, sizeof block); /* code 2 is the value 2, before the scale is halved */
+    for (int byte = 0; byte < 256; byte++) {
+        const int exponent = byte >> 3 & 15, fraction = byte & 7;
+        const float scale = byte == 127 ? 0 : exponent ? ldexpf((float)(8 + fraction), exponent - 11)
+                                                       : ldexpf((float)fraction, -10);
+        for (int g = 0; g < 4; g++) {
+            memset(block, 0, 4);
+            block[g] = (uint8_t)byte;
+            mp_dequantize_row(MP_NVFP4, block, 64, out);
+            for (int k = 0; k < 64; k++)
+                if (out[k] != (k / 16 == g ? 2 * scale : 0))
+                    MP_FAIL("NVFP4 scale %d of group %d: item %d is %g", byte, g, k, (double)out[k]);
+        }
+        block[0] = (uint8_t)byte;
+        memset(block + 1, 0x22, 3);
+        mp_dequantize_row(MP_MXFP4, block, 32, out);
+        for (int k = 0; k < 32 && byte < 255; k++)
+            if (out[k] != ldexpf(2, byte - 128))
+                MP_FAIL("MXFP4 scale %d: item %d is %g", byte, k, (double)out[k]);
+    }
+}
+
 MP_TEST(kernels_dequantize_small_blocks) {
     uint8_t block[34];
     float out[32];
