@@ -67,7 +67,7 @@ def bytes_of(found: Any) -> list[bytes]:
         return [row.tobytes() for row in found]
     if isinstance(found, mpool.TextEmbeddings):
         parts = (bytes_of(one) for one in (found.dense, found.sparse, found.tokens) if one is not None)
-        return [b"".join(each) for each in zip(*parts)]
+        return [b"".join(each) for each in zip(*parts, strict=True)]
     if isinstance(found, mpool.SparseVectors):
         return [ids.tobytes() + values.tobytes() for ids, values in found]
     if isinstance(found, mpool.TokenVectors):
