@@ -14,6 +14,7 @@ from ._share import connect  # isort: skip - before Ray is imported
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from ...checks import one_of, refuse, shown, unknown_option
@@ -177,7 +178,7 @@ def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] |
 
     Raises:
         InvalidArgument: Ray has too few CPUs, or a model's name is invalid.
-        SpawnFailed: the replicas cannot be started; the message has Ray Serve's reason.
+        SpawnFailed: the proxies or the replicas cannot be started; the message has Ray Serve's reason.
         MpoolError: a model is invalid, see :func:`mpool.register`; only if this function starts Ray.
     """
     settings = plan.settings
@@ -195,10 +196,10 @@ def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] |
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
-        serve.start(proxy_location="EveryNode", http_options={"host": settings.host, "port": settings.port})
         try:
+            serve.start(proxy_location="EveryNode", http_options={"host": settings.host, "port": settings.port})
             serve.run(make(plan, _nodes()), name=NAME, route_prefix="/")
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError, RayError) as error:
             raise SpawnFailed(f"Ray Serve cannot start the application: {error}") from None
         if ready is not None:
             host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -33,7 +33,8 @@ MODELS = ["smollm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest):
     path = real_path(request.param)
-    with mpool.Pool() as pool:
+    # a pass of 1.5 billion float32 weights may take longer than the default of 30 s where other programs run
+    with mpool.Pool(mpool.PoolConfig(request_timeout=600)) as pool:
         yield pool, str(path), np.load(PARITY / f"{request.param}.npz")
 
 
