@@ -151,6 +151,8 @@ def junit(*paths: Path) -> dict[str, Any]:
     skipped: collections.Counter[str] = collections.Counter()
     failures, times = [], []
     for case in (case for path in paths if path.exists() for case in ElementTree.parse(path).iter("testcase")):
+        if not case.get("name"):
+            continue  # pytest was interrupted in this test
         test = _test_id(case.get("classname", ""), case.get("name", ""))
         times.append((round(float(case.get("time", 0)), 1), test))
         bad = [child for child in case if child.tag in ("failure", "error")]

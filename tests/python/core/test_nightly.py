@@ -86,6 +86,14 @@ def test_junit_results_are_counted(tmp_path: Path) -> None:
     assert found["skipped"] == {"no weights": 1} and len(found["slowest"]) == 5
 
 
+def test_an_interrupted_test_is_not_counted(tmp_path: Path) -> None:
+    """pytest writes it as a case without a name and without a failure."""
+    (tmp_path / "junit.xml").write_text('<testsuites><testsuite><testcase classname="x" name="test_a" time="1"/>'
+                                        '<testcase time="0.001"/></testsuite></testsuites>')
+    found = nightly.junit(tmp_path / "junit.xml")
+    assert found["counts"] == {"passed": 1} and len(found["slowest"]) == 1
+
+
 def test_results_of_several_runs_make_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [tmp_path / "a.xml", tmp_path / "b.xml"]
     for number, path in enumerate(paths, 1):
