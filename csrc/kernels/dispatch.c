@@ -43,6 +43,7 @@ void mp_kernels_init(void) {
 #if defined(MP_TARGET_AMX_BEGIN)
     if (features & MP_CPU_AMX) {
         mp_amx_dense(&t);
+        mp_amx_quant(&t); /* after the other quantised variants: small products stay with them */
         mp_amx_attention(&t);
     }
 #endif

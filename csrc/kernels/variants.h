@@ -47,6 +47,7 @@ void mp_avx512_rows(mp_kernel_table *table, uint32_t features);
 void mp_avx512_attention(mp_kernel_table *table, uint32_t features);
 #if defined(MP_TARGET_AMX_BEGIN)
 void mp_amx_dense(mp_kernel_table *table);
+void mp_amx_quant(mp_kernel_table *table); /* keeps the table's variants for few rows */
 void mp_amx_attention(mp_kernel_table *table);
 #endif
 void mp_avx512vnni_attention(mp_kernel_table *table); /* called by mp_avx512_attention */

@@ -12,6 +12,7 @@
 #include "kernels/variants.h"
 
 void modelled_amx_dense(mp_kernel_table *table);
+void modelled_amx_quant(mp_kernel_table *table);
 void modelled_amx_attention(mp_kernel_table *table);
 void modelled_avxvnni_dense(mp_kernel_table *table);
 void modelled_avxvnni_quant(mp_kernel_table *table);

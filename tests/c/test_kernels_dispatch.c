@@ -29,6 +29,8 @@ static const char *variant_of(const expected *row, int slot) {
                                    MP_SLOT_gemm_iq4_xs,  MP_SLOT_gemm_mxfp4,   MP_SLOT_gemm_nvfp4,
                                    MP_SLOT_stored_q4_0,  MP_SLOT_stored_q8_0,  MP_SLOT_stored_q4_k,
                                    MP_SLOT_stored_q5_k,  MP_SLOT_stored_q6_k,  MP_SLOT_stored_mxfp4};
+    static const int by_tiles[] = {MP_SLOT_gemm_q4_0, MP_SLOT_gemm_q4_1, MP_SLOT_gemm_q8_0,
+                                   MP_SLOT_gemm_q4_k, MP_SLOT_gemm_q6_k, MP_SLOT_gemm_mxfp4};
     static const int i16[] = {MP_SLOT_kv_store_i16,   MP_SLOT_kv_store_i8,   MP_SLOT_attn_query_i16,
                               MP_SLOT_attn_block_i16, MP_SLOT_attn_block_i8, MP_SLOT_attn_kv_i16,
                               MP_SLOT_attn_kv_i8};
@@ -36,6 +38,8 @@ static const char *variant_of(const expected *row, int slot) {
         return row->tiles;
     if (slot == MP_SLOT_stored_f32)
         return "avx2"; /* it reads eight rows at a time, so 512 bits would not help */
+    if (strcmp(row->mask, "amx") == 0 && is_one_of(slot, by_tiles, (int)(sizeof by_tiles / sizeof *by_tiles)))
+        return row->tiles;
     if (slot == MP_SLOT_gemm_i8)
         return row->i8;
     if (slot == MP_SLOT_gemm_bf16)

@@ -54,6 +54,7 @@ REPLACE(MP_CPU_AVX_VNNI, "avxvnni model", avxvnni_quant)
 #endif
 #if defined(MP_TARGET_AMX_BEGIN)
 REPLACE(MP_CPU_AMX, "amx model", amx_dense)
+REPLACE(MP_CPU_AMX, "amx model", amx_quant)
 REPLACE(MP_CPU_AMX, "amx model", amx_attention)
 #endif
 
@@ -70,13 +71,16 @@ static void use_or_skip(const char *mask) {
 /* Each modelled slot runs on its model, and no other. pytest's summary says that a set was tested if its test passes.
  */
 MP_TEST(kernels_modelled_amx_slots) {
-    static const int tiles[] = {MP_SLOT_gemm_bf16, MP_SLOT_gemm_bf16_acts, MP_SLOT_gemm_i8, MP_SLOT_attn_full_bf16};
+    static const int tiles[] = {MP_SLOT_gemm_bf16, MP_SLOT_gemm_bf16_acts, MP_SLOT_gemm_i8, MP_SLOT_attn_full_bf16,
+                                MP_SLOT_gemm_q4_0, MP_SLOT_gemm_q4_1, MP_SLOT_gemm_q8_0, MP_SLOT_gemm_q4_k,
+                                MP_SLOT_gemm_q6_k, MP_SLOT_gemm_mxfp4};
+    const int count = (int)(sizeof tiles / sizeof *tiles);
     use_or_skip("amx model");
     int seen = 0;
     for (int i = 0; i < mp_kernels_count(); i++)
         seen += strcmp(mp_kernels_variant(i), "amx model") == 0;
-    MP_CHECK_INT(seen, 4);
-    for (int i = 0; i < 4; i++)
+    MP_CHECK_INT(seen, count);
+    for (int i = 0; i < count; i++)
         MP_CHECK_STR(mp_kernels_variant(tiles[i]), "amx model");
     MP_CHECK(mp_cpu_features() & MP_CPU_AMX);
     MP_CHECK(mp_attn_full_for(MP_COMPUTE_BF16, 200, 64) == mp_kernels_get()->attn_full_bf16);

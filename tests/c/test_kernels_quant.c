@@ -392,6 +392,57 @@ MP_TEST_SECONDS(kernels_quant_gemm_extremes, 120) {
             }
 }
 
+/* Variants for many rows: numbers of rows that do not fill a tile or a pass, K that does not fill a group of blocks,
+ * parts of rows and panels, the largest integers, non-finite activations, and every epilogue. */
+MP_TEST_SECONDS(kernels_quant_gemm_many_rows, 120) {
+    static const mp_dtype many[] = {MP_Q4_0, MP_Q4_1, MP_Q8_0, MP_Q4_K, MP_Q6_K, MP_MXFP4};
+    static const int shapes[][4] = {{32, 70, 1, 32}, {33, 33, 3, 32}, {47, 64, 17, 32}, {200, 40, 2, 32},
+                                    {421, 1, 1, 32}, {37, 65, 3, 256}, {64, 32, 9, 256}, {100, 5, 60, 256}};
+    mp_test_random random = {28};
+    for (int t = 0; t < TYPES; t++)
+        for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) {
+            bool listed = false;
+            for (size_t l = 0; l < sizeof many / sizeof *many; l++)
+                listed = listed || many[l] == types[t].dtype;
+            if (!listed || shapes[i][3] < unit_of(&types[t]))
+                continue;
+            const int M = shapes[i][0], N = shapes[i][1], K = shapes[i][2] * shapes[i][3];
+            mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, (uint64_t)(t * 50 + i));
+            mp_wmat w = pack_by(&types[t], &src, 1);
+            float *x = kt_alloc((size_t)(M * K) * 4), *bias = kt_alloc((size_t)N * 4);
+            float *residual = kt_alloc((size_t)(M * N) * 4), *whole = kt_alloc((size_t)(M * N) * 4);
+            float *parts = kt_alloc((size_t)(M * N) * 4);
+            kt_random(&random, x, M * K), kt_random(&random, bias, N), kt_random(&random, residual, M * N);
+            if (i % 2)
+                x[M * K / 2] = NAN;
+            kt_use("");
+            mp_acts acts = make_acts(x, M, K);
+            set_row(&acts, 0, 127, 127), set_row(&acts, M - 1, -127, 127);
+            compare_gemm(&types[t], &w, &acts, NULL, "many rows");
+            for (int act = 0; act < 3; act++) {
+                mp_epilogue ep = {.bias = bias, .act = act == 2 ? MP_ACT_SILU : MP_ACT_NONE,
+                                  .residual = act ? residual : NULL, .ld_residual = N};
+                compare_gemm(&types[t], &w, &acts, &ep, "many rows with an epilogue");
+                kt_ref();
+                memcpy(whole, residual, (size_t)(M * N) * 4);
+                ep.residual = whole;
+                mp_gemm(&w, &acts, 0, M, 0, w.panels, &ep, whole, N);
+                for (kt_set v = {0}; kt_next(&v, types[t].slot);) { /* the residual is y; rows and panels in parts */
+                    memcpy(parts, residual, (size_t)(M * N) * 4);
+                    ep.residual = parts;
+                    for (int p = 0; p < w.panels; p++)
+                        for (int m = 0, end; m < M; m = end) {
+                            end = M - m < 70 ? M : m + 35;
+                            mp_gemm(&w, &acts, m, end, p, p + 1, &ep, parts, N);
+                        }
+                    kt_same_matrix(&v, whole, parts, M, N, N, "%s in place, in parts", name_of(&types[t]));
+                }
+            }
+            kt_free(x), kt_free(bias), kt_free(residual), kt_free(whole), kt_free(parts), kt_free(w.data);
+            drop_acts(&acts), drop_weights(&src);
+        }
+}
+
 /* The outputs of a row depend neither on the other rows of its batch nor on the distribution of panels. */
 MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
     mp_test_random random = {23};

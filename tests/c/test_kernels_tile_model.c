@@ -259,7 +259,7 @@ MP_TEST(kernels_tile_model_bf16) {
     CHECK_PAIRS(NAN, 0, 0, 0, 0, 0, 0, 0, 0, NAN);
 }
 
-/* Signed bytes of the first operand, unsigned bytes of the second, without saturation. */
+/* Signed bytes of the first operand, unsigned or signed bytes of the second, without saturation. */
 MP_TEST(kernels_tile_model_bytes) {
 #if defined(__x86_64__)
     if (!kt_use("avx2"))
@@ -277,21 +277,27 @@ MP_TEST(kernels_tile_model_bytes) {
             start[i / 16][i % 16] = round == 0   ? INT32_MIN
                                     : round == 1 ? INT32_MAX
                                                  : (int32_t)mp_test_random_u64(&random);
-        for (int part = 0; part < 2; part++) {
-            const int rows = part ? 3 : 16, words = part ? 5 : 16, depth = part ? 3 : 16;
+        for (int part = 0; part < 4; part++) {
+            const bool is_signed = part / 2;
+            const int rows = part % 2 ? 3 : 16, words = part % 2 ? 5 : 16, depth = part % 2 ? 3 : 16;
             configure(-1, 0);
-            const int to = part ? 0 : 3, x = part ? 1 : 4, w = part ? 2 : 5;
+            const int to = part % 2 ? 0 : 3, x = part % 2 ? 1 : 4, w = part % 2 ? 2 : 5;
             tile_model_load(to, start, 64, false, HERE);
             tile_model_load(x, a, 64, false, HERE);
             tile_model_load(w, b, 64, false, HERE);
-            tile_model_dpbsud(to, x, w, HERE);
+            if (is_signed)
+                tile_model_dpbssd(to, x, w, HERE);
+            else
+                tile_model_dpbsud(to, x, w, HERE);
             memset(got, 0x11, sizeof got);
             tile_model_store(to, got, 64, HERE);
             for (int m = 0; m < 16; m++)
                 for (int n = 0; n < 16; n++) {
                     int64_t sum = start[m][n];
-                    for (int k = 0; k < 4 * depth; k++)
-                        sum += (int64_t)(int8_t)a[m][k] * b[k / 4][4 * n + k % 4];
+                    for (int k = 0; k < 4 * depth; k++) {
+                        const uint8_t byte = b[k / 4][4 * n + k % 4];
+                        sum += (int64_t)(int8_t)a[m][k] * (is_signed ? (int8_t)byte : byte);
+                    }
                     MP_CHECK_INT(got[m][n], m < rows && n < words ? (int32_t)(uint32_t)(uint64_t)sum : 0x11111111);
                 }
         }

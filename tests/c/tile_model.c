@@ -191,14 +191,16 @@ FAST void tile_model_dpbf16ps(int to, int a, int b, const char *file, int line) 
     }
 }
 
-/* TDPBSUD: signed bytes of `a` times unsigned bytes of `b`, four products a word, added modulo 2^32. */
-FAST void tile_model_dpbsud(int to, int a, int b, const char *file, int line) {
-    const product p = product_of(to, a, b, "tdpbsud", file, line);
+/* Signed bytes of `p->a` times bytes of `p->b`, four products a word, added modulo 2^32. */
+FAST static void dot_bytes(const product *operands, bool is_signed) {
+    const product p = *operands;
     static _Thread_local int32_t weights[BYTES][BYTES / 4];
     const int depth = p.a->bytes;
     for (int k = 0; k < depth; k++)
-        for (int n = 0; n < BYTES / 4; n++)
-            weights[k][n] = p.b->data[k / 4][4 * n + k % 4];
+        for (int n = 0; n < BYTES / 4; n++) {
+            const uint8_t byte = p.b->data[k / 4][4 * n + k % 4];
+            weights[k][n] = is_signed ? (int8_t)byte : byte;
+        }
     for (int m = 0; m < p.to->rows; m++) {
         uint32_t sum[BYTES / 4];
         memcpy(sum, p.to->data[m], BYTES);
@@ -209,4 +211,16 @@ FAST void tile_model_dpbsud(int to, int a, int b, const char *file, int line) {
         }
         memcpy(p.to->data[m], sum, (size_t)p.to->bytes);
     }
+}
+
+/* TDPBSUD: signed bytes of `a`, unsigned bytes of `b`. */
+void tile_model_dpbsud(int to, int a, int b, const char *file, int line) {
+    const product p = product_of(to, a, b, "tdpbsud", file, line);
+    dot_bytes(&p, false);
+}
+
+/* TDPBSSD: signed bytes of both. */
+void tile_model_dpbssd(int to, int a, int b, const char *file, int line) {
+    const product p = product_of(to, a, b, "tdpbssd", file, line);
+    dot_bytes(&p, true);
 }

@@ -7,7 +7,7 @@
  * target region of AMX becomes that of AVX-512. The kernels then need AVX-512 (F BW VL DQ) only.
  *
  * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (LDTILECFG, TILELOADD, TILESTORED,
- * TILEZERO, TILERELEASE, TDPBF16PS, TDPBSUD, VCVTNE2PS2BF16) and volume 1, chapter "Programming with Intel AMX".
+ * TILEZERO, TILERELEASE, TDPBF16PS, TDPBSUD, TDPBSSD, VCVTNE2PS2BF16) and volume 1, chapter "Programming with Intel AMX".
  * Everything that raises an exception there ends the test with a message, and so does what the kernels never need: a
  * configuration that continues an interrupted load (start_row). */
 #ifndef MP_TILE_MODEL_H
@@ -38,6 +38,7 @@ void tile_model_load(int tile, const void *base, int64_t stride, bool streamed, 
 void tile_model_store(int tile, void *base, int64_t stride, const char *file, int line);
 void tile_model_dpbf16ps(int to, int a, int b, const char *file, int line); /* to += a * b, bfloat16 pairs */
 void tile_model_dpbsud(int to, int a, int b, const char *file, int line);   /* to += a * b, bytes: signed, unsigned */
+void tile_model_dpbssd(int to, int a, int b, const char *file, int line);   /* to += a * b, bytes: signed, signed */
 void tile_model_prefetch(const void *address);
 
 #if defined(__x86_64__) && !defined(MP_TILE_MODEL_ITSELF)
@@ -56,6 +57,7 @@ void tile_model_prefetch(const void *address);
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
+#undef _tile_dpbssd
 #undef _mm_prefetch
 #undef _mm512_cvtne2ps_pbh
 #define _tile_loadconfig(config)              tile_model_configure(config, __FILE__, __LINE__)
@@ -66,6 +68,7 @@ void tile_model_prefetch(const void *address);
 #define _tile_stored(tile, base, stride)      tile_model_store(tile, base, stride, __FILE__, __LINE__)
 #define _tile_dpbf16ps(to, a, b)              tile_model_dpbf16ps(to, a, b, __FILE__, __LINE__)
 #define _tile_dpbsud(to, a, b)                tile_model_dpbsud(to, a, b, __FILE__, __LINE__)
+#define _tile_dpbssd(to, a, b)                tile_model_dpbssd(to, a, b, __FILE__, __LINE__)
 #define _mm_prefetch(address, hint)           tile_model_prefetch(address)
 #define _mm512_cvtne2ps_pbh(high, low)        tile_model_round_pairs(high, low)
 
