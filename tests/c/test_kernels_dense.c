@@ -753,7 +753,8 @@ MP_TEST(kernels_dense_dispatch) {
     if (kt_use("amx")) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "amx");
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "amx");
-        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "avx512vnni");
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "amx");
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q5_k), "avx512vnni");
     }
 #elif defined(__aarch64__)
     MP_CHECK(kt_use("neon"));

@@ -26,7 +26,6 @@ enum {
     TILE = 16,       /* rows of a job */
     UNITS = 4,       /* units of a job: 16 KiB of sums of two jobs, which stay in L1 */
     LD_SUMS = UNITS * MP_PANEL_N,
-    ADDED = 1,       /* rows whose sums are added at a time; divides TILE / UNITS */
     PASS = 192,      /* maximum rows of a pass over the weights */
     ACTS_BYTES = 393216, /* bytes of activations that stay in L2 during a pass over the panels */
     ENTRIES = 49152, /* maximum rows times units of a pass: 384 KiB of stack with both arrays */
@@ -257,44 +256,42 @@ static MP_INLINE void prepare(const amx_product *g, int m, int units, float *sa,
 
 /* ---- jobs -------------------------------------------------------------------------------------------------------- */
 
-/* Add the sums of rows r ... r + ADDED - 1 to the accumulators. */
-static MP_INLINE void add_rows(const amx_job *j, int r, int units, bool mins) {
+/* Add the sums of row r and unit u to the accumulators f. */
+static MP_INLINE void add_unit(const amx_job *j, int r, int u, bool mins, __m512 *f) {
+    const int32_t *sums = j->sums + r * LD_SUMS + u * MP_PANEL_N;
+    const float *d = j->scales->d + u * MP_PANEL_N, *low = j->scales->low + u * MP_PANEL_N;
+    const __m512 sa = _mm512_set1_ps(j->sa[u * TILE + r]);
+    const __m512 s0 = _mm512_cvtepi32_ps(_mm512_load_si512(sums));
+    const __m512 s1 = _mm512_cvtepi32_ps(_mm512_load_si512(sums + 16));
+    f[0] = _mm512_fmadd_ps(s0, _mm512_mul_ps(_mm512_load_ps(d), sa), f[0]);
+    f[1] = _mm512_fmadd_ps(s1, _mm512_mul_ps(_mm512_load_ps(d + 16), sa), f[1]);
+    if (mins) {
+        const __m512 factor = _mm512_set1_ps(j->factor[u * TILE + r]);
+        f[0] = _mm512_fmadd_ps(_mm512_load_ps(low), factor, f[0]);
+        f[1] = _mm512_fmadd_ps(_mm512_load_ps(low + 16), factor, f[1]);
+    }
+}
+
+/* Add the sums of row r to the accumulators. */
+static MP_INLINE void add_row(const amx_job *j, int r, bool mins) {
     float *acc = j->acc + r * MP_PANEL_N;
-    __m512 f[ADDED][2];
-    MP_UNROLL
-    for (int i = 0; i < ADDED; i++) {
-        f[i][0] = j->first ? _mm512_setzero_ps() : _mm512_load_ps(acc + i * MP_PANEL_N);
-        f[i][1] = j->first ? _mm512_setzero_ps() : _mm512_load_ps(acc + i * MP_PANEL_N + 16);
+    __m512 f[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (j->units == 0)
+        return;
+    if (!j->first) {
+        f[0] = _mm512_load_ps(acc);
+        f[1] = _mm512_load_ps(acc + 16);
     }
-    MP_UNROLL
-    for (int u = 0; u < units; u++) {
-        const float *d = j->scales->d + u * MP_PANEL_N, *low = j->scales->low + u * MP_PANEL_N;
-        const float *sa = j->sa + u * TILE + r, *factor = j->factor + u * TILE + r;
-        const int32_t *sums = j->sums + r * LD_SUMS + u * MP_PANEL_N;
-        const __m512 d0 = _mm512_load_ps(d), d1 = _mm512_load_ps(d + 16);
+    if (j->units == UNITS) {
         MP_UNROLL
-        for (int i = 0; i < ADDED; i++) {
-            const __m512 by = _mm512_set1_ps(sa[i]);
-            const __m512 s0 = _mm512_cvtepi32_ps(_mm512_load_si512(sums + i * LD_SUMS));
-            const __m512 s1 = _mm512_cvtepi32_ps(_mm512_load_si512(sums + i * LD_SUMS + 16));
-            f[i][0] = _mm512_fmadd_ps(s0, _mm512_mul_ps(d0, by), f[i][0]);
-            f[i][1] = _mm512_fmadd_ps(s1, _mm512_mul_ps(d1, by), f[i][1]);
-        }
-        if (mins) {
-            const __m512 l0 = _mm512_load_ps(low), l1 = _mm512_load_ps(low + 16);
-            MP_UNROLL
-            for (int i = 0; i < ADDED; i++) {
-                const __m512 by = _mm512_set1_ps(factor[i]);
-                f[i][0] = _mm512_fmadd_ps(l0, by, f[i][0]);
-                f[i][1] = _mm512_fmadd_ps(l1, by, f[i][1]);
-            }
-        }
+        for (int u = 0; u < UNITS; u++)
+            add_unit(j, r, u, mins, f);
+    } else {
+        for (int u = 0; u < j->units; u++)
+            add_unit(j, r, u, mins, f);
     }
-    MP_UNROLL
-    for (int i = 0; i < ADDED; i++) {
-        _mm512_store_ps(acc + i * MP_PANEL_N, f[i][0]);
-        _mm512_store_ps(acc + i * MP_PANEL_N + 16, f[i][1]);
-    }
+    _mm512_store_ps(acc, f[0]);
+    _mm512_store_ps(acc + 16, f[1]);
 }
 
 /* Store the finished rows of a job, with the epilogue. */
@@ -319,39 +316,33 @@ static MP_NOINLINE void finish(const amx_product *g, const amx_job *j) {
         }
 }
 
-#define AMX_ADD(r)                                                                 \
-    if (before->units == UNITS)                                                    \
-        add_rows(before, r, UNITS, mins);                                          \
-    else if (before->units)                                                        \
-        add_rows(before, r, before->units, mins);
-
 /* Unit u of the next job into the sums of tiles c0, c1. The sums of the unit before, in tiles d0, d1, are stored, and
  * a quarter of the rows of the job before are added, from row r on. These are small steps in turn, because the core
  * overlaps only instructions that are close together, and half as many if it runs two threads. A macro, because the
  * instructions take tile numbers as literals. */
-#define AMX_UNIT(u, c0, c1, rows, d0, d1, r)                                       \
-    {                                                                              \
-        const uint8_t *w = g->weights + (u) * 2 * weight_tile;                     \
-        const bool busy = (u) < next->units;                                       \
-        if (busy) {                                                                \
-            _tile_zero(c0);                                                        \
-            _tile_zero(c1);                                                        \
-            _tile_loadd(rows, next->a + (u) * g->unit, g->x->ldq);                 \
-            _tile_loadd(6, w, 64);                                                 \
-            _tile_dpbssd(c0, rows, 6);                                             \
-        }                                                                          \
-        AMX_ADD(r)                                                                 \
-        if (busy) {                                                                \
-            _tile_loadd(7, w + weight_tile, 64);                                   \
-            _tile_dpbssd(c1, rows, 7);                                             \
-        }                                                                          \
-        AMX_ADD((r) + 1)                                                           \
-        if ((u) > 0 && (u) <= next->units)                                         \
+#define AMX_UNIT(u, c0, c1, rows, d0, d1, r)                                              \
+    {                                                                                     \
+        const uint8_t *w = g->weights + (u) * 2 * weight_tile;                            \
+        const bool busy = (u) < next->units;                                              \
+        if (busy) {                                                                       \
+            _tile_zero(c0);                                                               \
+            _tile_zero(c1);                                                               \
+            _tile_loadd(rows, next->a + (u) * g->unit, g->x->ldq);                        \
+            _tile_loadd(6, w, 64);                                                        \
+            _tile_dpbssd(c0, rows, 6);                                                    \
+        }                                                                                 \
+        add_row(before, r, mins);                                                         \
+        if (busy) {                                                                       \
+            _tile_loadd(7, w + weight_tile, 64);                                          \
+            _tile_dpbssd(c1, rows, 7);                                                    \
+        }                                                                                 \
+        add_row(before, (r) + 1, mins);                                                   \
+        if ((u) > 0 && (u) <= next->units)                                                \
             _tile_stored(d0, sums + ((u) - 1) * MP_PANEL_N, LD_SUMS * sizeof *sums);      \
-        AMX_ADD((r) + 2)                                                           \
-        if ((u) > 0 && (u) <= next->units)                                         \
+        add_row(before, (r) + 2, mins);                                                   \
+        if ((u) > 0 && (u) <= next->units)                                                \
             _tile_stored(d1, sums + ((u) - 1) * MP_PANEL_N + 16, LD_SUMS * sizeof *sums); \
-        AMX_ADD((r) + 3)                                                           \
+        add_row(before, (r) + 3, mins);                                                   \
     }
 
 /* Compute the sums of `next`, while those of `before` are scaled and accumulated. */
@@ -376,7 +367,8 @@ static MP_NOINLINE void job_mins(const amx_product *g, const amx_job *before, co
     job(g, before, next, sums, true);
 }
 
-/* Multiply rows [r0, r1), at least TILE, by the panels. */
+/* Multiply rows [r0, r1) of a product of at least TILE rows that end at r1 by the panels. If they do not fill the last
+ * job, it begins with rows before it, which are not stored again. */
 static MP_INLINE void pass(int kind, amx_product *g, int r0, int r1, int panel0, int panel1) {
     _Alignas(64) float sa[ENTRIES], factor[ENTRIES], acc[PASS * MP_PANEL_N];
     _Alignas(64) int32_t sums[2][TILE * LD_SUMS];
@@ -419,9 +411,11 @@ static MP_INLINE void pass(int kind, amx_product *g, int r0, int r1, int panel0,
     (g->mins ? job_mins : job_plain)(g, &jobs[1 - turn], &jobs[turn], sums[turn]);
 }
 
+typedef void pass_function(amx_product *g, int r0, int r1, int panel0, int panel1);
+
 /* Multiply rows [m0, m1) by the panels. */
-static MP_INLINE void gemm(int kind, const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
-                           const mp_epilogue *ep, float *y, int64_t ldy) {
+static MP_INLINE void gemm(mp_wkind kind, pass_function *pass_kind, const mp_wmat *w, const mp_acts *x, int m0, int m1,
+                           int panel0, int panel1, const mp_epilogue *ep, float *y, int64_t ldy) {
     const int unit = kind == MP_W_Q6_K ? 16 : 32, units = (x->K / unit + 15) / 16 * 16;
     const int near = ACTS_BYTES / x->K < 64 ? 64 : ACTS_BYTES / x->K, fits = ENTRIES / units;
     const int rows = fits < near ? fits : near, most = (rows < PASS ? rows : PASS) / TILE * TILE;
@@ -436,16 +430,20 @@ static MP_INLINE void gemm(int kind, const mp_wmat *w, const mp_acts *x, int m0,
     for (int r0 = m0, left = (m1 - m0 + most - 1) / most; left > 0; left--) { /* passes of nearly equal height */
         const int height = ((m1 - r0 + left - 1) / left + TILE - 1) / TILE * TILE;
         const int r1 = left == 1 ? m1 : r0 + height;
-        pass(kind, &g, r0, r1, panel0, panel1);
+        pass_kind(&g, r0, r1, panel0, panel1);
         r0 = r1;
     }
     _tile_release(); /* context switches and signals are cheaper without active tiles */
 }
 
+/* A pass is a function of its own, so that products of few rows need no stack for its arrays. */
 #define AMX_GEMM(name, kind)                                                                                         \
+    static MP_NOINLINE void pass_##name(amx_product *g, int r0, int r1, int panel0, int panel1) {                    \
+        pass(kind, g, r0, r1, panel0, panel1);                                                                       \
+    }                                                                                                                \
     static void gemm_##name(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,              \
                             const mp_epilogue *ep, float *y, int64_t ldy) {                                          \
-        gemm(kind, w, x, m0, m1, panel0, panel1, ep, y, ldy);                                                        \
+        gemm(kind, pass_##name, w, x, m0, m1, panel0, panel1, ep, y, ldy);                                           \
     }
 AMX_GEMM(q4_0, MP_W_Q4_0)
 AMX_GEMM(q4_1, MP_W_Q4_1)
