@@ -29,7 +29,7 @@ enum {
     PASS = 192,      /* maximum rows of a pass over the weights */
     ACTS_BYTES = 393216, /* bytes of activations that stay in L2 during a pass over the panels */
     ENTRIES = 49152, /* maximum rows times units of a pass: 384 KiB of stack with both arrays */
-    MIN_ROWS = 32,   /* with fewer rows, unpacking costs more than the tiles save */
+    MIN_ROWS = 24,   /* with fewer rows, unpacking costs more than the tiles save */
 };
 
 /* Operand of ldtilecfg. */
@@ -53,7 +53,7 @@ typedef struct amx_job {
     const float *sa, *factor; /* [units][TILE]: scales of the rows, factors of the minima */
     float *acc;               /* [TILE][MP_PANEL_N] */
     bool first, last;         /* the first units of K: acc starts at zero; the last ones: y is written */
-    int m, skip;              /* first row of the job; rows m ... m + skip - 1 belong to the job before */
+    int m, skip;              /* first row of the job; rows m ... m + skip - 1 belong to another job */
 } amx_job;
 
 typedef struct amx_product {
@@ -272,11 +272,11 @@ static MP_INLINE void add_unit(const amx_job *j, int r, int u, bool mins, __m512
     }
 }
 
-/* Add the sums of row r to the accumulators. */
+/* Add the sums of row r to the accumulators, unless the row belongs to another job. */
 static MP_INLINE void add_row(const amx_job *j, int r, bool mins) {
     float *acc = j->acc + r * MP_PANEL_N;
     __m512 f[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    if (j->units == 0)
+    if (j->units == 0 || r < j->skip)
         return;
     if (!j->first) {
         f[0] = _mm512_load_ps(acc);
