@@ -7,9 +7,9 @@
  * target region of AMX becomes that of AVX-512. The kernels then need AVX-512 (F BW VL DQ) only.
  *
  * Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (LDTILECFG, TILELOADD, TILESTORED,
- * TILEZERO, TILERELEASE, TDPBF16PS, TDPBSUD, TDPBSSD, VCVTNE2PS2BF16) and volume 1, chapter "Programming with Intel AMX".
- * Everything that raises an exception there ends the test with a message, and so does what the kernels never need: a
- * configuration that continues an interrupted load (start_row). */
+ * TILEZERO, TILERELEASE, TDPBF16PS, TDPBSUD, TDPBSSD, VCVTNE2PS2BF16) and volume 1, chapter "Programming with Intel
+ * AMX". Everything that raises an exception there ends the test with a message, and so does what the kernels never
+ * need: a configuration that continues an interrupted load (start_row). */
 #ifndef MP_TILE_MODEL_H
 #define MP_TILE_MODEL_H
 

@@ -400,7 +400,7 @@ static MP_INLINE void pass(int kind, amx_product *g, int r0, int r1, int panel0,
                 next->acc = acc + i * TILE * MP_PANEL_N;
                 next->first = u == 0;
                 next->last = u + count == units;
-                g->panel = u == 0 && i == 0 ? p - 1 : p; /* of the job before */
+                g->panel = u == 0 && i == 0 ? p - 1 : p; /* the panel of the job before */
                 (g->mins ? job_mins : job_plain)(g, &jobs[1 - turn], next, sums[turn]);
             }
         }
@@ -453,7 +453,9 @@ AMX_GEMM(q6_k, MP_W_Q6_K)
 AMX_GEMM(mxfp4, MP_W_MXFP4)
 MP_TARGET_END
 
-#define AMX_SET(name, kind) (gemm_before[kind] = table->call.gemm_##name, MP_SET(table, gemm_##name, gemm_##name, "amx"))
+#define AMX_SET(name, kind)                        \
+    gemm_before[kind] = table->call.gemm_##name;   \
+    MP_SET(table, gemm_##name, gemm_##name, "amx")
 
 void mp_amx_quant(mp_kernel_table *table) {
     AMX_SET(q4_0, MP_W_Q4_0);
