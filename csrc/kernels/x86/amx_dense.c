@@ -76,6 +76,7 @@ static MP_INLINE void configure(int rows) {
         c.bytes[i] = (uint16_t)(height[i] ? 64 : 0);
         c.rows[i] = (uint8_t)height[i];
     }
+    __asm__ volatile("" : : "r"(&c) : "memory"); /* gcc 12 takes only the first 8 bytes for an operand of ldtilecfg */
     _tile_loadconfig(&c);
 }
 
