@@ -104,6 +104,7 @@ mpool.models.sources.hub  huggingface_hub.utils  1  start-up
 mpool.models.sources.pip  importlib.metadata  1  start-up
 mpool.models.sources.probe  urllib.request  1  start-up
 mpool.models.sources.progress  tqdm  1  start-up
+mpool.models.spec  mpool._core  1  core
 mpool.models.store  filelock  1  start-up
 mpool.models.store  hashlib  2  start-up
 mpool.models.store  shutil  2  start-up
@@ -116,7 +117,6 @@ mpool.pool  mpool.runtime  7  start-up
 mpool.pool  mpool.runtime.health  1  start-up
 mpool.pool  mpool.tasks  2  start-up
 mpool.runtime.entry  hashlib  1  start-up
-mpool.runtime.entry  mpool._core  1  core
 mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  1  start-up
 mpool.runtime.entry  mpool.models.files  1  start-up
