@@ -372,8 +372,8 @@ class Registry:
     def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
                      outputs: int = 1, tolerant: bool = False, second: NDArray[np.int32] | None = None,
-                     attended: NDArray[np.int32] | None = None, timeout: float | None = None, patience: float = -1.0,
-                     keep_alive: float = -1.0,
+                     adapter: int = 0, attended: NDArray[np.int32] | None = None, timeout: float | None = None,
+                     patience: float = -1.0, keep_alive: float = -1.0,
                      priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
                      uncounted: bool = False, policy: str = "default", revision: int = 0) -> Ticket:
         """Queue a text embedding request.
@@ -387,6 +387,7 @@ class Registry:
             outputs: a mask: 1: one vector per text; 2: hidden states; 4: rows of the row head; 8: sparse vectors.
             tolerant: the caller handles NumericError, so a NaN is not counted as a fault of the workers.
             second: start of the second text of each pair, for models that score pairs.
+            adapter: id of an adapter of the model, from the spec's ``mpool.adapters``; 0: none.
             attended: number of leading tokens of each text that its tokens attend to.
             patience: seconds without progress before the request times out; below 0: the registry's default.
             keep_alive: new keep-alive of the model in seconds; below 0: unchanged.
@@ -400,7 +401,7 @@ class Registry:
         """
     def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
               skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, outputs: int = 1,
-              tolerant: bool = False, second: NDArray[np.int32] | None = None,
+              tolerant: bool = False, second: NDArray[np.int32] | None = None, adapter: int = 0,
               attended: NDArray[np.int32] | None = None, timeout: float | None = None,
               patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
               tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,

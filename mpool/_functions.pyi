@@ -77,7 +77,7 @@ def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os
           normalize_embeddings: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
           on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None, show_progress_bar: Progress = None,
           task: Literal['query', 'document'] | None = None, prompt: str | None = None, prompt_name: str | None = None,
-          truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
+          truncate: bool = True, parse_special: bool = False, adapter: str | None = None, max_inputs: int | None = None,
           allow_token_ids: bool = True, timeout: float | None = None, priority: Priority = 'normal',
           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
           fail_fast: bool | None = None) -> NDArray[Any]: ...
@@ -87,34 +87,35 @@ def embed_iter(iterable: Iterable[str], model: str | os.PathLike[str] | Model | 
                on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                show_progress_bar: Progress = None, task: Literal['query', 'document'] | None = None,
                prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
-               parse_special: bool = False, output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense',
-               batch_size: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
-               timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-               keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-) -> EmbedIterator: ...
+               parse_special: bool = False, adapter: str | None = None,
+               output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense', batch_size: int | None = None,
+               max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> EmbedIterator: ...
 def embed_sparse(inputs: str | Sequence[str] | Sequence[Sequence[int]],
                  model: str | os.PathLike[str] | Model | None = None, *,
                  task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                  prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                 compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
-                 max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
-                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-                 policy: Policy | None = None, fail_fast: bool | None = None) -> SparseVectors: ...
+                 adapter: str | None = None, compute: Compute = 'auto', progress: Progress = None,
+                 max_inputs: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
+                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> SparseVectors: ...
 def embed_tokens(inputs: str | Sequence[str] | Sequence[Sequence[int]],
                  model: str | os.PathLike[str] | Model | None = None, *,
                  task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                  prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                 compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
-                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-) -> TokenVectors: ...
+                 adapter: str | None = None, compute: Compute = 'auto', progress: Progress = None,
+                 max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> TokenVectors: ...
 def embed_all(inputs: str | Sequence[str] | Sequence[Sequence[int]],
               model: str | os.PathLike[str] | Model | None = None, *, task: Literal['query', 'document'] | None = None,
               prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
-              parse_special: bool = False, compute: Compute = 'auto', progress: Progress = None,
-              max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
-              tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-              fail_fast: bool | None = None) -> TextEmbeddings: ...
+              parse_special: bool = False, adapter: str | None = None, compute: Compute = 'auto',
+              progress: Progress = None, max_inputs: int | None = None, timeout: float | None = None,
+              priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+              policy: Policy | None = None, fail_fast: bool | None = None) -> TextEmbeddings: ...
 def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathLike[str] | Model | None = None, *,
                 dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
                 normalize_embeddings: bool | None = None, precision: Precision = 'float32', compute: Compute = 'auto',
@@ -127,14 +128,14 @@ def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] |
            top_k: int | None = None, top_n: int | None = None, compute: Compute = 'auto', truncate: bool = True,
            prompt: str | None = None, prompt_name: str | None = None,
            function_to_apply: Literal['sigmoid', 'none'] | None = None, parse_special: bool = False,
-           timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-           keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-) -> Ranking: ...
+           adapter: str | None = None, timeout: float | None = None, priority: Priority = 'normal',
+           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+           fail_fast: bool | None = None) -> Ranking: ...
 @overload
 def classify(texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
              template: str = 'This example is {}.', multi_label: bool = False,
              function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
-             compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
+             compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
              max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
@@ -144,7 +145,7 @@ def classify(texts: list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[
              model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
              template: str = 'This example is {}.', multi_label: bool = False,
              function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
-             compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
+             compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
              max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
@@ -154,9 +155,9 @@ def classify_tokens(texts: str, model: str | os.PathLike[str] | Model, *,
                     aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                     aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                     ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
-                    truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
-                    progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
-                    priority: Priority = 'normal', tenant: str | int | None = None,
+                    truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
+                    max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+                    timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
 ) -> TokenClassification: ...
 @overload
@@ -164,9 +165,9 @@ def classify_tokens(texts: list[str] | tuple[str, ...] | NDArray[Any], model: st
                     aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                     aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                     ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
-                    truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
-                    progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
-                    priority: Priority = 'normal', tenant: str | int | None = None,
+                    truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
+                    max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+                    timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
 ) -> TokenClassifications: ...
 @overload

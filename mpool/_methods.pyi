@@ -32,45 +32,47 @@ class PoolVerbs:
               progress: Progress = None, show_progress_bar: Progress = None,
               task: Literal['query', 'document'] | None = None, prompt: str | None = None,
               prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-              max_inputs: int | None = None, allow_token_ids: bool = True, timeout: float | None = None,
-              priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-              policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
+              adapter: str | None = None, max_inputs: int | None = None, allow_token_ids: bool = True,
+              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> NDArray[Any]: ...
     def embed_iter(self, iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
                    dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
                    normalize_embeddings: bool | None = None, precision: Precision = 'float32',
                    compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                    show_progress_bar: Progress = None, task: Literal['query', 'document'] | None = None,
                    prompt: str | None = None, prompt_name: str | None = None, truncate: bool = True,
-                   parse_special: bool = False, output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense',
-                   batch_size: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
-                   timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+                   parse_special: bool = False, adapter: str | None = None,
+                   output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense', batch_size: int | None = None,
+                   max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
                    keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> EmbedIterator: ...
     def embed_sparse(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
                      model: str | os.PathLike[str] | Model | None = None, *,
                      task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                      prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                     compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
-                     max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
-                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     adapter: str | None = None, compute: Compute = 'auto', progress: Progress = None,
+                     max_inputs: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
+                     timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                      keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> SparseVectors: ...
     def embed_tokens(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
                      model: str | os.PathLike[str] | Model | None = None, *,
                      task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                      prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                     compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
-                     timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> TokenVectors: ...
+                     adapter: str | None = None, compute: Compute = 'auto', progress: Progress = None,
+                     max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
+                     tenant: str | int | None = None, keep_alive: float | str | None = None,
+                     policy: Policy | None = None, fail_fast: bool | None = None) -> TokenVectors: ...
     def embed_all(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
                   model: str | os.PathLike[str] | Model | None = None, *,
                   task: Literal['query', 'document'] | None = None, prompt: str | None = None,
                   prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                  compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
-                  timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                  keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> TextEmbeddings: ...
+                  adapter: str | None = None, compute: Compute = 'auto', progress: Progress = None,
+                  max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
+                  tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                  fail_fast: bool | None = None) -> TextEmbeddings: ...
     def embed_image(self, images: ImageInput | Sequence[ImageInput],
                     model: str | os.PathLike[str] | Model | None = None, *, dimensions: int | None = None,
                     truncate_dim: int | None = None, normalize: bool | None = None,
@@ -84,36 +86,36 @@ class PoolVerbs:
                top_k: int | None = None, top_n: int | None = None, compute: Compute = 'auto', truncate: bool = True,
                prompt: str | None = None, prompt_name: str | None = None,
                function_to_apply: Literal['sigmoid', 'none'] | None = None, parse_special: bool = False,
-               timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-               keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> Ranking: ...
+               adapter: str | None = None, timeout: float | None = None, priority: Priority = 'normal',
+               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+               fail_fast: bool | None = None) -> Ranking: ...
     @overload
     def classify(self, texts: str, model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
                  template: str = 'This example is {}.', multi_label: bool = False,
                  function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
                  compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
-                 max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
-                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> Classification: ...
+                 adapter: str | None = None, max_inputs: int | None = None, progress: Progress = None,
+                 show_progress_bar: Progress = None, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> Classification: ...
     @overload
     def classify(self, texts: list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[str, str]],
                  model: str | os.PathLike[str] | Model, *, labels: Sequence[str] | None = None,
                  template: str = 'This example is {}.', multi_label: bool = False,
                  function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
                  compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
-                 max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
-                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> Classifications: ...
+                 adapter: str | None = None, max_inputs: int | None = None, progress: Progress = None,
+                 show_progress_bar: Progress = None, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> Classifications: ...
     @overload
     def classify_tokens(self, texts: str, model: str | os.PathLike[str] | Model, *,
                         aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                         aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                         ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
-                        truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
-                        progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
-                        priority: Priority = 'normal', tenant: str | int | None = None,
+                        truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
+                        max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+                        timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                         keep_alive: float | str | None = None, policy: Policy | None = None,
                         fail_fast: bool | None = None) -> TokenClassification: ...
     @overload
@@ -121,9 +123,9 @@ class PoolVerbs:
                         *, aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                         aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                         ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
-                        truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
-                        progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
-                        priority: Priority = 'normal', tenant: str | int | None = None,
+                        truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
+                        max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+                        timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                         keep_alive: float | str | None = None, policy: Policy | None = None,
                         fail_fast: bool | None = None) -> TokenClassifications: ...
     @overload
@@ -306,15 +308,16 @@ class ModelVerbs:
               precision: Precision = 'float32', compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise',
               progress: Progress = None, show_progress_bar: Progress = None, prompt: str | None = None,
               prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-              max_inputs: int | None = None, allow_token_ids: bool = True, timeout: float | None = None,
-              priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
-              policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
+              adapter: str | None = None, max_inputs: int | None = None, allow_token_ids: bool = True,
+              timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+              keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+    ) -> NDArray[Any]: ...
     def embed_iter(self, texts: Iterable[str], task: Literal["query", "document"] | None = None, *,
                    dimensions: int | None = None, truncate_dim: int | None = None, normalize: bool | None = None,
                    normalize_embeddings: bool | None = None, precision: Precision = 'float32',
                    compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
                    show_progress_bar: Progress = None, prompt: str | None = None, prompt_name: str | None = None,
-                   truncate: bool = True, parse_special: bool = False,
+                   truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
                    output: Literal['dense', 'sparse', 'tokens', 'all'] = 'dense', batch_size: int | None = None,
                    max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
                    priority: Priority = 'normal', tenant: str | int | None = None,
@@ -323,25 +326,25 @@ class ModelVerbs:
     def embed_sparse(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
                      task: Literal["query", "document"] | None = None, *, prompt: str | None = None,
                      prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                     compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
-                     max_active: int | None = None, max_active_dims: int | None = None, timeout: float | None = None,
-                     priority: Priority = 'normal', tenant: str | int | None = None,
+                     adapter: str | None = None, compute: Compute = 'auto', progress: Progress = None,
+                     max_inputs: int | None = None, max_active: int | None = None, max_active_dims: int | None = None,
+                     timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                      keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
     ) -> SparseVectors: ...
     def embed_tokens(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
                      task: Literal["query", "document"] | None = None, *, prompt: str | None = None,
                      prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                     compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
-                     timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                     keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> TokenVectors: ...
+                     adapter: str | None = None, compute: Compute = 'auto', progress: Progress = None,
+                     max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
+                     tenant: str | int | None = None, keep_alive: float | str | None = None,
+                     policy: Policy | None = None, fail_fast: bool | None = None) -> TokenVectors: ...
     def embed_all(self, inputs: str | Sequence[str] | Sequence[Sequence[int]],
                   task: Literal["query", "document"] | None = None, *, prompt: str | None = None,
                   prompt_name: str | None = None, truncate: bool = True, parse_special: bool = False,
-                  compute: Compute = 'auto', progress: Progress = None, max_inputs: int | None = None,
-                  timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                  keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> TextEmbeddings: ...
+                  adapter: str | None = None, compute: Compute = 'auto', progress: Progress = None,
+                  max_inputs: int | None = None, timeout: float | None = None, priority: Priority = 'normal',
+                  tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                  fail_fast: bool | None = None) -> TextEmbeddings: ...
     def embed_image(self, images: ImageInput | Sequence[ImageInput], *, dimensions: int | None = None,
                     truncate_dim: int | None = None, normalize: bool | None = None,
                     normalize_embeddings: bool | None = None, precision: Precision = 'float32',
@@ -353,33 +356,33 @@ class ModelVerbs:
     def rerank(self, query: str, documents: Sequence[str], *, top_k: int | None = None, top_n: int | None = None,
                compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None,
                prompt_name: str | None = None, function_to_apply: Literal['sigmoid', 'none'] | None = None,
-               parse_special: bool = False, timeout: float | None = None, priority: Priority = 'normal',
-               tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-               fail_fast: bool | None = None) -> Ranking: ...
+               parse_special: bool = False, adapter: str | None = None, timeout: float | None = None,
+               priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+               policy: Policy | None = None, fail_fast: bool | None = None) -> Ranking: ...
     @overload
     def classify(self, texts: str, *, labels: Sequence[str] | None = None, template: str = 'This example is {}.',
                  multi_label: bool = False, function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None,
                  top_k: int | None = None, compute: Compute = 'auto', truncate: bool = True,
-                 parse_special: bool = False, max_inputs: int | None = None, progress: Progress = None,
-                 show_progress_bar: Progress = None, timeout: float | None = None, priority: Priority = 'normal',
-                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
-                 fail_fast: bool | None = None) -> Classification: ...
+                 parse_special: bool = False, adapter: str | None = None, max_inputs: int | None = None,
+                 progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
+                 priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                 policy: Policy | None = None, fail_fast: bool | None = None) -> Classification: ...
     @overload
     def classify(self, texts: list[str] | tuple[str, ...] | NDArray[Any] | Sequence[tuple[str, str]], *,
                  labels: Sequence[str] | None = None, template: str = 'This example is {}.', multi_label: bool = False,
                  function_to_apply: Literal['softmax', 'sigmoid', 'none'] | None = None, top_k: int | None = None,
                  compute: Compute = 'auto', truncate: bool = True, parse_special: bool = False,
-                 max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
-                 timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
-                 keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
-    ) -> Classifications: ...
+                 adapter: str | None = None, max_inputs: int | None = None, progress: Progress = None,
+                 show_progress_bar: Progress = None, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> Classifications: ...
     @overload
     def classify_tokens(self, texts: str, *, aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                         aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                         ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
-                        truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
-                        progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
-                        priority: Priority = 'normal', tenant: str | int | None = None,
+                        truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
+                        max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+                        timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                         keep_alive: float | str | None = None, policy: Policy | None = None,
                         fail_fast: bool | None = None) -> TokenClassification: ...
     @overload
@@ -387,9 +390,9 @@ class ModelVerbs:
                         aggregation: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                         aggregation_strategy: Literal['none', 'simple', 'first', 'average', 'max'] = 'none',
                         ignore_labels: Sequence[str] = ('O',), stride: int | None = None, compute: Compute = 'auto',
-                        truncate: bool = True, parse_special: bool = False, max_inputs: int | None = None,
-                        progress: Progress = None, show_progress_bar: Progress = None, timeout: float | None = None,
-                        priority: Priority = 'normal', tenant: str | int | None = None,
+                        truncate: bool = True, parse_special: bool = False, adapter: str | None = None,
+                        max_inputs: int | None = None, progress: Progress = None, show_progress_bar: Progress = None,
+                        timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
                         keep_alive: float | str | None = None, policy: Policy | None = None,
                         fail_fast: bool | None = None) -> TokenClassifications: ...
     @overload

@@ -201,8 +201,9 @@ class Pool(PoolVerbs):
                 does not use the draft model where it does not help. It takes the memory of its weights and of a KV
                 cache. False: no draft model from now on. None: unchanged. A loaded model keeps serving until the new
                 one is loaded. Not available with ``isolation="process"``.
-            adapters: low-rank adapters (LoRA) of a text_to_text model, at most 64: dict from name to path, of a folder
-                of PEFT (``adapter_config.json``, ``adapter_model.safetensors``) or of a GGUF file of llama.cpp.
+            adapters: low-rank adapters (LoRA) of a text_to_text or text_embedding model, at most 64: dict from name to
+                path, of a folder of PEFT (``adapter_config.json``, ``adapter_model.safetensors``) or of a GGUF file of
+                llama.cpp, or to a reference of the hub (``owner/name``), whose files are downloaded if necessary.
                 Requests choose one with ``adapter=name``; requests of all adapters and without one are computed
                 together. Adapters may update the linear layers of attention and of dense feed-forward networks, and
                 take their memory in float32. ``{}``: no adapters from now on. None: unchanged. A loaded model keeps
@@ -458,7 +459,9 @@ class Pool(PoolVerbs):
         entries = self._names.entries()
         isolated = {key for entry in entries if entry.runs_in == "process" for key in entry.core_keys()}
         drafts = {key: entry.loading.draft for entry in entries if entry.loading.draft for key in entry.core_keys()}
-        return show.table(self._registry.entries() if self._registry is not None else (), isolated, drafts)
+        adapters = {key: entry.adapter_names for entry in entries if entry.loading.adapters
+                    for key in entry.core_keys()}
+        return show.table(self._registry.entries() if self._registry is not None else (), isolated, drafts, adapters)
 
     # ---- state -----------------------------------------------------------------------------------------------------
 

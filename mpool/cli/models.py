@@ -205,6 +205,10 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
         "est_memory_allocation_mb": model.est_memory_allocation_mb,
     }
+    if model.capability in ("text_to_text", "text_embedding"):
+        from ..models.formats.adapters import supported_modules
+
+        facts |= {"adapter_modules": list(supported_modules(model))}
     if experts := _expert_bytes(model):
         facts |= {"expert_bytes": experts, "experts": "read from the file as they are used"}
     if model.embedding is not None and "vectors" not in model.embedding.outputs:

@@ -306,15 +306,19 @@ def _completion(command: argparse.ArgumentParser) -> None:
     command.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="shell")
 
 
+def _adapter(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--adapter", metavar="[MODEL:]NAME=PATH", action="append", default=[],
+                         help="give a model of --model this adapter (LoRA), a folder of PEFT or a GGUF file, which "
+                              "clients select with the model name MODEL:NAME; may be repeated. MODEL may be omitted "
+                              "if there is one --model")
+
+
 def _serve(command: argparse.ArgumentParser) -> None:
     _served(command)
     command.add_argument("--draft", metavar="REF",
                          help="load the one model given with --model at the start, with this draft model: a smaller "
                               "language model with the same vocabulary, which proposes tokens")
-    command.add_argument("--adapter", metavar="[MODEL:]NAME=PATH", action="append", default=[],
-                         help="give a model of --model this adapter (LoRA), a folder of PEFT or a GGUF file, which "
-                              "clients select with the model name MODEL:NAME; may be repeated. MODEL may be omitted "
-                              "if there is one --model")
+    _adapter(command)
     _pool(command)
     _listening(command, SERVER_LIMITS)
 
@@ -356,6 +360,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
                                 "HTTP with several pools, each in a process of its own.")
     serve.set_defaults(run=_lazy("scaling", "serve"))
     _served(serve)
+    _adapter(serve)
     _compute(serve)
     serve.add_argument("--replicas", type=int, default=1, metavar="N", help="number of pools (default: 1)")
     serve.add_argument("--max-replicas", type=int, default=0, metavar="N",

@@ -29,7 +29,7 @@ def serve(arguments: argparse.Namespace) -> int:
     settings, path, _ = settings_of(arguments)
     plan = Plan(tuple(arguments.model), arguments.only, arguments.load, arguments.compute, arguments.offline or None,
                 arguments.replicas, arguments.max_replicas, arguments.calls, arguments.cpus, arguments.memory_mb,
-                arguments.fronts, settings, arguments.weights)
+                arguments.fronts, settings, arguments.weights, tuple(arguments.adapter))
 
     def ready(url: str) -> None:
         say(f"mpool serves {arguments.replicas} pools on {url}")

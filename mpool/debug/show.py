@@ -44,6 +44,7 @@ class ModelRow:
         kv_dtype: type of the keys and values in the KV cache: ``"int16"``, ``"float32"`` or ``"int8"``; None for models
             without one, and before the model is loaded.
         draft: reference of the draft model; None: the model has none.
+        adapters: names of the adapters that requests can choose.
         isolation: where the workers run: ``"thread"``, or ``"process"`` (each in its own process).
         processes: ids of the worker processes.
         workers: number of workers that serve the model.
@@ -75,6 +76,7 @@ class ModelRow:
     thrashing: bool
     kv_dtype: str | None
     draft: str | None
+    adapters: tuple[str, ...]
     isolation: str
     processes: tuple[int, ...]
     workers: int
@@ -148,7 +150,8 @@ def _state(row: ModelRow) -> str:
 def _weights(row: ModelRow) -> str:
     return megabytes(row.model_bytes) + (f", {row.weights}" if row.weights in ("mapped", "packing") else "") \
         + (f", {megabytes(row.facts['expert_bytes'])} of experts {row.experts}" if row.experts else "") \
-        + (", thrashing" if row.thrashing else "") + (", with draft" if row.draft else "")
+        + (", thrashing" if row.thrashing else "") + (", with draft" if row.draft else "") \
+        + (f", {len(row.adapters)} adapter{'s' * (len(row.adapters) > 1)}" if row.adapters else "")
 
 
 def _idle(row: ModelRow) -> str:
@@ -163,13 +166,15 @@ def _workers(row: ModelRow) -> str:
 
 
 def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = (),
-          drafts: Mapping[str, str] = MappingProxyType({})) -> ModelTable:
+          drafts: Mapping[str, str] = MappingProxyType({}),
+          adapters: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> ModelTable:
     """Convert entries of the core's registry to a table.
 
     Args:
         entries: result of ``_core.Registry.entries``.
         isolated: keys of the models whose workers are processes.
         drafts: references of draft models, by the keys of their models.
+        adapters: names of adapters, by the keys of their models.
     """
     rows = []
     for entry in entries:
@@ -177,6 +182,7 @@ def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = (),
         made: dict[str, Any] = {"facts": facts, "compute": facts.get("compute"), "weights": facts.get("weights"),
                 "experts": facts.get("experts"), "thrashing": bool(facts.get("thrashing")),
                 "kv_dtype": facts.get("kv_dtype"), "draft": drafts.get(entry["key"]),
+                "adapters": adapters.get(entry["key"], ()),
                 "nodes": tuple(sorted({worker["node"] for worker in entry["worker"]} - {-1})),
                 "isolation": "process" if entry["key"] in isolated else "thread",
                 "processes": tuple(worker["process"] for worker in entry["worker"] if worker["process"])}

@@ -28,6 +28,8 @@ def missing_tokenizer(folder: str) -> FormatError:
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+#: Files of a folder of PEFT, which holds a low-rank adapter.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_SHARDS = 4096
 
 

@@ -74,6 +74,8 @@ class ModelSpec:
         kv: hyper-parameters under GGUF's names.
         tensors: tensors to load.
         tokens: bytes of the tokens; None: the model generates no text.
+        variant: first ``model_type`` of the row of the architecture table; empty: there is no row.
+        inner: layers of a group, if the files store layers in groups, otherwise 1.
     """
 
     architecture: str
@@ -81,6 +83,8 @@ class ModelSpec:
     kv: Mapping[str, Value]
     tensors: tuple[TensorEntry, ...]
     tokens: TokenTable | None = None
+    variant: str = ""
+    inner: int = 1
 
     def to_core(self) -> _core.Spec:
         """Return the core's spec: files, hyper-parameters and tensors, without tokens."""

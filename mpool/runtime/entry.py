@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import posixpath
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,17 @@ if TYPE_CHECKING:
 _MAX_KEY = 240
 _revisions = itertools.count(1)
 #: Capabilities of the models that can have adapters.
-_ADAPTED = ("text_to_text",)
+_ADAPTED = ("text_to_text", "text_embedding")
+
+
+@contextmanager
+def _reading(key: str | None = None) -> Iterator[None]:
+    """Mark errors that are raised while files are read. ``key``: key of the model for errors that have none."""
+    try:
+        yield
+    except MpoolError as error:
+        error.key, error._of_files = error.key or key, True
+        raise
 
 
 class Entry:
@@ -117,7 +128,8 @@ class Entry:
                 return self._description
             with self._lock:
                 if self._description is None:
-                    found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
+                    with _reading():
+                        found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
                     if self._capability not in (None, found.capability):
                         raise _wrong_capability(self, found.capability, self._capability)
                     self._description = override(found, self.overrides)
@@ -393,14 +405,15 @@ class Entry:
                            f"None or {{}}: only {' and '.join(_ADAPTED)} models have adapters")
         from ..models.formats.adapters import read_adapter
 
-        found: dict[str, Adapter] = {}
-        for name, path in options.adapters:
-            try:
-                found[name] = read_adapter(path, self.describe())
-            except MpoolError as error:
-                error.key = error.key or self.key
-                raise
-        return found
+        base = self.describe()
+        with _reading(self.key):
+            return {name: read_adapter(self._path_of(place), base) for name, place in options.adapters}
+
+    def _path_of(self, place: str) -> str:
+        """Return the path of an adapter. Downloads the files of a reference to the hub if necessary."""
+        from ..models import resolve
+
+        return place if posixpath.isabs(place) else resolve(place, self.pool.config.offline).path
 
     @property
     def adapter_names(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ class LoadOptions:
         weights: how the model's weights are used, one of :data:`mpool.names.WEIGHTS`; None: the pool's setting.
         kv_dtype: type of the keys and values in the KV cache, one of :data:`mpool.names.KV_DTYPES`; None: ``"auto"``.
         draft: reference of the draft model; False and None: none.
-        adapters: names and absolute paths of the model's adapters; None: none.
+        adapters: names of the model's adapters, and their absolute paths or references to the hub; None: none.
     """
 
     isolation: str | None = None
@@ -56,7 +56,7 @@ class LoadOptions:
 
 
 def _adapters(given: object) -> tuple[tuple[str, str], ...] | None:
-    """Return names and absolute paths of adapters, ordered by name; None: not given."""
+    """Return names and places of adapters, ordered by name; None: not given."""
     if given is None:
         return None
     if not isinstance(given, Mapping):
@@ -67,21 +67,27 @@ def _adapters(given: object) -> tuple[tuple[str, str], ...] | None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             refuse("adapters", name, "a dict whose keys are names of 1 to 128 letters, digits and . _ + -, starting "
                    "with a letter or digit")
-    return tuple(sorted((name, _absolute(name, path)) for name, path in given.items()))
+    return tuple(sorted((name, _place(name, path)) for name, path in given.items()))
 
 
-def _absolute(name: str, path: object) -> str:
-    """Return the absolute path of an adapter.
+def _place(name: str, path: object) -> str:
+    """Return the absolute path of an adapter, or its reference to the hub.
 
     Raises:
-        InvalidArgument: ``path`` is no path.
+        InvalidArgument: ``path`` is no path, or an invalid reference.
     """
     try:
         found = os.fspath(path)  # type: ignore[call-overload]
     except TypeError:
         found = None
     if not isinstance(found, str) or not found:
-        refuse(f"adapters[{name!r}]", path, "the path of a PEFT folder or of a GGUF file")
+        refuse(f"adapters[{name!r}]", path, "the path of a PEFT folder or of a GGUF file, or a reference to the hub: "
+               "owner/name")
+    if isinstance(path, str) and not os.path.exists(found):
+        from ..models import HubRef, parse_reference
+
+        if "/" in found and isinstance(parse_reference(found), HubRef):
+            return found.strip()
     return os.path.abspath(found)
 
 

@@ -84,7 +84,7 @@ async def _classified(context: Context, served: ServedModel, inputs: list[Any], 
                       truncate: bool = True) -> tuple[Any, int]:
     """Classify texts, or pairs of texts, of a field. Returns the library's result, and the number of prompt tokens."""
     return await computed(context, CLASSIFY, {
-        "texts": inputs, "model": served.model, "truncate": truncate,
+        "texts": inputs, **served.target, "truncate": truncate,
         "function_to_apply": "none" if raw else None}, field)
 
 

@@ -142,6 +142,8 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
         return error
     error = error_of(error) or error
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "internal")
+    if code in _DETAILED and getattr(error, "_of_files", False):
+        code = "load_failed"  # the message names a file of this machine
     if isinstance(error, asyncio.CancelledError):
         code = "shutting_down"
     if code == "internal":

@@ -138,7 +138,7 @@ def _arguments(context: Context, body: EmbedAllRequest, served: ServedModel) -> 
         raise Refusal("empty_input", "`inputs` must have at least one text, and no empty text.", "inputs")
     if isinstance(inputs[0], list) and (body.prompt_name is not None or body.task is not None):
         raise Refusal("invalid_value", "`prompt_name` and `task` require texts, got token ids.", "inputs")
-    return {"inputs": inputs, "model": served.model, "truncate": body.truncate is not False,
+    return {"inputs": inputs, **served.target, "truncate": body.truncate is not False,
             "prompt_name": body.prompt_name, "task": body.task}
 
 
@@ -180,7 +180,7 @@ async def rerank(context: Context, body: TextsRequest) -> Response:
     _check_filled(context, [body.query], "query")
     _check_filled(context, body.texts, "texts")
     ranking, _ = await counted(RERANK, context.state.pool, {
-        "query": body.query, "documents": body.texts, "model": served.model, "truncate": body.truncate is not False,
+        "query": body.query, "documents": body.texts, **served.target, "truncate": body.truncate is not False,
         "function_to_apply": "none" if body.raw_scores else "sigmoid"})
 
     def made() -> list[Rank]:
@@ -199,7 +199,7 @@ async def similarity(context: Context, body: SimilarityRequest) -> Response:
     _check_filled(context, texts[:1], "inputs.source_sentence")
     _check_filled(context, texts[1:], "inputs.sentences")
     rows, _ = await counted(EMBED, context.state.pool, {
-        "inputs": texts, "model": served.model, "truncate": options.truncate is not False,
+        "inputs": texts, **served.target, "truncate": options.truncate is not False,
         "prompt_name": options.prompt_name})
     found = await native_calls.REQUESTS.arun(compare, rows[0], rows[1:])
     return json_response(found.tolist())

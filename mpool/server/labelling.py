@@ -63,7 +63,7 @@ async def classify_tokens(context: Context, body: ClassifyTokensRequest) -> Resp
         context.check_inputs(inputs, "inputs", context.state.pool.config.max_embed_inputs)
     ignored = ["O"] if given.ignore_labels is None else given.ignore_labels
     found, _ = await computed(context, CLASSIFY_TOKENS, {
-        "texts": inputs, "model": served.model, "truncate": body.truncate is not False,
+        "texts": inputs, **served.target, "truncate": body.truncate is not False,
         "aggregation": given.aggregation_strategy, "ignore_labels": ignored, "stride": given.stride}, "inputs",
         MAX_RESPONSE)
     count = sum(map(len, found))

@@ -52,6 +52,12 @@ class ServedModel:
         """Names of the adapters that clients can select with ``NAME:ADAPTER``, in alphabetical order."""
         return () if "adapter" in self.defaults else self.model._entry.adapter_names
 
+    @property
+    def target(self) -> dict[str, Any]:
+        """Options of the library that name the model, and its adapter, for requests without sampling options."""
+        adapter = self.defaults.get("adapter")
+        return {"model": self.model} if adapter is None else {"model": self.model, "adapter": adapter}
+
     def with_adapter(self, adapter: str) -> ServedModel:
         """Return the model with one of its :attr:`adapters`."""
         return replace(self, name=f"{self.name}:{adapter}", defaults={**self.defaults, "adapter": adapter},

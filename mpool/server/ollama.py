@@ -365,7 +365,7 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     if body.dimensions is not None:
         options["dimensions"] = body.dimensions
     load_duration = nanoseconds(await _load_seconds(context, served))
-    rows, tokens = await counted(EMBED, context.state.pool, {"inputs": texts, "model": served.model, **options})
+    rows, tokens = await counted(EMBED, context.state.pool, {"inputs": texts, **served.target, **options})
     duration = nanoseconds(time.monotonic() - context.started)
     return await large_response(
         lambda: EmbedResponse(body.model, rows.tolist(), duration, load_duration, tokens), rows.size)
@@ -377,7 +377,7 @@ async def embeddings(context: Context, body: OllamaEmbeddingsRequest) -> Respons
     if not body.prompt:
         return json_response(OllamaEmbeddingsResponse([]))
     row, _ = await counted(EMBED, context.state.pool, {
-        "inputs": context.check_text(body.prompt, "prompt"), "model": served.model, **keep_alive_options(body)})
+        "inputs": context.check_text(body.prompt, "prompt"), **served.target, **keep_alive_options(body)})
     return json_response(OllamaEmbeddingsResponse(row.tolist()))
 
 

@@ -100,20 +100,20 @@ async def _computed(context: Context, served: ServedModel, task: str, inputs: li
         if ids:
             raise Refusal("unsupported_parameter", "`input` must be texts for the task classify.", "input")
         found, tokens = await computed(context, CLASSIFY, {
-            "texts": inputs, "model": served.model,
+            "texts": inputs, **served.target,
             "function_to_apply": "none" if body.use_activation is False else None}, "input")
         return [one.scores for one in found], tokens
     if task == "token_classify":
         if ids:
             raise Refusal("unsupported_parameter", "`input` must be texts for the task token_classify.", "input")
         found, tokens = await computed(context, TOKEN_SCORES, {
-            "inputs": inputs, "model": served.model,
+            "inputs": inputs, **served.target,
             "function_to_apply": "none" if body.use_activation is False else "softmax"}, "input", MAX_NUMBERS)
         return list(found), tokens
     allowed = bool(body.allow_token_ids or context.state.settings.allow_token_ids)
     if task == "embed":
         found, tokens = await computed(context, EMBED, {
-            "inputs": inputs, "model": served.model, "dimensions": body.dimensions, "normalize": body.use_activation,
+            "inputs": inputs, **served.target, "dimensions": body.dimensions, "normalize": body.use_activation,
             "allow_token_ids": allowed}, "input")
         return list(found), tokens
     if body.use_activation is not None:
@@ -123,7 +123,7 @@ async def _computed(context: Context, served: ServedModel, task: str, inputs: li
     if ids and not allowed:
         raise Refusal("invalid_value", "`input` must be texts: token ids are valid only in the vocabulary that they "
                                        "are from. If they are this model's, set `allow_token_ids`.", "input")
-    found, tokens = await token_vectors(context, {"inputs": inputs, "model": served.model}, "input")
+    found, tokens = await token_vectors(context, {"inputs": inputs, **served.target}, "input")
     return list(found), tokens
 
 

@@ -81,7 +81,7 @@ async def _ranked(context: Context, served: ServedModel, queries: list[str], doc
     places: dict[str, list[int]] = {}
     for at, query in enumerate(queries):
         places.setdefault(query, []).append(at)
-    options = {"model": served.model, **({} if prompt is None else {"prompt": prompt})}
+    options = {**served.target, **({} if prompt is None else {"prompt": prompt})}
     scores, total, waiting = [0.0] * len(documents), 0, list(places.items())
     for begin in range(0, len(waiting), _CONCURRENT):
         part = waiting[begin:begin + _CONCURRENT]
@@ -99,7 +99,7 @@ async def _cosines(context: Context, served: ServedModel, first: list[str], seco
     """Compare embeddings. Returns the cosines, and the number of prompt tokens."""
     if prompt is not None:
         raise Refusal("unsupported_parameter", "`prompt` requires a reranker.", "prompt")
-    rows, tokens = await counted(EMBED, context.state.pool, {"inputs": first + second, "model": served.model})
+    rows, tokens = await counted(EMBED, context.state.pool, {"inputs": first + second, **served.target})
     left, right = rows[:len(first)], rows[len(first):]
 
     def compare() -> list[float]:

@@ -308,6 +308,12 @@ def _parse_special(where: str) -> Any:
                   "into those tokens; False: treat it as plain text.", choices=(True, False))
 
 
+def _adapter() -> Any:
+    """Return the field of the option ``adapter``. Plans are cached without it, because adapters come and go."""
+    return option(None, "name of the adapter (LoRA) that computes the request, one of ``adapters`` of :func:`load`; "
+                  "None: the model alone.", plan=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextVectorOptions(VectorOptions):
     """Options that :func:`mpool.embed` and :func:`mpool.embed_iter` share."""
@@ -321,6 +327,7 @@ class TextVectorOptions(VectorOptions):
     truncate: bool = option(True, "True: truncate each text to the model's maximum length; False: raise "
                             "ContextOverflow for longer texts.", choices=(True, False))
     parse_special: bool = _parse_special("texts and the prompt")
+    adapter: str | None = _adapter()
 
     result: ClassVar[str] = "vectors"
 
@@ -367,6 +374,7 @@ class OutputOptions:
     truncate: bool = option(True, "True: truncate each text to the model's maximum length; False: raise "
                             "ContextOverflow for longer texts.", choices=(True, False))
     parse_special: bool = _parse_special("texts and the prompt")
+    adapter: str | None = _adapter()
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
     progress: Progress = option(None, "as for :func:`embed`.", plan=False)
     max_inputs: int | None = option(None, "maximum number of texts in the request; None: "
@@ -445,6 +453,7 @@ class RerankOptions(_LogitOptions):
         None, 'function that makes scores of the logits: ``"sigmoid"`` (the logistic function) or ``"none"``. None: '
         "that of the model's files.", choices=(None, "sigmoid", "none"), plan=False)
     parse_special: bool = _parse_special("query and the documents")
+    adapter: str | None = _adapter()
 
     result: ClassVar[str] = "scores"
     progress: ClassVar[bool] = False
@@ -483,6 +492,7 @@ class ClassifyOptions(_LogitOptions):
         True, "True: truncate a text to the model's maximum length; of a pair, the longer text; with ``labels``, never "
         "the hypothesis. False: raise ContextOverflow for longer texts.", choices=(True, False))
     parse_special: bool = _parse_special("texts and the hypotheses")
+    adapter: str | None = _adapter()
     max_inputs: int | None = option(None, "maximum number of texts in the request; with ``labels``, of texts times "
                                     "labels. None: ``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
     progress: Progress = option(
@@ -518,6 +528,7 @@ class ClassifyTokensOptions(_LogitOptions):
         True, "True: truncate a text to the model's maximum length, unless there is a ``stride``; False: raise "
         "ContextOverflow for longer texts.", choices=(True, False))
     parse_special: bool = _parse_special("texts")
+    adapter: str | None = _adapter()
     max_inputs: int | None = option(None, "maximum number of texts in the request, and of windows with a ``stride``. "
                                     "None: ``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
     progress: Progress = option(None, "as for :func:`classify`.", aliases=("show_progress_bar",), plan=False)
@@ -536,6 +547,7 @@ class TokenScoresOptions(_LogitOptions):
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
     truncate: bool = option(True, "True: truncate longer texts.", choices=(True, False))
     parse_special: bool = _parse_special("texts")
+    adapter: str | None = _adapter()
 
     result: ClassVar[str] = "spans"
     prompt: ClassVar[None] = None
@@ -604,9 +616,7 @@ class SamplingOptions:
     context_length: int | None = option(
         None, "maximum number of tokens of the prompt and a completion together, 2 or more; None, or more than the "
         "model's context: the model's context.")
-    adapter: str | None = option(
-        None, "name of the adapter (LoRA) that computes the request, one of ``adapters`` of :func:`load`; None: the "
-        "model alone.")
+    adapter: str | None = _adapter()
     capture: Capture | CaptureJob | None = option(
         None, "object returned by :func:`capture`, or by its ``job()`` method, that records the outputs of the model's "
         "layers.")

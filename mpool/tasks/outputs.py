@@ -231,7 +231,7 @@ def packed(plan: OutputPlan, texts: list[Any], start: int, single: bool, call: C
 
 def _start(plan: OutputPlan, pack: Pack, **keywords: Any) -> _core.Ticket:
     return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, outputs=plan.mask,
-                                      attended=pack.attended, **keywords)
+                                      attended=pack.attended, adapter=plan.adapter, **keywords)
 
 
 def _no_halves(pack: Pack) -> tuple[Pack, ...]:

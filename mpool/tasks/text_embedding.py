@@ -6,7 +6,7 @@ vectors.py contains the part that is shared with image embedding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +64,7 @@ class Plan(VectorPlan):
         generation_prompt: True if the template appends the start of an assistant message to a rendered pair.
         special_tokens: True if the tokenizer's special tokens are put around a text.
         most_chars: number of characters to which truncation cuts a text before it is tokenised; None: no limit.
+        adapter: id of the adapter in the core; 0: none. Not part of cached plans.
     """
 
     tokenizer: Tokenizer
@@ -80,6 +81,7 @@ class Plan(VectorPlan):
     generation_prompt: bool = False
     special_tokens: bool = True
     most_chars: int | None = None
+    adapter: int = 0
 
 
 def plan(entry: Entry, options: Any) -> Plan:
@@ -88,11 +90,12 @@ def plan(entry: Entry, options: Any) -> Plan:
     On the first use of a model this reads its files, loads its tokenizer and makes the core load its weights.
 
     Raises:
-        InvalidArgument: an option is invalid for this model.
+        InvalidArgument: an option is invalid for this model, or the model has no adapter of the name.
         WrongCapability: the model is a reranker and the request is for vectors, or the reverse.
     """
-    return plan_of(entry, options, (options.dimensions, options.normalize, options.truncate, options.parse_special,
-                                     getattr(options, "allow_token_ids", True)), _make_plan)
+    found = plan_of(entry, options, (options.dimensions, options.normalize, options.truncate, options.parse_special,
+                                      getattr(options, "allow_token_ids", True)), _make_plan)
+    return found if options.adapter is None else replace(found, adapter=entry.adapter_id(options.adapter))
 
 
 def _make_plan(entry: Entry, options: Any) -> Plan:
@@ -575,11 +578,13 @@ def _valid(pack: Pack) -> int:
 
 
 def _embed(plan: Plan, pack: Pack, **keywords: Any) -> NDArray[np.float32]:
-    return plan.registry.embed(plan.core_key, pack.ids, pack.offsets, pack.skip, second=pack.second, **keywords)
+    return plan.registry.embed(plan.core_key, pack.ids, pack.offsets, pack.skip, second=pack.second,
+                               adapter=plan.adapter, **keywords)
 
 
 def _start(plan: Plan, pack: Pack, **keywords: Any) -> _core.Ticket:
-    return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, second=pack.second, **keywords)
+    return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, second=pack.second,
+                                      adapter=plan.adapter, **keywords)
 
 
 def _heavy(plan: Plan, inputs: list[Any]) -> bool:

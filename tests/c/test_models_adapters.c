@@ -257,3 +257,29 @@ MP_TEST(models_adapters_add_the_product_of_two_matrices) {
     }
     MP_CHECK(compared > 1000 && moved > 500);
 }
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+/* The matrices of adapters are converted while they are packed: no copy of them waits for the end of loading. */
+MP_TEST(models_adapters_need_no_copies_while_they_load) {
+    enum { SIZE = 1024, RANK = 64 };
+    static const int64_t id = 1;
+    const uint64_t floats = 2ull * SIZE * RANK * sizeof(float);
+    mp_error error;
+    tiny_parts parts;
+    mp_adapters adapters;
+    mp_linear linear = {0};
+    tiny_parts_begin(&parts, "large.bin", 5);
+    tiny_ints(parts.file.spec, "mpool.adapters", &id, 1);
+    tiny_tensor(&parts.file, "part.weight", MP_F32, SIZE, SIZE, 0.3f, 0);
+    tiny_update(&parts.file, 1, "part", RANK, SIZE, SIZE, 2);
+    tiny_parts_open(&parts, MP_COMPUTE_AUTO, 2);
+    MP_CHECK_OK(mp_adapters_open(&adapters, parts.file.spec, &error), &error);
+    const uint64_t before = mp_alloc_bytes(MP_TAG_MISC);
+    MP_CHECK_OK(mp_builder_linear(&parts.builder, &linear, "part.weight", NULL, SIZE, SIZE, &error), &error);
+    MP_CHECK_OK(mp_adapters_add(&adapters, &parts.builder, &linear, "part.weight", &error), &error);
+    MP_CHECK(mp_alloc_bytes(MP_TAG_MISC) - before < floats / 2);
+    tiny_parts_finish(&parts);
+    mp_adapters_deinit(&adapters);
+    tiny_parts_close(&parts);
+}

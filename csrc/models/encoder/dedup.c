@@ -52,7 +52,8 @@ void mp_dedup_key(const mp_encoder_dedup *dedup, mp_encoder_text *text) {
 
 static bool identical(const mp_encoder_text *a, const mp_encoder_text *b) {
     return a->key == b->key && a->n == b->n && a->skip == b->skip &&
-           a->second == b->second && a->attended == b->attended && a->dimensions == b->dimensions &&
+           a->second == b->second && a->attended == b->attended && a->adapter == b->adapter &&
+           a->dimensions == b->dimensions &&
            a->normalize == b->normalize && memcmp(a->ids, b->ids, (size_t)a->n * sizeof(int32_t)) == 0;
 }
 

@@ -45,6 +45,12 @@ unsigned mp_encoder_outputs(const mp_encoder *model) {
            (model->sparse_head.kind ? MP_EMBED_SPARSE : 0);
 }
 
+/* The adapters of all rows and of the wanted ones, and the products with A. */
+static size_t adapter_scratch(const mp_encoder *model, int M) {
+    const size_t width = (size_t)model->adapters.width;
+    return model->adapters.count ? 2 * mp_arena_cost((size_t)M) + mp_arena_cost((size_t)M * width * sizeof(float)) : 0;
+}
+
 /* The length of the longest text (the rows of the rotary tables) and the number of texts are unknown here. `M` is an
  * upper bound of both. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs) {
@@ -65,7 +71,7 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, uns
            mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(inner_bytes(model, M)) +
            mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) +
            (model->flags & MP_ENCODER_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
-           2 * mp_arena_cost((size_t)M * sizeof(mp_row_span)) + acts;
+           2 * mp_arena_cost((size_t)M * sizeof(mp_row_span)) + adapter_scratch(model, M) + acts;
 }
 
 /* Bytes of a thread's scratch for unpacked weights, which come first. */
@@ -194,6 +200,7 @@ static void rotate_and_attend(pass *p, const mp_encoder_layer *whole) {
         mp_transformer_keep_also(&p->context, &p->rows, p->model->hidden, p->input);
     p->rows = mp_transformer_keep(&p->context, &p->rows);
     p->context.wanted = NULL;
+    p->context.adapters = p->context.wanted_adapters;
     mp_team_split(p->context.thread, p->rows.M, 1, &p->row0, &p->row1);
 }
 
@@ -286,6 +293,7 @@ int mp_encoder_barriers(const mp_encoder *model) {
     layer += model->flags & MP_ENCODER_GATED ? 1 : 0;
     layer += model->flags & MP_ENCODER_OUTPUT_NORMS ? 2 : 0;
     layer += model->experts ? 6 : 0;
+    layer += model->adapters.count ? 6 : 0; /* four layers with updates, and the activation; wanted queries */
     enum { LAST = 5, HEADS = 3 }; /* the last layer has more, to move the wanted rows: see nn/transformer.h */
     return layer * model->depth + 4 + LAST + HEADS + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
 }
@@ -305,6 +313,31 @@ static bool list_wanted(const pass *p) {
             p->wanted[t] = wanted;
     }
     return !all;
+}
+
+/* Lists the adapters of all rows and of the wanted ones, if a text has one. Call after list_wanted. Only thread 0
+ * writes the lists. */
+static void list_adapters(pass *p, uint8_t **at) {
+    const mp_adapters *adapters = &p->model->adapters;
+    bool any = false;
+    for (int t = 0; t < p->count; t++)
+        any = any || p->texts[t].adapter != 0;
+    if (!any)
+        return;
+    const size_t M = (size_t)p->rows.M;
+    uint8_t *const all = mp_scratch_take(at, M), *const wanted = mp_scratch_take(at, M);
+    p->context.low_rank = mp_scratch_take(at, M * (size_t)adapters->width * sizeof(float));
+    p->context.low_rank_width = adapters->width;
+    p->context.adapters = all;
+    p->context.wanted_adapters = wanted;
+    uint8_t *next = wanted;
+    for (int t = 0; t < p->count && p->context.thread->index == 0; t++) {
+        const mp_encoder_text *text = &p->texts[t];
+        const size_t kept = (size_t)(p->wanted ? p->wanted[t].rows : 0);
+        memset(all + text->row, text->adapter, (size_t)text->n);
+        memset(next, text->adapter, kept);
+        next += kept;
+    }
 }
 
 /* ---- outputs ----------------------------------------------------------------------------------------------------- */
@@ -433,9 +466,10 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_enco
                 p.sparse_rows += texts[t].n;
             }
     }
-    p.context.acts = at;
     if (!list_wanted(&p))
         p.wanted = NULL;
+    list_adapters(&p, &at);
+    p.context.acts = at;
     mp_team_split(thread, M, 1, &p.row0, &p.row1);
     return p;
 }

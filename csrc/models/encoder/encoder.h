@@ -6,6 +6,7 @@
 #include "models/arch.h"
 #include "models/encoder/heads.h"
 #include "models/encoder/latent_attention.h"
+#include "models/nn/adapter.h"
 #include "models/nn/embedding.h"
 #include "models/nn/experts.h"
 #include "models/nn/pooling.h"
@@ -54,6 +55,7 @@ typedef struct mp_encoder {
     mp_rope rope[2];      /* [0]: layers with full attention; [1]: layers with a window; if rope[1].dim is 0, they use
                            * rope[0] */
     mp_encoder_layer *layers;
+    mp_adapters adapters;
     mp_latent_attention latent; /* MP_ENCODER_LATENTS; else zeros */
     mp_head head;
     bool pooled; /* texts have vectors: `head` is in use */
@@ -70,6 +72,7 @@ typedef struct mp_encoder_text { /* one text of a group */
     int32_t attended; /* leading tokens that all tokens attend to; n: all */
     int32_t dimensions;
     uint8_t outputs; /* mask of MP_EMBED_* */
+    uint8_t adapter; /* number of the adapter (mp_adapters_find); 0: none */
     bool normalize, normalize_rows, finite;
     float *out;    /* [dimensions] */
     float *states; /* [n, hidden] */

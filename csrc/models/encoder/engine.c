@@ -48,6 +48,8 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t
         return mp_fail(error, MP_INVALID_ARGUMENT, "token vectors cannot be truncated: dimensions is %d",
                        request->dimensions);
     MP_TRY(mp_embedding_request_check_texts(request, model->context, model->vocab, error));
+    if (request->adapter != 0 && mp_adapters_find(&model->adapters, request->adapter) == 0)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);
     for (int32_t t = 0; t < request->n_texts; t++) {
         const int64_t n = request->offsets[t + 1] - request->offsets[t];
         if (request->second && (request->second[t] < 1 || request->second[t] >= n))
@@ -71,8 +73,12 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
 
+/* The model may have been loaded again with other adapters since the request was checked. */
 static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error) {
-    (void)error;
+    const mp_encoder *model = ((const mp_encoder_engine_state *)engine)->model;
+    const int32_t adapter = ((const mp_embedding_request *)item->request)->adapter;
+    if (adapter != 0 && mp_adapters_find(&model->adapters, adapter) == 0)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the adapter of the request was unloaded");
     item->state = engine;
     return MP_OK;
 }
@@ -180,6 +186,7 @@ static mp_encoder_text text_of(const mp_encoder *model, const mp_embedding_reque
         .skip = request->skip ? request->skip[t] : 0,
         .second = request->second ? request->second[t] : n,
         .attended = request->attended ? request->attended[t] : n,
+        .adapter = (uint8_t)mp_adapters_find(&model->adapters, request->adapter),
         .dimensions = request->sizes.width,
         .outputs = request->outputs,
         .normalize = chosen ? request->normalize != 0 : model->head.normalize,

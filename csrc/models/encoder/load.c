@@ -27,6 +27,7 @@ static void encoder_destroy(mp_model *base) {
             mp_free(model->layers[i].experts);
         }
     mp_free(model->layers);
+    mp_adapters_deinit(&model->adapters);
     mp_free(model->order);
     mp_packed_experts_destroy(model->packed_experts);
     if (model->budget)
@@ -249,6 +250,8 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
         const bool biased = model->flags & MP_ENCODER_BIAS || mp_weights_has(model->weights, bias);
         MP_TRY(mp_builder_linear(builder, linears[i].linear, name, biased ? bias : NULL, linears[i].N, linears[i].K,
                                  error));
+        if (i > 1 || !(model->flags & MP_ENCODER_DISENTANGLED)) /* its queries and keys of distances are tables */
+            MP_TRY(mp_adapters_add(&model->adapters, builder, linears[i].linear, name, error));
     }
     return MP_OK;
 }
@@ -373,6 +376,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->flags = args->flags;
     model->token_types = 1;
     MP_TRY_GOTO(read_hyper(model, args->spec, error));
+    MP_TRY_GOTO(mp_adapters_open(&model->adapters, args->spec, error));
     MP_TRY_GOTO(mp_weights_check_biases(model->weights, "blk.", model->layer_count, error));
     MP_TRY_GOTO(read_ropes(model, args->spec, error));
     mp_compute compute = compute_type_for(args->compute, args->spec);
@@ -393,6 +397,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, error));
     builder.on_use = MP_ON_USE_NEVER;
+    MP_TRY_GOTO(mp_adapters_check(&model->adapters, args->spec, error));
     MP_TRY_GOTO(read_windows(model, args->spec, error));
     if (model->flags & MP_ENCODER_LATENTS)
         MP_TRY_GOTO(mp_latent_attention_init(&model->latent, &builder, model->hidden,
@@ -456,6 +461,7 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         use = MP_WEIGHTS_AUTO; /* the load will fail */
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *entry = mp_spec_tensor_at(spec, i);
+        bytes += mp_adapter_footprint(entry);
         int64_t items = 1;
         for (int d = 0; d < entry->ndim; d++)
             if (__builtin_mul_overflow(items, entry->shape[d], &items))

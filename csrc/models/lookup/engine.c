@@ -82,6 +82,8 @@ mp_status mp_lookup_check(const mp_model *base, mp_request *base_request, uint64
     const mp_lookup *model = (const mp_lookup *)base;
     mp_embedding_request *request = (mp_embedding_request *)base_request;
     MP_TRY(mp_embedding_request_check_outputs(request, MP_EMBED_POOLED, error));
+    if (request->adapter != 0)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);
     if (request->dimensions < 0 || request->dimensions > model->dim)
         return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: 1 to %d", request->dimensions,
                        model->dim);

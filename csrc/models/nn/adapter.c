@@ -1,7 +1,6 @@
 #include "models/nn/adapter.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -79,62 +78,17 @@ static mp_status update_of(mp_adapters *adapters, mp_linear *linear, int index, 
     return MP_OK;
 }
 
-/* Copies the rows of `heads` heads [rows, width]. heads > 0: the halves of each head stand one after the other in
- * `from` and are interleaved in `to`. heads < 0: the opposite. */
-static void reorder_rows(const float *from, int64_t rows, int64_t width, int64_t heads, float *to) {
-    const int64_t size = rows / (heads < 0 ? -heads : heads), half = size / 2;
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t first = row - row % size, at = row % size;
-        const int64_t source = first + (heads > 0 ? at % 2 * half + at / 2 : at % half * 2 + at / half);
-        memcpy(to + row * width, from + source * width, (size_t)width * sizeof *to);
-    }
-}
-
 static void mark_added(mp_adapters *adapters, const mp_spec *spec, const char *name) {
     adapters->added[mp_spec_find_tensor(spec, name) - mp_spec_tensor_at(spec, 0)] = true;
 }
 
-/* Adds the matrix `name` [rows, width], times `by`, as the next part of `to`, in fp32. heads: see reorder_rows; 0: the
- * rows stay in their order. */
+/* Adds the matrix `name` [rows, width], times `by`, as the next part of `to`, in fp32. heads: order of the rows, as in
+ * mp_builder_linear_converted. */
 static mp_status add_matrix(mp_builder *builder, mp_linear *to, const char *name, int64_t rows, int64_t width, float by,
                             int64_t heads, mp_error *error) {
-    const int64_t shape[2] = {rows, width};
-    mp_tensor tensor;
-    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &tensor, error));
-    if (mp_dtype_get(tensor.dtype)->items > 1)
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s of an adapter is stored as %s, allowed: F32, F16, BF16", name,
-                       mp_dtype_get(tensor.dtype)->name);
-    const int64_t items = tensor.shape[0] * tensor.shape[1]; /* the sizes of a layer and a rank: no overflow */
-    float *values = mp_alloc((size_t)items * sizeof *values, MP_TAG_MISC);
-    if (!values)
-        return mp_fail_memory(error, (uint64_t)items * sizeof *values, "a matrix of an adapter");
-    mp_dequantize_row(tensor.dtype, tensor.data, items, values);
-    for (int64_t i = 0; i < items; i++) {
-        values[i] *= by;
-        if (!isfinite(values[i])) {
-            mp_free(values);
-            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(builder->weights)), -1, name,
-                                "finite values, also times alpha / rank", "infinity or NaN at index %lld",
-                                (long long)i);
-        }
-    }
-    mp_weights_release(builder->weights, &tensor);
-    if (heads != 0) {
-        float *ordered = mp_alloc((size_t)items * sizeof *values, MP_TAG_MISC);
-        if (!ordered) {
-            mp_free(values);
-            return mp_fail_memory(error, (uint64_t)items * sizeof *values, "a matrix of an adapter");
-        }
-        reorder_rows(values, rows, width, heads, ordered);
-        mp_free(values);
-        values = ordered;
-    }
-    const mp_compute compute = builder->compute;
     const int64_t parameters = builder->parameters;
-    builder->compute = MP_COMPUTE_F32;
-    mp_status status = mp_builder_linear_taken(builder, to, values, (int32_t)tensor.shape[0], (int32_t)tensor.shape[1],
-                                               error);
-    builder->compute = compute;
+    mp_status status =
+        mp_builder_linear_converted(builder, to, name, (int32_t)rows, (int32_t)width, by, heads, error);
     builder->parameters = parameters; /* those of the model without adapters */
     return status;
 }
@@ -267,6 +221,13 @@ static void multiply_share(const mp_wmat *w, const mp_acts *x, const adapted_row
     multiply_units(w, x, at, from, to, ep, y, ldy);
 }
 
+/* Returns the index in the layer of the output part that part `p` of an update belongs to; -1 if a view leaves it out.
+ */
+static int part_in(const mp_linear *linear, const mp_low_rank *update, int p) {
+    const int part = update->part[p] - linear->first;
+    return part >= 0 && part < linear->parts ? part : -1;
+}
+
 /* Returns the thread's share of all products with A, or with B if `up`. */
 static thread_share share_of(const mp_row_context *context, const mp_linear *linear, int M, bool up) {
     adapted_rows at = {0};
@@ -274,7 +235,8 @@ static thread_share share_of(const mp_row_context *context, const mp_linear *lin
     int64_t units = 0;
     while (next_rows(context, linear, M, &at))
         for (int p = 0; p < at.update->down.parts; p++)
-            units += (int64_t)(up ? &at.update->up[p].w[0] : &at.update->down.w[p])->panels * at.rows;
+            if (part_in(linear, at.update, p) >= 0)
+                units += (int64_t)(up ? &at.update->up[p].w[0] : &at.update->down.w[p])->panels * at.rows;
     mp_team_split(context->thread, units, 1, &share.begin, &share.end);
     return share;
 }
@@ -296,8 +258,9 @@ void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, 
         const mp_acts in = floats(M, linear->K, x, ldx);
         for (at = (adapted_rows){0}; next_rows(context, linear, M, &at);)
             for (int p = 0; p < at.update->down.parts; p++)
-                multiply_share(&at.update->down.w[p], &in, &at, &share, NULL,
-                               context->low_rank + at.update->down.column[p], context->low_rank_width);
+                if (part_in(linear, at.update, p) >= 0)
+                    multiply_share(&at.update->down.w[p], &in, &at, &share, NULL,
+                                   context->low_rank + at.update->down.column[p], context->low_rank_width);
     }
     mp_linear_forward(linear, context->thread, x, ldx, M, context->acts, context->own_acts, context->unpacked, ep, y,
                       ldy);
@@ -308,8 +271,11 @@ void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, 
     for (at = (adapted_rows){0}; next_rows(context, linear, M, &at);)
         for (int p = 0; p < at.update->down.parts; p++) {
             const mp_linear *up = &at.update->up[p];
+            const int part = part_in(linear, at.update, p);
+            if (part < 0)
+                continue;
             const mp_acts in = floats(M, up->K, context->low_rank + at.update->down.column[p], context->low_rank_width);
-            float *const out = y + linear->column[at.update->part[p]];
+            float *const out = y + linear->column[part];
             const mp_epilogue add = {.residual = out, .ld_residual = ldy};
             multiply_share(&up->w[0], &in, &at, &share, &add, out, ldy);
         }

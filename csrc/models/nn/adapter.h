@@ -51,8 +51,8 @@ mp_status mp_adapters_check(const mp_adapters *adapters, const mp_spec *spec, mp
 uint64_t mp_adapter_footprint(const mp_tensor_entry *entry);
 
 /* As mp_row_linear, for a layer with updates and rows with adapters. Ends WITHOUT a barrier; a barrier must follow
- * before the next call. If an update applies to a row, there is one more barrier inside than in mp_linear_forward. x
- * must not be NULL, and `ep` must have no activation. */
+ * before the next call. `linear` may be a view of a layer. If an update applies to a row, there is one more barrier
+ * inside than in mp_linear_forward. x must not be NULL, and `ep` must have no activation. */
 void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, const float *x, int64_t ldx, int M,
                         const mp_epilogue *ep, float *y, int64_t ldy);
 

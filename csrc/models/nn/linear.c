@@ -1,6 +1,7 @@
 #include "models/nn/linear.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -22,7 +23,11 @@ typedef struct mp_build_job {
     mp_tensor tensor; /* convolution: finish replaces it by the tensor of `turned` */
     mp_scaled scaled; /* if the type of `tensor` has separate scales */
     float *turned;
+    const char *converted; /* name of a matrix that is converted while it is packed, or NULL; owned by the spec */
+    float factor;          /* `converted`: factor on each value */
+    int64_t heads;         /* `converted`: order of the rows, see mp_builder_linear_converted */
     bool may_stay; /* may stay unpacked; false for matrices that are not in a file */
+    bool packed;   /* finish has packed the matrix */
     size_t offset; /* offset in the slab */
 } mp_build_job;
 
@@ -222,22 +227,103 @@ mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float 
     return status;
 }
 
+mp_status mp_builder_linear_converted(mp_builder *builder, mp_linear *linear, const char *name, int32_t N, int32_t K,
+                                      float factor, int64_t heads, mp_error *error) {
+    const int64_t shape[2] = {N, K};
+    mp_build_job job = {.factor = factor, .heads = heads};
+    MP_TRY(mp_weights_get(builder->weights, name, 2, shape, &job.tensor, error));
+    if (mp_dtype_get(job.tensor.dtype)->items > 1 || mp_dtype_is_scaled(job.tensor.dtype))
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s of an adapter is stored as %s, allowed: F32, F16, BF16", name,
+                       mp_dtype_get(job.tensor.dtype)->name);
+    assert(heads == 0 || N % (2 * heads) == 0);
+    job.converted = mp_spec_find_tensor(mp_weights_spec(builder->weights), name)->name;
+    const mp_compute compute = builder->compute;
+    builder->compute = MP_COMPUTE_F32;
+    mp_status status = add_part(builder, linear, job, name, NULL, N, K, error);
+    builder->compute = compute;
+    return status;
+}
+
+/* Returns the row of the file that becomes row `row` of the layer. */
+static int64_t source_row(const mp_build_job *job, int64_t row) {
+    if (job->heads == 0)
+        return row;
+    const int64_t size = job->linear->w[job->part].N / (job->heads < 0 ? -job->heads : job->heads), half = size / 2;
+    const int64_t at = row % size;
+    return row - at + (job->heads > 0 ? at % 2 * half + at / 2 : at % half * 2 + at / half);
+}
+
+/* Converts the rows of a panel to scratch [MP_PANEL_N, K]. Returns the number of rows. */
+static int32_t convert_rows(const mp_build_job *job, int panel, float *scratch) {
+    const mp_wmat *w = &job->linear->w[job->part];
+    const int32_t first = panel * MP_PANEL_N, rows = w->N - first < MP_PANEL_N ? w->N - first : MP_PANEL_N;
+    for (int32_t r = 0; r < rows; r++) {
+        float *const to = scratch + (int64_t)r * w->K;
+        mp_dequantize_row(job->tensor.dtype, mp_tensor_row(&job->tensor, source_row(job, first + r)), w->K, to);
+        for (int32_t i = 0; i < w->K; i++)
+            to[i] *= job->factor;
+    }
+    return rows;
+}
+
+/* Packs panels of a matrix that is converted. Returns true if all values are finite. */
+static bool pack_converted(const mp_build_job *job, int panel0, int panel1, float *scratch) {
+    const mp_wmat *w = &job->linear->w[job->part];
+    bool finite = true;
+    for (int panel = panel0; panel < panel1; panel++) {
+        const int32_t rows = convert_rows(job, panel, scratch);
+        const mp_tensor tensor = {.dtype = MP_F32,
+                                  .ndim = 2,
+                                  .shape = {rows, w->K},
+                                  .data = (const uint8_t *)scratch,
+                                  .nbytes = (uint64_t)rows * (uint64_t)w->K * sizeof(float)};
+        mp_wmat one;
+        mp_wmat_init(&one, w->kind, rows, w->K);
+        one.data = w->data + (size_t)panel * w->panel_bytes;
+        mp_wmat_pack(&one, &tensor, 0, 1);
+        finite = finite && mp_kernels_get()->all_finite(scratch, (int64_t)rows * w->K);
+    }
+    return finite;
+}
+
+/* Names the first value that is not finite. Threads notice such values in any order. */
+static mp_status report_infinite(const mp_builder *builder, float *scratch, mp_error *error) {
+    for (int i = 0; i < builder->count; i++) {
+        const mp_build_job *job = &builder->jobs[i];
+        for (int panel = 0; job->converted && panel < job->linear->w[job->part].panels; panel++) {
+            const int64_t K = job->linear->w[job->part].K, items = convert_rows(job, panel, scratch) * K;
+            for (int64_t at = 0; at < items; at++)
+                if (!isfinite(scratch[at]))
+                    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(builder->weights)), -1,
+                                        job->converted, "finite values, also times alpha / rank",
+                                        "infinity or NaN at index %lld",
+                                        (long long)(source_row(job, (int64_t)panel * MP_PANEL_N + at / K) * K +
+                                                    at % K));
+        }
+    }
+    return mp_fail(error, MP_INTEGRITY, "a model file was changed while it was loaded");
+}
+
 /* Small matrices: each thread packs whole matrices, and takes the next one from a shared counter. */
 typedef struct pack_run {
     mp_builder *builder;
     mp_progress *progress;
     _Atomic int job;
+    _Atomic bool infinite; /* a converted value is not finite */
     uint8_t *scratch; /* `stride` bytes per thread; or NULL */
     size_t stride;
 } pack_run;
 
-/* Packs panels of a job. */
-static void pack_panels(const mp_build_job *job, int panel0, int panel1, uint8_t *scratch) {
+/* Packs panels of a job. Returns false if a converted value is not finite. */
+static bool pack_panels(const mp_build_job *job, int panel0, int panel1, uint8_t *scratch) {
     mp_wmat *w = &job->linear->w[job->part];
+    if (job->converted)
+        return pack_converted(job, panel0, panel1, (float *)(void *)scratch);
     if (mp_dtype_is_scaled(job->tensor.dtype))
         mp_scaled_pack(w, &job->scaled, panel0, panel1, scratch);
     else
         mp_wmat_pack(w, &job->tensor, panel0, panel1);
+    return true;
 }
 
 static void pack_body(const mp_team_thread *thread, void *arg) {
@@ -248,9 +334,10 @@ static void pack_body(const mp_team_thread *thread, void *arg) {
         if (i >= run->builder->count)
             return;
         mp_build_job *job = &run->builder->jobs[i];
-        if (!job->linear)
+        if (!job->linear || job->packed)
             continue;
-        pack_panels(job, 0, job->linear->w[job->part].panels, scratch);
+        if (!pack_panels(job, 0, job->linear->w[job->part].panels, scratch))
+            atomic_store_explicit(&run->infinite, true, memory_order_relaxed);
         mp_weights_release(run->builder->weights, &job->tensor);
         mp_progress_part(run->progress, "packing", (uint64_t)i, (uint64_t)run->builder->count);
     }
@@ -261,17 +348,16 @@ enum { SPLIT_BYTES = 4 << 20 };
 
 typedef struct split_run {
     const mp_build_job *job;
-    uint8_t *scratch;
-    size_t stride;
+    pack_run *all;
 } split_run;
 
 static void split_body(const mp_team_thread *thread, void *arg) {
     split_run *run = arg;
     int64_t begin, end;
     mp_team_split(thread, run->job->linear->w[run->job->part].panels, 1, &begin, &end);
-    if (begin < end)
-        pack_panels(run->job, (int)begin, (int)end,
-                    run->scratch ? run->scratch + (size_t)thread->index * run->stride : NULL);
+    uint8_t *scratch = run->all->scratch ? run->all->scratch + (size_t)thread->index * run->all->stride : NULL;
+    if (begin < end && !pack_panels(run->job, (int)begin, (int)end, scratch))
+        atomic_store_explicit(&run->all->infinite, true, memory_order_relaxed);
 }
 
 /* Leaves the matrices that may stay unpacked as stored, if together they have at least `pack_on_use` bytes. */
@@ -358,12 +444,15 @@ static mp_status place_slab(mp_builder *builder, size_t bytes, mp_lease *lease, 
     return MP_OK;
 }
 
-/* Allocates the rows that each thread converts before it packs them, if there are matrices with separate scales. */
+/* Allocates the rows that each thread converts before it packs them, if there are matrices with separate scales or
+ * converted ones. */
 static mp_status make_scratch(const mp_builder *builder, const mp_lease *lease, pack_run *run, mp_error *error) {
     for (int i = 0; i < builder->count; i++) {
         const mp_build_job *job = &builder->jobs[i];
         const mp_wmat *w = job->linear ? &job->linear->w[job->part] : NULL;
-        const size_t bytes = w ? mp_arena_cost(mp_scaled_scratch(job->tensor.dtype, w->kind, w->K)) : 0;
+        const size_t bytes = !w               ? 0
+                             : job->converted ? mp_arena_cost(MP_PANEL_N * (size_t)w->K * sizeof(float))
+                                              : mp_arena_cost(mp_scaled_scratch(job->tensor.dtype, w->kind, w->K));
         run->stride = bytes > run->stride ? bytes : run->stride;
     }
     if (run->stride == mp_arena_cost(0))
@@ -438,14 +527,20 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         mp_build_job *job = &builder->jobs[i];
         if (!job->linear || job->tensor.nbytes < SPLIT_BYTES)
             continue;
-        split_run split = {job, run.scratch, run.stride};
+        split_run split = {job, &run};
         mp_lease_run(lease, split_body, &split);
         mp_weights_release(builder->weights, &job->tensor);
         mp_progress_set(progress, "packing", 0);
-        job->linear = NULL; /* packed */
+        job->packed = true;
     }
     mp_lease_run(lease, pack_body, &run);
+    if (atomic_load_explicit(&run.infinite, memory_order_relaxed) && !mp_weights_poisoned(builder->weights))
+        status = report_infinite(builder, (float *)(void *)run.scratch, error);
     mp_free(run.scratch);
+    if (status != MP_OK) {
+        drop_slab(builder, budget);
+        return status;
+    }
     if (mp_weights_poisoned(builder->weights)) {
         drop_slab(builder, budget);
         return mp_fail(error, MP_IO, "a weight file was truncated while it was loaded");
@@ -598,6 +693,8 @@ mp_linear mp_linear_view(const mp_linear *linear, int first, int count) {
         view.stored[p] = linear->stored[first + p];
         view.N += view.w[p].N;
     }
+    view.updates = linear->updates;
+    view.first = linear->first + first;
     return view;
 }
 

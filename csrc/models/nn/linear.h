@@ -24,6 +24,7 @@ typedef struct mp_linear {
     uint8_t acts[MP_LINEAR_PARTS];           /* mp_akind of each part */
     mp_stored_part *stored[MP_LINEAR_PARTS]; /* NULL if the part was packed at load */
     struct mp_low_rank **updates; /* by adapter, NULL for those that leave the layer as it is (nn/adapter.h); or NULL */
+    int first; /* views: index of the first part in the whole layer; otherwise 0 */
 } mp_linear;
 
 /* ---- building ---------------------------------------------------------------------------------------------------- */
@@ -90,6 +91,12 @@ mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_
  * failure. */
 mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float *matrix, int32_t N, int32_t K,
                                   mp_error *error);
+/* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. heads > 0: the rows
+ * belong to this many heads, the halves of a head stand one after the other in the tensor, and they are interleaved in
+ * the layer; heads < 0: the opposite; 0: the rows stay in their order. Finish converts 32 rows at a time per thread,
+ * and fails with FORMAT if a value times `factor` is not finite. */
+mp_status mp_builder_linear_converted(mp_builder *builder, mp_linear *linear, const char *name, int32_t N, int32_t K,
+                                      float factor, int64_t heads, mp_error *error);
 /* Adds a vector of n values, converted to fp32. */
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
 /* Adds a vector like mp_builder_vector, with `add` added to each value. */

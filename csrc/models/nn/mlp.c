@@ -33,9 +33,18 @@ bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, con
     return true;
 }
 
+static bool has_updates(const mp_mlp *mlp) { return mlp->up.updates || mlp->down.updates; }
+
 size_t mp_mlp_scratch(const mp_mlp *mlp, int M) {
-    return mp_linear_fits(&mlp->up, &mlp->down) ? mp_linear_scratch(&mlp->down, M)
-                                                : (size_t)M * (size_t)mp_mlp_width(mlp) * sizeof(float);
+    const size_t floats = (size_t)M * (size_t)mp_mlp_width(mlp) * sizeof(float);
+    const size_t acts = mp_linear_fits(&mlp->up, &mlp->down) ? mp_linear_scratch(&mlp->down, M) : floats;
+    return has_updates(mlp) && floats > acts ? floats : acts;
+}
+
+static void activate_rows(const mp_row_context *context, const mp_mlp *mlp, int M, float *inner) {
+    int64_t row0, row1;
+    mp_team_split(context->thread, M, 1, &row0, &row1);
+    mp_kernels_get()->activate(mlp->act, (row1 - row0) * mlp->ffn, inner + row0 * mlp->ffn);
 }
 
 static void gate_rows(const mp_row_context *context, const mp_mlp *mlp, int M, float *inner) {
@@ -51,16 +60,18 @@ static void gate_rows(const mp_row_context *context, const mp_mlp *mlp, int M, f
 bool mp_mlp_forward(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M, void *inner,
                     const mp_residual *residual) {
     const int32_t width = mp_mlp_width(mlp);
-    if (mp_linear_fits(&mlp->up, &mlp->down)) {
+    const bool adapted = context->adapters && has_updates(mlp); /* updates are added to plain outputs */
+    if (!adapted && mp_linear_fits(&mlp->up, &mlp->down)) {
         mp_linear_into(&mlp->up, &mlp->down, context->thread, in, ld, M, context->acts, mlp->act, inner);
         return mp_row_meet(context) && mp_residual_add(context, &mlp->down, NULL, 0, M, inner, residual);
     }
-    const mp_epilogue activate = {.act = mlp->gated ? MP_ACT_NONE : mlp->act};
+    const bool later = adapted && mlp->up.updates && !mlp->gated; /* the activation follows the update */
+    const mp_epilogue activate = {.act = mlp->gated || later ? MP_ACT_NONE : mlp->act};
     mp_row_linear(context, &mlp->up, in, ld, M, &activate, inner, width);
     if (!mp_row_meet(context))
         return false;
-    if (mlp->gated) {
-        gate_rows(context, mlp, M, inner);
+    if (mlp->gated || later) {
+        (mlp->gated ? gate_rows : activate_rows)(context, mlp, M, inner);
         if (!mp_row_meet(context))
             return false;
     }

@@ -30,7 +30,8 @@ static inline int32_t mp_mlp_width(const mp_mlp *mlp) { return mlp->gated ? 2 * 
 /* Bytes of shared scratch for M rows of activations between the two linear layers. */
 size_t mp_mlp_scratch(const mp_mlp *mlp, int M);
 /* sum += down(act(up(in))), or down(act(gate(in)) * up(in)). in [M, ld] must be complete. inner: mp_mlp_scratch bytes.
- * Ends WITHOUT a barrier. Returns false if the step is over. */
+ * The bits of rows without an adapter do not depend on whether other rows have one. Ends WITHOUT a barrier. Returns
+ * false if the step is over. */
 bool mp_mlp_forward(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M, void *inner,
                     const mp_residual *residual);
 

@@ -77,7 +77,9 @@ bool mp_transformer_project(const mp_row_context *context, const mp_transformer_
         gather(context, rows, rows->hidden, in, rows->mixed);
     if (!mp_row_meet(context))
         return false;
-    mp_row_linear(context, &q, rows->mixed, rows->hidden, count, NULL, rows->qkv, rows->ld_qkv);
+    mp_row_context queries = *context;
+    queries.adapters = context->wanted_adapters;
+    mp_row_linear(&queries, &q, rows->mixed, rows->hidden, count, NULL, rows->qkv, rows->ld_qkv);
     if (!mp_row_meet(context))
         return false;
     if (leads)

@@ -43,7 +43,8 @@ mp_residual mp_transformer_residual(const mp_transformer_rows *rows, const mp_no
 /* If only few rows of the last layer's result are read (the first row of each sequence, for example), the layer needs
  * the keys and values of all rows, but everything else of these wanted rows only. With `wanted` in the context, the
  * first part of a layer computes all keys and values and the wanted queries, the second part computes the wanted rows.
- * mp_transformer_keep then moves the wanted rows together, and the third part takes the rows that it returns. */
+ * mp_transformer_keep then moves the wanted rows together, and the third part takes the rows that it returns. If rows
+ * have adapters, the context's `adapters` must then be its `wanted_adapters`. */
 
 /* Moves the wanted rows of x and mixed to the first rows, in order, and returns these. `rows`: all rows of the pass,
  * complete (after a barrier). Ends with a barrier. */

@@ -31,18 +31,18 @@ class Pools:
     """A replica. Ray Serve constructs it in a process of its own.
 
     Args:
-        models, catalogue, compute: see :class:`mpool.server.models.Models`.
+        models, catalogue, compute, adapters: see :class:`mpool.server.models.Models`.
         settings: limits of requests.
         load: load the models before the first request.
         cpus, memory_mb, offline, weights: see :func:`mpool.integrations.ray._share.config`.
     """
 
     def __init__(self, models: Sequence[str], catalogue: bool, compute: str, settings: Settings, load: bool, cpus: int,
-                 memory_mb: int, offline: bool | None, weights: str = "auto") -> None:
+                 memory_mb: int, offline: bool | None, weights: str = "auto", adapters: Sequence[str] = ()) -> None:
         from . import _share
 
         self.pool = Pool(_share.config(cpus, memory_mb, offline, settings.grace, weights))
-        self.state = State(settings, self.pool, models, catalogue, compute)
+        self.state = State(settings, self.pool, models, catalogue, compute, adapters)
         self._app = Routes(operations(), self.state)
         self._gauges: dict[str, Any] = {}
         if load:

@@ -57,6 +57,7 @@ class Plan:
         settings: address, clients and limits.
         weights: see :class:`mpool.PoolConfig`; with ``"mapped"``, the replicas of a machine share the pages of
             the files.
+        adapters: adapters of the models, like ``mpool serve --adapter``; their paths must exist on every node.
 
     Raises:
         InvalidArgument: a number is out of range.
@@ -75,6 +76,7 @@ class Plan:
     fronts: int = 0
     settings: Settings = field(default_factory=Settings)
     weights: str = "auto"
+    adapters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         one_of("weights", self.weights, WEIGHTS)
@@ -110,7 +112,7 @@ def make(plan: Plan, nodes: int = 1) -> serve.Application:
                                                   request_routing_stats_period_s=_REPORT_PERIOD), **scaled)
     # only the front has the token: replicas trust the front
     replica = pools.bind(plan.models, not plan.only, plan.compute, replace(settings, token=None, host="127.0.0.1"),
-                         plan.load, plan.cpus, plan.memory_mb, plan.offline, plan.weights)
+                         plan.load, plan.cpus, plan.memory_mb, plan.offline, plan.weights, plan.adapters)
     fronts = plan.fronts or max(2, nodes)
     front = serve.deployment(serve.ingress()(Front)).options(
         name="Front", num_replicas=fronts, max_replicas_per_node=math.ceil(fronts / nodes),
@@ -124,9 +126,9 @@ def application(arguments: Mapping[str, str]) -> serve.Application:
     models=KEY,NAME=REF replicas=2 port=8000``.
 
     Args:
-        arguments: fields of :class:`Plan` and of :class:`mpool.server.settings.Settings`; list items (``models``) are
-            separated by commas. ``host`` and ``port`` are the address of Ray Serve's proxy (default: 127.0.0.1 and
-            8000). ``token_file`` is the option of ``mpool serve``.
+        arguments: fields of :class:`Plan` and of :class:`mpool.server.settings.Settings`; list items (``models``,
+            ``adapters``) are separated by commas. ``host`` and ``port`` are the address of Ray Serve's proxy (default:
+            127.0.0.1 and 8000). ``token_file`` is the option of ``mpool serve``.
 
     Raises:
         InvalidArgument: an argument is unknown, or its value is not allowed.
@@ -184,7 +186,7 @@ def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] |
     settings = plan.settings
     if address is None:
         with Pool(PoolConfig(offline=plan.offline)) as pool:  # an error raised in a replica would lose its class
-            Models(pool, plan.models, not plan.only, plan.compute)
+            Models(pool, plan.models, not plan.only, plan.compute, plan.adapters)
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
     connect(address)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
@@ -20,14 +20,15 @@ from ..families import ROWS, Architecture
 from ..fields import Fields, describe
 from ..files import Folder, collect_stamps, refuse_pickle
 from ..json_strict import shorten
+from ..layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ..spec import Adapter, LowRank, ModelDescription, TensorEntry
 from .gguf_tables import read_gguf
 from .safetensors_header import WEIGHT_DTYPES, read_header
 
-CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 #: Largest rank, and largest absolute value of a scale. The C core has the same limits (csrc/models/nn/adapter.h).
 MAX_RANK, MAX_SCALE = 1024, 1e6
-#: Maximum number of entries of ``alpha_pattern``: each module of the adapter is compared with each of them.
+#: Maximum number of entries of ``alpha_pattern`` and of ``rank_pattern``: each module of the adapter is compared with
+#: each of them.
 MAX_PATTERNS = 4096
 
 #: Layers that adapters can update, by the names that the C core uses, without the number of the block.
@@ -36,6 +37,8 @@ _LAYER = re.compile(r"blk\.\{\}\.(" + "|".join(LAYERS) + r")\.weight")
 _PART = re.compile(r"(.+)\[(\d+)\]")
 #: Architectures whose GGUF files interleave the halves of each head in the rows of queries and keys.
 _INTERLEAVED = frozenset({"llama", "smollm3", "granite"})
+#: Keys of patterns without operators: see :class:`_Pattern`.
+_PLAIN_KEY = re.compile(r"\^?(?:[\w.-]|\\\.)+")
 _PEFT_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[A-Za-z0-9_-]+)?\.weight")
 _GGUF_NAME = re.compile(r"(?P<module>.+)\.weight\.lora_(?P<side>[ab])")
 
@@ -83,31 +86,53 @@ def read_adapter(path: str | os.PathLike[str], base: ModelDescription) -> Adapte
         Unsupported: the adapter is of another kind, or updates a module that adapters of mpool cannot update.
     """
     place = os.path.abspath(os.fspath(path))
-    row = next((row for row in ROWS if row.name == base.spec.architecture and row.capability == base.capability), None)
-    if row is None:
+    rows = _rows_of(base)
+    if not rows:
         raise Unsupported(f"mpool does not support adapters of {base.spec.architecture} models ({base.capability})")
     with collect_stamps() as stamps:
         if os.path.isdir(place):
-            found = _read_peft(Folder(place), row, base)
+            found = _read_peft(Folder(place), rows, base)
         elif os.path.exists(place):
-            found = _read_gguf_adapter(place, row, base)
+            found = _read_gguf_adapter(place, rows, base)
         else:
             raise FileError(f"{place}: no such file or folder", hint="Pass a folder of PEFT, or a .gguf file")
     return replace(found, stamps=stamps)
 
 
+def supported_modules(base: ModelDescription) -> tuple[str, ...]:
+    """Return the last parts of the names of the modules that adapters of PEFT can update; empty: the model cannot have
+    adapters."""
+    rows = _rows_of(base)
+    return tuple(_last_parts(_modules(rows, base, False))) if rows else ()
+
+
+def _rows_of(base: ModelDescription) -> list[Architecture]:
+    """Return the rows of the architecture table that a model may have; several if it is a GGUF file."""
+    return [row for row in ROWS if row.name == base.spec.architecture and row.capability == base.capability
+            and base.spec.variant in ("", next(iter(row.in_config), ""))]
+
+
 # ---- layers of the model -------------------------------------------------------------------------------------------
 
-def _modules(row: Architecture, base: ModelDescription, gguf: bool) -> dict[str, list[tuple[_Part, ...]]]:
+def _modules(rows: Sequence[Architecture], base: ModelDescription, gguf: bool) -> dict[str, list[tuple[_Part, ...]]]:
     """Return the modules that adapters can update, by their names in transformers (without the prefix of the family) or
-    in GGUF files. Each has the layers that its rows belong to; a name may stand for a fused module or a plain one."""
+    in GGUF files. Each has the layers that its rows belong to; a name may stand for a fused module or a plain one.
+
+    Args:
+        rows: rows of the architecture table that the model may have; several if it is a GGUF file.
+        base: the model.
+        gguf: True for the names in GGUF files.
+    """
     shapes = {entry.name: entry.shape for entry in base.spec.tensors}
-    layers = base.spec.kv.get(f"{row.name}.block_count")
+    layers, inner = base.spec.kv.get(f"{base.spec.architecture}.block_count"), base.spec.inner
     assert isinstance(layers, int)
+    # the learned queries and keys of distances are products of the same matrices, computed when the model is loaded
+    fixed = ("attn_q", "attn_k") if "rel_embd.weight" in shapes else ()
     found: dict[str, list[tuple[_Part, ...]]] = {}
     fused: dict[str, dict[int, _Part]] = {}
-    for tensor in row.tensors:
-        if not _LAYER.fullmatch(tensor.gguf):
+    for tensor in dict.fromkeys(tensor for row in rows for tensor in row.tensors):
+        kind = _LAYER.fullmatch(tensor.gguf)
+        if kind is None or kind[1] in fixed:
             continue
         names = (tensor.stored or tensor.gguf) if gguf else tensor.hf
         for layer in range(layers):
@@ -116,7 +141,8 @@ def _modules(row: Architecture, base: ModelDescription, gguf: bool) -> dict[str,
                 continue
             part = _Part(core.removesuffix(".weight"), *shapes[core])
             for name in filter(None, names.split("|")):
-                name = name.removeprefix("/").replace("{}", str(layer))
+                name = (name.removeprefix("/").replace("{}", str(layer)).replace("{g}", str(layer // inner))
+                        .replace("{i}", str(layer % inner)))
                 slice_ = _PART.fullmatch(name)
                 if slice_ is None:
                     found.setdefault(name.removesuffix(".weight"), []).append((part,))
@@ -127,15 +153,16 @@ def _modules(row: Architecture, base: ModelDescription, gguf: bool) -> dict[str,
     return found
 
 
-def _listed(modules: Mapping[str, object]) -> str:
+def _last_parts(modules: Iterable[str]) -> dict[str, None]:
     """Return the last parts of module names, each once."""
-    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in modules))
+    return dict.fromkeys(name.rpartition(".")[2] for name in modules)
 
 
 def _unknown(path: str, module: str, modules: Mapping[str, object]) -> NoReturn:
+    supported = ", ".join(_last_parts(modules))
     raise Unsupported(f"{path}: the adapter updates {shorten(module)}; in this model, mpool supports adapters of "
-                      f"{_listed(modules)}", hint="Train the adapter with these modules as target_modules, or merge it "
-                      "into the model with merge_and_unload of PEFT")
+                      f"{supported}", hint="Train the adapter with these modules as target_modules, or merge it into "
+                      "the model with merge_and_unload of PEFT")
 
 
 # ---- matrices ------------------------------------------------------------------------------------------------------
@@ -190,6 +217,24 @@ def _split(path: str, pair: _Pair, choices: list[tuple[_Part, ...]], scale: floa
         first += part.rows
 
 
+def _once(path: str, taken: dict[str, str], module: str, updates: Iterable[LowRank]) -> Iterator[LowRank]:
+    """Yield the updates of a module. Raise FormatError if another module has updated one of the layers.
+
+    Args:
+        path: file of the adapter.
+        taken: layers that modules have updated so far -> name of the module.
+        module: name of the module.
+        updates: updates of its layers.
+    """
+    for update in updates:
+        other = taken.setdefault(update.layer, module)
+        if other != module:
+            raise FormatError(file=path, field=shorten(module), got=f"an update of a part of {shorten(other)}, which "
+                              "the adapter updates as well", allowed="one update for each layer",
+                              hint="Merge the adapter into the model with merge_and_unload of PEFT")
+        yield update
+
+
 def _checked_scale(path: str, field: str, alpha: float, scale: float) -> float:
     if not math.isfinite(scale) or scale == 0.0 or abs(scale) > MAX_SCALE:
         raise FormatError(file=path, field=field, got=describe(alpha),
@@ -197,35 +242,36 @@ def _checked_scale(path: str, field: str, alpha: float, scale: float) -> float:
     return scale
 
 
-def _reordered_heads(row: Architecture, base: ModelDescription, gguf: bool) -> dict[str, int]:
+def _reordered_heads(base: ModelDescription, gguf: bool) -> dict[str, int]:
     """Return kinds of layers -> heads whose rows the model and the adapter have in different orders.
 
     The number is positive if the halves of each head stand one after the other in the adapter and are interleaved in
     the model, negative in the opposite case.
     """
     interleaved = not base.spec.files[0].endswith(".safetensors")
-    if row.name not in _INTERLEAVED or interleaved == gguf:
+    name = base.spec.architecture
+    if name not in _INTERLEAVED or interleaved == gguf:
         return {}
     kv, sign = base.spec.kv, 1 if interleaved else -1
-    heads, kv_heads = kv[f"{row.name}.attention.head_count"], kv[f"{row.name}.attention.head_count_kv"]
+    heads, kv_heads = kv[f"{name}.attention.head_count"], kv[f"{name}.attention.head_count_kv"]
     assert isinstance(heads, int) and isinstance(kv_heads, int)
     return {"attn_q": sign * heads, "attn_k": sign * kv_heads}
 
 
 # ---- PEFT ----------------------------------------------------------------------------------------------------------
 
-def _read_peft(folder: Folder, row: Architecture, base: ModelDescription) -> Adapter:
-    if not folder.has(CONFIG_NAME):
-        raise FormatError(file=folder.path, field=CONFIG_NAME, got="missing",
+def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescription) -> Adapter:
+    if not folder.has(ADAPTER_CONFIG):
+        raise FormatError(file=folder.path, field=ADAPTER_CONFIG, got="missing",
                           allowed="a folder of PEFT, which has adapter_config.json and adapter_model.safetensors")
-    config = folder.fields(CONFIG_NAME)
+    config = folder.fields(ADAPTER_CONFIG)
     _check_config(config)
-    if not folder.has(WEIGHTS_NAME):
+    if not folder.has(ADAPTER_WEIGHTS):
         for name in folder.pickles():
             refuse_pickle(folder.path, name)
-        raise FormatError(file=folder.path, field=WEIGHTS_NAME, got="missing", allowed="the matrices of the adapter")
-    path = folder.path_of(WEIGHTS_NAME)
-    modules = _modules(row, base, False)
+        raise FormatError(file=folder.path, field=ADAPTER_WEIGHTS, got="missing", allowed="the matrices of the adapter")
+    path = folder.path_of(ADAPTER_WEIGHTS)
+    modules = _modules(rows, base, False)
     entries: dict[str, dict[str, TensorEntry]] = {}
     names: dict[str, str] = {}
     for entry in read_header(path).tensors:
@@ -233,7 +279,7 @@ def _read_peft(folder: Folder, row: Architecture, base: ModelDescription) -> Ada
         if found is None:
             _refuse_peft_tensor(path, entry.name)
         name, side = found["module"].removeprefix("base_model.model."), found["side"].lower()
-        module = _without_prefix(name, row, modules)
+        module = _without_prefix(name, rows, modules)
         if module not in modules:
             _unknown(path, name, modules)
         names[module] = name
@@ -241,17 +287,23 @@ def _read_peft(folder: Folder, row: Architecture, base: ModelDescription) -> Ada
         if side in sides:
             raise FormatError(file=path, field=shorten(entry.name), got="two matrices of this layer", allowed="one")
         sides[side] = entry
-    rank, patterns = config.int("r", low=1, high=1 << 30), config.section("rank_pattern", None)
-    stabilised, heads = config.bool("use_rslora", False), _reordered_heads(row, base, False)
+    ranks, alphas = _Pattern.of(config, "rank_pattern"), _Pattern.of(config, "alpha_pattern")
+    config.int("r", low=1, high=1 << 30)
+    stabilised, heads = config.bool("use_rslora", False), _reordered_heads(base, False)
     updates: list[LowRank] = []
+    taken: dict[str, str] = {}
     for module, pair in _pairs(path, entries):
         actual = pair.a.shape[0]
-        if actual != rank and not (patterns is not None and len(patterns.values)):
+        table, key = ranks.find(names[module]) or (config, "r")
+        rank = table.int(key, low=1, high=1 << 30)
+        if actual != rank:
             raise FormatError(file=path, offset=pair.a.offset, field=f"rank of {shorten(pair.a.name)}", got=actual,
-                              allowed=f"{rank}, the value of r in {CONFIG_NAME}")
-        field, alpha = _alpha(config, names[module])
-        scale = _checked_scale(config.file, field, alpha, alpha / (math.sqrt(actual) if stabilised else actual))
-        updates += _split(path, pair, modules[module], scale, heads)
+                              allowed=f"{rank}, the value of {shorten(table.name(key))} in {ADAPTER_CONFIG}")
+        table, key = alphas.find(names[module]) or (config, "lora_alpha")
+        alpha = table.number(key)
+        scale = _checked_scale(config.file, table.name(key), alpha,
+                               alpha / (math.sqrt(actual) if stabilised else actual))
+        updates += _once(path, taken, names[module], _split(path, pair, modules[module], scale, heads))
     return Adapter((path,), tuple(updates))
 
 
@@ -272,24 +324,52 @@ def _check_config(config: Fields) -> None:
                           "of the model", hint="Save the adapter with path_initial_model_for_weight_conversion of PEFT")
 
 
-def _alpha(config: Fields, module: str) -> tuple[str, float]:
-    """Return the name of the key with a module's alpha, and its value."""
-    pattern = config.section("alpha_pattern", None)
-    if pattern is not None and len(pattern.values) > MAX_PATTERNS:
-        raise LimitError(f"{pattern.file}: alpha_pattern has {len(pattern.values):,} entries, mpool supports at most "
-                         f"{MAX_PATTERNS:,}")
-    for key in pattern if pattern is not None else ():
-        if not re.fullmatch(r"[\w.-]+", key):
-            raise Unsupported(f"{pattern.file}: alpha_pattern has the regular expression {shorten(repr(key))}, mpool "
-                              "supports only names of modules")
-        if module == key or module.endswith("." + key):
-            return pattern.name(key), pattern.number(key)
-    return "lora_alpha", config.number("lora_alpha")
+class _Pattern:
+    """The entries of ``alpha_pattern`` or ``rank_pattern``: keys of modules -> values.
+
+    PEFT reads a key as a regular expression for the end of a module's name, after a ``.`` or from its start, and takes
+    the first key that matches (``get_pattern_key`` in peft/utils). Expressions can take exponential time, so keys have
+    only characters of names here: ``.`` stands for any character, ``\\.`` for a dot, and a leading ``^`` for the start
+    of the name. Of such a key all matches have the same length, so that it is compared at one place.
+    """
+
+    def __init__(self, table: Fields | None) -> None:
+        self.table = table
+        #: Key, its length in a name, True if it stands for a whole name, and what it is compared by.
+        self.keys: list[tuple[str, int, bool, re.Pattern[str]]] = []
+
+    @classmethod
+    def of(cls, config: Fields, name: str) -> _Pattern:
+        """Read the section ``name`` of the configuration, which may be missing."""
+        found = cls(config.section(name, None))
+        if found.table is None:
+            return found
+        if len(found.table.values) > MAX_PATTERNS:
+            raise LimitError(f"{config.file}: {name} has {len(found.table.values):,} entries, mpool supports at most "
+                             f"{MAX_PATTERNS:,}")
+        for key in found.table:
+            if not _PLAIN_KEY.fullmatch(key):
+                raise Unsupported(f"{config.file}: {name} has the regular expression {shorten(repr(key))}, mpool "
+                                  "supports only names of modules, with . for any character",
+                                  hint="Write one entry for each module")
+            plain = key.removeprefix("^")
+            found.keys.append((key, len(plain.replace("\\.", ".")), plain != key, re.compile(plain)))
+        return found
+
+    def find(self, module: str) -> tuple[Fields, str] | None:
+        """Return the section and the first key that matches the name of a module; None: no key matches."""
+        for key, length, whole, pattern in self.keys:
+            at = len(module) - length
+            begins = at == 0 or (at > 0 and not whole and module[at - 1] == ".")
+            if begins and pattern.fullmatch(module, at):
+                assert self.table is not None
+                return self.table, key
+        return None
 
 
-def _without_prefix(module: str, row: Architecture, modules: Mapping[str, object]) -> str:
+def _without_prefix(module: str, rows: Sequence[Architecture], modules: Mapping[str, object]) -> str:
     """Return the name of a module without the prefix of the family."""
-    for prefix in row.prefixes:
+    for prefix in (prefix for row in rows for prefix in row.prefixes):
         if prefix and module.removeprefix(prefix) in modules:
             return module.removeprefix(prefix)
     return module
@@ -305,7 +385,7 @@ def _refuse_peft_tensor(path: str, name: str) -> NoReturn:
 
 # ---- GGUF ----------------------------------------------------------------------------------------------------------
 
-def _read_gguf_adapter(path: str, row: Architecture, base: ModelDescription) -> Adapter:
+def _read_gguf_adapter(path: str, rows: Sequence[Architecture], base: ModelDescription) -> Adapter:
     raw, tensors, files = read_gguf(path)
     table = Fields(raw, file=path)
     kind = table.str("general.type", "model")
@@ -315,13 +395,14 @@ def _read_gguf_adapter(path: str, row: Architecture, base: ModelDescription) -> 
     if method != "lora":
         raise Unsupported(f"{path}: adapter.type is {shorten(repr(method))}, mpool supports only lora")
     name = table.str("general.architecture")
-    if name not in row.in_gguf:
-        table.fail("general.architecture", name, f"{' or '.join(row.in_gguf) or 'none'}, the architecture of the model")
+    allowed = list(dict.fromkeys(one for row in rows for one in row.in_gguf))
+    if name not in allowed:
+        table.fail("general.architecture", name, f"{' or '.join(allowed) or 'none'}, the architecture of the model")
     if "adapter.alora.invocation_tokens" in table:
         raise Unsupported(f"{path}: the adapter is an activated LoRA (adapter.alora.invocation_tokens), which mpool "
                           "does not support")
     alpha = table.number("adapter.lora.alpha")
-    modules = _modules(row, base, True)
+    modules = _modules(rows, base, True)
     entries: dict[str, dict[str, TensorEntry]] = {}
     for entry in tensors:
         found = _GGUF_NAME.fullmatch(entry.name)
@@ -332,8 +413,9 @@ def _read_gguf_adapter(path: str, row: Architecture, base: ModelDescription) -> 
             _unknown(path, found["module"], modules)
         entries.setdefault(found["module"], {})[found["side"]] = entry
     updates: list[LowRank] = []
-    heads = _reordered_heads(row, base, True)
+    taken: dict[str, str] = {}
+    heads = _reordered_heads(base, True)
     for module, pair in _pairs(path, entries):
         scale = _checked_scale(path, "adapter.lora.alpha", alpha, alpha / pair.a.shape[0])
-        updates += _split(path, pair, modules[module], scale, heads)
+        updates += _once(path, taken, module, _split(path, pair, modules[module], scale, heads))
     return Adapter(tuple(os.path.abspath(file) for file in files), tuple(updates))

@@ -162,7 +162,9 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         generation_settings = generation(encoder, config, tokenizer_config, size)
         end_ids = generation_settings.eog_token_ids
     return ModelDescription(
-        key=key, ref=ref, capability=row.capability, spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors)),
+        key=key, ref=ref, capability=row.capability,
+        spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors), variant=next(iter(row.in_config), ""),
+                       inner=size.get("inner", 1)),
         tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, end_ids, read.append_eos),
         chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=generation_settings)
 

@@ -10,6 +10,8 @@ from typing import Any
 from ...errors import DownloadError, FormatError, InvalidArgument, UnsafeFormat
 from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, check_relative, conversion_hint
 from ..layout import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     INDEX_NAME,
     MODEL_CONFIG,
     MODULES_NAME,
@@ -117,7 +119,7 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
         where: name of the repository, for errors.
 
     Returns:
-        sorted names of the configuration, tokenizer, weight and module files.
+        sorted names of the configuration, tokenizer, weight and module files; of a low-rank adapter, its two files.
 
     Raises:
         UnsafeFormat: the repository has only pickled weights.
@@ -126,6 +128,9 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
     have = set(names)
     if _under(folder, PIPELINE_NAME) in have:
         return _choose_pipeline(have, folder, read, where=where)
+    if _under(folder, ADAPTER_CONFIG) in have and _under(folder, ADAPTER_WEIGHTS) in have \
+            and _under(folder, "config.json") not in have:
+        return [_under(folder, ADAPTER_CONFIG), _under(folder, ADAPTER_WEIGHTS)]
     chosen = [_under(folder, name) for name in (*SMALL_FILES, MODULES_NAME, MODEL_CONFIG)]
     encoder = folder
     if _under(folder, MODULES_NAME) in have:

@@ -46,7 +46,7 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     inputs = texts_or_ids(context, plain_texts(body.input))
     task = _TASKS.get(body.task or "", body.task)
     named = {"task": task} if task in (None, "query", "document") else {"prompt_name": task}
-    given = {"inputs": inputs, "model": served.model, **named, "truncate": body.truncate is not False}
+    given = {"inputs": inputs, **served.target, **named, "truncate": body.truncate is not False}
     if body.return_multivector:
         for name, value in (("dimensions", body.dimensions), ("normalized", body.normalized)):
             if value is not None:
@@ -77,7 +77,7 @@ async def multi_vector(context: Context, body: MultiVectorRequest) -> Response:
         raise Refusal("invalid_value", f"`dimensions` must be {width} for this model, got {body.dimensions}.",
                       "dimensions")
     return await _multi_vectors(context, body.model, {
-        "inputs": inputs, "model": served.model, "task": body.input_type, "truncate": body.truncate is not False},
+        "inputs": inputs, **served.target, "task": body.input_type, "truncate": body.truncate is not False},
         _only(body.embedding_type))
 
 
@@ -164,7 +164,7 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
     context.check_inputs(texts, "documents", context.state.pool.config.max_embed_inputs)
     context.check_text(body.query, "query")
     ranking, tokens = await counted(RERANK, context.state.pool, {
-        "query": body.query, "documents": texts, "model": served.model, "top_k": body.top_n,
+        "query": body.query, "documents": texts, **served.target, "top_k": body.top_n,
         **({} if body.prompt is None else {"prompt": context.check_text(body.prompt, "prompt")})})
     results = [RankedResult(found.index, found.score, Document(found.text) if body.return_documents else None)
                for found in ranking.results]

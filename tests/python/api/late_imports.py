@@ -52,6 +52,7 @@ mpool.cli.imaging  mpool.errors  1  start-up
 mpool.cli.models  mpool.debug.show  2  start-up
 mpool.cli.models  mpool.errors  3  start-up
 mpool.cli.models  mpool.models  4  start-up
+mpool.cli.models  mpool.models.formats.adapters  1  start-up
 mpool.cli.quantizing  mpool.models  1  start-up
 mpool.cli.quantizing  mpool.models.quantizing  1  start-up
 mpool.cli.remote  mpool.errors  3  start-up
@@ -118,7 +119,7 @@ mpool.pool  mpool.runtime.health  1  start-up
 mpool.pool  mpool.tasks  2  start-up
 mpool.runtime.entry  hashlib  1  start-up
 mpool.runtime.entry  mpool.conversation.template  1  start-up
-mpool.runtime.entry  mpool.models  1  start-up
+mpool.runtime.entry  mpool.models  2  start-up
 mpool.runtime.entry  mpool.models.files  1  start-up
 mpool.runtime.entry  mpool.models.formats.adapters  1  start-up
 mpool.runtime.entry  mpool.tokenizers  1  start-up
@@ -129,6 +130,7 @@ mpool.runtime.health  mpool._core  2  core
 mpool.runtime.health  numpy  1  core
 mpool.runtime.health  statistics  1  start-up
 mpool.runtime.isolation  mpool._core  1  core
+mpool.runtime.load_options  mpool.models  1  start-up
 mpool.runtime.logs  mpool._core  2  core
 mpool.runtime.metrics  mpool._core  1  core
 mpool.runtime.naming  mpool.models  4  start-up

@@ -548,9 +548,12 @@ def test_show_a_model(bert: str, llama: str) -> None:
     """The output has facts from the files."""
     facts = json.loads(run("show", bert, "--json").stdout)
     assert (facts["capability"], facts["architecture"], facts["dimensions"]) == ("text_embedding", "bert", 32)
+    assert facts["adapter_modules"] == ["query", "key", "value", "dense"]
     assert facts["bytes"] == sum(path.stat().st_size for path in Path(bert).rglob("*") if path.is_file())
     text = run("show", llama).stdout
     assert re.search(r"^architecture +llama$", text, re.MULTILINE)
+    assert re.search(r"^adapter modules +q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj$", text,
+                     re.MULTILINE)
     assert re.search(r"^chat template +yes$", text, re.MULTILINE)
 
 

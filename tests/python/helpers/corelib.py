@@ -46,12 +46,14 @@ def greedy(pool: mpool.Pool, model: str, tokens: np.ndarray, count: int, compute
     return ticket.tokens(0)[0]
 
 
-def token_vectors(pool: mpool.Pool, model: str, ids: list[list[int]], compute: str = "float32") -> list[np.ndarray]:
+def token_vectors(pool: mpool.Pool, model: str, ids: list[list[int]], compute: str = "float32",
+                  adapter: str | None = None) -> list[np.ndarray]:
     """Return the last hidden states before pooling, one float32 (tokens, width) per text."""
     key = _key(pool, model, compute)
+    number = 0 if adapter is None else pool.get(model)._entry.adapter_id(adapter)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
     flat = np.array([i for row in ids for i in row], np.int32)
-    ticket = pool.registry.submit_embed(key, flat, offsets, outputs=2)
+    ticket = pool.registry.submit_embed(key, flat, offsets, outputs=2, adapter=number)
     ticket.wait()
     rows = ticket.states()
     return [rows[a:b] for a, b in zip(offsets, offsets[1:])]

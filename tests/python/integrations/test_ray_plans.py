@@ -170,7 +170,7 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Number of processes, their resources and limits."""
     settings = Settings(port=8000, token=TOKEN, host="0.0.0.0", max_connections=99, grace=7.0, max_tokens=5)
     found = deployed(Plan(("small=x", "y"), True, True, "int8", True, 3, calls=2.0, cpus=2, memory_mb=300,
-                          settings=settings, weights="mapped"), 1, monkeypatch)
+                          settings=settings, weights="mapped", adapters=("small:one=z",)), 1, monkeypatch)
     pools, front = found.options["Pools"], found.options["Front"]
     assert found.targets["Pools"] is Pools
     assert (pools["num_replicas"], pools["ray_actor_options"]) == (3, {"num_cpus": 2})
@@ -181,7 +181,8 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert router.get_request_router_class().__name__ == "WarmRouter"
     assert (router.request_router_kwargs, router.request_routing_stats_period_s) == ({"calls": 2.0}, 1.0)
     replica_settings = replace(settings, token=None, host="127.0.0.1")  # the front has checked the token
-    assert found.arguments["Pools"] == (("small=x", "y"), False, "int8", replica_settings, True, 2, 300, True, "mapped")
+    assert found.arguments["Pools"] == (("small=x", "y"), False, "int8", replica_settings, True, 2, 300, True, "mapped",
+                                        ("small:one=z",))
     assert found.arguments["Front"] == ("Pools", settings)
     assert front == {"num_replicas": 2, "max_replicas_per_node": 2, "ray_actor_options": {"num_cpus": 0},
                      "max_ongoing_requests": 99, "graceful_shutdown_timeout_s": 12.0, "health_check_period_s": 5.0}
@@ -209,11 +210,12 @@ def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(serving, "make", lambda plan, nodes: made.append((plan, nodes)))
     application({"models": "all-MiniLM-L6-v2,small=./x", "replicas": "2", "max_replicas": "3", "only": "true",
                  "calls": "2.5", "cpus": "2", "fronts": "4", "load": "0", "max_body": "4096", "grace": "7.5",
-                 "token_file": str(token), "host": "0.0.0.0"})
+                 "token_file": str(token), "host": "0.0.0.0", "adapters": "small:one=y,small:two=z"})
     application({})
     assert made == [(Plan(("all-MiniLM-L6-v2", "small=./x"), True, replicas=2, max_replicas=3, calls=2.5, cpus=2,
                           fronts=4, settings=Settings("0.0.0.0", 8000, token.read_text().strip(), max_body=4096,
-                                                      grace=7.5)), 1), (Plan(settings=SETTINGS), 1)]
+                                                      grace=7.5), adapters=("small:one=y", "small:two=z")), 1),
+                    (Plan(settings=SETTINGS), 1)]
     for wrong, words in (({"modles": "x"}, "`modles` is not an option of application; did you mean `models`"),
                          ({"replicas": "two"}, "`replicas` must be of type int, got 'two'"),
                          ({"only": "perhaps"}, "`only` must be of type bool, got 'perhaps'"),
@@ -228,10 +230,10 @@ def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--max-replicas", "5",
                                       "--cpus", "3", "--calls", "4", "--fronts", "6", "--memory-mb", "7", "--only",
                                       "--load", "--offline", "--max-body", "4096", "--address", "auto", "--weights",
-                                      "mapped"])
+                                      "mapped", "--adapter", "one=y", "--adapter", "small:two=z"])
     assert found.run(found) == 0
     assert ran == [(Plan(("small=x",), True, True, "auto", True, 2, 5, 4.0, 3, 7, 6,
-                         Settings(port=11435, max_body=4096), "mapped"), "auto")]
+                         Settings(port=11435, max_body=4096), "mapped", ("one=y", "small:two=z")), "auto")]
 
 
 @pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])

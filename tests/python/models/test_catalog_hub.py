@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Iterator
 
 import pytest
+from adapterfiles import matrices, save_peft
 from hubserver import Child, Hub, Repo, commit, sha256
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -82,6 +84,31 @@ def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: P
     gone = offline.resolve("org/folder", describe=True)
     assert gone["path"] == found["path"] and gone["tensors"] == found["tensors"] and hub.seen == []
     assert online.resolve("org/folder", offline=True)["path"] == found["path"] and hub.seen == []
+
+
+def test_adapters(hub: Hub, environment: dict[str, str], bert: Path, tmp_path: Path) -> None:
+    """``mpool.load`` takes the adapter of a repository, and downloads its two files only."""
+    folder = save_peft(tmp_path / "lora", matrices(bert, 3, 1, ("query", "dense")), 6.0)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.repos["org/lora"] = Repo({**files, "README.md": b"# x", "tokenizer.json": b"{}", "optimizer.pt": b"PK"},
+                                 commit(9))
+    hub.downloaded()
+    program = ("import sys, mpool\n"
+               "with mpool.Pool() as pool:\n"
+               "    pool.load(sys.argv[1], adapters={'it': sys.argv[2]})\n"
+               "    print(pool.embed('a cat', sys.argv[1], adapter='it').tobytes().hex())\n")
+
+    def run(place: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", program, str(bert), place], capture_output=True, text=True,
+                              timeout=120, env={**os.environ, **environment, **more}, cwd=tmp_path)
+
+    missing = run("org/lora", HF_HUB_OFFLINE="1")
+    assert "OfflineError" in missing.stderr and "org/lora" in missing.stderr
+    first = run("org/lora")
+    assert first.returncode == 0, first.stderr[-2000:]
+    assert hub.downloaded() == ["adapter_config.json", "adapter_model.safetensors"]
+    assert first.stdout == run(str(folder)).stdout == run("org/lora", HF_HUB_OFFLINE="1").stdout
+    assert "DownloadError" in run("org/none").stderr
 
 
 def test_cached_folder_without_a_record(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from adapterfiles import matrices, save_peft
 from servers import Process, ask, serving
 
 import mpool
-from mpool.errors import FileError, InvalidArgument
+from mpool.errors import FileError, InvalidArgument, Unsupported
 from mpool.server import create_app
 from mpool.server.models import Models
 
@@ -28,10 +28,8 @@ NAMES = {"m": None, "m:one": "one", "m:two": "two"}
 
 @pytest.fixture(scope="module")
 def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
     folder = tmp_path_factory.mktemp("adapters")
-    return {name: save_peft(folder / name, matrices(model, 4, seed, size=0.4), 16.0)
+    return {name: save_peft(folder / name, matrices(llama, 4, seed, size=0.4), 16.0)
             for seed, name in enumerate(("one", "two", "latest"))}
 
 
@@ -217,7 +215,7 @@ def test_adapters_are_read_at_the_start(llama: Path, bert: Path, adapters: dict[
             Models(pool, [f"a={llama}"], False, adapters=["one=/nowhere/at/all"])
         with pytest.raises(InvalidArgument, match="one path for the name 'one'"):
             Models(pool, [f"b={llama}"], False, adapters=[f"one={adapters['one']}", f"one={adapters['two']}"])
-        with pytest.raises(InvalidArgument, match="only text_to_text models have adapters"):
+        with pytest.raises(Unsupported, match="supports adapters of query, key, value, dense"):
             Models(pool, [f"c={bert}"], False, adapters=[f"one={adapters['one']}"])
 
 

@@ -1,0 +1,219 @@
+/* Encoders with low-rank adapters: each text has the bits that it has alone, beside texts of other adapters and beside
+ * the same text with another adapter; the model with merged weights; requests for adapters that the model lacks. */
+#include "adapter_fixture.h"
+#include "encoder_fixture.h"
+
+enum { WHOLE = 7, SMALL = 8, EMPTY = 9, ADAPTERS = 3, CALLS = ADAPTERS + 1, SOME = 20 };
+static const int64_t ids[ADAPTERS] = {WHOLE, SMALL, EMPTY};
+static const int32_t chosen[CALLS] = {0, WHOLE, SMALL, EMPTY};
+
+static const struct {
+    const char *name;
+    int N, K;
+} layers[] = {{"attn_q", TINY_WIDTH, TINY_WIDTH},      {"attn_k", TINY_WIDTH, TINY_WIDTH},
+              {"attn_v", TINY_WIDTH, TINY_WIDTH},      {"attn_output", TINY_WIDTH, TINY_WIDTH},
+              {"ffn_up", TINY_ENCODER_FFN, TINY_WIDTH}, {"ffn_down", TINY_WIDTH, TINY_ENCODER_FFN}};
+enum { LAYERS = sizeof layers / sizeof *layers };
+
+/* Adapter WHOLE updates every layer, with ranks 1, 31 and 33; SMALL keys of one layer and the MLP of another; EMPTY
+ * none. */
+static void add_adapters(tiny_file *file) {
+    static const int ranks[] = {1, 31, 33};
+    char layer[64];
+    tiny_ints(file->spec, "mpool.adapters", ids, ADAPTERS);
+    for (int i = 0; i < TINY_ENCODER_LAYERS * LAYERS; i++) {
+        snprintf(layer, sizeof layer, "blk.%d.%s", i / LAYERS, layers[i % LAYERS].name);
+        tiny_update(file, 1, layer, ranks[i % 3], layers[i % LAYERS].N, layers[i % LAYERS].K, i % 2 ? 0.5 : -0.25);
+    }
+    tiny_update(file, 2, "blk.1.attn_k", 8, TINY_WIDTH, TINY_WIDTH, 1);
+    tiny_update(file, 2, "blk.0.ffn_up", 3, TINY_ENCODER_FFN, TINY_WIDTH, 1);
+}
+
+/* Pooling that reads one row, so that the last layer computes one query of each text. */
+static void only_cls(tiny_file *file) {
+    static const uint64_t ends[] = {0, 3};
+    mp_value pooling = {.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 1};
+    mp_error error;
+    pooling.as.strings.bytes = "cls";
+    pooling.as.strings.offsets = ends;
+    MP_CHECK_OK(mp_spec_set(file->spec, "mpool.pooling", &pooling, &error), &error);
+}
+
+static void add_adapters_and_cls(tiny_file *file) {
+    only_cls(file);
+    add_adapters(file);
+}
+
+typedef struct request {
+    mp_embedding_request *call;
+    mp_item item;
+} request;
+
+static void admit(const tiny_model *tiny, const texts *all, int first, int count, int32_t adapter, request *made) {
+    mp_error error;
+    uint64_t cost;
+    int64_t offsets[TEXTS + 1];
+    for (int t = 0; t <= count; t++)
+        offsets[t] = all->offsets[first + t] - all->offsets[first];
+    *made = (request){0};
+    MP_CHECK_OK(make_embedding_request(count, all->ids + all->offsets[first], offsets, NULL, &made->call, &error),
+                &error);
+    made->call->adapter = adapter;
+    made->item.request = &made->call->base;
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, made->item.request, &cost, &made->item.total, &error), &error);
+    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &made->item, &error), &error);
+}
+
+/* Run requests in one step. */
+static void serve(tiny_model *tiny, request *requests, int count) {
+    mp_plan plan = {.count = count};
+    mp_outcome outcomes[CALLS];
+    for (int i = 0; i < count; i++) {
+        plan.items[i] = &requests[i].item;
+        plan.amount[i] = requests[i].item.total;
+    }
+    tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
+    for (int i = 0; i < count; i++) {
+        MP_CHECK_INT(outcomes[i], MP_OUTCOME_DONE);
+        tiny->engine->ops->retire(tiny->engine, &requests[i].item);
+    }
+}
+
+static void run_alone(tiny_model *tiny, const texts *all, int text, int32_t adapter, float *out) {
+    request one;
+    admit(tiny, all, text, 1, adapter, &one);
+    serve(tiny, &one, 1);
+    memcpy(out, one.call->vectors, WIDTH * sizeof(float));
+    mp_request_destroy(&one.call->base);
+}
+
+static void check_bits(mp_compute compute, bool cls) {
+    static texts all;
+    static float alone[CALLS][SOME * WIDTH], plain[SOME * WIDTH];
+    make_texts(&all);
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_encoder_spec_with(false, false, cls ? only_cls : NULL), compute, 1);
+    compute_all(&tiny);
+    for (int t = 0; t < SOME; t++)
+        run_alone(&tiny, &all, t, 0, plain + t * WIDTH);
+    tiny_unload(&tiny);
+    for (int threads = 1; threads <= 3; threads++) {
+        tiny_load(&tiny, tiny_encoder_spec_with(false, false, cls ? add_adapters_and_cls : add_adapters), compute,
+                  threads);
+        for (int c = 0; c < CALLS; c++)
+            for (int t = 0; t < SOME; t++) {
+                float out[WIDTH];
+                dedup_of(tiny.engine)->capacity = 0;
+                run_alone(&tiny, &all, t, chosen[c], out);
+                if (threads == 1)
+                    memcpy(alone[c] + t * WIDTH, out, sizeof out);
+                MP_CHECK(memcmp(alone[c] + t * WIDTH, out, sizeof out) == 0);
+            }
+        MP_CHECK(memcmp(alone[0], plain, sizeof plain) == 0);
+        MP_CHECK(memcmp(alone[3], plain, sizeof plain) == 0);
+        for (int t = 0; t < SOME; t++)
+            for (int c = 1; c < 3; c++)
+                MP_CHECK(memcmp(alone[c] + t * WIDTH, alone[c - 1] + t * WIDTH, WIDTH * sizeof(float)) != 0);
+        tiny_unload(&tiny);
+        /* the same texts with every adapter in one step, and again while their vectors are kept */
+        tiny_load(&tiny, tiny_encoder_spec_with(false, false, cls ? add_adapters_and_cls : add_adapters), compute,
+                  threads);
+        dedup_of(tiny.engine)->keep_ns = UINT64_MAX;
+        for (int repeat = 0; repeat < 2; repeat++) {
+            request requests[CALLS];
+            for (int c = 0; c < CALLS; c++)
+                admit(&tiny, &all, 0, SOME, chosen[(c + repeat) % CALLS], &requests[c]);
+            serve(&tiny, requests, CALLS);
+            for (int c = 0; c < CALLS; c++) {
+                for (int t = 0; t < SOME; t++)
+                    if (memcmp(requests[c].call->vectors + t * WIDTH, alone[(c + repeat) % CALLS] + t * WIDTH,
+                               WIDTH * sizeof(float)) != 0)
+                        MP_FAIL("%d threads, repeat %d: text %d of call %d differs", threads, repeat, t, c);
+                mp_request_destroy(&requests[c].call->base);
+            }
+        }
+        MP_CHECK(dedup_of(tiny.engine)->recalled >= CALLS * SOME / 2);
+        tiny_unload(&tiny);
+    }
+}
+
+MP_TEST_SECONDS(models_encoder_adapters_float32, 60) { check_bits(MP_COMPUTE_F32, false); }
+MP_TEST_SECONDS(models_encoder_adapters_bfloat16, 60) { check_bits(MP_COMPUTE_BF16, false); }
+MP_TEST_SECONDS(models_encoder_adapters_int8, 60) { check_bits(MP_COMPUTE_I8, false); }
+MP_TEST_SECONDS(models_encoder_adapters_cls_float32, 60) { check_bits(MP_COMPUTE_F32, true); }
+MP_TEST_SECONDS(models_encoder_adapters_cls_bfloat16, 60) { check_bits(MP_COMPUTE_BF16, true); }
+MP_TEST_SECONDS(models_encoder_adapters_cls_int8, 60) { check_bits(MP_COMPUTE_I8, true); }
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+static float *values_of(const tiny_file *file, const char *name) {
+    const mp_tensor_entry *entry = mp_spec_find_tensor(file->spec, name);
+    MP_CHECK(entry && entry->dtype == MP_F32);
+    return (float *)(void *)(file->bytes + entry->offset);
+}
+
+/* As add_adapters, and adds the update of each layer by WHOLE to the layer's weight. */
+static void merge_adapter(tiny_file *file) {
+    char name[96];
+    add_adapters(file);
+    for (int i = 0; i < TINY_ENCODER_LAYERS * LAYERS; i++) {
+        const int N = layers[i % LAYERS].N, K = layers[i % LAYERS].K, l = i / LAYERS;
+        const char *layer = layers[i % LAYERS].name;
+        snprintf(name, sizeof name, "blk.%d.%s.weight", l, layer);
+        float *w = values_of(file, name);
+        snprintf(name, sizeof name, "adapter.1.blk.%d.%s.lora_a", l, layer);
+        const float *a = values_of(file, name);
+        const int rank = (int)mp_spec_find_tensor(file->spec, name)->shape[0];
+        snprintf(name, sizeof name, "adapter.1.blk.%d.%s.lora_b", l, layer);
+        const float *b = values_of(file, name);
+        for (int n = 0; n < N; n++)
+            for (int k = 0; k < K; k++) {
+                double sum = 0;
+                for (int r = 0; r < rank; r++)
+                    sum += (double)b[n * rank + r] * (double)a[r * K + k];
+                w[n * K + k] = (float)((double)w[n * K + k] + (i % 2 ? 0.5 : -0.25) * sum);
+            }
+    }
+}
+
+MP_TEST(models_encoder_adapters_vectors_are_those_of_merged_weights) {
+    static texts all;
+    static float got[SOME * WIDTH], merged[SOME * WIDTH];
+    make_texts(&all);
+    for (int i = 0; i < 2; i++) {
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_encoder_spec_with(false, false, i ? merge_adapter : add_adapters), MP_COMPUTE_F32, 2);
+        for (int t = 0; t < SOME; t++)
+            run_alone(&tiny, &all, t, i ? 0 : WHOLE, (i ? merged : got) + t * WIDTH);
+        tiny_unload(&tiny);
+    }
+    for (int i = 0; i < SOME * WIDTH; i++)
+        MP_CHECK_NEAR(got[i], merged[i], 1e-4);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+
+MP_TEST(models_encoder_adapters_unknown_ids_are_refused) {
+    static texts all;
+    static const int32_t unknown[] = {1, 2, 6, 10, INT32_MAX};
+    make_texts(&all);
+    for (int i = 0; i < 2; i++) {
+        tiny_model tiny;
+        mp_error error;
+        uint64_t cost;
+        request one;
+        tiny_load(&tiny, i ? tiny_encoder_spec_with(false, false, add_adapters) : tiny_encoder_spec(false),
+                  MP_COMPUTE_F32, 1);
+        admit(&tiny, &all, 0, 1, 0, &one);
+        for (size_t k = 0; k < sizeof unknown / sizeof *unknown; k++) {
+            one.call->adapter = unknown[k];
+            MP_CHECK_STATUS(tiny.model->ops->check(tiny.model, &one.call->base, &cost, &one.item.total, &error),
+                            MP_INVALID_ARGUMENT, &error);
+            /* a request that was checked before the model was loaded again */
+            MP_CHECK_STATUS(tiny.engine->ops->admit(tiny.engine, &one.item, &error), MP_INVALID_ARGUMENT, &error);
+        }
+        tiny.engine->ops->retire(tiny.engine, &one.item);
+        mp_request_destroy(&one.call->base);
+        tiny_unload(&tiny);
+    }
+}

@@ -1,0 +1,130 @@
+"""Adapters of encoders over HTTP: the model name ``MODEL:ADAPTER`` on every route for vectors, rankings and labels,
+compared with the library; and errors that name no path."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapterfiles import matrices, save_peft
+from rerankers import make_reranker
+from servers import ask, serving
+
+import mpool
+
+TEXTS = ["a cat", "The quick brown fox jumps over the lazy dog.", "x"]
+NAMES = {"m": None, "m:one": "one", "m:two": "two"}
+
+
+@pytest.fixture(scope="module")
+def adapters(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: save_peft(folder / name, matrices(bert, 4, seed, ("query", "value", "dense")), 16.0)
+            for seed, name in enumerate(("one", "two"))}
+
+
+@pytest.fixture(scope="module")
+def server(bert: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("models")
+    given = [f"m:{name}={path}" for name, path in adapters.items()]
+    refs = [f"m={bert}"]
+    for name, labels in (("r", 1), ("c", 3)):
+        made = make_reranker(folder / name, "bert", labels)
+        found = {key: pair for key, pair in matrices(made, 4, 1, ("query", "value")).items() if ".layer." in key}
+        given.append(f"{name}:one={save_peft(folder / f'{name}-one', found, 16.0, task_type='SEQ_CLS')}")
+        refs.append(f"{name}={made}")
+    with serving(refs, mpool.PoolConfig(shutdown_grace=1.0, offline=True, threads=2), adapters=given) as made_:
+        yield made_
+
+
+def vectors_of(route: str, found: Any) -> Any:
+    if route == "/v1/embeddings":
+        return [row["embedding"] for row in found["data"]]
+    if route == "/pooling":
+        return [row["data"] for row in found["data"]]
+    return found["embeddings"] if route == "/api/embed" else found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("route", "field"), [("/v1/embeddings", "input"), ("/api/embed", "input"),
+                                              ("/embed", "inputs"), ("/pooling", "input")])
+def test_vectors(server: Any, route: str, field: str, name: str) -> None:
+    wanted = server.state.pool.embed(TEXTS, "m", adapter=NAMES[name])
+    plain = server.state.pool.embed(TEXTS, "m")
+    assert (NAMES[name] is None) == np.array_equal(wanted, plain)
+    more = {"task": "embed"} if route == "/pooling" else {}
+    status, found = ask(server, route, {"model": name, field: TEXTS, **more})
+    assert status == 200, found
+    assert np.array_equal(np.array(vectors_of(route, found), dtype=np.float32), wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_single_texts_and_tokens(server: Any, name: str) -> None:
+    pool, adapter = server.state.pool, NAMES[name]
+    row = pool.embed(TEXTS[1], "m", adapter=adapter)
+    found = ask(server, "/api/embeddings", {"model": name, "prompt": TEXTS[1]})[1]["embedding"]
+    assert np.array_equal(np.array(found, np.float32), row)
+    tokens = pool.embed_tokens(TEXTS, "m", adapter=adapter)
+    rows = ask(server, "/embed_all", {"model": name, "inputs": TEXTS})[1]
+    assert all(np.array_equal(np.array(a, np.float32), b) for a, b in zip(rows, tokens))
+    found = ask(server, "/v1/multi-vector", {"model": name, "input": TEXTS})[1]["data"]
+    assert all(np.array_equal(np.array(a["embeddings"], np.float32), b) for a, b in zip(found, tokens))
+    scores = ask(server, "/similarity", {"model": name, "inputs": {"source_sentence": TEXTS[0],
+                                                                  "sentences": TEXTS[1:]}})[1]
+    rows = pool.embed(TEXTS, "m", adapter=adapter)
+    assert np.allclose(scores, mpool.similarity(rows[0], rows[1:]).ravel(), atol=1e-6)
+    scores = ask(server, "/v1/score", {"model": name, "text_1": TEXTS[0], "text_2": TEXTS[1:]})[1]["data"]
+    assert np.allclose([one["score"] for one in scores], mpool.similarity(rows[0], rows[1:]).ravel(), atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "adapter"), [("r", None), ("r:one", "one")])
+def test_rankings(server: Any, name: str, adapter: str | None) -> None:
+    wanted = server.state.pool.rerank("a cat", TEXTS, "r", adapter=adapter)
+    plain = server.state.pool.rerank("a cat", TEXTS, "r")
+    assert (adapter is None) == (wanted.scores == plain.scores)
+    order = [one.index for one in wanted.results]
+    found = ask(server, "/v1/rerank", {"model": name, "query": "a cat", "documents": TEXTS})[1]["results"]
+    assert [one["index"] for one in found] == order
+    assert [one["relevance_score"] for one in found] == pytest.approx([one.score for one in wanted.results])
+    found = ask(server, "/rerank", {"model": name, "query": "a cat", "texts": TEXTS})[1]
+    assert [one["index"] for one in found] == order
+    found = ask(server, "/v1/score", {"model": name, "text_1": "a cat", "text_2": TEXTS})[1]["data"]
+    assert [one["score"] for one in found] == pytest.approx(wanted.scores)
+
+
+@pytest.mark.parametrize(("name", "adapter"), [("c", None), ("c:one", "one")])
+def test_labels(server: Any, name: str, adapter: str | None) -> None:
+    wanted = server.state.pool.classify(TEXTS, "c", adapter=adapter).scores
+    assert (adapter is None) == np.array_equal(wanted, server.state.pool.classify(TEXTS, "c").scores)
+    found = ask(server, "/classify", {"model": name, "input": TEXTS})[1]["data"]
+    assert np.allclose([one["probs"] for one in found], wanted)
+    found = ask(server, "/predict", {"model": name, "inputs": [[text] for text in TEXTS]})[1]
+    assert np.allclose([max(label["score"] for label in one) for one in found], wanted.max(axis=1))
+
+
+def test_lists_and_unknown_names(server: Any, adapters: dict[str, Path]) -> None:
+    listed = ask(server, "/v1/models")[1]["data"]
+    assert [one["id"] for one in listed] == ["m", "m:one", "m:two", "r", "r:one", "c", "c:one"]
+    for route, field in (("/v1/embeddings", "input"), ("/api/embed", "input"), ("/embed", "inputs")):
+        status, found = ask(server, route, {"model": "m:three", field: "x"})
+        assert status == 404 and "m:one, m:two" in str(found) and str(adapters["one"].parent) not in str(found)
+
+
+def test_errors_of_changed_adapters_name_no_path(bert: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+    """The files of an adapter change while its model is not in memory, and a later request reads them again."""
+    good = adapters["one"]
+    found = matrices(bert, 4, 1, ("query",))
+    for number, config in enumerate(({"use_dora": True}, {"r": 2000}, {"alpha_pattern": {"(a+)+": 1}}, {"peft_type": 7},
+                                     {"alpha_pattern": {f"x{at}": 1 for at in range(5000)}})):
+        folder = Path(shutil.copytree(good, tmp_path / f"secret{number}"))
+        with serving([f"m={bert}"], mpool.PoolConfig(shutdown_grace=1.0), adapters=[f"one={folder}"]) as server:
+            assert ask(server, "/v1/embeddings", {"model": "m:one", "input": "x"})[0] == 200
+            server.state.pool.unload("m")
+            save_peft(folder, found, 4.0, **config)
+            for name in ("m:one", "m"):
+                status, answer = ask(server, "/v1/embeddings", {"model": name, "input": "x"})
+                assert status == 503 and "secret" not in str(answer), (config, answer)
