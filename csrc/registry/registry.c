@@ -374,8 +374,6 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
         return;
     }
     registry->closing = CLOSING;
-    mp_mutex_unlock(&registry->lock);
-    mp_mutex_lock(&registry->lock);
     close_entries(registry, grace_ns);
     /* A replacement may have been added, or an operation may have begun, before the entries were closed: close
      * again. */
