@@ -1,4 +1,4 @@
-"""What holds for every output of a text encoder: same bytes in every form, batch, thread and process; cancellation,
+"""Promises for every output of a text encoder: the same bytes in every form, batch, thread and process; cancellation,
 time limits, bounded memory; and the same values over HTTP and from the command line."""
 
 from __future__ import annotations
