@@ -91,7 +91,8 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
 #: Public functions that compute, by module or class. All others must be in OTHERS.
 OUTPUTS = {"embed_sparse", "embed_tokens", "embed_all"}
 COMPUTES = {"mpool": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens",
-                      "generate", "generate_image", "chat", "submit", "check", "vision", "describe_image", "describe_url"},
+                      "generate", "generate_image", "chat", "submit", "check", "vision", "describe_image",
+                      "describe_url"},
             "aio": {*OUTPUTS, "embed", "embed_iter", "embed_image", "rerank", "classify", "classify_tokens", "generate",
                     "generate_image", "chat", "vision", "describe_image", "describe_url"},
             "Model": {*OUTPUTS, "embed", "batch_embed", "embed_iter", "embed_image", "rerank", "classify",
