@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -136,6 +135,8 @@ class ModelTable(Sequence[ModelRow]):
         return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
+        import html
+
         head = "".join(f"<th style='text-align:left'>{html.escape(name.capitalize())}</th>" for name in self._head())
         body = "".join("<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in line)
                        + "</tr>" for line in self._cells())

@@ -82,6 +82,19 @@ class _Base:
         """``"cpu"``."""
         return "cpu"
 
+    def to(self, device: Any) -> Any:
+        """Return the object: it computes on the CPU."""
+        _check_device(device)
+        return self
+
+    def cpu(self) -> Any:
+        """Return the object: it computes on the CPU."""
+        return self
+
+    def eval(self) -> Any:
+        """Return the object: it never trains."""
+        return self
+
     def start_multi_process_pool(self, target_devices: list[str] | None = None) -> dict[str, Any]:
         """Return an empty pool: the threads of this process already use all CPUs and share one copy of the weights."""
         _check_device(target_devices)
@@ -484,8 +497,9 @@ def _check_call(batch_size: Any, device: Any, unused: Mapping[str, Any]) -> None
     if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size <= 0:
         raise InvalidArgument(param="batch_size", got=repr(batch_size), allowed="a positive integer")
     if unused:
-        raise InvalidArgument(param=next(iter(unused)), got="an argument", allowed="no further arguments: the model "
-                              "does not use them")
+        name = next(iter(unused))
+        raise InvalidArgument(f"`{name}` is not an argument of this method", param=name,
+                              hint="Leave it out: further arguments are for models that mpool does not have")
 
 
 def _progress(show: bool | None) -> bool:

@@ -330,19 +330,23 @@ def _hub_blobs(real: str) -> list[str]:
 
 def refuse_pickle(path: str, name: str | None = None) -> None:
     """Raise UnsafeFormat for a file whose format can run code."""
-    raise UnsafeFormat(f"{path}: {name or os.path.basename(path)} is in a format that can run code when it is loaded",
-                       hint=f"Use {SAFE_FORMATS}. {conversion_hint()}")
+    name = name or os.path.basename(path)
+    raise UnsafeFormat(f"{path}: {name} is in a format that can run code when it is loaded",
+                       hint=f"Use {SAFE_FORMATS}. {conversion_hint(adapter=name.startswith('adapter_model'))}")
 
 
-#: Converts all pickled weights of the present folder to model.safetensors. ``weights_only`` makes torch refuse code;
-#: clones give tensors that share memory their own, as safetensors requires.
-CONVERT = ("python -c \"import glob, torch, safetensors.torch as s; w = {}; [w.update(torch.load(f, 'cpu', "
-           "weights_only=True)) for f in sorted(glob.glob('pytorch_model*.bin'))]; s.save_file({k: "
-           "v.contiguous().clone() for k, v in w.items()}, 'model.safetensors', {'format': 'pt'})\"")
+#: Converts all pickled weights of the present folder. ``weights_only`` makes torch refuse code; clones give tensors
+#: that share memory their own, as safetensors requires.
+_CONVERT = ("python -c \"import glob, torch, safetensors.torch as s; w = {{}}; [w.update(torch.load(f, 'cpu', "
+            "weights_only=True)) for f in sorted(glob.glob('{pickles}')) or exit('no {pickles}')]; s.save_file({{k: "
+            "v.contiguous().clone() for k, v in w.items()}}, '{target}', {{'format': 'pt'}})\"")
 
 
-def conversion_hint(repository: str | None = None) -> str:
+def conversion_hint(repository: str | None = None, adapter: bool = False) -> str:
     """Return how to convert pickled weights: one command, to run in the folder (of a repository: after a download)."""
-    where = "in the model's folder" if repository is None \
+    command = _CONVERT.format(pickles="adapter_model.bin" if adapter else "pytorch_model*.bin",
+                              target="adapter_model.safetensors" if adapter else "model.safetensors")
+    what = "adapter" if adapter else "model"
+    where = f"in the {what}'s folder" if repository is None \
         else f"in the folder that `hf download {repository.replace('@', ' --revision ')} --local-dir .` filled"
-    return f"To convert the model, run this {where}, where torch and safetensors are installed: {CONVERT}"
+    return f"To convert the {what}, run this {where}, where torch and safetensors are installed: {command}"

@@ -148,8 +148,9 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
         code = "shutting_down"
     if code == "internal":
         log.error("%s failed", request, exc_info=error)
-    else:
-        log.info("%s: %s: %s", request, code, error)
+    else:  # clients do not see the details of the server's own failures
+        log.log(logging.WARNING if code in ("load_failed", "model_failed") else logging.INFO, "%s: %s: %s", request,
+                code, error)
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
     field = (error.param or "").partition("[")[0].partition(".")[0]

@@ -119,8 +119,8 @@ class Context:
             return await self.model(name)
         found = await native_calls.REQUESTS.arun(self.state.models.with_output, output)
         if len(found) != 1:
-            raise Refusal("invalid_value", f"`model` is required: the server was started with {len(found)} models that "
-                                           f"are a {noun}.", "model")
+            raise Refusal("invalid_value", f"`model` is required: {len(found)} models of this server are a {noun}."
+                          if found else f"This server serves no {noun}: start it with one (--model REF).", "model")
         running = self.state.running.get(self.id)
         if running is not None:
             running.model = found[0].name

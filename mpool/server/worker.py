@@ -295,6 +295,7 @@ class Worker:
         self.pool.load(self.model, pin=True)
         announce(75, "loaded the weights")
         self.model.generate("a", temperature=0, max_tokens=1)
+        self.pool.ps(), self.pool.health()  # import now what the first /health would import on the event loop
         announce(100, "generated a token")
 
     def run(self, ready: Callable[[], object] | None = None) -> None:

@@ -80,6 +80,7 @@ mpool.conversation.grammar  llguidance  3  optional
 mpool.conversation.grammar  llguidance.gbnf_to_lark  1  optional
 mpool.conversation.grammar  mpool._core  2  core
 mpool.conversation.messages  mpool.conversation.tools  1  start-up
+mpool.debug.show  html  1  start-up
 mpool.debug.show  importlib.metadata  1  start-up
 mpool.debug.show  mpool._core  1  core
 mpool.debug.show  platform  1  start-up

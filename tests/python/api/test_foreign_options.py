@@ -30,7 +30,8 @@ def test_names_of_sentence_transformers(pool: mpool.Pool, bert: Path) -> None:
 
 @pytest.mark.parametrize("name, advice", [
     ("device", "on the CPU"), ("convert_to_tensor", "torch.from_numpy"), ("batch_size", "leave it out"),
-    ("trust_remote_code", "no code of model files"), ("n_threads", "PoolConfig"),
+    ("trust_remote_code", "no code of model files"), ("n_threads", "PoolConfig"), ("num_ctx", "`context_length`"),
+    ("quantization", "mpool quantize"), ("lora_path", "adapters="), ("options", "an argument of its own"),
 ])
 def test_other_names_say_what_to_do(pool: mpool.Pool, bert: Path, name: str, advice: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=f"`{name}` is not an option of embed; .*{advice}"):

@@ -150,6 +150,11 @@ def test_options_that_do_not_exist_say_what_to_do(bert: Path, llama: Path, monke
     assert "owner/name@revision" in (caught.value.hint or "")
     with pytest.raises(TypeError, match="unknown"):
         SentenceTransformer(bert, unknown=1)
+    with pytest.raises(mpool.InvalidArgument, match="^`normalise` is not an argument of this method"):
+        model.encode("a", normalise=True)
+    assert model.to("cpu") is model.cpu() is model.eval() is model
+    with pytest.raises(mpool.InvalidArgument, match="device"):
+        model.to("cuda")
     assert SentenceTransformer(bert, backend="torch", trust_remote_code=False).device == "cpu"
     with pytest.raises(mpool.WrongCapability):
         SentenceTransformer(llama)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import resource
@@ -521,6 +522,26 @@ def test_all_errors_have_one_of_six_codes() -> None:
 
 
 # ---- health and metrics ----------------------------------------------------------------------------------------------
+
+def test_first_health_imports_no_module_of_mpool(llama: Path, tmp_path: Path) -> None:
+    """An import on the event loop delays /health and the events of jobs."""
+    with open(tmp_path / "imports", "w+") as imports:
+        process = subprocess.Popen([sys.executable, "-X", "importtime", "-m", "mpool", "worker", "--model", str(llama),
+                                    "--port", "0"], stdout=subprocess.PIPE, stderr=imports, text=True)
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline().strip().rstrip("/").rsplit(":", 1)[1])
+            before = len((tmp_path / "imports").read_text())
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200
+            connection.close()
+        finally:
+            process.terminate()
+            process.wait(60)
+        after = (tmp_path / "imports").read_text()[before:]
+    assert before > 0 and "mpool.debug" not in after and "mpool.runtime" not in after
+
 
 def test_fields_of_health(worker: Worker, llama: Path) -> None:
     free(worker)
