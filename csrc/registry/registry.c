@@ -211,20 +211,17 @@ static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event even
 
 /* --- operations on all entries; must not hold the lock --- */
 
-/* *open: the registry is not closing. */
-static bool take_any_snapshot(mp_registry *registry, bool *open, snapshot *copy) {
+static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
     mp_mutex_lock(&registry->lock);
-    *open = registry->closing == OPEN;
-    bool taken = take_snapshot(registry, true, copy);
+    bool taken = registry->closing == OPEN && take_snapshot(registry, true, copy);
     mp_mutex_unlock(&registry->lock);
     return taken;
 }
 
-/* Returns the result of `measure` for all entries. A registry that is closing counts too: its memory becomes free. */
+/* Returns the result of `measure` for all entries; 0 if the registry is closing. */
 static uint64_t measured(mp_registry *registry, uint64_t (*measure)(mp_entry **entries, int count)) {
     snapshot copy;
-    bool open;
-    if (!take_any_snapshot(registry, &open, &copy))
+    if (!take_open_snapshot(registry, &copy))
         return 0;
     uint64_t bytes = measure(copy.entries, copy.count);
     drop_snapshot(&copy);
@@ -237,12 +234,9 @@ static uint64_t later(void *arg) { return measured(arg, mp_upkeep_later); }
 
 static uint64_t reclaim(void *arg, const mp_shortage *shortage, bool whole) {
     snapshot copy;
-    bool open;
-    if (!take_any_snapshot(arg, &open, &copy))
+    if (!take_open_snapshot(arg, &copy))
         return 0;
-    /* The thread that closes the registry evicts its models. */
-    uint64_t coming = open ? mp_upkeep_reclaim(copy.entries, copy.count, shortage, whole) :
-                      mp_upkeep_coming(copy.entries, copy.count);
+    uint64_t coming = mp_upkeep_reclaim(copy.entries, copy.count, shortage, whole);
     drop_snapshot(&copy);
     return coming;
 }
@@ -374,6 +368,9 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
         return;
     }
     registry->closing = CLOSING;
+    mp_mutex_unlock(&registry->lock);
+    mp_governor_remove_reclaimer(registry->services->governor, &registry->reclaimer);
+    mp_mutex_lock(&registry->lock);
     close_entries(registry, grace_ns);
     /* A replacement may have been added, or an operation may have begun, before the entries were closed: close
      * again. */
@@ -381,8 +378,6 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
         mp_cond_wait(&registry->changed, &registry->lock, 0);
     close_entries(registry, 0);
     mp_mutex_unlock(&registry->lock);
-    /* only now: loads of other registries wait for the memory that has become free */
-    mp_governor_remove_reclaimer(registry->services->governor, &registry->reclaimer);
 
     mp_maintenance_stop(&registry->services->maintenance);
     release_threads(registry);

@@ -98,8 +98,6 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *sho
     return coming;
 }
 
-uint64_t mp_upkeep_coming(mp_entry **entries, int count) { return survey_entries(entries, count, 0).coming; }
-
 uint64_t mp_upkeep_possible(mp_entry **entries, int count) {
     survey all = survey_entries(entries, count, 0);
     return all.coming + all.possible + all.loose;

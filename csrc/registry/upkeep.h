@@ -9,8 +9,6 @@
  * longest idle time per load time first, else both. Returns the same as mp_reclaimer.reclaim (governor.h).
  * Thread-safe. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *shortage, bool whole);
-/* Returns how many bytes are being freed already. */
-uint64_t mp_upkeep_coming(mp_entry **entries, int count);
 /* Returns how many bytes mp_upkeep_reclaim could free. */
 uint64_t mp_upkeep_possible(mp_entry **entries, int count);
 uint64_t mp_upkeep_later(mp_entry **entries, int count);

@@ -5,8 +5,6 @@
  *   fake.leave_hold     its request has ended; it has not begun to leave
  *   fake.destroy_hold   it is leaving; its engine or model is being freed
  *   hold_events()       its load has ended; the registry does not know yet */
-#include <stdlib.h>
-
 #include "base/sys.h"
 #include "registry/state.h"
 #include "test_registry_scene.h"
@@ -291,54 +289,6 @@ MP_TEST(registry_windows_memory_of_a_draining_model) {
         expect_to_wait(registry, &fakes[0].hold);
         MP_CHECK_INT(fake_finish(ticket), MP_OK);
         fake_end(registry);
-    }
-}
-
-static void close_one(void *arg) { mp_registry_close(arg, FAKE_MS(10000)); }
-
-/* Pools of a process share its memory. A load waits for the memory of a pool that another thread closes, while requests
- * end and while models are freed. */
-MP_TEST(registry_windows_memory_of_a_closing_pool) {
-    if (getenv("MPOOL_MEMORY_MB"))
-        MP_SKIP("MPOOL_MEMORY_MB sets the limit");
-    for (int busy = 0; busy < 2; busy++) {
-        fake fakes[2];
-        mp_registry *registries[2];
-        mp_thread thread;
-        mp_error error;
-        for (int i = 0; i < 2; i++) {
-            fake_init(&fakes[i]);
-            fakes[i].model_bytes = LARGE;
-            const mp_registry_config config = {.threads = 2, .max_workers = 1, .spin_ns = 1};
-            /* without a limit of its own: with the budget of the process */
-            MP_CHECK_OK(mp_registry_create(&config, &registries[i], &error), &error);
-            fake_add(registries[i], i ? "b" : "a", &fakes[i], false);
-        }
-        mp_budget *budget = mp_governor_budget(registries[0]->services->governor);
-        const uint64_t limit = atomic_load(&budget->limit);
-        MP_CHECK(budget == mp_governor_budget(registries[1]->services->governor));
-        atomic_store(&budget->limit, MEMORY);
-        MP_CHECK_INT(load(registries[0], "a", 10000), MP_OK);
-        _Atomic bool *hold = busy ? &fakes[0].hold : &fakes[0].destroy_hold;
-        atomic_store(hold, true);
-        mp_ticket *ticket = busy ? fake_submit(registries[0], "a", fake_call_create(1), NULL) : NULL;
-        if (busy)
-            fake_until(&fakes[0].in_steps, 1);
-        MP_CHECK_OK(mp_thread_start(&thread, "closes", close_one, registries[0], &error), &error);
-        if (!busy)
-            fake_until(&fakes[0].in_destroy, 1);
-        while (!atomic_load(&registries[0]->refusing))
-            mp_sys_sleep_ns(FAKE_MS(1) / 4);
-        mp_sys_sleep_ns(FAKE_MS(20));
-        expect_to_wait(registries[1], hold);
-        mp_thread_join(&thread);
-        if (ticket)
-            MP_CHECK_INT(fake_finish(ticket), MP_OK);
-        atomic_store(&budget->limit, limit);
-        mp_registry_close(registries[1], 0);
-        fake_destroy(registries[0]);
-        fake_destroy(registries[1]);
-        fake_until_no_calls();
     }
 }
 

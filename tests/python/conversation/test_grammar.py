@@ -292,7 +292,7 @@ def test_masks_are_computed_without_the_gil() -> None:
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ManyTokens()), slices=[])
     matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex("[a-z]{4000}"), log_level=0)
     ticket: Any = SimpleNamespace(sampled_ids=lambda choice, start: ([start + 1], False), mask=lambda *_: None)
-    request = grammar._MaskedRequest(ticket, None, [matcher], "key")  # type: ignore[arg-type]
+    request = grammar._MaskedRequest(ticket, SimpleNamespace(failure=None), [matcher], "key")  # type: ignore[arg-type]
     count, over, before = 0, threading.Event(), sys.getswitchinterval()
 
     def counts() -> None:

@@ -111,7 +111,7 @@ def test_prompts_and_tasks(several: Any) -> None:
     rows = pool.embed(["A dog", "A cat", "A dog"], "prompted", prompt_name="query")
     assert found == mpool.similarity(rows[0], rows[1:]).tolist()
     status, kind, text = refused(several, "/embed", {"inputs": "x"})
-    assert (status, kind) == (422, "Validation") and "started with 2 models" in text
+    assert (status, kind) == (422, "Validation") and "2 models of this server" in text
 
 
 def test_embed_sparse(server: Any) -> None:
@@ -263,7 +263,7 @@ def test_requests_without_a_model_are_listed(server: Any, path: str, how: str,
     monkeypatch.setattr("mpool.server.inference.MAX_RESPONSE", 1 << 40)  # the request ends for no other reason
     monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 1 << 40)
     idle(server)
-    texts = ["w1 " * 60] * 5000
+    texts = ["w1 " * 60] * 8000
     with Raw(server) as raw:
         raw.request(path, json.dumps({"inputs": texts, "input": texts}).encode())
         deadline, found = time.monotonic() + 20, None

@@ -28,13 +28,14 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
         "response_format": "OpenAI has it for chat only", "top_logprobs": "logprobs is a number in this protocol"}),
     "embed": (openai.EmbeddingsRequest, {
         "inputs": "`input`", "compute": "a setting of the server", "max_inputs": "a limit of the server",
+        "adapter": "`model`: MODEL:ADAPTER",
         "normalize": "`normalized`", "on_error": "a request fails as a whole",
         "precision": "`embedding_type`", "progress": "for terminals", "prompt": "task selects it",
         "prompt_name": "task selects it",
         "parse_special": "texts of clients are plain text"}),
     "rerank": (openai.RerankRequest, {
         "top_k": "`top_n`", "compute": "a setting of the server", "truncate": "as the model's files say",
-        "prompt_name": "as the model's files say",
+        "prompt_name": "as the model's files say", "adapter": "`model`: MODEL:ADAPTER",
         "function_to_apply": "as the model's files say; /rerank has `raw_scores`",
         "parse_special": "texts of clients are plain text"}),
     "generate_image": (openai.ImagesRequest, {
