@@ -274,6 +274,8 @@ class Endpoint:
                 if self.operation.owner_only and self.state.settings.token is None:
                     _check_owner(scope)
                 body = await self._body(context, receive)
+                if connection is not None:
+                    connection.body_is_read()
                 if listener is not None:
                     listener.on_disconnect = on_disconnect
                     listener.start()

@@ -476,6 +476,15 @@ class Connection(HttpToolsProtocol):
         self.refusal = Refusal(code)
         return _RequestRefused(code)
 
+    def body_is_read(self) -> None:
+        """Read on after the application has the whole body, so that a lost connection is noticed.
+
+        uvicorn pauses a connection while it keeps more than 64 KiB of a body. If the application takes the end of the
+        body in that state, no later call resumes it.
+        """
+        if self.refusal is None and len(self._unparsed) <= _MAX_UNPARSED and not self.transport.is_closing():
+            self.flow.resume_reading()
+
     def _is_serving_earlier(self) -> bool:
         """Return True while the connection serves a request that precedes the one being received."""
         active = self._active

@@ -263,7 +263,7 @@ def test_requests_without_a_model_are_listed(server: Any, path: str, how: str,
     monkeypatch.setattr("mpool.server.inference.MAX_RESPONSE", 1 << 40)  # the request ends for no other reason
     monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 1 << 40)
     idle(server)
-    texts = ["w1 " * 60] * 8000
+    texts = [f"w{i % 9} w{i // 9 % 9} w{i // 81 % 9} w{i // 729} " * 15 for i in range(4500)]  # no duplicates
     with Raw(server) as raw:
         raw.request(path, json.dumps({"inputs": texts, "input": texts}).encode())
         deadline, found = time.monotonic() + 20, None

@@ -372,8 +372,8 @@ def test_number_of_streams_is_limited(llama: Path) -> None:
 
 def test_silent_streams_receive_comments(llama: Path) -> None:
     config = mpool.PoolConfig(chaos="seed=1,slow=1.0", shutdown_grace=0.2)
-    with serving([f"llama={llama}"], config, ping=0.005) as made, Raw(made, 60) as raw:
-        long = [{"role": "user", "content": "word " * 1000}]
+    with serving([f"llama={llama}"], config, ping=0.05) as made, Raw(made, 60) as raw:
+        long = [{"role": "user", "content": "word " * 3000}]
         raw.request("/v1/chat/completions", json.dumps({**LONG, "messages": long, "max_tokens": 1,
                                                         "stream": True}).encode())
         assert b": ping\n\n" in raw.answer()[2]
