@@ -72,8 +72,8 @@ def test_nv_embed_pools_as_public_code(tmp_path: Path) -> None:
 
 
 #: Largest 1 - cosine of the mean of a text's embeddings and of each token's, three times the largest of all families
-#: but NV-Embed, whose pooling by attention is less robust with random weights. On CPUs with AMX, attention too is computed
-#: in bfloat16: one token of EuroBERT is at 2.64e-3 there.
+#: but NV-Embed, whose pooling by attention is less robust with random weights. On CPUs with AMX, attention
+#: too is computed in bfloat16: one token of EuroBERT is at 2.64e-3 there.
 BOUNDS = {"bfloat16": (3e-4, 3.2e-3), "int8": (3e-3, 6e-2)}
 NV_EMBED = {"bfloat16": (6e-4, 1.5e-2), "int8": (3e-3, 6e-2)}
 
