@@ -11,6 +11,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 
+class DisconnectReports:
+    """A connection that reports its loss. An operation finds it in its scope as ``mpool.connection``.
+
+    Attributes:
+        on_disconnect: Callback for a lost connection. The request that is being served sets it; None: no callback.
+    """
+
+    def __init__(self) -> None:
+        self.on_disconnect: Callable[[], object] | None = None
+
+    def body_is_read(self) -> None:
+        """Called when the operation has the whole body."""
+
+
 class DisconnectListener:
     """Calls ``on_disconnect`` when the client disconnects.
 
@@ -41,4 +55,4 @@ class DisconnectListener:
             callback()
 
 
-__all__ = ["DisconnectListener"]
+__all__ = ["DisconnectListener", "DisconnectReports"]

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from .. import native_calls
 from ..runtime import tally
 from . import bodies
-from .disconnects import DisconnectListener
+from .disconnects import DisconnectListener, DisconnectReports
 from .errors import Refusal, refusal_of
 from .guard import header, may_be_browser, refusal_response
 from .peers import user_of
@@ -243,7 +243,7 @@ class Endpoint:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         context = Context(self.state, scope)
         disconnected, status = False, 0
-        connection = scope.get("mpool.connection")
+        connection: DisconnectReports | None = scope.get("mpool.connection")
         listener = None if connection is not None or self.operation.body is None else DisconnectListener(receive)
         running: RunningRequest | None = None
         used = tally.Tally()

@@ -28,13 +28,14 @@ import http
 import logging
 import re
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from .disconnects import DisconnectReports
 from .errors import Refusal, openai_error
 from .settings import Settings
 from .streaming import EVENTS, LINES
@@ -206,12 +207,10 @@ def hardened(settings: Settings) -> type[Connection]:
     return type("Connection", (Connection,), {"settings": settings, "timeout_timer": _TimeoutTimer(settings)})
 
 
-class Connection(HttpToolsProtocol):
+class Connection(HttpToolsProtocol, DisconnectReports):
     """One connection. Pipelined requests are parsed ahead and served one after the other.
 
     Attributes:
-        on_disconnect: Callback for a lost connection. The request that is being served sets it; it finds the connection
-            in its scope as ``mpool.connection``.
         receive_deadline: Loop time by which the current request must be complete; None: no limit applies now.
         write_deadline: Loop time by which the client must have read the response; None: no limit applies now.
         idle_deadline: Loop time by which the next request must begin; None: no limit applies now.
@@ -223,11 +222,11 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        DisconnectReports.__init__(self)
         self.logger = _ClientLog  # type: ignore[assignment]
         self.receive_deadline: float | None = None
         self.write_deadline: float | None = None
         self.idle_deadline: float | None = None
-        self.on_disconnect: Callable[[], object] | None = None
         self.refusal: Refusal | None = None
         self._phase = _IDLE
         #: Content-Length and Transfer-Encoding lines of a request that asks for an upgrade, while it is parsed again.

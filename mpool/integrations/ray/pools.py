@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from ...errors import ShuttingDown
 from ...pool import Pool
 from ...server.application import OPERATIONS, Routes
+from ...server.disconnects import DisconnectReports
 from ...server.settings import Settings
 from ...server.state import State
 from .race import HEARTBEAT
@@ -63,7 +63,7 @@ class Pools:
         yield []
         loop = asyncio.get_running_loop()
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        connection, received = SimpleNamespace(on_disconnect=None), False
+        connection, received = DisconnectReports(), False
         timer: asyncio.TimerHandle
 
         async def receive() -> dict[str, Any]:
