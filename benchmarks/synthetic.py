@@ -1,43 +1,36 @@
 """``python -m benchmarks synthetic OUT --vocabulary FILE [--shape NAME]``: write a GGUF file with the shapes of a
-published model and random values.
+published model and random values, and print how many bytes of weights a token reads.
 
 For rates, which depend on shapes and formats only. The vocabulary and the tokenizer settings are those of another GGUF
-file, filled up to 151,936 tokens. Q4_K, with Q6_K where ``Q4_K_M`` has it: the token embeddings, and the value and down
-matrices of the layers that llama.cpp's rule names. The output matrix is tied. Needs the ``gguf`` package.
+file, filled up to the size of the published vocabulary. Needs the ``gguf`` package.
 
 qwen3-1.7b      28 layers of width 2,048; 16 heads of 128, 8 key-value heads; feed-forward 6,144. The architecture is
-                qwen2, which has no norms of queries and keys: they are a thousandth of the work.
-qwen3-30b-a3b   8 of the 48 layers: width 2,048; 32 heads of 128, 4 key-value heads; 128 experts of 768, 8 used. The
-                router's values are random, so all experts are about equally frequent.
+                qwen2, which has no norms of queries and keys: they are a thousandth of the work. Q4_K, with Q6_K where
+                ``Q4_K_M`` has it: the token embeddings, and the value and down matrices of the layers that llama.cpp's
+                rule names. The output matrix is tied.
+qwen3-30b-a3b   8 of the 48 layers: width 2,048; 32 heads of 128, 4 key-value heads; 128 experts of 768, 8 used. Types
+                as above.
+gpt-oss-20b     8 of the 24 layers: width 2,880; 64 heads of 64, 8 key-value heads, sinks, every second layer with a
+                window of 128; 32 experts of 2,880 in MXFP4, 4 used. All other matrices in Q8_0; the output matrix is
+                not tied.
+deepseek-v3     2 layers with experts of the 61: width 7,168; 128 heads with latent attention; 256 experts of 2,048 in
+                Q4_K, 8 used, and a shared one. Other types as for qwen3; the output matrix is not tied. 14 GB.
+
+Routers have random values, so all experts are about equally frequent.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-WIDTH, HEAD, VOCAB = 2048, 128, 151_936
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model: ``feed`` is the width of one feed-forward network or expert."""
-
-    architecture: str
-    layers: int
-    heads: int
-    kv_heads: int
-    feed: int
-    experts: int = 0
-    used: int = 0
-
-
-SHAPES = {"qwen3-1.7b": Shape("qwen2", 28, 16, 8, 6144),
-          "qwen3-30b-a3b": Shape("qwen3moe", 8, 32, 4, 768, experts=128, used=8)}
+#: Bytes per block and values per block of a type.
+TYPES = {"F32": (4, 1), "Q8_0": (34, 32), "MXFP4": (17, 32), "Q4_K": (144, 256), "Q6_K": (210, 256)}
+SEED = 17
 
 
 def more_bits(layer: int, layers: int) -> bool:
@@ -45,86 +38,202 @@ def more_bits(layer: int, layers: int) -> bool:
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def blocks(chance: np.random.Generator, rows: int, columns: int, six: bool) -> np.ndarray:
-    """Return random quants (rows, bytes) whose scales give values of about 0.02."""
-    count = rows * columns // 256
-    if six:  # Q6_K: 128 low, 64 high, 16 scales, d
-        raw = chance.integers(0, 256, (count, 210), dtype=np.uint8)
+def blocks(chance: np.random.Generator, kind: str, count: int) -> np.ndarray:
+    """Return ``count`` blocks with random quants, and scales that give values of about 0.02."""
+    raw = chance.integers(0, 256, (count, TYPES[kind][0]), dtype=np.uint8)
+    if kind == "Q6_K":  # 128 low, 64 high, 16 scales, d
         raw[:, 192:208] = chance.integers(1, 32, (count, 16), dtype=np.uint8)
         raw[:, 208:210] = np.full((count, 1), 6e-5, np.float16).view(np.uint8)
-    else:  # Q4_K: d, dmin, 12 of scales and minima, 128 quants
-        raw = chance.integers(0, 256, (count, 144), dtype=np.uint8)
+    elif kind == "Q4_K":  # d, dmin, 12 of scales and minima, 128 quants
         raw[:, 0:2] = np.full((count, 1), 1e-4, np.float16).view(np.uint8)
         raw[:, 2:4] = np.full((count, 1), 7e-4, np.float16).view(np.uint8)
-    return raw.reshape(rows, -1)
+    elif kind == "Q8_0":  # d, 32 quants
+        raw[:, 0:2] = np.full((count, 1), 2e-4, np.float16).view(np.uint8)
+    else:  # MXFP4: an exponent, where 127 is 1 for codes of up to 6, and 16 bytes of codes
+        raw[:, 0] = 120
+    return raw
 
 
-def write(path: str, vocabulary: str, shape: Shape) -> None:
-    """Write the file."""
-    import gguf
+class Writer:
+    """Writes one file, and counts the bytes of weights that a token reads."""
 
-    source = gguf.GGUFReader(vocabulary)
-    writer = gguf.GGUFWriter(path, shape.architecture)
-    for name, field in source.fields.items():
-        if name.startswith("tokenizer."):
-            kind = field.types[0]
-            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            value: Any = field.contents()
-            if name == "tokenizer.ggml.tokens":
-                value = value[:VOCAB] + [f"[more {number}]" for number in range(len(value), VOCAB)]
-            elif name in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores"):
-                value = (value + [5] * VOCAB)[:VOCAB]
-            writer.add_key_value(name, value, kind, sub_type=inner)
-    writer.add_block_count(shape.layers)
-    writer.add_context_length(40_960)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(shape.feed)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_rope_freq_base(1e6)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
-    if shape.experts:
-        writer.add_expert_count(shape.experts)
-        writer.add_expert_used_count(shape.used)
-        writer.add_expert_feed_forward_length(shape.feed)
-    chance = np.random.default_rng(17)
+    def __init__(self, path: str, vocabulary: str, architecture: str, words: int, share: float) -> None:
+        import gguf
 
-    def matrix(name: str, rows: int, columns: int, six: bool = False) -> None:
-        kind = gguf.GGMLQuantizationType.Q6_K if six else gguf.GGMLQuantizationType.Q4_K
-        count = shape.experts if "_exps" in name else 1
-        data = blocks(chance, count * rows, columns, six)
-        writer.add_tensor(name, data.reshape(count, rows, -1) if count > 1 else data, raw_dtype=kind)
+        self.gguf = gguf.GGUFWriter(path, architecture)
+        self.architecture, self.share, self.read = architecture, share, 0.0
+        self.types = gguf.GGMLQuantizationType
+        self.chance = np.random.default_rng(SEED)
+        self._vocabulary(gguf, gguf.GGUFReader(vocabulary), words)
+        self.set(f"{architecture}.rope.freq_base", 1e6)
+        self.set(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-6)
+        self.set(f"{architecture}.context_length", 40_960)
 
-    def vector(name: str, size: int, value: float = 1) -> None:
-        writer.add_tensor(name, np.full(size, value, np.float32))
+    def _vocabulary(self, gguf: Any, source: Any, words: int) -> None:
+        for name, field in source.fields.items():
+            if name.startswith("tokenizer."):
+                kind = field.types[0]
+                inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+                value: Any = field.contents()
+                if name == "tokenizer.ggml.tokens":
+                    value = value[:words] + [f"[more {number}]" for number in range(len(value), words)]
+                elif name in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores"):
+                    value = (value + [5] * words)[:words]
+                self.gguf.add_key_value(name, value, kind, sub_type=inner)
 
-    matrix("token_embd.weight", VOCAB, WIDTH, True)
-    vector("output_norm.weight", WIDTH)
-    for layer in range(shape.layers):
-        at, six = f"blk.{layer}.", more_bits(layer, shape.layers)
-        ending = "_exps" if shape.experts else ""
+    def set(self, key: str, value: object) -> None:
+        """Add a hyper-parameter."""
+        add: Callable[[str, Any], None] = {bool: self.gguf.add_bool, int: self.gguf.add_uint32,
+                                           float: self.gguf.add_float32, str: self.gguf.add_string}[type(value)]
+        add(key, value)
+
+    def sizes(self, **values: object) -> None:
+        """Add hyper-parameters of the architecture. Two underscores in a name stand for a dot."""
+        for name, value in values.items():
+            self.set(f"{self.architecture}.{name.replace('__', '.')}", value)
+
+    def matrix(self, name: str, kind: str, *shape: int, share: float = 1.0) -> None:
+        """Add random weights; ``share``: the share of them that a token reads."""
+        size, values = TYPES[kind]
+        count = int(np.prod(shape)) // values
+        data = np.empty((count, size), np.uint8)
+        for start in range(0, count, 1 << 20):
+            data[start:start + (1 << 20)] = blocks(self.chance, kind, min(1 << 20, count - start))
+        self.read += data.nbytes * share
+        self.gguf.add_tensor(name, data.reshape(*shape[:-1], -1), raw_dtype=self.types[kind])
+
+    def experts(self, name: str, kind: str, *shape: int) -> None:
+        """Add the weights of all experts of a layer."""
+        self.matrix(name, kind, *shape, share=self.share)
+
+    def vector(self, name: str, *shape: int, value: float = 1.0) -> None:
+        """Add float32 weights that are all ``value``."""
+        self.gguf.add_tensor(name, np.full(shape, value, np.float32))
+
+    def router(self, name: str, experts: int, width: int) -> None:
+        """Add a router with random float32 weights."""
+        self.gguf.add_tensor(name, self.chance.standard_normal((experts, width), np.float32))
+        self.read += 4 * experts * width
+
+    def close(self) -> None:
+        """Write the file."""
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+
+
+def qwen3(path: str, vocabulary: str, layers: int, heads: int, kv_heads: int, feed: int, experts: int = 0,
+          used: int = 0, width: int = 2048, words: int = 151_936) -> float:
+    """Write a dense or MoE model of Qwen3. ``feed`` is the width of one feed-forward network or expert."""
+    head = 128
+    out = Writer(path, vocabulary, "qwen3moe" if experts else "qwen2", words, used / experts if experts else 1)
+    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=feed, attention__head_count=heads,
+              attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head)
+    if experts:
+        out.sizes(expert_count=experts, expert_used_count=used, expert_feed_forward_length=feed)
+    out.set("general.file_type", 15)  # Q4_K_M
+    out.matrix("token_embd.weight", "Q6_K", words, width)
+    out.vector("output_norm.weight", width)
+    for layer in range(layers):
+        at, six = f"blk.{layer}.", "Q6_K" if more_bits(layer, layers) else "Q4_K"
         for name in ("attn_norm", "ffn_norm"):
-            vector(f"{at}{name}.weight", WIDTH)
-        for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
-            matrix(f"{at}attn_{name}.weight", heads * HEAD, WIDTH, name == "v" and six)
-            if not shape.experts:
-                vector(f"{at}attn_{name}.bias", heads * HEAD, 0)
+            out.vector(f"{at}{name}.weight", width)
+        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            out.matrix(f"{at}attn_{name}.weight", six if name == "v" else "Q4_K", count * head, width)
+            if not experts:
+                out.vector(f"{at}attn_{name}.bias", count * head, value=0)
             elif name != "v":
-                vector(f"{at}attn_{name}_norm.weight", HEAD)
-        matrix(f"{at}attn_output.weight", WIDTH, shape.heads * HEAD)
-        if shape.experts:
-            router = chance.standard_normal((shape.experts, WIDTH), np.float32)
-            writer.add_tensor(f"{at}ffn_gate_inp.weight", router)
+                out.vector(f"{at}attn_{name}_norm.weight", head)
+        out.matrix(f"{at}attn_output.weight", "Q4_K", width, heads * head)
+        if experts:
+            out.router(f"{at}ffn_gate_inp.weight", experts, width)
+            for name in ("gate", "up"):
+                out.experts(f"{at}ffn_{name}_exps.weight", "Q4_K", experts, feed, width)
+            out.experts(f"{at}ffn_down_exps.weight", six, experts, width, feed)
+        else:
+            for name in ("gate", "up"):
+                out.matrix(f"{at}ffn_{name}.weight", "Q4_K", feed, width)
+            out.matrix(f"{at}ffn_down.weight", six, width, feed)
+    out.close()
+    return out.read
+
+
+def gpt_oss(path: str, vocabulary: str, layers: int, heads: int = 64, experts: int = 32, width: int = 2880,
+            words: int = 201_088) -> float:
+    """Write a model of GPT-OSS."""
+    kv_heads, head, used = heads // 8, 64, 4
+    out = Writer(path, vocabulary, "gpt-oss", words, used / experts)
+    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=width, attention__head_count=heads,
+              attention__head_count_kv=kv_heads, attention__key_length=head, attention__value_length=head,
+              attention__sliding_window=128, expert_count=experts, expert_used_count=used,
+              expert_feed_forward_length=width, rope__scaling__type="yarn", rope__scaling__factor=32.0,
+              rope__scaling__original_context_length=4096)
+    out.matrix("token_embd.weight", "Q8_0", words, width, share=0)
+    out.matrix("output.weight", "Q8_0", words, width)
+    out.vector("output_norm.weight", width)
+    for layer in range(layers):
+        at = f"blk.{layer}."
+        for name in ("attn_norm", "post_attention_norm"):
+            out.vector(f"{at}{name}.weight", width)
+        for name, rows, columns in (("q", heads * head, width), ("k", kv_heads * head, width),
+                                    ("v", kv_heads * head, width), ("output", width, heads * head)):
+            out.matrix(f"{at}attn_{name}.weight", "Q8_0", rows, columns)
+            out.vector(f"{at}attn_{name}.bias", rows, value=0)
+        out.vector(f"{at}attn_sinks.weight", heads)
+        out.router(f"{at}ffn_gate_inp.weight", experts, width)
+        out.vector(f"{at}ffn_gate_inp.bias", experts, value=0)
+        for name in ("gate", "up", "down"):
+            out.experts(f"{at}ffn_{name}_exps.weight", "MXFP4", experts, width, width)
+            out.vector(f"{at}ffn_{name}_exps.bias", experts, width, value=0)
+    out.close()
+    return out.read
+
+
+def deepseek(path: str, vocabulary: str, layers: int, heads: int = 128, feed: int = 2048, experts: int = 256,
+             width: int = 7168, words: int = 129_280) -> float:
+    """Write a model of DeepSeek-V3 without its dense layers."""
+    key, value, rotated, rank, q_rank, used = 128, 128, 64, 512, 1536, 8
+    out = Writer(path, vocabulary, "deepseek2", words, used / experts)
+    out.sizes(block_count=layers, embedding_length=width, feed_forward_length=18_432, attention__head_count=heads,
+              attention__head_count_kv=1, attention__key_length=rank + rotated, attention__value_length=rank,
+              attention__key_length_mla=key + rotated, attention__value_length_mla=value, attention__kv_lora_rank=rank,
+              attention__q_lora_rank=q_rank, rope__dimension_count=rotated, leading_dense_block_count=0,
+              expert_count=experts, expert_used_count=used, expert_feed_forward_length=feed, expert_shared_count=1,
+              expert_weights_scale=2.5, expert_weights_norm=True, expert_gating_func=2, expert_group_count=8,
+              expert_group_used_count=4, vocab_size=words)
+    out.matrix("token_embd.weight", "Q4_K", words, width, share=0)
+    out.matrix("output.weight", "Q6_K", words, width)
+    out.vector("output_norm.weight", width)
+    for layer in range(layers):
+        at, six = f"blk.{layer}.", "Q6_K" if more_bits(layer, layers) else "Q4_K"
+        for name, size in (("attn_norm", width), ("ffn_norm", width), ("attn_q_a_norm", q_rank),
+                           ("attn_kv_a_norm", rank)):
+            out.vector(f"{at}{name}.weight", size)
+        out.matrix(f"{at}attn_q_a.weight", "Q4_K", q_rank, width)
+        out.matrix(f"{at}attn_q_b.weight", "Q4_K", heads * (key + rotated), q_rank)
+        out.matrix(f"{at}attn_kv_a_mqa.weight", "Q8_0", rank + rotated, width)
+        out.matrix(f"{at}attn_k_b.weight", "Q8_0", heads, rank, key)
+        out.matrix(f"{at}attn_v_b.weight", "Q8_0", heads, value, rank)
+        out.matrix(f"{at}attn_output.weight", "Q4_K", width, heads * value)
+        out.router(f"{at}ffn_gate_inp.weight", experts, width)
+        out.vector(f"{at}exp_probs_b.bias", experts, value=0)
         for name in ("gate", "up"):
-            matrix(f"{at}ffn_{name}{ending}.weight", shape.feed, WIDTH)
-        matrix(f"{at}ffn_down{ending}.weight", WIDTH, shape.feed, six)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+            out.experts(f"{at}ffn_{name}_exps.weight", "Q4_K", experts, feed, width)
+            out.matrix(f"{at}ffn_{name}_shexp.weight", "Q4_K", feed, width)
+        out.experts(f"{at}ffn_down_exps.weight", six, experts, width, feed)
+        out.matrix(f"{at}ffn_down_shexp.weight", six, width, feed)
+    out.close()
+    return out.read
+
+
+#: Functions that write a file and return how many bytes of weights a token reads, the output matrix included.
+SHAPES: dict[str, Callable[[str, str], float]] = {
+    "qwen3-1.7b": lambda path, vocabulary: qwen3(path, vocabulary, 28, 16, 8, 6144),
+    "qwen3-30b-a3b": lambda path, vocabulary: qwen3(path, vocabulary, 8, 32, 4, 768, experts=128, used=8),
+    "gpt-oss-20b": lambda path, vocabulary: gpt_oss(path, vocabulary, 8),
+    "deepseek-v3": lambda path, vocabulary: deepseek(path, vocabulary, 2),
+}
 
 
 def main() -> int:
@@ -135,7 +244,7 @@ def main() -> int:
     parser.add_argument("--vocabulary", required=True, metavar="FILE", help="a GGUF file with a tokenizer")
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-1.7b")
     given = parser.parse_args()
-    write(given.out, given.vocabulary, SHAPES[given.shape])
+    print(f"{given.shape}: a token reads {SHAPES[given.shape](given.out, given.vocabulary) / 1e6:,.0f} MB of weights")
     return 0
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mpool
 import tinymodels
 from realmodels import real_path
 
@@ -26,7 +27,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
 from benchmarks import compare, engines, kernels, http_client, limits, peers, plot, policies, report  # noqa: E402
-from benchmarks import record as records, tables, texts, timing  # noqa: E402
+from benchmarks import record as records, synthetic, tables, texts, timing  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
 from benchmarks.record import Turn  # noqa: E402
 
@@ -530,3 +531,34 @@ def test_images_run(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["agreement"]["dinov2-s: least cosine to torch"]["mpool:float32"] >= 0.9999
     assert set(record["summary"]["dinov2-s"]) >= {"list images/s", "files images/s", "one image ms"}
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "MXFP4", "Q4_K", "Q6_K"])
+def test_random_blocks_have_values_of_weights(kind: str) -> None:
+    """Larger values would overflow, and smaller ones would make all attention weights equal."""
+    gguf = pytest.importorskip("gguf")
+    raw = synthetic.blocks(np.random.default_rng(1), kind, 2000)
+    values = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind])
+    assert np.isfinite(values).all() and 0.01 < values.std() < 0.05
+
+
+@pytest.mark.parametrize(("write", "sizes", "read"), [
+    (synthetic.qwen3, {"heads": 4, "kv_heads": 2, "feed": 256, "experts": 16, "used": 2}, "token_embd"),
+    (synthetic.qwen3, {"heads": 4, "kv_heads": 2, "feed": 256}, "token_embd"),
+    (synthetic.gpt_oss, {"heads": 8, "experts": 8}, "output"),
+    (synthetic.deepseek, {"heads": 4, "feed": 256, "experts": 64}, "output")])
+def test_synthetic_models_are_loaded(write: Any, sizes: dict[str, int], read: str, tmp_path: Path) -> None:
+    """A small model of each shape generates text, and the bytes that a token reads are those of the used weights."""
+    gguf = pytest.importorskip("gguf")
+    path = str(tmp_path / "model.gguf")
+    count = write(path, str(real_path("smollm2")), layers=1, width=256, words=49_152, **sizes)
+    with mpool.Pool() as pool:
+        done = pool.generate([1, 2, 3], model=path, max_tokens=4, temperature=0, ignore_eos=True)
+    assert done.usage.completion_tokens == 4
+    expected = 0.0
+    for tensor in gguf.GGUFReader(path).tensors:
+        if tensor.data.ndim >= 2 and (not tensor.name.startswith("token_embd") or read == "token_embd"):
+            used = {"qwen3": 2 / 16, "gpt_oss": 4 / 8, "deepseek": 8 / 64}[write.__name__]
+            if not tensor.name.endswith(".bias"):
+                expected += tensor.n_bytes * (used if "_exps" in tensor.name else 1)
+    assert count == expected
