@@ -14,6 +14,7 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import Any, NoReturn
 
+from . import _forks as _forks
 from . import _renamed as _renamed
 from ._version import __version__ as __version__
 

@@ -145,7 +145,9 @@ class ThreadGroup:
 
     def renew(self) -> None:
         """Forget all threads and calls: in a forked child none of them exists."""
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may run in any section that holds the lock, and may then end a coroutine of a
+        # closed event loop that waits in arun(): that calls _leave().
+        self._lock = threading.RLock()
         self._queue: SimpleQueue[_Call] = SimpleQueue()
         self._threads = self._stuck = 0
         self._waiting: dict[_Call, None] = {}

@@ -368,3 +368,10 @@ def _from_array(array: NDArray[Any], name: str) -> Image:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     return _rgb(Image.fromarray(np.ascontiguousarray(array)), name)
+
+
+def _after_fork_in_child() -> None:
+    _LOADING[:] = [threading.Lock() for _ in _LOADING]  # a thread of the parent may be decoding an image
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

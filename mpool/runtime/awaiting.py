@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 #: ``id`` of a ticket -> number of its waiters. The waiters keep the ticket alive.
 _counts: dict[int, int] = {}
+#: Waiters that left and are still counted: (ticket, gave up). A waiter leaves without waiting for the lock, because the
+#: garbage collector may end a waiting coroutine in a section of the same thread that holds the lock.
+_leaving: deque[tuple[_core.Ticket, bool]] = deque()
 
 
 class Waiter:
@@ -25,6 +29,7 @@ class Waiter:
     def __enter__(self) -> Waiter:
         with _lock:
             _counts[id(self._ticket)] = _counts.get(id(self._ticket), 0) + 1
+        _settle()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -32,25 +37,51 @@ class Waiter:
 
     def leave(self, gave_up: bool) -> None:
         """Stop waiting. Cancels the ticket if this waiter gave up (cancelled or interrupted) and was the last."""
-        key = id(self._ticket)
-        with _lock:
-            left = _counts.pop(key) - 1
-            if left:
-                _counts[key] = left
-        if gave_up and not left:
-            self._ticket.cancel()
+        _leaving.append((self._ticket, gave_up))
+        _settle()
+
+
+def _settle() -> None:
+    """Count the waiters that left. If another thread, or an outer section of this one, holds the lock, it does so
+    after its section."""
+    while _leaving and _lock.acquire(blocking=False):
+        try:
+            unwanted = _uncount()
+        finally:
+            _lock.release()
+        for ticket in unwanted:
+            ticket.cancel()
+
+
+def _uncount() -> list[_core.Ticket]:
+    """Must hold the lock. Returns the tickets that no caller waits for any more, and that one gave up."""
+    unwanted = []
+    while _leaving:
+        ticket, gave_up = _leaving.popleft()
+        left = _counts.pop(id(ticket), 1) - 1  # 1: in a forked child, waiters of the parent are not counted
+        if left:
+            _counts[id(ticket)] = left
+        elif gave_up:
+            unwanted.append(ticket)
+    return unwanted
 
 
 def others(ticket: _core.Ticket) -> bool:
     """Return True if the ticket has waiters."""
     with _lock:
-        return id(ticket) in _counts
+        unwanted = _uncount()
+        found = id(ticket) in _counts
+    for one in unwanted:
+        one.cancel()
+    _settle()
+    return found
 
 
 def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     _counts.clear()
+    _leaving.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

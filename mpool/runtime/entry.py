@@ -92,8 +92,8 @@ class Entry:
     def renew_lock(self) -> None:
         """Replace the lock in a forked child, where the thread that held it does not exist."""
         self._lock, self.changing = threading.RLock(), threading.Lock()
-        for network in self._networks.values():
-            network.renew_lock()
+        for part in (*self._networks.values(), *(() if self._draft is None else (self._draft,))):
+            part.renew_lock()
         self.plans = {}  # the next request asks the pool for its registry, which restarts the child's threads
 
     def ready(self, compute: str, chat: bool = False) -> bool:

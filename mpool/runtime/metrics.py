@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -107,3 +108,11 @@ def _placed(pool: Host, row: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]
         for number in sorted(workers.keys() - held.keys()):
             held[number] = next(at for at in itertools.count() if at not in held.values())
         return sorted(((at, workers[number]) for number, at in held.items()), key=lambda one: one[0])
+
+
+def _after_fork_in_child() -> None:
+    global _placing
+    _placing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

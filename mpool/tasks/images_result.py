@@ -7,10 +7,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .. import _renamed
+from .._lazy import cached_property
 from ..resources import typed
 
 if TYPE_CHECKING:

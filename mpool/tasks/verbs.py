@@ -11,9 +11,9 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, NamedTuple
 
+from .._lazy import cached_property
 from ..checks import nearest, refuse, unknown_option
 from ..names import CAPABILITIES
 from . import options as _options

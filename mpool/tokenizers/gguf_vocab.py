@@ -9,7 +9,6 @@ vocabulary.
 from __future__ import annotations
 
 import base64
-import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._lazy import cached_property
 from ..errors import FormatError, LimitError, Unsupported
 from ..models.spec import TokenTable
 from . import limits
@@ -446,7 +446,7 @@ class GGUFVocab:
         """True if tokens are written in GPT-2's byte alphabet."""
         return self.pre is not None and self.pre.byte_level
 
-    @functools.cached_property
+    @cached_property
     def token_table(self) -> TokenTable:
         """The bytes that each token adds to a text."""
         hidden = bytearray(len(self.texts))

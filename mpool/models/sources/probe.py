@@ -6,6 +6,7 @@ The result of a probe is remembered: an unreachable hub costs a process less tha
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import socket
 import threading
@@ -107,3 +108,11 @@ def _race(host: str, port: int, deadline: float) -> str | None:
         for one in opened:
             one.close()
     return reason
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent may hold it for CONNECT_SECONDS
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.runtime import awaiting as _awaiting
 from mpool.runtime import watching as _watching
 from mpool import aio
 from mpool.tasks import requests
@@ -518,3 +519,43 @@ def test_a_cancellation_is_not_lost_if_the_queue_gets_space_at_the_same_time() -
         assert not watcher._room
 
     run(work())
+
+
+def test_the_collector_ends_a_waiting_coroutine_within_a_section(pool: mpool.Pool, llama: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may run while a thread counts a waiter, and then end the tasks of a closed event loop."""
+    class Collecting(dict[int, int]):
+        def get(self, *args: Any) -> Any:
+            gc.collect()
+            return super().get(*args)
+
+    async def until_running() -> None:
+        while not any(row.running for row in pool.ps()):
+            await asyncio.sleep(0.01)
+
+    pool.load(llama)
+    loop = asyncio.new_event_loop()
+    gc.disable()
+    try:
+        task = loop.create_task(aio.generate("The", llama, pool=pool, **ENDLESS))
+        loop.run_until_complete(asyncio.wait_for(until_running(), 60))
+        loop.close()
+        del task, loop
+        monkeypatch.setattr(_awaiting, "_counts", Collecting(_awaiting._counts))
+        found: list[Any] = []
+
+        job = pool.submit("text_to_text", prompt="A", model=llama, **GREEDY)
+
+        def wait() -> None:
+            with _awaiting.Waiter(job._ticket):
+                found.append(True)
+
+        caller = threading.Thread(target=wait, daemon=True)
+        caller.start()
+        caller.join(30)
+        assert found, "the thread waits for a lock that it holds"
+        assert job.result(60).text
+        run(idle(pool))  # the request of the closed loop is cancelled
+        assert not _awaiting._counts
+    finally:
+        gc.enable()

@@ -67,6 +67,104 @@ print(json.dumps([statuses, wrong[:3], calls[0] > 0, np.array_equal(mpool.embed(
     assert statuses == {"0": times} and wrong == [] and worked and good and idle
 
 
+LOCKS = """
+import functools, importlib, pkgutil
+KINDS = type(threading.Lock()), type(threading.RLock()), threading.Condition
+for found in pkgutil.walk_packages(mpool.__path__, "mpool."):
+    if not found.name.startswith("mpool.integrations") and not found.name.endswith(("_main", "__main__", "_program")):
+        try:
+            importlib.import_module(found.name)
+        except ImportError:  # of an extra that is not installed
+            pass
+
+def locks():
+    found = {}
+    def add(name, value, depth):
+        if isinstance(value, KINDS):
+            found[name] = value
+        elif depth and isinstance(value, dict):
+            for key, one in list(value.items()):
+                add(f"{name}[{key!r}]", one, depth - 1)
+        elif depth and isinstance(value, (list, tuple)):
+            for at, one in enumerate(value):
+                add(f"{name}[{at}]", one, depth - 1)
+        elif depth and type(value).__module__.startswith("mpool"):
+            for key, one in list(getattr(value, "__dict__", {}).items()):
+                add(f"{name}.{key}", one, depth - 1)
+    for module in [name for name in sys.modules if name.split(".")[0] == "mpool"]:
+        for name, value in list(vars(sys.modules[module]).items()):
+            add(f"{module}.{name}", value, 4)
+    add("pool", pool, 4)
+    return {name: lock for lock, name in {lock: name for name, lock in found.items()}.items()}  # each lock once
+
+pool = mpool.Pool(mpool.PoolConfig(threads=1))
+pool.embed("x", bert)
+held, over = threading.Event(), threading.Event()
+# a fork takes this lock itself; the thread that holds it waits for nothing
+mine = {name: lock for name, lock in locks().items() if name != "mpool.child_processes._launching"}
+def hold():
+    for name, lock in mine.items():
+        lock.acquire()
+    held.set()
+    over.wait()
+    for lock in mine.values():
+        lock.release()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    left = [name for name, lock in locks().items() if not lock.acquire(timeout=0.2)]
+    os.write(write, json.dumps(left).encode())
+    os._exit(0)
+os.close(write)
+left = os.fdopen(read).read()
+os.waitpid(child, 0)
+over.set()
+thread.join()
+classes = {one for module in list(sys.modules.values()) if module.__name__.split(".")[0] == "mpool"
+           for one in vars(module).values() if isinstance(one, type)}
+cached = [f"{one.__name__}.{name}" for one in classes for name, value in vars(one).items()
+          if type(value) is functools.cached_property]
+print(json.dumps([len(mine), left and json.loads(left), cached]))
+"""
+
+
+def test_a_forked_child_waits_for_no_lock_of_its_parent(bert: Path, llama: Path) -> None:
+    """Rows 14 and 48: a thread that holds a lock of the package during a fork does not exist in the child. Before Python
+    3.12, functools.cached_property holds such a lock while it computes a value."""
+    count, left, cached = script_result(LOCKS, bert, llama, TOKENIZERS_PARALLELISM="false")
+    assert count > 20 and left == [] and cached == []
+
+
+IMPORTS = """
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mpool.searching" and os.getpid() == parent:
+            begun.set()
+            time.sleep(0.5)
+parent, begun = os.getpid(), threading.Event()
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=lambda: mpool.semantic_search)
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(5)
+    mpool.semantic_search
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+thread.join()
+print(json.dumps(status))
+"""
+
+
+def test_a_fork_during_an_import_of_another_thread(bert: Path, llama: Path) -> None:
+    """Rows 14 and 48: the child imports the module, too. No thread would release an import lock that it inherited."""
+    assert script_result(IMPORTS, bert, llama) == 0
+
+
 REQUESTS = {
     "embed": "mpool.embed(texts, bert)",
     "generate": "mpool.generate('The', llama, max_tokens=16000, ignore_eos=True, temperature=0)",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -179,6 +181,31 @@ def test_cancelled_callers_leave_their_call(group: Any) -> None:
     gate.event.set()
     until(lambda: threads.status().running == 0)
     assert not gate.entered.acquire(blocking=False), "the waiting call never ran"
+
+
+def test_the_collector_ends_a_waiting_coroutine_within_a_section(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector runs in any section that allocates, and ends the tasks of an event loop that was closed
+    while they waited."""
+    threads, gate = group(1), Gate()
+    loop = asyncio.new_event_loop()
+    gc.disable()
+    try:
+        task = loop.create_task(threads.arun(gate))
+        loop.run_until_complete(asyncio.sleep(0))
+        assert gate.entered.acquire(timeout=10)
+        waiting = weakref.ref(task)
+        loop.close()
+        gate.event.set()
+        until(lambda: threads.status().running == 0)
+        del task, loop
+        monkeypatch.setattr(ThreadGroup, "_mark_stuck", lambda self, now: gc.collect())
+        found: list[Any] = []
+        caller = threading.Thread(target=lambda: found.append(threads.run(divmod, 7, 2)), daemon=True)
+        caller.start()
+        caller.join(20)
+        assert found == [(3, 1)] and waiting() is None
+    finally:
+        gc.enable()
 
 
 def test_coordinating_groups_have_no_limit(group: Any) -> None:
