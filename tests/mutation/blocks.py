@@ -72,6 +72,7 @@ def _sites(program: Path) -> tuple[list[tuple[int, int]], list[int]]:
     sites, starts, call = [], [], 0
     with subprocess.Popen(["objdump", "-d", "--no-show-raw-insn", str(program)], stdout=subprocess.PIPE,
                           text=True) as run:
+        assert run.stdout is not None
         for line in run.stdout:
             if line.startswith("0"):
                 starts.append(int(line.split()[0], 16))
@@ -91,6 +92,7 @@ def _line_table(program: Path, sources: list[str]) -> list[tuple[str, int, int]]
     unit, file, at = "", "", -1
     before = ""
     with subprocess.Popen(["objdump", "--dwarf=decodedline", str(program)], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
         for line in run.stdout:
             heading = re.match(r"^(?:CU: )?(\S+):(?:\[\+\+\])?$", line)
             if heading:

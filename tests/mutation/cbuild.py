@@ -27,6 +27,7 @@ from .tree import ROOT
 
 def _load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"mpool_mutation_{name}", ROOT / "tests" / "c" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -120,8 +120,8 @@ def _numbers(text: str) -> list[str]:
         return [show(n) + match[2] for n in (value + 1, value - 1) if n >= 0]
     match = re.fullmatch(r"([\d.]+(?:[eE][+-]?\d+)?)([fFlL]?)", text)
     if match and re.search(r"[.eE]", match[1]):
-        value = float(match[1])
-        return [repr(n) + match[2] for n in ((value * 1.05, 0.0) if value else (1.0,))]
+        real = float(match[1])
+        return [repr(n) + match[2] for n in ((real * 1.05, 0.0) if real else (1.0,))]
     match = re.fullmatch(r"(0[xX][0-9a-fA-F.]+)[pP]([+-]?\d+)([fFlL]?)", text)
     return [f"{match[1]}p{int(match[2]) + 1}{match[3]}"] if match else []
 

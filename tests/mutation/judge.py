@@ -103,7 +103,8 @@ class Workplace:
         return self._python_tests(tests) if tests else Fate("uncovered")
 
     def _python_tests(self, tests: list[str]) -> Fate:
-        chosen, spent = [], 0.0
+        chosen: list[str] = []
+        spent = 0.0
         for test in tests:
             cost = self.coverage.cost(test)
             if chosen and spent + cost > self.budget:
@@ -275,7 +276,8 @@ class Workplace:
         return self.coverage.cost(test) * program.slowness
 
     def _within_budget(self, tests: list[str], program: Program) -> list[str]:
-        chosen, spent = [], 0.0
+        chosen: list[str] = []
+        spent = 0.0
         for test in tests:
             spent += self._cost(test, program)
             if chosen and spent > self.budget:

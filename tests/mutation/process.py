@@ -116,6 +116,7 @@ def _drain(child: subprocess.Popen[bytes]) -> bytes:
     try:
         return child.communicate(timeout=5)[0]
     except subprocess.TimeoutExpired:
-        child.stdout.close()
+        if child.stdout:
+            child.stdout.close()
         child.wait()
         return b""

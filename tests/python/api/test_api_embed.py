@@ -432,7 +432,7 @@ def test_real_model_ranks_sentences() -> None:
     assert int(mpool.similarity(query, mpool.embed(documents, task="document")).argmax()) == 0
 
 
-@pytest.mark.parametrize("cpu", ["", "avx512vnni", "avx2", "ref"])
+@pytest.mark.parametrize("cpu", ["", "avx512vnni", "avxvnni", "avx2", "ref"])
 def test_auto_selects_the_fastest_accurate_compute_type(bert: Path, cpu: str) -> None:
     if cpu not in ("", "ref", *(instructionsets.of_this_cpu() or ())):
         pytest.skip(f"this CPU lacks {cpu}")

@@ -27,6 +27,15 @@ def test_every_level_is_known() -> None:
     assert set(instructionsets.of_this_cpu() or ()) <= set(instructionsets.known())
 
 
+def test_this_cpu_has_every_level_that_the_core_accepts() -> None:
+    """Also avxvnni on a CPU with AVX-512, whose own levels leave it out."""
+    script = "import os, mpool; assert mpool.show_config('dicts')['cpu']['level'] == os.environ['MPOOL_CPU']"
+    accepted = [name for name in instructionsets.known()
+                if subprocess.run([sys.executable, "-c", script], env={**os.environ, "MPOOL_CPU": name},
+                                  capture_output=True).returncode == 0]
+    assert instructionsets.of_this_cpu() == accepted
+
+
 def test_sections_name_what_was_tested() -> None:
     """Each set that a planted CPU lacks is in one line: the means that a passed test recorded, or "not tested"."""
     passed = [SimpleNamespace(user_properties=[("other", 1), (instructionsets.PROPERTY, (["amx"], "on a model"))]),

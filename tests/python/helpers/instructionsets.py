@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,12 +32,25 @@ def known(machine: str | None = None) -> list[str]:
 
 
 def of_this_cpu() -> list[str] | None:
-    """Return the instruction sets in use, limited by MPOOL_CPU; None if the core cannot be imported."""
+    """Return the instruction sets of this CPU, limited by MPOOL_CPU; None if the core cannot be imported."""
     try:
         from mpool import _core
     except Exception:  # the summary must not hide the results of the tests
         return None
-    return list(_core.config()["cpu"]["features"])
+    features = list(_core.config()["cpu"]["features"])
+    if "avx512" in features and not os.environ.get("MPOOL_CPU") and _accepts("avxvnni"):
+        features.insert(features.index("avx512"), "avxvnni")
+    return features
+
+
+@functools.cache
+def _accepts(level: str) -> bool:
+    """Return True if the core accepts the level as MPOOL_CPU. Levels of AVX-512 do not include avxvnni, so the features
+    in use do not tell whether such a CPU has it. The core detects levels when it is loaded: a process of its own asks.
+    """
+    run = subprocess.run([sys.executable, "-c", "import mpool._core"], env={**os.environ, "MPOOL_CPU": level},
+                         capture_output=True)
+    return run.returncode == 0
 
 
 def tested(reports: Iterable[object]) -> dict[str, str]:
