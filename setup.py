@@ -6,6 +6,7 @@ Environment variables, for special builds:
     MPOOL_SEAM=1                      calls to the system can be replaced (failure injection)
     MPOOL_SANITIZE=address,undefined  or `thread`: built for that sanitizer; run with its library preloaded
     MPOOL_OPENBLAS=0                  leave OpenBLAS out even when its wheel is installed
+    MPOOL_WERROR=1                    warnings are errors
     MPOOL_BUILD_JOBS=n                compilers at once; default: the CPUs this process may use
 """
 
@@ -54,6 +55,8 @@ def compile_flags() -> list[str]:
              "-Wall", "-Wextra", "-Wno-cast-function-type", "-Wno-missing-field-initializers",
              "-Werror=implicit-function-declaration"]  # a macro that the limited API of Python lacks
     sanitize = os.environ.get("MPOOL_SANITIZE", "").strip()
+    if enabled("MPOOL_WERROR"):
+        flags.append("-Werror")
     if enabled("MPOOL_SEAM"):
         flags.append("-DMP_SEAM")
     if enabled("MPOOL_DEBUG") or sanitize:
@@ -106,7 +109,9 @@ class BuildCore(build_ext):
             arguments = compiler._get_cc_args(preprocess, debug, extra_preargs)
             # pip builds in a new environment each time: numpy counts by its version, not by its place.
             flags = repr((compiler.compiler_so, arguments, postargs)).replace(numpy.get_include(), numpy.__version__)
-            stamp = hashlib.sha256(flags.encode()).hexdigest()
+            # the second line is for tests/c/build.py, which uses these objects
+            readable = shlex.join([compiler.compiler_so[0], *postargs])
+            stamp = f"{hashlib.sha256(flags.encode()).hexdigest()}\n{readable}\n"
 
             def one(target: str) -> None:
                 source, suffix = build[target]

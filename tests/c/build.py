@@ -62,6 +62,10 @@ class Variant:
     """Further flags of files of ``tests/c``, except for those that include a C file of the core."""
     idle_flags: list[str] = field(default_factory=list)
     """Further flags of kernels whose instructions this CPU lacks (``IDLE``)."""
+    left_out: list[str] = field(default_factory=list)
+    """Beginnings of the names of kernel files that are not compiled; absent_kernels.c stands in for them."""
+    extension: bool = False
+    """Take objects of the core from the build of the extension if it has the flags of this variant (``ready``)."""
     planted: bool = False
     """Compile copies with the bugs and scheduling points of mutations.py; every atomic of the registry and of
     event counts is a point."""
@@ -74,7 +78,7 @@ UNUSED = ["-O0", "-g0", "-fno-sanitize=all", "-w"]
 VARIANTS: dict[str, Variant] = {
     # idle kernels: -O1 suffices for warnings
     "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True, test_flags=["-O1"],
-                       idle_flags=["-O1"]),
+                       idle_flags=["-O1"], extension=True),
     "debug": Variant("gcc", ["-O1", "-g"], idle_flags=UNUSED),
     "seam": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM"], idle_flags=UNUSED),
     # -g1, the line numbers in reports: full variable tracking in the kernels takes gcc twice as long as the rest of the
@@ -84,10 +88,13 @@ VARIANTS: dict[str, Variant] = {
                     # UBSan checks the core. ASan stays on in tests: it sees what the core writes beside their buffers.
                     test_flags=["-fno-sanitize=undefined"], idle_flags=UNUSED),
     # Address randomisation off: with more than 28 bits of it ThreadSanitizer cannot place its shadow memory.
-    # The tests are those of code with threads (test_c_races.py).
+    # The tests are those of code with threads (test_c_races.py). They compute small models in worker processes, with
+    # the kernels of AVX2: the threads are the same with any kernels, and to compile those of the other instruction sets
+    # takes more than half of the build's time.
     "tsan": Variant("gcc", ["-O1", "-g1", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"],
                     tests=["base", "faults", "isolation_child", "isolation_models", "isolation_process", "pool",
-                           "registry"], idle_flags=UNUSED),
+                           "registry"],
+                    left_out=["csrc/kernels/x86/avx512", "csrc/kernels/x86/avxvnni", "csrc/kernels/x86/amx"]),
     # The system calls of systems other than Linux (csrc/base/platform.h), run on Linux.
     "portable": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM", "-DMP_PORTABLE"],
                         tests=["base", "events", "forks", "isolation_child", "isolation_models", "isolation_process",
@@ -130,6 +137,11 @@ REPLACED: dict[str, list[str]] = {
 # they never run.
 IDLE: dict[str, str] = {"csrc/kernels/x86/avx512": "avx512f", "csrc/kernels/x86/avxvnni": "avx_vnni",
                         "csrc/kernels/x86/amx": "amx_tile", "tests/c/test_kernels_amx": "avx512f"}
+
+# Beginning of the names of tests that run kernels on a model of their instructions -> the flag of /proc/cpuinfo with
+# which the other tests run the same kernels on the CPU. The models of amx count tile operations, and show the loads of
+# tiles to ASan: they always run.
+NATIVE: dict[str, str] = {"tests/c/test_kernels_avxvnni": "avx_vnni"}
 
 # in a test, compiles a file of the core with replaced instructions
 INCLUDES_C = re.compile(r'^#include ".*\.c"$', re.MULTILINE)
@@ -175,13 +187,45 @@ def sources(folders: list[str] | None, tests: list[str] | None) -> tuple[list[Pa
     return core, chosen
 
 
-def idle_kernels(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Return the keys of IDLE whose instructions this CPU lacks; none if its flags are unknown."""
+def _cpu_flags(cpuinfo: Path) -> list[str] | None:
+    """Return the flags of this CPU; None: unknown."""
     try:
         found = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(), re.MULTILINE)
     except OSError:
-        return ()
-    return tuple(name for name, flag in IDLE.items() if flag not in found[1].split()) if found else ()
+        return None
+    return found[1].split() if found else None
+
+
+def idle_kernels(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """Return the keys of IDLE whose instructions this CPU lacks; none if its flags are unknown."""
+    flags = _cpu_flags(cpuinfo)
+    return () if flags is None else tuple(name for name, flag in IDLE.items() if flag not in flags)
+
+
+def needless_models(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """Return the keys of NATIVE whose instructions this CPU has."""
+    flags = _cpu_flags(cpuinfo) or []
+    return tuple(name for name, flag in NATIVE.items() if flag in flags)
+
+
+def ready(source: Path) -> Path | None:
+    """Return the object of a file of the core that the build of the extension (setup.py) has left, if it is current, was
+    compiled by gcc with the flags of the variant release, and any warning was an error.
+
+    Python's own flags precede those of setup.py, so these objects are what users run.
+    """
+    folder = ROOT / "build" / f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    target = folder / source.relative_to(ROOT).with_suffix(".o")
+    try:
+        compiler, *flags = shlex.split(target.with_suffix(".flags").read_text().splitlines()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    wanted = {*BASE_FLAGS, *VARIANTS["release"].flags}
+    other = ("-fsanitize", "-DMP_", "-UNDEBUG", "-O")
+    if Path(compiler).name.rpartition("-")[2] != "gcc" or not wanted <= {*flags} or any(
+            flag.startswith(other) for flag in {*flags} - wanted):
+        return None
+    return target if is_current(target, target.with_suffix(".d"), source) else None
 
 
 def replacing(tests: list[Path]) -> list[str]:
@@ -194,18 +238,27 @@ def is_current(target: Path, depfile: Path, source: Path) -> bool:
     try:
         made = target.stat().st_mtime_ns
         names = depfile.read_text().partition(":")[2].replace("\\\n", " ").split("\n\n")[0]
-        needs = [name for name in shlex.split(names.replace("\n", " ")) if not name.endswith(":")]
-        return str(source) in names and all(os.stat(name).st_mtime_ns < made for name in needs)
+        needs = [os.path.join(ROOT, name) for name in shlex.split(names.replace("\n", " "))
+                 if not name.endswith(":")]
+        return str(source) in needs and all(os.stat(name).st_mtime_ns < made for name in needs)
     except (OSError, ValueError):
         return False
 
 
-def compile_one(command: list[str], source: Path, target: Path) -> str | None:
-    """Compile unless the object is current. Return the compiler's message if it failed."""
+def compile_one(command: list[str], source: Path, target: Path, extension: bool = False) -> str | None:
+    """Compile unless the object is current. Return the compiler's message if it failed.
+
+    Args:
+        extension: copy the object of the extension if it is ``ready``.
+    """
     depfile = target.with_suffix(".d")
     if is_current(target, depfile, source):
         return None
     target.parent.mkdir(parents=True, exist_ok=True)
+    if extension and (made := ready(source)):
+        shutil.copyfile(made.with_suffix(".d"), depfile)
+        shutil.copyfile(made, target)
+        return None
     run = subprocess.run([*command, "-MMD", "-MF", str(depfile), "-c", str(source), "-o", str(target)],
                          capture_output=True, text=True)
     if run.returncode == 0:
@@ -295,7 +348,10 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
         chosen = []
     if variant.core is not None:
         core = [path for path in core if path.relative_to(CSRC).as_posix().startswith(tuple(variant.core))]
-    work: list[tuple[list[str], Path, Path]] = []
+    left_out = (*variant.left_out, *(needless_models() if variant.link else ()))
+    core, chosen = ([path for path in paths if not path.relative_to(ROOT).as_posix().startswith(left_out)]
+                    for paths in (core, chosen))
+    work: list[tuple[list[str], Path, Path, bool]] = []
     if variant.planted:
         plant(folder / "planted")
     for source in (*core, *chosen):
@@ -311,15 +367,15 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
             if copy.exists():
                 source = copy
                 own += ["-Wno-misleading-indentation", "-Wno-dangling-else"]
-        work.append(([*compiler, *flags, *own], source, target))
-    linked = [target for _, _, target in work]
+        work.append(([*compiler, *flags, *own], source, target, variant.extension and source.is_relative_to(CSRC)))
+    linked = [target for _, _, target, _ in work]
     if variant.binding and folders is None:
         includes = binding_includes()
         if includes is not None:
             for source in sorted((CSRC / "python").rglob("*.c")):
                 # A table of methods casts between function types, as CPython requires.
                 command = [*compiler, *flags, *includes, "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
-                work.append((command, source, folder / source.relative_to(ROOT).with_suffix(".o")))
+                work.append((command, source, folder / source.relative_to(ROOT).with_suffix(".o"), False))
 
     jobs = jobs or len(os.sched_getaffinity(0))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:

@@ -134,8 +134,19 @@ static product product_of(int to, int a, int b, const char *what, const char *fi
     return p;
 }
 
+/* The arithmetic reads and writes nothing but tiles and variables of this file: product_of has checked the operands.
+ * With the checks of sanitizers the compiler could not vectorise it. Loads and stores of tiles are checked. */
+#define UNCHECKED __attribute__((no_sanitize("address", "undefined")))
+
+/* The model must be fast enough for all kernel tests, also in builds with -O1. */
+#if defined(__x86_64__) && !defined(__clang__)
+#define FAST UNCHECKED __attribute__((target("avx2,fma"), optimize("O3")))
+#else
+#define FAST UNCHECKED
+#endif
+
 /* Denormals count as zeros of their sign; a result counts as denormal after rounding. */
-static inline float flushed(float x) {
+UNCHECKED static inline float flushed(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
     u = u & 0x7f800000 ? u : u & 0x80000000;
@@ -143,19 +154,12 @@ static inline float flushed(float x) {
     return x;
 }
 
-static inline float widened(uint16_t x) {
+UNCHECKED static inline float widened(uint16_t x) {
     const uint32_t u = (uint32_t)x << 16;
     float f;
     memcpy(&f, &u, sizeof f);
     return flushed(f);
 }
-
-/* The model must be fast enough for all kernel tests, also in builds with -O1. */
-#if defined(__x86_64__) && !defined(__clang__)
-#define FAST __attribute__((target("avx2,fma"), optimize("O3")))
-#else
-#define FAST
-#endif
 
 /* TDPBF16PS: for each output, one chain of fused multiply-adds over the even slots of all pairs and one over the odd
  * slots, both from zero; then even + odd; then the accumulator plus that sum. Each operation rounds to nearest even and

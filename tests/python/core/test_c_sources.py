@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -169,6 +172,66 @@ def test_kernels_that_this_cpu_cannot_run_are_not_optimised(tmp_path: Path, flag
     files = [path.relative_to(ROOT).as_posix() for path in (*(ROOT / "csrc").rglob("*.c"), *TESTS_C.glob("*.c"))]
     assert all(any(file.startswith(name) for file in files) for name in build.IDLE)
     assert not any(file.startswith(tuple(build.IDLE)) for file in files if "avx2" in file or "avxvnni.c" in file)
+
+
+def test_models_of_instructions_that_this_cpu_has_are_left_out(tmp_path: Path) -> None:
+    """The other tests run these kernels on the CPU. They run on models if the CPU lacks the instructions."""
+    build = coretests.build
+    for flags, needless in (("avx2 avx_vnni", {"test_kernels_avxvnni"}), ("avx2 avx512f amx_tile", set())):
+        (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+        assert {Path(name).name for name in build.needless_models(tmp_path / "cpuinfo")} == needless
+    assert build.needless_models(tmp_path / "missing") == ()
+    for variant in build.VARIANTS.values():  # absent_kernels.c has no other functions
+        assert all(name.startswith(tuple(build.IDLE)) for name in variant.left_out)
+
+
+def _flags_of_the_extension(**variables: str) -> list[str]:
+    """Return the flags of setup.py."""
+    script = ("import runpy, setuptools\n"
+              "setuptools.setup = lambda **given: print(*given['ext_modules'][0].extra_compile_args)\n"
+              "runpy.run_path('setup.py')\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MPOOL_")} | variables
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True,
+                         check=True)
+    return run.stdout.split()
+
+
+@pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="setup.py is not available")
+def test_objects_of_the_extension_are_used_if_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variant release takes an object that setup.py has left if it is newer than its sources, and compiled by gcc
+    with the flags of the variant and with -Werror."""
+    build = coretests.build
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    source, header = tmp_path / "csrc/base/a.c", tmp_path / "csrc/base/a.h"
+    folder = tmp_path / "build" / f"temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    made = folder / "csrc/base/a.o"
+    for path in (source, made):
+        path.parent.mkdir(parents=True)
+    for path, age in ((source, 20), (header, 20), (made, 10)):
+        path.write_text("")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    made.with_suffix(".d").write_text("build/csrc/base/a.o: csrc/base/a.c \\\n csrc/base/a.h\n")
+    fitting = _flags_of_the_extension(MPOOL_WERROR="1")
+
+    def found(flags: list[str], compiler: str = "x86_64-linux-gnu-gcc") -> Path | None:
+        made.with_suffix(".flags").write_text(f"0123\n{shlex.join([compiler, *flags])}\n")
+        return build.ready(source)
+
+    assert found(fitting) == made and found(fitting, "/usr/bin/gcc") == made
+    assert found(fitting, "clang") is None
+    for variables in ({}, {"MPOOL_SEAM": "1"}, {"MPOOL_DEBUG": "1"}, {"MPOOL_SANITIZE": "address"}):
+        flags = _flags_of_the_extension(**variables)
+        assert found([*flags, *(["-Werror"] if variables else [])]) is None, variables
+    made.with_suffix(".flags").write_text("0123")  # of an earlier version
+    assert build.ready(source) is None
+    assert found(fitting) == made
+    assert build.compile_one(["false"], source, tmp_path / "out/a.o", True) is None
+    assert (tmp_path / "out/a.o").exists() and build.is_current(tmp_path / "out/a.o", tmp_path / "out/a.d", source)
+    assert build.compile_one(["false"], source, tmp_path / "out/b.o") is not None
+    os.utime(header, (1e9, 1e9))
+    assert found(fitting) is None
+    made.unlink()
+    assert found(fitting) is None
 
 
 @pytest.mark.builds
