@@ -60,6 +60,8 @@ class Variant:
     link_flags: list[str] = field(default_factory=list)
     test_flags: list[str] = field(default_factory=list)
     """Further flags of files of ``tests/c``, except for those that include a C file of the core."""
+    quick_flags: list[str] = field(default_factory=list)
+    """Further flags of files of ``tests/c``, except for kernel tests (``BUSY``) and those that include a C file."""
     idle_flags: list[str] = field(default_factory=list)
     """Further flags of kernels whose instructions this CPU lacks (``IDLE``)."""
     left_out: list[str] = field(default_factory=list)
@@ -71,6 +73,12 @@ class Variant:
     event counts is a point."""
 
 
+# Most tests take longer to compile with -O1 than to run without it. The variant release (-O1) has the warnings that
+# need optimisation.
+QUICK = ["-O0"]
+# Beginnings of the names of tests, and of their helpers, that compute for long.
+BUSY = ("tests/c/test_kernels", "tests/c/test_dequantize", "tests/c/test_vectors", "tests/c/tile_model", "tests/c/sim")
+
 # Kernels that never run, and take a third of a sanitizer build's time: neither optimised nor instrumented. The release
 # variant has their warnings; -O0 warns of loop annotations.
 UNUSED = ["-O0", "-g0", "-fno-sanitize=all", "-w"]
@@ -80,13 +88,13 @@ VARIANTS: dict[str, Variant] = {
     "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True, test_flags=["-O1"],
                        idle_flags=["-O1"], extension=True),
     "debug": Variant("gcc", ["-O1", "-g"], idle_flags=UNUSED),
-    "seam": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM"], idle_flags=UNUSED),
+    "seam": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM"], idle_flags=UNUSED, quick_flags=QUICK),
     # -g1, the line numbers in reports: full variable tracking in the kernels takes gcc twice as long as the rest of the
     # build.
     "asan": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
                             "-fno-omit-frame-pointer"],
                     # UBSan checks the core. ASan stays on in tests: it sees what the core writes beside their buffers.
-                    test_flags=["-fno-sanitize=undefined"], idle_flags=UNUSED),
+                    test_flags=["-fno-sanitize=undefined"], quick_flags=QUICK, idle_flags=UNUSED),
     # Address randomisation off: with more than 28 bits of it ThreadSanitizer cannot place its shadow memory.
     # The tests are those of code with threads (test_c_races.py). They compute small models in worker processes, with
     # the kernels of AVX2: the threads are the same with any kernels, and to compile those of the other instruction sets
@@ -99,7 +107,7 @@ VARIANTS: dict[str, Variant] = {
     "portable": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM", "-DMP_PORTABLE"],
                         tests=["base", "events", "forks", "isolation_child", "isolation_models", "isolation_process",
                                "pool", "registry_notice",
-                               "registry_fake", "registry_forks"], idle_flags=UNUSED),
+                               "registry_fake", "registry_forks"], quick_flags=QUICK, idle_flags=UNUSED),
     # Compiled and linked for Apple silicon. Nothing here can run it.
     "macos": Variant("python-zig cc -target aarch64-macos", ["-O1", "-DNDEBUG", "-Wno-pass-failed",
                       "-isystem", str(TESTS / "macos")], binding=True,
@@ -209,8 +217,10 @@ def needless_models(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
 
 
 def ready(source: Path) -> Path | None:
-    """Return the object of a file of the core that the build of the extension (setup.py) has left, if it is current, was
-    compiled by gcc with the flags of the variant release, and any warning was an error.
+    """Return the object of a file of the core that the build of the extension (setup.py) has left.
+
+    None if it is missing or not current, if another compiler than gcc or other flags than those of the variant release
+    made it, or if warnings were no errors.
 
     Python's own flags precede those of setup.py, so these objects are what users run.
     """
@@ -333,7 +343,8 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
                   tests: list[str] | None, jobs: int | None, priority: int) -> Path:
     idle = idle_kernels()
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
-    described = "\0".join([version, *flags, "", *variant.test_flags, "", *variant.idle_flags, "", *idle])
+    described = "\0".join([version, *flags, "", *variant.test_flags, "", *variant.quick_flags, "",
+                            *variant.idle_flags, "", *idle])
     stamp = hashlib.sha256(described.encode()).hexdigest()
     stamp_file = folder / ".flags"
     if not stamp_file.exists() or stamp_file.read_text() != stamp:
@@ -358,8 +369,10 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
         target, own = folder / source.relative_to(ROOT).with_suffix(".o"), []
         if source.relative_to(ROOT).as_posix().startswith(idle):
             own += variant.idle_flags
-        elif variant.test_flags and source.is_relative_to(TESTS) and not INCLUDES_C.search(source.read_text()):
+        elif source.is_relative_to(TESTS) and not INCLUDES_C.search(source.read_text()):
             own += variant.test_flags
+            if not source.relative_to(ROOT).as_posix().startswith(BUSY):
+                own += variant.quick_flags
         if variant.planted and source.is_relative_to(CSRC):
             if source.is_relative_to(CSRC / "registry") or source == CSRC / "base" / "event_count.c":
                 own += ["-include", str(TESTS / "sim_atomic.h")]
