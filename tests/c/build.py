@@ -65,7 +65,8 @@ class Variant:
     idle_flags: list[str] = field(default_factory=list)
     """Further flags of kernels whose instructions this CPU lacks (``IDLE``)."""
     left_out: list[str] = field(default_factory=list)
-    """Beginnings of the names of kernel files that are not compiled; absent_kernels.c stands in for them."""
+    """Beginnings of the names of kernel files that are not compiled, unless ``--tests`` selects tests.
+    absent_kernels.c stands in for them."""
     extension: bool = False
     """Take objects of the core from the build of the extension if it has the flags of this variant (``ready``)."""
     planted: bool = False
@@ -359,7 +360,7 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
         chosen = []
     if variant.core is not None:
         core = [path for path in core if path.relative_to(CSRC).as_posix().startswith(tuple(variant.core))]
-    left_out = (*variant.left_out, *(needless_models() if variant.link else ()))
+    left_out = (*(variant.left_out if tests is None else ()), *(needless_models() if variant.link else ()))
     core, chosen = ([path for path in paths if not path.relative_to(ROOT).as_posix().startswith(left_out)]
                     for paths in (core, chosen))
     work: list[tuple[list[str], Path, Path, bool]] = []

@@ -222,7 +222,7 @@ def test_objects_of_the_extension_are_used_if_they_fit(tmp_path: Path, monkeypat
     for variables in ({}, {"MPOOL_SEAM": "1"}, {"MPOOL_DEBUG": "1"}, {"MPOOL_SANITIZE": "address"}):
         flags = _flags_of_the_extension(**variables)
         assert found([*flags, *(["-Werror"] if variables else [])]) is None, variables
-    made.with_suffix(".flags").write_text("0123")  # of an earlier version
+    made.with_suffix(".flags").write_text("0123")  # earlier versions wrote one line
     assert build.ready(source) is None
     assert found(fitting) == made
     assert build.compile_one(["false"], source, tmp_path / "out/a.o", True) is None
