@@ -2,10 +2,9 @@
  *
  * A file includes a kernel file of csrc, with the function that fills the kernel table under another name
  * (modelled_...) and with the instructions that other machines lack replaced. test_kernels_modelled.c puts these
- * kernels into the table for the masks "avxvnni model" (a CPU with AVX2, but without AVX-VNNI: build.py) and "amx model" (with AVX-512), which
- * mp_cpu_init accepts in the test runner, whether or not the machine has the instruction set. Kernel tests that visit
- * all masks (kernel_test.h) thus run them; on a machine with the instruction set, they run the kernels of the product
- * as well. */
+ * kernels into the table for the masks "avxvnni model" (a CPU with AVX2, but without AVX-VNNI: build.py) and
+ * "amx model" (with AVX-512, with or without AMX), which mp_cpu_init accepts in the test runner. Kernel tests that
+ * visit all masks (kernel_test.h) thus run them; on a machine with AMX, they run the kernels of the product as well. */
 #ifndef MP_TEST_MODELLED_H
 #define MP_TEST_MODELLED_H
 
