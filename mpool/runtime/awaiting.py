@@ -29,7 +29,7 @@ class Waiter:
     def __enter__(self) -> Waiter:
         with _lock:
             _counts[id(self._ticket)] = _counts.get(id(self._ticket), 0) + 1
-        _settle()
+        _apply_leaving()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -38,10 +38,10 @@ class Waiter:
     def leave(self, gave_up: bool) -> None:
         """Stop waiting. Cancels the ticket if this waiter gave up (cancelled or interrupted) and was the last."""
         _leaving.append((self._ticket, gave_up))
-        _settle()
+        _apply_leaving()
 
 
-def _settle() -> None:
+def _apply_leaving() -> None:
     """Count the waiters that left. If another thread, or an outer section of this one, holds the lock, it does so
     after its section."""
     while _leaving and _lock.acquire(blocking=False):
@@ -73,7 +73,7 @@ def others(ticket: _core.Ticket) -> bool:
         found = id(ticket) in _counts
     for one in unwanted:
         one.cancel()
-    _settle()
+    _apply_leaving()
     return found
 
 

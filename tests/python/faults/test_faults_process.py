@@ -132,8 +132,8 @@ print(json.dumps([len(mine), left and json.loads(left), cached]))
 
 
 def test_a_forked_child_waits_for_no_lock_of_its_parent(bert: Path, llama: Path) -> None:
-    """Rows 14 and 48: a thread that holds a lock of the package during a fork does not exist in the child. Before Python
-    3.12, functools.cached_property holds such a lock while it computes a value."""
+    """Rows 14 and 48: a thread that holds a lock of the package during a fork does not exist in the child. Before
+    Python 3.12, functools.cached_property holds such a lock while it computes a value."""
     count, left, cached = script_result(LOCKS, bert, llama, TOKENIZERS_PARALLELISM="false")
     assert count > 20 and left == [] and cached == []
 
