@@ -1,5 +1,12 @@
 /* mp_cpu_allocator_barrier_threads: how many compute threads a lease should use if the threads wait for each other at
  * barriers. */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/cpu.h"
 #include "base/options.h"
 #include "mp_test.h"
 #include "registry/cpu_allocator.h"
@@ -122,4 +129,34 @@ MP_TEST(registry_cores_barrier_threads_are_measured_anew_after_a_change) {
     lend(allocator, 1, 5, 0);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 2);
     mp_cpu_allocator_close(allocator);
+}
+
+static int pretended_cpus; /* 0 = those of this machine */
+
+/* Replaces the function of the C library in the whole test program. */
+int sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t *set) {
+    long got = pretended_cpus ? 0 : syscall(SYS_sched_getaffinity, pid, bytes, set);
+    if (got < 0)
+        return -1;
+    memset((char *)set + got, 0, bytes - (size_t)got);
+    for (int i = 0; i < pretended_cpus; i++)
+        CPU_SET_S(i, bytes, set);
+    return 0;
+}
+
+/* A machine with more CPUs than an allocator may have threads gives it 256 threads. */
+MP_TEST(registry_cores_of_machines_with_more_than_256_cpus) {
+    static const int cpus[][2] = {{255, 255}, {256, 256}, {257, 256}, {1000, 256}};
+    unsetenv("MPOOL_THREADS");
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    for (size_t i = 0; i < sizeof cpus / sizeof *cpus; i++) {
+        mp_cpu_allocator *allocator;
+        pretended_cpus = cpus[i][0];
+        if (mp_cpu_threads() != cpus[i][0])
+            MP_SKIP("a control group limits the CPUs");
+        MP_CHECK_OK(mp_cpu_allocator_open(0, &allocator, &error), &error);
+        pretended_cpus = 0;
+        MP_CHECK_INT(mp_cpu_allocator_threads(allocator), cpus[i][1]);
+        mp_cpu_allocator_close(allocator);
+    }
 }

@@ -1,0 +1,162 @@
+/* test_registry_records.c: the log records of the registry, each with its level: one record at INFO for each event of
+ * a model, none for a request, WARNING and ERROR for faults alone. */
+#include <stdio.h>
+
+#include "base/sys.h"
+#include "base/trace.h"
+#include "mp_test.h"
+#include "test_registry_fake.h"
+
+typedef struct expected {
+    const char *text; /* part of the record */
+    int level;
+    int most; /* records that there may be; 0 = any number from 1 on */
+    int seen;
+} expected;
+
+typedef struct records {
+    expected *rows; /* ends with a row without a text */
+    int wrong;      /* records of another level, or of no row */
+} records;
+
+static void take(const mp_log_record *record, void *arg) {
+    records *all = arg;
+    for (expected *row = all->rows; row->text; row++) {
+        if (!strstr(record->text, row->text))
+            continue;
+        row->seen++;
+        if (record->level != row->level) {
+            printf("level %d instead of %d: %s\n", record->level, row->level, record->text);
+            all->wrong++;
+        }
+        return;
+    }
+    printf("not expected: level %d, %s\n", record->level, record->text);
+    all->wrong++;
+}
+
+/* Drains all records, and compares them with the rows. */
+static void check_records(expected *rows) {
+    records all = {.rows = rows};
+    mp_log_drain(take, &all);
+    MP_CHECK_INT(all.wrong, 0);
+    for (const expected *row = rows; row->text; row++)
+        if (row->seen < 1 || (row->most && row->seen > row->most))
+            MP_FAIL("%d records instead of %d: %s", row->seen, row->most, row->text);
+}
+
+MP_TEST(registry_records_of_a_model_and_its_requests) {
+    fake fake, second;
+    fake_init(&second);
+    mp_error error;
+    mp_log_set_level(MP_LOG_DEBUG);
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+    fake_add(registry, "a", &second, true);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
+    MP_CHECK_OK(mp_registry_wait_removed(registry, "a", fake_in_ms(5000), &error), &error);
+    MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error);
+    mp_registry_close(registry, 0);
+    check_records((expected[]){
+        {"Spawned worker ", MP_LOG_INFO, 2, 0},
+        {": spawning -> loading", MP_LOG_INFO, 2, 0},
+        {": loading -> ready", MP_LOG_INFO, 2, 0},
+        {"Loaded a in ", MP_LOG_INFO, 2, 0},
+        {" -> processing", MP_LOG_DEBUG, 3, 0},
+        {"processing -> idle", MP_LOG_DEBUG, 3, 0},
+        {"Replaced a", MP_LOG_INFO, 1, 0},
+        {" -> evicting", MP_LOG_INFO, 2, 0},
+        {"Evicted worker ", MP_LOG_INFO, 2, 0},
+        {"Unloaded a", MP_LOG_INFO, 2, 0},
+        {"Memory: ", MP_LOG_INFO, 0, 1}, /* may be there, as the next */
+        {"The process did not run for ", MP_LOG_WARNING, 0, 1},
+        {"Graceful shutdown complete", MP_LOG_INFO, 1, 0},
+        {0},
+    });
+    fake_end(registry);
+}
+
+MP_TEST(registry_records_of_faults) {
+    fake fake, worse;
+    fake_init(&fake);
+    fake_init(&worse);
+    mp_error error;
+    mp_entry_info info;
+    mp_log_set_level(MP_LOG_INFO);
+    mp_registry *registry = fake_registry_of((mp_registry_config){
+        .threads = 1, .max_workers = 1, .breaker_threshold = 1, .stall_timeout_ns = FAKE_MS(40)});
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
+    worse.load_failures = 1;
+    fake_add(registry, "a", &worse, true);
+    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), MP_IO, &error);
+    atomic_store(&fake.step_stalls, true);
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_RECV);
+    atomic_store(&fake.step_stalls, false);
+    do {
+        mp_sys_sleep_ns(FAKE_MS(1));
+        fake_info(registry, "a", &info);
+    } while (info.dead);
+    mp_registry_close(registry, 0);
+    check_records((expected[]){
+        {"Spawned worker ", MP_LOG_INFO, 0, 0},
+        {"Loading a failed (stage: ", MP_LOG_ERROR, 1, 0},
+        {"a was not replaced", MP_LOG_WARNING, 1, 0},
+        {" for a is abandoned: ", MP_LOG_ERROR, 1, 0},
+        {"a: the circuit breaker opens for ", MP_LOG_WARNING, 1, 0},
+        {" for a returned after it had been abandoned", MP_LOG_WARNING, 1, 0},
+        {"Loaded a in ", MP_LOG_INFO, 1, 0},
+        {" -> ", MP_LOG_INFO, 0, 0},
+        {"Unloaded a", MP_LOG_INFO, 0, 1},
+        {"Evicted worker ", MP_LOG_INFO, 0, 1},
+        {"Memory: ", MP_LOG_INFO, 0, 1},
+        {"The process did not run for ", MP_LOG_WARNING, 0, 1},
+        {"Graceful shutdown complete", MP_LOG_INFO, 1, 0},
+        {0},
+    });
+    fake_end(registry);
+}
+
+typedef struct memory_records {
+    const char *last; /* ends the record that the test waits for */
+    int seen, wrong;
+} memory_records;
+
+static void take_memory(const mp_log_record *record, void *arg) {
+    memory_records *all = arg;
+    if (!strstr(record->text, "Memory: "))
+        return;
+    bool much = strstr(record->text, "(high)") || strstr(record->text, "(critical)");
+    all->wrong += record->level != (much ? MP_LOG_WARNING : MP_LOG_INFO);
+    all->seen += strstr(record->text, all->last) != NULL;
+}
+
+/* Memory in use from 70 % of the limit on is a warning. */
+MP_TEST(registry_records_of_memory) {
+    static const struct {
+        uint64_t megabytes;
+        const char *text;
+    } cases[] = {{400, " of 1000 MB in use (low)"},
+                 {600, " of 1000 MB in use (normal)"},
+                 {750, " of 1000 MB in use (high)"},
+                 {900, " of 1000 MB in use (critical)"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fake fake;
+        mp_error error;
+        memory_records all = {.last = cases[i].text};
+        mp_log_set_level(MP_LOG_INFO);
+        fake_init(&fake);
+        fake.model_bytes = cases[i].megabytes * 1000 * 1000;
+        mp_registry *registry = fake_registry_of(
+            (mp_registry_config){.threads = 1, .max_workers = 1, .maintenance_every_ns = FAKE_MS(5)});
+        fake_add(registry, "a", &fake, false);
+        MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
+        for (uint64_t end = fake_in_ms(5000); !all.seen && mp_sys_now_ns() < end; mp_sys_sleep_ns(FAKE_MS(1)))
+            mp_log_drain(take_memory, &all);
+        MP_CHECK(all.seen >= 1);
+        MP_CHECK_INT(all.wrong, 0);
+        fake_end(registry);
+    }
+}
