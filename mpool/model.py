@@ -74,7 +74,7 @@ class Model(ModelVerbs):
     def capabilities(self) -> tuple[str, ...]:
         """All capabilities of the model: a model that embeds images and texts in one space has two. Reads its files."""
         also = ("text_to_text",) if self._entry.capability == "vision" else ()
-        return (*(part.capability for part in self._entry.parts()), *also)
+        return (*dict.fromkeys(part.capability for part in self._entry.parts()), *also)
 
     @property
     @typed

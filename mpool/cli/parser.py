@@ -161,11 +161,11 @@ def _embed(command: argparse.ArgumentParser) -> None:
     command.add_argument("--no-truncate", action="store_true", help="fail on texts that exceed the model's context")
 
 
-def _outputs(command: argparse.ArgumentParser, choices: Iterable[str] = _options.OUTPUTS) -> None:
+def _outputs(command: argparse.ArgumentParser) -> None:
     """Add the options that choose what is computed for a text."""
-    command.add_argument("--vectors", default="dense", choices=choices,
-                         help="dense: one vector per text; sparse: weights of tokens; tokens: one vector per token"
-                              + ("; all: what the model has" if "all" in choices else "") + " (default: dense)")
+    command.add_argument("--vectors", default="dense", choices=_options.OUTPUTS,
+                         help="dense: one vector per text; sparse: weights of tokens; tokens: one vector per token; "
+                              "all: what the model has (default: dense)")
     command.add_argument("--max-active", type=int, metavar="N",
                          help="with --vectors sparse: keep only the N largest weights of a text")
 
@@ -380,7 +380,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--output", default="embedding", metavar="NAME",
                        help="column for the embeddings (default: embedding)")
     embed.add_argument("-m", "--model", metavar="REF", help="model (default: see `mpool models`)")
-    _outputs(embed, ("dense", "sparse", "tokens"))
+    _outputs(embed)
     embed.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
     embed.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
     embed.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,

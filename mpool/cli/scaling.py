@@ -42,7 +42,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
 #: Value of ``--vectors`` -> the options of the command that apply to it.
 _OPTIONS = {"dense": ("task", "compute", "dimensions", "on_error"), "sparse": ("task", "compute", "max_active"),
-            "tokens": ("task", "compute")}
+            "tokens": ("task", "compute"), "all": ("task", "compute")}
 
 
 def embed(arguments: argparse.Namespace) -> int:

@@ -217,7 +217,7 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
             else:
                 from .formats.hf_folder import describe_folder
 
-                described = describe_folder(found.path, key=name, ref=found.ref)
+                described = describe_folder(found.path, key=name, ref=found.ref, repository=_repository(found, row))
         changed = files.changed(stamps)
         if changed is not None:
             raise IntegrityError(f"{changed}: the file changed while the model's files were read",
@@ -229,6 +229,15 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
         described = _apply_row(described, row)
     return replace(described, revision=found.revision, stamps=stamps,
                    networks=tuple(replace(network, stamps=stamps) for network in described.networks))
+
+
+def _repository(found: Resolved, row: Row | None) -> str:
+    """Return the repository of a model's files, ``org/name``; "" if they are of another source."""
+    try:
+        reference = row.refs[0] if row is not None else parse(found.ref)
+    except MpoolError:
+        return ""
+    return reference.repo if isinstance(reference, HubRef) else ""
 
 
 #: Keys whose estimate was compared with their files in this process.

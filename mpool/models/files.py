@@ -20,6 +20,7 @@ from ..errors import FileError, FormatError, UnsafeFormat
 from . import json_strict
 from .fields import Fields
 from .json_strict import shorten
+from .layout import MODULES_NAME
 
 #: Largest JSON or template file that is read into memory, in bytes.
 MAX_SMALL_FILE = 64 << 20
@@ -228,6 +229,11 @@ class Folder:
     def __repr__(self) -> str:
         return f"Folder({self.path!r})"
 
+    @property
+    def modules_file(self) -> str:
+        """Path of the file that lists the modules of sentence-transformers, for errors. It need not exist."""
+        return os.path.join(self.path, MODULES_NAME)
+
     def inside(self, real: str) -> bool:
         """Return True if a path without symbolic links is inside an allowed root."""
         root, *blobs = self._allowed
@@ -316,6 +322,36 @@ class Folder:
         for name in self.names():
             if name.endswith(PICKLE_SUFFIXES) or name.endswith(".bin.index.json"):
                 yield name
+
+
+class Overlay(Folder):
+    """A folder with JSON files that replace those on the disk, or are not on the disk.
+
+    Args:
+        folder: the folder.
+        values: values of the files by relative path.
+        modules_file: path to name in errors about the list of modules; None: that of the folder.
+    """
+
+    def __init__(self, folder: Folder, values: Mapping[str, json_strict.Json], modules_file: str | None = None) -> None:
+        super().__init__(folder.path, _allowed=folder._allowed)
+        self._values, self._modules_file = values, modules_file or folder.modules_file
+
+    @property
+    def modules_file(self) -> str:
+        return self._modules_file
+
+    def sub(self, name: str, *, declared_in: str, field: str) -> Folder:
+        found = super().sub(name, declared_in=declared_in, field=field)
+        inside = name.rstrip("/") + "/" if name else ""
+        values = {path[len(inside):]: value for path, value in self._values.items() if path.startswith(inside)}
+        return Overlay(found, values) if values else found
+
+    def has(self, name: str) -> bool:
+        return name in self._values or super().has(name)
+
+    def json(self, name: str, **limits: Any) -> json_strict.Json:
+        return self._values[name] if name in self._values else super().json(name, **limits)
 
 
 def _hub_blobs(real: str) -> list[str]:

@@ -57,6 +57,8 @@ def shard_names(index: Fields) -> dict[str, str]:
 # ---- sentence-transformers -----------------------------------------------------------------------------------------
 
 MODULES_NAME = "modules.json"
+#: Names of the file that configures a Router module: the current one, then that of Asym.
+ROUTER_CONFIGS = ("router_config.json", "config.json")
 #: Names of the file that configures the Transformer module: the current one, then those of older versions.
 TRANSFORMER_CONFIGS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
                        "sentence_camembert_config.json", "sentence_albert_config.json",

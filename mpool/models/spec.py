@@ -448,7 +448,8 @@ class ModelDescription:
         vision: image settings of a vision model.
         pipeline: settings of an image-generation model.
         networks: other networks of the same model that embed into the same space, each with its own capability (such as
-            the text encoder of CLIP and SigLIP).
+            the text encoder of CLIP and SigLIP) or task (the encoder of queries of an asymmetric model).
+        task: for a network, the task of the texts that it embeds; "": all.
         revision: commit, or package and version, of the files; None for local files.
         license: licence of the weights, or None.
         est_memory_allocation_mb: the catalogue's estimate of the memory, in units of 10**6 bytes, or None.
@@ -467,6 +468,7 @@ class ModelDescription:
     vision: VisionSettings | None = None
     pipeline: PipelineSettings | None = None
     networks: tuple[ModelDescription, ...] = ()
+    task: str = ""
     revision: str | None = None
     license: str | None = None
     est_memory_allocation_mb: int | None = None

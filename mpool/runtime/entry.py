@@ -69,8 +69,9 @@ class Entry:
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
         self._capability = capability
-        self._networks: dict[str, Entry] = {}  # the model's other networks, by capability; see serving()
+        self._networks: dict[str, Entry] = {}  # the model's other networks, by name; see serving() and for_task()
         self._main: Entry | None = None  # the entry that this network belongs to
+        self._network = ""  # name of this network: its capability, with its task if it has one
         self._lock = threading.RLock()
         self._description: ModelDescription | None = None
         self._tokenizer: Tokenizer | None = None
@@ -99,8 +100,12 @@ class Entry:
     def ready(self, compute: str, chat: bool = False) -> bool:
         """Return True if a request needs no file beyond those already read."""
         tokenizer = self._tokenizer
-        if self._description is not None and not self._description.tokenizes:
-            return compute in self._core
+        if self._description is not None:
+            if not self._description.tokenizes:
+                return compute in self._core
+            sides = (self._networks.get(_name_of(part)) for part in self._description.networks if part.task)
+            if not all(side is not None and side.ready(compute) for side in sides):
+                return False
         return tokenizer is not None and tokenizer.complete and compute in self._core \
             and not (chat and self._template is None)
 
@@ -149,23 +154,40 @@ class Entry:
             return None  # only image_embedding models have further networks: no file needs to be read
         found = self._networks.get(capability)
         if found is None and any(part.capability == capability for part in self.describe().networks):
-            with self._lock:
-                if capability not in self._networks:
-                    network = Entry(self.pool, self.key, self.ref, capability, None, self.loading)
-                    network._main, network.revision = self, self.revision
-                    self._networks[capability] = network
-            found = self._networks[capability]
+            found = self._by_name(capability)
         return found
 
+    def for_task(self, task: object) -> Entry:
+        """Return the entry that embeds texts of a task: itself, unless the model has another encoder for the task."""
+        part = next((one for one in self.describe().networks if one.task and one.task == task), None)
+        return self if part is None else self._by_name(_name_of(part))
+
+    def _by_name(self, name: str) -> Entry:
+        """Return the entry of one of the model's other networks."""
+        found = self._networks.get(name)
+        if found is None:
+            with self._lock:
+                if name not in self._networks:
+                    network = Entry(self.pool, self.key, self.ref, name.partition(" ")[0], None, self.loading)
+                    network._main, network._network, network.revision = self, name, self.revision
+                    self._networks[name] = network
+            found = self._networks[name]
+        return found
+
+    @property
+    def name_of_network(self) -> str:
+        """Name of the network among those of its model: its capability, with the task if only its texts have it."""
+        return self._network or self.capability
+
     def parts(self) -> list[Entry]:
-        """Return itself and the entries of its other networks: one entry per capability of the model."""
-        return [self, *(entry for part in self.describe().networks if (entry := self.serving(part.capability)))]
+        """Return itself and the entries of its other networks: one entry per capability and task of the model."""
+        return [self, *(self._by_name(_name_of(part)) for part in self.describe().networks)]
 
     def _read_network(self, network: Entry, progress: bool | None) -> None:
         """Set the description of one of the model's other networks."""
-        found = next((one for one in self.describe(progress).networks if one.capability == network._capability), None)
+        found = next((one for one in self.describe(progress).networks if _name_of(one) == network._network), None)
         if found is None:  # the files have changed
-            raise _wrong_capability(self, self.capability, network._capability)
+            raise _wrong_capability(self, self.capability, network._network)
         with self._lock:
             if network._description is None:
                 network._description = found
@@ -406,6 +428,9 @@ class Entry:
         from ..models.formats.adapters import read_adapter
 
         base = self.describe()
+        if base.networks:
+            raise _refused(base, "adapters", {"adapters": dict(options.adapters)},
+                           "None or {}: the model has two encoders, and an adapter belongs to one")
         with _reading(self.key):
             return {name: read_adapter(self._path_of(place), base) for name, place in options.adapters}
 
@@ -473,7 +498,7 @@ class Entry:
             replace: the key exists: the core replaces its model once this one is loaded.
             staged: the core replaces the model when :mod:`mpool.runtime.swapping` says so.
         """
-        name = self.key if self._main is None else f"{self.key} {self._capability}"
+        name = self.key if self._main is None else f"{self.key} {self._network}"
         key = name if compute == "auto" else f"{name} ({compute})"
         if len(key.encode()) > _MAX_KEY:
             import hashlib
@@ -553,6 +578,11 @@ class Entry:
                         sorted({*table.eog, *ends}))
 
 
+def _name_of(network: ModelDescription) -> str:
+    """Return the name of a network of a model: its capability, with its task if it has one."""
+    return f"{network.capability} ({network.task})" if network.task else network.capability
+
+
 def _wrong_capability(entry: Entry, actual: str, wanted: str | None) -> WrongCapability:
     return WrongCapability(f"the model's capability is {actual}, not {wanted}", key=entry.key)
 
@@ -608,7 +638,8 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
         if isinstance(length, bool) or not isinstance(length, int) or not 4 <= length <= embedding.max_tokens:
             raise _refused(found, "max_length", settings, f"an integer from 4 to {embedding.max_tokens}")
         embedding = replace(embedding, max_tokens=length)
-    return replace(found, embedding=embedding, spec=replace(found.spec, kv=kv))
+    return replace(found, embedding=embedding, spec=replace(found.spec, kv=kv),
+                   networks=tuple(override(network, settings) for network in found.networks))
 
 
 def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:

@@ -99,9 +99,9 @@ def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
 
 
 def _parts(old: Entry, new: Entry) -> list[tuple[Entry, Entry]]:
-    """Return the pairs of entries (old, new), one per capability of the old model."""
-    had = {part.capability: part for part in old.parts()}
-    have = {part.capability: part for part in new.parts()}
+    """Return the pairs of entries (old, new), one per capability and task of the old model."""
+    had = {part.name_of_network: part for part in old.parts()}
+    have = {part.name_of_network: part for part in new.parts()}
     if new.capability != old.capability or not set(had) <= set(have):
         raise WrongCapability(f"the new model's capabilities are {', '.join(have)}, those of the old one "
                               f"{', '.join(had)}", key=old.key, hint="Register it under another name")

@@ -93,6 +93,7 @@ def plan(entry: Entry, options: Any) -> Plan:
         InvalidArgument: an option is invalid for this model, or the model has no adapter of the name.
         WrongCapability: the model is a reranker and the request is for vectors, or the reverse.
     """
+    entry = entry.for_task(options.task)
     found = plan_of(entry, options, (options.dimensions, options.normalize, options.truncate, options.parse_special,
                                       getattr(options, "allow_token_ids", True)), _make_plan)
     return found if options.adapter is None else replace(found, adapter=entry.adapter_id(options.adapter))

@@ -1,5 +1,8 @@
 /* Encoders with low-rank adapters: each text has the bits that it has alone, beside texts of other adapters and beside
- * the same text with another adapter; the model with merged weights; requests for adapters that the model lacks. */
+ * the same text with another adapter; models with merged weights, also of adapters of one matrix; requests for adapters
+ * that the model lacks. */
+#include <math.h>
+
 #include "adapter_fixture.h"
 #include "encoder_fixture.h"
 
@@ -152,28 +155,32 @@ static float *values_of(const tiny_file *file, const char *name) {
     return (float *)(void *)(file->bytes + entry->offset);
 }
 
+/* Adds `scale` times the update of a layer by the first adapter to the layer's weight. */
+static void merge_layer(tiny_file *file, int l, const char *layer, double scale) {
+    char name[96];
+    snprintf(name, sizeof name, "blk.%d.%s.weight", l, layer);
+    float *w = values_of(file, name);
+    const int N = (int)mp_spec_find_tensor(file->spec, name)->shape[0];
+    const int K = (int)mp_spec_find_tensor(file->spec, name)->shape[1];
+    snprintf(name, sizeof name, "adapter.1.blk.%d.%s.lora_a", l, layer);
+    const float *a = values_of(file, name);
+    const int rank = (int)mp_spec_find_tensor(file->spec, name)->shape[0];
+    snprintf(name, sizeof name, "adapter.1.blk.%d.%s.lora_b", l, layer);
+    const float *b = values_of(file, name);
+    for (int n = 0; n < N; n++)
+        for (int k = 0; k < K; k++) {
+            double sum = 0;
+            for (int r = 0; r < rank; r++)
+                sum += (double)b[n * rank + r] * (double)a[r * K + k];
+            w[n * K + k] = (float)((double)w[n * K + k] + scale * sum);
+        }
+}
+
 /* As add_adapters, and adds the update of each layer by WHOLE to the layer's weight. */
 static void merge_adapter(tiny_file *file) {
-    char name[96];
     add_adapters(file);
-    for (int i = 0; i < TINY_ENCODER_LAYERS * LAYERS; i++) {
-        const int N = layers[i % LAYERS].N, K = layers[i % LAYERS].K, l = i / LAYERS;
-        const char *layer = layers[i % LAYERS].name;
-        snprintf(name, sizeof name, "blk.%d.%s.weight", l, layer);
-        float *w = values_of(file, name);
-        snprintf(name, sizeof name, "adapter.1.blk.%d.%s.lora_a", l, layer);
-        const float *a = values_of(file, name);
-        const int rank = (int)mp_spec_find_tensor(file->spec, name)->shape[0];
-        snprintf(name, sizeof name, "adapter.1.blk.%d.%s.lora_b", l, layer);
-        const float *b = values_of(file, name);
-        for (int n = 0; n < N; n++)
-            for (int k = 0; k < K; k++) {
-                double sum = 0;
-                for (int r = 0; r < rank; r++)
-                    sum += (double)b[n * rank + r] * (double)a[r * K + k];
-                w[n * K + k] = (float)((double)w[n * K + k] + (i % 2 ? 0.5 : -0.25) * sum);
-            }
-    }
+    for (int i = 0; i < TINY_ENCODER_LAYERS * LAYERS; i++)
+        merge_layer(file, i / LAYERS, layers[i % LAYERS].name, i % 2 ? 0.5 : -0.25);
 }
 
 MP_TEST(models_encoder_adapters_vectors_are_those_of_merged_weights) {
@@ -190,6 +197,55 @@ MP_TEST(models_encoder_adapters_vectors_are_those_of_merged_weights) {
     for (int i = 0; i < SOME * WIDTH; i++)
         MP_CHECK_NEAR(got[i], merged[i], 1e-4);
 }
+
+/* One layer of each block that the adapter of `add_one` updates. */
+static int only;
+
+static void add_one(tiny_file *file) {
+    char layer[64];
+    tiny_ints(file->spec, "mpool.adapters", ids, 1);
+    for (int l = 0; l < TINY_ENCODER_LAYERS; l++) {
+        snprintf(layer, sizeof layer, "blk.%d.%s", l, layers[only].name);
+        tiny_update(file, 1, layer, 16, layers[only].N, layers[only].K, 2);
+    }
+}
+
+static void merge_one(tiny_file *file) {
+    add_one(file);
+    for (int l = 0; l < TINY_ENCODER_LAYERS; l++)
+        merge_layer(file, l, layers[only].name, 2);
+}
+
+/* Adapters that update one matrix only, also in the compute types whose MLP is one fused step without adapters. The
+ * deviation from merged weights is rounding, and small beside the update. */
+static void check_one_matrix(mp_compute compute, double most) {
+    static texts all;
+    static float got[SOME * WIDTH], merged[SOME * WIDTH], plain[SOME * WIDTH];
+    make_texts(&all);
+    for (only = 0; only < LAYERS; only++) {
+        for (int i = 0; i < 2; i++) {
+            tiny_model tiny;
+            tiny_load(&tiny, tiny_encoder_spec_with(false, false, i ? merge_one : add_one), compute, 2);
+            for (int t = 0; t < SOME; t++) {
+                run_alone(&tiny, &all, t, i ? 0 : WHOLE, (i ? merged : got) + t * WIDTH);
+                if (i == 0)
+                    run_alone(&tiny, &all, t, 0, plain + t * WIDTH);
+            }
+            tiny_unload(&tiny);
+        }
+        double error = 0, change = 0;
+        for (int i = 0; i < SOME * WIDTH; i++) {
+            error += fabs((double)got[i] - (double)merged[i]);
+            change += fabs((double)got[i] - (double)plain[i]);
+        }
+        if (!(error <= most * change))
+            MP_FAIL("%s: deviation %g from merged weights, change %g by the update", layers[only].name, error, change);
+    }
+}
+
+MP_TEST(models_encoder_adapters_of_one_matrix_float32) { check_one_matrix(MP_COMPUTE_F32, 1e-4); }
+MP_TEST(models_encoder_adapters_of_one_matrix_bfloat16) { check_one_matrix(MP_COMPUTE_BF16, 0.2); }
+MP_TEST(models_encoder_adapters_of_one_matrix_int8) { check_one_matrix(MP_COMPUTE_I8, 0.3); }
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
 

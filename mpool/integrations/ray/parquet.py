@@ -22,10 +22,10 @@ from ...errors import FileError, InvalidArgument, MpoolError
 from ...models import describe
 from ...names import WEIGHTS
 from ...pool import Pool
-from ...tasks.embedding_results import SparseVectors, TokenVectors
+from ...tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 from . import provenance
 
-#: Default number of rows per batch, and with vectors of tokens.
+#: Default number of rows per batch, and with vectors of tokens (also among all vectors).
 ROWS, TOKEN_ROWS = 1024, 64
 #: Suffix of a file that is not complete yet.
 _PART = ".part"
@@ -46,10 +46,12 @@ class EmbedBatches:
             ``cpus`` and Ray's CPUs.
         weights: see :class:`mpool.PoolConfig`; with ``"mapped"``, the actors of a machine share the pages of the file.
         vectors: ``"dense"``: fixed-size lists of float32; ``"sparse"``: structs of two lists, ``indices`` (int32,
-            ascending) and ``values`` (float32); ``"tokens"``: lists of fixed-size lists of float32, one per token.
-        **options: options of :func:`mpool.embed`, :func:`mpool.embed_sparse` or :func:`mpool.embed_tokens`. With
-            ``on_error="null"``, which dense vectors have, texts that are missing or cannot be embedded get a null
-            instead of a vector.
+            ascending) and ``values`` (float32); ``"tokens"``: lists of fixed-size lists of float32, one per token;
+            ``"all"``: structs with those of the fields ``dense``, ``sparse`` and ``tokens`` that the model has, of
+            these types, computed in one pass.
+        **options: options of :func:`mpool.embed`, :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens` or
+            :func:`mpool.embed_all`. With ``on_error="null"``, which dense vectors have, texts that are missing or
+            cannot be embedded get a null instead of a vector.
 
     Raises:
         InvalidArgument: the column does not exist, or does not have texts; or an option is invalid.
@@ -86,9 +88,13 @@ def array_of(found: Any) -> pa.Array:
     """Return vectors as an Arrow array with an element per text; see :class:`EmbedBatches` for its type.
 
     Args:
-        found: result of :func:`mpool.embed`, :func:`mpool.embed_sparse` or :func:`mpool.embed_tokens`. A row of NaN
-            becomes a null.
+        found: result of :func:`mpool.embed`, :func:`mpool.embed_sparse`, :func:`mpool.embed_tokens` or
+            :func:`mpool.embed_all`. A row of NaN becomes a null.
     """
+    if isinstance(found, TextEmbeddings):
+        fields = {name: array_of(one) for name in ("dense", "sparse", "tokens")
+                  if (one := getattr(found, name)) is not None}
+        return pa.StructArray.from_arrays(list(fields.values()), list(fields))
     if isinstance(found, SparseVectors):
         lists = [pa.ListArray.from_arrays(pa.array(found.indptr, pa.int32()), pa.array(values))
                  for values in (found.indices, found.values)]
@@ -187,7 +193,7 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
         column, output, model, memory_mb, weights, vectors, **options: see :class:`EmbedBatches`.
         cpus: number of CPUs and compute threads of an actor.
         actors: number of processes; None: as many as Ray has CPUs for, but at most one per file.
-        rows: number of rows per batch; None: 1,024, or 64 with ``vectors="tokens"``.
+        rows: number of rows per batch; None: 1,024, or 64 with ``vectors="tokens"`` and ``"all"``.
         address: address of a cluster, as for ``ray.init``; None: the cluster that this process is connected to, or
             a new one on this machine.
         progress: True: show a progress bar; a function: call it with (finished rows, all rows) after each file.
@@ -205,7 +211,7 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     if source_folder == target_folder:
         refuse("target", str(target_folder), "another folder than `source`")
     if rows is None:
-        rows = TOKEN_ROWS if vectors == "tokens" else ROWS
+        rows = TOKEN_ROWS if vectors in ("tokens", "all") else ROWS
     for name, value in (("cpus", cpus), ("rows", rows), ("actors", 1 if actors is None else actors)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             refuse(name, value, "1 or more")

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from ..._version import __version__
 from ...checks import one_of
 from ...models import load_catalogue
-from ...tasks.options import CALL, EmbedOptions, SparseOptions, TokenOptions, parse_options
+from ...tasks.options import CALL, AllOptions, EmbedOptions, SparseOptions, TokenOptions, parse_options
 
 if TYPE_CHECKING:
     from ...models import ModelDescription
 
 #: Kind of vectors -> the function that computes them, and its options.
 FUNCTIONS: dict[str, tuple[str, Any]] = {"dense": ("embed", EmbedOptions), "sparse": ("embed_sparse", SparseOptions),
-                                         "tokens": ("embed_tokens", TokenOptions)}
+                                         "tokens": ("embed_tokens", TokenOptions), "all": ("embed_all", AllOptions)}
 #: Options that do not change vectors.
 _NO_EFFECT = ("progress", "max_inputs")
 

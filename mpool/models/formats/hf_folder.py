@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from ...errors import FormatError, Unsupported
 from .. import architectures, layout
@@ -20,6 +21,8 @@ from . import (
     hf_embedding,
     hf_quantised,
     image_folder,
+    published,
+    router_folder,
     safetensors_header,
     scoring,
     sentence_folder,
@@ -40,7 +43,7 @@ from .pipelines import describe_pipeline
 
 log = logging.getLogger("mpool.models")
 
-def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
+def describe_folder(path: str, *, key: str, ref: str, repository: str = "") -> ModelDescription:
     """Describe the model in a folder.
 
     Args:
@@ -48,6 +51,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
             sentence-transformers model, else a transformers model with ``config.json``, safetensors weights and
             ``tokenizer.json``.
         key, ref: key and reference of the model, stored in the result.
+        repository: repository of the folder, ``org/name``, whose published settings apply (:mod:`.published`).
 
     Raises:
         FormatError: a file is missing or malformed, refers to a path outside the folder, or contradicts another file.
@@ -57,6 +61,13 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     folder = Folder(path)
     if folder.has(PIPELINE_NAME):
         return describe_pipeline(folder, key=key, ref=ref)
+    folder, template = published.completed(folder, repository)
+    found = router_folder.describe_router(folder, lambda side: _describe(side, key, ref)) or _describe(folder, key, ref)
+    return found if template is None else replace(found, chat_template=template)
+
+
+def _describe(folder: Folder, key: str, ref: str) -> ModelDescription:
+    """Describe the model in a folder that is no pipeline and has no Router with two encoders."""
     images = image_folder.describe_modules(folder, key=key, ref=ref)
     if images is not None:
         return images

@@ -330,7 +330,7 @@ def read_prompts(folder: Folder) -> tuple[dict[str, str], str | None]:
 
 
 #: Jinja expression for the content of the first message that has the given role.
-_MESSAGE_OF_ROLE = '(messages | selectattr("role", "eq", "{}") | map(attribute="content") | first)'
+MESSAGE_OF_ROLE = '(messages | selectattr("role", "eq", "{}") | map(attribute="content") | first)'
 
 
 def read_gguf_decoder(table: Fields, tensors: Sequence[TensorEntry],
@@ -361,8 +361,8 @@ def read_gguf_decoder(table: Fields, tensors: Sequence[TensorEntry],
                           hint="Convert the model with a recent llama.cpp, or use its sentence-transformers folder")
     before, _, rest = text.partition("{query}")
     between, _, after = rest.partition("{document}")
-    parts = [json.dumps(before), _MESSAGE_OF_ROLE.format("query"), json.dumps(between),
-             _MESSAGE_OF_ROLE.format("document"), json.dumps(after)]
+    parts = [json.dumps(before), MESSAGE_OF_ROLE.format("query"), json.dumps(between),
+             MESSAGE_OF_ROLE.format("document"), json.dumps(after)]
     _set_score_layer(kv)
     return [_row_of(head, 0, "dense.0.weight"), _row_of(head, 1, "dense.0.minus")], "{{ " + " ~ ".join(parts) + " }}"
 

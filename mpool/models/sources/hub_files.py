@@ -15,6 +15,7 @@ from ..layout import (
     INDEX_NAME,
     MODEL_CONFIG,
     MODULES_NAME,
+    ROUTER_CONFIGS,
     SINGLE_NAME,
     SPLIT,
     TRANSFORMER_CONFIGS,
@@ -132,7 +133,7 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
             and _under(folder, "config.json") not in have:
         return [_under(folder, ADAPTER_CONFIG), _under(folder, ADAPTER_WEIGHTS)]
     chosen = [_under(folder, name) for name in (*SMALL_FILES, MODULES_NAME, MODEL_CONFIG)]
-    encoder = folder
+    encoder, routed = folder, False
     if _under(folder, MODULES_NAME) in have:
         modules = read(_under(folder, MODULES_NAME))
         for i, module in enumerate(modules if isinstance(modules, list) else []):
@@ -142,20 +143,24 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
             below = _under(folder, path) if path else folder
             if i == 0:
                 encoder = below
+                routed = isinstance(module, dict) and str(module.get("type")).rpartition(".")[2] in ("Router", "Asym")
                 chosen += [_under(encoder, name) for name in SMALL_FILES]
             elif path:
                 start = folder + "/" if folder else ""
                 siblings = {name[len(start):].partition("/")[0] for name in names if name.startswith(start)}
                 for part in (path, *other_sizes(path, siblings).values()):
                     chosen += [_under(_under(folder, part), name) for name in ("config.json", SINGLE_NAME)]
-    weights = _under(encoder, SINGLE_NAME)
-    index = _under(encoder, INDEX_NAME)
-    if weights in have:
-        chosen.append(weights)
-    elif index in have:
-        shards = sorted(set(shard_names(read(index)).values()))
-        chosen += [index, *(_under(encoder, check_relative(shard, file=where, field=INDEX_NAME)) for shard in shards)]
-    else:
+    encoders = [encoder]
+    for name in ROUTER_CONFIGS if routed else ():
+        config = _under(encoder, name)
+        if config in have:
+            types = read(config).section("types")
+            encoders = [_under(encoder, check_relative(module, file=where, field=f"{name} types")) for module in types]
+            chosen += [config, *(_under(inside, name) for inside in encoders for name in SMALL_FILES)]
+            break
+    found = [_weights_of(have, inside, read, where=where) for inside in encoders]
+    chosen += [name for names in found for name in names]
+    if not any(found):
         pickled = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
         if pickled:
             raise UnsafeFormat(f"{where}: the weights {pickled[0]} are in a format that can run code when it is loaded",
@@ -164,6 +169,17 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
                           allowed=f"config.json with {SAFE_FORMATS}",
                           hint=f"mpool needs config.json with {SAFE_FORMATS}")
     return sorted(name for name in set(chosen) if name in have)
+
+
+def _weights_of(have: set[str], folder: str, read: Callable[[str], Any], *, where: str) -> list[str]:
+    """Return the weight files of a folder: one file, or an index and its shards; an empty list if it has none."""
+    weights, index = _under(folder, SINGLE_NAME), _under(folder, INDEX_NAME)
+    if weights in have:
+        return [weights]
+    if index not in have:
+        return []
+    shards = sorted(set(shard_names(read(index)).values()))
+    return [index, *(_under(folder, check_relative(shard, file=where, field=INDEX_NAME)) for shard in shards)]
 
 
 def _choose_pipeline(have: set[str], folder: str, read: Callable[[str], Any], *, where: str) -> list[str]:

@@ -49,6 +49,7 @@ def test_batches(bert: Path) -> None:
 
 VECTORS = {"sparse": pa.struct([("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))]),
            "tokens": pa.list_(pa.list_(pa.float32(), 48))}
+VECTORS["all"] = pa.struct([("dense", pa.list_(pa.float32(), 48)), *((name, VECTORS[name]) for name in VECTORS)])
 
 
 @pytest.mark.parametrize("vectors", VECTORS)
@@ -62,8 +63,13 @@ def test_batches_of_other_vectors(m3: Path, vectors: str) -> None:
     if vectors == "sparse":
         wanted = [{"indices": ids.tolist(), "values": values.tolist()}
                   for ids, values in mpool.embed_sparse(texts, str(m3), compute="float32")]
-    else:
+    elif vectors == "tokens":
         wanted = [rows.tolist() for rows in mpool.embed_tokens(texts, str(m3), compute="float32")]
+    else:
+        every = mpool.embed_all(texts, str(m3), compute="float32")
+        wanted = [{"dense": dense.tolist(), "sparse": {"indices": ids.tolist(), "values": values.tolist()},
+                   "tokens": rows.tolist()}
+                  for dense, (ids, values), rows in zip(every.dense, every.sparse, every.tokens)]
     assert found == wanted
     empty = made(table.slice(0, 0))
     assert len(empty) == 0 and empty.schema == table.schema
@@ -71,10 +77,22 @@ def test_batches_of_other_vectors(m3: Path, vectors: str) -> None:
         made(pa.table({"body": ["w1", None]}))
 
 
+def test_all_vectors_of_a_model_that_has_one_kind(bert: Path) -> None:
+    """The struct has only fields that the model has."""
+    made = EmbedBatches("body", model=str(bert), memory_mb=200, vectors="all")
+    table = made(pa.table({"body": ["A cat.", "A dog."]}))
+    expected = mpool.embed_all(["A cat.", "A dog."], str(bert))
+    assert expected.sparse is None and expected.dense is not None
+    kept = [name for name in ("dense", "sparse", "tokens") if getattr(expected, name) is not None]
+    assert [field.name for field in table.schema.field("embedding").type] == kept
+    assert np.array_equal(np.float32([row["dense"] for row in table["embedding"].to_pylist()]), expected.dense)
+
+
 def test_options_of_other_vectors() -> None:
     for vectors, options, words in (("sparse", {"normalize": True}, "`normalize` is not an option"),
                                     ("tokens", {"on_error": "null"}, "`on_error` is not an option"),
-                                    ("all", {}, "`vectors` must be one of dense, sparse, tokens, got 'all'")):
+                                    ("all", {"max_active": 3}, "`max_active` is not an option"),
+                                    ("both", {}, "`vectors` must be one of dense, sparse, tokens, all, got 'both'")):
         with pytest.raises(mpool.InvalidArgument, match=words):
             EmbedBatches(vectors=vectors, **options)
 
@@ -96,7 +114,7 @@ def test_files_of_other_vectors(m3: Path, vectors: str, tmp_path: Path, monkeypa
     record = json.loads(table.schema.metadata[b"mpool.embedding"])
     assert record["vectors"] == vectors and "precision" not in record["options"]
     assert embed_parquet(source, target, **same) == Embedded(0, 0, 2)
-    for other in {"dense", "sparse", "tokens"} - {vectors}:
+    for other in {"dense", "sparse", "tokens", "all"} - {vectors}:
         with pytest.raises(mpool.InvalidArgument, match=f"its vectors are {vectors}, not {other}"):
             embed_parquet(source, target, **{**same, "vectors": other})
     with pytest.raises(mpool.InvalidArgument, match="its task is None, not 'query'"):
