@@ -205,7 +205,7 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
         "est_memory_allocation_mb": model.est_memory_allocation_mb,
     }
-    if model.capability in ("text_to_text", "text_embedding"):
+    if model.capability in ("text_to_text", "text_embedding") and not model.networks:
         from ..models.formats.adapters import supported_modules
 
         facts |= {"adapter_modules": list(supported_modules(model))}

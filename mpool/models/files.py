@@ -20,7 +20,6 @@ from ..errors import FileError, FormatError, UnsafeFormat
 from . import json_strict
 from .fields import Fields
 from .json_strict import shorten
-from .layout import MODULES_NAME
 
 #: Largest JSON or template file that is read into memory, in bytes.
 MAX_SMALL_FILE = 64 << 20
@@ -229,10 +228,9 @@ class Folder:
     def __repr__(self) -> str:
         return f"Folder({self.path!r})"
 
-    @property
-    def modules_file(self) -> str:
-        """Path of the file that lists the modules of sentence-transformers, for errors. It need not exist."""
-        return os.path.join(self.path, MODULES_NAME)
+    def shown(self, name: str) -> str:
+        """Return the path that errors about a file in this folder name. It need not exist."""
+        return os.path.join(self.path, name)
 
     def inside(self, real: str) -> bool:
         """Return True if a path without symbolic links is inside an allowed root."""
@@ -330,22 +328,21 @@ class Overlay(Folder):
     Args:
         folder: the folder.
         values: values of the files by relative path.
-        modules_file: path to name in errors about the list of modules; None: that of the folder.
+        source: path that errors about these files name; None: the path that each would have.
     """
 
-    def __init__(self, folder: Folder, values: Mapping[str, json_strict.Json], modules_file: str | None = None) -> None:
+    def __init__(self, folder: Folder, values: Mapping[str, json_strict.Json], source: str | None = None) -> None:
         super().__init__(folder.path, _allowed=folder._allowed)
-        self._values, self._modules_file = values, modules_file or folder.modules_file
+        self._values, self._source = values, source
 
-    @property
-    def modules_file(self) -> str:
-        return self._modules_file
+    def shown(self, name: str) -> str:
+        return self._source if self._source is not None and name in self._values else super().shown(name)
 
     def sub(self, name: str, *, declared_in: str, field: str) -> Folder:
         found = super().sub(name, declared_in=declared_in, field=field)
         inside = name.rstrip("/") + "/" if name else ""
         values = {path[len(inside):]: value for path, value in self._values.items() if path.startswith(inside)}
-        return Overlay(found, values) if values else found
+        return Overlay(found, values, self._source) if values else found
 
     def has(self, name: str) -> bool:
         return name in self._values or super().has(name)

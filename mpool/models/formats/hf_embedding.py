@@ -151,7 +151,7 @@ def _kind(name: str, where: Fields, key: str) -> str:
 
 def _modules_of(folder: Folder) -> list[Module]:
     rows = folder.json(MODULES_NAME)
-    path = folder.modules_file
+    path = folder.shown(MODULES_NAME)
     if not isinstance(rows, list) or not 1 <= len(rows) <= sentence_folder.MAX_MODULES:
         raise FormatError(file=path, field="JSON", allowed=f"a list of 1 to {sentence_folder.MAX_MODULES} modules",
                           got=f"{len(rows)} modules" if isinstance(rows, list) else describe(rows))

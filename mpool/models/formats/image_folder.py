@@ -45,7 +45,7 @@ def describe_modules(folder: Folder, *, key: str, ref: str) -> ModelDescription 
     """
     if not folder.has(layout.MODULES_NAME):
         return None
-    path = folder.modules_file
+    path = folder.shown(layout.MODULES_NAME)
     rows = folder.json(layout.MODULES_NAME)
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
         return None

@@ -44,7 +44,7 @@ def describe_router(folder: Folder, describe_side: Callable[[Folder], ModelDescr
     rows = folder.json(MODULES_NAME) if folder.has(MODULES_NAME) else None
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
         return None
-    path = folder.modules_file
+    path = folder.shown(MODULES_NAME)
     first = Fields.of(rows[0], file=path, at="[0]")
     if _kind(first.get("type")) != "Router":
         return None

@@ -165,7 +165,7 @@ def _list_modules(folder: Folder, ordered: bool = True, supported: tuple[str, ..
         FormatError: a class is unknown, a path is outside the folder, or two modules use one folder.
         Unsupported: the kind of a module is not in ``supported``.
     """
-    path = folder.modules_file
+    path = folder.shown(MODULES_NAME)
     rows = folder.json(MODULES_NAME)
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_MODULES:
         raise FormatError(file=path, field="JSON", allowed=f"a list of 1 to {MAX_MODULES} modules",
