@@ -444,8 +444,15 @@ def _after_fork_in_child() -> None:
         children.renew()
 
 
+def _after_fork_in_parent() -> None:
+    try:
+        _launching.release()
+    except RuntimeError:  # this module was imported after the fork had begun, which waits for imports (_forks.py)
+        pass
+
+
 atexit.register(_at_exit)
-os.register_at_fork(before=lambda: _launching.acquire(), after_in_parent=lambda: _launching.release(),
+os.register_at_fork(before=lambda: _launching.acquire(), after_in_parent=_after_fork_in_parent,
                     after_in_child=_after_fork_in_child)
 
 __all__ = ["Children", "Limits", "Program", "Source", "check", "wait"]

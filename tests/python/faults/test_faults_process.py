@@ -139,20 +139,21 @@ def test_a_forked_child_waits_for_no_lock_of_its_parent(bert: Path, llama: Path)
 
 
 IMPORTS = """
+import importlib
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "mpool.searching" and os.getpid() == parent:
+        if name == MODULE and os.getpid() == parent:
             begun.set()
             time.sleep(0.5)
 parent, begun = os.getpid(), threading.Event()
 sys.meta_path.insert(0, Slow())
-thread = threading.Thread(target=lambda: mpool.semantic_search)
+thread = threading.Thread(target=importlib.import_module, args=(MODULE,))
 thread.start()
 begun.wait()
 child = os.fork()
 if child == 0:
     signal.alarm(5)
-    mpool.semantic_search
+    importlib.import_module(MODULE)
     os._exit(0)
 status = os.waitpid(child, 0)[1]
 thread.join()
@@ -160,9 +161,10 @@ print(json.dumps(status))
 """
 
 
-def test_a_fork_during_an_import_of_another_thread(bert: Path, llama: Path) -> None:
+@pytest.mark.parametrize("module", ["mpool.searching", "mpool.child_processes"])
+def test_a_fork_during_an_import_of_another_thread(bert: Path, llama: Path, module: str) -> None:
     """Rows 14 and 48: the child imports the module, too. No thread would release an import lock that it inherited."""
-    assert script_result(IMPORTS, bert, llama) == 0
+    assert script_result(f"MODULE = {module!r}\n" + IMPORTS, bert, llama) == 0
 
 
 REQUESTS = {
