@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +21,9 @@ COUNTED = (*DETECTED, "survived", "uncovered")
 """Fates that the score counts. Not counted: ``stillborn`` (it does not compile), ``same`` (the compiler makes the same
 program of it: equivalent, or not compiled on this machine; or the CPU lacks the kernel's instructions), ``equivalent``
 (listed in equivalent.toml)."""
+
+Unchanged = Callable[[], contextlib.AbstractContextManager[None]]
+"""Makes the unchanged program the one that runs, inside a ``with`` block."""
 
 PYTHON_MEMORY = 64 * process.GIB
 ASAN_SLOWNESS = 5
@@ -85,7 +89,7 @@ class Workplace:
         text = original.decode()
         try:
             path.write_bytes(mutant.apply(text).encode())
-            fate = self._judge_python(mutant) if mutant.file.endswith(".py") else self._judge_c(mutant, text)
+            fate = self._judge_python(mutant, text) if mutant.file.endswith(".py") else self._judge_c(mutant, text)
         finally:
             path.write_bytes(original)
             shutil.rmtree(self.scratch, ignore_errors=True)
@@ -94,15 +98,26 @@ class Workplace:
 
     # --- Python
 
-    def _judge_python(self, mutant: Mutant) -> Fate:
+    def _judge_python(self, mutant: Mutant, original: str) -> Fate:
         try:
             compile((self.tree / mutant.file).read_text(), mutant.file, "exec")
         except SyntaxError as error:
             return Fate("stillborn", note=str(error))
         tests = self.coverage.covering(mutant.file, mutant.line, bool(mutant.function))
-        return self._python_tests(tests) if tests else Fate("uncovered")
+        path = self.tree / mutant.file
 
-    def _python_tests(self, tests: list[str]) -> Fate:
+        @contextlib.contextmanager
+        def unchanged() -> Iterator[None]:
+            path.write_text(original)
+            try:
+                yield
+            finally:
+                path.write_text(mutant.apply(original))
+
+        return self._python_tests(tests, unchanged) if tests else Fate("uncovered")
+
+    def _python_tests(self, tests: list[str], unchanged: Unchanged) -> Fate:
+        """Run the tests within the budget until one fails that passes on the unchanged program right after."""
         chosen: list[str] = []
         spent = 0.0
         for test in tests:
@@ -112,12 +127,22 @@ class Workplace:
             chosen.append(test)
             spent += cost
         for batch in self._batches(chosen):
-            ended, failed = self._pytest(batch)
-            if ended.late:
-                return Fate("timeout", batch[0])
-            if failed or ended.code != 0:
-                return Fate("killed", failed or f"{batch[0]} and others: exit code {ended.code}",
-                            note="" if failed else ended.output[-300:])
+            names = self._names(batch)
+            cost = sum(self.coverage.cost(test) for test in batch)
+            while names:
+                ended, failed = self._pytest(names, cost)
+                if ended.code == 0 and not ended.late:
+                    break
+                again = [failed] if failed else names
+                with unchanged():
+                    proof, _ = self._pytest(again, cost)
+                if proof.code == 0 and not proof.late:
+                    if ended.late:
+                        return Fate("timeout", batch[0])
+                    return Fate("killed", f"py:{failed}" if failed else
+                                f"{batch[0]} and others: exit code {ended.code}",
+                                note="" if failed else ended.output[-300:])
+                names = [name for name in names if name not in again]
         return Fate("survived", tests=chosen, note="" if len(chosen) == len(tests) else
                     f"{len(tests) - len(chosen)} more tests cover the line, beyond the budget")
 
@@ -133,23 +158,32 @@ class Workplace:
         if batch:
             yield batch
 
-    def _pytest(self, tests: list[str]) -> tuple[process.Ended, str]:
+    def _names(self, tests: list[str]) -> list[str]:
+        """Return pytest's names of tests; for a file, of those in it that pass without a mutant."""
         names: dict[str, None] = {}
         for test in tests:
             name = test.removeprefix("py:")
             names.update(dict.fromkeys(self.passing.get(name, [name])))
+        return list(names)
+
+    def _pytest(self, names: list[str], cost: float) -> tuple[process.Ended, str]:
+        """Run tests until one fails, and return its name.
+
+        Args:
+            names: as pytest gives them.
+            cost: seconds that they take without a mutant.
+        """
         self.scratch.mkdir(parents=True, exist_ok=True)
         (self.scratch / "tests").write_text("\n".join(names))
         report = self.scratch / "report.json"
         report.unlink(missing_ok=True)
         env = tree.environment(self.tree, self.scratch / "tmp", MPOOL_MUTATION_REPORT=str(report))
-        cost = sum(self.coverage.cost(test) for test in tests)
         ended = process.run([sys.executable, *pycover.command(["-x", f"@{self.scratch / 'tests'}"])], self.tree, env,
                             60 + 8 * cost, 60 + 8 * cost, PYTHON_MEMORY)
         failed = ""
         if report.exists():
             outcomes = json.loads(report.read_text())["outcomes"]
-            failed = next((f"py:{test}" for test, outcome in outcomes.items() if outcome == "failed"), "")
+            failed = next((test for test, outcome in outcomes.items() if outcome == "failed"), "")
         return ended, failed
 
     # --- C
@@ -193,14 +227,27 @@ class Workplace:
         if not mine:
             return Fate("survived", tests=ran)
         extension = self.tree / cbuild.extension_name()
-        kept = self.scratch / "kept.so"
+        kept, linked = self.scratch / "kept.so", self.scratch / "linked.so"
         shutil.copy2(extension, kept)
+
+        def put(library: Path) -> None:
+            shutil.copy2(library, extension.with_suffix(".next"))
+            extension.with_suffix(".next").replace(extension)
+
+        @contextlib.contextmanager
+        def unchanged() -> Iterator[None]:
+            put(kept)
+            try:
+                yield
+            finally:
+                put(linked)
+
+        cbuild.link_extension(core, changed, linked)
         try:
-            cbuild.link_extension(core, changed, extension)
-            fate = self._python_tests(mine)
+            put(linked)
+            fate = self._python_tests(mine, unchanged)
         finally:
-            shutil.copy2(kept, extension.with_suffix(".old"))
-            extension.with_suffix(".old").replace(extension)
+            put(kept)
         fate.tests = ran + fate.tests
         return fate
 

@@ -2,7 +2,8 @@
 
 ``MPOOL_MUTATION_REPORT`` names the file for the outcomes. If ``MPOOL_MUTATION_TRACE`` is set (trace.c), the blocks of
 the core that each test runs are written beside it. Child processes find the running test's name in
-``MPOOL_MUTATION_TEST``; their lines are counted for it.
+``MPOOL_MUTATION_TEST``; their lines are counted for it. Those that outlive this test, such as a server that a fixture of
+the module starts, are noted: later tests make them run lines, too.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Any
 
 import pytest
 
+from . import process
+
 
 class _Recorder:
     def __init__(self, path: str) -> None:
         self.path = path
         self.outcomes: dict[str, str] = {}
         self.seconds: dict[str, float] = {}
+        self.outliving: set[int] = set()
         trace = os.environ.get("MPOOL_MUTATION_TRACE")
         self.trace = Path(trace) if trace else None
         self.ran: dict[str, Any] = {}
@@ -42,6 +46,7 @@ class _Recorder:
             return (yield)
         finally:
             self.seconds[item.nodeid] = time.monotonic() - begun
+            self.outliving.update(process.descendants(os.getpid()))
             if self.trace is not None:
                 import numpy as np
 
@@ -61,7 +66,7 @@ class _Recorder:
 
             np.savez(self.path + ".npz", **self.ran)
         with open(self.path, "w", encoding="utf-8") as file:
-            json.dump({"outcomes": self.outcomes, "seconds": self.seconds}, file)
+            json.dump({"outcomes": self.outcomes, "seconds": self.seconds, "outliving": sorted(self.outliving)}, file)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,15 +36,16 @@ LEFT_OUT = {
 }
 """Test files that take no part, and why."""
 
-SECONDS = 900
-"""Limit for one file of tests while lines are recorded."""
+SECONDS, WALL = 900, 3600
+"""Limits for one file of tests while lines are recorded: CPU time of each process, and wall time, which a busy machine
+multiplies."""
 
 _CONFIG = """[run]
 source = {tree}/mpool
 data_file = {out}/data
 parallel = True
 sigterm = True
-patch = subprocess
+patch = subprocess, _exit
 context = ${{MPOOL_MUTATION_TEST-}}
 disable_warnings = no-data-collected,module-not-imported,already-imported,couldnt-parse
 """
@@ -57,14 +58,14 @@ def test_files(files: list[str]) -> list[str]:
 
 
 def command(arguments: list[str]) -> list[str]:
-    """Return the words of a pytest run."""
-    return ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "mutation.plugin", "--tb=line", "--no-header",
-            *arguments]
+    """Return the words of a pytest run. The project's ``addopts`` need plugins that do not load here."""
+    return ["-m", "pytest", "-q", "-o", "addopts=--strict-markers", "-p", "no:cacheprovider", "-p", "mutation.plugin",
+            "--tb=line", "--no-header", *arguments]
 
 
 def map_file(name: str, place: Path, out: Path, say: Callable[[str], None],
-             lines: blocks.Lines | None = None) -> coverage_map.CoverageMap:
-    """Run one file of tests and return what it covers.
+             lines: blocks.Lines | None = None) -> coverage_map.CoverageMap | None:
+    """Run one file of tests and return what it covers; None if pytest ended without a report.
 
     Args:
         name: the file, below the project.
@@ -75,7 +76,7 @@ def map_file(name: str, place: Path, out: Path, say: Callable[[str], None],
     """
     import coverage
 
-    data = out / "python"
+    data = out / "python" / Path(name).stem
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     (data / "rc").write_text(_CONFIG.format(tree=place, out=data))
@@ -86,12 +87,12 @@ def map_file(name: str, place: Path, out: Path, say: Callable[[str], None],
         env["MPOOL_MUTATION_TRACE"] = str(trace)
     begun = time.monotonic()
     ended = process.run([sys.executable, "-m", "coverage", "run", f"--rcfile={data / 'rc'}", *command([name])], place,
-                        env, SECONDS, SECONDS, 64 * process.GIB)
+                        env, WALL, SECONDS, 64 * process.GIB)
     seconds = time.monotonic() - begun
-    result = coverage_map.CoverageMap()
     if not report.exists():
-        say(f"{name}: no report after {seconds:.0f} s, not used: {ended.output.strip().splitlines()[-1:]}")
-        return result
+        say(f"{name}: no report after {seconds:.0f} s, not used: {ended.output.strip()[-500:]}")
+        return None
+    result = coverage_map.CoverageMap()
     said = json.loads(report.read_text())
     failed = [test for test, outcome in said["outcomes"].items() if outcome == "failed"]
     passed = {test for test, outcome in said["outcomes"].items() if outcome == "passed"}
@@ -102,22 +103,27 @@ def map_file(name: str, place: Path, out: Path, say: Callable[[str], None],
     whole = result.test(f"py:{name}", sum(said["seconds"].values()))
     for test in sorted(passed):
         result.test(f"py:{test}", said["seconds"][test])
-    measured = coverage.Coverage(data_file=str(data / "data"), config_file=False)
-    measured.combine([str(path) for path in data.glob("data.*")])
-    found = measured.get_data()
     prefix = f"{place}{os.sep}"
-    for path in found.measured_files():
-        if path.startswith(prefix):
+    parsed: set[str] = set()
+    for written in sorted(data.glob("data.*")):
+        found = coverage.CoverageData(basename=str(written))
+        found.read()
+        outlives = any(f".pid{pid}." in written.name for pid in said["outliving"])
+        for path in found.measured_files():
+            if not path.startswith(prefix):
+                continue
             file = path.removeprefix(prefix)
-            for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
-                if isinstance(node, ast.stmt):
-                    result.add(whole, file, node.lineno, False)
+            if path not in parsed:
+                parsed.add(path)
+                for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
+                    if isinstance(node, ast.stmt):
+                        result.add(whole, file, node.lineno, False)
             for line, contexts in found.contexts_by_lineno(path).items():
                 for context in contexts:
                     test = context.rpartition("|")[2]
                     if test in passed:
                         result.add(result.known[f"py:{test}"], file, line, True)
-                    elif not test:
+                    if not test or outlives:
                         result.add(whole, file, line, True)
     if lines is not None:
         for file, line in lines.places:

@@ -196,11 +196,18 @@ class Session:
             tree.copy_to(place, self.files)
             tree.build_extension(place)
             lines = pycover.prepare(self._tracing("core"), place) if has_c else None
-            for n, name in enumerate(missing):
-                self.say(f"coverage: file {n + 1} of {len(missing)}")
-                pycover.map_file(name, place, scratch, self.say, lines).save(paths[name])
+            self.say(f"coverage: {len(missing)} files of Python tests")
+
+            def one(name: str) -> None:
+                made = pycover.map_file(name, place, scratch, self.say, lines)
+                if made is not None:  # else the next run tries again
+                    made.save(paths[name])
+
+            with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+                list(pool.map(one, missing))
         for path in paths.values():
-            self.coverage.merge(CoverageMap.load(path))
+            if path.exists():
+                self.coverage.merge(CoverageMap.load(path))
 
     def _python_stamp(self, name: str) -> str:
         return tree.tree_hash(self.files, ("csrc/", "mpool/", "tests/python/helpers/", "tests/python/conftest.py",

@@ -341,8 +341,19 @@ def clamp(x):
 
 def unused(x):
     return x + 1
+
+
+def served(x):
+    return x + 2
 '''
-TINY_PY_TEST = '''import mpool.tiny
+TINY_PY_TEST = '''import subprocess
+import sys
+from pathlib import Path
+
+import mpool.tiny
+import pytest
+
+SERVER = "import sys, mpool.tiny\\nfor line in sys.stdin: print(mpool.tiny.served(int(line)), flush=True)"
 
 
 def test_clamp():
@@ -355,31 +366,62 @@ def test_low():
 
 def test_wrong():
     assert mpool.tiny.clamp(2) == 3
+
+
+def test_only_the_first_run_passes():
+    assert mpool.tiny.clamp(3) == 3
+    ran = Path(mpool.tiny.__file__).with_suffix(".ran")
+    assert not ran.exists()
+    ran.touch()
+
+
+@pytest.fixture(scope="module")
+def server():
+    child = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield child
+    child.communicate()
+
+
+def test_the_server_begins(server):
+    assert server.poll() is None
+
+
+def test_the_server_answers(server):
+    server.stdin.write("1\\n")
+    server.stdin.flush()
+    assert server.stdout.readline() == "3\\n"
 '''
 
 
 @pytest.mark.builds
 def test_verdicts_for_python(tmp_path: Path) -> None:
-    """Lines are mapped to tests, a test that fails anyway judges nothing, and each mutant gets its fate."""
+    """Lines are mapped to tests, a test that fails anyway judges nothing, and each mutant gets its fate.
+
+    A process that outlives the test that started it runs lines for the other tests of the file, too.
+    """
     pytest.importorskip("coverage")
     place = tmp_path / "place"
     for name, text in {"mpool/__init__.py": "", "mpool/tiny.py": TINY_PY,
                        "tests/python/test_tiny.py": TINY_PY_TEST}.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
+    shutil.copy(ROOT / "pyproject.toml", place)
     covered = pycover.map_file("tests/python/test_tiny.py", place, tmp_path / "out", print)
-    one, both = "py:tests/python/test_tiny.py::test_clamp", "py:tests/python/test_tiny.py::test_low"
+    one, both, once, *servers = (f"py:tests/python/test_tiny.py::test_{name}" for name in (
+        "clamp", "low", "only_the_first_run_passes", "the_server_begins", "the_server_answers"))
     assert covered.covering("mpool/tiny.py", 6, True) == [one]
-    assert set(covered.covering("mpool/tiny.py", 5, True)) == {one, both}
+    assert set(covered.covering("mpool/tiny.py", 5, True)) == {one, both, once}
     assert covered.covering("mpool/tiny.py", 11, True) == []
     assert "py:tests/python/test_tiny.py" in covered.covering("mpool/tiny.py", 1, False)
-    passing = {"tests/python/test_tiny.py": [one.removeprefix("py:"), both.removeprefix("py:")]}
+    assert "py:tests/python/test_tiny.py" in covered.covering("mpool/tiny.py", 15, True)
+    passing = {"tests/python/test_tiny.py": [name.removeprefix("py:") for name in (one, both, once, *servers)]}
     workplace = judge.Workplace(place, tmp_path / "scratch", {}, covered, passing, 60, {})
     made = {mutant.mutated: mutant for mutant in pyoperators.mutants("mpool/tiny.py", TINY_PY)}
     fates = {text: workplace.judge(made[text]) for text in ("if False and (x > LIMIT):", "if x >= LIMIT:", "LIMIT = 10",
-                                                            "return x - 1")}
-    assert [fate.status for fate in fates.values()] == ["killed", "survived", "killed", "uncovered"]
+                                                            "return x - 1", "return x - 2")}
+    assert [fate.status for fate in fates.values()] == ["killed", "survived", "killed", "uncovered", "killed"]
     assert fates["if False and (x > LIMIT):"].test == one
+    assert fates["return x - 2"].test == servers[1]
     assert (place / "mpool/tiny.py").read_text() == TINY_PY
 
 
