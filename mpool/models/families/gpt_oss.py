@@ -55,8 +55,6 @@ _TENSORS = (
 
 def _read(config: Fields, row: Architecture) -> Config:
     values: dict[str, Any] = {"sliding_window": 128, **config.values}
-    if values.get("head_dim") is None:
-        values["head_dim"] = 64
     if values.get("rope_parameters") is None and values.get("rope_scaling") is None:
         values["rope_scaling"] = _YARN
     config = Fields(values, file=config.file, at=config.at)

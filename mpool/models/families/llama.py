@@ -91,6 +91,20 @@ def read_decoder(config: Fields, row: Architecture) -> Config:
     return finish(config, kv, used, biases=_BIASES.get(str(config.get("model_type")), ()))
 
 
+#: By ``model_type``, defaults of the family's class in transformers that differ from those of Llama's.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma2": {"num_key_value_heads": 4, "head_dim": 256},
+    "gemma3_text": {"num_key_value_heads": 4, "head_dim": 256},
+    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "rms_norm_eps": 1e-5},
+    "mistral": {"num_key_value_heads": 8},
+    "phi3": {"rms_norm_eps": 1e-5},
+    "qwen2": {"num_key_value_heads": 32},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {"num_key_value_heads": 4},
+    "smollm3": {"num_key_value_heads": 4},
+}
+
+
 def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
                 period: int = 0, acts: tuple[str, ...] = ALL_ACTIVATIONS) -> tuple[dict[str, Value], set[str]]:
     """Read the keys of config.json that decoders share.
@@ -110,9 +124,12 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     kv, used = sizes(config, row)
     heads, hidden = kv[f"{a}.attention.head_count"], kv[f"{a}.embedding_length"]
     assert isinstance(heads, int) and isinstance(hidden, int)
-    kv[f"{a}.attention.head_count_kv"] = config.int("num_key_value_heads", heads, low=1)
-    kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", 1e-6, above=0.0)
-    head_dim = config.int("head_dim", None, low=1, high=MAX_WIDTH)
+    usual = _DEFAULTS.get(str(config.get("model_type")), {})
+    groups = heads if "num_key_value_heads" in config else usual.get("num_key_value_heads", heads)  # null: heads
+    kv[f"{a}.attention.head_count_kv"] = config.int("num_key_value_heads", groups, low=1)
+    kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", usual.get("rms_norm_eps", 1e-6),
+                                                                above=0.0)
+    head_dim = config.int("head_dim", usual.get("head_dim"), low=1, high=MAX_WIDTH)
     if head_dim is not None:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
     part = config.number("partial_rotary_factor", 1.0, above=0.0)

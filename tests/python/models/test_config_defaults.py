@@ -1,0 +1,61 @@
+"""Defaults of keys that a ``config.json`` lacks: those of the configuration classes of transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+transformers = pytest.importorskip("transformers")
+
+from mpool import errors  # noqa: E402
+from mpool.models import architectures  # noqa: E402
+from mpool.models.fields import Fields  # noqa: E402
+from mpool.models.formats import hf_config  # noqa: E402
+
+NAMES = [name for name in sorted(architectures.IN_CONFIG) if name in transformers.CONFIG_MAPPING]
+#: What mpool needs of an architecture whose class has other defaults.
+NEEDED: dict[str, dict[str, Any]] = {
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
+                   "norm_rel_ebd": "layer_norm", "position_buckets": 256, "position_biased_input": False},
+    "deepseek_v3": {"num_key_value_heads": 128},
+    "granitemoehybrid": {"layer_types": ["attention"] * 4, "num_hidden_layers": 4,
+                         "num_local_experts": 0, "position_embedding_type": "rope"},
+}
+#: Sizes under which no default of a size is right by chance: 96 is no class's default of hidden_size / heads.
+SIZES: list[dict[str, Any]] = [{}, {"hidden_size": 1152, "num_attention_heads": 12}, {"dim": 1152, "n_heads": 12}]
+
+
+def _read(values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    row, found = hf_config.read_config(Fields(values, file="config.json"))
+    kv = dict(found.kv)
+    heads, width = kv[f"{row.name}.attention.head_count"], kv[f"{row.name}.embedding_length"]
+    for key in ("key_length", "value_length"):  # optional: the core divides
+        kv.setdefault(f"{row.name}.attention.{key}", width // heads)
+    return row.name, {**dataclasses.asdict(found), "kv": kv}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_key_that_is_missing_has_the_default_of_its_class(name: str) -> None:
+    """For each key: without it, the configuration is read as the one that transformers makes of it. A key may be
+    required."""
+    made = transformers.CONFIG_MAPPING[name]
+    compared, wrong = 0, []
+    for sizes in SIZES:
+        base = made(**NEEDED.get(name, {})).to_dict()
+        if not set(sizes) <= set(base) or sizes and "mamba_n_heads" in base:  # Mamba's sizes depend on the width
+            continue
+        base.update(sizes)
+        for key in sorted(set(base) - {"model_type", *NEEDED.get(name, {})}):
+            given = {other: value for other, value in base.items() if other != key}
+            try:
+                found = _read(given)
+            except errors.MpoolError:  # required, or the family needs other sizes
+                continue
+            compared += 1
+            if found != _read(made.from_dict(given).to_dict()):
+                wrong.append((key, sizes))
+    assert compared > 15 and not wrong
