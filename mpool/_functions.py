@@ -16,6 +16,7 @@ from typing import Any
 
 from ._methods import _named
 from .config import PoolConfig
+from .errors import InvalidArgument, UnknownModel
 from .model import Model
 from .pool import Pool, all_pools
 from .resources import typed
@@ -92,9 +93,21 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
         from .tasks.running import run
 
         given = verb.bind(args, keywords)
-        return run(verb, pool_of(given.get("model")), given)
+        try:
+            return run(verb, pool_of(given.get("model")), given)
+        except (InvalidArgument, UnknownModel) as error:
+            if len(args) == 2 and _is_model(args[0]) and verb.positional[1].name == "model":
+                error.hint = f"The model is the second argument: {verb.name}({verb.positional[0].name}, {args[0]!r})"
+            raise
 
     return _named(function, verb, "function", verb.doc)
+
+
+def _is_model(value: object) -> bool:
+    """Return True for the name of a model of the catalogue, which other libraries take as the first argument."""
+    from .models import load_catalogue
+
+    return isinstance(value, str) and load_catalogue().get(value) is not None
 
 
 def _forwarded(name: str) -> Callable[..., Any]:

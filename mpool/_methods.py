@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .checks import InvalidCall
 from .resources import typed
 from .tasks.verbs import VERBS, Verb
 
@@ -41,7 +42,8 @@ def _of_model(verb: Verb) -> Method:
         from .tasks.running import run
 
         if "model" in keywords:
-            raise TypeError(f"Model.{verb.name}() got an unexpected keyword argument 'model'")
+            raise InvalidCall(f"Model.{verb.name}() got the argument 'model'", param="model",
+                              hint=f"Leave it out, or call mpool.{verb.name}(...)")
         given = verb.bind(args, keywords, slots)
         if slots[0].name != inputs:
             given[inputs] = given.pop(slots[0].name)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from . import foreign_names
 from .errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,35 +64,8 @@ def one_of(param: str, value: Any, names: Sequence[str], *, hint: str | None = N
         refuse(param, value, "one of " + ", ".join(names), hint=hint, key=key)
 
 
-#: Option of another library that mpool does not need -> what to do instead.
-_FOREIGN = {
-    "batch_size": "mpool chooses its batches itself: leave it out",
-    "cache_dir": "set the environment variable HF_HOME or MPOOL_CACHE",
-    "cache_folder": "set the environment variable HF_HOME or MPOOL_CACHE",
-    "convert_to_numpy": "the result is a numpy array: leave it out",
-    "convert_to_tensor": "the result is a numpy array: pass it to torch.from_numpy",
-    "device": "mpool computes on the CPU: leave it out",
-    "do_sample": "set temperature=0 for greedy decoding",
-    "dtype": "set `compute`: auto, float32, bfloat16 or int8",
-    "local_files_only": "set PoolConfig(offline=True) or the environment variable MPOOL_OFFLINE=1",
-    "lora_path": "load adapters with mpool.load(ref, adapters={name: path}), and choose one with `adapter`",
-    "model_kwargs": "pass the options of mpool themselves",
-    "n_batch": "mpool chooses its batches itself: leave it out",
-    "n_ctx": "the context is the model's own, and only the part in use takes memory: leave it out",
-    "n_gpu_layers": "mpool computes on the CPU: leave it out",
-    "n_threads": "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS",
-    "num_ctx": "only the part of the context in use takes memory; `context_length` of generate and chat limits it",
-    "num_threads": "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS",
-    "num_thread": "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS",
-    "options": "pass each option as an argument of its own",
-    "quantization": "set `compute`, or load a quantised file (`mpool quantize` makes one)",
-    "threads": "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS",
-    "torch_dtype": "set `compute`: auto, float32, bfloat16 or int8",
-    "trust_remote_code": "mpool runs no code of model files: leave it out",
-    "use_mlock": "mpool locks no memory: leave it out",
-    "use_mmap": "set `weights`: auto, mapped or packed",
-    "verbose": "set the level of the logger mpool: logging.getLogger('mpool')",
-}
+class InvalidCall(InvalidArgument, TypeError):
+    """A call has an unknown argument, lacks one, or has one twice. As every such error in Python, it is a TypeError."""
 
 
 def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgument:
@@ -104,12 +78,65 @@ def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgume
     """
     names = list(known)
     listed = ", ".join(names)
-    if name in _FOREIGN:
-        return InvalidArgument(f"`{name}` is not an option of {of}; {_FOREIGN[name]}", param=name, allowed=listed,
-                               hint=f"Options: {listed}")
-    near = nearest(name, names, 1)
-    return InvalidArgument(f"`{name}` is not an option of {of}" + (f"; did you mean `{near[0]}`?" if near else ""),
+    own = foreign_names.own_name(name, names)
+    if own is not None or name in foreign_names.ADVICE:
+        return InvalidCall(f"`{name}` is not an option of {of}; "
+                           + (foreign_names.ADVICE[name] if own is None else f"use `{own}`"),
                            param=name, allowed=listed, hint=f"Options: {listed}")
+    near = nearest(name, names, 1)
+    return InvalidCall(f"`{name}` is not an option of {of}" + (f"; did you mean `{near[0]}`?" if near else ""),
+                       param=name, allowed=listed, hint=f"Options: {listed}")
+
+
+def invalid_call(function: Callable[..., Any], args: Sequence[Any], keywords: Iterable[str]) -> InvalidArgument | None:
+    """Return the error for a call whose arguments do not match a function's signature, or None if they match.
+
+    Args:
+        function: the function. Its first parameter is not counted if it is ``self``.
+        args: positional arguments.
+        keywords: names of the keyword arguments.
+    """
+    parameters = [one for one in inspect.signature(function).parameters.values() if not one.name.startswith("_")]
+    if parameters and parameters[0].name == "self":
+        parameters, args = parameters[1:], args[1:]
+    of = function.__qualname__.removesuffix(".__init__").removeprefix("Pool.")
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return None
+    slots = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        for name in keywords:
+            if name not in names and not name.startswith("_"):
+                return unknown_option(name, names, of=of)
+    required = [one.name for one in parameters if one.default is one.empty and one.name in names]
+    return bad_arguments(of, slots, names, required, args, keywords)
+
+
+def bad_arguments(of: str, slots: Sequence[str], names: Sequence[str], required: Sequence[str], args: Sequence[Any],
+                  keywords: Iterable[str]) -> InvalidArgument | None:
+    """Return the error for arguments that are too many, given twice or missing, or None.
+
+    Args:
+        of: name of the function.
+        slots: parameters that may be passed by position.
+        names: all parameters.
+        required: parameters without a default.
+        args: positional arguments.
+        keywords: names of the keyword arguments.
+    """
+    keywords = list(keywords)
+    use = f"{of}({', '.join([*slots, *(['...'] if len(names) > len(slots) else [])])})"
+    if len(args) > len(slots):
+        return InvalidCall(f"{of}() takes {len(slots)} positional argument{'s' * (len(slots) != 1)}, got {len(args)}",
+                           hint=f"Call {use}" + (", and pass all options by name" if names else ""))
+    twice = next((name for name in slots[:len(args)] if name in keywords), None)
+    if twice is not None:
+        return InvalidCall(f"{of}() got multiple values for argument {twice!r}", param=twice,
+                           hint=f"`{twice}` is argument {list(slots).index(twice) + 1} of {use}")
+    missing = next((name for name in required if name not in slots[:len(args)] and name not in keywords), None)
+    if missing is not None:
+        return InvalidCall(f"{of}() is missing the argument {missing!r}", param=missing, hint=f"Call {use}")
+    return None
 
 
 def check_keywords(keywords: Iterable[str], known: Iterable[str], *, of: str) -> None:
@@ -174,4 +201,4 @@ def _is_scalar(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 
-__all__ = ["integer", "nearest", "one_of", "real", "refuse", "shown", "unknown_option"]
+__all__ = ["InvalidCall", "integer", "nearest", "one_of", "real", "refuse", "shown", "unknown_option"]

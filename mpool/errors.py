@@ -124,8 +124,14 @@ class UnknownModel(MpoolError, LookupError):
 
 
 class WrongCapability(MpoolError, ValueError):
-    """The model has another capability than the request needs; the message names both and suggests a suitable model."""
+    """The model has another capability than the request needs; the message names both, the hint suggests a model.
 
+    Attributes:
+        wanted: capability that the request needs, or the output of a text encoder: ``"vectors"``, ``"dense"``,
+            ``"sparse"``, ``"scores"``, ``"labels"`` or ``"spans"``; None: unknown.
+    """
+
+    wanted: str | None = None
     code, name = 15, "WRONG_CAPABILITY"
 
 
@@ -174,6 +180,7 @@ class IntegrityError(MpoolError, OSError):
 class DownloadError(MpoolError, OSError):
     """A download failed."""
 
+    _reason: str | None = None  # the cause without addresses, for clients of the server
     code, name = 33, "DOWNLOAD"
 
 

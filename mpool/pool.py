@@ -475,7 +475,7 @@ class Pool(PoolVerbs):
 
         Args:
             format: ``"dict"``, or ``"prometheus"`` for the text format of Prometheus, with names that begin with
-                ``mpool_``. The latter needs the package prometheus_client (``pip install "mpool[server]"``).
+                ``mpool_``. The latter needs the package prometheus_client, which the extra ``server`` installs.
 
         Returns:
             A dict, or the text. The dict has counters by name (``total_requests``, ``errors``, ``timeouts``,

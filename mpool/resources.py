@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import os
+import re
 import signal
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from .checks import invalid_call
 from .errors import FileError, MemoryExhausted, MpoolError, ShuttingDown, SpawnFailed, Unsupported
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,7 +62,7 @@ def error_of(error: BaseException) -> MpoolError | None:
         if error.name == "mpool._core":
             return None  # sources that are not built: the package itself cannot be imported
         return Unsupported(f"a module could not be imported: {text}",
-                           hint="Reinstall mpool with its dependencies: pip install --force-reinstall mpool")
+                           hint=f"Reinstall mpool with its dependencies: pip install --force-reinstall {_origin()}")
     if isinstance(error, OSError):
         full = error.errno in (errno.EMFILE, errno.ENFILE)
         return _system_error(error) if full or not _is_callers(error) else None
@@ -68,6 +71,52 @@ def error_of(error: BaseException) -> MpoolError | None:
     if "cannot schedule new futures" in text:
         return ShuttingDown("the interpreter is shutting down")
     return None
+
+
+def _origin() -> str:
+    """Return what pip installs mpool from: the folder that it was installed from, or the name of the package."""
+    try:
+        import json
+        import shlex
+        from importlib.metadata import distribution
+        from urllib.parse import unquote
+
+        found = json.loads(distribution("mpool").read_text("direct_url.json") or "{}").get("url", "")
+        return shlex.quote(unquote(found[7:])) if found.startswith("file://") else "mpool"
+    except (*_BARE, ValueError, AttributeError):  # not installed, or there is no memory to find out
+        return "mpool"
+
+
+def install_hint(extra: str) -> str:
+    """Return the hint that installs the packages of an extra.
+
+    It names the packages and not ``mpool[extra]``, which pip finds only if a package index has mpool.
+
+    Args:
+        extra: name in ``[project.optional-dependencies]``.
+    """
+    packages = _packages_of(extra)
+    if packages:
+        return f"Run: pip install {' '.join(packages)} (the extra {extra} of mpool)"
+    return f"Run this in the clone of mpool: pip install \".[{extra}]\""
+
+
+def _packages_of(extra: str) -> list[str]:
+    """Return the requirements of an extra, quoted for a shell; [] if mpool is not installed."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        lines = requires("mpool") or []
+    except PackageNotFoundError:
+        return []
+    found: list[str] = []
+    for line in lines:
+        requirement, _, marker = line.partition(";")
+        if re.fullmatch(rf"""\s*extra\s*==\s*['"]{re.escape(extra).replace("_", "[_-]")}['"]\s*""", marker):
+            inner = re.fullmatch(r"mpool\[([\w,-]+)\]", requirement.strip())
+            found += [one for name in inner[1].split(",") for one in _packages_of(name)] if inner \
+                else [f'"{requirement.strip()}"']
+    return list(dict.fromkeys(found))
 
 
 def _system_error(error: OSError) -> FileError:
@@ -146,14 +195,27 @@ def _no_thread(text: str, name: str | None = None) -> SpawnFailed:
                        hint="Raise the limit on threads (ulimit -u, pids.max of the cgroup) or on memory (ulimit -v)")
 
 
+def _call_error(error: TypeError, function: Callable[..., Any], args: Sequence[Any],
+                keywords: Mapping[str, Any]) -> MpoolError | None:
+    """Return the error of mpool for a TypeError that Python raised because the arguments do not match the function's
+    parameters; None: another TypeError."""
+    code, trace = getattr(inspect.unwrap(function), "__code__", None), error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is code:  # the function had begun
+            return None
+        trace = trace.tb_next
+    return invalid_call(inspect.unwrap(function), args, keywords)
+
+
 def typed(function: F) -> F:
-    """Decorate a function: errors of the system become errors of mpool, with the original as their cause."""
+    """Decorate a function: errors of the system, and TypeErrors of arguments that do not match the parameters, become
+    errors of mpool, with the original as their cause."""
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
         try:
             return function(*args, **keywords)
-        except _BARE as error:
-            found = error_of(error)
+        except (*_BARE, TypeError) as error:
+            found = _call_error(error, function, args, keywords) if isinstance(error, TypeError) else error_of(error)
             if found is None:
                 raise
             raise found from error
@@ -167,8 +229,8 @@ def typed_async(function: F) -> F:
     async def checked(*args: Any, **keywords: Any) -> Any:
         try:
             return await function(*args, **keywords)
-        except _BARE as error:
-            found = error_of(error)
+        except (*_BARE, TypeError) as error:
+            found = _call_error(error, function, args, keywords) if isinstance(error, TypeError) else error_of(error)
             if found is None:
                 raise
             raise found from error
@@ -193,5 +255,5 @@ def start_thread(run: Callable[[], object], name: str) -> threading.Thread:
     return thread
 
 
-__all__ = ["aitems_of_caller", "error_of", "items_of_caller", "list_of_caller", "of_caller", "start_thread", "typed",
-           "typed_async"]
+__all__ = ["aitems_of_caller", "error_of", "install_hint", "items_of_caller", "list_of_caller", "of_caller",
+           "start_thread", "typed", "typed_async"]

@@ -11,11 +11,11 @@ from .parser import make_parser
 def completion(arguments: argparse.Namespace) -> int:
     """Run ``mpool completion``."""
     from ..errors import Unsupported
+    from ..resources import install_hint
 
     try:
         import shtab
     except ImportError:
-        raise Unsupported("shell completion needs the package shtab",
-                          hint='Run pip install "mpool[completion]"') from None
+        raise Unsupported("shell completion needs the package shtab", hint=install_hint("completion")) from None
     say(shtab.complete(make_parser(), shell=arguments.shell))
     return 0

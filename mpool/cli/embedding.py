@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from .common import default_model, lines_of, make_pool, texts_of
+from .common import default_model, lines_of, make_pool, note, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,7 @@ _BATCH, _BATCH_TOKENS = 256, 16
 def embed(arguments: argparse.Namespace) -> int:
     """Run ``mpool embed``."""
     source = texts_of(arguments)
+    _note_model(arguments)
     form = _format(arguments)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("task", "prompt", "prompt_name", "dimensions", "normalize", "precision", "compute",
@@ -49,6 +50,15 @@ def embed(arguments: argparse.Namespace) -> int:
                     writer.lines(_lines_of(rows))
             writer.close()
     return 0
+
+
+def _note_model(arguments: argparse.Namespace) -> None:
+    """Note that the first text has the name of a model: other programs take the model as their first argument."""
+    from ..models import load_catalogue
+
+    if arguments.model is None and arguments.text and load_catalogue().get(arguments.text[0]) is not None:
+        name = arguments.text[0]
+        note(f"mpool: {name!r} is embedded as a text. To embed texts with this model: mpool embed --model {name} TEXT")
 
 
 def embed_image(arguments: argparse.Namespace) -> int:

@@ -45,6 +45,20 @@ def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
+#: Command of Ollama or llama.cpp that mpool does not have -> the command to use.
+_FOREIGN = {
+    "cp": "give a model a name when you serve it: mpool serve NAME=MODEL",
+    "create": "give a model a name when you serve it: mpool serve NAME=MODEL. A running server makes names with a "
+              "system prompt and options: curl http://127.0.0.1:11435/api/create -d '{\"model\": \"NAME\", \"from\": "
+              "\"MODEL\", \"system\": \"TEXT\", \"parameters\": {\"temperature\": 0}}'",
+    "help": "use mpool --help, or mpool COMMAND --help",
+    "info": "use mpool show MODEL",
+    "push": "mpool uploads nothing; to upload a file to the Hugging Face hub: hf upload ORG/NAME FILE",
+    "server": "use mpool serve",
+    "version": "use mpool --version",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that names the nearest commands if a command does not exist."""
 
@@ -56,9 +70,21 @@ class _Parser(argparse.ArgumentParser):
         first = next((one for one in (sys.argv[1:] if args is None else args) if not one.startswith("-")), None)
         if self.commands and first is not None and first not in self.commands:
             close = nearest(first, self.commands)
-            self.error(f"unknown command {first!r}. " + (f"Did you mean {' or '.join(close)}?" if close else
-                                                         "`mpool --help` lists the commands"))
+            self.error(f"unknown command {first!r}" + (
+                f"; {_FOREIGN[first]}" if first in _FOREIGN else f". Did you mean {' or '.join(close)}?" if close else
+                ". `mpool --help` lists the commands"))
         return super().parse_known_args(args, namespace)
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
+        """Parse arguments. See :meth:`argparse.ArgumentParser.parse_args`."""
+        parsed, rest = self.parse_known_args(args, namespace)
+        words = getattr(parsed, "words", None)  # argparse gives such an argument none of the words behind an option
+        if rest and words and not any(one.startswith("-") for one in rest):
+            setattr(parsed, words, [*getattr(parsed, words), *rest])
+        elif rest:
+            usage = getattr(parsed, "usage", None)
+            self.error(f"unrecognized arguments: {' '.join(rest)}" + (f". {usage}" if usage else ""))
+        return parsed
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -91,6 +117,8 @@ def make_parser() -> argparse.ArgumentParser:
                   "language inference", _lazy("classifying", "classify")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
     _chat(add("chat", "chat with a model", _lazy("talking", "chat")))
+    _run(add("run", "chat with a model, or answer a prompt; with an embedding model, print the vector of the prompt",
+             _lazy("talking", "run")))
     _capture(add("capture", "record the outputs of a model's layers, to compare them with another engine",
                  _lazy("capturing", "capture")))
     _vision(add("vision", "answer a question about images", _lazy("talking", "vision")))
@@ -100,6 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
                   _lazy("quantizing", "quantize")))
     _rm(add("rm", "delete downloaded models", _lazy("removing", "rm")))
     _models(add("models", "list the models of the catalogue, and which are downloaded", _lazy("models", "models")))
+    _models(add("list", "list the downloaded models", _lazy("models", "models"), aliases=["ls"]), True)
     _show(add("show", "describe a model, or this installation", _lazy("models", "show")))
     _serve(add("serve", "serve models over HTTP with OpenAI's, Anthropic's and Ollama's protocols",
                _lazy("serving", "serve")))
@@ -272,6 +301,8 @@ def _quantize(command: argparse.ArgumentParser) -> None:
     command.add_argument("--type", required=True, choices=QUANTIZED, help="type of the weights; Q4_K_M, Q4_K_S and "
                          "Q5_K_M store the most sensitive weights in a more precise type")
     command.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    command.add_argument("--allow-requantize", action="store_true",
+                         help="convert weights that are quantised already, which lose precision a second time")
     command.add_argument("--offline", action="store_true", help="never download")
     command.add_argument("--threads", type=int, metavar="N", help="threads (default: the number of CPUs of this "
                                                                   "process)")
@@ -324,6 +355,8 @@ def _serve(command: argparse.ArgumentParser) -> None:
 
 
 def _served(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(words="names")
+    command.add_argument("names", nargs="*", metavar="[NAME=]REF", help="models to serve, like --model")
     command.add_argument("-m", "--model", metavar="[NAME=]REF", action="append", default=[],
                          help="serve this model, under this name; may be repeated. Downloaded models of the "
                               "catalogue (`mpool models`) are always served, unless --only is given")
@@ -456,7 +489,8 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
 
 
 def _generate(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(positionals=("prompt",))
+    command.set_defaults(positionals=("prompt",),
+                         usage="To name the model: mpool generate --model MODEL PROMPT, or mpool run MODEL PROMPT")
     command.add_argument("prompt", nargs="?", help="text to continue, without a chat template (default, or with -: "
                                                    "standard input)")
     _model(command, "see `mpool models`")
@@ -498,7 +532,23 @@ def _capture(command: argparse.ArgumentParser) -> None:
 
 
 def _chat(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(usage="To answer one prompt: mpool run MODEL PROMPT")
+    command.add_argument("name", nargs="?", metavar="MODEL", help="model, like --model")
     _model(command, "see `mpool models`")
+    _conversation(command)
+
+
+def _run(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(positionals=("model", "prompt"), words="prompt")
+    command.add_argument("model", metavar="MODEL", help="model")
+    command.add_argument("prompt", nargs="*", metavar="PROMPT",
+                         help="prompt, whose words may be separate arguments; text of a pipe or file on standard input "
+                              "precedes it. Without a prompt: chat in the terminal")
+    _pool(command)
+    _conversation(command)
+
+
+def _conversation(command: argparse.ArgumentParser) -> None:
     command.add_argument("--system", metavar="TEXT", help="system message")
     command.add_argument("--stats", action="store_true", help="print the speed after each reply")
     _sampling(command, leave_out=("n",))
@@ -526,9 +576,12 @@ def _pull(command: argparse.ArgumentParser) -> None:
     _json(command)
 
 
-def _models(command: argparse.ArgumentParser) -> None:
+def _models(command: argparse.ArgumentParser, local: bool = False) -> None:
     command.add_argument("--capability", choices=CAPABILITIES, help="only models with this capability")
-    command.add_argument("--local", action="store_true", help="only downloaded models")
+    if local:
+        command.set_defaults(local=True)
+    else:
+        command.add_argument("--local", action="store_true", help="only downloaded models")
     _json(command)
 
 

@@ -26,7 +26,7 @@ def quantize(arguments: argparse.Namespace) -> int:
         shown = percent
 
     report = write(source, arguments.output, arguments.type, force=arguments.force, threads=arguments.threads,
-                   progress=progress)
+                   allow_requantize=arguments.allow_requantize, progress=progress)
     if arguments.json:
         print_json({"path": report.path, "bytes": report.nbytes, "types": report.types})
     else:

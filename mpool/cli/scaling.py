@@ -14,12 +14,12 @@ from .serving import settings_of
 def _packages() -> Iterator[None]:
     """Raise Unsupported with installation instructions if a package is missing."""
     from ..errors import Unsupported
+    from ..resources import install_hint
 
     try:
         yield
     except ImportError as error:
-        raise Unsupported(f"`mpool ray` needs the package {error.name}",
-                          hint='Run pip install "mpool[ray]"') from None
+        raise Unsupported(f"`mpool ray` needs the package {error.name}", hint=install_hint("ray")) from None
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -27,7 +27,8 @@ def serve(arguments: argparse.Namespace) -> int:
     with _packages():
         from ..integrations.ray.serving import Plan, run
     settings, path, _ = settings_of(arguments)
-    plan = Plan(tuple(arguments.model), arguments.only, arguments.load, arguments.compute, arguments.offline or None,
+    plan = Plan((*arguments.model, *arguments.names), arguments.only, arguments.load, arguments.compute,
+                arguments.offline or None,
                 arguments.replicas, arguments.max_replicas, arguments.calls, arguments.cpus, arguments.memory_mb,
                 arguments.fronts, settings, arguments.weights, tuple(arguments.adapter))
 

@@ -24,12 +24,12 @@ _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 def _packages() -> Iterator[None]:
     """Raise Unsupported with installation instructions if a package of the server is missing."""
     from ..errors import Unsupported
+    from ..resources import install_hint
 
     try:
         yield
     except ImportError as error:
-        raise Unsupported(f"the server needs the package {error.name}",
-                          hint='Run pip install "mpool[server]"') from None
+        raise Unsupported(f"the server needs the package {error.name}", hint=install_hint("server")) from None
 
 
 def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None, bool]:
@@ -80,14 +80,15 @@ def serve(arguments: argparse.Namespace) -> int:
 
     with _packages():
         from ..server.serving import Serving
+    models = [*arguments.model, *arguments.names]
     settings, path, is_new = settings_of(arguments)
     pool = Pool(PoolConfig(threads=arguments.threads, offline=arguments.offline or None, weights=arguments.weights,
                            shutdown_grace=settings.grace))
     with pool:
-        if arguments.draft is not None and len(arguments.model) != 1:
+        if arguments.draft is not None and len(models) != 1:
             raise InvalidArgument("`draft` needs exactly one model", param="draft", got=arguments.draft,
                                   allowed="the draft model of one --model")
-        server = Serving(settings, pool, arguments.model, not arguments.only, arguments.compute,
+        server = Serving(settings, pool, models, not arguments.only, arguments.compute,
                          adapters=arguments.adapter)
         if arguments.load or arguments.draft is not None:
             for served in server.state.models.all():

@@ -1,9 +1,12 @@
-"""``mpool generate``, ``mpool vision`` and ``mpool chat``."""
+"""``mpool generate``, ``mpool vision``, ``mpool chat`` and ``mpool run``."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
+import stat
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -84,8 +87,47 @@ def _print_stream(stream: Any) -> Completion:
 
 # ---- chat ------------------------------------------------------------------------------------------------------------
 
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``mpool run``, which works as ``ollama run`` does."""
+    from ..errors import InvalidArgument, WrongCapability
+
+    prompt = "\n\n".join(part for part in (_piped(), " ".join(arguments.prompt)) if part.strip())
+    if not prompt and not sys.stdin.isatty():
+        raise InvalidArgument("there is no prompt, and standard input is no terminal to chat in",
+                              hint=f"mpool run {arguments.model} PROMPT")
+    with make_pool(arguments) as pool:
+        model = pool.load(arguments.model, compute=arguments.compute)
+        if model.capability == "text_to_image":
+            raise WrongCapability("generates images", key=model.key,
+                                  hint=f"Use mpool generate-image --model {arguments.model} PROMPT")
+        talk = Conversation(pool, model, arguments)
+        if not prompt:
+            note(f"Chat with {model.key}. /exit exits, /help lists the commands.")
+            return talk.run()
+        if model.capability == "text_embedding":
+            say(json.dumps(model.embed(prompt).tolist()))
+            return 0
+        talk.interactive = False
+        talk.turn(prompt)
+    return 1 if talk.failed else 0
+
+
+def _piped() -> str:
+    """Return the text that a pipe or a file on standard input holds; "" for terminals and devices."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # no standard input
+        return ""
+    return sys.stdin.read() if stat.S_ISFIFO(mode) or stat.S_ISREG(mode) else ""
+
+
 def chat(arguments: argparse.Namespace) -> int:
     """Run ``mpool chat``."""
+    from ..errors import InvalidArgument
+
+    if arguments.name is not None and arguments.model is not None:
+        raise InvalidArgument("the model is given twice, as an argument and with --model", param="model")
+    arguments.model = arguments.model or arguments.name
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
         talk = Conversation(pool, model, arguments)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .. import native_calls
 from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
-from ..resources import error_of, of_caller, start_thread
+from ..resources import error_of, install_hint, of_caller, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from . import schema_references
 from .running_text import MaskReuse
@@ -161,7 +161,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
         compiler, first, matcher = _compiled(tokenizer, kind, source)
     except ImportError:
         raise Unsupported("`response_format` needs the package llguidance", param="response_format",
-                          hint='pip install "mpool[grammar]" installs it') from None
+                          hint=install_hint("grammar")) from None
     return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer, failure=compiler.failure)
 
 

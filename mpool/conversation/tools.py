@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import refuse, shown
 from ..errors import InvalidArgument, Unsupported
+from ..resources import install_hint
 from ..results import ToolCall
 from . import grammar, tool_formats, tool_schemas
 from .tool_calls import ToolCallParser, parse_arguments
@@ -143,7 +144,7 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
         needs = "`tool_choice` requires a call, which" if tools.forced else "`response_format`" \
             if response is not None else f"`tools`: the tool {strict} is strict, which"
         raise Unsupported(f"{needs} needs the package llguidance", param=needs.split("`")[1], key=key,
-                          hint='pip install "mpool[grammar]" installs it')
+                          hint=install_hint("grammar"))
     try:
         call_grammar = build_grammar(tools.format, tools.functions, forced=tools.forced, single=tools.single,
                                      splitter=splitter, response=response)

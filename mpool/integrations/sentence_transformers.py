@@ -19,6 +19,7 @@ import numpy as np
 from .._functions import pool_of
 from ..errors import InvalidArgument, Unsupported, WrongCapability
 from ..model import Model
+from ..resources import install_hint
 from ..runtime.swapping import for_current
 from ..tasks import options as _options
 from ..tasks import requests
@@ -521,7 +522,7 @@ def _tensor(value: Any) -> Any:
     try:
         import torch
     except ImportError:
-        raise Unsupported("tensors need the package torch", hint='Run pip install "mpool[sentence_transformers]"') \
+        raise Unsupported("tensors need the package torch", hint=install_hint("sentence_transformers")) \
             from None
     return torch.as_tensor(value)
 

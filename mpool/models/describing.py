@@ -12,7 +12,7 @@ from . import catalogue, files, store
 from .catalogue import Row
 from .files import Folder
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
-from .sources import Resolved, local
+from .sources import Resolved, local, offline_variables
 from .sources.progress import Progress
 from .spec import ModelDescription
 
@@ -27,8 +27,7 @@ def is_offline(offline: bool | None) -> bool:
     """
     if offline is not None:
         return offline
-    on = ("1", "ON", "YES", "TRUE")
-    return any(os.environ.get(name, "").upper() in on for name in ("MPOOL_OFFLINE", "HF_HUB_OFFLINE"))
+    return bool(offline_variables())
 
 
 def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: Progress = None, *,
@@ -64,7 +63,13 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
     elif not isinstance(reference, LocalRef):
         row = catalogue.load().find(reference)
     if row is None:
-        return _resolve_one(reference, None, is_offline(offline), progress)
+        try:
+            return _resolve_one(reference, None, is_offline(offline), progress)
+        except (OfflineError, DownloadError) as error:
+            if isinstance(reference, HubRef) and not reference.file and not os.path.exists(str(reference)):
+                # a misspelt folder looks like the name of a repository
+                error.message += f"; there is no file or folder {reference} in {os.getcwd()} either"
+            raise
     try:
         return _resolve_row(row, is_offline(offline), progress, update)
     except MpoolError as error:

@@ -136,7 +136,7 @@ class Entry:
                     with _reading():
                         found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
                     if self._capability not in (None, found.capability):
-                        raise _wrong_capability(self, found.capability, self._capability)
+                        raise wrong_capability(self, found.capability, self._capability)
                     self._description = override(found, self.overrides)
                     self.was_read = True
         return self._description
@@ -187,7 +187,7 @@ class Entry:
         """Set the description of one of the model's other networks."""
         found = next((one for one in self.describe(progress).networks if _name_of(one) == network._network), None)
         if found is None:  # the files have changed
-            raise _wrong_capability(self, self.capability, network._network)
+            raise wrong_capability(self, self.capability, network._network)
         with self._lock:
             if network._description is None:
                 network._description = found
@@ -583,8 +583,11 @@ def _name_of(network: ModelDescription) -> str:
     return f"{network.capability} ({network.task})" if network.task else network.capability
 
 
-def _wrong_capability(entry: Entry, actual: str, wanted: str | None) -> WrongCapability:
-    return WrongCapability(f"the model's capability is {actual}, not {wanted}", key=entry.key)
+def wrong_capability(entry: Entry, actual: str, wanted: str | None, hint: str | None = None) -> WrongCapability:
+    """Return the error for a model with another capability than the request needs."""
+    error = WrongCapability(f"the model's capability is {actual}, not {wanted}", key=entry.key, hint=hint)
+    error.wanted = wanted
+    return error
 
 
 #: Settings that :meth:`mpool.Pool.register` can override.

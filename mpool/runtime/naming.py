@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..checks import nearest, refuse, shown
-from ..errors import InvalidArgument, UnknownModel, WrongCapability
+from ..errors import InvalidArgument, UnknownModel
 from . import swapping
-from .entry import OVERRIDES, Entry
+from .entry import OVERRIDES, Entry, wrong_capability
 from .load_options import AS_CONFIGURED, LoadOptions
 
 if TYPE_CHECKING:
@@ -206,6 +206,8 @@ class Names:
         if found is not None:
             return found
         row = None if isinstance(reference, LocalRef) else load_catalogue().find(reference)
+        if row is None and isinstance(model, str):
+            self._refuse_adapter(model)
         if row is not None:  # all spellings of a model share the entry of its key
             return self._adopt(row.key, model if model in row.aliases else None, row.capability)
         if not isinstance(reference, KeyRef):
@@ -215,6 +217,18 @@ class Names:
         with self.lock:
             known = {**load_catalogue().names(), **{name: name for name in self.by_name if isinstance(name, str)}}
         raise unknown(reference.key, known)
+
+    def _refuse_adapter(self, name: str) -> None:
+        """Raise UnknownModel for ``MODEL:ADAPTER``, the name of a model with an adapter for clients of the server."""
+        base, _, adapter = name.rpartition(":")
+        with self.lock:
+            entry = self.by_name.get(base)
+        if entry is None and base and (row := _catalogue().get(base)) is not None:
+            entry = self.by_key.get(row.key)
+        if entry is not None and adapter in entry.adapter_names and not os.path.exists(name):
+            raise UnknownModel(f"model {shown(name)} not found: {adapter} is an adapter of {base}", key=name,
+                               hint=f"Pass model={base!r}, adapter={adapter!r}; MODEL:ADAPTER is a name for clients of "
+                                    "the server")
 
     def _adopt(self, key: str, name: Any, capability: str | None) -> Entry:
         with self.lock:
@@ -245,9 +259,8 @@ class Names:
                                               *(key for key, other in self.by_key.items()
                                                 if other._capability == capability)]))
             near = nearest(entry.key, fitting, 1) or fitting[:1]
-            raise WrongCapability(f"the model's capability is {actual}, not {capability}"
-                                  + (f"; did you mean {near[0]}?" if near else f"; no {capability} model is known"),
-                                  key=entry.key)
+            raise wrong_capability(entry, actual, capability,
+                                   f"Did you mean {near[0]}?" if near else f"No {capability} model is known")
         return found
 
     def forget(self, entry: Entry) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..errors import Unsupported
+from ..resources import install_hint
 from .metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES, WORKER_COUNTERS, WORKER_GAUGES, collect
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ def prometheus(pool: Host) -> str:
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError:
-        raise Unsupported("Prometheus metrics need the package prometheus_client",
-                          hint='Run pip install "mpool[server]"') from None
+        raise Unsupported("Prometheus metrics need the package prometheus_client", hint=install_hint("server")) \
+            from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Source(collect(pool)))  # type: ignore[arg-type]
     return generate_latest(registry).decode()

@@ -70,6 +70,7 @@ TABLE: dict[str, Row] = {
     "headers_too_large": Row(431, _REQUEST, "The request's headers are larger than allowed."),
     "cancelled": Row(499, _REQUEST, "The request was cancelled."),
     "internal": Row(500, _SERVER, "Internal error. The server's log has the details."),
+    "download_failed": Row(503, _SERVER, "The model could not be downloaded.", 10),
     "model_failed": Row(500, _SERVER, "The model failed while computing. The server's log has the details."),
     "load_failed": Row(503, _SERVER, "The model could not be loaded. The server's log has the details.", 10),
     "too_many_streams": Row(503, _SERVER, "The limit of streamed responses is reached.", 1),
@@ -89,7 +90,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (pool_errors.WrongCapability, "wrong_capability"), (pool_errors.TemplateError, "template_refused"),
     (pool_errors.UnknownModel, "model_not_found"), (pool_errors.OfflineError, "model_not_found"),
     (pool_errors.SpawnTimeout, "load_failed"), (pool_errors.SpawnFailed, "load_failed"),
-    (pool_errors.DownloadError, "load_failed"), (pool_errors.IntegrityError, "load_failed"),
+    (pool_errors.DownloadError, "download_failed"), (pool_errors.IntegrityError, "load_failed"),
     (pool_errors.FormatError, "load_failed"), (pool_errors.FileError, "load_failed"),
     (pool_errors.UnsafeFormat, "load_failed"), (pool_errors.Timeout, "timeout"),
     (pool_errors.MemoryExhausted, "out_of_memory"), (pool_errors.Overloaded, "overloaded"),
@@ -149,8 +150,12 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
     if code == "internal":
         log.error("%s failed", request, exc_info=error)
     else:  # clients do not see the details of the server's own failures
-        log.log(logging.WARNING if code in ("load_failed", "model_failed") else logging.INFO, "%s: %s: %s", request,
-                code, error)
+        log.log(logging.WARNING if code in ("load_failed", "download_failed", "model_failed") else logging.INFO,
+                "%s: %s: %s", request, code, error)
+    if isinstance(error, pool_errors.DownloadError) and error._reason:
+        return Refusal(code, pool_errors.sentence(error._reason))
+    if isinstance(error, pool_errors.WrongCapability):  # the message names capabilities; the hint is for Python
+        return Refusal(code, pool_errors.sentence(f"{error.key}: {error.message}"), "model")
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
     field = (error.param or "").partition("[")[0].partition(".")[0]
@@ -263,7 +268,8 @@ class WorkerError(msgspec.Struct):
 
 
 #: Code -> code of the worker protocol, where the HTTP status does not determine it.
-_WORKER_CODES = {"load_failed": "MODEL_LOAD_FAILED", "out_of_memory": "OOM", "timeout": "INFERENCE_TIMEOUT",
+_WORKER_CODES = {"load_failed": "MODEL_LOAD_FAILED", "download_failed": "MODEL_LOAD_FAILED", "out_of_memory": "OOM",
+              "timeout": "INFERENCE_TIMEOUT",
               "cancelled": "CANCELLED", "shutting_down": "CANCELLED"}
 #: Paths of the worker protocol.
 _WORKER_PATHS = ("/execute", "/cancel", "/shutdown")

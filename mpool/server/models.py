@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
+from ..checks import nearest, shown
 from ..errors import InvalidArgument, MpoolError
+from ..names import CAPABILITIES
 from .errors import Refusal
 
 if TYPE_CHECKING:
@@ -216,10 +218,10 @@ class Models:
 
         row = load_catalogue().get(name) if self.catalogue else None
         if row is None:
-            raise Refusal("model_not_found", self._adapters_of(name), "model")
+            raise Refusal("model_not_found", await native_calls.REQUESTS.arun(self._unknown, name), "model")
         name = row.key  # other spellings share its entry, so that clients cannot add any number of names
         if not await native_calls.REQUESTS.arun(is_cached, name):
-            raise Refusal("model_not_found", "It is in the catalogue: POST /api/pull downloads it.", "model")
+            raise Refusal("model_not_found", f"{name} is in the catalogue: POST /api/pull downloads it.", "model")
         return self._served.get(name) or self._served.setdefault(name, self._served_model(name, self.pool.get(name)))
 
     def _named(self, name: str) -> ServedModel | None:
@@ -239,6 +241,32 @@ class Models:
     def _adapted(self, name: str) -> ServedModel | None:
         parent, adapter = self._parent(name)
         return parent.with_adapter(adapter) if parent is not None and adapter in parent.adapters else None
+
+    def _unknown(self, name: str) -> str:
+        """Return the part of an error message that has an unknown name, and the adapters or models it may mean."""
+        adapters = self._adapters_of(name)
+        if adapters:
+            return adapters
+        known = [*self._served, *self._aliases]
+        if self.catalogue:
+            from ..models import load_catalogue
+
+            known += load_catalogue().rows
+        close = nearest(name, known)
+        return f"{shown(name)} is unknown" + (f"; did you mean {' or '.join(close)}?" if close else ".")
+
+    def suggest(self, wanted: str | None) -> str:
+        """Return the part of an error message that names models of a capability. Reads no files.
+
+        Args:
+            wanted: As :attr:`mpool.errors.WrongCapability.wanted`.
+        """
+        if wanted is None:
+            return ""
+        fitting = [served.name for served in self.all() if served.model._entry.was_read
+                   and wanted in served.capabilities] if wanted in CAPABILITIES else \
+            [served.name for served in self.with_output(wanted)]
+        return f" Models that fit: {', '.join(fitting[:_MAX_NAMED])}." if fitting else ""
 
     def _adapters_of(self, name: str) -> str:
         """Return the part of an error message that names the adapters of the model in ``MODEL:ADAPTER``."""

@@ -12,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from .. import __version__, aio, native_calls
+from ..checks import shown
 from ..conversation.tool_calls import parse_arguments
 from ..durations import seconds_of
 from ..errors import ContextOverflow
@@ -459,7 +460,8 @@ async def pull(context: Context, body: PullRequest) -> Response:
     name = _name_in(body).removesuffix(":latest")
     models, pool = context.state.models, context.state.pool
     if name not in models.names() and not models.is_in_catalogue(name):
-        raise Refusal("model_not_found", param="model")
+        raise Refusal("model_not_found", f"{shown(name)} is not in the catalogue, and clients can download only its "
+                                         "models.", "model")
     if body.stream is False:
         await ollama_models.fetch(name, models, pool)
         return json_response(Progress("success"))

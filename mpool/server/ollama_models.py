@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import math
 import os
 from collections import Counter
@@ -14,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 from ..conversation import tool_formats
 from ..conversation.template import ChatTemplate
 from ..conversation.tool_templates import tool_support
-from ..errors import MpoolError
+from ..errors import DownloadError, IntegrityError, LimitError, MpoolError, OfflineError
+from ..models.sources import downloads_disabled
 from ..resources import start_thread
 from . import thinking
+from .errors import Refusal
 
 if TYPE_CHECKING:
     from ..pool import Pool
     from .models import Models, ServedModel
+
+log = logging.getLogger("mpool.server")
 
 #: Capability of mpool -> capability of Ollama.
 _CAPABILITIES = {"text_embedding": "embedding", "text_to_text": "completion", "vision": "vision",
@@ -111,6 +116,23 @@ def _tools(served: ServedModel) -> list[str]:
     return [] if support.tools is None else ["tools"]
 
 
+def _reason(error: MpoolError) -> str:
+    """Return why a download failed, without paths and addresses."""
+    if isinstance(error, OfflineError):
+        return _sentence(downloads_disabled())
+    if isinstance(error, DownloadError) and error._reason:
+        return _sentence(error._reason)
+    if isinstance(error, IntegrityError):
+        return "The files are not those that the catalogue states."
+    if isinstance(error, LimitError):
+        return "The disk has too little free space."
+    return "The server's log has the details."
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 async def fetch(name: str, models: Models, pool: Pool) -> None:
     """Download a model of the catalogue. Uses a daemon thread, so that a download does not delay the server's shutdown.
 
@@ -120,8 +142,7 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
         pool: Pool whose configuration decides whether downloads are allowed.
 
     Raises:
-        MpoolError: The download failed.
-        Refusal: The files are still missing.
+        Refusal: The download failed, or the files are still missing. The message says why.
     """
     if name in models.names():
         return
@@ -149,7 +170,11 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
             pass  # the loop is closed: the server has stopped
 
     start_thread(work, "mpool-server-pull")
-    await done
+    try:
+        await done
+    except MpoolError as error:
+        log.warning("the download of %s failed: %s", name, error)
+        raise Refusal("download_failed", _reason(error)) from error
     await models.find(name)
 
 

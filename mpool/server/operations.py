@@ -20,6 +20,7 @@ import msgspec
 from starlette.responses import Response
 
 from .. import native_calls
+from ..errors import WrongCapability
 from ..runtime import tally
 from . import bodies
 from .disconnects import DisconnectListener, DisconnectReports
@@ -299,6 +300,8 @@ class Endpoint:
                 if status:  # the head is sent: raising closes the connection, so that no client takes it for success
                     raise
                 refusal = refusal_of(error, context.id)
+                if isinstance(error, WrongCapability):
+                    refusal.detail += self.state.models.suggest(error.wanted)
                 if running is not None:
                     running.error = refusal.code
                 await refusal_response(refusal, scope)(scope, receive, send_with_id)

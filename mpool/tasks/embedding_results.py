@@ -10,7 +10,7 @@ import numpy as np
 
 from ..checks import refuse
 from ..errors import Unsupported
-from ..resources import typed
+from ..resources import install_hint, typed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -114,7 +114,7 @@ class SparseVectors:
             from scipy.sparse import csr_matrix
         except ImportError:
             raise Unsupported("to_scipy() needs SciPy, which is not installed",
-                              hint="pip install 'mpool[scipy]', or use indptr, indices and values") from None
+                              hint=install_hint("scipy") + ", or use indptr, indices and values") from None
         return csr_matrix((self.values, self.indices, self.indptr), shape=self.shape)
 
     @typed

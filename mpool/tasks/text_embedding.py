@@ -108,7 +108,9 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
     settings = description.embedding
     assert settings is not None, "the caller has checked the capability"
     if options.result not in settings.outputs:
-        raise _wrong_output(settings, options.result, entry.key)
+        error = _wrong_output(settings, options.result, entry.key)
+        error.wanted = options.result
+        raise error
     if options.result == "scores" and settings.answering is None:
         for name in ("prompt", "prompt_name"):
             if getattr(options, name) is not None:
@@ -181,8 +183,10 @@ def check_output(entry: Entry, settings: EmbeddingSettings, output: str) -> None
     """
     if output in ("all", "tokens") or output in settings.embeddings:
         return
-    raise WrongCapability(f"has no {output} vectors; it has: " + ", ".join(settings.embeddings), key=entry.key,
-                          hint="Use " + " or ".join(f"{OUTPUTS[one]}(texts, model)" for one in settings.embeddings))
+    error = WrongCapability(f"has no {output} vectors; it has: " + ", ".join(settings.embeddings), key=entry.key,
+                            hint="Use " + " or ".join(f"{OUTPUTS[one]}(texts, model)" for one in settings.embeddings))
+    error.wanted = output
+    raise error
 
 
 def _pairs_of(entry: Entry) -> ChatTemplate:

@@ -273,7 +273,8 @@ def _packed(plan: SpanPlan, texts: list[Any], start: int, single: bool, call: Ca
 def _windows(plan: SpanPlan, texts: list[str], start: int) -> SpanPack:
     tokenizer, room = plan.tokenizer, _room(plan)
     try:
-        encoded = tokenizer.encode_spans(texts, plan.parse_special)
+        encoded = tokenizer.encode_spans(texts, plan.parse_special,
+                                         room if plan.truncate and plan.stride is None else None)
     except InvalidArgument as error:
         faults = (embedding.surrogate_of(text, f"texts[{at}]") for at, text in enumerate(texts, start))
         found = next((fault for fault in faults if fault is not None), error)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from .._lazy import cached_property
-from ..checks import nearest, refuse, unknown_option
+from ..checks import bad_arguments, nearest, refuse, unknown_option
 from ..names import CAPABILITIES
 from . import options as _options
 from .options import CallOptions
@@ -97,27 +97,34 @@ class Verb:
             positional: parameters that may be passed by position; None: those of the verb.
 
         Raises:
-            TypeError: a parameter is missing or given twice, or there are too many positional arguments.
-            InvalidArgument: an option does not exist; the error suggests the most similar one.
+            InvalidCall: a parameter is missing or given twice, there are too many positional arguments, or an option
+                does not exist; the error suggests the most similar one.
         """
         slots = self.positional if positional is None else positional
-        if len(args) > len(slots):
-            raise TypeError(f"{self.name}() takes {len(slots)} positional arguments, got {len(args)}")
         given = {slot.name: value for slot, value in zip(slots, args)}
-        if keywords:
-            for name in keywords:
-                if name in given:
-                    raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
-            given.update(keywords)
-        for slot in slots:
-            if slot.default is REQUIRED and slot.name not in given:
-                raise TypeError(f"{self.name}() is missing the argument {slot.name!r}")
+        if len(args) > len(slots) or not given.keys().isdisjoint(keywords):
+            self._refuse_call(slots, args, keywords)
+        given.update(keywords)
         if not given.keys() <= self._known:
             named = {slot.name for slot in slots}
             for name in given:
                 if name not in self._known and name not in named:
                     self.refuse(name)
+        for slot in slots:
+            if slot.default is REQUIRED and slot.name not in given:
+                self._refuse_call(slots, args, keywords)
         return given
+
+    def _refuse_call(self, slots: tuple[Parameter, ...], args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Raise the error for arguments that are too many, given twice or missing."""
+        names = [slot.name for slot in slots]
+        error = bad_arguments(self.name, names, [*names, *self.names],
+                              [slot.name for slot in slots if slot.default is REQUIRED], args, keywords)
+        assert error is not None
+        if self.name == "rerank" and error.param == "documents" and _are_pairs(args[0] if args else None):
+            error.hint = "For the pairs of one query: rerank(query, [document, ...]). For other pairs of texts: " \
+                         "classify(pairs, model)"
+        raise error
 
     def refuse(self, name: str) -> None:
         """Raise the error for an unknown option."""
@@ -198,6 +205,12 @@ class Verb:
         wrapped = [textwrap.fill(f"{name}: {doc}", 112, initial_indent=" " * 4, subsequent_indent=" " * 8,
                                  break_long_words=False, break_on_hyphens=False) for name, doc in lines]
         return self.text.replace("{args}", "Args:\n" + "\n".join(wrapped))
+
+
+def _are_pairs(value: Any) -> bool:
+    """Return True for a list of pairs, which cross-encoders of other libraries take."""
+    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], (list, tuple)) \
+        and len(value[0]) == 2
 
 
 def check_capability(capability: Any) -> None:

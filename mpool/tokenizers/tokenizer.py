@@ -255,15 +255,24 @@ class Tokenizer:
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
         return Packed(ids, offsets)
 
-    def encode_spans(self, texts: Sequence[str], parse_special: bool = False) -> list[Spans]:
+    def encode_spans(self, texts: Sequence[str], parse_special: bool = False, room: int | None = None) -> list[Spans]:
         """Encode texts without special tokens around them, with the places of the tokens in the texts.
 
         The places are indices of characters of the given text, not of the normalised one.
 
+        Args:
+            texts: strings.
+            parse_special: as in :meth:`encode`.
+            room: number of tokens of a text that are needed; the others may be missing. None: all.
+
         Raises:
             InvalidArgument: a text is not a string or contains a lone surrogate; the message names its index.
         """
-        return self._typed(self._encode_spans, list_of_caller(texts), parse_special)
+        texts = list_of_caller(texts)
+        if room is None or parse_special or not self._words_independent or self._truncate_left:
+            return self._typed(self._encode_spans, texts, parse_special)
+        return self._typed(self._encode_heads, texts, room, lambda parts: self._encode_spans(parts, False),
+                           lambda one: len(one.ids))
 
     @property
     def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -431,7 +440,7 @@ class Tokenizer:
 
     def _encode_many(self, texts: list[str], room: int | None) -> list[Sequence[int]]:
         if room is not None and self._words_independent and not self._truncate_left:
-            return self._typed(self._encode_heads, texts, room)
+            return self._typed(self._encode_heads, texts, room, self._encode_plain, len)
         return self._typed(self._encode_plain, texts)
 
     def _typed(self, encode: Callable[..., T], texts: list[str], *more: Any) -> T:
@@ -449,14 +458,22 @@ class Tokenizer:
                     raise _bad_text(text, at) from None
             raise
 
-    def _encode_heads(self, texts: list[str], room: int) -> list[Sequence[int]]:
-        """Encode at least the first ``room`` ids of each text, without encoding all of a long text."""
+    def _encode_heads(self, texts: list[str], room: int, encode: Callable[[list[str]], list[T]],
+                      count: Callable[[T], int]) -> list[T]:
+        """Encode at least the first ``room`` ids of each text, without encoding all of a long text.
+
+        Args:
+            texts: strings.
+            room: number of ids of a text that are needed.
+            encode: function that encodes texts.
+            count: function that returns the number of ids in a result of ``encode``.
+        """
         reach = _HEAD_CHARS_PER_TOKEN * (room + 8)
         cuts = [text.rfind(" ", 0, reach) if isinstance(text, str) and len(text) > 2 * reach else -1
                 for text in texts]
-        bodies = self._encode_plain([text if cut < 0 else text[:cut] for text, cut in zip(texts, cuts)])
-        short = [at for at, cut in enumerate(cuts) if cut >= 0 and len(bodies[at]) < room]
-        for at, body in zip(short, self._encode_plain([texts[at] for at in short])):
+        bodies = encode([text if cut < 0 else text[:cut] for text, cut in zip(texts, cuts)])
+        short = [at for at, cut in enumerate(cuts) if cut >= 0 and count(bodies[at]) < room]
+        for at, body in zip(short, encode([texts[at] for at in short])):
             bodies[at] = body
         return bodies
 

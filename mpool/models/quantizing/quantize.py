@@ -35,6 +35,7 @@ _CHUNK = 1 << 20
 _BYTES = {"F32": 4, "F16": 2, "BF16": 2, "Q4_0": 18, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "Q4_K": 144, "Q5_K": 176,
           "Q6_K": 210}
 _MAX_THREADS = 64
+_FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class _Planned:
 
 
 def quantize(source: str, target: str, type: str, *, force: bool = False, threads: int | None = None,
-             progress: Callable[[int, int], None] | None = None) -> Report:
+             allow_requantize: bool = False, progress: Callable[[int, int], None] | None = None) -> Report:
     """Write a model as a GGUF file.
 
     The file is written under a temporary name beside the target and renamed when it is complete. Memory is bounded by a
@@ -73,10 +74,13 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
         type: one of :data:`mpool.names.QUANTIZED`.
         force: True to replace an existing file.
         threads: threads that convert; None: one per CPU that this process may use.
+        allow_requantize: True to convert weights of a GGUF file that are quantised already to another quantised type,
+            which loses precision a second time. Types of floats (F16, BF16, F32) lose nothing more, and are allowed.
         progress: function that is called with the bytes of data that were written, and their total.
 
     Raises:
-        InvalidArgument: ``type`` or ``threads`` is invalid, or the target is the source.
+        InvalidArgument: ``type`` or ``threads`` is invalid, the target is the source, or weights are quantised already
+            and ``allow_requantize`` is False.
         FileError: the target exists and ``force`` is False; a file cannot be read or written, or the disk is full.
         FormatError: the model is malformed, or a weight is NaN or infinite.
         Unsupported: mpool cannot convert the model.
@@ -88,6 +92,7 @@ def quantize(source: str, target: str, type: str, *, force: bool = False, thread
     _check_target(source, target, force)
     model = read_input(source)
     plan = [_planned(type, model, tensor) for tensor in model.tensors]
+    _check_types(source, plan, allow_requantize)
     keys = dict(model.keys) | {"general.quantization_version": value(2),
                                "general.file_type": value(RECIPES[type].number)}
     head = header(keys, [(one.tensor.name, one.dtype, one.tensor.shape, one.nbytes) for one in plan])
@@ -178,6 +183,22 @@ def _planned(type: str, model: Input, tensor: Tensor) -> _Planned:
         return _Planned(tensor, dtype, tensor.parts[0].nbytes)
     items = int(np.prod(tensor.shape, dtype=object))
     return _Planned(tensor, dtype, items // BLOCK[dtype] * _BYTES[dtype])
+
+
+def _check_types(source: str, plan: list[_Planned], allowed: bool) -> None:
+    """Refuse to quantise weights a second time, unless that is allowed. Weights that only a quantised folder has are
+    converted with a warning: AWQ, GPTQ and FP8 are how their models are published."""
+    again = Counter(part.dtype for one in plan for part in one.tensor.parts
+                    if one.dtype not in _FLOATS and part.dtype not in _FLOATS and part.dtype != one.dtype)
+    if not again:
+        return
+    types = ", ".join(f"{count} of type {dtype}" for dtype, count in sorted(again.items()))
+    if not allowed and not again.keys() <= set(DTYPES):
+        raise InvalidArgument(
+            f"{source} has weights that are quantised already ({types}): they would lose precision a second time",
+            param="source", hint="Use a file with F16, BF16 or F32 weights. To quantise this file nevertheless, use "
+                                 "--allow-requantize (allow_requantize=True in Python)")
+    log.warning("%s has weights that are quantised already (%s): they lose precision a second time", source, types)
 
 
 def _data(plan: list[_Planned], model: Input, pool: _Threads, most: int) -> Iterator[bytes]:

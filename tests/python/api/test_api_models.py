@@ -58,7 +58,7 @@ def test_registered_names_are_among_the_nearest(pool: mpool.Pool, bert: Path) ->
 
 
 def test_another_capability_is_another_error(pool: mpool.Pool, bert: Path, llama: Path) -> None:
-    with pytest.raises(mpool.WrongCapability, match="capability is text_embedding, not text_to_text; did you mean"):
+    with pytest.raises(mpool.WrongCapability, match="capability is text_embedding, not text_to_text. Did you mean"):
         pool.generate("x", CATALOGUED)
     with pytest.raises(mpool.WrongCapability, match="capability is text_to_text, not text_embedding"):
         pool.get("SmolLM2-135M-Instruct", "text_embedding")

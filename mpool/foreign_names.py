@@ -1,0 +1,116 @@
+"""Names of arguments in other libraries: sentence-transformers, fastembed, transformers, llama-cpp-python and others.
+
+The errors of :mod:`mpool.checks` say which argument of mpool to use instead.
+"""
+
+from __future__ import annotations
+
+_TEXTS = ("data", "docs", "documents", "input", "inputs", "passages", "query", "sentence", "sentences", "sequences",
+          "text", "text_inputs", "texts")
+_MODELS = ("engine", "model", "model_id", "model_name", "model_name_or_path", "model_path", "name", "path", "repo_id")
+
+#: Argument of mpool -> names that it has in other libraries. A name is suggested for functions with that argument.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "a": ("embeddings1", "query_embeddings", "x"),
+    "adapter": ("adapter_name", "lora", "lora_name", "lora_request"),
+    "aggregation": ("aggregation_strategy",),
+    "b": ("corpus_embeddings", "document_embeddings", "embeddings2", "y"),
+    "corpus": ("corpus_embeddings", "document_embeddings", "documents", "passages"),
+    "documents": ("candidates", "corpus", "docs", "passages", "sentences", "texts"),
+    "factor": ("pool_factor",),
+    "function_to_apply": ("activation_fct", "activation_fn"),
+    "ids": ("input_ids", "token_ids", "tokens"),
+    "images": ("files", "image", "img", "input", "inputs", "paths"),
+    "inputs": _TEXTS,
+    "iterable": _TEXTS,
+    "key": _MODELS,
+    "labels": ("candidate_labels",),
+    "max_tokens": ("max_completion_tokens", "max_length", "max_output_tokens"),
+    "messages": ("conversation", "conversations", "history"),
+    "metric": ("score_function", "similarity_fct", "similarity_fn", "similarity_fn_name"),
+    "model": _MODELS,
+    "n": ("num_images", "num_return_sequences"),
+    "prompt": ("content", "input", "inputs", "message", "question", "query", "text", "text_inputs"),
+    "queries": ("query", "query_embedding", "query_embeddings"),
+    "query": ("queries", "query_text"),
+    "ref": _MODELS,
+    "response_format": ("format", "grammar", "guided_json", "json_schema", "logits_processor", "structured_outputs"),
+    "task": ("input_type", "prompt_type"),
+    "template": ("hypothesis_template",),
+    "template_options": ("chat_template_kwargs", "reasoning_effort", "think"),
+    "text": ("input", "inputs", "prompt", "texts"),
+    "texts": _TEXTS,
+    "top_k": ("k", "limit", "top_n"),
+    "vectors": ("corpus_embeddings", "embeddings", "input", "sentences", "texts"),
+}
+
+_NUMPY = "the result is a numpy array: leave it out"
+_THREADS = "set PoolConfig(threads=...) or the environment variable MPOOL_THREADS"
+_CACHE = "set the environment variable HF_HOME or MPOOL_CACHE"
+_BATCHES = "mpool chooses its batches itself: leave it out"
+_ALL_CPUS = "one request uses all CPUs: leave it out"
+_UNNEEDED = "leave it out"
+_SYSTEM = 'begin the messages of mpool.chat with {"role": "system", "content": ...}'
+
+#: Argument of another library that mpool does not need -> what to do instead.
+ADVICE: dict[str, str] = {
+    "apply_softmax": 'set function_to_apply="softmax" of mpool.classify',
+    "batch_size": _BATCHES,
+    "cache_dir": _CACHE,
+    "cache_folder": _CACHE,
+    "chunk_size": _BATCHES,
+    "context": "mpool.chat takes the whole conversation: leave it out",
+    "convert_to_numpy": _NUMPY,
+    "convert_to_tensor": "the result is a numpy array: pass it to torch.from_numpy",
+    "corpus_chunk_size": _BATCHES,
+    "device": "mpool computes on the CPU: leave it out",
+    "do_sample": "set temperature=0 for greedy decoding",
+    "dtype": "set `compute`: auto, float32, bfloat16 or int8",
+    "echo": "the result has the completion only: prepend the prompt to it",
+    "encoding_format": _NUMPY,
+    "extra_body": "pass each option as an argument of its own",
+    "images": "use mpool.vision(images, prompt)",
+    "local_files_only": "set PoolConfig(offline=True) or the environment variable MPOOL_OFFLINE=1",
+    "lora_path": "load adapters with mpool.load(ref, adapters={name: path}), and choose one with `adapter`",
+    "messages": "use mpool.chat(messages)",
+    "mini_batch_size": _BATCHES,
+    "model_kwargs": "pass the options of mpool themselves",
+    "n_batch": _BATCHES,
+    "n_ctx": "the context is the model's own, and only the part in use takes memory: leave it out",
+    "n_gpu_layers": "mpool computes on the CPU: leave it out",
+    "n_threads": _THREADS,
+    "num_ctx": "only the part of the context in use takes memory; `context_length` of generate and chat limits it",
+    "num_thread": _THREADS,
+    "num_threads": _THREADS,
+    "num_workers": _ALL_CPUS,
+    "options": "pass each option as an argument of its own",
+    "output_value": "use mpool.embed_tokens(texts, model) for vectors of tokens",
+    "parallel": _ALL_CPUS,
+    "pool": "pass it to mpool.aio, or call the method of the pool",
+    "prompt": "use mpool.generate(prompt)",
+    "providers": "mpool computes on the CPU: leave it out",
+    "quality": _UNNEEDED,
+    "quantization": "set `compute`, or load a quantised file (`mpool quantize` makes one)",
+    "query_chunk_size": _BATCHES,
+    "raw": "mpool.generate passes the prompt unchanged: leave it out",
+    "return_documents": "the result has the text of each document: leave it out",
+    "size": "set `width` and `height`",
+    "store": _UNNEEDED,
+    "stream_options": "the result of a stream has `usage`: leave it out",
+    "suffix": "write the fill-in-the-middle tokens of the model into the prompt, with parse_special=True",
+    "system": _SYSTEM,
+    "system_prompt": _SYSTEM,
+    "target_devices": _ALL_CPUS,
+    "threads": _THREADS,
+    "torch_dtype": "set `compute`: auto, float32, bfloat16 or int8",
+    "trust_remote_code": "mpool runs no code of model files: leave it out",
+    "use_mlock": "mpool locks no memory: leave it out",
+    "use_mmap": "set `weights`: auto, mapped or packed",
+    "user": "set `tenant`",
+    "verbose": "set the level of the logger mpool: logging.getLogger('mpool')",
+}
+
+
+def own_name(name: str, known: list[str]) -> str | None:
+    """Return the argument among ``known`` that has ``name`` in another library, or None."""
+    return next((own for own in known if name in SYNONYMS.get(own, ())), None)
