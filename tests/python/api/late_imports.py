@@ -16,6 +16,7 @@ REASONS = {
 
 ROWS = """
 mpool  mpool.resources  1  start-up
+mpool._functions  mpool.models  1  start-up
 mpool._functions  mpool.runtime  1  start-up
 mpool._functions  mpool.tasks.running  1  start-up
 mpool._methods  mpool.tasks.running  3  start-up
@@ -37,6 +38,7 @@ mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  os  1  start-up
 mpool.cli.completing  mpool.errors  1  start-up
+mpool.cli.completing  mpool.resources  1  start-up
 mpool.cli.completing  shtab  1  optional
 mpool.cli.demo  mpool.cli.common  1  start-up
 mpool.cli.demo  mpool.debug.show  1  start-up
@@ -45,6 +47,7 @@ mpool.cli.demo  mpool.models  2  start-up
 mpool.cli.demo  mpool.models.sources.bundled  1  start-up
 mpool.cli.demo  mpool.similarity  2  start-up
 mpool.cli.embedding  mpool.errors  3  start-up
+mpool.cli.embedding  mpool.models  1  start-up
 mpool.cli.embedding  mpool.tasks.embedding_results  1  core
 mpool.cli.embedding  numpy  2  core
 mpool.cli.embedding  numpy.lib  1  core
@@ -61,19 +64,21 @@ mpool.cli.removing  mpool.models  1  start-up
 mpool.cli.scaling  mpool.errors  2  start-up
 mpool.cli.scaling  mpool.integrations.ray.parquet  1  optional
 mpool.cli.scaling  mpool.integrations.ray.serving  1  optional
+mpool.cli.scaling  mpool.resources  1  start-up
 mpool.cli.searching  mpool.errors  2  start-up
 mpool.cli.searching  mpool.tasks.similarity  1  core
 mpool.cli.searching  numpy  1  core
 mpool.cli.serving  mpool.config  1  start-up
 mpool.cli.serving  mpool.errors  3  start-up
 mpool.cli.serving  mpool.pool  1  start-up
+mpool.cli.serving  mpool.resources  1  start-up
 mpool.cli.serving  mpool.server.errors  1  optional
 mpool.cli.serving  mpool.server.interfaces  1  start-up
 mpool.cli.serving  mpool.server.serving  1  optional
 mpool.cli.serving  mpool.server.settings  3  optional
 mpool.cli.serving  mpool.server.worker  1  optional
 mpool.cli.serving  mpool.tasks.captures  1  start-up
-mpool.cli.talking  mpool.errors  2  start-up
+mpool.cli.talking  mpool.errors  4  start-up
 mpool.cli.talking  mpool.tasks.sampling  1  start-up
 mpool.cli.talking  readline  1  start-up
 mpool.conversation.grammar  llguidance  3  optional
@@ -118,6 +123,10 @@ mpool.pool  mpool.debug  1  start-up
 mpool.pool  mpool.runtime  7  start-up
 mpool.pool  mpool.runtime.health  1  start-up
 mpool.pool  mpool.tasks  2  start-up
+mpool.resources  importlib.metadata  2  start-up
+mpool.resources  json  1  start-up
+mpool.resources  shlex  1  start-up
+mpool.resources  urllib.parse  1  start-up
 mpool.runtime.entry  hashlib  1  start-up
 mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  2  start-up
@@ -144,7 +153,7 @@ mpool.server.application  mpool.pool  1  start-up
 mpool.server.application  mpool.server.settings  1  optional
 mpool.server.application  starlette.middleware.cors  1  optional
 mpool.server.models  mpool.model  1  start-up
-mpool.server.models  mpool.models  6  start-up
+mpool.server.models  mpool.models  7  start-up
 mpool.server.models  mpool.runtime.load_options  1  start-up
 mpool.server.ollama_models  mpool.models  1  start-up
 mpool.server.openai.responses  mpool.results  1  start-up

@@ -239,6 +239,24 @@ def test_only_tokens_that_the_model_reads_are_examined(pool: mpool.Pool, folders
     assert seen == [62]
 
 
+def test_long_texts_are_not_tokenised_whole(pool: mpool.Pool, folders: dict[str, Path],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a stride, only the beginning of a long text is labelled: the rest is not tokenised."""
+    from mpool.tokenizers.native import Native
+
+    spans, seen = Native.spans, []
+    monkeypatch.setattr(Native, "spans", lambda self, texts: (seen.append(sum(map(len, texts))),
+                                                              spans(self, texts))[1])
+    long = "the dog runs to Québec " * 40_000
+    found = pool.classify_tokens(long, folders["bert"], ignore_labels=[])
+    assert sum(seen) < 10_000, seen
+    assert list(found) == list(pool.classify_tokens(long[:3000], folders["bert"], ignore_labels=[]))
+    seen.clear()
+    with pytest.raises(mpool.InvalidArgument, match="50,000,000 characters"):
+        pool.classify_tokens(["dog", "dog " * 12_500_000], folders["bert"])
+    assert sum(seen) < 10_000, seen
+
+
 def test_progress_counts_texts(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     seen: list[tuple[int, int | None]] = []
     pool.classify_tokens([LONG] * 3, folders["bert"], stride=3, aggregation="simple",

@@ -54,3 +54,70 @@ def test_unknown_options_of_pools_and_loads(call: Any, of: str) -> None:
 def test_configurations_are_still_copied_and_pickled() -> None:
     config = mpool.PoolConfig(threads=1, keep_alive="10m")
     assert pickle.loads(pickle.dumps(config)) == config == copy.deepcopy(config)
+
+
+#: Call in the habit of another library -> what the error names.
+CALLS: list[tuple[Any, str]] = [
+    (lambda: mpool.embed(sentences=TEXTS), "`sentences` is not an option of embed; use `inputs`"),
+    (lambda: mpool.embed(documents=TEXTS, parallel=2), "`documents` is not an option of embed; use `inputs`"),
+    (lambda: mpool.embed(model="x", input=TEXTS), "`input` is not an option of embed; use `inputs`"),
+    (lambda: mpool.embed(TEXTS, parallel=2), "one request uses all CPUs: leave it out"),
+    (lambda: mpool.embed(TEXTS, output_value="token_embeddings"), "use mpool.embed_tokens"),
+    (lambda: mpool.embed(TEXTS, encoding_format="float"), "a numpy array: leave it out"),
+    (lambda: mpool.embed(), r"missing the argument 'inputs'. Call embed\(inputs, model, ...\)"),
+    (lambda: mpool.embed("x", "y", "z"), "takes 2 positional arguments, got 3. Call embed.*pass all options by name"),
+    (lambda: mpool.embed("x", inputs="y"), "got multiple values for argument 'inputs'"),
+    (lambda: mpool.embed("all-minilm", "x"), r"The model is the second argument: embed\(inputs, 'all-minilm'\)"),
+    (lambda: mpool.chat("qwen3:0.6b", [{}]), r"The model is the second argument: chat\(messages, 'qwen3:0.6b'\)"),
+    (lambda: mpool.rerank([("q", "d"), ("q", "e")]), r"rerank\(query, \[document, ...\]\).*classify\(pairs, model\)"),
+    (lambda: mpool.rerank("q", ["d"], return_documents=True), "the text of each document: leave it out"),
+    (lambda: mpool.rerank(query="q", passages=["d"]), "use `documents`"),
+    (lambda: mpool.semantic_search(query_embeddings=[[1.0]], corpus_embeddings=[[1.0]]), "use `queries`"),
+    (lambda: mpool.semantic_search([[1.0]], corpus_embeddings=[[1.0]]), "use `corpus`"),
+    (lambda: mpool.semantic_search([[1.0]], [[1.0]], score_function="dot"), "use `metric`"),
+    (lambda: mpool.semantic_search([[1.0]], [[1.0]], 5), r"Call semantic_search\(queries, corpus, ...\), and pass"),
+    (lambda: mpool.paraphrase_mining(embeddings=[[1.0]]), "use `vectors`"),
+    (lambda: mpool.community_detection([[1.0]], min_size=2), "did you mean `min_community_size`"),
+    (lambda: mpool.similarity(embeddings1=[1.0], embeddings2=[1.0]), "use `a`"),
+    (lambda: mpool.similarity([1.0]), r"Call similarity\(a, b, ...\)"),
+    (lambda: mpool.generate(messages=[{}]), r"use mpool.chat\(messages\)"),
+    (lambda: mpool.chat(prompt="x"), r"use mpool.generate\(prompt\)"),
+    (lambda: mpool.generate("x", system="y"), "begin the messages of mpool.chat"),
+    (lambda: mpool.generate("x", format="json"), "use `response_format`"),
+    (lambda: mpool.chat([{}], chat_template_kwargs={}), "use `template_options`"),
+    (lambda: mpool.generate_image("x", size="512x512"), "set `width` and `height`"),
+    (lambda: mpool.vision(image="x.png", prompt="y"), "use `images`"),
+    (lambda: mpool.classify("x", "m", candidate_labels=["a"]), "use `labels`"),
+    (lambda: mpool.tokenize("x"), r"Call tokenize\(text, model, ...\)"),
+    (lambda: mpool.detokenize(tokens=[1], model="x"), "use `ids`"),
+    (lambda: mpool.load(model_path="x.gguf"), "use `ref`"), (lambda: mpool.load(), r"Call load\(ref, ...\)"),
+    (lambda: mpool.get(model="x"), "use `key`"), (lambda: mpool.pool_tokens([[[1.0]]], pool_factor=2), "use `factor`"),
+    (lambda: mpool.ps(1), "takes 0 positional arguments"), (lambda: mpool.capture(folder="x"), "`folder` is not an"),
+    (lambda: mpool.aio.embed(sentences=TEXTS), "use `inputs`"),
+    (lambda: mpool.get("all-MiniLM-L6-v2").embed("x", model="y"), r"call mpool.embed\(...\)"),
+    (lambda: mpool.get("all-MiniLM-L6-v2").tokenize(), r"Call Model.tokenize\(text, ...\)"),
+]
+
+
+@pytest.mark.parametrize("at", range(len(CALLS)))
+def test_calls_in_the_habit_of_other_libraries_name_what_to_use(at: int) -> None:
+    """A wrong call is an error of mpool, and a TypeError where Python raises one."""
+    call, words = CALLS[at]
+    with pytest.raises(mpool.MpoolError, match=words) as caught:
+        call()
+    assert isinstance(caught.value, (TypeError, mpool.InvalidArgument, mpool.UnknownModel))
+
+
+def test_a_type_error_inside_a_function_stays_one() -> None:
+    """Only arguments that do not match the parameters become errors of mpool."""
+    from mpool.resources import typed
+
+    @typed
+    def outer(a: int) -> None:
+        inner()  # type: ignore[call-arg]
+
+    def inner(b: int) -> None: ...
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'") as caught:
+        outer(1)
+    assert not isinstance(caught.value, mpool.MpoolError)

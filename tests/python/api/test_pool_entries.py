@@ -87,6 +87,7 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
     "mpool capture": ("llama", lambda pool, model, o: _captured("--model", model, "--max-tokens", "2", "--prompt",
                                                                 "a")),
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
+    "mpool run": ("llama", lambda pool, model, o: _command("run", model, "--max-tokens", "2", "a")),
 }
 #: Public functions that compute, by module or class. All others must be in OTHERS.
 OUTPUTS = {"embed_sparse", "embed_tokens", "embed_all"}
@@ -108,8 +109,8 @@ OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "
 
 #: Commands without a row. `demo` needs models of the catalogue. `demo`, `serve`, `worker` and `ray` call methods of a
 #: pool that have rows.
-OTHER_COMMANDS = {"completion", "demo", "models", "ps", "pull", "quantize", "ray", "rm", "show", "serve", "stop",
-                  "worker"}
+OTHER_COMMANDS = {"completion", "demo", "list", "ls", "models", "ps", "pull", "quantize", "ray", "rm", "show", "serve",
+                  "stop", "worker"}
 
 
 def _image_file() -> str:
@@ -173,7 +174,7 @@ def test_the_table_is_complete() -> None:
 
     commands = next(iter(make_parser()._subparsers._group_actions)).choices  # type: ignore[union-attr]
     assert set(commands) == OTHER_COMMANDS | {"embed", "embed-image", "search", "rerank", "classify", "generate",
-                                               "generate-image", "chat", "vision", "capture"}
+                                               "generate-image", "chat", "run", "vision", "capture"}
     assert all(f"mpool {name}" in ENTRIES for name in set(commands) - OTHER_COMMANDS)
 
 

@@ -213,7 +213,7 @@ def test_prometheus(bert: Path) -> None:
 def test_prometheus_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mpool.runtime.prometheus", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    missing = r'prometheus_client.*pip install "mpool\[server\]"'
+    missing = r'prometheus_client.*pip install .*(prometheus.*the extra server of mpool|"\.\[server\]")'
     with mpool.Pool() as pool, pytest.raises(mpool.Unsupported, match=missing):
         pool.metrics("prometheus")
 

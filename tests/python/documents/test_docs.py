@@ -11,6 +11,8 @@ import docrunner
 import pytest
 from docrunner import ROOT, PageRun, blocks_of
 
+from mpool.models import HubRef, load_catalogue
+
 from realmodels import catalogued_path
 
 if not (ROOT / "README.md").exists() or not (ROOT / "csrc").is_dir():
@@ -29,6 +31,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("substitutes")
     docrunner.write_substitutes(folder)
     return folder
+
+
+@pytest.mark.parametrize("page, keys", [
+    ("docs/guides/classify.md", ["distilbert-base-uncased-finetuned-sst-2-english", "bert-base-NER"]),
+    ("docs/guides/rerank.md", ["ms-marco-MiniLM-L6-v2", "bge-reranker-v2-m3", "Qwen3-Reranker-0.6B"]),
+    ("docs/server/encoders.md", [
+        "splade-v3", "colbertv2.0", "answerai-colbert-small-v1", "ms-marco-MiniLM-L6-v2", "bge-reranker-v2-m3",
+        "Qwen3-Reranker-0.6B", "distilbert-base-uncased-finetuned-sst-2-english", "bert-base-NER"])])
+def test_pages_of_encoders_name_models_and_repositories(page: str, keys: list[str]) -> None:
+    """A newcomer needs a model to try the page with: the names of the catalogue, and their repositories."""
+    text = (ROOT / page).read_text()
+    for key in keys:
+        reference = load_catalogue().rows[key].refs[0]
+        assert isinstance(reference, HubRef) and f"`{key}`" in text and f"`{reference.repo}`" in text, key
+    assert "has no classifier" not in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -242,7 +242,7 @@ def test_errors_of_the_hub(hub: Hub, online: Child) -> None:
     hub.repos["org/fine"] = Repo(files, commit(11))
     hub.seen.clear()
     hub.repos["org/pickle"] = Repo({"config.json": b"{}", "pytorch_model.bin": b"PK"}, commit(12))
-    for ref, error, text in (("org/none", "DownloadError", "the repository org/none does not exist or is private"),
+    for ref, error, text in (("org/none", "DownloadError", "the hub has no repository org/none, or it is private"),
                              ("org/gated", "DownloadError", "hf auth login"),
                              ("org/broken", "DownloadError", "org/broken could not be downloaded"),
                              ("org/fine@nope", "DownloadError", "org/fine@nope"),

@@ -229,7 +229,7 @@ def test_local_files_and_folders(tmp_path: Path) -> None:
         resolve(str(tmp_path / "m"))
     (tmp_path / "m" / "a.gguf").unlink()
     assert resolve(str(tmp_path / "m")).path.endswith("b-00001-of-00002.gguf")
-    with pytest.raises(errors.FileError, match="No such file"):
+    with pytest.raises(errors.FileError, match="no such file or folder, and the hub was not asked"):
         resolve(str(tmp_path / "absent"))
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(errors.FormatError, match="FIFO"):

@@ -194,6 +194,21 @@ def test_target(folder: Path, tmp_path: Path) -> None:
     _only(tmp_path, {"q.gguf"})
 
 
+@pytest.mark.parametrize("first, second", [("Q8_0", "Q4_0"), ("Q4_K_M", "Q8_0")])
+def test_quantising_twice_is_refused(folder: Path, tmp_path: Path, first: str, second: str,
+                                     caplog: pytest.LogCaptureFixture) -> None:
+    """As llama.cpp does, unless it is allowed. Floats, and the same type again, lose nothing."""
+    source, target = quantisedfiles.write("qwen2", first, folder), tmp_path / "q.gguf"
+    with pytest.raises(mpool.InvalidArgument, match="precision a second time.*--allow-requantize") as caught:
+        quantize(str(source), str(target), second)
+    assert f"of type {first[:4]}" in str(caught.value) and not target.exists()
+    for allowed in ("F16", "F32", first):
+        quantize(str(source), str(target), allowed, force=True)
+    assert "a second time" not in caplog.text
+    quantize(str(source), str(target), second, force=True, allow_requantize=True)
+    assert "a second time" in caplog.text
+
+
 def test_target_that_appears_during_the_write(folder: Path, tmp_path: Path) -> None:
     source = quantisedfiles.write("qwen2", "F32", folder)
     target = tmp_path / "q.gguf"

@@ -176,7 +176,7 @@ def test_failed_pull_ends_its_stream_with_an_error(bert: Path, tmp_path: Path,
     with serving([f"bert={bert}"], catalogue=True) as made:  # offline
         status, found = lines(made, "/api/pull", {"model": "Qwen2.5-Coder-0.5B-Instruct"})
         assert status == 200 and found[0] == {"status": "pulling manifest"} and "error" in found[-1] and len(found) == 2
-        assert ask(made, "/api/pull", {"model": "Qwen2.5-Coder-0.5B-Instruct", "stream": False})[0] == 404
+        assert ask(made, "/api/pull", {"model": "Qwen2.5-Coder-0.5B-Instruct", "stream": False})[0] == 503
         assert made.state.streams == 0
 
 

@@ -1,0 +1,115 @@
+"""Commands as users of Ollama and llama.cpp write them: they work, or the error has the command to use."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.cli import main
+from mpool.cli.parser import make_parser
+
+GREEDY = ["--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
+OPTIONS: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+
+
+class Terminal(io.StringIO):
+    """Standard input of a user."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _stdin(text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Set standard input: a file with a text, or /dev/null (None)."""
+    path = tmp_path / "stdin"
+    path.write_text(text or "")
+    monkeypatch.setattr("sys.stdin", open(os.devnull if text is None else path, encoding="utf-8"))
+
+
+@pytest.mark.parametrize("arguments, piped, prompt", [
+    (["Say", "hello."], None, "Say hello."), (["Say hello."], None, "Say hello."),
+    ([*GREEDY[:2], "Say", "hello."], None, "Say hello."), ([], "Say hello.", "Say hello."),
+    (["Shorter:"], "A text.", "A text.\n\nShorter:")])
+def test_run_answers_a_prompt(llama: Path, arguments: list[str], piped: str | None, prompt: str, tmp_path: Path,
+                              capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _stdin(piped, monkeypatch, tmp_path)
+    assert main(["run", str(llama), *arguments, *GREEDY[2:], "--temperature", "0"]) == 0
+    wanted = mpool.chat([{"role": "user", "content": prompt}], str(llama), **OPTIONS).text
+    assert capsys.readouterr().out == wanted + "\n"
+
+
+def test_run_chats_in_a_terminal(llama: Path, capsys: pytest.CaptureFixture[str],
+                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal())
+    asked = iter(["Hello", "/bye"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(asked))
+    assert main(["run", str(llama), *GREEDY]) == 0
+    said = capsys.readouterr()
+    assert "Chat with" in said.err and said.out == \
+        mpool.chat([{"role": "user", "content": "Hello"}], str(llama), **OPTIONS).text + "\n"
+
+
+def test_run_prints_the_vector_of_an_embedding_model(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    _stdin(None, monkeypatch, tmp_path)
+    assert main(["run", str(bert), "A", "cat"]) == 0
+    assert np.array_equal(np.array(json.loads(capsys.readouterr().out), np.float32), mpool.embed("A cat", str(bert)))
+
+
+@pytest.mark.parametrize("arguments, part", [
+    (["run", "digits-sd3", "a", "three"], "Use mpool generate-image --model digits-sd3 PROMPT"),
+    (["run", "MODEL"], "mpool run MODEL PROMPT"),
+    (["chat", "one", "--model", "two"], "the model is given twice")])
+def test_refused_runs(arguments: list[str], part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                      monkeypatch: pytest.MonkeyPatch) -> None:
+    _stdin(None, monkeypatch, tmp_path)
+    assert main(arguments) == 1
+    assert part in capsys.readouterr().err
+
+
+def test_chat_takes_the_model_as_an_argument(llama: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    _stdin("Hello\n", monkeypatch, tmp_path)
+    assert main(["chat", str(llama), *GREEDY]) == 0
+    assert capsys.readouterr().out == \
+        mpool.chat([{"role": "user", "content": "Hello"}], str(llama), **OPTIONS).text + "\n"
+
+
+def test_list_lists_downloaded_models(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for command in (["models", "--local", "--json"], ["list", "--json"], ["ls", "--json"]):
+        assert main([*command, "--capability", "text_to_image"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1] == found[2] and "digits-sd3" in [row["key"] for row in found[0]]
+
+
+def test_serve_takes_models_as_arguments() -> None:
+    parse = make_parser().parse_args
+    for arguments in (["serve", "a", "b=c"], ["serve", "--port", "0", "a", "b=c"], ["serve", "a", "--port", "0", "b=c"]):
+        assert parse(arguments).names == ["a", "b=c"]
+    assert parse(["ray", "serve", "a"]).names == ["a"]
+
+
+@pytest.mark.parametrize("arguments, part", [
+    (["create", "x", "-f", "Modelfile"], "mpool serve NAME=MODEL"), (["cp", "a", "b"], "mpool serve NAME=MODEL"),
+    (["push", "a"], "hf upload"), (["version"], "mpool --version"), (["help"], "mpool --help"),
+    (["generate", "qwen3:0.6b", "Why?"], "mpool run MODEL PROMPT"), (["chat", "a", "Why?"], "mpool run MODEL PROMPT"),
+    (["serve", "a", "--colour"], "unrecognized arguments: --colour")])
+def test_other_commands_name_what_to_use(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2 and part in capsys.readouterr().err
+
+
+def test_embed_notes_that_its_first_text_names_a_model(bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["embed", "all-minilm", "A cat", "--model", str(bert)]) == 0
+    assert capsys.readouterr().err == ""
+    main(["embed", "all-minilm", "A cat", "--offline"])
+    assert "mpool embed --model all-minilm TEXT" in capsys.readouterr().err

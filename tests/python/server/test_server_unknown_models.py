@@ -1,0 +1,112 @@
+"""Errors about models name the model, those it may mean, and the capability that it has, in every protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import Raw, ask, serving
+
+import mpool
+
+CHAT = [{"role": "user", "content": "Hello"}]
+#: Path -> body without the model, for a route of each protocol.
+GENERATION: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": CHAT}, "/v1/completions": {"prompt": "x"}, "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": CHAT, "max_tokens": 4}, "/v1/messages/count_tokens": {"messages": CHAT},
+    "/api/generate": {"prompt": "x", "stream": False}, "/api/chat": {"messages": CHAT, "stream": False}}
+EMBEDDING: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": "x"}, "/api/embed": {"input": "x"}, "/api/embeddings": {"prompt": "x"},
+    "/embed": {"inputs": "x"}, "/embed_all": {"inputs": "x"}, "/pooling": {"input": "x"},
+    "/similarity": {"inputs": {"source_sentence": "x", "sentences": ["y"]}}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "/rerank": {"query": "x", "texts": ["y"]}, "/v1/rerank": {"query": "x", "documents": ["y"]},
+    "/v1/score": {"text_1": "x", "text_2": "y"}, "/predict": {"inputs": "x"}, "/classify": {"input": "x"},
+    "/classify_tokens": {"inputs": "x"}, "/embed_sparse": {"inputs": "x"}}
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path, bert: Path) -> Iterator[Any]:
+    with serving([f"bert={bert}", f"llama={llama}"]) as made:
+        yield made
+
+
+def message(found: Any) -> str:
+    error = found["error"]
+    return error if isinstance(error, str) else error["message"]
+
+
+@pytest.mark.parametrize("path", [*GENERATION, *EMBEDDING, *OTHERS])
+def test_an_unknown_name_and_the_nearest_one(server: Any, path: str) -> None:
+    body = {**GENERATION, **EMBEDDING, **OTHERS}[path]
+    status, found = ask(server, path, {**body, "model": "lama"})
+    assert status == 404 and "'lama' is unknown; did you mean llama?" in message(found)
+    status, found = ask(server, path, {**body, "model": "z" * 100})
+    assert status == 404 and "zzz..." in message(found) and "did you mean" not in message(found)
+
+
+@pytest.mark.parametrize("path", GENERATION)
+def test_an_embedding_model_generates_nothing(server: Any, path: str) -> None:
+    status, found = ask(server, path, {**GENERATION[path], "model": "bert"})
+    if path == "/v1/messages/count_tokens" and status == 200:
+        return
+    text = message(found)
+    assert status == 400 and "bert: the model's capability is text_embedding, not text_to_text." in text, text
+    assert "Models that fit: llama." in text
+
+
+@pytest.mark.parametrize("path", [*EMBEDDING, *OTHERS])
+def test_a_language_model_embeds_nothing(server: Any, path: str) -> None:
+    status, found = ask(server, path, {**EMBEDDING, **OTHERS}[path] | {"model": "llama"})
+    text = message(found)
+    assert status in (400, 424) and "llama: the model's capability is text_to_text, not text_embedding." in text, text
+    assert "Models that fit: bert." in text
+
+
+@pytest.mark.parametrize("path, words", [
+    ("/rerank", "bert: is an embedding model, not a reranker."), ("/v1/score", "not a reranker"),
+    ("/predict", "bert: is an embedding model, not a classifier"), ("/classify", "not a classifier"),
+    ("/classify_tokens", "bert: is an embedding model, not a token classifier."),
+    ("/embed_sparse", "bert: has no sparse vectors; it has: dense")])
+def test_an_embedding_model_says_what_it_is(server: Any, path: str, words: str) -> None:
+    status, found = ask(server, path, {**OTHERS[path], "model": "bert"})
+    assert status in (400, 424) and words in message(found), found
+    assert "mpool." not in message(found)  # hints for Python
+
+
+def test_no_error_has_a_path(server: Any, bert: Path) -> None:
+    """A model that a program loaded from a path into the pool of the server is not suggested."""
+    server.state.pool.embed("x", bert)
+    for body in (GENERATION["/v1/completions"], {"prompt": "y"}):
+        _, found = ask(server, "/v1/completions", {**body, "model": "bert"})
+        assert "/" not in message(found)
+
+
+# ---- downloads -------------------------------------------------------------------------------------------------------
+
+def test_a_failed_pull_says_that_nothing_was_downloaded_and_why(bert: Path, tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MPOOL_OFFLINE", "HF_HUB_OFFLINE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("MPOOL_CACHE", "HF_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    body = {"model": "bge-small-en-v1.5"}
+    with serving([f"bert={bert}"], catalogue=True) as made:
+        status, found = ask(made, "/api/pull", {**body, "stream": False})
+        assert (status, found["error"]) == \
+            (503, "The model could not be downloaded. Downloads are disabled (offline).")
+        with Raw(made, 60) as raw:
+            _, _, data = raw.request("/api/pull", json.dumps(body).encode()).answer()
+        assert json.loads(data.splitlines()[-1]) == found
+        status, found = ask(made, "/api/pull", {"model": "bge-smal", "stream": False})
+        assert status == 404 and "'bge-smal' is not in the catalogue" in found["error"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://secret.internal")
+    monkeypatch.setattr("mpool.models.sources.probe.unreachable", lambda endpoint: "no route to 10.0.0.1")
+    with serving([f"bert={bert}"], mpool.PoolConfig(shutdown_grace=1.0, offline=False), catalogue=True) as made:
+        status, found = ask(made, "/api/pull", {**body, "stream": False})
+        assert (status, found["error"]) == \
+            (503, "The model could not be downloaded. The hub cannot be reached.")
