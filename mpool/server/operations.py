@@ -301,7 +301,8 @@ class Endpoint:
                     raise
                 refusal = refusal_of(error, context.id)
                 if isinstance(error, WrongCapability):
-                    refusal.detail += self.state.models.suggest(error.wanted)
+                    refusal.detail = _with_name(refusal.detail, error.key, running) \
+                        + self.state.models.suggest(error.wanted)
                 if running is not None:
                     running.error = refusal.code
                 await refusal_response(refusal, scope)(scope, receive, send_with_id)
@@ -334,6 +335,13 @@ class Endpoint:
         if self.operation.on_loop:
             return bodies.parse_bounded(data, kind, context.ignored)
         return await bodies.parse_body(data, kind, context.ignored)
+
+
+def _with_name(detail: str, key: str | None, running: RunningRequest | None) -> str:
+    """Return the detail of an error with the client's name of the model in place of the pool's."""
+    if running is None or not running.model or not detail.startswith(f"{key}: "):
+        return detail
+    return running.model + detail[len(str(key)):]
 
 
 def _log_ignored(context: Context, names: list[str]) -> None:

@@ -201,7 +201,8 @@ def test_quantising_twice_is_refused(folder: Path, tmp_path: Path, first: str, s
     source, target = quantisedfiles.write("qwen2", first, folder), tmp_path / "q.gguf"
     with pytest.raises(mpool.InvalidArgument, match="precision a second time.*--allow-requantize") as caught:
         quantize(str(source), str(target), second)
-    assert f"of type {first[:4]}" in str(caught.value) and not target.exists()
+    types = ("of type Q8_0", "of type Q5_0")[first == "Q4_K_M"]  # rows of this model are too narrow for blocks of Q4_K
+    assert types in str(caught.value) and not target.exists()
     for allowed in ("F16", "F32", first):
         quantize(str(source), str(target), allowed, force=True)
     assert "a second time" not in caplog.text

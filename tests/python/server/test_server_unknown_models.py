@@ -67,7 +67,7 @@ def test_a_language_model_embeds_nothing(server: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("path, words", [
-    ("/rerank", "bert: is an embedding model, not a reranker."), ("/v1/score", "not a reranker"),
+    ("/rerank", "bert: is an embedding model, not a reranker."),
     ("/predict", "bert: is an embedding model, not a classifier"), ("/classify", "not a classifier"),
     ("/classify_tokens", "bert: is an embedding model, not a token classifier."),
     ("/embed_sparse", "bert: has no sparse vectors; it has: dense")])
@@ -75,6 +75,13 @@ def test_an_embedding_model_says_what_it_is(server: Any, path: str, words: str) 
     status, found = ask(server, path, {**OTHERS[path], "model": "bert"})
     assert status in (400, 424) and words in message(found), found
     assert "mpool." not in message(found)  # hints for Python
+
+
+def test_the_model_has_the_name_of_the_client(bert: Path) -> None:
+    with serving([f"my:bert={bert}"]) as made:
+        for name in ("my:bert", "my:bert:latest"):
+            _, found = ask(made, "/api/chat", {"model": name, "messages": CHAT})
+            assert f"{name}: the model's capability is text_embedding" in found["error"]
 
 
 def test_no_error_has_a_path(server: Any, bert: Path) -> None:
