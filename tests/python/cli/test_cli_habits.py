@@ -92,8 +92,8 @@ def test_list_lists_downloaded_models(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_serve_takes_models_as_arguments() -> None:
     parse = make_parser().parse_args
-    for arguments in (["serve", "a", "b=c"], ["serve", "--port", "0", "a", "b=c"], ["serve", "a", "--port", "0", "b=c"]):
-        assert parse(arguments).names == ["a", "b=c"]
+    for arguments in (["a", "b=c"], ["--port", "0", "a", "b=c"], ["a", "--port", "0", "b=c"]):
+        assert parse(["serve", *arguments]).names == ["a", "b=c"]
     assert parse(["ray", "serve", "a"]).names == ["a"]
 
 

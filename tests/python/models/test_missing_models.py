@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def test_reinstalling_names_the_source_of_the_installation(url: str | None, want
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     class Distribution:
         def read_text(self, name: str) -> str | None:
-            return None if url is None else '{"url": "%s"}' % url
+            return None if url is None else json.dumps({"url": url})
 
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Distribution())
     found = resources.error_of(ImportError("No module named 'jinja2'", name="jinja2"))
