@@ -422,7 +422,8 @@ def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.M
     assert pool.chat(CHAT, model, tools=TOOLS, max_tokens=2).usage.completion_tokens <= 2
     with pytest.raises(mpool.Unsupported, match="`tool_choice` requires a call, which needs the package") as caught:
         pool.chat(CHAT, model, tools=TOOLS, tool_choice="required")
-    assert re.search(r"pip install .*(llguidance.*extra grammar of mpool|\.\[grammar\])", str(caught.value)) and caught.value.key == model
+    assert re.search(r"pip install .*(llguidance.*extra grammar of mpool|\.\[grammar\])", str(caught.value))
+    assert caught.value.key == model
     with pytest.raises(mpool.Unsupported, match="`tools`: the tool f is strict, which needs"):
         pool.chat(CHAT, model, tools=[{"name": "f", "strict": True}])
 
