@@ -163,8 +163,8 @@ def test_quantised_source(folder: Path, tmp_path: Path) -> None:
     source = quantisedfiles.write("llama", "Q8_0", folder)
     quantize(str(source), str(tmp_path / "q.gguf"), "Q8_0")
     assert (tmp_path / "q.gguf").read_bytes() == source.read_bytes()
-    quantize(str(source), str(tmp_path / "k.gguf"), "Q4_K_M", threads=1)
-    quantize(str(source), str(tmp_path / "k.gguf"), "Q4_K_M", threads=3, force=True)
+    quantize(str(source), str(tmp_path / "k.gguf"), "Q4_K_M", threads=1, allow_requantize=True)
+    quantize(str(source), str(tmp_path / "k.gguf"), "Q4_K_M", threads=3, force=True, allow_requantize=True)
     with mpool.Pool() as pool:
         logits(pool, str(tmp_path / "k.gguf"), np.arange(5))
 
