@@ -2,8 +2,8 @@
 
 ``MPOOL_MUTATION_REPORT`` names the file for the outcomes. If ``MPOOL_MUTATION_TRACE`` is set (trace.c), the blocks of
 the core that each test runs are written beside it. Child processes find the running test's name in
-``MPOOL_MUTATION_TEST``; their lines are counted for it. Those that outlive this test, such as a server that a fixture of
-the module starts, are noted: later tests make them run lines, too.
+``MPOOL_MUTATION_TEST``; their lines are counted for it. Those that outlive this test, such as the server of a module's
+fixture, are noted: later tests make them run lines, too.
 """
 
 from __future__ import annotations
