@@ -26,10 +26,10 @@ _locks: Mapping[str, Any] = getattr(sys.modules.get("_frozen_importlib"), "_modu
 def _others_import() -> bool:
     """Return True if another thread imports a module of these packages."""
     names = {name for name in list(_locks) if name.partition(".")[0] in _PACKAGES}
-    frame = sys._getframe()
+    frame = sys._getframe().f_back if names else None
     while names and frame is not None:  # a module that this thread imports has a frame of its own
         names.discard(frame.f_globals.get("__name__", ""))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return bool(names)
 
 

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from . import foreign_names
 from .errors import InvalidArgument
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,6 +75,8 @@ def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgume
         known: names of all options.
         of: name of the function or command.
     """
+    from . import foreign_names
+
     names = list(known)
     listed = ", ".join(names)
     own = foreign_names.own_name(name, names)

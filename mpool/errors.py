@@ -124,13 +124,10 @@ class UnknownModel(MpoolError, LookupError):
 
 
 class WrongCapability(MpoolError, ValueError):
-    """The model has another capability than the request needs; the message names both, the hint suggests a model.
+    """The model has another capability than the request needs; the message names both, the hint suggests a model."""
 
-    Attributes:
-        wanted: capability that the request needs, or the output of a text encoder: ``"vectors"``, ``"dense"``,
-            ``"sparse"``, ``"scores"``, ``"labels"`` or ``"spans"``; None: unknown.
-    """
-
+    #: Capability that the request needs, or the output of a text encoder: ``"vectors"``, ``"dense"``, ``"sparse"``,
+    #: ``"scores"``, ``"labels"`` or ``"spans"``; None: unknown.
     wanted: str | None = None
     code, name = 15, "WRONG_CAPABILITY"
 

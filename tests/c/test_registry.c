@@ -550,7 +550,8 @@ MP_TEST(registry_replaces_without_failing_a_request) {
     fake_init(&broken);
     old.version = 1;
     new.version = 2;
-    new.load_ns = broken.load_ns = FAKE_MS(20);
+    new.load_ns = FAKE_MS(20);
+    broken.load_ns = FAKE_MS(300); /* the load below must begin before this one fails, also on a busy machine */
     broken.load_failures = 1000;
     old.step_ns = FAKE_MS(5);
     mp_registry *registry = fake_registry(2, 0);

@@ -52,22 +52,29 @@ def describe_router(folder: Folder, describe_side: Callable[[Folder], ModelDescr
         first.fail("kwargs", describe(first.get("kwargs")), 'none, or ["task"]')
     place = first.str("path", "")
     router = folder.sub(place, declared_in=path, field=first.name("path"))
-    name = next((one for one in ROUTER_CONFIGS if router.has(one)), ROUTER_CONFIGS[0])
-    config = router.fields(name)
+    config = router.fields(next((one for one in ROUTER_CONFIGS if router.has(one)), ROUTER_CONFIGS[0]))
     config.only({"types", "structure", "parameters"})
     types, structure = config.section("types"), config.section("structure")
     routes = {side: structure.list(side, of=str, limit=_MAX_MODULES) for side in structure}
-    if any(_kind(types.get(module)) in ("SparseStaticEmbedding", "IDF")
-           for modules in routes.values() for module in modules):
+    names = [name for modules in routes.values() for name in modules]
+    for name in names:
+        if not types.str(name).startswith(("sentence_transformers.", "pylate.models.")):
+            types.fail(name, shorten(types.str(name)), "a module of sentence-transformers or PyLate",
+                       "mpool never imports a class on behalf of a model file")
+    if any(_kind(types.get(name)) in ("SparseStaticEmbedding", "IDF") for name in names):
         return None
     if set(routes) != set(SIDES) or not all(routes.values()):
         raise Unsupported(f"{config.file}: structure has the routes "
                           + "; ".join(f"{shorten(side)}: {len(modules)} modules" for side, modules in routes.items())
                           + "; mpool supports query and document, each with one or more modules")
     default = _default_route(config, tuple(routes))
-    sides = {side: describe_side(Overlay(
-        folder, {MODULES_NAME: _rows_of(place, modules, types, rows[1:])}, config.file))
-        for side, modules in routes.items()}
+    sides = {}
+    for side, modules in routes.items():
+        try:
+            sides[side] = describe_side(Overlay(
+                folder, {MODULES_NAME: _rows_of(place, modules, types, rows[1:])}, config.file))
+        except Unsupported as error:  # its message names the folder, which lists no such modules
+            raise Unsupported(f"{config.file}: {structure.name(side)}: {error.message}", hint=error.hint) from error
     for side, found in sides.items():
         if found.embedding is None or "vectors" not in found.embedding.outputs or found.networks:
             raise Unsupported(f"{config.file}: the route {side} is {found.spec.architecture}, which embeds no texts; "

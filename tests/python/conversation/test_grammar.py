@@ -438,7 +438,7 @@ def test_format_text_has_no_effect(pool: mpool.Pool, llama: Path) -> None:
 
 def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(mpool.Unsupported, match=r"mpool\[grammar\]"):
+    with pytest.raises(mpool.Unsupported, match='pip install "llguidance'):
         pool.generate("Once", llama, response_format=SHORT)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool.checks import shown
 from mpool.server import bodies, interfaces
 from mpool.server.errors import Refusal
 from servers import Raw, ask, idle, serving
@@ -488,7 +489,9 @@ def test_invalid_values_are_named(server: Any, field: dict[str, Any]) -> None:
 def test_model_names_are_never_paths_or_references(server: Any, name: str) -> None:
     status, found = ask(server, "/v1/embeddings", {"model": name, "input": "x"})
     assert status == 404 and found["error"]["code"] == "model_not_found"
-    assert name not in found["error"]["message"]
+    # the name as it was sent, escaped and shortened, and at most the served model: nothing of this machine
+    assert found["error"]["message"].removesuffix("; did you mean bert?").removesuffix(".") == \
+        f"Model not found. GET /v1/models lists the models. {shown(name)} is unknown"
 
 
 def test_responses_never_contain_the_path_of_a_model(server: Any, bert: Path) -> None:
