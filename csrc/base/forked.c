@@ -14,8 +14,8 @@ static const mp_fork_handlers object_handlers = {mp_forked_hold, mp_forked_relea
 static const mp_fork_handlers parking_handlers = {.child = mp_parking_fork_child};
 static const mp_fork_handlers log_handlers = {.child = mp_log_fork_child};
 
-/* The rows of parking and of the log are constant: mp_log may not take a lock and so cannot call mp_fork_register, and
- * no lock is taken while a thread parks. */
+/* The rows of parking and of the log are set at compile time, because mp_fork_register takes a lock: neither mp_log nor
+ * a thread that parks may take one. */
 static _Atomic(const mp_fork_handlers *) rows[MP_FORK_RANK_COUNT] = {
     [MP_FORK_OBJECTS] = &object_handlers,
     [MP_FORK_PARKING] = &parking_handlers,

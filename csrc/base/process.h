@@ -1,4 +1,4 @@
-/* process.h: child processes: start, poll and kill them; and the functions with which a child confines itself.
+/* process.h: start, poll and kill child processes, and let a child confine itself.
  *
  * A child is started by exec, never as a forked copy of a process with threads. All its signals have their default
  * actions and the terminal's signals are blocked. A child belongs to the process that started it: in a forked child of
@@ -52,9 +52,9 @@ typedef struct mp_process_limits {
     uint64_t data_bytes; /* limit of private memory; 0 = unchanged */
     int files;           /* limit of descriptors; 0 = unchanged */
 } mp_process_limits;
-/* Confine the calling process: it is killed when the parent's thread that started it ends, writes no core file, gains
- * no privileges by exec, ignores signals that a terminal sends to its process group, and closes all descriptors above
- * those of mp_process_command. RECV when its parent is not `parent` any more. */
+/* Confine the calling process. It closes all descriptors above those of mp_process_command, writes no core file, and
+ * ignores the signals that a terminal sends to its process group. On Linux it is killed when the parent's thread that
+ * started it ends, and gains no privileges by exec. RECV when its parent is no longer `parent`. */
 mp_status mp_process_confine(int parent, const mp_process_limits *limits, mp_error *error);
 bool mp_process_has_parent(int parent);
 int mp_process_id(void);

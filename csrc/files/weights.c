@@ -211,8 +211,9 @@ mp_status mp_weights_check_biases(const mp_weights *weights, const char *prefix,
         const layer_part *owner = bsearch(&part, list, count, sizeof *list, compare_parts);
         if (!owner)
             owner = bsearch(&gate, list, count, sizeof *list, compare_parts);
-        /* Without an owner, the layer lacks more than a bias. If a layer lacks the bias, then so does a neighbour of
-         * one that has it: the next layers with the owner, before and after, are enough. */
+        /* Without an owner, the layer lacks more than a bias. The check compares each bias with the nearest layers,
+         * before and after, that have the owner: if any layer lacks the bias, one of them is next to a layer that
+         * has it. */
         for (int step = -1; owner && step <= 1 && status == MP_OK; step += 2) {
             char name[LAYER_NAME];
             const ptrdiff_t at = owner - list + step;

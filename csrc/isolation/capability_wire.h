@@ -30,13 +30,13 @@ typedef struct mp_request_wire {
      * them where no caller reads before `publish`. Refuse the message if a result is invalid. Returns true if the
      * request made progress in this process. */
     bool (*get_results)(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note);
-    /* Return an upper bound of the consecutive steps without progress on a request in a correct process. */
+    /* Return how many consecutive steps without progress on a request are possible in a correct process, at most. */
     uint64_t (*most_idle)(const mp_request *request);
     /* Make the results visible to callers. Called once the whole message was found valid. began_ns and now_ns: begin
      * and end of the step. */
     void (*publish)(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns);
-    /* Called when an item is retired, finished or not, or ends after a preemption: mark an unfinished result as
-     * cancelled. */
+    /* Mark an unfinished result as cancelled. Called when an item is retired, finished or not, and when an item ends
+     * after a preemption. */
     void (*close)(mp_item *item);
 
     /* --- in the child --- */

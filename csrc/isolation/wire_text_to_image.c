@@ -167,9 +167,9 @@ static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount
     return moved;
 }
 
-/* Progress is a diffusion step, preview or image. Between two of these, the engine takes up to as many steps as a
- * network has blocks; before the first, as many as all text encoders have together. The parent's model knows that
- * number, but an upper bound suffices. */
+/* Progress is a denoising step, a preview or an image. Between two of these, the engine takes at most one step per
+ * block of a network; before the first, one per block of all text encoders. The parent's model knows that number, but
+ * an upper bound suffices. */
 static uint64_t t2i_most_idle(const mp_request *request) {
     (void)request;
     return 1 << 16;

@@ -187,9 +187,10 @@ void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int
 
 /* Multiply row m of x by n weight rows as they are stored, without packing them: y[o] = x[m] . row o, for o < n. `rows`
  * points at the first row, and `stride` is the distance of rows in bytes. x is of kind A_F32 for rows of F32, otherwise
- * A_Q8. The bits are those of mp_gemm with the packed rows. For few rows of x, this is faster than packing;
- * mp_stored_product_for returns NULL where it is not: for `rows` rows of x, for a type without a slot, for activations
- * of another kind, and on instruction sets without a variant of the slot. */
+ * A_Q8. The bits are those of mp_gemm with the packed rows.
+ *
+ * mp_stored_product_for returns the product for activations of kind `acts`, or NULL. NULL means: packing is faster for
+ * `rows` rows of x, the type has no slot, `acts` is another kind, or the instruction set has no variant of the slot. */
 typedef void mp_stored_product(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y);
 mp_stored_product *mp_stored_product_for(mp_dtype dtype, mp_akind acts, int rows);
 
@@ -222,9 +223,9 @@ static inline bool mp_gemm_acts_can(int32_t N, mp_akind kind) {
     return N % MP_PANEL_N == 0 && (kind == MP_A_Q8 || kind == MP_A_BF16);
 }
 
-/* y [M, ldy] = x [M, ldx] * transpose of w [N, ldw], in fp32, with w unpacked. Uses OpenBLAS if it is loaded, passed
- * its self-test and computes products of this size with our bits (not the small ones); otherwise our own kernel. The
- * bits are the same either way. */
+/* y [M, ldy] = x [M, ldx] * transpose of w [N, ldw], in fp32, with w unpacked. Uses OpenBLAS if it is loaded, has
+ * passed its self-test and computes products of this size with the bits of our own kernel, which it does not for small
+ * products. Otherwise uses our own kernel. The bits are the same either way. */
 void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y,
                        int64_t ldy);
 

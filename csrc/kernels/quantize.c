@@ -148,7 +148,7 @@ static float fit_line(const float *x, int last, float *least) {
     *least = low;
     if (!(high > low))
         return 0;
-    for (int i = 0; i < BLOCK; i++) { /* large weights of a network matter more than their error shows */
+    for (int i = 0; i < BLOCK; i++) { /* count errors of large weights more: they change outputs more */
         weights[i] = base + fabsf(x[i]);
         w += weights[i];
         wx += weights[i] * x[i];

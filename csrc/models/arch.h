@@ -96,8 +96,8 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
 typedef struct mp_model_base {
     mp_model base;
     mp_model_facts facts;
-    const _Atomic int32_t *packing; /* NULL: facts.weights holds; else it holds while this counter is above 0, and the
-                                     * weights are packed after that */
+    const _Atomic int32_t *packing; /* NULL: facts.weights never changes. Else facts.weights is valid while this
+                                     * counter is above 0; at 0 the weights are packed */
     const _Atomic uint64_t *expert_copies; /* bytes of packed copies of experts now; NULL: none are kept */
     uint64_t expert_copies_most;           /* the same if all experts are packed */
     const _Atomic int32_t *thrashing;      /* `thrashing` of the facts; NULL: false */

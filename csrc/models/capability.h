@@ -88,8 +88,8 @@ mp_status mp_embedding_request_check_outputs(const mp_embedding_request *request
 /* Checks texts against a model: each has 1 to `context` tokens, of ids below `vocab`, and `skip` leaves one of them. */
 mp_status mp_embedding_request_check_texts(const mp_embedding_request *request, int32_t context, int32_t vocab,
                                            mp_error *error);
-/* The weights of a text's sparse vector are sparse_counts[text] entries of sparse_ids (ascending) and sparse_values,
- * from this index on. At n_texts: the room of all texts. */
+/* Returns the index in sparse_ids and sparse_values at which the sparse vector of a text begins. The vector has
+ * sparse_counts[text] entries, by ascending id. For text = n_texts: the capacity for all texts. */
 static inline int64_t mp_embedding_sparse_at(const mp_embedding_request *request, int64_t text) {
     return request->sizes.sparse_most ? text * request->sizes.sparse_most : request->offsets[text];
 }

@@ -6,7 +6,7 @@
  *   fail    the step is skipped; every item fails with MODEL, a worker fault, and is retried once
  *   die     as `fail`, but with INTERNAL: the worker ends and is replaced
  *   stall   the step is skipped and makes no progress until the worker is abandoned
- *   slow    the step takes five times as long
+ *   slow    the step takes five times as long, but at least 5 ms longer
  *   memory  the step is skipped; its items get MP_OUTCOME_WAIT_MEMORY
  *
  * or an ordinary step. Before each admission it chooses `memory` once more.

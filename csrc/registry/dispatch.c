@@ -113,8 +113,8 @@ void mp_dispatch_memory_free(mp_entry *entry) {
         mp_dispatch_wake_all(entry);
 }
 
-/* Returns the next request for this worker: the best in the queue if its policy allows this worker, else among the
- * requests whose policy does the one that comes first by priority and by the shares of the flows. */
+/* Returns the next request for this worker. This is the best request of the queue, or if the policy of that request
+ * excludes this worker, the first one by priority and fair share whose policy allows this worker. NULL: none. */
 static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     uint64_t now = mp_sys_now_ns();
     mp_queue_node *node = mp_queue_best(&entry->queue, now);

@@ -344,12 +344,11 @@ void mp_entry_note_fault(mp_entry *entry, bool outside);
  * state. *noted must be false before the first failed request of a step: a step that fails for several requests counts
  * as one fault. */
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted);
-/* Must not hold the lock. A worker was lost in a step with this request, and not by an external kill (quarantine.h).
- * Returns true if requests with
- * the same fingerprint are refused from now on. */
+/* Must not hold the lock. Call when a worker was lost in a step with this request, except by an external kill
+ * (quarantine.h). Returns true if requests with the same fingerprint are refused from now on. */
 bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone);
-/* Must not hold the lock; only the thread that holds the ticket may call it. Sets `ticket->quarantined` if workers have
- * failed with this request. Returns MP_MODEL if they have failed MP_QUARANTINE_FAULTS times. */
+/* Must not hold the lock; only the thread that holds the ticket may call it. Sets `ticket->quarantined` to whether
+ * the quarantine has a record of this request. Returns MP_MODEL if the record counts MP_QUARANTINE_FAULTS losses. */
 mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 /* Must not hold the lock; only the thread that holds the ticket may call it. Checks the request against the model,
  * unless this load of the model has checked it already, and charges the request's bytes. */

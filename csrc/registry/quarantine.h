@@ -1,5 +1,6 @@
-/* quarantine.h: fingerprints of requests in whose steps workers were lost. A request that was in two such steps is
- * refused until 10 minutes after the last of them: it would otherwise take down every worker that serves it.
+/* quarantine.h: fingerprints of requests in whose steps workers were lost. A request that counts two losses, at least
+ * one of them alone in its step, is refused until 10 minutes after the last loss: it would otherwise take down every
+ * worker that serves it.
  *
  * A request that was not alone in the step may be innocent. All such losses together count as one and make the request
  * a suspect. A suspect takes its steps alone, so that the next loss identifies the culprit; if the suspect succeeds,

@@ -574,8 +574,8 @@ static mp_status wait_gone(mp_registry *registry, mp_entry *entry, uint64_t dead
     return MP_OK;
 }
 
-/* Waits until all draining entries of the key that are at most as new as entry number `newest` are gone: a model that
- * was removed, its replacement if one was loading or staged, and models that they had replaced. */
+/* Waits until all draining entries of the key with numbers up to `newest` are gone: a model that was removed, its
+ * replacement if one was loading or staged, and models that these two had replaced. */
 static mp_status wait_all_gone(mp_registry *registry, const char *key, uint64_t newest, uint64_t deadline_ns,
                                mp_error *error) {
     mp_status status = MP_OK;

@@ -162,7 +162,7 @@ static void set_fault(mp_worker *w, const mp_error *fault) {
     w->leave = true;
     if (fault->code == MP_INTEGRITY) /* the other workers use the same files */
         mp_entry_request_unload(entry);
-    mp_dispatch_wake_all(entry); /* other workers must take the requests for which this one had room */
+    mp_dispatch_wake_all(entry); /* other workers must now take requests that this worker had room for */
     mp_mutex_unlock(&entry->lock);
 }
 
@@ -324,7 +324,7 @@ static bool reclaim_from_others(mp_worker *w) {
 }
 
 /* Must hold the lock. Stops admissions, so that a refused request is not taken again before another request has left.
- * `again`: only for MEMORY_AGAIN_MS, because there may be no other request. */
+ * `again`: admissions resume after MEMORY_AGAIN_MS at the latest, because there may be no other request. */
 static void block_admission(mp_worker *w, bool again) {
     w->memory_tight = true;
     /* this worker was trimmed already; without this, two workers that pass a request back and forth would ask each
@@ -520,8 +520,9 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     return dead;
 }
 
-/* A request found no memory in a step. The youngest request of the lowest priority is preempted and returns to the
- * front of the queue. If no other request holds memory and none is being freed, the waiting request fails. */
+/* Frees memory for a request that found none in a step: first the engine's caches, once. After that, the youngest
+ * request of the lowest priority is preempted and returns to the front of the queue. If no other request holds memory
+ * and none is being freed, the waiting request fails. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
     if (!w->trimmed) {

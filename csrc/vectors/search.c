@@ -19,10 +19,10 @@ enum {
 /* Squared lengths between which fp32 products neither overflow nor lose digits to denormals. */
 static const float LEAST_SQUARE = 1e-24f, MOST_SQUARE = 1e30f;
 
-typedef struct tiles { /* the scratch of a thread; the packed block follows */
+typedef struct tiles { /* the scratch of a thread; the packed block follows it in memory */
     float scores[TILE_QUERIES * BLOCK];
     float inverse[BLOCK]; /* 1 / length */
-    uint16_t precise[BLOCK]; /* the EXTREME vectors of the block */
+    uint16_t precise[BLOCK]; /* indices of the EXTREME vectors in the block */
     int32_t precise_count;
 } tiles;
 

@@ -195,8 +195,9 @@ static void acts_bf16(const float *x, int K, uint16_t *out) {
     }
 }
 
-/* The Hadamard stages of those distances 1 and 2 that are below `size`: multiply each lane by 1, or by -1 if it is the
- * second of its pair, and add its partner. An FMA by +-1 rounds once, as the sum or difference does. */
+/* Compute the Hadamard stages within four lanes: distance 1 if `size` exceeds 1, and distance 2 if it exceeds 2. A
+ * stage multiplies each lane by 1, or by -1 if the lane is the second of its pair, and adds its partner. An FMA by +-1
+ * rounds once, as a sum or difference does. */
 static MP_INLINE float32x4_t within(float32x4_t x, int size) {
     const float32x4_t by1 = {1, -1, 1, -1}, by2 = {1, 1, -1, -1};
     x = size > 1 ? vfmaq_f32(vrev64q_f32(x), x, by1) : x;

@@ -140,8 +140,8 @@ static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0
 
 /* ---- integers of a block ----------------------------------------------------------------------------------------- */
 
-/* True if prefetches are issued beside the loads, false if they are issued before each block. Beside the loads, tiles
- * that memory limits and that read whole lines are up to 10 % faster. Taller tiles, which arithmetic limits, are
+/* True if prefetches are issued beside the loads, false if they are issued before each block. Prefetches beside the
+ * loads make memory-bound tiles that read whole lines up to 10 % faster, and make taller, compute-bound tiles
  * slower. */
 static MP_INLINE int q_beside(int R) { return R <= 4 && Q_VECTORS(R) * Q_LANES == MP_PANEL_N; }
 

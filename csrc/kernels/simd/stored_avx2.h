@@ -211,7 +211,8 @@ static MP_INLINE s_codes s_two(const uint8_t *first, const uint8_t *second) {
     return (s_codes){_mm256_and_si256(x, mask), _mm256_and_si256(_mm256_srli_epi16(x, 4), mask)};
 }
 
-/* The activations of s_codes. After the last block of an odd number follows padding (mp_acts). */
+/* Load the activations that belong to s_codes. If the number of blocks is odd, padding follows the last one
+ * (mp_acts). */
 static MP_INLINE s_codes s_two_acts(const s_acts *a) {
     const __m256i first = s_load(a->q), second = s_load(a->q + 32);
     return (s_codes){s_half(first, second, 0), s_half(first, second, 1)};

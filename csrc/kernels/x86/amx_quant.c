@@ -367,8 +367,8 @@ static MP_NOINLINE void job_mins(const amx_product *g, const amx_job *before, co
     job(g, before, next, sums, true);
 }
 
-/* Multiply rows [r0, r1) of a product of at least TILE rows that end at r1 by the panels. If they do not fill the last
- * job, it begins with rows before it, which are not stored again. */
+/* Multiply rows [r0, r1) by the panels. Requires r1 >= TILE. If the rows do not fill the last job, that job begins with
+ * rows of the previous one, whose results are not stored again. */
 static MP_INLINE void pass(int kind, amx_product *g, int r0, int r1, int panel0, int panel1) {
     _Alignas(64) float sa[ENTRIES], factor[ENTRIES], acc[PASS * MP_PANEL_N];
     _Alignas(64) int32_t sums[2][TILE * LD_SUMS];

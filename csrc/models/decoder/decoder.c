@@ -402,8 +402,8 @@ static mp_row_context context_of(const mp_decoder_pass *pass, const mp_team_thre
     };
 }
 
-/* Adds linear(in) to the residual sum of the block, after `norm` if the layer has it. in NULL: uses the activations
- * that mp_linear_into left in pass->inner. Ends with a barrier. */
+/* Adds linear(in) to the residual sum of the block. If the layer has `norm`, the product is normed first. in NULL: uses
+ * the activations that mp_linear_into left in pass->inner. Ends with a barrier. */
 static void add_output(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view,
                        const mp_linear *linear, const mp_norm *norm, const float *in, int64_t ld) {
     const mp_decoder *model = pass->model;

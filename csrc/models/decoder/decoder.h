@@ -13,8 +13,8 @@
 enum { MP_ROPES = 2, MP_HEAD_MOST = 1024 /* components of a head; latent attention may have more */ };
 
 typedef struct mp_mla { /* sizes of multi-head latent attention (decoder/mla.h); rank 0: the model has none */
-    int32_t rank, q_rank;   /* components of a token's latent vector; of the latent vector of its queries (0: queries
-                             * have no latent) */
+    int32_t rank, q_rank;   /* components of a token's latent vector, and of the latent vector of its queries; q_rank
+                             * 0: queries have no latent vector */
     int32_t plain, rotated; /* components of a head's query before k_b: not rotated, rotated */
     int32_t value;          /* components of a head's output after v_b */
 } mp_mla;

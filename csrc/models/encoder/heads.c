@@ -118,7 +118,7 @@ float mp_log1p(float x) {
     return (float)(exponent * LN2 + 2 * s * sum);
 }
 
-/* The weight of a logit, at most 0 becomes 0. NaN stays. */
+/* Returns the sparse weight of a logit: 0 for logits of 0 or less. NaN stays NaN. */
 static float weight_of(const mp_sparse_head *head, float logit) {
     if (logit <= 0)
         return 0;

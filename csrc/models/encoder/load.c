@@ -189,7 +189,7 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
                             "at most 16,777,216 rows", "%lld", (long long)embedding->tokens.shape[0]);
     model->vocab = (int32_t)embedding->tokens.shape[0];
     builder->parameters += mp_tensor_items(&embedding->tokens);
-    /* disentangled attention may do without a table of positions */
+    /* a model with disentangled attention need not have a position table */
     if (model->flags & MP_ENCODER_LEARNED_POSITIONS ||
         (model->flags & MP_ENCODER_DISENTANGLED && mp_weights_has(weights, "position_embd.weight"))) {
         MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &embedding->positions, error));

@@ -18,9 +18,9 @@
  * There are two sources of drafts: look-up in the sequence itself (generation/draft.h), which costs nothing, and a
  * draft model (decoder/drafting.h), whose passes take time. Their time is measured too and counts against a balance of
  * its own, so that a draft model that does not help leaves look-up as it is.
- * Each step uses the source with the higher expected tokens per time. How sure the draft model was of a token predicts
- * whether it is accepted, so its tokens have odds by class of sureness, and further odds over all classes: those of a
- * token that is not proposed yet. */
+ * Each step uses the source with the higher expected tokens per time. The draft model's confidence in a token
+ * predicts whether the token is accepted. Its tokens therefore have odds per confidence class, and odds over all
+ * classes, which are used for tokens that it has not proposed yet. */
 #ifndef MP_MODELS_GENERATION_SPECULATION_H
 #define MP_MODELS_GENERATION_SPECULATION_H
 
@@ -38,7 +38,7 @@ typedef struct mp_draft { /* state of a sequence; zero-initialise */
     int32_t tokens[MP_DRAFT_MOST];
     int count, run;      /* number of draft tokens; match length from mp_draft_find */
     bool of_model;       /* the draft model proposed the tokens */
-    uint8_t sure[MP_DRAFT_MOST]; /* classes of these tokens: see mp_draft_sureness */
+    uint8_t sure[MP_DRAFT_MOST]; /* confidence classes of these tokens: see mp_draft_sureness */
     float odds[MP_ODDS]; /* 0 = unknown */
     uint32_t learned;    /* tokens that the draft model has proposed */
 } mp_draft;
@@ -77,8 +77,9 @@ bool mp_speculation_open(const mp_speculation *s, int sequences, int rows);
 /* Shortens the drafts of n <= MP_DRAFT_ROWS sequences to the tokens that the step verifies. rows: number of rows of the
  * step without drafts. row_ns: assumed time of one more row, used until it has been measured. */
 void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequences, int rows, uint64_t row_ns);
-/* Returns the expected tokens per time with the draft model, relative to the drafts that the n sequences have now (or
- * to none); above 1, the draft model is expected to pay. The tokens that it has to catch up with are not included. */
+/* Returns the expected tokens per time with the draft model, relative to those with the drafts that the n sequences
+ * have now, if any. Above 1, the draft model is expected to pay. Leaves out the time that the draft model needs to
+ * process tokens that it has not seen yet. */
 double mp_speculation_model_gain(const mp_speculation *s, mp_draft **drafts, int n, int sequences, uint64_t row_ns);
 /* Returns true if the balance allows an attempt with the draft model although it is not expected to pay. */
 bool mp_speculation_may_try_model(const mp_speculation *s, int sequences);

@@ -95,7 +95,7 @@ typedef struct expert_scratch {
     int32_t *entry;  /* [n] position of a row's expert in group order */
     int32_t *row;    /* [n] row of an entry */
     int32_t *first;  /* [count + 1] first entry of each expert */
-    _Atomic int32_t *reads; /* [2] 1: the use is measured; 1: a thread waited for the disk */
+    _Atomic int32_t *reads; /* [2] flags: [0] this use is measured; [1] a thread waited for the disk */
     float *wide;     /* [n, hidden] rows of x in group order, then expert outputs */
     float *inner;    /* [n, 2 ffn] gate and up; plain: [n, ffn] */
     void *acts;

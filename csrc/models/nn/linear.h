@@ -146,9 +146,10 @@ mp_linear mp_linear_view(const mp_linear *linear, int first, int count);
  * writes the inputs before them. */
 void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_team_thread *thread, const float *x,
                     int64_t ldx, int M, void *scratch, mp_act act, void *next_scratch);
-/* Returns true if mp_linear_into supports the pair: `linear` is not a layer that is never packed, `next` takes Q8 or
- * BF16 activations (not I8, which has one scale per row), and the layer has one part, or gate and up as two parts of
- * equal size. */
+/* Returns true if mp_linear_into supports the pair, once `linear` is packed. `linear` must not be a mapped layer, which
+ * is never packed. It must have one part, or gate and up as two parts of equal size; its outputs and the inputs of
+ * `next` must fill whole panels. `next` must have one part and take Q8 or BF16 activations: I8 has one scale per row,
+ * which is known only when the row is complete. */
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
 /* Prepares the thread's rows of x [M, n] as the first n inputs of `next`, those that mp_linear_into does not write. No
  * barrier. */

@@ -22,7 +22,7 @@ typedef struct mp_residual {
 } mp_residual;
 
 /* sum += linear(in [M, ld]). in NULL: uses the activations in `prepared` (mp_linear_into). Ends WITHOUT a barrier.
- * There is one more barrier inside if the output is normed or scaled. Returns false if the step is over. */
+ * Waits at one more barrier inside if the output is normed or scaled. Returns false if the step is over. */
 bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, const float *in, int64_t ld, int M,
                      void *prepared, const mp_residual *residual);
 

@@ -15,7 +15,7 @@ enum { MP_RELATIVE_BLOCK = 64 };
 
 typedef struct mp_relative { /* the distances of all layers */
     int32_t rows;   /* rows for distances, 2 * span */
-    int32_t *index; /* [2 length - 1] the row of each distance r - t from -(length - 1) on; ascending; owned */
+    int32_t *index; /* [2 length - 1], owned: row of each distance r - t, from -(length - 1) on; rows ascend */
     int64_t length; /* maximum length of a sequence */
 } mp_relative;
 

@@ -40,11 +40,11 @@ const float *mp_transformer_normed(const mp_row_context *context, const mp_norm 
 mp_residual mp_transformer_residual(const mp_transformer_rows *rows, const mp_norm *after, const float *scale);
 
 /* ---- the last layer ---------------------------------------------------------------------------------------------- */
-/* If only few rows of the last layer's result are read (the first row of each sequence, for example), the layer needs
- * the keys and values of all rows, but everything else of these wanted rows only. With `wanted` in the context, the
- * first part of a layer computes all keys and values and the wanted queries, the second part computes the wanted rows.
- * mp_transformer_keep then moves the wanted rows together, and the third part takes the rows that it returns. If rows
- * have adapters, the context's `adapters` must then be its `wanted_adapters`. */
+/* Often only few rows of the last layer's result are read, for example the first row of each sequence. For these wanted
+ * rows, the layer needs the keys and values of all rows, but everything else of the wanted rows only. With `wanted` in
+ * the context, the first part of a layer computes all keys and values and the wanted queries, and the second part
+ * computes the wanted rows. mp_transformer_keep then moves the wanted rows together, and the third part takes the rows
+ * that it returns. If rows have adapters, the context's `adapters` must then be its `wanted_adapters`. */
 
 /* Moves the wanted rows of x and mixed to the first rows, in order, and returns these. `rows`: all rows of the pass,
  * complete (after a barrier). Ends with a barrier. */
@@ -55,9 +55,9 @@ void mp_transformer_keep_also(const mp_row_context *context, const mp_transforme
 
 /* ---- layers ------------------------------------------------------------------------------------------------------ */
 
-/* qkv = queries, keys and values of `in` [M, hidden]: x, or the rows that mp_transformer_normed returned. With wanted
- * rows, `mixed` is overwritten, and there are four barriers more inside. Ends WITHOUT a barrier. Returns false if the
- * step is over. */
+/* Computes qkv, the queries, keys and values of `in` [M, hidden]: x, or the rows that mp_transformer_normed returned.
+ * If the context has wanted rows, overwrites `mixed` and waits at up to four more barriers. Ends WITHOUT a barrier.
+ * Returns false if the step is over. */
 bool mp_transformer_project(const mp_row_context *context, const mp_transformer_layer *layer, const float *in,
                             const mp_transformer_rows *rows);
 /* A pre-norm layer in three parts. Each part needs complete input (after a barrier) and ends WITHOUT a barrier. The

@@ -103,8 +103,8 @@ uint64_t mp_images_rest(mp_image_store *store);
 /* Releases the working memory and all idle tiles. Returns the bytes released. */
 uint64_t mp_images_trim(mp_image_store *store);
 
-/* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions, in which an
- * image is as long as its longer side. */
+/* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions: an image
+ * advances the position of the tokens after it by its longer side, in rows. */
 mp_status mp_images_begin(mp_image_store *store, const mp_text_request *request, bool axes, mp_sequence_group *group,
                           mp_error *error);
 /* Replaces placeholders by image numbers in the tokens of all sequences. Call on every admission, before anything is

@@ -36,8 +36,9 @@ void mp_flows_destroy(mp_flows *flows); /* zeroed = legal */
 static inline int mp_flows_slots(const mp_flows *flows) {
     return flows->count + flows->groups * MP_FLOWS_SHARED;
 }
-/* Add a user to the flow with this key, which is always of the same group. Returns its slot. *fresh: the slot is new to
- * this flow, so its owner's record of past service is of another flow, or of none. A shared slot is never fresh. */
+/* Add a user to the flow with this key. A key always belongs to the same group. Returns the flow's slot. Sets *fresh if
+ * the flow has just got this slot: the owner must then reset its record of past service, which describes the slot's
+ * previous flow. A shared slot is never fresh. */
 int mp_flows_enter(mp_flows *flows, uint64_t key, int group, bool *fresh);
 /* Remove a user from the flow that has this slot. */
 void mp_flows_leave(mp_flows *flows, int slot);
