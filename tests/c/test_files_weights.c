@@ -183,7 +183,7 @@ MP_TEST(files_weights_layers_have_the_same_biases) {
     }
 }
 
-/* Names of up to 147 bytes are checked. Longer ones are of no network that mpool reads. */
+/* Names of up to 147 bytes are checked. No network that mpool reads has longer ones. */
 MP_TEST(files_weights_biases_of_long_names) {
     for (int length = 147; length <= 148; length++) {
         fixture f;

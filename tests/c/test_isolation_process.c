@@ -320,7 +320,8 @@ static int process_handles(void) {
 
 static void take_info(void *arg, const mp_entry_info *info) { *(mp_entry_info *)arg = *info; }
 
-/* A forked child inherits no worker process of its parent: no charged memory and no descriptors. It starts its own. */
+/* A forked child inherits no worker process of its parent: no charged memory and no descriptors. The child
+ * starts its own worker process. */
 MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("TSan starts no threads in a forked child");

@@ -167,7 +167,7 @@ MP_TEST(models_decoder_refuses_odd_heads) {
     mp_spec_unpin(from);
 }
 
-/* The text that could begin a stop string is held back. It belongs to the answer if the request ends early. */
+/* Text that could begin a stop string is held back. If the request ends early, that text is part of the result. */
 MP_TEST(models_decoder_publishes_held_back_text_at_the_end) {
     tiny_model tiny;
     tiny_job job;

@@ -239,8 +239,8 @@ MP_TEST_SECONDS(models_drafting_forgets_rejected_tokens, 60) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* The draft model is charged with the model. Its KV cache gives way: a completion that fits without a draft model
- * succeeds with one at any limit. */
+/* The draft model's bytes are charged with the model's. The draft model's KV cache is freed when memory is short: a
+ * completion that fits without a draft model succeeds with one at any limit. */
 MP_TEST_SECONDS(models_drafting_is_charged_and_gives_way, 60) {
     tiny_model tiny;
     mp_spec *base = tiny_decoder_spec(types, 1, 64);

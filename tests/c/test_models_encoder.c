@@ -318,7 +318,7 @@ MP_TEST(models_encoder_options_make_texts_differ) {
     check_variants(&tiny, requests, COUNT, alone);
     MP_CHECK_INT(dedup->shared, 0);
 
-    /* one after the other: each variant is computed once, then recalled */
+    /* one request after the other: each variant is computed once; the second round takes recent results */
     dedup->capacity = capacity;
     dedup->keep_ns = UINT64_MAX;
     for (int round = 0; round < 2; round++)

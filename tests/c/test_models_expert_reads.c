@@ -176,8 +176,9 @@ static int asked_for(const mp_tensor *tensor) {
     return count;
 }
 
-/* The system is asked for an expert's matrices when rows choose it for the first time, and, while the model thrashes,
- * whenever they choose it. It is never asked for an expert that no row chose. The results are the same. */
+/* The core asks the system for an expert's matrices when rows choose the expert for the first time, and, while the
+ * model thrashes, whenever rows choose it. The core never asks for an expert that no row chose. The results are the
+ * same. */
 MP_TEST(models_expert_reads_ask_ahead) {
     tiny_model tiny;
     setenv("MPOOL_SPECULATION", "0", 1);

@@ -75,8 +75,8 @@ static bool is_optional(const mp_spec *spec, const char *name) {
              strcmp(name, "dense.0.bias") == 0));
 }
 
-/* A model without one of its tensors, or with a tensor that lacks a row, is refused with a typed error. It names the
- * tensor, or the one that does not fit without it. */
+/* A model without one of its tensors, or with a tensor that lacks a row, is refused with a typed error. The error
+ * names this tensor, or another one whose shape then does not fit. */
 MP_TEST_SECONDS(models_hostile_missing_tensors, 60) {
     mp_error error;
     int tried = 0, named = 0;

@@ -334,7 +334,7 @@ static bool same_position(const mp_diff_position *a, const mp_diff_position *b) 
            (a->phase > MP_DIFF_ENCODE || a->encoder == b->encoder);
 }
 
-/* Run one block, which becomes unwanted at reading `at` of the clock; 0: never. */
+/* Run a step of one block, and cancel it at reading number `at` of the clock; 0: never. */
 static mp_outcome run_one(tiny_model *tiny, mp_item *item, int at) {
     mp_item *items[1] = {item};
     mp_plan plan;

@@ -465,14 +465,14 @@ MP_TEST(models_outputs_attend_to_the_first_tokens) {
         for (int attended = 1; attended < N; attended += 7) { /* fewer and more rows than keys */
             MP_CHECK_OK(states_of(&tiny, ids, N, attended, some, &error), &error);
             MP_CHECK_OK(states_of(&tiny, ids, attended, 0, alone, &error), &error);
-            MP_CHECK(memcmp(some, alone, (size_t)attended * row) == 0); /* as if the others were not there */
+            MP_CHECK(memcmp(some, alone, (size_t)attended * row) == 0); /* as without the other tokens */
             MP_CHECK(memcmp(some + (N - 1) * TINY_WIDTH, all + (N - 1) * TINY_WIDTH, row) != 0);
-            ids[N - 1]++; /* seen by itself only */
+            ids[N - 1]++; /* only this token attends to it */
             MP_CHECK_OK(states_of(&tiny, ids, N, attended, changed, &error), &error);
             ids[N - 1]--;
             MP_CHECK(memcmp(some, changed, (N - 1) * row) == 0);
             MP_CHECK(memcmp(some + (N - 1) * TINY_WIDTH, changed + (N - 1) * TINY_WIDTH, row) != 0);
-            ids[0]++; /* seen by all */
+            ids[0]++; /* every token attends to it */
             MP_CHECK_OK(states_of(&tiny, ids, N, attended, changed, &error), &error);
             ids[0]--;
             for (int r = 0; r < N; r++)

@@ -244,8 +244,9 @@ MP_TEST(models_speculation_pays_or_backs_off) {
 
 /* ---- with a draft model ------------------------------------------------------------------------------------------ */
 
-/* Like gain(), with a draft model and without look-up. pass_ns: time of a pass of the draft model. It is sure of a
- * token with probability w->found; the model accepts w->accepted of these tokens and 15 % of the others. */
+/* Like gain(), with a draft model and without look-up. pass_ns: time of a pass of the draft model. The draft model
+ * is confident in a token with probability w->found; the model accepts w->accepted of these tokens and 15 % of the
+ * others. */
 static double model_gain(mp_speculation *s, const world *w, double pass_ns, int steps, mp_test_random *random) {
     mp_draft draft[MP_DRAFT_ROWS] = {0};
     mp_draft *list[MP_DRAFT_ROWS];
@@ -318,7 +319,7 @@ MP_TEST(models_speculation_uses_a_draft_model_where_it_pays) {
     }
 }
 
-/* A draft model of growing sureness: five classes, and the likeliest token wherever it is. */
+/* mp_draft_sureness distinguishes five confidence classes, and finds the likeliest token at any position. */
 MP_TEST(models_draft_sureness_is_the_lead_of_the_likeliest_token) {
     static const float leads[] = {0.1f, 1, 2, 5, 9};
     float logits[77];

@@ -351,7 +351,8 @@ MP_TEST(pool_queue_loses_no_virtual_time) {
     mp_queue_destroy(&queue);
 }
 
-/* The same for a tenant that was idle while another one was served, whatever each had before. */
+/* A tenant that was idle while another one was served gets no more than its share afterwards, no matter how much
+ * service it had before. */
 MP_TEST(pool_queue_owes_idle_flows_nothing) {
     for (int large = 0; large < 2; large++) { /* the cost of the idle tenant's earlier node: 10 or 1,000 */
         mp_queue queue;
@@ -387,7 +388,7 @@ MP_TEST(pool_queue_charges_a_costly_node) {
     mp_queue_destroy(&queue);
 }
 
-/* Old nodes of a level that its age brings forward are served by shares too. */
+/* Fair shares also apply in a level that is served early because its oldest node has waited for long. */
 MP_TEST(pool_queue_shares_a_level_that_is_served_for_its_age) {
     mp_queue queue;
     numbered_node many[40], one = {.number = -2}, urgent = {.number = -3};

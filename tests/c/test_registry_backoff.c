@@ -39,8 +39,8 @@ MP_TEST(registry_backoff_of_failed_loads) {
     scene_close(&scene);
 }
 
-/* External kills have a backoff of their own. It begins anew if the last kill was a minute ago, and never breaks the
- * model. */
+/* External kills have a backoff of their own. The backoff starts over if the last kill was a minute ago, and never
+ * makes the model BROKEN. */
 MP_TEST(registry_backoff_of_external_kills) {
     scene scene;
     mp_error error;

@@ -273,8 +273,8 @@ static void abandon_it(void *arg) {
     mp_mutex_unlock(&entry->lock);
 }
 
-/* The thread of an abandoned worker may return while its requests are concluded. It waits until they are, and is woken
- * then: at shutdown (mp_entry_join), no later event of the entry wakes it. */
+/* The thread of an abandoned worker may return while its requests are being ended. The thread waits for the end and
+ * must be woken then: at shutdown (mp_entry_join), no later event of the entry wakes it. */
 MP_TEST(registry_abandoned_worker_waits_for_its_requests) {
     fake fake;
     fake_init(&fake);
@@ -287,7 +287,7 @@ MP_TEST(registry_abandoned_worker_waits_for_its_requests) {
     mp_error error;
     mp_entry *entry = registry->slots[0].current;
     mp_worker *worker = entry->workers[0];
-    mp_mutex_lock(&ticket->lock); /* stops abandon_it where it concludes the request */
+    mp_mutex_lock(&ticket->lock); /* stops abandon_it at the point where it ends the request */
     MP_CHECK_OK(mp_thread_start(&thread, "abandons", abandon_it, entry, &error), &error);
     for (bool dead = false; !dead; mp_sys_sleep_ns(FAKE_MS(1) / 4)) {
         mp_mutex_lock(&entry->lock);

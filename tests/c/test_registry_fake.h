@@ -28,7 +28,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     int threads;                        /* compute threads requested per step; 0 = 1 */
     int thread_limit;                   /* compute threads of the allocator; 0 = unchecked */
     int process;                        /* id of the process that the engines simulate; 0 = none */
-    int workers;                        /* most workers of the model; 0 = 1 */
+    int workers;                        /* maximum workers of the model; 0 = 1 */
     mp_capability capability;           /* default text_embedding */
     int version;                        /* written into results */
     /* counts */

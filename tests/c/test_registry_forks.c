@@ -498,8 +498,8 @@ MP_TEST(forks_with_compute_threads_in_use) {
     mp_cpu_allocator_close(allocator);
 }
 
-/* Once the system has refused threads, an allocator computes on one thread and does not ask again. Its copy in a forked
- * child asks again: the child may have what the parent lacked. */
+/* Once the system has refused threads, an allocator computes on one thread and does not try again. The allocator's copy
+ * in a forked child tries again: the child may get what the parent was refused. */
 static mp_status compute_after_a_refusal(void *arg, mp_error *error) {
     mp_cpu_allocator *allocator;
     (void)arg;

@@ -238,7 +238,7 @@ MP_TEST(registry_memory_of_an_eviction_that_ends_meanwhile_counts) {
     early_eviction early = {registry, 1};
     mp_reclaimer reclaimer = {
         .reclaim = evict_early, .possible = frees_nothing, .later = frees_nothing, .arg = &early};
-    mp_governor_add_reclaimer(governor, &reclaimer); /* asked before the registry, which was added first */
+    mp_governor_add_reclaimer(governor, &reclaimer); /* added after the registry, so asked before it */
     fake_init(&new);
     new.model_bytes = EACH + 100000 - new.engine_bytes;
     fake_add(registry, "new", &new, false);

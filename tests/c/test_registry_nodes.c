@@ -165,7 +165,7 @@ MP_TEST(registry_nodes_full_home) {
     holder a = {.home = 0}, b = {.home = 0}, c = {.home = 0}, d = {.home = 0};
     take(allocator, &a, 3);
     MP_CHECK_STR(where(&a, 4), "0:3,0,0,0");
-    take(allocator, &b, 2); /* node 0 has one free CPU: both CPUs are of node 3, which has just two */
+    take(allocator, &b, 2); /* node 0 has one free CPU: both CPUs come from node 3, which has just two */
     MP_CHECK_STR(where(&b, 4), "3:0,0,0,2");
     take(allocator, &c, 5);
     MP_CHECK_STR(where(&c, 4), "2:0,0,5,0");

@@ -214,7 +214,7 @@ MP_TEST(quarantine_counts_suspicions) {
     MP_CHECK_INT(mp_quarantine_add(&q, 2, false, 12), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 2, true, 13), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 14), 1);
-    mp_quarantine_clear(&q, 3, 15); /* a success takes back one loss */
+    mp_quarantine_clear(&q, 3, 15); /* a success cancels one loss */
     MP_CHECK_INT(mp_quarantine_check(&q, 3, 16), 0);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 16), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 17), MP_QUARANTINE_FAULTS);

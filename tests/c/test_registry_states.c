@@ -158,7 +158,7 @@ MP_TEST(registry_states_of_requests) {
 
 MP_TEST(registry_states_of_retries) {
     walk_every_pair(&(walk){&mp_ticket_retry_machine,
-                            {/* unused spared used exhausted */
+                            {/* columns: unused, spared, used, exhausted */
                              ".xx.", /* unused */
                              "...x", /* spared */
                              "...x", /* used */

@@ -7,7 +7,7 @@
 #include "mp_test.h"
 #include "test_registry_fake.h"
 
-/* --- counters: a table of parts of a scene, with what each part adds --- */
+/* --- counters: a table of the parts of a scene, and the counts that each part adds --- */
 
 enum { FAKES = 10, STALL_MS = 300, TOKENS_IN = 10, TOKENS_OUT = 3 };
 

@@ -43,7 +43,8 @@ MP_TEST(registry_submit_stretches_patience) {
     }
 }
 
-/* A probe that is refused for another reason is none any more: the breaker is asked again for its next submit. */
+/* A probe that is refused for another reason gives its probe back: the breaker counts it no longer, and the next
+ * submits may be probes. */
 MP_TEST(registry_submit_returns_probes) {
     scene scene;
     mp_error error;
@@ -144,7 +145,7 @@ MP_TEST(registry_submit_refusals) {
         if (rows[i].message)
             MP_CHECK_STR(error.message, rows[i].message);
         MP_CHECK_INT(entry->queue.count, rows[i].status == MP_OK);
-        if (i < 3) { /* a caller that loads the model learns the same */
+        if (i < 3) { /* mp_entry_load fails with the same error */
             MP_CHECK_STATUS(mp_entry_load(entry, true, 0, &gone, &over, &error), rows[i].status, &error);
             MP_CHECK_INT(gone, rows[i].gone);
             MP_CHECK_STR(error.message, rows[i].message);

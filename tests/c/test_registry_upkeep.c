@@ -63,8 +63,8 @@ MP_TEST(registry_upkeep_adds_up_what_can_be_freed) {
     close_several(&all);
 }
 
-/* A shortage that caches can cover trims the coldest workers, and no more than that. Bytes of workers that were told
- * already count. */
+/* A shortage that caches can cover trims the coldest workers, and no more of them than needed. Bytes of workers that
+ * were told to trim earlier count towards the shortage. */
 MP_TEST(registry_upkeep_trims_what_is_lacking) {
     static const struct {
         uint64_t bytes;
