@@ -73,8 +73,7 @@ class Model(ModelVerbs):
     @typed
     def capabilities(self) -> tuple[str, ...]:
         """All capabilities of the model: a model that embeds images and texts in one space has two. Reads its files."""
-        also = ("text_to_text",) if self._entry.capability == "vision" else ()
-        return (*dict.fromkeys(part.capability for part in self._entry.parts()), *also)
+        return self._entry.describe().capabilities
 
     @property
     @typed

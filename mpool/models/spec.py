@@ -479,6 +479,12 @@ class ModelDescription:
         """True if the model's inputs are texts, which one tokenizer encodes."""
         return self.embedding is not None or self.generation is not None
 
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """All capabilities of the model: a vision model also serves conversations without images."""
+        also = ("text_to_text",) if self.capability == "vision" else ()
+        return (*dict.fromkeys((self.capability, *(part.capability for part in self.networks))), *also)
+
     if not TYPE_CHECKING:  # mypy checks the attributes
         def __getattr__(self, name: str) -> Any:
             return _renamed.attribute(self, name)

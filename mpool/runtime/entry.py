@@ -141,6 +141,11 @@ class Entry:
                     self.was_read = True
         return self._description
 
+    @property
+    def known(self) -> ModelDescription | None:
+        """The description of the files if they are read already; None: they are not, or are forgotten."""
+        return self._description
+
     def serving(self, capability: str) -> Entry | None:
         """Return the model's entry for a capability: itself or one of its other networks; None: it has none.
 
@@ -210,12 +215,13 @@ class Entry:
             raise missing_tokenizer(posixpath.dirname(description.spec.files[0]))
         if description.tokenizer is None:
             raise InvalidArgument("the model has no tokenizer", param="model", key=self.key)
-        tokenizer = open_tokenizer(description.tokenizer, self._vocab)
-        self._require_unchanged()
         spec = description.spec
-        rows = spec.kv.get(f"{spec.architecture}.vocab_size")
-        if isinstance(rows, int):  # text encoders of image-generation pipelines have their own vocabulary sizes
-            tokenizer.fit(rows, file=description.tokenizer.json_path)
+        with _reading(self.key):
+            tokenizer = open_tokenizer(description.tokenizer, self._vocab)
+            self._require_unchanged()
+            rows = spec.kv.get(f"{spec.architecture}.vocab_size")
+            if isinstance(rows, int):  # text encoders of image-generation pipelines have their own vocabulary sizes
+                tokenizer.fit(rows, file=description.tokenizer.json_path)
         # drop the vocabulary of the file: tens of megabytes that are not needed again
         self._description, self._vocab = replace(description, tokenizer=None), None
         return tokenizer
@@ -517,7 +523,7 @@ class Entry:
                          revision=self.revision, staged=staged)
         else:
             registry.add(key, spec, compute, replace, revision=self.revision, staged=staged)
-        self._core[compute] = key  # before anything else can fail: the key is in use now
+        self._core[compute] = key  # first: the registry now has the key, whatever fails below
         kept = (self._main or self).kept.get(key)
         if kept is not None and not staged:
             registry.keep_alive(key, kept[1])
@@ -535,7 +541,8 @@ class Entry:
             self._adapters = self._read_adapters(self.loading)
         self._add_adapters(spec, len(description.spec.files))
         if description.generation is not None:
-            self._set_tokens(spec, description)
+            with _reading(self.key):
+                self._set_tokens(spec, description)
         spec.note_files()
         self._require_unchanged()
         return spec

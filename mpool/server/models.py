@@ -20,6 +20,7 @@ from .errors import Refusal
 
 if TYPE_CHECKING:
     from ..model import Model
+    from ..models import ModelDescription
     from ..pool import Pool
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
@@ -175,11 +176,7 @@ class Models:
                 ``"tokens"``.
         """
         given = [self._served[name] for name in self._given]
-        found = [(served, settings) for served in given if (settings := served.model.description.embedding) is not None
-                 and (output in settings.outputs or "vectors" in settings.outputs and output in settings.embeddings)]
-        if output == "labels" and any(not settings.scores for _, settings in found):
-            return [served for served, settings in found if not settings.scores]
-        return [served for served, _ in found]
+        return _with_output([(served, served.model.description) for served in given], output)
 
     async def listed(self) -> list[ServedModel]:
         """Return all models that clients can use, also those of the catalogue, each before its adapters. Reads their
@@ -256,17 +253,22 @@ class Models:
         return f"{shown(name)} is unknown" + (f"; did you mean {' or '.join(close)}?" if close else ".")
 
     def suggest(self, wanted: str | None) -> str:
-        """Return the part of an error message that names models of a capability. Reads no files.
+        """Return the part of an error message that names models of a capability. Reads no files: a model whose files
+        are not read now is left out.
 
         Args:
             wanted: As :attr:`mpool.errors.WrongCapability.wanted`.
         """
         if wanted is None:
             return ""
-        fitting = [served.name for served in self.all() if served.model._entry.was_read
-                   and wanted in served.capabilities] if wanted in CAPABILITIES else \
-            [served.name for served in self.with_output(wanted)]
-        return f" Models that fit: {', '.join(fitting[:_MAX_NAMED])}." if fitting else ""
+        described = [(served, found) for served in self.all() if (found := served.model._entry.known) is not None]
+        if wanted in CAPABILITIES:
+            fitting = [served for served, found in described if wanted in found.capabilities]
+        else:
+            fitting = _with_output([(served, found) for served, found in described if served.name in self._given],
+                                   wanted)
+        names = [served.name for served in fitting[:_MAX_NAMED]]
+        return f" Models that fit: {', '.join(names)}." if names else ""
 
     def _adapters_of(self, name: str) -> str:
         """Return the part of an error message that names the adapters of the model in ``MODEL:ADAPTER``."""
@@ -326,6 +328,15 @@ class Models:
         from ..models import load_catalogue
 
         return self.catalogue and load_catalogue().get(name) is not None
+
+
+def _with_output(described: list[tuple[ServedModel, ModelDescription]], output: str) -> list[ServedModel]:
+    """Return the models that compute an output; see :meth:`Models.with_output`."""
+    found = [(served, settings) for served, description in described if (settings := description.embedding) is not None
+             and (output in settings.outputs or "vectors" in settings.outputs and output in settings.embeddings)]
+    if output == "labels" and any(not settings.scores for _, settings in found):
+        return [served for served, settings in found if not settings.scores]
+    return [served for served, _ in found]
 
 
 def is_cached(key: str) -> bool:

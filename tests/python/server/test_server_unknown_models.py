@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,38 @@ def test_no_error_has_a_path(server: Any, bert: Path) -> None:
     for body in (GENERATION["/v1/completions"], {"prompt": "y"}):
         _, found = ask(server, "/v1/completions", {**body, "model": "bert"})
         assert "/" not in message(found)
+
+
+def test_suggestions_read_no_files(bert: Path, llama: Path, tmp_path: Path) -> None:
+    """The files of a model that could be suggested may be broken by now: the error is about another model."""
+    for name in ("other", "talker"):
+        shutil.copytree(bert if name == "other" else llama, tmp_path / name)
+    refs = [f"bert={bert}", f"llama={llama}", *(f"{name}={tmp_path / name}" for name in ("other", "talker"))]
+    with serving(refs) as made:
+        for name in ("other", "talker"):
+            made.state.pool.unload(name)
+            (tmp_path / name / "config.json").write_text('{"model_type": "be')
+        for name, path in (("other", "/v1/completions"), ("talker", "/v1/embeddings"), ("other", "/v1/embeddings")):
+            status, found = ask(made, path, {**(EMBEDDING | GENERATION)[path], "model": name})
+            assert (status, "json" in str(found)) in ((400, False), (503, False)), found
+        for path, body in (EMBEDDING | GENERATION | OTHERS).items():
+            name = "bert" if path in GENERATION or path in OTHERS else "llama"
+            status, found = ask(made, path, {**body, "model": name})
+            assert status in (200, 400, 424), found
+            assert status == 200 or f"{name}: " in message(found) and "Models that fit: other" not in message(found)
+
+
+def test_a_tokenizer_that_is_refused_shows_no_path(bert: Path, tmp_path: Path) -> None:
+    shutil.copytree(bert, tmp_path / "model")
+    tokenizer = json.loads((tmp_path / "model/tokenizer.json").read_text())
+    tokenizer["model"]["max_input_chars_per_word"] = 1 << 30
+    (tmp_path / "model/tokenizer.json").write_text(json.dumps(tokenizer))
+    with serving([f"m={tmp_path / 'model'}"]) as made:
+        for path, body in EMBEDDING.items():
+            status, found = ask(made, path, {**body, "model": "m"})
+            assert status == 503 and str(tmp_path) not in json.dumps(found), found
+        with pytest.raises(mpool.LimitError, match=str(tmp_path)):
+            made.state.pool.embed("x", "m")
 
 
 # ---- downloads -------------------------------------------------------------------------------------------------------
