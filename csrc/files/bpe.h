@@ -12,7 +12,7 @@ typedef struct mp_bpe mp_bpe;
 
 /* Index the vocabulary of `spec`. Takes a reference to the spec, which must be frozen or no longer change. Sets *bpe to
  * NULL and returns MP_OK if `tokenizer.ggml.tokens` or `tokenizer.ggml.merges` is missing or unsuitable: duplicate
- * tokens; a merge that is not UTF-8, is not two tokens separated by a space, or whose joint text is no token. The
+ * tokens; a merge that is not UTF-8, is not two tokens separated by a space, or whose joint text is not a token. The
  * reason is not reported. Fails only if memory is refused. */
 mp_status mp_bpe_create(mp_spec *spec, mp_bpe **bpe, mp_error *error);
 void mp_bpe_destroy(mp_bpe *bpe); /* NULL is legal */

@@ -165,7 +165,7 @@ static bool split_name(const char *name, const char *prefix, int layers, const c
     int64_t layer = 0;
     for (; *at >= '0' && *at <= '9' && layer < layers; at++)
         layer = layer * 10 + (*at - '0');
-    const bool canonical = at > digits && (*digits != '0' || at == digits + 1); /* "007" is no layer's number */
+    const bool canonical = at > digits && (*digits != '0' || at == digits + 1); /* "007" is not a layer number */
     const int64_t length = (int64_t)total - (at + 1 - name) - (int64_t)after;
     if (!canonical || layer >= layers || *at != '.' || length <= 0 || strcmp(name + total - after, end) != 0)
         return false;

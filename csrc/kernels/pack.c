@@ -361,8 +361,9 @@ static inline void pack_pairs(const rows *rows, int b, int offset, uint8_t *to, 
             }
 }
 
-/* Pack 16 scales of a byte: word w of a row holds those of blocks 2 w and 2 w + 1, low inputs first. `expand` makes
- * them of 16 stored bytes; NULL: they are stored so. `small`: scales of inputs 0-15 of the first block. */
+/* Pack the 16 scales, one byte each, of a superblock. Word w of a row holds the scales of blocks 2 w and 2 w + 1, low
+ * inputs first. `expand` converts 16 stored bytes to these words; NULL: the file stores the words themselves. `small`:
+ * where to store the scales of inputs 0-15 of the first block. */
 static inline void pack_scales16(const rows *rows, int b, int offset, void (*expand)(v4 *words), uint8_t *small,
                                  size_t block) {
     for (int o = 0; o < MP_PANEL_N; o += 16) {

@@ -137,7 +137,7 @@ static void search_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* Take the search for a call. Returns NULL with an exception if another call has it, or if it has ended. */
+/* Lock the search for a call. Returns NULL with an exception if another call has locked it, or if it has ended. */
 static mp_scan *take(search_object *self) {
     if (atomic_flag_test_and_set(&self->busy)) {
         mp_raise_new(mp_state_of((PyObject *)self), MP_INVALID_ARGUMENT, "another thread uses this search");
@@ -173,8 +173,8 @@ static void add_slice(mp_lease *lease, void *arg) {
                                &call->error);
 }
 
-/* Add items to a scan that `take` has returned, and give it back. Releases the GIL. Returns None, or NULL with an
- * exception; then the search has ended. */
+/* Add items to a scan that `take` has locked, and unlock it. Releases the GIL. Returns None, or NULL with an exception;
+ * the search has then ended. */
 static PyObject *add_items(search_object *self, const void *items, int64_t count) {
     mp_state *state = mp_state_of((PyObject *)self);
     mp_registry *registry = mp_registry_of(state, self->registry);

@@ -148,8 +148,8 @@ void mp_entry_request_unload(mp_entry *entry) {
         mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
 }
 
-/* A program that kills worker processes, such as the system's OOM killer, is no fault of the model: the model stays up,
- * and its workers return after a backoff, which leaves the machine time to recover. */
+/* A program that kills worker processes, such as the system's OOM killer, is not a fault of the model: the model stays
+ * up, and its workers return after a backoff, which leaves the machine time to recover. */
 static void note_kill(mp_entry *entry) {
     uint64_t now = mp_sys_now_ns();
     bool again = entry->kill_backoff_ns && now - entry->killed_ns < DEATHS_WITHIN_MS * MS;

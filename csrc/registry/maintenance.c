@@ -6,7 +6,8 @@
 #include "base/trace.h"
 
 static const uint64_t NEVER = UINT64_MAX;
-/* The thread goes on ticking for a while: starting again wakes it, which costs the request that needs it 5 us. */
+/* Ticks for which the thread continues after the last request with a limit. To start again, a request must wake the
+ * thread, which costs that request 5 us. */
 enum { UNNEEDED_TICKS = 8 };
 
 void mp_maintenance_init(mp_maintenance *maintenance, uint64_t (*sweep)(void *arg, uint64_t now_ns), void *arg) {

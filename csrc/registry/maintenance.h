@@ -1,12 +1,12 @@
 /* maintenance.h: one thread per registry that checks what no other thread is awake for: deadlines of queued and active
- * requests, and loads without progress. It starts with the first mp_maintenance_at, sleeps until the earliest announced
- * time, and then runs a sweep.
+ * requests, and loads without progress. The thread starts with the first mp_maintenance_at, sleeps until the earliest
+ * announced time, and then runs a sweep.
  *
- * It also keeps the clock of requests, by which deadlines and patience are measured. This clock leaves out the time
- * in which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a limit
- * exists, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. So whichever
- * thread runs first after a pause reads a time at which no request has expired, and at most MP_PAUSE_NS of a pause is
- * charged. It is charged to the requests that wait when the tick that follows the pause is published.
+ * The thread also keeps the clock of requests, by which deadlines and patience are measured. This clock leaves out the
+ * time in which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a
+ * limit exists, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. So
+ * whichever thread runs first after a pause reads a time at which no request has expired, and at most MP_PAUSE_NS of a
+ * pause is charged, to the requests that wait when the tick that follows the pause is published.
  *
  * A sweep may be held up: by a lock, or while it frees a large model. Then no tick comes although the process runs, so
  * a thread that reads the clock and finds the tick overdue ticks itself. */
@@ -20,7 +20,7 @@
 
 #define MP_TICK_NS (250ull * 1000 * 1000)
 #define MP_PAUSE_NS (2 * MP_TICK_NS)
-#define MP_OVERDUE_NS (MP_TICK_NS + MP_TICK_NS / 2) /* below MP_PAUSE_NS: readers tick before the clock stands still */
+#define MP_OVERDUE_NS (MP_TICK_NS + MP_TICK_NS / 2) /* below MP_PAUSE_NS: readers tick before the clock stops */
 
 typedef struct mp_maintenance {
     /* Runs every check that is due. Returns the time at which the next check is due (UINT64_MAX: none). Called without
@@ -67,8 +67,8 @@ static inline uint64_t mp_maintenance_clock(mp_maintenance *maintenance, uint64_
         mp_maintenance_tick(maintenance);
     return (tick && now > tick + MP_PAUSE_NS ? tick + MP_PAUSE_NS : now) - paused;
 }
-/* Call when a request with a limit was accepted, and when it has ended. The first takes the lock of `maintenance`,
- * which is a leaf. */
+/* Call _begin_timed when a request with a limit was accepted, and _end_timed when it has ended. _begin_timed takes the
+ * lock of `maintenance`, which is a leaf. */
 void mp_maintenance_begin_timed(mp_maintenance *maintenance);
 void mp_maintenance_end_timed(mp_maintenance *maintenance);
 /* Stops the thread and returns when its job has ended. mp_maintenance_at must not be called afterwards. */

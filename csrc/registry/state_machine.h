@@ -10,7 +10,7 @@
  * A setter asks mp_state_may_enter first and writes the new state only if that returned true. An illegal transition is
  * a bug in the caller of the setter. A build with assertions stops there. A release build counts it in the metric
  * `illegal_transitions`, writes one log record at level ERROR, and keeps the old state: the old state was correct until
- * now, so requests, memory and references stay accounted for, and the process goes on.
+ * now, so requests, memory and references stay accounted for, and the process continues.
  *
  * A state never follows itself unless its table says so. Calls that may be repeated (close, remove) check the state
  * first. */

@@ -14,7 +14,7 @@ static double coldness(const mp_eviction *value) {
     return (double)value->idle_ns / ((double)value->load_ns + 1e6);
 }
 
-/* Prefers models that cover the need alone; among equals the coldest. */
+/* Prefers models whose eviction alone frees enough; among equals the coldest. */
 static bool goes_before(const mp_eviction *a, const mp_eviction *b, uint64_t bytes) {
     bool a_covers = a->bytes >= bytes, b_covers = b->bytes >= bytes;
     return a_covers != b_covers ? a_covers : coldness(a) > coldness(b);

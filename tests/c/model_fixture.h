@@ -1,5 +1,6 @@
-/* model_fixture.h: tiny models that a test generates: a file of seeded random weights, its spec, a loaded model. Shapes
- * are irregular on purpose: grouped heads, a vocabulary that is no multiple of a panel, every common storage type. */
+/* model_fixture.h: tiny models that a test generates: a file of seeded random weights, its spec, a loaded model.
+ * Shapes are irregular on purpose: grouped heads, a vocabulary that is not a multiple of a panel, every common
+ * storage type. */
 #ifndef MODEL_FIXTURE_H
 #define MODEL_FIXTURE_H
 

@@ -19,7 +19,7 @@ typedef struct sim_model { /* the model of one loader */
     int threads;                         /* compute threads requested per step */
     uint64_t model_bytes, engine_bytes;
     bool unhealthy;
-    int stuck_steps; /* number of further steps that stand still for stuck_ns without polls */
+    int stuck_steps; /* number of further steps that stall for stuck_ns without polls */
     uint64_t stuck_ns;
     bool uneven; /* each step takes no time with probability 1/2 */
     int loses;   /* if engines are processes: percentage of calls of an engine that kill its process */

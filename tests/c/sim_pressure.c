@@ -94,8 +94,8 @@ static void thrash_call(record *r, mp_submit_options *options) {
         r->deadline_ns = options->deadline_ns = sim_now() + 1 + sim_below(500 * MS);
 }
 
-/* A request that expired did so in time: patience counts anew after the progress of the first load that the request
- * waited for, but not after each load, nor while loads wait for memory. */
+/* A request that expired did so in time: its patience starts again after the progress of the first load that it waited
+ * for, but not after each load, nor while loads wait for memory. */
 static void thrash_ended(const record *r) {
     uint64_t submitted, started, finished;
     mp_error error;

@@ -18,7 +18,7 @@ typedef struct sim_world {
     bool memory;   /* memory of engines and of the process is short */
     bool shutdown; /* the registry is closed while requests run */
     bool faults;   /* loads fail and stall; memory and threads are refused; files change; the clock jumps */
-    bool stuck;    /* steps stand still; idle workers leave soon */
+    bool stuck;    /* steps stall; idle workers leave soon */
     bool streams;  /* requests produce many stream chunks, and callers read each */
     bool crowd;    /* one run is long: it has 10,000 tenants, and is not audited */
     bool at_once;  /* all callers load all keys when they start */

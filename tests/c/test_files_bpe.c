@@ -83,7 +83,7 @@ MP_TEST(files_bpe_subsets_of_a_vocabulary) {
     mp_bpe_destroy(NULL);
 }
 
-/* The table grows with the vocabulary: every token is found, and a text that is no token is not. */
+/* The table grows with the vocabulary: every token is found, and a text that is not a token is not found. */
 MP_TEST(files_bpe_many_tokens) {
     enum { N = 3000 };
     static uint64_t offsets[N + 1];

@@ -257,7 +257,7 @@ MP_TEST(files_map_default_action_stays) {
     MP_CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
 }
 
-/* A SIGBUS that a process sends is no fault, whatever address it names: its code is 0 or below. */
+/* A SIGBUS that a process sends is not a fault, whatever address it names: its code is 0 or below. */
 MP_TEST(files_map_sent_signals_are_no_faults) {
     static const int codes[] = {SI_USER, SI_QUEUE, SI_TKILL, BUS_ADRALN};
     struct sigaction action;

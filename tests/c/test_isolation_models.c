@@ -366,7 +366,7 @@ MP_TEST_SECONDS(isolation_processes_compute_on_their_leased_cpus, 60) {
         run_to_end(it.engine[0], &it.lease, &job);
         mp_request_destroy(&job.call->base);
         mp_team_return(&it.lease);
-        if (both) /* threads bound to one node before are bound anew */
+        if (both) /* threads that were bound to one node are bound again */
             MP_CHECK_INT(helpers_at(it.engine[0]->process, &all), THREADS - 1);
         else
             MP_CHECK(helpers_at(it.engine[0]->process, &node[first]) >= A_NODE - 1);

@@ -42,7 +42,7 @@ static int magnitudes(float *out) {
 
 enum { MOST_K = 97 };
 
-/* K values of at most |top|, which stands at `at`. */
+/* K values of at most |top|, with `top` at index `at`. */
 static void fill(mp_test_random *random, float *x, int K, int at, float top) {
     for (int k = 0; k < K; k++)
         x[k] = mp_test_random_float(random, -1.0f, 1.0f) * (isfinite(top) ? fabsf(top) : 1.0f);

@@ -142,7 +142,8 @@ static void forward(scene *s, const float *x, int first, int M, const uint8_t *a
     free(numbers);
 }
 
-/* The adapters of the rows: another one in each row, runs of 9 rows, all one, none but in the last row, none. */
+/* The adapters of the rows, by pattern: another one in each row; runs of 9 rows; one for all rows; only the last row
+ * has one; none. */
 static void fill_numbers(int pattern, uint8_t *numbers) {
     for (int i = 0; i < ROWS; i++)
         numbers[i] = (uint8_t)(pattern == 0   ? i * 5 % (ADAPTERS + 1)

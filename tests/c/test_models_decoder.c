@@ -32,7 +32,7 @@ static uint64_t hash_of(tiny_model *tiny) {
     return hash;
 }
 
-/* check() tells the request's caller about the model: isolated workers need all of it to judge a result. */
+/* check() tells the request's caller about the model: worker processes need all these facts to check a result. */
 MP_TEST(models_decoder_describes_itself_to_requests) {
     tiny_model tiny;
     tiny_job job;
@@ -176,7 +176,7 @@ MP_TEST(models_decoder_publishes_held_back_text_at_the_end) {
     tiny_job_admit(&tiny, &job);
     tiny_job_finish(&tiny, &job);
     const char *text = job.call->choices[0].text;
-    const char begun[] = {text[0], (char)(text[1] ^ 1)}; /* begins at the first character and does not go on */
+    const char begun[] = {text[0], (char)(text[1] ^ 1)}; /* only its first character matches */
     mp_text_args args = {.n_prompt = 40, .prompt = job.call->prompt, .n_choices = 1, .n_stop = 1,
                          .stop = (const char *const[]){begun}, .stop_bytes = (const int32_t[]){2},
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 6, .logprobs = -1,

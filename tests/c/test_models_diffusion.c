@@ -235,8 +235,8 @@ MP_TEST(models_image_generation_scratch_covers_the_image) {
     tiny_unload(&tiny);
 }
 
-/* The plan continues the request that it computed before, wherever it stands in the list, until a more urgent one
- * comes. */
+/* The plan continues the request that the previous step computed, at any position in the list, until a more urgent
+ * request arrives. */
 MP_TEST(models_image_generation_continues_its_request) {
     tiny_model tiny;
     mp_plan plan;

@@ -58,7 +58,7 @@ MP_TEST(models_encoder_plan_shares_a_step) {
     plan_of(&tiny, items, 2, 400, texts); /* a share has at least a group of rows */
     MP_CHECK_INT(texts[0], GROUP / SHORT);
     MP_CHECK_INT(texts[1], 3);
-    plan_of(&tiny, items, 2, 102, texts); /* the first takes all there is, the second waits */
+    plan_of(&tiny, items, 2, 102, texts); /* the first request gets the whole budget, the second waits */
     MP_CHECK_INT(texts[0], 102 / SHORT);
     MP_CHECK_INT(texts[1], -1);
     plan_of(&tiny, items, 2, 1, texts); /* the first request always gets a text */

@@ -57,7 +57,7 @@ static int find(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_
     return found;
 }
 
-/* How far a sequence could go on: 0 for no blocks, and for a sequence that is closed. */
+/* mp_prefix_reach returns 0 for no blocks, and for a sequence whose chain is closed. */
 MP_TEST(models_prefix_reach_of_closed_sequences) {
     bench b;
     uint32_t ids[3];
@@ -301,7 +301,7 @@ MP_TEST(models_prefix_window_parts_are_replaced) {
     mp_prefix_init(&b.cache, &group, &b.budget, 25);
     const mp_kv_cache *kv = &b.cache.kv;
     publish(&b, 0, b.tokens, 1, &first);
-    mp_prefix_unref(&b.cache, first); /* the sequence goes on, beyond the window */
+    mp_prefix_unref(&b.cache, first); /* the sequence continues beyond the window */
     MP_CHECK_INT(mp_prefix_shrink(&b.cache, 1), kv->window_bytes);
     MP_CHECK(!mp_kv_has_window(kv, first));
     mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);

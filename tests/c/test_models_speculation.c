@@ -538,7 +538,7 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     ask(&tiny, &job, &args);
     tiny.engine->ops->trim(tiny.engine);
-    ask(&tiny, &again, &args); /* this request allocates its blocks and scratch anew */
+    ask(&tiny, &again, &args); /* this request allocates its blocks and scratch again */
     uint64_t enough = tiny.budget.used;
     tiny.engine->ops->trim(tiny.engine);
     mp_request_destroy(&again.call->base);

@@ -217,8 +217,8 @@ MP_TEST(pool_queue_gives_tenants_with_chosen_numbers_equal_shares) {
     }
 }
 
-/* A tenant that names itself anew with each request, and tenants that send one request at a time, get no more than
- * their shares: a tenant with many requests waits for at most one node of each other flow between two of its own. */
+/* A tenant that uses a new name for each request, and tenants that send one request at a time, get no more than their
+ * shares: a tenant with many requests waits for at most one node of each other flow between two of its own. */
 MP_TEST(pool_queue_gives_newcomers_no_more_than_their_share) {
     enum { MINE = 20, OTHERS = 4, TURNS = 400 };
     for (int renamed = 0; renamed < 2; renamed++) {

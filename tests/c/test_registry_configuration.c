@@ -128,7 +128,7 @@ MP_TEST(registry_policies_have_names) {
     for (int i = 0; i < MP_POLICY_COUNT; i++) {
         mp_policy policy = MP_POLICY_COUNT;
         MP_CHECK_STR(mp_policy_name((mp_policy)i), names[i]);
-        MP_CHECK(mp_policy_from_name(names[i], &policy) == (i > 0)); /* "default" is no name of a policy */
+        MP_CHECK(mp_policy_from_name(names[i], &policy) == (i > 0)); /* "default" does not name a policy */
         MP_CHECK(i == 0 || policy == (mp_policy)i);
     }
     mp_policy policy;

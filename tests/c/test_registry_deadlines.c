@@ -1,6 +1,6 @@
 /* Deadlines of callers that load or evict a model while another caller's load or eviction of it runs: the late caller
- * gets TIMEOUT, and the operation goes on. Loads and steps last until the test ends them. A caller that returns before
- * that did not wait for the operation, so no check depends on how long anything takes. */
+ * gets TIMEOUT, and the operation continues. Loads and steps last until the test ends them. A caller that returns
+ * before that did not wait for the operation, so no check depends on how long anything takes. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -67,7 +67,7 @@ static const char not_begun[] =
 
 /* --- loads --- */
 
-/* The load of a caller without a deadline goes on while others time out, and serves all later callers. A caller that
+/* The load of a caller without a deadline continues while others time out, and serves all later callers. A caller that
  * times out changes no pin: not its own, and not that of the caller that waits. */
 MP_TEST(registry_deadlines_beside_a_load) {
     for (int pins = 0; pins < 2; pins++) {
@@ -94,7 +94,7 @@ MP_TEST(registry_deadlines_beside_a_load) {
     }
 }
 
-/* The caller that started a load times out. The load goes on and serves later callers and a request. */
+/* The caller that started a load times out. The load continues and serves later callers and a request. */
 MP_TEST(registry_deadlines_of_the_caller_that_starts_a_load) {
     enum { CALLERS = 3 };
     for (int soon = 0; soon < 2; soon++) {
@@ -152,8 +152,8 @@ MP_TEST(registry_deadlines_beside_a_load_that_fails) {
 
 /* --- evictions --- */
 
-/* An eviction waits for an active request. Callers that evict or load meanwhile time out, and the eviction goes on. No
- * caller waits for a load any more, so none follows it. The next caller loads the model again. */
+/* An eviction waits for an active request. Callers that evict or load meanwhile time out, and the eviction continues.
+ * No caller waits for a load any more, so none follows it. The next caller loads the model again. */
 MP_TEST(registry_deadlines_beside_an_eviction) {
     fake fake;
     mp_error error;

@@ -68,7 +68,7 @@ MP_TEST(registry_info_state_of_an_entry) {
 
 /* --- all fields --- */
 
-/* A number whose bits are those of no other field. */
+/* Returns a different number for each field, so that a field that is copied from another one is noticed. */
 static uint64_t odd(int field) { return 1000003u * (uint64_t)field + 17; }
 
 MP_TEST(registry_info_has_every_field) {
@@ -231,7 +231,7 @@ MP_TEST(registry_info_of_evictions) {
         {MP_WORKER_FAILED, MP_WORKER_IDLE, .pinned = true, .coming = HELD, .caches = HELD},
         {MP_WORKER_FAILED, MP_WORKER_SPAWNING, .pinned = true, .coming = HELD},
         {MP_WORKER_FAILED, NONE, .pinned = true, .queued = 1, .coming = HELD},
-        {MP_WORKER_LOADING, NONE, .queued = 1}, /* it may wait for the very memory */
+        {MP_WORKER_LOADING, NONE, .queued = 1}, /* the load may itself wait for this memory */
         {MP_WORKER_SPAWNING, MP_WORKER_LOADING, .queued = 1},
         {MP_WORKER_IDLE, MP_WORKER_LOADING, .queued = 1, .busy = MODEL + 2 * HELD, .caches = HELD},
     };

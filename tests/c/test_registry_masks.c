@@ -45,7 +45,7 @@ MP_TEST(registry_masks_come_from_another_thread) {
     for (int i = 0; i < MASKED; i++)
         while (atomic_load(&all.calls[i]->done) < 1)
             mp_sys_sleep_ns(FAKE_MS(1) / 4);
-    for (int i = 0; i < 20; i++) /* served while all others wait for masks and are woken in vain */
+    for (int i = 0; i < 20; i++) /* served while all others wait for masks and are woken without need */
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(2), NULL)), MP_OK);
     for (int i = 0; i < MASKED; i++)
         MP_CHECK_INT((int)atomic_load(&all.calls[i]->done), 1);

@@ -222,7 +222,7 @@ MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
     mp_cpu_allocator_close(unknown);
 }
 
-/* When a worker stands still, its CPUs are written off: other workers can lease them, each on its node. */
+/* When a worker stalls, its CPUs are written off: other workers can lease them, each on its node. */
 MP_TEST(registry_nodes_forfeited) {
     mp_cpu_allocator *allocator = allocator_of(6, (int[]){3, 3}, 2);
     holder a = {.home = 1}, b = {.home = 0};
@@ -232,7 +232,7 @@ MP_TEST(registry_nodes_forfeited) {
     int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
     mp_cpu_allocator_nodes(allocator, threads, leased);
     MP_CHECK(leased[0] == 0 && leased[1] == 0);
-    take(allocator, &b, 6); /* three threads do not stand still: the lease has three CPUs, and returns the others */
+    take(allocator, &b, 6); /* only three threads have not stalled: the lease has three CPUs, and returns the others */
     MP_CHECK_STR(where(&b, 2), "0:3,0");
     MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 3);
     mp_cpu_allocator_return(allocator, &a.lease, &a.threads, true);

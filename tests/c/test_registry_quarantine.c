@@ -116,7 +116,7 @@ MP_TEST(quarantine_two_culprits_at_once) {
     fake_end(registry);
 }
 
-/* A step of two requests that stands still does not identify a culprit: both become suspects. */
+/* A stalled step of two requests does not identify a culprit: both requests become suspects. */
 MP_TEST(quarantine_of_steps_that_stand_still) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -146,7 +146,7 @@ MP_TEST(quarantine_of_steps_that_stand_still) {
     fake_end(registry);
 }
 
-/* A request that was alone in two steps that stood still is the culprit. */
+/* A request that was alone in two stalled steps is the culprit. */
 MP_TEST(quarantine_of_a_request_that_stands_still_alone) {
     fake fake;
     mp_registry *registry = start(&fake, 1);

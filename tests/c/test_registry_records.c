@@ -90,7 +90,7 @@ MP_TEST(registry_records_of_faults) {
     fake_add(registry, "a", &fake, false);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
     worse.load_failures = 1;
-    fake_add(registry, "a", &worse, true); /* its load begins at once, and may fail before this thread goes on */
+    fake_add(registry, "a", &worse, true); /* its load begins at once, and may fail before this thread continues */
     for (uint64_t end = fake_in_ms(5000); atomic_load(&worse.loaders); mp_sys_sleep_ns(FAKE_MS(1)))
         MP_CHECK(mp_sys_now_ns() < end);
     atomic_store(&fake.step_stalls, true);

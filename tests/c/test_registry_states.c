@@ -93,7 +93,7 @@ static void walk_every_pair(const walk *walk) {
     MP_CHECK(machine->count == STATES_MOST || !walk->legal[machine->count]);
 }
 
-/* Defines put, get and set of a walk. */
+/* Defines the functions put, get and set of a walk. */
 #define ACCESS(name, field, type, setter)                                                  \
     static void put_##name(scene *scene, int state) { scene->field = (type)state; }        \
     static int get_##name(const scene *scene) { return (int)scene->field; }                \

@@ -322,7 +322,8 @@ static bool gives_up(void *arg) {
     return true;
 }
 
-/* A load that waits until another load ends its reservation asks whether to give up, and leaves no turn behind. */
+/* A load that waits for another load's reservation calls give_up. If the load gives up, the next caller gets its
+ * turn. */
 MP_TEST(registry_limits_end_a_wait_for_a_reservation) {
     mp_governor *governor;
     mp_error error;

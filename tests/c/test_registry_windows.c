@@ -188,7 +188,8 @@ MP_TEST(registry_windows_load_during_an_eviction) {
 
 /* --- memory that a leaving worker holds: another model waits for it --- */
 
-/* "b" needs the memory of "a", which comes: it waits until its deadline, and gets the memory once it is free. */
+/* "b" needs memory that "a" is freeing: the load of "b" waits until its deadline, and succeeds once the memory is
+ * free. */
 static void expect_to_wait(mp_registry *registry, _Atomic bool *hold) {
     MP_CHECK_INT(load(registry, "b", 80), MP_TIMEOUT);
     atomic_store(hold, false);

@@ -195,7 +195,7 @@ static void acts_bf16(const float *x, int K, uint16_t *out) {
     }
 }
 
-/* Compute the Hadamard stages within four lanes: distance 1 if `size` exceeds 1, and distance 2 if it exceeds 2. A
+/* Compute the Hadamard stages within four lanes: those of the distances 1 and 2 that are below `size`. A
  * stage multiplies each lane by 1, or by -1 if the lane is the second of its pair, and adds its partner. An FMA by +-1
  * rounds once, as a sum or difference does. */
 static MP_INLINE float32x4_t within(float32x4_t x, int size) {

@@ -84,7 +84,7 @@ static VEC_INLINE void maxima_tile(const int R, const int V, maxima_args *m, int
     }
 }
 
-/* Few rows take both vecs at once: one alone has too few sums to hide the latency of an FMA. */
+/* For few rows, compute both vecs at once: the sums of one vec alone are too few to hide the latency of an FMA. */
 static VEC_INLINE void maxima_block(const int R, maxima_args *m, int row) {
     if (2 * R <= VEC_ACCUMULATORS) {
         maxima_tile(R, 2, m, row, 0);

@@ -158,8 +158,9 @@ static MP_INLINE __m256i first_lanes(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-/* The Hadamard stages of those distances 1, 2 and 4 that are below `size`: multiply each lane by 1, or by -1 if it is
- * the second of its pair, and add its partner. An FMA by +-1 rounds once, as the sum or difference does. */
+/* Compute the Hadamard stages within eight lanes: those of the distances 1, 2 and 4 that are below `size`. A stage
+ * multiplies each lane by 1, or by -1 if the lane is the second of its pair, and adds its partner. An FMA by +-1 rounds
+ * once, as a sum or difference does. */
 static MP_INLINE __m256 within(__m256 x, int size) {
     const __m256 by1 = _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1), by2 = _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1);
     const __m256 by4 = _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1);

@@ -93,14 +93,14 @@ static void acts_bf16(const float *x, int K, uint16_t *out) {
     }
 }
 
-/* One Hadamard stage within a vector. `swapped` holds each lane's partner; the sign is -1 if the lane is the second of
- * its pair. An FMA by +-1 rounds once, as the sum or difference does. */
+/* Compute one Hadamard stage within a vector. `swapped` holds each lane's partner; the sign is -1 if the lane is the
+ * second of its pair. An FMA by +-1 rounds once, as a sum or difference does. */
 static MP_INLINE __m512 stage(__m512 x, __m512 swapped, __mmask16 second) {
     const __m512 sign = _mm512_mask_blend_ps(second, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f));
     return _mm512_fmadd_ps(x, sign, swapped);
 }
 
-/* The Hadamard stages of those distances 1, 2, 4 and 8 that are below `size`. */
+/* Compute the Hadamard stages within 16 lanes: those of the distances 1, 2, 4 and 8 that are below `size`. */
 static MP_INLINE __m512 within(__m512 x, int size) {
     x = size > 1 ? stage(x, _mm512_permute_ps(x, 0xb1), 0xaaaa) : x;
     x = size > 2 ? stage(x, _mm512_permute_ps(x, 0x4e), 0xcccc) : x;

@@ -76,8 +76,8 @@ typedef struct mp_vit_image { /* one image of a group */
     int32_t n, row, patch; /* rows; first row in the group; first patch in the group */
     int32_t dimensions;
     bool normalize, want_tokens, finite;
-    bool first_only; /* nothing but the image's first row is read after the last layer, which computes no other row (not
-                      * for axial networks) */
+    bool first_only; /* only the image's first row is read after the last layer, so the layer computes no other row;
+                      * not for axial networks */
     const float *positions; /* [down * across, hidden] positions of the patches; NULL: computed on the fly */
     /* Axial networks only (mp_vit_axes). `place`: row of each patch. `windows`: first row of each window, then the
      * number of rows. `rotation`: cosines and sines of each row. Patches are ordered by window, then cell, then

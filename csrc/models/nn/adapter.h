@@ -10,7 +10,7 @@
  * index i are the tensors adapter.<i + 1>.<layer>.lora_a and .lora_b, where <layer> is the name of the adapted weight
  * without ".weight". The key adapter.<i + 1>.<layer>.scale is the factor. The key adapter.<i + 1>.<layer>.heads is 0 or
  * absent, or the rows of B belong to this many heads and the model has them in another order. If it is positive, the
- * halves of a head stand one after the other in B and are interleaved in the model; if negative, the opposite. */
+ * halves of a head follow one another in B and are interleaved in the model; if negative, the opposite. */
 #ifndef MP_MODELS_NN_ADAPTER_H
 #define MP_MODELS_NN_ADAPTER_H
 

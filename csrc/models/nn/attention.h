@@ -18,7 +18,7 @@ typedef struct mp_attention { /* the shape shared by all layers of a network */
     const mp_relative_layer *relative; /* disentangled attention, without windows and causal mask; or NULL */
 } mp_attention;
 
-typedef struct mp_attention_rows { /* the heads of a row stand side by side; rows are those of the whole pass */
+typedef struct mp_attention_rows { /* the heads of a row are contiguous; rows are those of the whole pass */
     const float *q, *k, *v;        /* [M, ld] */
     int64_t ld;
     float *out; /* [M, ld_out] */
@@ -55,7 +55,7 @@ static inline void mp_attention_place(const mp_norm *norm, const mp_rope *rope, 
 
 /* ---- bias by distance -------------------------------------------------------------------------------------------- */
 
-/* Returns the bucket of a key that stands `ahead` rows after the query (negative: before it). Each direction has half
+/* Returns the bucket of a key that is `ahead` rows after the query (negative: before it). Each direction has half
  * of the buckets. Near buckets hold one distance each; the others divide the distances up to `farthest`
  * logarithmically, and all greater distances share the last one (T5: Raffel et al., arXiv:1910.10683, section 2.1).
  * Computed in fp32, as in the training of the models. */

@@ -1,7 +1,7 @@
 /* nn/linear.h: linear layers over packed weights, and the builder that loads them.
  *
- * A linear layer may have several parts that share their input (query, key and value; gate and up). Their outputs stand
- * side by side, and activations are prepared once for all parts. */
+ * A linear layer may have several parts that share their input (query, key and value; gate and up). Their outputs are
+ * contiguous in a row, and activations are prepared once for all parts. */
 #ifndef MP_MODELS_NN_LINEAR_H
 #define MP_MODELS_NN_LINEAR_H
 
@@ -92,7 +92,7 @@ mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_
 mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float *matrix, int32_t N, int32_t K,
                                   mp_error *error);
 /* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. heads > 0: the rows
- * belong to this many heads, the halves of a head stand one after the other in the tensor, and they are interleaved in
+ * belong to this many heads, the halves of a head follow one another in the tensor, and are interleaved in
  * the layer; heads < 0: the opposite; 0: the rows stay in their order. Finish converts 32 rows at a time per thread,
  * and fails with FORMAT if a value times `factor` is not finite. */
 mp_status mp_builder_linear_converted(mp_builder *builder, mp_linear *linear, const char *name, int32_t N, int32_t K,

@@ -76,7 +76,7 @@ void mp_queue_destroy(mp_queue *queue); /* zeroed = legal */
 void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t tenant, uint64_t since_ns);
 /* Append the node to its flow. node->cost must be set. Returns MP_QUEUE_FULL when the node's kind is full. */
 mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node);
-/* Returns the time for which the queue has been full of nodes of a kind since its creation, until now_ns. */
+/* Returns the total time, until now_ns, for which the queue was full of nodes of a kind. */
 uint64_t mp_queue_full_ns(const mp_queue *queue, int kind, uint64_t now_ns);
 /* Put the node before all others of its flow. Never refused: for a node that was accepted before and must wait
  * again. */
