@@ -63,6 +63,12 @@ def one_of(param: str, value: Any, names: Sequence[str], *, hint: str | None = N
         refuse(param, value, "one of " + ", ".join(names), hint=hint, key=key)
 
 
+def is_same(value: Any, constant: Any) -> bool:
+    """Return True if a caller's value is this string or this constant (None, True, False). Values of other types are
+    not compared: arrays, for example, compare each element."""
+    return value is constant or isinstance(value, str) and isinstance(constant, str) and value == constant
+
+
 class InvalidCall(InvalidArgument, TypeError):
     """A call has an unknown argument, lacks one, or has one twice. As every such error in Python, it is a TypeError."""
 
@@ -202,4 +208,4 @@ def _is_scalar(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 
-__all__ = ["InvalidCall", "integer", "nearest", "one_of", "real", "refuse", "shown", "unknown_option"]
+__all__ = ["InvalidCall", "integer", "is_same", "nearest", "one_of", "real", "refuse", "shown", "unknown_option"]

@@ -105,7 +105,7 @@ def pop_tools(template: Callable[[], ChatTemplate], key: str, options: dict[str,
 
 def _named_function(choice: Any) -> str | None:
     """Return the function that a ``tool_choice`` names, or None."""
-    if choice is None or choice in ("auto", "none", "required"):
+    if choice is None or isinstance(choice, str) and choice in ("auto", "none", "required"):
         return None
     if isinstance(choice, Mapping) and choice.get("type", "function") == "function":
         function = choice.get("function", choice)
@@ -149,9 +149,9 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
         call_grammar = build_grammar(tools.format, tools.functions, forced=tools.forced, single=tools.single,
                                      splitter=splitter, response=response)
     except ValueError:
-        raise InvalidArgument("`response_format` allows JSON that begins with {\"name\", as function calls of this "
-                              "model do; together with tools it must be an object with another required property "
-                              "first, or not an object", param="response_format",
+        raise InvalidArgument("`response_format` must not allow JSON that begins with {\"name\" together with tools: "
+                              "tool calls of this model begin with it. Put another required property first, or use a "
+                              "schema that is not an object", param="response_format",
                               hint='Set tool_choice="none" to leave out the tools', key=key) from None
     is_json = response is not None and response.kind == "schema"
     for part in call_grammar.parts:

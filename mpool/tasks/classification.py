@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from .. import native_calls
-from ..checks import integer, refuse
+from ..checks import integer, is_same, refuse
 from ..errors import ContextOverflow, InvalidArgument, LimitError, WrongCapability
 from . import text_embedding as embedding
 from .options import ACTIVATIONS, TEMPLATE
@@ -191,7 +191,7 @@ def check(texts: Any, options: ClassifyOptions, most: int) -> Checked:
         refuse("top_k", options.top_k, "1 or more, or None for all labels")
     if options.labels is None:
         for name, default in (("template", TEMPLATE), ("multi_label", False)):
-            if getattr(options, name) != default:
+            if not is_same(getattr(options, name), default):
                 refuse(name, getattr(options, name), f"{default!r} without labels",
                        hint="Pass labels=[...] for zero-shot classification")
         return Checked(given, single, pairs)

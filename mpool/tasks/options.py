@@ -88,7 +88,7 @@ class CallOptions:
         ``timeout``, ``fail_fast`` and the service class are not included: :meth:`Call.keywords` adds the first two.
         """
         found: dict[str, Any] = {}
-        if self.priority != "normal" or not isinstance(self.priority, str):
+        if not isinstance(self.priority, str) or self.priority != "normal":
             found["priority"] = _priority(self.priority)
         if self.tenant is not None:
             found["tenant"] = _tenant(self.tenant)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import native_calls
-from ..checks import integer, refuse
+from ..checks import integer, is_same, refuse
 from ..errors import InvalidArgument
 from ..models import load_catalogue
 from ..resources import of_caller
@@ -85,7 +85,7 @@ def _limit(pool: Host, max_inputs: Any) -> int:
 def text_plan(pool: Host, model: Any, options: Any) -> Any:
     """Return the plan for embedding or scoring texts with a model."""
     entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
-    return embedding.plan(entry, options if compute == options.compute else replace(options, compute=compute))
+    return embedding.plan(entry, options if compute is options.compute else replace(options, compute=compute))
 
 
 def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
@@ -152,7 +152,7 @@ def _output_options(options: EmbedIterOptions) -> Any:
         return None
     for name, default in _OF_DENSE.items():
         value = getattr(options, name)
-        if value is not default and not (isinstance(value, str) and value == default):
+        if not is_same(value, default):
             refuse(name, value, f"{default!r} with output={options.output!r}",
                    hint="It applies to dense vectors only")
     kind: Any = _OPTIONS_OF[options.output]
@@ -165,7 +165,7 @@ def _output_plan(pool: Host, model: Any, options: Any) -> Any:
     from . import outputs
 
     entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
-    return outputs.plan(entry, options if compute == options.compute else replace(options, compute=compute))
+    return outputs.plan(entry, options if compute is options.compute else replace(options, compute=compute))
 
 
 def _outputs(pool: Host, given: dict[str, Any], call: Call, name: str, output: str) -> Validated:
@@ -255,7 +255,7 @@ def classify_tokens(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     def prepare() -> Any:
         entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
         return token_classification.request(
-            entry, checked, options if compute == options.compute else replace(options, compute=compute), call)
+            entry, checked, options if compute is options.compute else replace(options, compute=compute), call)
 
     return Validated(prepare, model, "text_embedding", options.compute)
 
@@ -272,7 +272,7 @@ def token_scores(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     def prepare() -> Any:
         entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
         plan = token_classification.scores_plan(
-            entry, options if compute == options.compute else replace(options, compute=compute))
+            entry, options if compute is options.compute else replace(options, compute=compute))
         return outputs.OutputsRequest(plan, texts, False, call, outputs.token_vectors)
 
     return Validated(prepare, model, "text_embedding", options.compute)
@@ -292,7 +292,7 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 
     def prepare() -> VectorRequest:
         entry, compute = pool._find(model, "image_embedding"), _chosen(model, options.compute)
-        plan = image_embedding.plan(entry, options if compute == options.compute else replace(options, compute=compute))
+        plan = image_embedding.plan(entry, options if compute is options.compute else replace(options, compute=compute))
         return VectorRequest(image_embedding.IMAGES, plan, [images] if found is None else found, image_embedding.slices,
                              single, options.progress, call,
                              lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
@@ -449,7 +449,7 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
 
     options = _options.parse_options(GenerateImageOptions, "generate_image", given)
     entry, compute = pool._find(model, "text_to_image"), _chosen(model, options.compute)
-    return text_to_image.prepare(entry, prompt, options if compute == options.compute
+    return text_to_image.prepare(entry, prompt, options if compute is options.compute
                                  else replace(options, compute=compute), watched)
 
 

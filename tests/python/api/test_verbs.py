@@ -4,11 +4,14 @@ capacities, and agreement of server fields and command-line options with the ver
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rerankers import make_reranker
+from tokenclassifiers import make_token_classifier
 
 import mpool
 from mpool.tasks import options, verbs
@@ -81,3 +84,29 @@ def test_command_line_choices_and_defaults_match_the_options(command: str) -> No
         if action.default not in (argparse.SUPPRESS, None) and not isinstance(action.default, bool):
             assert action.default == field.default
     assert seen >= 5
+
+
+#: Verb -> positional arguments, with names of models of :func:`test_arrays_are_no_options`.
+INPUTS: dict[str, tuple[object, ...]] = {
+    "embed": (["a cat"], "bert"), "embed_iter": (["a cat"], "bert"), "embed_tokens": (["a cat"], "bert"),
+    "embed_sparse": (["a cat"], "bert"), "embed_all": (["a cat"], "bert"), "rerank": ("a", ["b"], "reranker"),
+    "classify": (["a"], "classifier"), "classify_tokens": (["a"], "tagger"), "generate": ("a", "llama"),
+    "chat": ([{"role": "user", "content": "a"}], "llama"), "embed_image": ([np.zeros((8, 8, 3), np.uint8)],
+                                                                            "digits-clip"),
+    "vision": (np.zeros((8, 8, 3), np.uint8), "a", "digits-llava"), "generate_image": ("seven", "digits-sd3")}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_arrays_are_no_options(pool: mpool.Pool, name: str, bert: Path, llama: Path, tmp_path: Path) -> None:
+    """An array has no truth value and compares its elements: options that are strings are checked by their type."""
+    folders = {"bert": bert, "llama": llama}
+    *inputs, model = INPUTS[name]
+    if model in ("reranker", "classifier"):
+        folders[model] = make_reranker(tmp_path / "model", "bert", 1 if model == "reranker" else 3)
+    elif model == "tagger":
+        folders[model] = make_token_classifier(tmp_path / "model", "bert")
+    for option in verbs.VERBS[name].names:
+        few = {"max_tokens": 1} if "max_tokens" in verbs.VERBS[name].names else {}
+        with contextlib.suppress(mpool.MpoolError):
+            found = getattr(pool, name)(*inputs, folders.get(str(model), model), **few | {option: np.array([1, 2])})
+            assert name != "embed_iter" or list(found)

@@ -147,6 +147,14 @@ def test_requests_of_both_sides(pool: mpool.Pool, pair: tuple[Any, str]) -> None
     assert {row.key.removeprefix(folder) for row in pool.ps()} == {"", " text_embedding (query)"}
 
 
+def test_a_task_of_another_type(pair: tuple[Any, str]) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        for task in (np.array(["query", "document"]), ["query"], {}, 1, True):
+            for verb in (pool.embed, pool.embed_tokens):
+                with pytest.raises(InvalidArgument, match="task"):
+                    verb(TEXTS, pair[1], task=task)
+
+
 def test_async_requests(pair: tuple[Any, str]) -> None:
     """The first request of a side reads its tokenizer on a thread, not on that of the event loop."""
     model, folder = pair
