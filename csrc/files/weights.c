@@ -143,7 +143,7 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
         return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which mpool supports only for the weights of "
                        "linear layers", name, mp_dtype_get(tensor->dtype)->name);
     if (!mp_wmat_kind_for(tensor->dtype, MP_COMPUTE_AUTO, &kind))
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is no type of weights", name,
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is not a weight type", name,
                        mp_dtype_get(tensor->dtype)->name);
     return MP_OK;
 }

@@ -317,7 +317,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
         }
         if (entry->removal != MP_REMOVAL_NONE) {
             *gone = true;
-            status = mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
+            status = mp_fail(error, MP_UNKNOWN_MODEL, "%s: the model was removed", entry->key);
             break;
         }
         if (!in_time && attempt > entry->attempts && entry->unload != MP_UNLOAD_NONE) {

@@ -17,7 +17,7 @@ static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_erro
         return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
     if (entry->removal != MP_REMOVAL_NONE) {
         *gone = true;
-        return mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
+        return mp_fail(error, MP_UNKNOWN_MODEL, "%s: the model was removed", entry->key);
     }
     uint64_t now = mp_sys_now_ns(), left_ns;
     if (entry->health == MP_HEALTH_BROKEN || now < entry->retry_ns) {

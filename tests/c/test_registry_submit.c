@@ -123,9 +123,12 @@ MP_TEST(registry_submit_refusals) {
             const char *message;
             bool gone;
         } rows[] = {
-            {MP_SHUTTING_DOWN, "a: the pool is shutting down", false}, {MP_UNKNOWN_MODEL, "a was removed", true},
-            {MP_SHUTTING_DOWN, "a: the pool is shutting down", false}, {MP_IO, "no file", false},
-            {MP_NO_WORKERS, "too many deaths", false},                 {MP_OK, NULL, false},
+            {MP_SHUTTING_DOWN, "a: the pool is shutting down", false},
+            {MP_UNKNOWN_MODEL, "a: the model was removed", true},
+            {MP_SHUTTING_DOWN, "a: the pool is shutting down", false},
+            {MP_IO, "no file", false},
+            {MP_NO_WORKERS, "too many deaths", false},
+            {MP_OK, NULL, false},
         };
         scene scene;
         mp_error error;

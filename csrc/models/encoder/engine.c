@@ -45,8 +45,8 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t
     if (request->dimensions < 0 || (request->dimensions > most && (!pooled || !model->head.size_count)))
         return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: 1 to %d", request->dimensions, most);
     if (!pooled && request->dimensions != 0 && request->dimensions != most)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "token vectors cannot be truncated: dimensions is %d",
-                       request->dimensions);
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "dimensions is %d, but token vectors cannot be truncated; leave it out", request->dimensions);
     MP_TRY(mp_embedding_request_check_texts(request, model->context, model->vocab, error));
     if (request->adapter != 0 && mp_adapters_find(&model->adapters, request->adapter) == 0)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the model has no adapter %d", request->adapter);

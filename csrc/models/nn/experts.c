@@ -70,7 +70,8 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
     MP_TRY(mp_expert_matrix_init(&experts->down, builder, shape->layer, "down", shape->count, shape->hidden, shape->ffn,
                                  shape->biased, error));
     if (!shape->plain && mp_wmat_acts(experts->gate.kind) != mp_wmat_acts(experts->up.kind))
-        return mp_fail(error, MP_UNSUPPORTED, "expert gate and up types of layer %d do not match",
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "the gate and up experts of layer %d are stored as types that mpool cannot combine",
                        shape->layer);
     return MP_OK;
 }

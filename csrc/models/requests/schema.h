@@ -2,9 +2,9 @@
  *
  * Each file in requests/passes, isolation/passes and python/passes is one pass over a schema: it defines the kinds that
  * it needs and includes the schema, named by the macro MP_SCHEMA. The generated code becomes a part of the hand-written
- * struct or function that includes the pass; logic that no row can express follows it there. `python
- * csrc/models/requests/expand.py text_embedding` prints the generated C. The order of the rows is the order of the
- * arguments in Python, and of the fields in a message. A row's comment is to its right.
+ * struct or function that includes the pass; logic that no row can express follows it there.
+ * `python csrc/models/requests/expand.py text_embedding` prints the generated C. The order of the rows is the order of
+ * the arguments in Python, and of the fields in a message. A row's comment is to its right.
  *
  * Inputs: members of the struct of arguments and of the request; checked, copied, freed, sent, parsed. `keyword` is the
  * name in Python, `name` the one in messages.

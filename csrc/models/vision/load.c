@@ -166,8 +166,8 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
     for (int32_t i = 0; images->sources && i < run->rows; i++) {
         int32_t source = images->sources[run->source + i];
         if (source >= rows || source < -1 || (source < 0 && !vision->newline))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "run %d refers to row %d, its image has %lld", index, source,
-                           (long long)rows);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "run %d refers to row %d, but its image has %lld rows", index,
+                           source, (long long)rows);
     }
     return MP_OK;
 }
