@@ -7,8 +7,8 @@ process ends, resident bytes with which it ends, and folders of packages.
 The program defines two functions. ``load(text, *request)`` returns an object that stands for a source, or a status and
 a detail (bytes) if the text is refused. ``answer(loaded, *request)`` returns a status and data (bytes).
 
-Programs run untrusted work. What exceeds its limits ends this process or is reported as an error; no limit depends on
-code that runs inside the work. No file can be opened and no process be started after the start.
+Programs run untrusted work. Work that exceeds a limit ends this process or is reported as an error. No limit relies on
+the cooperation of the untrusted code. After the start, the process can neither open files nor start processes.
 """
 
 from __future__ import annotations

@@ -58,14 +58,20 @@ class Program(NamedTuple):
     #: Maximum number of processes, and of sources that each keeps loaded.
     most: int
     kept: int = 1
-    #: Seconds without work, and resident bytes above those after the start, with which a process ends.
+    #: A process ends after this many seconds without work, or when it has grown by this many resident bytes.
     idle: float = 60.0
     worn: int = 64 << 20
 
 
 class Limits(NamedTuple):
-    """Limits of a request: CPU seconds to answer it, and to load its source; memory above that after the start, and
-    length of the answer, in bytes."""
+    """Limits of a request.
+
+    Attributes:
+        seconds: CPU seconds to answer the request.
+        loading: CPU seconds to load its source.
+        memory: bytes of memory beyond those that the process used after its start.
+        answer: maximum length of the answer in bytes.
+    """
 
     seconds: float
     loading: float
@@ -106,7 +112,7 @@ class _Child:
             if ours is not None:
                 ours.close()
             raise SpawnFailed(f"no process could be started to {program.what}: {error}",
-                              hint="This is done in processes of their own, never in this one") from error
+                              hint="mpool does this only in child processes, never in the process itself") from error
         finally:
             if theirs is not None:
                 theirs.close()

@@ -71,8 +71,9 @@ class PoolConfig:
             requests wait, up to this number and the number of CPUs.
         policy: how a worker is chosen for a request, for all capabilities or by capability: ``"shared"`` (any idle
             worker; default for image embedding), ``"pack"`` (the first worker with room, so that one pass over the
-            weights serves many streams; default for text, and for image generation, where each further worker would
-            load the networks again), ``"p2c"`` (the less loaded of two random workers; default for text embedding),
+            weights serves many streams; default for text generation and vision, and for image generation, where each
+            further worker would load the networks again), ``"p2c"`` (the less loaded of two random workers; default
+            for text embedding, and with ``isolation="process"`` for all capabilities except image generation),
             ``"sequential"`` (one request at a time per worker). None: the defaults.
         batch_wait: seconds, at most 0.002, that an idle worker waits for further requests to batch.
         queue_capacity: maximum queued requests per model, by capability: ``{"vision": 10}``. The value for
@@ -97,16 +98,17 @@ class PoolConfig:
         weights: how the weights of text models are used; the results have the same bytes. ``"packed"``: copied into the
             order in which the kernels read them, before the first result. ``"mapped"``: never copied. The kernels read
             them from the file in the page cache, which processes share, and only scratch and caches count in
-            ``memory_bytes``. Slower; for quantised files by as much as it takes to unpack them on every use.
+            ``memory_bytes``. Slower: quantised weights are unpacked on every use, and float32 steps of 2 to about 128
+            tokens run at about two thirds of the speed.
             ``"auto"``: models of at least ``MPOOL_PACK_ON_USE_MB`` answer from the mapped file at first while they are
             packed; smaller models, quantised text encoders, and models with ``isolation="process"`` are packed before
             the first result. Weights of image networks are packed, whatever the value; so are those of language models
             that compute in another type than that of their file (float32 as bfloat16, or int8). Experts are read as
-            they are used; with ``"auto"`` and ``"packed"``, packed copies of them are kept while memory is plentiful.
-            :func:`mpool.load` can override it for a model.
-        process_memory: bytes that a worker process may use for caches, scratch and requests; 0: four times the initial
-            use of a worker in a thread; for vision models this use and 192 MiB; for image generation this use, a
-            quarter more, and 64 MiB. They are reserved from ``memory_bytes`` while the process lives.
+            they are used; with ``"auto"`` and ``"packed"``, packed copies of them are kept while a third of the memory
+            limit stays free. :func:`mpool.load` can override it for a model.
+        process_memory: bytes that a worker process may use for caches, scratch and requests. 0: derived from the
+            initial use u of a worker in a thread: 4 u; for vision models u + 192 MiB; for image generation
+            1.25 u + 64 MiB. These bytes are reserved from ``memory_bytes`` while the process lives.
         fail_fast: requests raise Overloaded if the queue is full, instead of waiting. A request can override it.
         max_embed_inputs: maximum number of texts per :func:`mpool.embed`; :func:`mpool.embed_iter` has no limit.
         offline: True: never download; False: allow downloads; None: ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` decide.

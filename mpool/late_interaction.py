@@ -212,7 +212,7 @@ def dense(store: PackedTokens) -> NDArray[np.float32]:
 
 
 def refuse_faults(name: str, store: PackedTokens, rows: NDArray[np.float32], *, empty: bool = False) -> None:
-    """Raise InvalidArgument for the first text with a number that is not finite. ``empty``: or without tokens."""
+    """Raise InvalidArgument for the first text with a number that is not finite; with ``empty``, or without tokens."""
     lengths = np.diff(store.offsets)
     if empty and not lengths.all():
         raise InvalidArgument(param=name, got=f"text {int(lengths.argmin()):,} without tokens",

@@ -437,9 +437,9 @@ def refuse_callers(loop: asyncio.AbstractEventLoop, error: Exception) -> None:
 
 
 def end_process_if_busy(status: int) -> None:
-    """End the process at once if native calls still run: a program's last statement.
+    """End the process at once if native calls still run. Call this as the last statement of a program.
 
-    The interpreter's exit would wait for none of them either, but a library in Rust that returns to Python while the
+    The interpreter's exit does not wait for native calls either, but a library in Rust that returns to Python while the
     interpreter is finalized crashes the process.
     """
     if running():

@@ -161,13 +161,13 @@ def of_caller() -> Iterator[None]:
 
 
 def list_of_caller(items: Iterable[Any]) -> list[Any]:
-    """Return the items of a caller's iterable as a list. An OSError that it raises keeps its class."""
+    """Return the items of a caller's iterable as a list. An OSError that the iterable raises keeps its class."""
     with of_caller():
         return list(items)
 
 
 def items_of_caller(items: Iterable[Any]) -> Iterator[Any]:
-    """Yield the items of a caller's iterable. An OSError that it raises keeps its class, such as that of a file."""
+    """Yield the items of a caller's iterable. An OSError that the iterable raises (an open file) keeps its class."""
     with of_caller():
         yield from items
 

@@ -16,7 +16,7 @@ _OF_TOKENS = ("aggregation", "stride")
 
 
 def classify(arguments: argparse.Namespace) -> int:
-    """Run ``mpool classify``. Blank lines are no texts."""
+    """Run ``mpool classify``. Blank lines are skipped."""
     from ..errors import InvalidArgument
 
     if arguments.tokens:
@@ -60,7 +60,7 @@ def classify(arguments: argparse.Namespace) -> int:
 
 
 def _classify_tokens(arguments: argparse.Namespace) -> int:
-    """Run ``mpool classify --tokens``. Blank lines are no texts."""
+    """Run ``mpool classify --tokens``. Blank lines are skipped."""
     from ..errors import InvalidArgument
 
     for name, option in (("pair", "--pair"), ("labels", "--labels"), ("top_k", "--top-k"), ("template", "--template"),

@@ -151,8 +151,8 @@ def _numbers(values: list[float], number: str = "%.9g") -> str:
 
 
 def _lines_of(rows: Any) -> Iterator[str]:
-    """Yield what a line has beside the text, as members of a JSON object: ``embedding`` (a vector), ``sparse`` (token
-    ids and weights) and ``tokens`` (a vector per token), those that the result has."""
+    """Yield the outputs of each text, as members of a JSON object: ``embedding`` (a vector), ``sparse`` (token ids and
+    weights) and ``tokens`` (a vector per token). Outputs that the result lacks are left out."""
     from ..tasks.embedding_results import SparseVectors, TextEmbeddings, TokenVectors
 
     parts = (rows.dense, rows.sparse, rows.tokens) if isinstance(rows, TextEmbeddings) else (rows,)

@@ -70,7 +70,7 @@ class Server:
             with self.opener.open(request, timeout=_SECONDS) as response:
                 found: dict[str, Any] = json.loads(response.read(_MAX_RESPONSE))
             if not isinstance(found, dict) or wanted not in found:
-                raise ValueError("the response is of another kind")
+                raise ValueError(f"the response is not a JSON object with the key {wanted}")
             return found
         except urllib.error.HTTPError as error:
             hint = "Name the server's token file with --token-file" if error.code == 401 else None

@@ -15,7 +15,7 @@ _BATCH = 256
 
 
 def search(arguments: argparse.Namespace) -> int:
-    """Run ``mpool search``. Blank lines are no texts."""
+    """Run ``mpool search``. Blank lines are skipped."""
     import numpy as np
 
     from ..errors import InvalidArgument
@@ -52,7 +52,7 @@ def search(arguments: argparse.Namespace) -> int:
 
 
 def rerank(arguments: argparse.Namespace) -> int:
-    """Run ``mpool rerank``. Blank lines are no texts."""
+    """Run ``mpool rerank``. Blank lines are skipped."""
     from ..errors import InvalidArgument
 
     given = [(line, text) for line, text in enumerate(texts_of(arguments)) if text.strip()]

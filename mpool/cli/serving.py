@@ -55,7 +55,8 @@ def notes_of(settings: Settings, port: int, path: str | None, is_new: bool) -> l
         settings: Settings of the server.
         port: Port that it listens on.
         path: Path of the token file; None: there is no token.
-        is_new: The token was created at this start. A server for other machines shows it once; the file keeps it.
+        is_new: The token was created at this start. A server that other machines can reach prints a new token once;
+            later it is only in the file.
     """
     from ..server.interfaces import addresses
     from ..server.settings import is_loopback

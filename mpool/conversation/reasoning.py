@@ -42,7 +42,7 @@ def of_template(source: str, prompt: str, calls: bool = False) -> Callable[[], S
     Args:
         source: the chat template.
         prompt: the rendered prompt.
-        calls: True if the request has tools: messages to functions then belong to the response.
+        calls: True if the request has tools. Harmony messages to functions are then part of the response.
     """
     if is_harmony(source):
         return HarmonyCallSplitter if calls else HarmonySplitter

@@ -46,16 +46,16 @@ class ToolFormat:
             name, ``middle``, and an object with the arguments; ``"xml"``: the function's name, then each argument in
             tags.
         open, close: text before and after each call.
-        section, end: text before the first and after the last call; if ``listed``, the calls between them are in
-            ``[`` and ``]``.
+        section, end: text before the first and after the last call. If ``listed``, ``[`` and ``]`` enclose the calls
+            between them.
         between: text between two calls.
         listed: True if the calls are a JSON list.
         key: key of the arguments in a call object.
         middle: text between a function's name and its arguments.
         numbered: True if a function's name is followed by ``:`` and a number; both together are the call's id.
-        markerless: True if calls have no marker: a completion that begins with a call object is a call.
-        marker_optional: True if a completion that begins with a call object, in a code fence or not, is also a call:
-            models with little training on the format (Qwen2.5-Coder) omit the markers.
+        markerless: True if calls have no marker. A completion that begins with a call object is then a call.
+        marker_optional: True if calls may lack the marker, because models with little training on the format
+            (Qwen2.5-Coder) omit it. A completion that begins with a call object, also in a code fence, is then a call.
         max_calls: maximum number of calls in a completion; 0: no limit.
     """
 

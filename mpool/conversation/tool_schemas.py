@@ -35,7 +35,7 @@ class ToolFields(NamedTuple):
     """Names of the fields of a tool in a protocol, for error messages.
 
     Attributes:
-        function: suffix of the field with the name of the function and its schema; "": these are fields of the tool.
+        function: suffix of the field that contains the function's name and schema; "": the tool itself contains them.
         schema: name of the field with the JSON schema.
     """
 

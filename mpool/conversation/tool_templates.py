@@ -26,7 +26,7 @@ class ToolSupport(NamedTuple):
             from the system message. ``"text"``: it does neither, and the model's authors describe tools in the system
             message's text. None: the template does not support tools.
         calls: calls of earlier turns. ``"dict"`` or ``"text"``: the template reads ``tool_calls``, with arguments of
-            this type. ``"content"``: it does not, so they must be written to the content.
+            this type. ``"content"``: it does not read them, so the content must contain the calls.
         empty: content of a message that has only calls.
     """
 

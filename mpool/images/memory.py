@@ -14,7 +14,7 @@ MOST = 1 << 30
 #: Bytes per pixel while an image is decoded: Pillow stores RGB in four bytes, and conversions and rotations need a
 #: source and a destination beside the decoded image.
 BYTES_PER_PIXEL = 12
-#: Seconds between two checks of a waiting thread for a caller that left.
+#: Interval in seconds at which a waiting thread checks whether its caller has left.
 _TICK = 0.1
 
 
@@ -39,7 +39,7 @@ def reserved(pixels: int) -> Iterator[None]:
     with budget.changed:
         while budget.used and budget.used + size > MOST:
             if budget.changed.wait(_TICK):
-                native_calls.progress()  # another image was completed: this one waits in turn
+                native_calls.progress()  # another image was completed, so the queue moves
             else:
                 native_calls.check_caller()
         budget.used += size

@@ -114,8 +114,8 @@ def _with_tiles(image: Image, settings: VisionSettings) -> TiledImage:
 
 
 def _sources(grid: int, down: int, across: int, height: int, width: int) -> NDArray[np.int32]:
-    """Return the sources of a run: the embeddings of the whole image, then those of the tiles line by line, without
-    padding, with a newline after each line.
+    """Return the sources of a run of placeholders: the embeddings of the whole image, then those of the tiles, line by
+    line. Embeddings of padding are left out, and a newline follows each line.
 
     Args:
         grid: embeddings per side of a tile.

@@ -63,7 +63,7 @@ class MpoolEmbeddingFunction(EmbeddingFunction[Documents]):  # type: ignore[misc
         return "cosine"
 
     def supported_spaces(self) -> list[Space]:
-        """All of Chroma's."""
+        """All spaces that Chroma has."""
         return ["cosine", "l2", "ip"]
 
     def get_config(self) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from ..model import Model
 if TYPE_CHECKING:
     from ..results import Chunk, Completion, TokenLogprob, Usage
 
-#: What to do instead of an argument of the constructor that would change what is computed.
 _FILE = "mpool uses the value that the file states"
 _ADAPTER = "Merge the adapter into the weights, or use mpool.load(..., adapters={name: path}) and adapter=name"
-#: These arguments, each with its default in llama-cpp-python.
+#: Arguments of the constructor that would change the result and that mpool lacks -> the default in llama-cpp-python,
+#: and what to do instead.
 _CONSTRUCTOR: dict[str, tuple[Any, str]] = {
     **{name: (default, _FILE) for name, default in (
         ("rope_scaling_type", -1), ("rope_freq_base", 0.0), ("rope_freq_scale", 0.0), ("yarn_ext_factor", -1.0),

@@ -391,7 +391,7 @@ class CrossEncoder(_Base):
             prompt_name, prompt: as for :func:`mpool.rerank`.
             batch_size, show_progress_bar, pool, chunk_size: ignored.
             activation_fn: must be None: the model's files name the activation.
-            apply_softmax: True, for models with several labels: the softmax of each row; else its logits.
+            apply_softmax: True: return the softmax of each row, only for models with several labels; else logits.
             convert_to_numpy: True: return an array; False: a list of tensors.
             convert_to_tensor: True: return one tensor.
             device: ignored; must name CPUs.

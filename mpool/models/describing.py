@@ -124,7 +124,10 @@ def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress:
 
 
 def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Progress, update: bool) -> Resolved:
-    """Resolve a reference to the hub. A row's files must have the hashes of the catalogue, or else those of its pin."""
+    """Resolve a reference to the hub.
+
+    Files of a pinned row must have the hashes of the catalogue; those of an unpinned row, the hashes of its pin.
+    """
     from .sources import hub
 
     if row is None:

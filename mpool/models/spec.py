@@ -174,9 +174,8 @@ class TokenVectorSettings:
             empty: none.
         query_length, document_length: maximum number of tokens, special tokens and marker included; None: that of the
             model.
-        expansion: queries are filled up to ``query_length`` with this token (``""``: the mask token); None: they are
-            not.
-        attend: True if the tokens of a query attend to the tokens that it was filled up with.
+        expansion: token that pads queries to ``query_length`` (``""``: the mask token); None: queries are not padded.
+        attend: True if the tokens of a query attend to these padding tokens.
         skipped: words that get no vector in documents, such as punctuation.
         skips_queries: True if these words get no vector in queries either.
         skip_first: number of leading tokens that get no vector.

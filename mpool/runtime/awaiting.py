@@ -54,11 +54,11 @@ def _apply_leaving() -> None:
 
 
 def _uncount() -> list[_core.Ticket]:
-    """Must hold the lock. Returns the tickets that no caller waits for any more, and that one gave up."""
+    """Return the tickets that have no waiter left and that at least one waiter gave up. Must hold the lock."""
     unwanted = []
     while _leaving:
         ticket, gave_up = _leaving.popleft()
-        left = _counts.pop(id(ticket), 1) - 1  # 1: in a forked child, waiters of the parent are not counted
+        left = _counts.pop(id(ticket), 1) - 1  # default 1: a forked child has not counted its parent's waiters
         if left:
             _counts[id(ticket)] = left
         elif gave_up:

@@ -13,8 +13,8 @@ def command() -> tuple[str, ...]:
     """Return the command of a worker process, with the Python that multiprocessing would start.
 
     Raises:
-        SpawnFailed: the Python executable is unknown or another program: a frozen application (PyInstaller, cx_Freeze)
-            or a program that embeds Python would start itself again.
+        SpawnFailed: the path of the Python executable is unknown, or names another program. A frozen application
+            (PyInstaller, cx_Freeze) or a program that embeds Python would start itself again.
     """
     from .. import _core
 

@@ -91,7 +91,7 @@ def _place(name: str, path: object) -> str:
     return os.path.abspath(found)
 
 
-#: Everything as the pool's configuration says.
+#: Options that leave every setting to the pool's configuration.
 AS_CONFIGURED = LoadOptions()
 
 __all__ = ["AS_CONFIGURED", "LoadOptions"]

@@ -125,7 +125,7 @@ class Names:
         return entry
 
     def add_alias(self, alias: str, entry: Entry) -> Entry:
-        """Give a model a further name. Returns its entry, to which a swap may have given the name meanwhile."""
+        """Give a model a further name. Returns the entry that got the name: after a swap, that of the new model."""
         with self.lock:
             entry = entry.latest()
             self.check_free("alias", alias, entry)

@@ -34,7 +34,7 @@ def for_current(prepare: Callable[[], R], use: Callable[[R], T]) -> T:
         use: runs or submits the request.
 
     Returns:
-        The result of ``use``, which is that of one model.
+        The result of ``use``. One model computed all of it.
     """
     while True:
         request: R | None = None
@@ -62,7 +62,7 @@ def was_replaced(request: Any) -> bool:
     """Return True if a request that raised SendError must be prepared again, because its model was replaced.
 
     Args:
-        request: the prepared request; None: its preparation failed, which raises SendError for no other reason.
+        request: the prepared request. None: the preparation raised SendError, which it does only for this reason.
     """
     if request is None:
         return True

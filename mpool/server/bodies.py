@@ -2,8 +2,8 @@
 
 msgspec refuses NaN, numbers out of range, ``true`` for an integer, lone surrogates, invalid UTF-8, and nesting beyond
 its maximum depth. A second pass with the standard library's parser finds duplicate keys. A field that is null is
-equivalent to an absent field. Unknown fields are errors or ignored: every struct of a request derives from
-:class:`mpool.server.fields.Fields`, which forbids them, and :func:`parse` removes those that it ignores.
+equivalent to an absent field. Structs of requests derive from :class:`mpool.server.fields.Fields`, which forbids
+unknown fields. :func:`parse` removes unknown fields first, unless the server is strict.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Receive = Callable[[], Awaitable[Any]]
 
 #: Minimum size in bytes of a body that is parsed on another thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
-#: Maximum number of unknown fields of a body that are reported, and the names that are.
+#: Maximum number of unknown fields that are reported for a body, and the pattern of names that may be reported.
 _MAX_UNKNOWN, _FIELD = 16, re.compile("[A-Za-z0-9_-]{1,64}")
 _TOO_DEEP = "The body is nested too deeply."
 #: Maximum number of lists and objects in a body, and of values: to decode a million lists in one call takes seconds,

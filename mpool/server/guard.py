@@ -56,10 +56,10 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def may_be_browser(scope: Scope) -> bool:
-    """Return True unless no browser can have sent a request that has a body.
+    """Return True if a browser may have sent a request that has a body.
 
     Browsers send ``Origin`` with every such request to another origin, and ``Sec-Fetch-Site`` to addresses of loopback.
-    ``Referer`` and the beginning of ``User-Agent`` concern browsers from before 2020.
+    ``Referer`` and the beginning of ``User-Agent`` identify browsers from before 2020.
     """
     for name, value in scope["headers"]:
         if name in (b"origin", b"referer") or name.startswith(b"sec-") or name == b"user-agent" and \

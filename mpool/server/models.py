@@ -38,8 +38,8 @@ class ServedModel:
         model: Model of the pool.
         since: ``time.time()`` when the server added it.
         system: System message of conversations without one, or None. Only aliases have one.
-        defaults: Options of the library that a request without them has. Only aliases have some, and models with an
-            adapter, whose option ``adapter`` names it.
+        defaults: Options of the library for requests that do not set them. Aliases may have any; a model with an
+            adapter has ``adapter``. Other models have none.
         parent: Name of the model without the adapter; None: the name selects no adapter.
     """
 

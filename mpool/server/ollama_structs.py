@@ -293,9 +293,9 @@ class ModelRows(Struct):
 
 
 class ShowResponse(Struct):
-    """The description of a model. ``system`` is that of an alias. ``template`` has ``.Suffix`` if the model
-    fills in the middle, for Continue, and is else empty: requests cannot replace the chat template. ``modelfile`` is
-    always empty."""
+    """The description of a model. ``system`` is that of an alias. ``template`` contains ``.Suffix`` if the model fills
+    in the middle, because Continue looks for it; otherwise ``template`` is empty, as requests cannot replace the chat
+    template. ``modelfile`` is always empty."""
 
     details: Details
     model_info: dict[str, Any]

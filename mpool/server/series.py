@@ -97,7 +97,7 @@ class _Track:
                         held[bucket] = held.get(bucket, 0) + new
 
     def add(self) -> None:
-        """Add the values of the last reading, as those of one second, to the points that are not complete."""
+        """Add the values of the last reading to the unfinished point of each ring. A reading stands for one second."""
         if self._values is not None:
             for step in RINGS:
                 self._sums[step] = [total + value for total, value in zip(self._sums[step], self._values)]

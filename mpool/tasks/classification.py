@@ -246,7 +246,7 @@ def _labels(labels: Any, most: int) -> tuple[str, ...]:
 
 
 def _hypotheses(template: Any, labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the hypothesis of each label. Only ``{}`` is replaced: a template is text of the caller and no format."""
+    """Return the hypothesis of each label. Only ``{}`` is replaced: the template is no format string."""
     fault = embedding.fault_of(template, "template")
     fault = fault or embedding.surrogate_of(template, "template")
     if fault is not None:

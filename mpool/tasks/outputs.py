@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 #: Bits of the core's mask of outputs.
 DENSE, STATES, ROWS, SPARSE = 1, 2, 4, 8
-#: A result has at most this part of the pool's memory limit. The caller holds it beside models and caches, and while
-#: slices are joined, twice.
+#: A result may take 1 / RESULT_SHARE of the pool's memory limit. The caller holds the result in addition to models and
+#: caches, and joining slices needs a second copy of it.
 RESULT_SHARE = 4
 #: Maximum size in bytes of the vectors of tokens of a slice of :func:`mpool.embed_iter`, of which a few are in memory.
 _SLICE_BYTES = 16 << 20
@@ -48,9 +48,9 @@ class Markers:
 
     Attributes:
         marker: id of the token after the first special tokens; None: none.
-        length: number of tokens up to which a text is filled; 0: it is not.
-        fill: id of the token that fills it.
-        attend: True if the tokens attend to those that fill the text.
+        length: number of tokens to which a text is padded; 0: no padding.
+        fill: id of the token that pads the text (in ColBERT, the mask token).
+        attend: True if the other tokens attend to these padding tokens.
         skipped: ids that get no vector, ascending.
         skip_first: number of leading tokens that get no vector.
     """
@@ -71,7 +71,7 @@ class OutputPlan(Plan):
         mask: outputs of the core.
         vocab: number of tokens of the vocabulary.
         markers: None: texts are tokenised as for dense vectors.
-        query_weights: weight of each token, for queries that need no pass through the model; else None.
+        query_weights: weight of each token, for models whose queries need no pass through the network; else None.
         most: maximum number of weights of a sparse vector; None: all.
         parameter: name of the inputs, for messages.
     """
@@ -182,7 +182,7 @@ def _markers(found: Plan, late: TokenVectorSettings, options: Any) -> tuple[Mark
             mask = tokenizer.token_id("[MASK]") if late.expansion == "" else None
         if mask is None:
             raise FormatError(file=found.entry.ref, field="mask_token", got="missing",
-                              allowed="a mask token, with which queries are filled up")
+                              allowed="a mask token, because this model pads queries with it")
         fill, filled = mask, limit
     skips = late.skipped if not query or late.skips_queries else ()
     unknown = tokenizer.special.get("unk")

@@ -332,7 +332,7 @@ def _words(plan: SpanPlan, text: str, ids: Sequence[int],
     """Return the text of each token, its place, and True for each token that continues a word.
 
     A token of WordPiece continues a word if its text in the vocabulary, with ``##``, has another length than its part
-    of the text. In other vocabularies, it does if no space is before it or at its beginning.
+    of the text. In other vocabularies, a token continues a word unless it begins with a space or follows one.
     """
     tokenizer = plan.tokenizer
     marked, unknown = tokenizer.marks_subwords, tokenizer.special.get("unk")

@@ -160,8 +160,8 @@ class Tokens:
     """The tokens of a window of a text, without special tokens.
 
     Attributes:
-        words: their texts in the vocabulary; of an unknown token, its part of the text.
-        places: index of the first character of each in the text, and of the character after its last one.
+        words: text of each token in the vocabulary; for an unknown token, its part of the input text.
+        places: half-open range (start, end) of each token, in characters of the input text.
         continues: True for tokens that continue a word.
         first: index of the first token in the sequence of the model.
     """

@@ -374,7 +374,7 @@ EMBED_TOKENS = Verb(
     text=r"""Computes one vector per token, for late interaction (MaxSim).
 
 With a ColBERT model, pass ``task="query"`` or ``task="document"``: it selects the marker, the maximum length, whether
-queries are filled up with mask tokens, and whether punctuation gets vectors.
+queries are padded with mask tokens, and whether punctuation gets vectors.
 
 {args}
 

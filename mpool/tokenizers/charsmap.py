@@ -6,8 +6,8 @@ bytes, and NUL-terminated replacements. A unit of the trie has 32 bits, as in Da
 longest matching prefix, as SentencePiece and llama.cpp do: the vocabularies were trained with that rule.
 
 The map of T5 and XLM-R has 225,000 rows, nearly all of them a letter followed by combining marks. They are never
-enumerated: a single character is looked up once and cached in the table of ``str.translate``. The trie is walked for
-sequences only where a character is followed by one that can continue a sequence.
+enumerated: a single character is looked up once and cached in the table of ``str.translate``. Sequences are looked up
+in the trie only at characters whose successor can continue a sequence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How much longer the steps of a ``tokenizer.json`` can make a text, and what its regular expressions cost.
 
 The file is not trusted: a chain of replacements multiplies a text by any number, and Rust aborts the process when no
-memory is left. A factor f of a step means that it makes at most f * n characters out of n; what a step adds to a text,
-or to every part of it, counts as added to every character. The factors of a chain are multiplied.
+memory is left. A step with the factor f turns n characters into at most f * n. Text that a step adds once per text, or
+once per part of a text, counts as if it were added to every character. The factors of a chain are multiplied.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class _Node:
     def degree(self, tail_fails: bool) -> tuple[int, int]:
         """Return the exponent of the steps of a match in the length of the text, and the number of ways to match.
 
-        ``tail_fails``: what follows may fail, so that the ways of this part are tried in turn.
+        ``tail_fails``: the parts after this one may fail, and backtracking then tries all ways of this part.
         """
         return 0, 1
 

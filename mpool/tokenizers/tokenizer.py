@@ -315,7 +315,7 @@ class Tokenizer:
         Args:
             texts: strings.
             parse_special: as in :meth:`encode`.
-            room: number of ids of a text that are needed; the others may be missing. None: all.
+            room: number of leading ids that the caller needs of each text; later ids may be missing. None: all.
 
         Raises:
             InvalidArgument: a text is not a string or contains a lone surrogate.
@@ -464,7 +464,7 @@ class Tokenizer:
 
         Args:
             texts: strings.
-            room: number of ids of a text that are needed.
+            room: number of leading ids that the caller needs of each text.
             encode: function that encodes texts.
             count: function that returns the number of ids in a result of ``encode``.
         """

@@ -71,7 +71,7 @@ class Relay:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         try:
             body = await bodies.read(receive, bodies.declared_length(scope), self.settings.max_body)
-        except (bodies.ClientDisconnected, RayActorError):  # the second: the proxy that holds the connection died
+        except (bodies.ClientDisconnected, RayActorError):  # RayActorError: the proxy with the connection died
             return
         except Refusal as refusal:
             await refusal_response(refusal, scope)(scope, receive, send)

@@ -176,7 +176,7 @@ def _merge_layer_sizes(kv: dict[str, Value], a: str, path: str) -> None:
 def _vocabulary_rows(table: Fields, name: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:
     """Return the number of rows of the token embedding.
 
-    ``vocab_size`` may be missing, and in some files it is the number of tokens, which may be smaller.
+    ``vocab_size`` may be missing. In some files it is the number of tokens, which may be less than the number of rows.
     """
     if "token_embd.weight" not in shapes:
         raise architectures.missing(["token_embd.weight"], file=path)

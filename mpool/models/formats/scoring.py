@@ -213,7 +213,10 @@ def read_head(head: Head, labels: int, tensors: Mapping[str, TensorEntry], paths
 
 def read_token_head(head: Head, labels: int, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...], hidden: int,
                     kv: dict[str, Value]) -> list[TensorEntry]:
-    """Read a head as the core's row head. Arguments, result and errors are those of :func:`read_head`."""
+    """Read a head that scores each token: the core's chain ``rows``.
+
+    Arguments, result and errors are those of :func:`read_head`.
+    """
     kv |= {"mpool.pooled": False, "mpool.pooling": ["mean"], "mpool.normalize": False, "mpool.dense_count": 0,
            "mpool.rows_normalize": False}
     return _read_layers("rows", head, labels, tensors, paths, hidden, kv)

@@ -108,8 +108,8 @@ def _sentencepiece(table: Fields, texts: list[str], types: list[int], ids: dict[
     """Return the keys that only SentencePiece vocabularies have.
 
     SentencePiece joins the neighbours whose joint text has the best score, so every split of a token into two tokens
-    must be a merge, and the merges of a token must follow each other. The files that transformers makes of
-    SentencePiece models are so; the scores are the order of their merges.
+    must be a merge, and the merges of a token must follow each other. Files that transformers converted from
+    SentencePiece models meet both conditions. The order of the merges gives the scores.
     """
     rank: dict[str, int] = {}
     last = ""

@@ -1,4 +1,4 @@
-"""The section of pytest's summary about instruction sets that this CPU lacks: what their kernels were tested by."""
+"""The section of pytest's summary on instruction sets that this CPU lacks, and how the tests ran their kernels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _accepts(level: str) -> bool:
 
 
 def tested(reports: Iterable[object]) -> dict[str, str]:
-    """Return the sets that passed tests ran by other means, and the means.
+    """Return the instruction sets whose kernels ran by other means in tests that passed, and the means.
 
     Args:
         reports: reports of pytest for tests that passed.
