@@ -33,10 +33,21 @@ def _others_import() -> bool:
     return bool(names)
 
 
+def _shutdown_lock() -> Any:
+    """Return the lock of concurrent.futures that forks hold; None: the module is not imported yet."""
+    return getattr(sys.modules.get("concurrent.futures.thread"), "_global_shutdown_lock", None)
+
+
 def _wait_for_imports() -> None:
+    lock = _shutdown_lock()
+    is_held = lock is not None and lock.locked()  # by this fork, unless its import is incomplete
     end = time.monotonic() + _SECONDS
     while _others_import() and time.monotonic() < end:
         time.sleep(0.001)
+    if not is_held and (lock := _shutdown_lock()) is not None:
+        # Python calls the handlers of a module that was imported meanwhile after the fork only, and they release the
+        # lock. It is the only module of these packages with such a pair of handlers, besides logging and mpool's own.
+        lock.acquire()
 
 
 # Handlers run in reverse order: those of mpool's other modules before this one, and that of `logging` after it, which

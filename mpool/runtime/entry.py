@@ -164,8 +164,9 @@ class Entry:
 
     def for_task(self, task: object) -> Entry:
         """Return the entry that embeds texts of a task: itself, unless the model has another encoder for the task."""
-        part = next((one for one in self.describe().networks if one.task and isinstance(task, str) and one.task == task),
-                    None)
+        if not isinstance(task, str):
+            return self
+        part = next((one for one in self.describe().networks if one.task and one.task == task), None)
         return self if part is None else self._by_name(_name_of(part))
 
     def _by_name(self, name: str) -> Entry:
