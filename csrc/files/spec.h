@@ -70,10 +70,10 @@ mp_spec *mp_spec_create(void);       /* NULL if memory is refused */
 mp_spec *mp_spec_pin(mp_spec *spec); /* returns spec */
 void mp_spec_unpin(mp_spec *spec);   /* NULL is legal; the last reference frees */
 
-/* Building. Strings and arrays are copied. Each function returns INVALID_ARGUMENT if the spec is frozen, and FORMAT for
- * a duplicate key or tensor name (found by hashing, in linear time), a name longer than its limit, a key that is not
- * printable ASCII, a tensor name that is not UTF-8, or a tensor whose shape and size are inconsistent. A failed call
- * leaves the spec unchanged. */
+/* Building. Strings and arrays are copied. A failed call leaves the spec unchanged. Each function returns
+ * INVALID_ARGUMENT if the spec is frozen. It returns FORMAT for a duplicate key or tensor name, a name longer than its
+ * limit, a key that is not printable ASCII, a tensor name that is not UTF-8, or a tensor whose shape and size are
+ * inconsistent. Duplicates are found by hashing, in constant time per name. */
 mp_status mp_spec_set_architecture(mp_spec *spec, const char *name, mp_error *error);
 mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error);
 mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_error *error);

@@ -112,7 +112,7 @@ typedef struct mp_model mp_model; /* shared, immutable once loaded, reference-co
 typedef struct mp_progress {
     _Atomic uint64_t beat_ns;    /* time of the last progress report */
     _Atomic uint32_t percent;    /* 0..100 */
-    _Atomic(const char *) stage; /* static string: "mapping", "checking", "packing", "warming" */
+    _Atomic(const char *) stage; /* static string, such as "mapping" or "packing" */
 } mp_progress;
 void mp_progress_set(mp_progress *progress, const char *stage, uint32_t percent); /* NULL is legal */
 /* Report `done` of `total` equal parts, with total > 0. */

@@ -1,5 +1,5 @@
-/* notifier.h: how tickets tell an event loop about progress: an eventfd and a list. registry/registry.h has the
- * public part. */
+/* notifier.h: how tickets tell an event loop about progress: a descriptor (base/wake_fd.h) and a list.
+ * registry/registry.h has the public part. */
 #ifndef MP_REGISTRY_NOTIFIER_H
 #define MP_REGISTRY_NOTIFIER_H
 

@@ -4,10 +4,10 @@
  * The registry is independent of models: a loader (models/engine.h) creates a model, and engines of the model execute
  * steps.
  *
- * Life of a request: the binding makes an mp_request and submits it -> the entry is pinned, the request is checked
- * against the model (loading it first if necessary) and queued or refused -> a worker admits it, plans, leases CPUs
- * and takes steps -> the ticket gets its one terminal status and its waiters wake -> the caller reads the result and
- * releases the ticket.
+ * Life of a request: the binding makes an mp_request and submits it -> the entry is pinned; the request is checked
+ * against the model if the model is loaded, and queued or refused -> if no worker exists, one starts and loads the
+ * model -> a worker takes the request, checks it if submit could not, admits it, plans, leases CPUs and takes steps ->
+ * the ticket gets its one terminal status and its waiters wake -> the caller reads the result and releases the ticket.
  *
  * Thread-safe: every function may be called from any thread, without the GIL. */
 #ifndef MP_REGISTRY_REGISTRY_H

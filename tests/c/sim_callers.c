@@ -8,9 +8,9 @@
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
-/* Returns true if a fault must end the request. A request is retried once (twice, if it can continue and one fault was
- * an external kill), unless the caller saw a part of the result that a retry cannot continue, or the quarantine refuses
- * the request. */
+/* Returns true if a fault must end the request. A request is retried once, or twice if it can continue and one fault
+ * was an external kill. It is not retried if the caller saw a part of the result that a retry cannot continue, or if
+ * the quarantine refuses it. */
 static bool failed_for_good(const record *r) {
     const sim_call *call = r->call;
     bool again = call->failed == 1 || (call->failed == 2 && call->spared);

@@ -1,9 +1,10 @@
 /* sim_world.h: scenarios over the registry's public functions, generated from a seed, and functions that run many of
  * them.
  *
- * Everything visible from outside is checked: while all threads wait (no request is queued while a worker is idle, no
- * thread waits for an event that has happened), at each end of a request (its status has a cause among the events), and
- * at the end of the run (every request has one terminal status, the metrics add up, everything is freed). */
+ * Everything visible from outside is checked at three times:
+ *   all threads wait     no request is queued while a worker is idle; no thread waits for an event that has happened
+ *   a request ends       its status has a cause among the events
+ *   the run ends         every request has one terminal status, the metrics add up, and everything is freed */
 #ifndef TESTS_SIM_WORLD_H
 #define TESTS_SIM_WORLD_H
 

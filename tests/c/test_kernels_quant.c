@@ -392,8 +392,8 @@ MP_TEST_SECONDS(kernels_quant_gemm_extremes, 120) {
             }
 }
 
-/* Variants for many rows: numbers of rows that do not fill a tile or a pass, K that does not fill a group of blocks,
- * parts of rows and panels, the largest integers, non-finite activations, and every epilogue. */
+/* Variants for many rows. Rows do not fill a tile or a pass, K does not fill a group of blocks, and calls cover parts
+ * of rows and panels. Also the largest integers, non-finite activations, and every epilogue. */
 MP_TEST_SECONDS(kernels_quant_gemm_many_rows, 120) {
     static const mp_dtype many[] = {MP_Q4_0, MP_Q4_1, MP_Q8_0, MP_Q4_K, MP_Q6_K, MP_MXFP4};
     static const int shapes[][4] = {{24, 70, 1, 32}, {33, 33, 3, 32}, {47, 64, 17, 32}, {200, 40, 2, 32},

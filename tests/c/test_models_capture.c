@@ -38,9 +38,9 @@ static double sum_of_squares(const float *x, int count) {
     return sum;
 }
 
-/* The first record is the token's row of the embedding matrix, the record of the final norm follows from the last
- * layer's output, and the logits record of the first token equals the prompt logits of the last row. No two layers and
- * no two tokens produce the same record. */
+/* The first record is the token's row of the embedding matrix. The record of the final norm follows from the last
+ * layer's output. The logits record of the first token equals the prompt logits of the last row. No two layers and no
+ * two tokens produce the same record. */
 MP_TEST(models_capture_records_match_their_checkpoints) {
     static const mp_dtype types[] = {MP_F32};
     tiny_model tiny;

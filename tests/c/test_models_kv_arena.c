@@ -125,8 +125,8 @@ static bool is_marked(const uint8_t *slot, uint32_t tag) {
     return memcmp(slot, &tag, sizeof tag) == 0 && memcmp(slot + SLOT - sizeof tag, &tag, sizeof tag) == 0;
 }
 
-/* Random growth and shrinkage: slots never overlap, a region is added only if no other has a free slot, and the number
- * of regions never exceeds the slots in use, nor what the largest number of slots so far needs. */
+/* Random growth and shrinkage. Slots never overlap. A region is added only if no other has a free slot. The number of
+ * regions never exceeds the number of slots in use, nor the regions that the largest number of slots so far needs. */
 MP_TEST_SECONDS(models_kv_arena_random_use, 60) {
     enum { MOST = 300, STEPS = 20000 };
     mp_budget budget = {.limit = UINT64_MAX};

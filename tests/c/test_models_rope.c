@@ -73,7 +73,8 @@ MP_TEST(models_rope_dimensions) {
 }
 
 /* YaRN's ramp runs from the pair that turns `fast` times within the original context to the pair that turns `slow`
- * times, from 0.5 to 2 in the first case, and is limited to pairs that exist. Truncation rounds both ends outwards. */
+ * times; in the first case, from 0.5 to 2. The ramp is limited to pairs that exist. Truncation rounds both ends
+ * outwards. */
 MP_TEST(models_rope_yarn_without_truncation) {
     static const struct {
         double original, factor;

@@ -1,9 +1,8 @@
 /* test_registry_fake.h: fake models for tests of the registry, with scripted costs, failures and waits.
  *
  * A request asks for `units` of work. A step does some of them for each planned item and sleeps for the time that
- * the computation would take. The fake checks the registry's promises to engines (one thread at a time, no more
- * compute threads in steps than the allocator has, admit before plan, retire once) and counts everything created and
- * freed. */
+ * the computation would take. The fake checks the registry's promises to engines: one thread at a time, no more compute
+ * threads in steps than the allocator has, admit before plan, retire once. It counts everything created and freed. */
 #ifndef TEST_REGISTRY_FAKE_H
 #define TEST_REGISTRY_FAKE_H
 

@@ -1,8 +1,8 @@
 /* arm/neon_quant.c: quantised products with NEON alone, and activations to int8.
  *
- * Products are accumulated in 16 bits. Activations are within +-127, so products with 4-, 5-, 6- and 7-bit weights are
- * at most 1,905, 3,937, 8,001 and 16,129, of which 8, 8, 4 and 2 can be added. With 8-bit weights two products of at
- * most 128 x 127 = 16,256 fit. */
+ * Products are accumulated in 16 bits. Activations are within +-127. A product with a 4-, 5-, 6- or 7-bit weight is
+ * therefore at most 1,905, 3,937, 8,001 or 16,129, and 8, 8, 4 or 2 such products can be added. With 8-bit weights two
+ * products of at most 128 x 127 = 16,256 fit. */
 #if defined(__aarch64__)
 #include <assert.h>
 #include <math.h>

@@ -1,8 +1,8 @@
 /* x86/avx2_quant.c: quantised products with AVX2 and FMA, and activations to int8.
  *
  * vpmaddubsw adds two products into 16 bits with saturation, which these operands never reach. Activations are within
- * +-127, so a pair of products with 4-, 5-, 6- and 7-bit weights is at most 3,810, 7,874, 16,002 and 32,258, of which
- * 8, 4, 2 and 1 pairs can be added in 16 bits. With 8-bit weights one pair of at most 2 x 128 x 127 = 32,512 fits,
+ * +-127. A pair of products with 4-, 5-, 6- or 7-bit weights is therefore at most 3,810, 7,874, 16,002 or 32,258, and
+ * 8, 4, 2 or 1 such pairs can be added in 16 bits. With 8-bit weights one pair of at most 2 x 128 x 127 = 32,512 fits,
  * because the sign of the weight is moved to the activation. */
 #if defined(__x86_64__)
 #include <assert.h>

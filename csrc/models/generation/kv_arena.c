@@ -6,7 +6,8 @@
 #include "base/sanitize.h"
 #include "base/sys.h"
 
-/* Sets the smallest region whose rest is at most a sixteenth. It has less than 16 huge pages and a slot. */
+/* Chooses the smallest region of which at most a sixteenth is left over. The region is smaller than 16 huge pages plus
+ * one slot. */
 static void set_region(mp_kv_arena *arena) {
     const size_t page = MP_HUGE_PAGE, slot = arena->slot_bytes;
     for (size_t bytes = (slot + page - 1) / page * page;; bytes += page) {

@@ -39,9 +39,8 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
 void mp_attention_forward(const mp_row_context *context, const mp_attention *attention, const mp_attention_rows *rows,
                           int window, int each, void *scratch);
 
-/* Norms the `heads` heads of a row one by one (skipped if norm->weight is NULL), then rotates the components of each
- * head that the rope covers, from component `from` on (skipped if rope is NULL). angles: [rope->dim] of the row's
- * position. */
+/* Norms each of the `heads` heads of a row, unless norm->weight is NULL. Then rotates rope->dim components of each
+ * head, from component `from` on, unless rope is NULL. angles: [rope->dim] of the row's position. */
 static inline void mp_attention_place(const mp_norm *norm, const mp_rope *rope, const float *angles, int from,
                                       int heads, int head_dim, float *x) {
     const mp_kernels *call = mp_kernels_get();
