@@ -53,7 +53,7 @@ class Program(NamedTuple):
     file: str
     #: Packages that it imports besides the standard library.
     packages: tuple[str, ...]
-    #: What it does, as an infinitive for error messages.
+    #: Task of the program, as an infinitive for error messages.
     what: str
     #: Maximum number of processes, and of sources that each keeps loaded.
     most: int

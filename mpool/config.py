@@ -68,7 +68,7 @@ class PoolConfig:
             "1h30m"; 0: unload at once; -1: for ever. :func:`mpool.load` and requests can override it for a model.
         maintenance_interval: maximum seconds between two maintenance runs; earlier deadlines are kept.
         max_workers_per_model: a model starts with two workers, if memory allows, and gets more while all are busy and
-            requests wait, up to this number and the number of CPUs.
+            requests wait, up to this number and the number of compute threads.
         policy: how a worker is chosen for a request, for all capabilities or by capability: ``"shared"`` (any idle
             worker; default for image embedding), ``"pack"`` (the first worker with room, so that one pass over the
             weights serves many streams; default for text generation and vision, and for image generation, where each

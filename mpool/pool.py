@@ -479,10 +479,10 @@ class Pool(PoolVerbs):
 
         Returns:
             A dict, or the text. The dict has counters by name (``total_requests``, ``errors``, ``timeouts``,
-            ``queue_full_rejections``, ...; ``units_in`` and ``units_out`` count tokens and images that completed
-            requests took in and generated); ``memory_limit``, ``memory_used`` and ``bytes_by_kind`` in bytes;
-            ``compute_threads``, ``compute_threads_leased``; ``queue_depths`` by capability; and ``models``: for each
-            key its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count).
+            ``queue_full_rejections``, ...). ``units_in`` and ``units_out`` count the tokens and images that completed
+            requests read and generated. ``memory_limit``, ``memory_used`` and ``bytes_by_kind`` are in bytes. Further
+            keys are ``compute_threads``, ``compute_threads_leased`` and ``queue_depths`` (by capability). ``models``
+            has for each key its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count).
 
         Raises:
             InvalidArgument: unknown format.

@@ -1,7 +1,7 @@
 """Checks of an image file's structure that bound the time of its decoder. No pixel is decoded and nothing is inflated.
 
-The time of a decoder is proportional to the pixels, except for the structures that these checks count: scans of a JPEG
-(each visits every block of the image), and segments, chunks and blocks, which Pillow reads one by one in Python.
+The time of a decoder is proportional to the pixels, with two exceptions, which these checks count. Each scan of a JPEG
+visits every block of the image. Pillow reads segments, chunks and blocks one by one in Python.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The core keeps the old model under each key of the name and stages the new one beside it. Once every part of the new
 model is loaded, one call of the core gives all keys to it, and the pool's names follow under the same locks. Requests
 that the core accepted before are completed by the old model. A request carries the revision of the model that it was
-prepared for (tokenised, rendered): the core refuses it if the key belongs to another revision by then, and the drivers
-in :mod:`mpool.tasks` prepare it again for the new model.
+prepared for (tokenised, rendered). If its key belongs to another revision when the request is submitted, the core
+refuses the request, and the drivers in :mod:`mpool.tasks` prepare it again for the new model.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ def fields_by_name(options: Any) -> dict[str, str]:
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 ON_ERROR = ("raise", "null")
 TASKS = ("query", "document")
-#: What a text encoder computes for a text.
+#: Outputs of a text encoder.
 OUTPUTS = ("dense", "sparse", "tokens", "all")
 _COMPUTE = ('compute type: ``"float32"``, ``"bfloat16"``, ``"int8"`` or ``"auto"``. ``"auto"`` selects the fastest '
             "type on this CPU whose vectors of sentences have a cosine similarity of at least 0.9999 to those of "

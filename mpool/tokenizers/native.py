@@ -1,7 +1,7 @@
 """The one place that calls the tokenizers library to encode and decode.
 
-Its calls have no limit of their own: a text can grow in the normalizer, a regular expression can take hours, and a
-panic of its Rust code is no ``Exception`` and has printed a backtrace when Python sees it. :class:`Native` bounds the
+The calls of the library have no limits: a text can grow in the normalizer, and a regular expression can take hours. A
+panic of its Rust code prints a backtrace and raises an error that is not an ``Exception``. :class:`Native` bounds the
 text of a call before the call, and moves tokenizers whose expressions may panic into a process of their own
 (:mod:`mpool.tokenizers.isolated`).
 """

@@ -1,9 +1,9 @@
 """Worst-case cost of the regular expressions of a ``tokenizer.json``.
 
 HF tokenizers compiles them with Oniguruma, which backtracks. A hostile expression needs exponential time for a short
-text, and beyond 10,000,000 steps for one match Oniguruma gives up: HF tokenizers then aborts the call with a Rust
-panic, whose message goes to standard error before Python can catch it. So this module finds out before the first call
-how the steps of one match grow with the length of the text.
+text. Oniguruma gives up after 10,000,000 steps for one match; HF tokenizers then aborts the call with a Rust panic,
+whose message goes to standard error before Python can catch it. So before the first call, this module computes how the
+steps of one match grow with the length of the text.
 """
 
 from __future__ import annotations

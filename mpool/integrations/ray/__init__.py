@@ -10,9 +10,9 @@
 - ``parquet``: :func:`embed_parquet` and the command ``mpool ray embed``; :class:`EmbedBatches` for pipelines of Ray
   Data.
 
-All of it is tested on one machine, with one or two nodes. For a cluster, set the variables of ``proxy.ENVIRONMENT`` on
-all machines, run ``ray start --head`` on one and ``ray start --address=HEAD:6379`` on the others, each with mpool and
-the models' files, then the same command with ``--address auto``.
+The tests use one machine, with one or two nodes. For a cluster, install mpool and the models' files on all machines,
+and set the variables of ``proxy.ENVIRONMENT`` there. Run ``ray start --head`` on one machine and
+``ray start --address=HEAD:6379`` on the others. Then run the command of mpool with ``--address auto``.
 """
 
 from __future__ import annotations

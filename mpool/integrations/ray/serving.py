@@ -31,8 +31,8 @@ from .proxy import ENVIRONMENT
 
 #: Name of the application.
 NAME = "mpool"
-#: In seconds: interval between two reports of a replica; period over which the number of requests is averaged; how long
-#: the load must be too high before replicas are added, and too low before they are removed.
+#: Seconds between two reports of a replica, seconds over which the number of requests is averaged, and seconds for
+#: which the load must be too high before replicas are added, or too low before they are removed.
 _REPORT_PERIOD, _LOOK_BACK, _UPSCALE_DELAY, _DOWNSCALE_DELAY = 1.0, 15.0, 10.0, 300.0
 
 

@@ -16,7 +16,7 @@ from ..families.llama import windowed_layers
 from ..families.smollm import INTERVAL, rope_layers
 from ..spec import Value
 
-#: What to do with a folder that mpool does not convert.
+#: Hint of the error for a folder that mpool does not convert.
 CONVERT_ELSEWHERE = "Convert the folder with llama.cpp's convert_hf_to_gguf.py; mpool quantises the .gguf"
 
 

@@ -6,8 +6,8 @@ routes of the server.
 
 If the server has a token, the browser asks for it as a password (any user name works) when the server refuses ``/``.
 The browser keeps the password while the tab is open and sends it with every request of the page. Therefore the files
-of the page require the token like every route except ``/health``, and mpool stores the token neither in a cookie, which
-all ports of a machine would share, nor in storage that a script could read.
+of the page require the token like every route except ``/health``. mpool does not store the token in the browser: all
+ports of a machine would share a cookie, and a script could read other storage.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def test_logprobs(pool: mpool.Pool, llama: Path) -> None:
     chunks = list(pool.generate(PROMPT, llama, temperature=0, max_tokens=10, ignore_eos=True, top_logprobs=5,
                                 stream=True))
     assert tuple(token for chunk in chunks for token in chunk.logprobs) == done.logprobs
-    # Those of a token come with its text; U+FFFD for an incomplete character at the end may follow later.
+    # Log probabilities of a token come with its text; U+FFFD for an incomplete character at the end may follow later.
     assert all(chunk.logprobs for chunk in chunks if chunk.text.strip("\ufffd"))
 
 

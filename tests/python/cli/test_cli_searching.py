@@ -50,7 +50,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
 @pytest.mark.parametrize("batch", [256, 2])
 def test_search_prints_the_most_similar_lines(bert: str, lines: str, batch: int, capsys: pytest.CaptureFixture[str],
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines are ranked as the library ranks them, however they are batched; blank lines are no texts."""
+    """The lines are ranked as the library ranks them, however they are batched; blank lines are skipped."""
     monkeypatch.setattr("mpool.cli.searching._BATCH", batch)
     query = mpool.embed("cat", bert, task="query")
     scores = mpool.similarity(query[None, :], mpool.embed([text for _, text in TEXTS], bert, task="document"))[0]

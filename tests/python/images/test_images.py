@@ -495,7 +495,7 @@ def test_public_addresses(address: str, public: bool) -> None:
 
 
 def test_a_public_fetch_connects_to_public_addresses_only(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a name resolves to, and without proxies, which would resolve it themselves."""
+    """Private addresses are refused whatever a name resolves to. Proxies are not used: they would resolve the name."""
     port = int(server.at.rpartition(":")[2])
     monkeypatch.setenv("https_proxy", server.at)
     connected: list[Any] = []

@@ -17,7 +17,7 @@ from mpool.models.fields import Fields  # noqa: E402
 from mpool.models.formats import hf_config  # noqa: E402
 
 NAMES = [name for name in sorted(architectures.IN_CONFIG) if name in transformers.CONFIG_MAPPING]
-#: What mpool needs of an architecture whose class has other defaults.
+#: Settings that mpool requires of an architecture whose class has other defaults.
 NEEDED: dict[str, dict[str, Any]] = {
     "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
                    "norm_rel_ebd": "layer_norm", "position_buckets": 256, "position_biased_input": False},

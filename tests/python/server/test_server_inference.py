@@ -337,7 +337,7 @@ def test_pooling(server: Any) -> None:
 
 
 def test_scores_of_labels_of_tokens(server: Any, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of transformers, for every token of the prompt; the same bytes alone and in a batch."""
+    """The scores are those of transformers, for every token of the prompt, with the same bytes alone and in a batch."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     model = transformers.AutoModelForTokenClassification.from_pretrained(folders["ner"]).double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folders["ner"]))
