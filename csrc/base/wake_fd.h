@@ -15,7 +15,8 @@ typedef struct mp_wake_fd {
 mp_status mp_wake_fd_open(mp_wake_fd *wake, mp_error *error);
 /* Make poll_fd readable. Thread-safe. */
 void mp_wake_fd_set(const mp_wake_fd *wake);
-/* Make poll_fd no longer readable. Must not run beside mp_wake_fd_set: the caller decides by a lock which is later. */
+/* Make poll_fd no longer readable. Must not run at the same time as mp_wake_fd_set: the caller must hold a lock in both
+ * calls, which decides which of them is later. */
 void mp_wake_fd_clear(const mp_wake_fd *wake);
 /* Close the descriptors. Legal without descriptors. */
 void mp_wake_fd_close(mp_wake_fd *wake);

@@ -30,14 +30,14 @@ enum {
 /* Where a kind keeps its scales. */
 typedef enum scales {
     SCALES_OTHER,
-    SCALES_MIXED,   /* small of inputs 0-15 and of 16-31, after each block: scale + 16 * minimum (Q2_K) */
-    SCALES_SIGNED,  /* the same: signed scale (Q3_K) */
+    SCALES_MIXED,   /* after each block: a `small` for inputs 0-15, one for 16-31: scale + 16 * minimum (Q2_K) */
+    SCALES_SIGNED,  /* at the same places: signed scale (Q3_K) */
     SCALES_NONE,    /* only d (TQ) */
-    SCALES_EIGHTHS, /* small of each block, in the head: 8 * factor (IQ2_XXS, IQ3) */
-    SCALES_NIBBLES, /* small of each block, in the head: two nibbles (IQ2_XS) */
-    SCALES_BYTES,   /* small of each block, in the head: signed scale (IQ4_XS) */
-    SCALES_HALVES,  /* halves of each group, after each block */
-    SCALES_BF16,    /* the same in bf16 (MXFP4) */
+    SCALES_EIGHTHS, /* in the head: a `small` for each block: 8 * factor (IQ2_XXS, IQ3) */
+    SCALES_NIBBLES, /* in the head: a `small` for each block: two nibbles (IQ2_XS) */
+    SCALES_BYTES,   /* in the head: a `small` for each block: signed scale (IQ4_XS) */
+    SCALES_HALVES,  /* after each block: `halves` for each group */
+    SCALES_BF16,    /* as SCALES_HALVES, in bf16 (MXFP4) */
 } scales;
 
 /* Sizes of a kind. A panel of K inputs is `start` bytes, then K / 32 blocks with a head before each `per_head` blocks.

@@ -4,8 +4,8 @@
  * lanes, or two 256-bit vectors. A block is 32 inputs of all 32 outputs. Its inputs form 8 groups g of four, k = 4 g +
  * i. A lane is one group of one output, and byte i of the lane is input 4 g + i: the operand of a four-byte dot
  * product. A line is 64 bytes: 16 lanes. Lines are stored in the order in which a kernel reads them; another order
- * costs up to 20 % of the memory bandwidth. Blocks follow one another by ascending k. Every block and
- * every head is a multiple of 64 bytes.
+ * costs up to 20 % of the memory bandwidth. Blocks are ordered by ascending k. The size of every block and of every
+ * head is a multiple of 64 bytes.
  *
  *   nibbles   [j = 0..3][v] lines, 512 bytes: low nibble = group j, high nibble = group j + 4
  *   bits      [v] lines, 128 bytes: bit g of byte i = bit 4 of input 4 g + i                         (Q5)
@@ -61,7 +61,8 @@ enum { /* bytes of the parts */
     MP_PACK_HALVES = 64,
     MP_PACK_SMALL = 32,
 };
-/* Offsets of tables: of IQ1 to IQ3, which makes their values 0 to 127; of MXFP4 and NVFP4 (0 to 24); of IQ4. */
+/* Numbers that are added to the values of a table, so that no value is negative. IQ_OFFSET: IQ1 to IQ3, whose values
+ * become 0 to 127. FP4_OFFSET: MXFP4 and NVFP4, 0 to 24. IQ4_OFFSET: IQ4_NL and IQ4_XS. */
 enum { MP_PACK_IQ_OFFSET = 64, MP_PACK_FP4_OFFSET = 12, MP_PACK_IQ4_OFFSET = 128 };
 
 /* Bytes of a panel of K inputs. `kind` must be quantised (asserted). */

@@ -104,7 +104,7 @@ static void write_q8_0(const float *x, uint8_t *out) {
         most = fabsf(x[i]) > most || x[i] != x[i] ? fabsf(x[i]) : most;
     const float d = most / 127, inverse = d != 0 ? 1 / d : 0;
     put_half(out, d);
-    for (int i = 0; i < BLOCK; i++) { /* halves are rounded away from zero */
+    for (int i = 0; i < BLOCK; i++) { /* values halfway between two integers are rounded away from zero */
         const float scaled = x[i] * inverse, magnitude = floorf(fabsf(scaled) + 0.5f);
         const int code = to_int(magnitude, 0, 127);
         out[2 + i] = (uint8_t)(int8_t)(scaled < 0 ? -code : code);

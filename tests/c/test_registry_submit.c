@@ -8,7 +8,8 @@ static mp_status submit(scene *scene, mp_ticket *ticket, bool *gone, mp_error *e
     return mp_entry_submit(scene->entry, ticket, &options, gone, error);
 }
 
-/* With scale_timeout the patience is three times the predicted wait, but at least and at most what is configured. */
+/* With scale_timeout, the patience is three times the predicted wait, but at least the configured patience and at most
+ * MP_PATIENCE_SCALE times as long. */
 MP_TEST(registry_submit_stretches_patience) {
     static const struct {
         int cost_ms, pace, expected_ms;

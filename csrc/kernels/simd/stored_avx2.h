@@ -30,7 +30,7 @@ static MP_INLINE __m256i s_half(__m256i first, __m256i second, int h) {
     return h ? _mm256_permute2x128_si256(first, second, 0x31) : _mm256_permute2x128_si256(first, second, 0x20);
 }
 
-/* Lane r: the sum of v[r]. */
+/* Returns in lane r the sum of v[r]. */
 static MP_INLINE __m256i s_collect(const __m256i *v) {
     const __m256i first = s_add4(v), second = s_add4(v + 4);
     return _mm256_add_epi32(s_half(first, second, 0), s_half(first, second, 1));
@@ -110,13 +110,13 @@ static MP_INLINE __m256 s_add_super(int s, __m256i sum, const __m256i *words, __
     return _mm256_fnmadd_ps(_mm256_mul_ps(dmin, _mm256_cvtepi32_ps(mn)), _mm256_set1_ps(factor), f);
 }
 
-/* Bit s of each byte as bit 4. */
+/* Returns bit s of each byte, moved to bit 4. */
 static MP_INLINE __m256i s_fifth(__m256i bits, int s) {
     const __m256i moved = s < 4 ? _mm256_slli_epi16(bits, 4 - s) : _mm256_srli_epi16(bits, s - 4);
     return _mm256_and_si256(moved, _mm256_set1_epi8(16));
 }
 
-/* Q4_K, or if `fives`, Q5_K, which has 32 bytes of fifth bits before the nibbles. */
+/* Adds a superblock of Q4_K to f; if `fives`, of Q5_K, which has 32 bytes of fifth bits before the nibbles. */
 static MP_INLINE __m256 s_super(int fives, const uint8_t *const *at, const s_acts *a, __m256 f) {
     const __m256i mask = _mm256_set1_epi8(15);
     const __m256i words[] = {s_words(at, 4), s_words(at, 8), s_words(at, 12)};
