@@ -11,8 +11,8 @@
 
 enum {
     BLOCK = 64,                /* maximum of documents in a block */
-    BLOCK_TOKENS = 4096,       /* maximum in a block, about a millisecond */
-    GROUP_FLOATS = 16 * 1024,  /* components of a group of rows: an eighth of an L2 */
+    BLOCK_TOKENS = 4096,       /* maximum of tokens in a block, about a millisecond */
+    GROUP_FLOATS = 16 * 1024,  /* components of a group of rows: 64 KiB, which stay in L2 while panels stream past */
     MOST_TOKENS = 1 << 20,     /* maximum of all queries together */
 };
 

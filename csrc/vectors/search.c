@@ -12,7 +12,7 @@
 
 enum {
     BLOCK = 256,                /* maximum of vectors in a block */
-    BLOCK_FLOATS = 128 * 1024,  /* maximum of components in a block of more than MP_PANEL_N vectors: half an L2 */
+    BLOCK_FLOATS = 128 * 1024,  /* maximum of components in a block of more than MP_PANEL_N vectors: 512 KiB */
     TILE_QUERIES = 64,          /* queries in a tile of scores */
 };
 
