@@ -2,7 +2,7 @@
 :mod:`mpool.conversation.rendering`.
 
 ``child_main.py`` runs it outside the package; it imports the standard library, jinja2 and markupsafe only. A render
-that exceeds its limits ends the process or is reported as an error. jinja2's immutable sandbox is the second fence.
+that exceeds its limits ends the process or is reported as an error. jinja2's immutable sandbox is a second barrier.
 """
 
 from __future__ import annotations
@@ -209,11 +209,12 @@ def load(text: str, kind: str, max_nodes: int, max_chars: int, data: bytes) -> j
 
 
 def answer(template: Any, kind: str, max_nodes: int, max_chars: int, data: bytes) -> tuple[str, bytes]:
-    """Render a template with data, or find the undeclared variables of the template that the data is.
+    """Render a template with data. With the kind ``variables``, ``data`` is a template's source: find its undeclared
+    variables.
 
     Returns:
-        A status and a text. ``text``: the rendered text, or one name per line; all others are errors, and the text is a
-        detail.
+        A status and a text. With the status ``text``, it is the rendered text, or one name per line. Any other status
+        is an error, and the text its detail.
     """
     if kind == "variables":
         tree = _compiled(_environment.parsed, data.decode("utf-8", "surrogatepass"), max_nodes)

@@ -109,7 +109,7 @@ async def ollama_options(served: ServedModel, think: bool | str | None) -> dict[
 async def anthropic_options(served: ServedModel, on: bool | None, budget: int | None,
                             effort: str | None) -> dict[str, Any]:
     """Convert Anthropic's ``thinking`` and ``output_config.effort`` to options of the library. Models that do not think
-    ignore them, and models that always think ignore that they are turned off.
+    ignore these options, and models that always think ignore a request to turn thinking off.
 
     Args:
         served: The model.

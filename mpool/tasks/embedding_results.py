@@ -121,7 +121,7 @@ class SparseVectors:
     def dot(self, other: SparseVectors) -> NDArray[np.float32]:
         """Return the dot product of each of these vectors with each of ``other``, float32 ``(n, m)``.
 
-        The memory that it takes beside the result is one dense vector.
+        In addition to the result, it needs memory for one dense vector.
 
         Raises:
             InvalidArgument: the vocabularies differ.

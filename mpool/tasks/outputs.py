@@ -301,7 +301,7 @@ def part_of(plan: OutputPlan, pack: Pack, ticket: _core.Ticket) -> Part:
 
 
 def _largest(indptr: Any, ids: Any, values: Any, most: int | None) -> tuple[Any, Any, Any]:
-    """Keep the ``most`` largest weights of each text; of equal ones those of the smallest ids."""
+    """Keep the ``most`` largest weights of each text; among equal weights, those with the smallest ids."""
     if most is None or (np.diff(indptr) <= most).all():
         return indptr, ids, values
     keep = np.zeros(len(ids), dtype=bool)

@@ -58,8 +58,9 @@ class Answers:
     may be dead.
 
     A replica is a *suspect* while it has accepted no request for more than :data:`PATIENCE` seconds after one was sent
-    to it, and for :data:`SUSPICION` seconds after it failed. It is none any more when it accepts a request. Ray calls
-    the methods from several threads, so each change of a dictionary is a single operation.
+    to it, and for :data:`SUSPICION` seconds after it failed. It stops being a suspect when it accepts a request.
+
+    Ray calls the methods from several threads, so each change of a dictionary is a single operation.
 
     Args:
         clock: function that returns seconds.

@@ -158,7 +158,7 @@ def finish(config: Fields, kv: dict[str, Value], used: set[str], *, tied: bool =
         kv: hyper-parameters under GGUF's names.
         used: keys that were read.
         tied: the family's default of ``tie_word_embeddings``.
-        biases: keys of config.json that select biases, of those that the family's class in transformers reads.
+        biases: keys of config.json that select biases and that the family's class in transformers reads.
     """
     found = Config(kv, tied=config.bool("tie_word_embeddings", tied),
                    sizes={key: int(config.bool(key, False)) for key in biases})

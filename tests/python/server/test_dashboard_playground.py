@@ -123,9 +123,8 @@ def test_errors_of_a_request_are_shown(page: Any) -> None:
 
 
 def test_a_fast_stream_does_not_stall_the_page(page: Any, server: Any) -> None:
-    """While thousands of chunks arrive that are all there at once, the browser paints, and its frames show growing
-    texts. Without pauses between chunks, there is no frame. The test counts: times depend on what else the machine
-    does."""
+    """Thousands of chunks arrive at once. The browser still paints, and its frames show growing texts. Without pauses
+    between chunks, there is no frame. The test counts frames, because times depend on the load of the machine."""
     choose(page, "chat", "llama")
     found = page.execute_async_script("""
         const done = arguments[0];
