@@ -335,8 +335,9 @@ class _Pattern:
 
     def __init__(self, table: Fields | None) -> None:
         self.table = table
-        #: Key, its length in a name, True if it stands for a whole name, and what it is compared by.
-        self.keys: list[tuple[str, int, bool, re.Pattern[str]]] = []
+        #: Key, its length in a name, True if it stands for a whole name, and the expression without ``^``.
+        self.keys: list[tuple[str, int, bool, str]] = []
+        self._compiled: dict[str, re.Pattern[str]] = {}
 
     @classmethod
     def of(cls, config: Fields, name: str) -> _Pattern:
@@ -353,15 +354,19 @@ class _Pattern:
                                   "supports only names of modules, with . for any character",
                                   hint="Write one entry for each module")
             plain = key.removeprefix("^")
-            found.keys.append((key, len(plain.replace("\\.", ".")), plain != key, re.compile(plain)))
+            found.keys.append((key, len(plain.replace("\\.", ".")), plain != key, plain))
         return found
 
     def find(self, module: str) -> tuple[Fields, str] | None:
         """Return the section and the first key that matches the name of a module; None: no key matches."""
-        for key, length, whole, pattern in self.keys:
+        for key, length, whole, plain in self.keys:
             at = len(module) - length
-            begins = at == 0 or (at > 0 and not whole and module[at - 1] == ".")
-            if begins and pattern.fullmatch(module, at):
+            if at != 0 and (at < 0 or whole or module[at - 1] != "."):
+                continue
+            pattern = self._compiled.get(plain)
+            if pattern is None:  # not before: a long key takes milliseconds, and one longer than all names never matches
+                pattern = self._compiled[plain] = re.compile(plain)
+            if pattern.fullmatch(module, at):
                 assert self.table is not None
                 return self.table, key
         return None

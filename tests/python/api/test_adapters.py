@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from mpool.errors import (
     UnsafeFormat,
     Unsupported,
 )
+from mpool.models import describe
+from mpool.models.formats.adapters import read_adapter
 from mpool.runtime.entry import Entry
 
 PROMPTS = ["Once", "Once upon a time", "A cat sat on the mat, and the dog barked at it twice. " * 4, "x" * 150]
@@ -333,6 +336,17 @@ def refused(llama: Path, path: Path, error: type[MpoolError], words: str) -> Non
             pool.load(llama, adapters={"it": path})
         assert type(caught.value) is error, caught.value
         assert len(str(caught.value)) < 2000
+
+
+def test_long_keys_of_patterns_take_no_time(llama: Path, model: Any, tmp_path: Path) -> None:
+    """Keys that are longer than all names of modules never match, and compiling them would take half a minute."""
+    keys = {"." * 5000 + str(at): 3.0 for at in range(4095)}
+    save_peft(tmp_path, matrices(model, 8, 1, ("q_proj",)), 16.0, alpha_pattern={**keys, "q.proj": 4.0})
+    description = describe(str(llama))
+    begin = time.thread_time()
+    found = read_adapter(tmp_path, description)
+    assert time.thread_time() - begin < 10
+    assert {update.scale for update in found.updates} == {4.0 / 8}
 
 
 @pytest.mark.parametrize("alpha", ["NaN", "Infinity", "-Infinity", "1e999"])
