@@ -79,8 +79,9 @@ class _Parser(argparse.ArgumentParser):
         """Parse arguments. See :meth:`argparse.ArgumentParser.parse_args`."""
         parsed, rest = self.parse_known_args(args, namespace)
         words = getattr(parsed, "words", None)  # argparse gives such an argument none of the words behind an option
-        if rest and words and not any(one.startswith("-") for one in rest):
-            setattr(parsed, words, [*getattr(parsed, words), *rest])
+        at = rest.index("--") if "--" in rest else len(rest)
+        if rest and words and not any(one.startswith("-") for one in rest[:at]):
+            setattr(parsed, words, [*getattr(parsed, words), *rest[:at], *rest[at + 1:]])
         elif rest:
             usage = getattr(parsed, "usage", None)
             self.error(f"unrecognized arguments: {' '.join(rest)}" + (f". {usage}" if usage else ""))

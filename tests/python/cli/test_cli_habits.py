@@ -45,6 +45,13 @@ def test_run_answers_a_prompt(llama: Path, arguments: list[str], piped: str | No
     assert capsys.readouterr().out == wanted + "\n"
 
 
+@pytest.mark.parametrize("arguments, words", [
+    (["a", "--seed", "3", "--", "-x", "--foo"], ["a", "-x", "--foo"]), (["--", "-5", "degrees"], ["-5", "degrees"]),
+    (["--seed", "3", "--", "-x"], ["-x"]), (["a", "--seed", "3", "b", "--", "--", "c"], ["a", "b", "--", "c"])])
+def test_words_behind_two_dashes(arguments: list[str], words: list[str]) -> None:
+    assert make_parser().parse_args(["run", "M", *arguments]).prompt == words
+
+
 def test_run_chats_in_a_terminal(llama: Path, capsys: pytest.CaptureFixture[str],
                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal())
