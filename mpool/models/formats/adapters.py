@@ -364,7 +364,7 @@ class _Pattern:
             if at != 0 and (at < 0 or whole or module[at - 1] != "."):
                 continue
             pattern = self._compiled.get(plain)
-            if pattern is None:  # not before: a long key takes milliseconds, and one longer than all names never matches
+            if pattern is None:  # a long key takes milliseconds, and one that is longer than all names never matches
                 pattern = self._compiled[plain] = re.compile(plain)
             if pattern.fullmatch(module, at):
                 assert self.table is not None
