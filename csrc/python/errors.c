@@ -93,6 +93,9 @@ PyObject *mp_raise(mp_state *state, const mp_error *error, const char *key) {
     PyObject *message = text_of(text), *args = message ? PyTuple_Pack(1, message) : NULL, *kwargs = PyDict_New();
     if (type && args && kwargs && put_details(kwargs, error) && put_text(kwargs, "key", key ? key : ""))
         exception = PyObject_Call(type, args, kwargs);
+    /* the message names the file: the server does not show it to clients */
+    if (exception && error->file[0] && PyObject_SetAttrString(exception, "_of_files", Py_True) != 0)
+        Py_CLEAR(exception);
     if (exception)
         PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
     Py_XDECREF(exception);

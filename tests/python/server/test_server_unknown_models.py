@@ -125,6 +125,20 @@ def test_a_tokenizer_that_is_refused_shows_no_path(bert: Path, tmp_path: Path) -
             made.state.pool.embed("x", "m")
 
 
+def test_a_model_that_the_core_refuses_shows_no_path(llama: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = Path(shutil.copytree(llama, tmp_path / "model"))
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    config = transformers.LlamaConfig(vocab_size=vocab, hidden_size=256, num_hidden_layers=1, num_attention_heads=128,
+                                      num_key_value_heads=1, intermediate_size=64, max_position_embeddings=64)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    with serving([f"m={folder}"]) as made:
+        status, found = ask(made, "/v1/completions", {"prompt": "x", "model": "m"})
+        assert status == 503 and str(tmp_path) not in message(found), found
+        with pytest.raises(mpool.LimitError, match=f"{tmp_path}.*at most 64 heads"):
+            made.state.pool.generate("x", "m")
+
+
 # ---- downloads -------------------------------------------------------------------------------------------------------
 
 def test_a_failed_pull_says_that_nothing_was_downloaded_and_why(bert: Path, tmp_path: Path,
