@@ -63,7 +63,7 @@ class MpoolEmbedder:
     def imports(self) -> None:
         """Import the modules that mpool imports on first use."""
         import mpool
-        from mpool import _core, text
+        from mpool import _core, conversation  # noqa: F401
         from mpool.tasks import text_embedding as embedding  # noqa: F401
         from mpool.tokenizers import Tokenizer  # noqa: F401
 
@@ -119,7 +119,7 @@ class MpoolGenerator:
         """Import the modules that mpool imports on first use."""
         os.environ["MPOOL_SPECULATION"] = "1" if self.speculates else "0"
         import mpool
-        from mpool import _core, text
+        from mpool import _core, conversation  # noqa: F401
         from mpool.tasks import text_to_text as generation  # noqa: F401
         from mpool.tokenizers import Tokenizer  # noqa: F401
 

@@ -133,9 +133,13 @@ class OnnxRuntime(Converted):
 
     def prepare(self, path: str) -> None:
         """See Converted."""
+        if not (self.folder / "plain.onnx").exists():
+            export(path, self.folder / "plain.onnx")
+        self.fuse(path)
+
+    def fuse(self, path: str) -> None:
+        """Write the fused graph and the quantised one, unless they exist. ``path`` is the folder of the weights."""
         plain, fused, int8 = (self.folder / name for name in ("plain.onnx", "float32.onnx", "int8.onnx"))
-        if not plain.exists():
-            export(path, plain)
         if not fused.exists():
             from onnxruntime.transformers.optimizer import optimize_model
 
@@ -267,10 +271,15 @@ def part(out: Path) -> Path:
 
 
 def export(path: str, out: Path) -> None:
-    """Export a BERT folder as an ONNX graph: ids and mask (texts, longest), int64 -> last hidden states.
+    """Export a BERT folder as an ONNX graph: ids and mask (texts, longest), int64 -> last hidden states."""
+    export_network(bert(path), out, "hidden")
 
-    The encoder is written in plain operations (Devlin et al., arXiv:1810.04805): the graph does not depend on how a
-    version of transformers builds its masks.
+
+def bert(path: str) -> Any:
+    """Build the encoder of a BERT folder: ids and mask (texts, longest), int64 -> last hidden states.
+
+    It is written in plain operations (Devlin et al., arXiv:1810.04805): the graph does not depend on how a version of
+    transformers builds its masks.
     """
     import torch
     from safetensors.torch import load_file
@@ -289,7 +298,7 @@ def export(path: str, out: Path) -> None:
         return functional.layer_norm(x, (wide,), weights[f"{name}.weight"], weights[f"{name}.bias"], eps)
 
     class Bert(torch.nn.Module):
-        """The encoder of ``export``."""
+        """The encoder of ``bert``."""
 
         def forward(self, ids: Any, mask: Any) -> Any:
             """Compute one batch."""
@@ -315,9 +324,15 @@ def export(path: str, out: Path) -> None:
                 x = norm(linear(inner, f"{layer}.output.dense") + x, f"{layer}.output.LayerNorm")
             return x
 
+    return Bert().eval()
+
+
+def export_network(network: Any, out: Path, output: str) -> None:
+    """Export a network over ids and mask (texts, longest) as an ONNX graph. The axes of its output are free, too."""
+    import torch
+
     free = {0: "texts", 1: "longest"}
     sample = torch.ones(2, 9, dtype=torch.long)
-    torch.onnx.export(Bert().eval(), (sample, sample), str(part(out)), input_names=["ids", "mask"],
-                      output_names=["hidden"], dynamic_axes={"ids": free, "mask": free, "hidden": free},
-                      opset_version=17, dynamo=False)
+    torch.onnx.export(network, (sample, sample), str(part(out)), input_names=["ids", "mask"], output_names=[output],
+                      dynamic_axes={"ids": free, "mask": free, output: free}, opset_version=17, dynamo=False)
     part(out).rename(out)

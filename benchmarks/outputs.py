@@ -1,0 +1,60 @@
+"""``python -m benchmarks outputs``: sparse vectors, vectors of tokens and labels of texts compared with
+sentence-transformers, ONNX Runtime and OpenVINO, with equal weights.
+
+The method is that of ``python -m benchmarks images``. Shapes are a SPLADE model of BERT's size, a ColBERT model of 12
+layers of 384 and a classifier of DistilBERT's size, with seeded weights and the tokenizer of all-MiniLM-L6-v2.
+sentence-transformers makes the folders; ``--maker`` names an interpreter that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from . import images, report
+from .compare import weights
+from .engines import expand
+
+
+class Bench(images.Bench):
+    """One run."""
+
+    topic = "outputs"
+    file = Path(__file__).with_name("output_engines.py")
+    shapes = ("splade", "colbert", "classifier")
+    engines = ("mpool,mpool:float32,mpool:bfloat16,mpool:int8,sentence-transformers,sentence-transformers:bfloat16,"
+               "onnxruntime,onnxruntime:int8,openvino,openvino:bfloat16")
+    modules = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "onnxruntime": "onnxruntime",
+               "openvino": "openvino"}
+    maker = "sentence-transformers"
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__(arguments)
+        arguments.engines = expand(arguments.engines)
+        self.tokenizer = weights(None, "text_embedding")
+
+    def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
+        """Return the task for a worker."""
+        quick = self.arguments.quick
+        return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
+                "tokenizer": self.tokenizer, "threads": self.arguments.threads, "texts": 24 if quick else 192,
+                "repeat": 1 if quick else 3}
+
+    def agreement(self) -> dict[str, Any]:
+        """Compare the engines' results: the least cosine of a row to sentence-transformers' float32."""
+        import numpy as np
+
+        found: dict[str, Any] = {}
+        for shape in self.arguments.shapes:
+            rows = {turn.engine: np.array(turn.result["vectors"]) for turn in self.turns if turn.topic == shape}
+            if "sentence-transformers" in rows:
+                found[f"{shape}: least cosine to sentence-transformers"] = {
+                    engine: round(float(report.cosine(own, rows["sentence-transformers"]).min()), 6)
+                    for engine, own in rows.items()}
+        return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark, print the tables, write the record."""
+    return images.main(argv, Bench, __doc__)
