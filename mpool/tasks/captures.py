@@ -260,6 +260,12 @@ def _check_path(path: Any) -> Path | None:
         return None
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str) or not os.fspath(path):
         refuse("path", path, f"a {SUFFIX} file or a folder")
+    try:
+        nul = b"\0" in os.fsencode(path)
+    except UnicodeEncodeError:
+        refuse("path", path, "a path without unpaired surrogates")
+    if nul:
+        refuse("path", path, "a path without NUL characters")
     found = Path(os.path.abspath(path))  # independent of later changes of the working directory
     is_file = found.suffix == SUFFIX
     folder = found.parent if is_file else found

@@ -380,7 +380,8 @@ def test_every_float32_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name, value", [("values", 0), ("values", (1 << 20) + 1), ("values", True), ("values", "10"),
                                          ("values", 1.5), ("records", 0), ("records", 2**31), ("path", ""),
-                                         ("path", b"x.jsonl"), ("path", 3)])
+                                         ("path", b"x.jsonl"), ("path", 3), ("path", "\ud800.jsonl"),
+                                         ("path", "a\0.jsonl")])
 def test_invalid_arguments(name: str, value: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be ") as caught:
         mpool.capture(**{name: value})
