@@ -82,14 +82,17 @@ def test_speculation_does_not_change_completions_of_a_larger_model() -> None:
 def test_eight_chats_share_passes(llama: Path) -> None:
     """The metrics show shared passes. tests/c/test_models_streams.c checks steps and passes in detail."""
     tokens = 120
-    with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
-        # The first request loads the model; the others are in the queue when the model is ready.
-        jobs = [pool.submit("text_to_text", model=llama, messages=[{"role": "user", "content": f"Chat {number}?"}],
-                            max_tokens=tokens, temperature=1.0, seed=number, ignore_eos=True) for number in range(8)]
-        done = [job.result() for job in jobs]
-        found = pool.metrics()
-    assert [one.usage.completion_tokens for one in done] == [tokens] * 8
-    assert found["passes"] == found["steps"]
-    # In sequence they would take 8 * 120 passes. On a busy machine the last ones may come after the load.
+    for _ in range(5):  # on a busy machine, a request may end before this thread submits the next one
+        with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
+            # The first request loads the model; the others are in the queue when the model is ready.
+            jobs = [pool.submit("text_to_text", model=llama, messages=[{"role": "user", "content": f"Chat {number}?"}],
+                                max_tokens=tokens, temperature=1.0, seed=number, ignore_eos=True)
+                    for number in range(8)]
+            done = [job.result() for job in jobs]
+            found = pool.metrics()
+        assert [one.usage.completion_tokens for one in done] == [tokens] * 8
+        assert found["passes"] == found["steps"]
+        if found["passes"] < 4 * tokens:  # in sequence: 8 * 120 passes
+            break
     assert found["passes"] < 4 * tokens
     assert found["rows"] >= 8 * (tokens - 1) + sum(one.usage.prompt_tokens - one.usage.cached_tokens for one in done)

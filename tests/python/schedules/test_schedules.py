@@ -182,6 +182,7 @@ def callbacks(bert: Path) -> Callable[[Scheduler], None]:
 def event_loops(bert: Path, expected: dict[str, bytes]) -> Callable[[Scheduler], None]:
     """Two event loops and a thread share a pool; one task is cancelled. The others get their vectors."""
     def scenario(scheduler: Scheduler) -> None:
+        before = set(awaiting._counts)  # threads of earlier tests may still wait
         with mpool.Pool(config()) as pool:
             async def cancelled() -> bytes:
                 task = asyncio.ensure_future(aio.embed("c", bert, pool=pool))
@@ -199,7 +200,7 @@ def event_loops(bert: Path, expected: dict[str, bytes]) -> Callable[[Scheduler],
             results = scheduler.run(lambda: asyncio.run(cancelled()), lambda: asyncio.run(plain()),
                                     lambda: pool.embed("c", bert).tobytes())
             assert results == [expected["a"], expected["b"], expected["c"]], results
-            assert not awaiting._counts
+            assert before.issuperset(awaiting._counts)
     return scenario
 
 
