@@ -137,7 +137,7 @@ def network_of(shape: str, folder: str) -> Any:
                 return torch.softmax(linear(torch.tanh(linear(hidden[:, 0], "bert.pooler.dense")), "classifier"), -1)
             head = "cls.predictions.transform"
             inner = functional.layer_norm(
-                functional.gelu(linear(hidden, f"{head}.dense")), hidden.shape[-1:],
+                functional.gelu(linear(hidden, f"{head}.dense")), (SHAPES[shape][0],),
                 weights[f"{head}.LayerNorm.weight"], weights[f"{head}.LayerNorm.bias"], 1e-12)
             logits = functional.linear(inner, words, weights["cls.predictions.bias"])
             return torch.log1p(functional.relu(logits) * mask[:, :, None]).amax(1)
@@ -225,8 +225,8 @@ class SentenceTransformers:
     def embed(self, given: list[str]) -> list[Any]:
         """See Graph."""
         if self.shape == "colbert":
-            return [np.asarray(one.float() if hasattr(one, "float") else one) for one in self.model.encode_document(
-                given, batch_size=peers.BATCH, show_progress_bar=False, convert_to_tensor=True)]
+            return [one.float().numpy() for one in self.model.encode_document(
+                given, batch_size=peers.BATCH, show_progress_bar=False, convert_to_numpy=False)]
         if self.shape == "splade":
             rows = self.model.encode(given, batch_size=peers.BATCH, show_progress_bar=False).coalesce().float()
             counts = self.torch.bincount(rows.indices()[0], minlength=len(given)).cumsum(0)[:-1].tolist()

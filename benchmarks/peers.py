@@ -35,7 +35,7 @@ class Tokens:
 
         self.one = Tokenizer.from_file(str(Path(path) / "tokenizer.json"))
         settings = Path(path) / "sentence_bert_config.json"
-        most = json.loads(settings.read_text())["max_seq_length"] if settings.exists() else 512
+        most = json.loads(settings.read_text()).get("max_seq_length", 512) if settings.exists() else 512
         self.one.no_padding()
         self.one.enable_truncation(most)
 
