@@ -55,8 +55,9 @@ static void drop_scene(scene *s) {
 }
 
 /* Compute outputs of panels [panel0, panel1) into `got`, whose rows are the residual as well. */
-static void multiply(scene *s, int panel0, int panel1, uint64_t keep_until_ns) {
-    const mp_unpacked own = {s->scratch, keep_until_ns};
+static void multiply(scene *s, int panel0, int panel1, int64_t keep_left_ns) {
+    const mp_unpacked own = {s->scratch};
+    atomic_store(&s->stored->keep_left_ns, keep_left_ns);
     memcpy(s->got, s->residual, (size_t)(s->M * s->ldy) * sizeof(float));
     s->ep.residual = s->got;
     mp_stored_gemm(s->part, &s->w, &s->x, panel0, panel1, &s->ep, s->got, s->ldy, &own);
@@ -84,13 +85,14 @@ static void check_states(int M, int N, int K) {
         multiply(&s, 0, s.w.panels, 0);
         check_same(&s, "mapped");
         if (!mapped && s.w.panels > 1) {
-            const uint64_t keep_ns = mp_stored_begin(s.stored, M) + 3600ull * 1000000000;
-            multiply(&s, s.w.panels / 2, s.w.panels, keep_ns);
+            multiply(&s, s.w.panels / 2, s.w.panels, INT64_MAX / 2);
             MP_CHECK_INT(atomic_load(&s.part->left), s.w.panels / 2);
             multiply(&s, 0, s.w.panels, 0);
             check_same(&s, "half packed");
         } else if (mapped) {
-            MP_CHECK_INT(mp_stored_begin(s.stored, M), 0);
+            s.stored->keep_ns = s.stored->keep_row_ns = 1000000000;
+            mp_stored_begin(s.stored, M);
+            MP_CHECK_INT(atomic_load(&s.stored->keep_left_ns), 0);
         }
         s.w.data = s.unused;
         drop_scene(&s);

@@ -127,8 +127,8 @@ MP_TEST(models_packed_experts_of_single_rows_are_kept_in_time) {
     tiny_unload(&tiny);
 }
 
-/* The time budget of a pass counts the time of packing alone. However short it is, each pass keeps a panel, so that passes
- * over the same tokens keep the chosen experts of all layers in the end. */
+/* The time budget of a pass counts the time of packing alone. However short it is, each pass keeps a panel, so that
+ * passes over the same tokens keep the chosen experts of all layers in the end. */
 MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
     tiny_model tiny;
     load(&tiny, &kinds[0], 1);

@@ -204,6 +204,19 @@ MP_TEST_SECONDS(models_stored_weights_are_shared_by_engines, 60) {
     tiny_unload(&tiny);
 }
 
+/* The time budget of a pass counts the time of packing alone. However short it is, each pass keeps a panel, so that the
+ * weights of all layers are packed in the end. */
+MP_TEST_SECONDS(models_stored_weights_of_the_last_layer_are_kept_in_time, 60) {
+    tiny_model tiny;
+    load(&tiny, "0", 1, -1);
+    stored_of(&tiny)->keep_ns = 1; /* one panel per pass */
+    stored_of(&tiny)->keep_row_ns = 0;
+    for (int i = 0; i < 2000 && mp_stored_left(stored_of(&tiny)); i++)
+        run(&tiny, 0);
+    MP_CHECK(!mp_stored_left(stored_of(&tiny)));
+    tiny_unload(&tiny);
+}
+
 /* A forked child continues with the weights that the parent has packed so far; the parent is unaffected. */
 MP_TEST_SECONDS(models_stored_weights_after_a_fork, 60) {
     tiny_model tiny;

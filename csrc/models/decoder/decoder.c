@@ -573,8 +573,7 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     const int M = pass->rows.M, most = mp_decoder_most_rows(model, M);
     size_t hidden = (size_t)model->hidden;
     thread_view view = {.base = pass->thread_scratch + (size_t)thread->index * pass->thread_bytes,
-                        .at = mp_decoder_thread_layout(model, pass->most_blocks),
-                        .unpacked = {NULL, pass->keep_until_ns}};
+                        .at = mp_decoder_thread_layout(model, pass->most_blocks)};
     view.unpacked.scratch = view.base + view.at.panel;
     embed_rows(pass, thread);
     capture_rows(pass, thread, 0);

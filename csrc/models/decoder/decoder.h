@@ -140,9 +140,8 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     uint8_t *output_adapter; /* [n_output] the same of the output rows */
     float *low_rank;         /* [row block, width of the adapters] */
     mp_lease *lease;
-    uint64_t keep_until_ns; /* see mp_stored_begin */
-    bool unpacked;          /* some weights were unpacked when the pass began */
-    bool warming;           /* and the pass takes longer than later passes (mp_stored_warming) */
+    bool unpacked;           /* some weights were unpacked when the pass began */
+    bool warming;            /* and the pass takes longer than later passes (mp_stored_warming) */
     bool stop; /* every request of the step was cancelled: the pass ended after a layer, without logits */
     uint8_t *thread_scratch; /* [threads][thread_bytes] */
     size_t thread_bytes;

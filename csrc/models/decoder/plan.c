@@ -248,7 +248,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->unpacked = mp_stored_left(model->stored);
     pass->warming = mp_stored_warming(model->stored);
     if (pass->unpacked)
-        pass->keep_until_ns = mp_stored_begin(model->stored, rows->M);
+        mp_stored_begin(model->stored, rows->M);
     pass->thread_bytes = mp_decoder_thread_layout(model, sizes.most_blocks).bytes;
     pass->thread_scratch = mp_arena_take(arena, (size_t)threads * pass->thread_bytes);
 }

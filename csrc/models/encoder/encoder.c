@@ -475,8 +475,8 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_enco
 }
 
 void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
-                        uint64_t keep_until_ns, mp_lease *lease, void *group_scratch, void *thread_scratch) {
-    const mp_unpacked unpacked = {thread_scratch, keep_until_ns};
+                        mp_lease *lease, void *group_scratch, void *thread_scratch) {
+    const mp_unpacked unpacked = {thread_scratch};
     int longest = 1;
     for (int t = 0; t < count; t++)
         longest = texts[t].n > longest ? texts[t].n : longest;

@@ -89,10 +89,10 @@ unsigned mp_encoder_outputs(const mp_encoder *model);
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, unsigned outputs);
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs);
 /* Compute a group. Call on all threads of the region with the same group and group scratch, each with its own thread
- * scratch. keep_until_ns: of mp_stored_begin. lease: reports progress. Sets `finite` of every text. The bits do
- * not depend on the grouping or the threads. */
+ * scratch. lease: reports progress. Sets `finite` of every text. The bits do not depend on the grouping or the threads.
+ */
 void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
-                        uint64_t keep_until_ns, mp_lease *lease, void *group_scratch, void *thread_scratch);
+                        mp_lease *lease, void *group_scratch, void *thread_scratch);
 /* Maximum barriers of a pass. */
 int mp_encoder_barriers(const mp_encoder *model);
 

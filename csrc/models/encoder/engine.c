@@ -131,14 +131,13 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 typedef struct step_run {
     mp_encoder_engine_state *engine;
     mp_group_step step;
-    uint64_t keep_until_ns;
 } step_run;
 
 static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slice, void *thread_scratch) {
     const step_run *run = arg;
     const mp_encoder_engine_state *engine = run->engine;
     mp_encoder_forward(engine->model, thread, engine->texts + group->first, group->count, group->rows,
-                       run->keep_until_ns, run->step.lease, mp_group_scratch(&run->step, slice), thread_scratch);
+                       run->step.lease, mp_group_scratch(&run->step, slice), thread_scratch);
 }
 
 static mp_status make_lists(mp_encoder_engine_state *engine, int texts, mp_error *error) {
@@ -294,9 +293,10 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         engine->texts[t].row = engine->groups.row0[t];
     const bool unpacked = mp_stored_left(engine->model->stored), warming = mp_stored_warming(engine->model->stored);
     const bool together = texts == 1 && lease->threads > 1; /* all threads share a single text */
+    if (unpacked)
+        mp_stored_begin(engine->model->stored, (int)rows);
     const int most_rows = engine->groups.most_rows;
     step_run run = {.engine = engine,
-                    .keep_until_ns = unpacked ? mp_stored_begin(engine->model->stored, (int)rows) : 0,
                     .step = {.groups = &engine->groups,
                              .lease = lease,
                              .together = together,

@@ -79,8 +79,9 @@ mp_packed_experts *mp_packed_experts_create(const mp_weights *weights, mp_budget
     return experts;
 }
 
-/* Reserves the memory of the copies as a whole, unless it is refused; mp_alloc_bytes counts only what is kept. Where the system uses huge
- * pages for everything, the first write to an expert would also take the memory of its neighbours, uncharged. */
+/* Reserves the memory of the copies as a whole, unless it is refused; mp_alloc_bytes counts only what is kept. Where
+ * the system uses huge pages for everything, the first write to an expert would also take the memory of its neighbours,
+ * uncharged. */
 static void reserve(mp_packed_matrix *matrix) {
     const size_t bytes = (size_t)matrix->count * matrix->bytes + MP_WMAT_SLACK;
     matrix->data = mp_alloc(bytes, MP_TAG_WEIGHTS);

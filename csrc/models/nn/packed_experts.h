@@ -6,8 +6,8 @@
  * the panels of experts with few rows. When the last panel of an expert's matrix is kept, the matrix's source pages are
  * released, so memory holds the expert once.
  *
- * Copies are written to pages of 4 KiB, so that a copy takes no memory of its neighbours. When all experts in a huge page
- * are complete, the end of a pass collapses the small pages into it: the same bytes are read 4 to 8 % faster.
+ * Copies are written to pages of 4 KiB, so that a copy takes no memory of its neighbours. When all experts in a huge
+ * page are complete, the end of a pass collapses the small pages into it: decoding is 3 to 10 % faster on Zen 4.
  *
  * Copies are charged to the memory budget panel by panel, as long as a third of it stays free. They are optional:
  * mp_packed_experts_drop frees all of them, and later passes may pack them again. The bits of the outputs do not depend
@@ -45,13 +45,13 @@ typedef struct mp_packed_experts {
     mp_forked forked;
     mp_packed_matrix *first;
     uint64_t keep_ns;             /* time budget of a pass for panels of experts with few rows, all threads together */
-    _Atomic int64_t keep_left_ns; /* what the current pass has left of it */
-    _Atomic uint64_t charged;       /* bytes of kept panels */
-    uint64_t most;                  /* bytes of all panels that may be kept */
-    bool partial;                   /* the model has experts that are never kept */
-    _Atomic uint64_t packed;        /* panels kept since the load, including dropped ones */
-    _Atomic bool completed;         /* an expert became complete, and its huge pages may not be collapsed yet */
-    _Atomic int32_t passes;         /* passes in progress; -1 while the copies are dropped */
+    _Atomic int64_t keep_left_ns; /* the rest of the budget of the current pass */
+    _Atomic uint64_t charged;     /* bytes of kept panels */
+    uint64_t most;                /* bytes of all panels that may be kept */
+    bool partial;                 /* the model has experts that are never kept */
+    _Atomic uint64_t packed;      /* panels kept since the load, including dropped ones */
+    _Atomic bool completed;       /* an expert became complete, and its huge pages may not be collapsed yet */
+    _Atomic int32_t passes;       /* passes in progress; -1 while the copies are dropped */
 } mp_packed_experts;
 
 /* Creates an empty set. `weights` and `budget` must outlive it. Returns NULL if memory is exhausted. */

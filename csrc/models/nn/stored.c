@@ -8,9 +8,11 @@
 
 enum { STORED, KEEPING, PACKED };
 
-/* Time budget for keeping packed panels, per pass and per row of a pass. A larger budget lengthens the steps of the
- * first second; with a smaller budget, more steps pack all panels and keep few of them. */
-static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
+/* Time that the threads of a pass together may spend on keeping packed panels, per pass and per row of a pass. A larger
+ * budget lengthens the steps of the first seconds; with a smaller budget, more steps pack all panels and keep few of
+ * them. The time is counted where panels are packed: if a pass takes longer than the budget, an end time would reach
+ * its first layers only. */
+static const uint64_t KEEP_NS = 300ull * 1000 * 1000, KEEP_ROW_NS = 2000 * 1000;
 
 /* Maximum bytes that the fetching thread reads before it checks whether it shall end: the file may have to come from a
  * disk. Must be a multiple of the page size. */
@@ -128,11 +130,10 @@ void mp_stored_facts(const mp_stored *stored, const char **weights, const _Atomi
     *packing = stored ? &stored->left : NULL;
 }
 
-uint64_t mp_stored_begin(mp_stored *stored, int M) {
-    if (stored->mapped)
-        return 0;
-    bool first = !atomic_exchange_explicit(&stored->used, true, memory_order_relaxed);
-    return mp_sys_now_ns() + (first ? 0 : stored->keep_ns) + (uint64_t)M * stored->keep_row_ns;
+void mp_stored_begin(mp_stored *stored, int M) {
+    const bool first = !atomic_exchange_explicit(&stored->used, true, memory_order_relaxed);
+    const uint64_t keep_ns = (first ? 0 : stored->keep_ns) + (uint64_t)M * stored->keep_row_ns;
+    atomic_store_explicit(&stored->keep_left_ns, stored->mapped ? 0 : (int64_t)keep_ns, memory_order_relaxed);
 }
 
 bool mp_stored_corrupted(const mp_stored *stored) {
@@ -195,14 +196,17 @@ static void gemm_unpacked(const mp_stored_part *part, const mp_wmat *w, const mp
 }
 
 /* Packs a panel for good if there is time and no other thread packs it. Returns true if it did. */
-static bool keep(mp_stored_part *part, const mp_wmat *w, int panel, const mp_unpacked *own) {
+static bool keep(mp_stored_part *part, const mp_wmat *w, int panel) {
+    _Atomic int64_t *left_ns = &part->all->keep_left_ns;
     uint8_t expected = STORED;
-    if (mp_sys_now_ns() >= own->keep_until_ns ||
+    if (atomic_load_explicit(left_ns, memory_order_relaxed) <= 0 ||
         !atomic_compare_exchange_strong_explicit(&part->state[panel], &expected, KEEPING, memory_order_acq_rel,
                                                  memory_order_relaxed))
         return false;
+    const uint64_t began = mp_sys_now_ns();
     mp_wmat whole = *w;
     mp_wmat_pack(&whole, &part->tensor, panel, panel + 1);
+    atomic_fetch_sub_explicit(left_ns, (int64_t)(mp_sys_now_ns() - began), memory_order_relaxed);
     return true;
 }
 
@@ -214,7 +218,7 @@ void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, in
             end++;
         if (end > p) {
             mp_gemm(w, x, 0, x->M, p, end, ep, y, ldy);
-        } else if (keep(part, w, p, own)) {
+        } else if (keep(part, w, p)) {
             mp_gemm(w, x, 0, x->M, p, ++end, ep, y, ldy);
             packed(part, p);
         } else { /* as many panels as possible: OpenBLAS needs large products */

@@ -34,7 +34,9 @@ typedef struct mp_stored {
     const mp_weights *weights;
     mp_forked forked;
     size_t scratch;                /* bytes of scratch for each thread */
-    uint64_t keep_ns, keep_row_ns; /* time budget of a pass for keeping panels: fixed part, and part per row */
+    uint64_t keep_ns, keep_row_ns; /* time budget of a pass for keeping panels, all threads together: fixed part, and
+                                    * part per row */
+    _Atomic int64_t keep_left_ns;  /* the rest of the budget of the current pass; several engines share it */
     _Atomic int32_t left;          /* parts with unpacked panels */
     _Atomic bool used, corrupted;
     _Atomic bool fetching, quit;   /* the fetching thread reads pages; it shall end */
@@ -46,7 +48,6 @@ typedef struct mp_stored {
 
 typedef struct mp_unpacked { /* private to a thread, for one pass */
     uint8_t *scratch;        /* stored->scratch bytes */
-    uint64_t keep_until_ns;
 } mp_unpacked;
 
 /* Creates an empty set with capacity for `capacity` matrices. mapped: never keep panels. */
@@ -72,9 +73,9 @@ static inline bool mp_stored_warming(const mp_stored *stored) {
 }
 /* Facts of a model whose matrices are in `stored` (NULL: none): `facts.weights` and `packing` of mp_model_base. */
 void mp_stored_facts(const mp_stored *stored, const char **weights, const _Atomic int32_t **packing);
-/* Call before a pass of M rows. Returns the time until which the pass keeps panels. The first pass gets only
- * keep_row_ns per row, so that it ends soon. */
-uint64_t mp_stored_begin(mp_stored *stored, int M);
+/* Call before a pass of M rows: sets its time budget. The first pass gets only keep_row_ns per row, so that it ends
+ * soon. */
+void mp_stored_begin(mp_stored *stored, int M);
 /* mp_stored_sound: call after a pass that used unpacked panels. Returns true if the files are those that were loaded.
  * After it has returned false it stays false, and mp_stored_corrupted returns true: packed panels may be wrong.
  * mp_stored_corrupted(NULL) is false. */
