@@ -583,11 +583,6 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
         native = 22; /* MADV_POPULATE_READ, Linux 5.14; older kernels refuse it */
 #endif
         break;
-#if MP_LINUX
-    case MP_ADVISE_COLLAPSE:
-        native = 25; /* MADV_COLLAPSE; older kernels refuse it */
-        break;
-#endif
     default:
         return;
     }

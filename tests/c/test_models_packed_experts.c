@@ -149,68 +149,6 @@ MP_TEST(models_packed_experts_of_the_last_layer_are_kept_in_time) {
     tiny_unload(&tiny);
 }
 
-/* Keeps all panels of an expert, filled with its number. */
-static void keep_expert(mp_packed_experts *experts, mp_packed_matrix *matrix, int expert) {
-    const mp_tensor source = {0}; /* no bytes of a file */
-    const uint64_t packed = mp_packed_experts_begin(experts);
-    for (int panel = 0; panel < matrix->panels; panel++) {
-        MP_CHECK(mp_packed_wants(matrix, expert, panel, false));
-        memset(mp_packed_data(matrix, expert) + (size_t)panel * matrix->panel_bytes, expert + 1, matrix->panel_bytes);
-        mp_packed_keep(matrix, expert, panel, &source, 0);
-    }
-    MP_CHECK(mp_packed_experts_end(experts, packed));
-}
-
-/* Runs empty passes until nothing is left to collapse. Returns the number of collapsed huge pages. */
-static int64_t collapsed(mp_packed_experts *experts, const mp_packed_matrix *matrix) {
-    int64_t found = 0;
-    for (int i = 0; i < 1000 && atomic_load(&experts->completed); i++)
-        mp_packed_experts_end(experts, mp_packed_experts_begin(experts));
-    MP_CHECK(!atomic_load(&experts->completed));
-    for (int64_t i = 0; i < matrix->huge_pages; i++) {
-        const size_t at = (((uintptr_t)matrix->data + MP_HUGE_PAGE - 1) & ~(uintptr_t)(MP_HUGE_PAGE - 1)) -
-                          (uintptr_t)matrix->data + (size_t)i * MP_HUGE_PAGE;
-        bool complete = true;
-        for (int e = 0; e < matrix->count; e++) /* compared with every expert that overlaps the page */
-            if ((size_t)e * matrix->bytes < at + MP_HUGE_PAGE && (size_t)(e + 1) * matrix->bytes > at)
-                complete &= atomic_load(&matrix->left[e]) == 0;
-        MP_CHECK_INT(atomic_load(&matrix->huge[i]), complete);
-        found += complete;
-    }
-    return found;
-}
-
-/* A huge page is collapsed as soon as all experts in it are complete, and not before: otherwise it would take memory
- * that is not charged. The bytes stay. */
-MP_TEST(models_packed_experts_collapse_complete_huge_pages) {
-    enum { COUNT = 9 };
-    static const int order[COUNT] = {1, 5, 0, 3, 7, 6, 4, 8, 2};
-    tiny_model tiny;
-    mp_wmat w;
-    load(&tiny, &kinds[0], 1);
-    mp_packed_experts *experts = experts_of(&tiny);
-    mp_wmat_init(&w, MP_W_F32, 960, 384); /* 1.5 MB: a huge page has bytes of two or three experts */
-    mp_packed_matrix *matrix = mp_packed_experts_add(experts, &w, COUNT);
-    MP_CHECK(matrix && matrix->huge_pages >= 4);
-    for (int round = 0; round < 2; round++) {
-        int64_t before = 0;
-        for (int i = 0; i < COUNT; i++) {
-            keep_expert(experts, matrix, order[i]);
-            const int64_t now = collapsed(experts, matrix);
-            MP_CHECK(now >= before);
-            before = now;
-        }
-        MP_CHECK_INT(before, matrix->huge_pages);
-        for (int e = 0; e < COUNT; e++)
-            for (size_t i = 0; i < (size_t)matrix->panels * matrix->panel_bytes; i++)
-                MP_CHECK(mp_packed_data(matrix, e)[i] == e + 1);
-        MP_CHECK(mp_packed_experts_drop(experts) > 0);
-        for (int64_t i = 0; i < matrix->huge_pages; i++)
-            MP_CHECK_INT(atomic_load(&matrix->huge[i]), 0);
-    }
-    tiny_unload(&tiny);
-}
-
 /* Copies are charged to the budget and counted as weights; a trim gives both back. */
 MP_TEST(models_packed_experts_are_charged) {
     tiny_model tiny;

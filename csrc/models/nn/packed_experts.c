@@ -5,11 +5,9 @@
 #include "base/sys.h"
 
 /* Time that the threads of a pass together may spend on packing panels which it would otherwise multiply as stored. On
- * two threads a token of a large model takes 10 to 100 ms, so this delays the tokens that use new experts by a fifth or
- * less. The time is counted where panels are packed. An end time for the pass would reach its first layers only. */
-static const uint64_t KEEP_NS = 8 * 1000 * 1000;
-/* Time after which the end of a pass collapses no further huge page. A page takes about a millisecond. */
-static const uint64_t COLLAPSE_NS = 1000 * 1000;
+ * two threads a token of a large model takes 15 to 100 ms, so this delays the first hundreds of tokens by an eighth or
+ * less. The time is counted where panels are packed: an end time for the pass would reach its first layers only. */
+static const uint64_t KEEP_NS = 4 * 1000 * 1000;
 static const uint64_t POLL_NS = 100 * 1000;
 
 static void reset_panels(mp_packed_matrix *matrix) {
@@ -17,40 +15,6 @@ static void reset_panels(mp_packed_matrix *matrix) {
         atomic_store_explicit(&matrix->state[i], MP_PANEL_STORED, memory_order_relaxed);
     for (int32_t e = 0; e < matrix->count; e++)
         atomic_store_explicit(&matrix->left[e], matrix->panels, memory_order_relaxed);
-    for (int64_t i = 0; i < matrix->huge_pages; i++)
-        atomic_store_explicit(&matrix->huge[i], 0, memory_order_relaxed);
-}
-
-/* Returns huge page `i` of the copies. */
-static uint8_t *huge_page(const mp_packed_matrix *matrix, int64_t i) {
-    const uintptr_t first = ((uintptr_t)matrix->data + MP_HUGE_PAGE - 1) & ~(uintptr_t)(MP_HUGE_PAGE - 1);
-    return matrix->data + (first - (uintptr_t)matrix->data) + (size_t)i * MP_HUGE_PAGE;
-}
-
-/* Returns true if all panels of all experts that have bytes in a huge page are kept. */
-static bool is_complete(const mp_packed_matrix *matrix, int64_t i) {
-    const size_t from = (size_t)(huge_page(matrix, i) - matrix->data), last = from + MP_HUGE_PAGE - 1;
-    for (size_t e = from / matrix->bytes; e <= last / matrix->bytes && e < (size_t)matrix->count; e++)
-        if (atomic_load_explicit(&matrix->left[e], memory_order_acquire) > 0)
-            return false;
-    return true;
-}
-
-/* Collapses huge pages of complete experts until `end_ns`. Returns false if some may be left. */
-static bool collapse(mp_packed_matrix *matrix, uint64_t end_ns) {
-    for (int64_t i = 0; matrix->data && i < matrix->huge_pages; i++) {
-        if (atomic_load_explicit(&matrix->huge[i], memory_order_relaxed) || !is_complete(matrix, i))
-            continue;
-        if (mp_sys_now_ns() >= end_ns)
-            return false;
-        if (atomic_exchange_explicit(&matrix->huge[i], 1, memory_order_relaxed))
-            continue; /* another engine */
-        uint8_t *page = huge_page(matrix, i);
-        mp_sys_advise(page, MP_HUGE_PAGE, MP_ADVISE_HUGE);
-        mp_sys_advise(page, MP_HUGE_PAGE, MP_ADVISE_COLLAPSE);
-        mp_sys_advise(page, MP_HUGE_PAGE, MP_ADVISE_SMALL); /* one kind of memory again: fewer mappings */
-    }
-    return true;
 }
 
 /* Runs in the child of a fork: the threads that packed panels and ran passes do not exist there. The bytes of a panel
@@ -79,20 +43,16 @@ mp_packed_experts *mp_packed_experts_create(const mp_weights *weights, mp_budget
     return experts;
 }
 
-/* Reserves the memory of the copies as a whole, unless it is refused; mp_alloc_bytes counts only what is kept. Where
- * the system uses huge pages for everything, the first write to an expert would also take the memory of its neighbours,
- * uncharged. */
-static void reserve(mp_packed_matrix *matrix) {
+/* Reserves the memory of the copies as a whole; mp_alloc_bytes counts only what is kept. Where the system uses huge
+ * pages for everything, the first write to an expert would also take the memory of its neighbours, uncharged. */
+static uint8_t *reserve(const mp_packed_matrix *matrix) {
     const size_t bytes = (size_t)matrix->count * matrix->bytes + MP_WMAT_SLACK;
-    matrix->data = mp_alloc(bytes, MP_TAG_WEIGHTS);
-    matrix->huge_pages = 0;
-    if (!matrix->data)
-        return;
-    mp_alloc_count(MP_TAG_WEIGHTS, -(int64_t)bytes);
-    mp_sys_advise(matrix->data, bytes, MP_ADVISE_SMALL);
-    const size_t before = (size_t)(huge_page(matrix, 0) - matrix->data);
-    if (bytes > before)
-        matrix->huge_pages = (int64_t)((bytes - before) / MP_HUGE_PAGE);
+    uint8_t *data = mp_alloc(bytes, MP_TAG_WEIGHTS);
+    if (data) {
+        mp_alloc_count(MP_TAG_WEIGHTS, -(int64_t)bytes);
+        mp_sys_advise(data, bytes, MP_ADVISE_SMALL);
+    }
+    return data;
 }
 
 static void unreserve(mp_packed_matrix *matrix) {
@@ -100,13 +60,6 @@ static void unreserve(mp_packed_matrix *matrix) {
         mp_alloc_count(MP_TAG_WEIGHTS, (int64_t)((size_t)matrix->count * matrix->bytes + MP_WMAT_SLACK));
     mp_free(matrix->data);
     matrix->data = NULL;
-}
-
-static void free_matrix(mp_packed_matrix *matrix) {
-    mp_free((void *)matrix->huge);
-    mp_free((void *)matrix->state);
-    mp_free((void *)matrix->left);
-    mp_free(matrix);
 }
 
 void mp_packed_experts_destroy(mp_packed_experts *experts) {
@@ -117,7 +70,9 @@ void mp_packed_experts_destroy(mp_packed_experts *experts) {
     for (mp_packed_matrix *matrix = experts->first, *next; matrix; matrix = next) {
         next = matrix->next;
         unreserve(matrix);
-        free_matrix(matrix);
+        mp_free(matrix->state);
+        mp_free(matrix->left);
+        mp_free(matrix);
     }
     mp_alloc_count(MP_TAG_WEIGHTS, -(int64_t)bytes);
     mp_budget_give(experts->budget, bytes);
@@ -133,12 +88,12 @@ mp_packed_matrix *mp_packed_experts_add(mp_packed_experts *experts, const mp_wma
     matrix->state = mp_alloc_array((size_t)count * (size_t)w->panels, sizeof *matrix->state, MP_TAG_WEIGHTS);
     matrix->left = mp_alloc_array((size_t)count, sizeof *matrix->left, MP_TAG_WEIGHTS);
     size_t all;
-    if (!__builtin_mul_overflow(matrix->bytes, (size_t)count, &all))
-        matrix->huge = mp_alloc_array((all + MP_WMAT_SLACK) / MP_HUGE_PAGE + 1, sizeof *matrix->huge, MP_TAG_WEIGHTS);
-    if (matrix->state && matrix->left && matrix->huge)
-        reserve(matrix);
+    if (matrix->state && matrix->left && !__builtin_mul_overflow(matrix->bytes, (size_t)count, &all))
+        matrix->data = reserve(matrix);
     if (!matrix->data) {
-        free_matrix(matrix);
+        mp_free(matrix->state);
+        mp_free(matrix->left);
+        mp_free(matrix);
         return NULL;
     }
     reset_panels(matrix);
@@ -161,24 +116,9 @@ uint64_t mp_packed_experts_begin(mp_packed_experts *experts) {
     return atomic_load_explicit(&experts->packed, memory_order_relaxed);
 }
 
-/* Collapses the huge pages of complete experts, as far as there is time. The pass must not have ended: while it lasts,
- * nothing is freed. */
-static void collapse_complete(mp_packed_experts *experts) {
-    if (!atomic_load_explicit(&experts->completed, memory_order_relaxed))
-        return;
-    atomic_store_explicit(&experts->completed, false, memory_order_relaxed);
-    const uint64_t end_ns = mp_sys_now_ns() + COLLAPSE_NS;
-    for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next)
-        if (!collapse(matrix, end_ns)) {
-            atomic_store_explicit(&experts->completed, true, memory_order_relaxed);
-            return;
-        }
-}
-
 bool mp_packed_experts_end(mp_packed_experts *experts, uint64_t packed) {
     if (!experts)
         return false;
-    collapse_complete(experts);
     atomic_fetch_sub(&experts->passes, 1);
     return atomic_load_explicit(&experts->packed, memory_order_relaxed) != packed;
 }
@@ -189,9 +129,9 @@ uint64_t mp_packed_experts_drop(mp_packed_experts *experts) {
     if (bytes == 0 || !atomic_compare_exchange_strong(&experts->passes, &idle, -1))
         return 0;
     for (mp_packed_matrix *matrix = experts->first; matrix; matrix = matrix->next) {
-        unreserve(matrix);
-        reserve(matrix); /* refused: from now on, nothing is kept of these experts */
         reset_panels(matrix);
+        unreserve(matrix);
+        matrix->data = reserve(matrix); /* NULL: from now on, nothing is kept of these experts */
     }
     const uint64_t freed = atomic_exchange(&experts->charged, 0);
     mp_alloc_count(MP_TAG_WEIGHTS, -(int64_t)freed);
@@ -239,8 +179,6 @@ void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_te
     mp_alloc_count(MP_TAG_WEIGHTS, (int64_t)matrix->panel_bytes);
     atomic_store_explicit(&matrix->state[(int64_t)expert * matrix->panels + panel], MP_PANEL_KEPT,
                           memory_order_release);
-    if (atomic_fetch_sub_explicit(&matrix->left[expert], 1, memory_order_acq_rel) != 1)
-        return;
-    atomic_store_explicit(&all->completed, true, memory_order_relaxed);
-    mp_weights_release(all->weights, source); /* a thread that still reads these pages reads the file again */
+    if (atomic_fetch_sub_explicit(&matrix->left[expert], 1, memory_order_acq_rel) == 1)
+        mp_weights_release(all->weights, source); /* a thread that still reads these pages reads the file again */
 }

@@ -6,9 +6,6 @@
  * the panels of experts with few rows. When the last panel of an expert's matrix is kept, the matrix's source pages are
  * released, so memory holds the expert once.
  *
- * Copies are written to pages of 4 KiB, so that a copy takes no memory of its neighbours. When all experts in a huge
- * page are complete, the end of a pass collapses the small pages into it: decoding is 3 to 10 % faster on Zen 4.
- *
  * Copies are charged to the memory budget panel by panel, as long as a third of it stays free. They are optional:
  * mp_packed_experts_drop frees all of them, and later passes may pack them again. The bits of the outputs do not depend
  * on which panels are kept.
@@ -35,8 +32,6 @@ typedef struct mp_packed_matrix { /* one matrix of each expert of a layer */
     int32_t count, panels;
     _Atomic uint8_t *state; /* [count, panels] mp_panel_state */
     _Atomic int32_t *left;  /* [count] panels that are not kept */
-    int64_t huge_pages;     /* huge pages that lie in `data` as a whole */
-    _Atomic uint8_t *huge;  /* [huge_pages] 1: was collapsed */
 } mp_packed_matrix;
 
 typedef struct mp_packed_experts {
@@ -50,7 +45,6 @@ typedef struct mp_packed_experts {
     uint64_t most;                /* bytes of all panels that may be kept */
     bool partial;                 /* the model has experts that are never kept */
     _Atomic uint64_t packed;      /* panels kept since the load, including dropped ones */
-    _Atomic bool completed;       /* an expert became complete, and its huge pages may not be collapsed yet */
     _Atomic int32_t passes;       /* passes in progress; -1 while the copies are dropped */
 } mp_packed_experts;
 
