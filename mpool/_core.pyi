@@ -228,7 +228,7 @@ class Ticket:
         """Wait until the progress counter exceeds ``seen``; return the counter (2**64 - 1 once done)."""
     def done(self) -> bool:
         """True if the request is complete."""
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """Ask the request to stop."""
     def check(self) -> None:
         """Raise the error of a failed request. The request must be done."""

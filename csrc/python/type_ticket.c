@@ -88,8 +88,7 @@ static PyObject *ticket_done(PyObject *self, PyObject *none) {
 
 static PyObject *ticket_cancel(PyObject *self, PyObject *none) {
     (void)none;
-    mp_ticket_cancel(ticket_of(self));
-    Py_RETURN_NONE;
+    return PyBool_FromLong(mp_ticket_cancel(ticket_of(self)));
 }
 
 static PyObject *ticket_check(PyObject *self, PyObject *none) {
@@ -228,7 +227,7 @@ static PyMethodDef methods[] = {
     {"wait_progress", MP_METHOD(ticket_wait_progress), METH_VARARGS | METH_KEYWORDS,
      "Wait until the progress counter exceeds `seen`; returns it (2**64 - 1 once done)."},
     {"done", ticket_done, METH_NOARGS, "True if the request is complete."},
-    {"cancel", ticket_cancel, METH_NOARGS, "Ask the request to stop."},
+    {"cancel", ticket_cancel, METH_NOARGS, "Ask the request to stop. Return False if it had already ended."},
     {"check", ticket_check, METH_NOARGS, "Raise the error of a failed request. The request must be done."},
     {"bind", MP_METHOD(ticket_bind), METH_VARARGS | METH_KEYWORDS,
      "Notify a notifier, with this id, of all progress; in addition to notifiers bound before."},

@@ -227,6 +227,8 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     int none = 0;
     bool first = atomic_compare_exchange_strong_explicit(&ticket->cause, &none, cause, memory_order_acq_rel,
                                                          memory_order_acquire);
+    if (!first && cause == MP_CANCELLED)
+        atomic_store_explicit(&ticket->cause, cause, memory_order_release);
     atomic_store_explicit(&ticket->item.cancelled, 1, memory_order_release);
     if (mp_queue_holds(&ticket->node)) {
         mp_queue_remove(&entry->queue, &ticket->node);

@@ -206,7 +206,8 @@ void mp_entry_hold(mp_entry *entry, bool held); /* sets mp_entry.held */
 void mp_entry_remove(mp_entry *entry);
 /* Waits until mp_entry_remove has freed everything. Calls it if no worker is left to do so. */
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error);
-void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
+/* Returns false if the request had already ended. */
+bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause);
 /* Wakes the worker on whose active list the request is, to re-check the request's grammar mask. See mp_ticket_wake. */
 void mp_entry_wake(mp_entry *entry, mp_ticket *ticket);
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns);

@@ -228,8 +228,9 @@ bool mp_ticket_done(mp_ticket *ticket);
 /* Returns the terminal status and copies the error of a failed request. Asserts that the ticket is done. */
 mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error);
 /* Cancels the request: a queued request ends at once, an active request within a layer or a token. Never blocks. The
- * ticket still gets its terminal status. */
-void mp_ticket_cancel(mp_ticket *ticket);
+ * ticket still gets its terminal status. Returns false if the request had already ended; after true, the status is
+ * not OK: it is CANCELLED, or the error that the request met before the cancellation took effect. */
+bool mp_ticket_cancel(mp_ticket *ticket);
 /* Call after writing a grammar mask into the request: wakes the worker that may wait for the mask. Never blocks. */
 void mp_ticket_wake(mp_ticket *ticket);
 /* Returns the request with its result; valid while the reference is held. */

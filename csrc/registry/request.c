@@ -168,9 +168,8 @@ void mp_ticket_release(mp_ticket *ticket) {
     unref(ticket);
 }
 
-void mp_ticket_cancel(mp_ticket *ticket) {
-    if (!is_done(ticket) && !is_orphan(ticket))
-        mp_entry_cancel(ticket->entry, ticket, MP_CANCELLED);
+bool mp_ticket_cancel(mp_ticket *ticket) {
+    return !is_done(ticket) && !is_orphan(ticket) && mp_entry_cancel(ticket->entry, ticket, MP_CANCELLED);
 }
 
 void mp_ticket_wake(mp_ticket *ticket) {

@@ -99,7 +99,8 @@ struct mp_ticket {
     uint64_t attempt;  /* number of the first load that it waited for; 0 = none */
     mp_worker *home;   /* the worker that MP_POLICY_P2C chose, while the request is queued, or NULL */
 
-    _Atomic int cause; /* first cause of cancellation: MP_CANCELLED, MP_TIMEOUT, ...; 0 = not cancelled */
+    _Atomic int cause; /* cause of cancellation: MP_CANCELLED if the caller cancelled it, else the first of MP_TIMEOUT,
+                          MP_SHUTTING_DOWN; 0 = not cancelled */
     _Atomic uint64_t submitted_ns, started_ns, finished_ns;
     _Atomic uint64_t moved_ns; /* last step or stream chunk, by the clock of requests: patience counts from here */
     _Atomic uint64_t progress; /* rises with every stream chunk; UINT64_MAX = done, stored after status and error */

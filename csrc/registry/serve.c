@@ -64,10 +64,13 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     deactivate(w, ticket);
     w->served++;
     mp_ticket_set_state(ticket, MP_TICKET_ENDED);
+    /* mp_ticket_cancel has returned true: the request must not succeed, although its last step did. A result that is
+     * ready at its deadline or at the shutdown is delivered. */
+    bool refused = status == MP_OK && atomic_load_explicit(&ticket->cause, memory_order_acquire) == MP_CANCELLED;
     w->held_bytes = held;
     mp_dispatch_memory_free(entry);
     mp_mutex_unlock(&entry->lock);
-    mp_entry_finish(entry, ticket, status, &own);
+    mp_entry_finish(entry, ticket, refused ? mp_ticket_cause(ticket, &own) : status, &own);
 }
 
 static void end_cancelled(mp_worker *w) {

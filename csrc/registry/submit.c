@@ -187,15 +187,17 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
 
 /* --- cancel, position --- */
 
-void mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
+bool mp_entry_cancel(mp_entry *entry, mp_ticket *ticket, mp_status cause) {
     mp_mutex_lock(&entry->lock);
-    bool mine = (mp_queue_holds(&ticket->node) || ticket->worker) && mp_entry_cancel_locked(entry, ticket, cause);
+    bool live = mp_queue_holds(&ticket->node) || ticket->worker;
+    bool mine = live && mp_entry_cancel_locked(entry, ticket, cause);
     mp_mutex_unlock(&entry->lock);
     if (!mine)
-        return;
+        return live;
     mp_error error;
     mp_status status = mp_ticket_cause(ticket, &error);
     mp_entry_finish(entry, ticket, status, &error);
+    return true;
 }
 
 int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns) {

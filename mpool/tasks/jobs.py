@@ -86,13 +86,10 @@ class Job:
         """Cancel the request. A running request stops after its current layer or token.
 
         Returns:
-            False if the job was already done, else True.
+            True: :meth:`result` will raise, usually :class:`mpool.Cancelled`, also if the model finishes its work in
+            this moment. False: the request had already ended, and its result or error stays.
         """
-        if self.done():
-            return False
-        assert self._ticket is not None
-        self._ticket.cancel()
-        return True
+        return self._ticket is not None and self._ticket.cancel()
 
     @typed
     def position(self) -> int:

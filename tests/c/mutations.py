@@ -441,6 +441,8 @@ MUTATIONS = [
              FEW),
     Mutation(367, _S, "plan_step", "a request that waits for a mask blocks those of the next turn",
              "for (int turn = 0; !w->plan.count", "for (int turn = 0; !(BUG && turn) && !w->plan.count", "lost", MANY),
+    Mutation(373, _S, "end_item", "a request succeeds after its cancellation", "bool refused = status == MP_OK &&",
+             "bool refused = !BUG && status == MP_OK &&", "calls", SOME),
     # --- points
     Mutation(0, "base/alloc.c", "mp_budget_take", "between check and update", "uint64_t limit =",
              "POINT; uint64_t limit ="),

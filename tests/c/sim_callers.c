@@ -105,7 +105,7 @@ void sim_check_end(const record *r) {
     sim_check_status(status, &error, r, "a request");
     if (status == MP_OK)
         SIM_CHECK(r->call->finished == 1 && r->call->done == r->call->units && !r->call->bad_argument &&
-                  !r->call->refused && !r->call->numeric);
+                  !r->call->refused && !r->call->numeric && !r->call->taken_back);
     if (status == MP_TIMEOUT && r->ample)
         sim_fail("a request expired although the process was paused for %.0f s", (double)fakes.paused_ns * 1e-9);
     /* A pause costs a request at most MP_PAUSE_NS, also a request that is accepted before the pause is noticed. */
@@ -192,7 +192,7 @@ static void cancel(record *r) {
     r->cancelled = true;
     if (!r->call->unwanted_ns)
         r->call->unwanted_ns = sim_now();
-    mp_ticket_cancel(r->ticket);
+    r->call->taken_back |= mp_ticket_cancel(r->ticket);
 }
 
 static void let_go(record *r) {
@@ -212,7 +212,7 @@ static void take_offer(caller *self) {
     w.offered = NULL;
     uint64_t progress;
     if (percent(30))
-        mp_ticket_cancel(other.ticket);
+        other.call->taken_back |= mp_ticket_cancel(other.ticket);
     else if (self->notifier && percent(60))
         wait_notified(self, other.ticket);
     else

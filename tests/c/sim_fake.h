@@ -53,6 +53,7 @@ typedef struct sim_call {
     int finished, failed;    /* how often an engine completed it, and how often it failed */
     bool destroyed_is_error; /* the caller still uses the request */
     uint64_t unwanted_ns;    /* time of its cancellation or release; 0 = neither */
+    bool taken_back;         /* mp_ticket_cancel returned true */
     bool masked;             /* each unit needs a grammar mask ... */
     uint32_t masks;          /* ... and this many masks were provided */
     bool waits;              /* set by the engine: the next unit waits for a mask */

@@ -214,6 +214,7 @@ static void engine_preempt(mp_engine *base, mp_item *item) {
 
 static void engine_retire(mp_engine *base, mp_item *item) {
     fake_engine *engine = (fake_engine *)base;
+    stay(&engine->fake->in_retire, &engine->fake->retire_hold);
     enter(engine);
     forget(engine, item);
     leave(engine);

@@ -44,6 +44,8 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic bool destroy_hold; /* threads that free an engine or a model wait while this is set */
     _Atomic int in_trim;      /* threads in trim */
     _Atomic bool trim_hold;   /* threads in trim wait while this is set */
+    _Atomic int in_retire;    /* threads in retire */
+    _Atomic bool retire_hold; /* threads in retire wait while this is set */
     _Atomic int retired;      /* requests retired */
     _Atomic bool step_stalls; /* a step does not end, makes no progress and cannot be cancelled */
     _Atomic bool hold;  /* steps do not end while this is set */

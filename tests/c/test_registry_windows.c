@@ -2,6 +2,7 @@
  * registry again at once: the next call must not depend on how far the worker has come. The tests stop the worker at
  * one of these points:
  *
+ *   fake.retire_hold    the last step of its request is over; the request has not ended
  *   fake.leave_hold     its request has ended; it has not begun to leave
  *   fake.destroy_hold   it is leaving; its engine or model is being freed
  *   hold_events()       its load has ended; the registry does not know yet */
@@ -74,6 +75,55 @@ static const char *state_of(mp_registry *registry, const char *key) {
     mp_entry_info info;
     fake_info(registry, key, &info);
     return info.state;
+}
+
+/* --- cancel --- */
+
+/* A request whose last step is over has not ended: a cancellation that reports success keeps its promise. */
+MP_TEST(registry_windows_cancel_after_the_last_step) {
+    fake fake;
+    mp_error error;
+    mp_registry *registry = fake_begin(&fake, 2, NULL);
+    atomic_store(&fake.retire_hold, true);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.in_retire, 1);
+    MP_CHECK(!mp_ticket_done(ticket) && mp_ticket_cancel(ticket) && mp_ticket_cancel(ticket));
+    atomic_store(&fake.retire_hold, false);
+    MP_CHECK_STATUS(fake_wait(ticket, &error), MP_CANCELLED, &error);
+    MP_CHECK_STR(error.message, "a: the request was cancelled");
+    MP_CHECK(!mp_ticket_cancel(ticket));
+    mp_ticket_release(ticket);
+    MP_CHECK_INT(fake_stats(registry).cancelled, 1);
+    fake_end(registry);
+}
+
+static void pass_the_deadline(bool cancelled) {
+    fake fake;
+    mp_error error;
+    mp_registry *registry = fake_begin(&fake, 2, NULL);
+    MP_CHECK_INT(load(registry, "a", 10000), MP_OK);
+    atomic_store(&fake.retire_hold, true);
+    fake_call *call = fake_call_create(1);
+    mp_submit_options options = {.priority = 2, .deadline_ns = fake_in_ms(200)};
+    mp_ticket *ticket;
+    MP_CHECK_OK(mp_registry_submit(registry, "a", &call->base, &options, &ticket, &error), &error);
+    fake_until(&fake.in_retire, 1);
+    mp_entry *entry = registry->slots[0].current;
+    for (bool late = false; !late; mp_sys_sleep_ns(FAKE_MS(1) / 4)) { /* until the sweep has seen the deadline */
+        mp_mutex_lock(&entry->lock);
+        late = atomic_load(&ticket->cause) == MP_TIMEOUT;
+        mp_mutex_unlock(&entry->lock);
+    }
+    MP_CHECK(!cancelled || mp_ticket_cancel(ticket));
+    atomic_store(&fake.retire_hold, false);
+    MP_CHECK_INT(fake_finish(ticket), cancelled ? MP_CANCELLED : MP_OK);
+    fake_end(registry);
+}
+
+/* A result that is there when the deadline passes is delivered, unless the caller cancels after that. */
+MP_TEST(registry_windows_deadline_after_the_last_step) {
+    for (int cancelled = 0; cancelled < 2; cancelled++)
+        pass_the_deadline(cancelled);
 }
 
 /* --- load --- */

@@ -18,6 +18,7 @@ import pytest
 
 import mpool
 from mpool import cli
+from cancelling import cancelled_job, distinct_texts
 from outputcalls import OUTPUTS, Output, bytes_of, bytes_of_one, texts_of
 from servers import ask, serving
 
@@ -219,7 +220,7 @@ def test_largest_weights_of_iterators(pool: mpool.Pool, m3: Path) -> None:
 
 # ---- cancellation --------------------------------------------------------------------------------------------------
 
-LONG = [f"w{number} " * 50 for number in range(8000)]
+LONG = distinct_texts(8000)
 
 
 def _idle(pool: mpool.Pool) -> None:
@@ -233,8 +234,7 @@ def _idle(pool: mpool.Pool) -> None:
 def test_cancelled_requests_end(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     expected = bytes_of(output.call(pool, TEXTS, model))
-    job = output.job(pool, LONG[:2000], model)
-    assert job.cancel()
+    job = cancelled_job(lambda texts: output.job(pool, texts, model), 2000)
     with pytest.raises(mpool.Cancelled):
         job.result(60)
 

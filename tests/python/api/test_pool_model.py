@@ -151,7 +151,7 @@ class PoolMachine(RuleBasedStateMachine):
         cancelled = job[0].cancel()
         assert not (done and cancelled)
         if cancelled:
-            job[1] = "either"
+            job[1] = "cancelled"
 
     @rule(job=jobs)
     def poll(self, job: list[Any]) -> None:
@@ -168,11 +168,12 @@ class PoolMachine(RuleBasedStateMachine):
         handle, kind, what = job
         try:
             got = handle.result(20)
+            assert kind != "cancelled"
         except mpool.ShuttingDown:
             assert self.closed
             return
         except mpool.Cancelled:
-            assert kind == "either" or self.closed
+            assert kind == "cancelled" or self.closed
             return
         if what is None:
             assert len(got.token_ids) == LONG["max_tokens"]

@@ -157,6 +157,8 @@ class Soak:
                 self.wrong.append(f"{what}: {error!r}")
             if error is None and kind.reduced(found) != kind.want and len(self.wrong) < 5:
                 self.wrong.append(f"{what}: another result than alone")
+            if error is None and way == "cancelled" and len(self.wrong) < 5:
+                self.wrong.append(f"{what}: a result after a cancellation")
 
     def thread(self, number: int) -> None:
         """Blocking requests."""
