@@ -56,11 +56,10 @@ static void drop_scene(scene *s) {
 
 /* Compute outputs of panels [panel0, panel1) into `got`, whose rows are the residual as well. */
 static void multiply(scene *s, int panel0, int panel1, int64_t keep_left_ns) {
-    const mp_unpacked own = {s->scratch};
-    atomic_store(&s->stored->keep_left_ns, keep_left_ns);
+    atomic_store(&s->stored->time.left_ns, keep_left_ns);
     memcpy(s->got, s->residual, (size_t)(s->M * s->ldy) * sizeof(float));
     s->ep.residual = s->got;
-    mp_stored_gemm(s->part, &s->w, &s->x, panel0, panel1, &s->ep, s->got, s->ldy, &own);
+    mp_stored_gemm(s->part, &s->w, &s->x, panel0, panel1, &s->ep, s->got, s->ldy, s->scratch);
 }
 
 static void check_same(const scene *s, const char *state) {
@@ -92,7 +91,7 @@ static void check_states(int M, int N, int K) {
         } else if (mapped) {
             s.stored->keep_ns = s.stored->keep_row_ns = 1000000000;
             mp_stored_begin(s.stored, M);
-            MP_CHECK_INT(atomic_load(&s.stored->keep_left_ns), 0);
+            MP_CHECK_INT(atomic_load(&s.stored->time.left_ns), 0);
         }
         s.w.data = s.unused;
         drop_scene(&s);

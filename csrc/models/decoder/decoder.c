@@ -31,7 +31,7 @@ enum {
 typedef struct thread_view {
     uint8_t *base; /* the thread's own scratch */
     mp_thread_layout at;
-    mp_unpacked unpacked;
+    uint8_t *panel_scratch; /* as in mp_linear_forward */
     int block, first, rows; /* the current row block: index, first row, number of rows */
     const uint8_t *adapters; /* [rows] number of the adapter of each row, or NULL: no row has one */
 } thread_view;
@@ -395,7 +395,7 @@ static mp_row_context context_of(const mp_decoder_pass *pass, const mp_team_thre
         .thread = thread,
         .acts = pass->acts,
         .own_acts = view->base + view->at.acts,
-        .unpacked = &view->unpacked,
+        .panel_scratch = view->panel_scratch,
         .adapters = view->adapters,
         .low_rank = pass->low_rank,
         .low_rank_width = pass->model->adapters.width,
@@ -474,7 +474,8 @@ static void run_layer(const mp_decoder_pass *pass, const mp_team_thread *thread,
                                 pass->normed);
     float *attended = pass->mixed;
     if (model->latent.rank > 0)
-        mp_mla_project(pass, thread, layer, M, in, context.own_acts, context.unpacked, view->base + view->at.by_head);
+        mp_mla_project(pass, thread, layer, M, in, context.own_acts, context.panel_scratch,
+                       view->base + view->at.by_head);
     else
         mp_row_linear(&context, &layer->qkv, in, hidden, M, NULL, pass->qkv, model->qkv_width);
     mp_team_barrier(thread);
@@ -574,7 +575,7 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     size_t hidden = (size_t)model->hidden;
     thread_view view = {.base = pass->thread_scratch + (size_t)thread->index * pass->thread_bytes,
                         .at = mp_decoder_thread_layout(model, pass->most_blocks)};
-    view.unpacked.scratch = view.base + view.at.panel;
+    view.panel_scratch = view.base + view.at.panel;
     embed_rows(pass, thread);
     capture_rows(pass, thread, 0);
     for (int l = 0; l < model->layer_count; l++) {

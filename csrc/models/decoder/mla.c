@@ -196,13 +196,14 @@ static void run_by_head(const mp_linear *linear, const mp_team_thread *thread, i
 }
 
 void mp_mla_project(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
-                    const float *in, void *own, const mp_unpacked *raw, void *by_head) {
+                    const float *in, void *own, uint8_t *panel_scratch, void *by_head) {
     const mp_decoder *model = pass->model;
     const mp_mla *latent = &model->latent;
     const int32_t heads = model->heads, part = latent->plain + latent->rotated;
     const int64_t width = mp_mla_row(latent, heads), keys = (int64_t)heads * model->head_dim;
     mp_epilogue plain = {0};
-    mp_linear_forward(&layer->qkv, thread, in, model->hidden, M, pass->acts, own, raw, &plain, pass->latent, width);
+    mp_linear_forward(&layer->qkv, thread, in, model->hidden, M, pass->acts, own, panel_scratch, &plain,
+                      pass->latent, width);
     mp_team_barrier(thread);
     int64_t begin, end;
     mp_team_split(thread, M, 1, &begin, &end);
@@ -221,8 +222,8 @@ void mp_mla_project(const mp_decoder_pass *pass, const mp_team_thread *thread, c
     if (latent->q_rank > 0) {
         q = pass->per_head;
         ldq = (int64_t)heads * part;
-        mp_linear_forward(&layer->q_b, thread, pass->latent, width, M, pass->acts, own, raw, &plain, pass->per_head,
-                          ldq);
+        mp_linear_forward(&layer->q_b, thread, pass->latent, width, M, pass->acts, own, panel_scratch, &plain,
+                          pass->per_head, ldq);
         mp_team_barrier(thread);
     }
     run_by_head(&layer->k_b, thread, heads, q, ldq, part, M, pass->qkv, model->qkv_width, model->head_dim, by_head);

@@ -37,7 +37,7 @@ size_t mp_mla_thread_scratch(const mp_decoder *model);
 /* Computes queries, keys and values of M rows in [M, hidden] into pass->qkv, before rotation. All threads call it. own:
  * the thread's scratch for linear layers; by_head: mp_mla_thread_scratch bytes. Ends without a barrier. */
 void mp_mla_project(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
-                    const float *in, void *own, const mp_unpacked *raw, void *by_head);
+                    const float *in, void *own, uint8_t *panel_scratch, void *by_head);
 /* Computes pass->per_head, [M, heads * value], from the output of attention in pass->mixed. Begins and ends without a
  * barrier. */
 void mp_mla_values(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,

@@ -406,7 +406,7 @@ static void finish(pass *p) {
         mp_team_barrier(thread);
     }
     if (p->sparse.count > 0) {
-        mp_sparse_product(&p->sparse, thread, p->transformed, p->sparse_rows, p->context.acts, p->context.unpacked,
+        mp_sparse_product(&p->sparse, thread, p->transformed, p->sparse_rows, p->context.acts, p->context.panel_scratch,
                           p->thread_scratch);
         mp_team_barrier(thread);
     }
@@ -476,12 +476,11 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, mp_enco
 
 void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
                         mp_lease *lease, void *group_scratch, void *thread_scratch) {
-    const mp_unpacked unpacked = {thread_scratch};
     int longest = 1;
     for (int t = 0; t < count; t++)
         longest = texts[t].n > longest ? texts[t].n : longest;
     pass p = begin(model, thread, texts, count, M, group_scratch, (uint8_t *)thread_scratch + panel_scratch(model));
-    p.context.unpacked = &unpacked;
+    p.context.panel_scratch = thread_scratch;
     p.lease = lease;
     embed(&p, longest);
 

@@ -181,10 +181,10 @@ static int32_t first_column(const mp_sparse_head *head, int threads, int index) 
 }
 
 void mp_sparse_product(const mp_sparse_pass *pass, const mp_team_thread *thread, const float *rows, int M, void *acts,
-                       const mp_unpacked *unpacked, float *tile) {
+                       uint8_t *panel_scratch, float *tile) {
     tile_call call = {.pass = pass, .counts = pass->counts + (int64_t)thread->index * pass->count, .first = -1};
     memset(call.counts, 0, (size_t)pass->count * sizeof *call.counts);
-    mp_linear_tiles(&pass->head->output, thread, rows, pass->head->chain.out, M, acts, unpacked, tile, take_tile,
+    mp_linear_tiles(&pass->head->output, thread, rows, pass->head->chain.out, M, acts, panel_scratch, tile, take_tile,
                     &call);
     assert(call.first < 0 || call.first == first_column(pass->head, thread->count, thread->index));
 }

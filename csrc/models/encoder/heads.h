@@ -71,7 +71,7 @@ typedef struct mp_sparse_pass {
  * inside, but none at the end. acts: mp_linear_scratch of `output`, shared. tile: mp_linear_tile(M) floats of the
  * thread. */
 void mp_sparse_product(const mp_sparse_pass *pass, const mp_team_thread *thread, const float *rows, int M, void *acts,
-                       const mp_unpacked *unpacked, float *tile);
+                       uint8_t *panel_scratch, float *tile);
 /* Joins the ranges of one text. Call after a barrier, on one thread per text. */
 void mp_sparse_join(const mp_sparse_pass *pass, int threads, int index);
 

@@ -262,8 +262,8 @@ void mp_adapter_forward(const mp_row_context *context, const mp_linear *linear, 
                     multiply_share(&at.update->down.w[p], &in, &at, &share, NULL,
                                    context->low_rank + at.update->down.column[p], context->low_rank_width);
     }
-    mp_linear_forward(linear, context->thread, x, ldx, M, context->acts, context->own_acts, context->unpacked, ep, y,
-                      ldy);
+    mp_linear_forward(linear, context->thread, x, ldx, M, context->acts, context->own_acts,
+                      context->panel_scratch, ep, y, ldy);
     if (!any)
         return;
     mp_team_barrier(context->thread);

@@ -271,15 +271,15 @@ static int run_panels(const mp_expert_matrix *matrix, int expert, int panel, int
             run_stored(product, &rows, acts, from, to, end.bias, y + n0, ldy);
             return 1;
         }
-        const bool timed = keep && product;
-        const uint64_t began = timed ? mp_sys_now_ns() : 0;
         if (keep)
             part.data = mp_packed_data(packed, expert) + (size_t)panel * part.panel_bytes;
-        mp_wmat_pack(&part, &rows, 0, 1);
-        const uint64_t spent = timed ? mp_sys_now_ns() - began : 0;
+        if (product) /* kept, although the stored rows could be multiplied */
+            mp_pack_budget_pack(&packed->all->time, &part, &rows, 0, 1);
+        else
+            mp_wmat_pack(&part, &rows, 0, 1);
         mp_gemm(&part, acts, from, to, 0, 1, &end, y + n0, ldy);
         if (keep)
-            mp_packed_keep(packed, expert, panel, &matrix->tensors[expert], spent);
+            mp_packed_keep(packed, expert, panel, &matrix->tensors[expert]);
         return 1;
     }
     part.data = mp_packed_data(packed, expert) + (size_t)panel * part.panel_bytes;

@@ -600,7 +600,7 @@ static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M,
 
 /* Computes the thread's contiguous range of the panels of all parts. The ranges are balanced by bytes of weights. */
 static void multiply(const mp_linear *linear, const mp_team_thread *thread, const mp_acts *acts, int M,
-                     const mp_unpacked *unpacked, const mp_epilogue *ep, float *y, int64_t ldy) {
+                     uint8_t *panel_scratch, const mp_epilogue *ep, float *y, int64_t ldy) {
     uint64_t total = 0;
     for (int p = 0; p < linear->parts; p++)
         total += (uint64_t)linear->w[p].panels * linear->w[p].panel_bytes;
@@ -624,14 +624,14 @@ static void multiply(const mp_linear *linear, const mp_team_thread *thread, cons
             part.residual += linear->column[p];
         mp_stored_part *stored = linear->stored[p];
         if (stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0)
-            mp_stored_gemm(stored, w, &acts[p], (int)from, (int)to, &part, y + linear->column[p], ldy, unpacked);
+            mp_stored_gemm(stored, w, &acts[p], (int)from, (int)to, &part, y + linear->column[p], ldy, panel_scratch);
         else
             mp_gemm(w, &acts[p], 0, M, (int)from, (int)to, &part, y + linear->column[p], ldy);
     }
 }
 
 void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
-                       void *scratch, void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep,
+                       void *scratch, void *private_scratch, uint8_t *panel_scratch, const mp_epilogue *ep,
                        float *y, int64_t ldy) {
     const bool alone = x && private_scratch && M <= MP_PRIVATE_ROWS;
     int64_t row0 = 0, row1 = x ? M : 0;
@@ -641,7 +641,7 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
     bool shared = prepare(linear, x, ldx, M, row0, row1, alone ? private_scratch : scratch, acts);
     if (x && shared && !alone)
         mp_team_barrier(thread);
-    multiply(linear, thread, acts, M, unpacked, ep, y, ldy);
+    multiply(linear, thread, acts, M, panel_scratch, ep, y, ldy);
 }
 
 enum { TILE_FLOATS = 32768, TILE_PANELS = 8 };
@@ -658,7 +658,7 @@ size_t mp_linear_tile(int M) {
 }
 
 void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
-                     void *scratch, const mp_unpacked *unpacked, float *tile, mp_tile_taker *take, void *arg) {
+                     void *scratch, uint8_t *panel_scratch, float *tile, mp_tile_taker *take, void *arg) {
     assert(linear->parts == 1);
     const mp_wmat *w = &linear->w[0];
     const mp_epilogue ep = {.bias = linear->bias};
@@ -676,7 +676,7 @@ void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, cons
         /* the kernels index outputs from column 0 of the whole layer on */
         float *const y = (float *)((uintptr_t)tile - (uintptr_t)column * sizeof(float));
         if (stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0)
-            mp_stored_gemm(stored, w, acts, p, past, &ep, y, ld, unpacked);
+            mp_stored_gemm(stored, w, acts, p, past, &ep, y, ld, panel_scratch);
         else
             mp_gemm(w, acts, 0, M, p, past, &ep, y, ld);
         take(arg, column, last - column, tile, ld);

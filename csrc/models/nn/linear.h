@@ -61,8 +61,8 @@ typedef struct mp_builder {
     uint64_t pack_on_use; /* threshold in bytes for finish with MP_WEIGHTS_AUTO. If the matrices that may stay unpacked
                            * have at least this total size, finish leaves all of them unpacked, else it packs all of
                            * them */
-    mp_on_use on_use;     /* which of the matrices added now may stay unpacked; calls of their layers must then pass an
-                           * mp_unpacked */
+    mp_on_use on_use;     /* which of the matrices added now may stay unpacked; calls of their layers must then pass
+                           * `panel_scratch` */
     uint64_t mapped_bytes; /* bytes in the files of the matrices that are never packed */
     float bias_scale;     /* factor on the biases of linear layers that are added next; 1 after init */
     mp_stored *stored;    /* after finish: the unpacked matrices, owned by the model, or NULL */
@@ -73,7 +73,7 @@ typedef struct mp_builder {
 } mp_builder;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);
-/* For families whose layers pass an mp_unpacked: sets `use` and `pack_on_use` from the spec and the options. Families
+/* For families whose layers pass `panel_scratch`: sets `use` and `pack_on_use` from the spec and the options. Families
  * that do not call this pack all matrices. Call before adding matrices. */
 mp_status mp_builder_read_use(mp_builder *builder, mp_error *error);
 void mp_builder_deinit(mp_builder *builder); /* frees the job list, and the slab unless finish succeeded */
@@ -120,11 +120,11 @@ size_t mp_linear_scratch(const mp_linear *linear, int M);
  * outputs. x must be complete (after a barrier). Ends WITHOUT a barrier. There is one barrier inside, except in two
  * cases: all parts take fp32 activations, which need no preparation; or M <= MP_PRIVATE_ROWS and private_scratch is not
  * NULL, so that each thread prepares all rows by itself. x NULL: uses the activations that mp_linear_into has left in
- * `scratch`, after a barrier; no barrier inside. unpacked: private to the thread; required while the layer has unpacked
- * panels, otherwise NULL. */
+ * `scratch`, after a barrier; no barrier inside. panel_scratch: as in mp_stored_gemm; required while the layer has
+ * unpacked panels, otherwise NULL. */
 enum { MP_PRIVATE_ROWS = 4 };
 void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
-                       void *scratch, void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep,
+                       void *scratch, void *private_scratch, uint8_t *panel_scratch, const mp_epilogue *ep,
                        float *y, int64_t ldy);
 /* Computes linear(x [M, ldx]) + bias of a layer of one part tile by tile, for products that are reduced at once: `take`
  * gets a tile of all rows and `columns` outputs from `column` on, [M, ld]. Thread i of n takes the panels from
@@ -134,7 +134,7 @@ void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, co
 typedef void mp_tile_taker(void *arg, int32_t column, int32_t columns, const float *tile, int64_t ld);
 size_t mp_linear_tile(int M);
 void mp_linear_tiles(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
-                     void *scratch, const mp_unpacked *unpacked, float *tile, mp_tile_taker *take, void *arg);
+                     void *scratch, uint8_t *panel_scratch, float *tile, mp_tile_taker *take, void *arg);
 /* Returns a view of the parts [first, first + count) of a layer. mp_linear_forward with the view computes the columns
  * of these parts only, at their place in the rows of the whole layer. */
 mp_linear mp_linear_view(const mp_linear *linear, int first, int count);

@@ -6,7 +6,7 @@
 
 /* Time that the threads of a pass together may spend on packing panels which it would otherwise multiply as stored. On
  * two threads a token of a large model takes 15 to 100 ms, so this delays the first hundreds of tokens by an eighth or
- * less. The time is counted where panels are packed: an end time for the pass would reach its first layers only. */
+ * less. */
 static const uint64_t KEEP_NS = 4 * 1000 * 1000;
 static const uint64_t POLL_NS = 100 * 1000;
 
@@ -112,7 +112,7 @@ uint64_t mp_packed_experts_begin(mp_packed_experts *experts) {
             mp_sys_sleep_ns(POLL_NS);
             passes = atomic_load(&experts->passes);
         }
-    atomic_store_explicit(&experts->keep_left_ns, (int64_t)experts->keep_ns, memory_order_relaxed);
+    mp_pack_budget_set(&experts->time, experts->keep_ns);
     return atomic_load_explicit(&experts->packed, memory_order_relaxed);
 }
 
@@ -160,7 +160,7 @@ bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few) 
     mp_packed_experts *all = matrix->all;
     _Atomic uint8_t *state = &matrix->state[(int64_t)expert * matrix->panels + panel];
     uint8_t expected = MP_PANEL_STORED;
-    if (few && atomic_load_explicit(&all->keep_left_ns, memory_order_relaxed) <= 0)
+    if (few && !mp_pack_budget_left(&all->time))
         return false;
     if (!atomic_compare_exchange_strong_explicit(state, &expected, MP_PANEL_PACKING, memory_order_acq_rel,
                                                  memory_order_relaxed))
@@ -171,9 +171,8 @@ bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few) 
     return false;
 }
 
-void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source, uint64_t spent_ns) {
+void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source) {
     mp_packed_experts *all = matrix->all;
-    atomic_fetch_sub_explicit(&all->keep_left_ns, (int64_t)spent_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&all->charged, matrix->panel_bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&all->packed, 1, memory_order_relaxed);
     mp_alloc_count(MP_TAG_WEIGHTS, (int64_t)matrix->panel_bytes);

@@ -21,6 +21,7 @@
 #include "base/forked.h"
 #include "files/weights.h"
 #include "kernels/kernels.h"
+#include "models/nn/pack_budget.h"
 
 typedef enum mp_panel_state { MP_PANEL_STORED, MP_PANEL_PACKING, MP_PANEL_KEPT } mp_panel_state;
 
@@ -39,13 +40,13 @@ typedef struct mp_packed_experts {
     mp_budget *budget;
     mp_forked forked;
     mp_packed_matrix *first;
-    uint64_t keep_ns;             /* time budget of a pass for panels of experts with few rows, all threads together */
-    _Atomic int64_t keep_left_ns; /* the rest of the budget of the current pass */
-    _Atomic uint64_t charged;     /* bytes of kept panels */
-    uint64_t most;                /* bytes of all panels that may be kept */
-    bool partial;                 /* the model has experts that are never kept */
-    _Atomic uint64_t packed;      /* panels kept since the load, including dropped ones */
-    _Atomic int32_t passes;       /* passes in progress; -1 while the copies are dropped */
+    uint64_t keep_ns;         /* time budget of a pass for panels of experts with few rows */
+    mp_pack_budget time;      /* the budget of the current pass */
+    _Atomic uint64_t charged; /* bytes of kept panels */
+    uint64_t most;            /* bytes of all panels that may be kept */
+    bool partial;             /* the model has experts that are never kept */
+    _Atomic uint64_t packed;  /* panels kept since the load, including dropped ones */
+    _Atomic int32_t passes;   /* passes in progress; -1 while the copies are dropped */
 } mp_packed_experts;
 
 /* Creates an empty set. `weights` and `budget` must outlive it. Returns NULL if memory is exhausted. */
@@ -72,9 +73,9 @@ static inline uint8_t *mp_packed_data(const mp_packed_matrix *matrix, int expert
     return matrix->data + (size_t)expert * matrix->bytes;
 }
 /* Returns true if the caller shall pack the panel into its place in mp_packed_data and then call mp_packed_keep. `few`:
- * the panel would not be packed otherwise, so the pass's time budget counts. NULL: false. */
+ * the panel would not be packed otherwise, so the caller packs it within the time budget of the pass. NULL: false. */
 bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few);
-/* source: the expert's matrix in the file. spent_ns: time that the panel took of the pass's budget; 0 unless `few`. */
-void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source, uint64_t spent_ns);
+/* source: the expert's matrix in the file. */
+void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source);
 
 #endif

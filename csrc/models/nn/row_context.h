@@ -22,7 +22,7 @@ typedef struct mp_row_context {
                                   * nn/transformer.h. NULL: all rows */
     void *acts;                  /* shared: prepared activations, mp_linear_scratch of the largest layer */
     void *own_acts;              /* private to the thread, for up to MP_PRIVATE_ROWS rows; may be NULL */
-    const mp_unpacked *unpacked; /* as in mp_linear_forward */
+    uint8_t *panel_scratch;      /* as in mp_linear_forward */
     const uint8_t *adapters;     /* [M] number of the adapter of each row, 0: none; NULL: no row has one */
     const uint8_t *wanted_adapters; /* the same of the wanted rows, in order; NULL: no row has one. The range of rows
                                      * then begins with the first row of the pass */
@@ -55,8 +55,8 @@ static inline void mp_row_linear(const mp_row_context *context, const mp_linear 
         mp_adapter_forward(context, linear, x, ldx, M, ep, y, ldy);
         return;
     }
-    mp_linear_forward(linear, context->thread, x, ldx, M, context->acts, context->own_acts, context->unpacked, ep, y,
-                      ldy);
+    mp_linear_forward(linear, context->thread, x, ldx, M, context->acts, context->own_acts,
+                      context->panel_scratch, ep, y, ldy);
 }
 
 #endif

@@ -10,8 +10,7 @@ enum { STORED, KEEPING, PACKED };
 
 /* Time that the threads of a pass together may spend on keeping packed panels, per pass and per row of a pass. A larger
  * budget lengthens the steps of the first seconds; with a smaller budget, more steps pack all panels and keep few of
- * them. The time is counted where panels are packed: if a pass takes longer than the budget, an end time would reach
- * its first layers only. */
+ * them. */
 static const uint64_t KEEP_NS = 300ull * 1000 * 1000, KEEP_ROW_NS = 2000 * 1000;
 
 /* Maximum bytes that the fetching thread reads before it checks whether it shall end: the file may have to come from a
@@ -133,7 +132,7 @@ void mp_stored_facts(const mp_stored *stored, const char **weights, const _Atomi
 void mp_stored_begin(mp_stored *stored, int M) {
     const bool first = !atomic_exchange_explicit(&stored->used, true, memory_order_relaxed);
     const uint64_t keep_ns = (first ? 0 : stored->keep_ns) + (uint64_t)M * stored->keep_row_ns;
-    atomic_store_explicit(&stored->keep_left_ns, stored->mapped ? 0 : (int64_t)keep_ns, memory_order_relaxed);
+    mp_pack_budget_set(&stored->time, stored->mapped ? 0 : keep_ns);
 }
 
 bool mp_stored_corrupted(const mp_stored *stored) {
@@ -197,21 +196,19 @@ static void gemm_unpacked(const mp_stored_part *part, const mp_wmat *w, const mp
 
 /* Packs a panel for good if there is time and no other thread packs it. Returns true if it did. */
 static bool keep(mp_stored_part *part, const mp_wmat *w, int panel) {
-    _Atomic int64_t *left_ns = &part->all->keep_left_ns;
+    mp_pack_budget *time = &part->all->time;
     uint8_t expected = STORED;
-    if (atomic_load_explicit(left_ns, memory_order_relaxed) <= 0 ||
+    if (!mp_pack_budget_left(time) ||
         !atomic_compare_exchange_strong_explicit(&part->state[panel], &expected, KEEPING, memory_order_acq_rel,
                                                  memory_order_relaxed))
         return false;
-    const uint64_t began = mp_sys_now_ns();
     mp_wmat whole = *w;
-    mp_wmat_pack(&whole, &part->tensor, panel, panel + 1);
-    atomic_fetch_sub_explicit(left_ns, (int64_t)(mp_sys_now_ns() - began), memory_order_relaxed);
+    mp_pack_budget_pack(time, &whole, &part->tensor, panel, panel + 1);
     return true;
 }
 
 void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
-                    const mp_epilogue *ep, float *y, int64_t ldy, const mp_unpacked *own) {
+                    const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *panel_scratch) {
     for (int p = panel0, end; p < panel1; p = end) {
         end = p;
         while (end < panel1 && is_packed(part, end))
@@ -225,7 +222,7 @@ void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, in
             do
                 end++;
             while (end < panel1 && !is_packed(part, end));
-            gemm_unpacked(part, w, x, p, end, ep, y, ldy, own->scratch);
+            gemm_unpacked(part, w, x, p, end, ep, y, ldy, panel_scratch);
         }
     }
 }

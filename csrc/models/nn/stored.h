@@ -21,6 +21,7 @@
 #include "files/weights.h"
 #include "kernels/kernels.h"
 #include "models/engine.h"
+#include "models/nn/pack_budget.h"
 
 typedef struct mp_stored_part {
     struct mp_stored *all;
@@ -34,9 +35,8 @@ typedef struct mp_stored {
     const mp_weights *weights;
     mp_forked forked;
     size_t scratch;                /* bytes of scratch for each thread */
-    uint64_t keep_ns, keep_row_ns; /* time budget of a pass for keeping panels, all threads together: fixed part, and
-                                    * part per row */
-    _Atomic int64_t keep_left_ns;  /* the rest of the budget of the current pass; several engines share it */
+    uint64_t keep_ns, keep_row_ns; /* time budget of a pass for keeping panels: fixed part, and part per row */
+    mp_pack_budget time;           /* the budget of the current pass */
     _Atomic int32_t left;          /* parts with unpacked panels */
     _Atomic bool used, corrupted;
     _Atomic bool fetching, quit;   /* the fetching thread reads pages; it shall end */
@@ -45,10 +45,6 @@ typedef struct mp_stored {
     int32_t count, capacity;
     mp_stored_part parts[]; /* [capacity] */
 } mp_stored;
-
-typedef struct mp_unpacked { /* private to a thread, for one pass */
-    uint8_t *scratch;        /* stored->scratch bytes */
-} mp_unpacked;
 
 /* Creates an empty set with capacity for `capacity` matrices. mapped: never keep panels. */
 mp_status mp_stored_create(const mp_weights *weights, int capacity, bool mapped, mp_stored **stored, mp_error *error);
@@ -83,9 +79,9 @@ bool mp_stored_sound(mp_stored *stored);
 bool mp_stored_corrupted(const mp_stored *stored);
 
 /* Like mp_gemm over all rows of x and panels [panel0, panel1) of the matrix of `part`; packs unpacked panels on the
- * way. */
+ * way. panel_scratch: stored->scratch bytes of the calling thread. */
 void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int panel0, int panel1,
-                    const mp_epilogue *ep, float *y, int64_t ldy, const mp_unpacked *own);
+                    const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *panel_scratch);
 /* Like mp_wmat_row for the matrix of `part`, which may be unpacked. */
 void mp_stored_row(const mp_stored_part *part, const mp_wmat *w, int32_t n, float *out);
 

@@ -1,0 +1,34 @@
+/* nn/pack_budget.h: the time that a pass may spend on packing panels which it could compute with as they are stored.
+ *
+ * Only the packing is counted. The end time of a budget that counted the whole pass would come in its first layers, and
+ * the weights of later layers would stay unpacked. */
+#ifndef MP_MODELS_NN_PACK_BUDGET_H
+#define MP_MODELS_NN_PACK_BUDGET_H
+
+#include <stdatomic.h>
+
+#include "base/sys.h"
+#include "kernels/kernels.h"
+
+typedef struct mp_pack_budget {
+    _Atomic int64_t left_ns; /* shared by all threads; the last panel may make it negative */
+} mp_pack_budget;
+
+/* Call at the start of a pass. Passes that run at the same time share the budget of the last start. */
+static inline void mp_pack_budget_set(mp_pack_budget *budget, uint64_t ns) {
+    atomic_store_explicit(&budget->left_ns, (int64_t)ns, memory_order_relaxed);
+}
+
+static inline bool mp_pack_budget_left(const mp_pack_budget *budget) {
+    return atomic_load_explicit(&budget->left_ns, memory_order_relaxed) > 0;
+}
+
+/* As mp_wmat_pack, and subtracts the time that it takes. */
+static inline void mp_pack_budget_pack(mp_pack_budget *budget, mp_wmat *w, const mp_tensor *rows, int panel0,
+                                       int panel1) {
+    const uint64_t began = mp_sys_now_ns();
+    mp_wmat_pack(w, rows, panel0, panel1);
+    atomic_fetch_sub_explicit(&budget->left_ns, (int64_t)(mp_sys_now_ns() - began), memory_order_relaxed);
+}
+
+#endif
