@@ -139,13 +139,13 @@ _KINDS = ("Transformer", "MLMTransformer", "SpladePooling", "Router", "SparseSta
           "MultiVectorMask", "Normalize")
 
 
-def _kind(name: str, where: Fields, key: str) -> str:
+def _kind(where: Fields, key: str) -> str:
+    """Return the kind of a module from the class name under ``key``."""
+    name = where.str(key)
     kind = name.rpartition(".")[2]
     if name in sentence_folder.CLASSES and kind not in _KINDS:
         raise Unsupported(f"{where.file}: {where.name(key)} is {name}; mpool supports " + ", ".join(_KINDS))
-    if not name.startswith(("sentence_transformers.", "pylate.models.")) or kind not in _KINDS:
-        where.fail(key, shorten(name), "a module of sentence-transformers or PyLate: " + ", ".join(_KINDS),
-                   "mpool never imports a class on behalf of a model file")
+    sentence_folder.module_class(where, key, _KINDS)
     return {"MLMTransformer": "Transformer", "IDF": "SparseStaticEmbedding"}.get(kind, kind)
 
 
@@ -158,7 +158,7 @@ def _modules_of(folder: Folder) -> list[Module]:
     found: list[Module] = []
     for at, value in enumerate(rows):
         row = Fields.of(value, file=path, at=f"[{at}]")
-        kind = _kind(row.str("type"), row, "type")
+        kind = _kind(row, "type")
         if row.get("kwargs") not in (None, []) and not (kind == "Router" and row.get("kwargs") == ["task"]):
             row.fail("kwargs", describe(row.get("kwargs")), 'none, or ["task"] for a Router')
         found.append(Module(kind, folder.sub(row.str("path", ""), declared_in=path, field=row.name("path")),
@@ -185,7 +185,7 @@ def _routed(folder: Folder, router: Folder) -> Found:
     sides: dict[str, list[Module]] = {}
     for side in structure:
         names = structure.list(side, of=str, limit=sentence_folder.MAX_MODULES)
-        sides[side] = [Module(_kind(types.str(name), types, name),
+        sides[side] = [Module(_kind(types, name),
                               router.sub(name, declared_in=config.file, field=structure.name(side)),
                               types.name(name)) for name in names]
     if {side: [one.kind for one in found] for side, found in sides.items()} != {

@@ -58,9 +58,7 @@ def describe_router(folder: Folder, describe_side: Callable[[Folder], ModelDescr
     routes = {side: structure.list(side, of=str, limit=_MAX_MODULES) for side in structure}
     names = [name for modules in routes.values() for name in modules]
     for name in names:
-        if not types.str(name).startswith(("sentence_transformers.", "pylate.models.")):
-            types.fail(name, shorten(types.str(name)), "a module of sentence-transformers or PyLate",
-                       "mpool never imports a class on behalf of a model file")
+        sentence_folder.module_class(types, name)
     if any(_kind(types.get(name)) in ("SparseStaticEmbedding", "IDF") for name in names):
         return None
     if set(routes) != set(SIDES) or not all(routes.values()):

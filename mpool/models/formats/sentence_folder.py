@@ -60,6 +60,8 @@ def _class_kinds() -> dict[str, str]:
 
 #: Dotted class name of a module in any version of sentence-transformers -> its kind.
 CLASSES: dict[str, str] = _class_kinds()
+#: Beginnings of the class names of modules, in files of sentence-transformers and of PyLate.
+_PACKAGES = ("sentence_transformers.", "pylate.models.")
 #: Kinds of modules that mpool supports.
 SUPPORTED = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
 
@@ -86,6 +88,24 @@ TRANSFORMER_KEYS = frozenset({
     "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name",
     "processing_kwargs", "unpad_inputs", "query_length", "document_length", "query_expansion",
     "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"})
+
+
+def module_class(fields: Fields, key: str, kinds: tuple[str, ...] = ()) -> str:
+    """Return the class name of a module.
+
+    Args:
+        fields: JSON object with the name.
+        key: its key.
+        kinds: allowed last parts of the name; empty: any.
+
+    Raises:
+        FormatError: the class belongs to another package, or its kind is not allowed.
+    """
+    name = fields.str(key)
+    if not name.startswith(_PACKAGES) or (kinds and name.rpartition(".")[2] not in kinds):
+        allowed = "a module of sentence-transformers or PyLate" + (": " + ", ".join(kinds) if kinds else "")
+        fields.fail(key, shorten(name), allowed, "mpool never imports a class on behalf of a model file")
+    return name
 
 
 @dataclass
