@@ -104,8 +104,9 @@ def _check_output(arguments: argparse.Namespace, form: str) -> None:
     if arguments.vectors == "dense":
         return
     if form == "npy":
-        raise InvalidArgument(f"--format npy and --vectors {arguments.vectors} exclude each other", param="format",
-                              hint="Sparse vectors and vectors of tokens are written as lines of JSON")
+        given = "--format npy" if arguments.format else f"--output {arguments.output}, an array,"
+        raise InvalidArgument(f"{given} and --vectors {arguments.vectors} exclude each other", param="format",
+                              hint="These vectors are written as lines of JSON: use --format jsonl")
     for name, default in (("dimensions", None), ("normalize", None), ("precision", "float32"), ("on_error", "raise")):
         if getattr(arguments, name) != default:
             raise InvalidArgument(f"--{name.replace('_', '-')} and --vectors {arguments.vectors} exclude each other",

@@ -100,16 +100,29 @@ def run(arguments: argparse.Namespace) -> int:
         if model.capability == "text_to_image":
             raise WrongCapability("generates images", key=model.key,
                                   hint=f"Use mpool generate-image --model {arguments.model} PROMPT")
+        if model.capability == "text_embedding":
+            _refuse_conversation(model.key, prompt, arguments)
+            say(json.dumps(model.embed(prompt).tolist()))
+            return 0
         talk = Conversation(pool, model, arguments)
         if not prompt:
             note(f"Chat with {model.key}. /exit exits, /help lists the commands.")
             return talk.run()
-        if model.capability == "text_embedding":
-            say(json.dumps(model.embed(prompt).tolist()))
-            return 0
         talk.interactive = False
         talk.turn(prompt)
     return 1 if talk.failed else 0
+
+
+def _refuse_conversation(key: str, prompt: str, arguments: argparse.Namespace) -> None:
+    """Raise an error if the command asks for a reply of an embedding model."""
+    from ..errors import InvalidArgument, WrongCapability
+
+    if not prompt:
+        raise WrongCapability("returns vectors and cannot chat", key=key, hint=f"mpool run {arguments.model} TEXT")
+    given = [*sampling_of(arguments), *(name for name in ("system", "stats") if getattr(arguments, name))]
+    if given:
+        flag = given[0].replace("_", "-").replace("token-ids", "token-id")
+        raise InvalidArgument(f"`--{flag}` is for models that generate text, and {key} returns vectors", param=given[0], hint=f"mpool run {arguments.model} TEXT")
 
 
 def _piped() -> str:

@@ -314,6 +314,7 @@ def test_commands_print_what_the_library_returns(pool: mpool.Pool, case: tuple[O
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (("--vectors", "sparse", "--format", "npy"), "--format npy and --vectors sparse exclude each other"),
+    (("--vectors", "tokens", "--output", "x.npy"), "--output x.npy, an array, and --vectors tokens exclude each other"),
     (("--vectors", "tokens", "--precision", "int8"), "--precision and --vectors tokens exclude each other"),
     (("--vectors", "all", "--dimensions", "4"), "--dimensions and --vectors all exclude each other"),
     (("--vectors", "sparse", "--no-normalize"), "--normalize and --vectors sparse exclude each other"),

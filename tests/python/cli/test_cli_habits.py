@@ -70,6 +70,20 @@ def test_run_prints_the_vector_of_an_embedding_model(bert: Path, tmp_path: Path,
     assert np.array_equal(np.array(json.loads(capsys.readouterr().out), np.float32), mpool.embed("A cat", str(bert)))
 
 
+@pytest.mark.parametrize("options, part", [
+    (["A", "cat", "--temperature", "0.5"], "`--temperature` is for models that generate text"),
+    (["A", "cat", "--stop-token-id", "3"], "`--stop-token-id` is for models that generate text"),
+    (["A", "cat", "--system", "Be brief"], "`--system` is for models that generate text"),
+    (["A", "cat", "--stats"], "`--stats` is for models that generate text"), ([], "returns vectors and cannot chat")])
+def test_run_refuses_options_that_an_embedding_model_ignores(
+        bert: Path, options: list[str], part: str, capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert main(["run", str(bert), *options]) == 1
+    found = capsys.readouterr()
+    assert part in found.err and f"mpool run {bert} TEXT" in found.err and not found.out
+
+
 @pytest.mark.parametrize("arguments, part", [
     (["run", "digits-sd3", "a", "three"], "Use mpool generate-image --model digits-sd3 PROMPT"),
     (["run", "MODEL"], "mpool run MODEL PROMPT"),
