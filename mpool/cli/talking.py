@@ -122,7 +122,8 @@ def _refuse_conversation(key: str, prompt: str, arguments: argparse.Namespace) -
     given = [*sampling_of(arguments), *(name for name in ("system", "stats") if getattr(arguments, name))]
     if given:
         flag = given[0].replace("_", "-").replace("token-ids", "token-id")
-        raise InvalidArgument(f"`--{flag}` is for models that generate text, and {key} returns vectors", param=given[0], hint=f"mpool run {arguments.model} TEXT")
+        raise InvalidArgument(f"`--{flag}` is for models that generate text, and {key} returns vectors",
+                              param=given[0], hint=f"mpool run {arguments.model} TEXT")
 
 
 def _piped() -> str:
