@@ -165,10 +165,13 @@ def policy(m: Models) -> None:
 
 
 def predictive_scaling(m: Models) -> None:
+    def both() -> bool:
+        pool.load(m.wide)  # again: a worker may leave before the other one has started
+        return pool.ps()[0].workers == 2
+
     for predictive in (False, True):  # one caller keeps one of two workers almost always busy
         with pool_of(predictive_scaling=predictive, threads=2, max_workers_per_model=2, keep_alive=0.3) as pool:
-            pool.load(m.wide)
-            until(lambda: pool.ps()[0].workers == 2)
+            until(both)
             # The other worker leaves, or is predicted for three seconds in a row; other programs may delay either.
             dice, since, end = random.Random(7), time.monotonic(), time.monotonic() + 30
             while time.monotonic() < (min(since + 3, end) if predictive else end):
