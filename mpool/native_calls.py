@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .errors import MemoryExhausted, Overloaded, SpawnFailed, Timeout
 from .resources import cpus, start_thread
@@ -126,6 +126,31 @@ class _Call:
             del self
 
 
+class Pending(Generic[T]):
+    """A call that :meth:`ThreadGroup.begin` has started."""
+
+    __slots__ = ("_group", "_call", "_done")
+
+    def __init__(self, group: ThreadGroup, call: _Call, done: threading.Lock) -> None:
+        self._group, self._call, self._done = group, call, done
+
+    def result(self) -> T:
+        """Wait for the call, and return its result or raise its error. Call it once; see :meth:`ThreadGroup.run`."""
+        group, call = self._group, self._call
+        try:
+            while not self._done.acquire(timeout=group._pause(call)):
+                group._check(call)
+        except BaseException:
+            group._leave(call)
+            raise
+        found: T = call.outcome()
+        return found
+
+    def leave(self) -> None:
+        """Stop waiting: the result is not needed. A running call keeps its thread until it ends."""
+        self._group._leave(self._call)
+
+
 class ThreadGroup:
     """A bounded number of daemon threads for one kind of call. Thread-safe; usable after fork.
 
@@ -173,18 +198,24 @@ class ThreadGroup:
         outer = _local.call
         if outer is not None and outer.group is self:
             return function(*args)
+        return self.begin(function, *args, deadline=deadline).result()
+
+    def begin(self, function: Callable[..., T], *args: Any, deadline: float | None = None) -> Pending[T]:
+        """Start a call as :meth:`run` does, and return without waiting for it. The caller must take its result, or
+        leave it. Must not be called by a thread of the group.
+
+        Raises:
+            Overloaded, SpawnFailed: as for :meth:`run`.
+        """
         done = threading.Lock()
         done.acquire()
-        call = _Call(function, args, self, _earlier(deadline, outer), done.release)
+        call = _Call(function, args, self, _earlier(deadline, _local.call), done.release)
         try:
             self._submit(call)
-            while not done.acquire(timeout=self._pause(call)):
-                self._check(call)
         except BaseException:
             self._leave(call)
             raise
-        found: T = call.outcome()
-        return found
+        return Pending(self, call, done)
 
     async def arun(self, function: Callable[..., T], *args: Any, deadline: float | None = None) -> T:
         """Run a function as :meth:`run` does, without blocking the event loop. Cancellation ends the wait at once."""

@@ -572,7 +572,7 @@ class OutputsRequest:
                     bar.add(pack.count)
                     return ()
 
-                yield from run_slices(kind, plan, iter(slices), call, took, Fetch)
+                yield from run_slices(kind, plan, iter(slices), call, took, Fetch, known=True)
         finally:
             bar.close()
         return (yield Finish(self.finish, plan, parts)), tokens

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import native_calls
+from ..errors import MemoryExhausted, Overloaded, SpawnFailed
 from ..resources import aitems_of_caller, items_of_caller
 from . import options as _options
 from . import vectors
@@ -54,7 +56,12 @@ class Take:
 
 @dataclass(slots=True)
 class Pack:
-    """Tokenise or decode the inputs: the arrays that the core computes on."""
+    """Tokenise or decode the inputs: the arrays that the core computes on.
+
+    Attributes:
+        following: pack of the next slice, which the sync driver starts before it waits for this one. While a tokenizer
+            hands over its results under the GIL, its threads then have the next texts. None: the next slice is unknown.
+    """
 
     kind: Kind
     plan: VectorPlan
@@ -62,9 +69,29 @@ class Pack:
     start: int
     single: bool
     call: Call
+    following: Pack | None = None
+    pending: native_calls.Pending[Any] | None = None
 
     def now(self) -> Any:
-        return self.kind.pack(self.plan, self.inputs, self.start, self.single, self.call)
+        if self.following is not None:
+            self.begin()
+            self.following.begin()
+        if self.pending is None:
+            return self.kind.pack(self.plan, self.inputs, self.start, self.single, self.call)
+        pending, self.pending = self.pending, None
+        return pending.result()
+
+    def begin(self) -> None:
+        """Start to tokenise the inputs, if that takes long. Images of two slices at once would need too much memory."""
+        if self.pending is None and self.kind.threads is native_calls.TEXTS and self.kind.heavy(self.plan, self.inputs):
+            with suppress(Overloaded, SpawnFailed, MemoryExhausted):  # `now` tries again, and raises in its turn
+                self.pending = self.kind.threads.begin(self.kind.pack, self.plan, self.inputs, self.start, self.single,
+                                                       self.call, deadline=self.call.deadline)
+
+    def leave(self) -> None:
+        """Stop waiting for inputs that :meth:`begin` has started to tokenise."""
+        if self.pending is not None:
+            self.pending.leave()
 
     async def later(self) -> Any:
         if self.kind.heavy(self.plan, self.inputs):
@@ -276,7 +303,7 @@ class VectorRequest:
                     bar.add(pack.count)
                     return ()
 
-                yield from run_slices(kind, plan, iter(parts), call, took)
+                yield from run_slices(kind, plan, iter(parts), call, took, known=True)
         finally:
             bar.close()
         faults.warn(total)
@@ -284,10 +311,12 @@ class VectorRequest:
 
 
 def run_slices(kind: Kind, plan: Any, source: Iterator[Any] | AsyncIterator[Any], call: Call,
-               took: Callable[[int, Any, Any], Iterable[Any]], fetch: Callable[..., Any] = Land) -> Steps:
+               took: Callable[[int, Any, Any], Iterable[Any]], fetch: Callable[..., Any] = Land,
+               known: bool = False) -> Steps:
     """Compute slices in order, at most ``DEPTH`` in flight. ``took`` receives the rows of each and returns outputs.
 
-    ``fetch`` is the step that waits for a ticket and returns what ``took`` receives.
+    ``fetch`` is the step that waits for a ticket and returns what ``took`` receives. ``known``: the source has all
+    inputs, so a slice may be packed while the one before it is; the slices of an iterator may come late, one by one.
 
     With ``fail_fast``, a full queue rejects the first slice only. Later slices wait for a slot, because the pool has
     accepted the request. Closing the generator cancels the slices in flight.
@@ -301,17 +330,28 @@ def run_slices(kind: Kind, plan: Any, source: Iterator[Any] | AsyncIterator[Any]
             yield Out(value)
         flying.popleft()
 
+    def take() -> Steps:
+        part = yield Take(source)
+        return None if part is END else Pack(kind, plan, part[1], part[0], False, call)
+
+    coming: Pack | None = None
     try:
-        while (part := (yield Take(source))) is not END:
-            start, inputs = part
-            pack = yield Pack(kind, plan, inputs, start, False, call)
-            flying.append((start, pack, (yield Start(kind, plan, pack, call, BULK))))
+        coming = yield from take()
+        while (step := coming) is not None:
+            if known:
+                coming = step.following = yield from take()
+            pack = yield step
+            flying.append((step.start, pack, (yield Start(kind, plan, pack, call, BULK))))
             call = _options.without_fail_fast(call)
             while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
                 yield from land()
+            if not known:
+                coming = yield from take()
         while flying:
             yield from land()
     finally:
+        if coming is not None:
+            coming.leave()
         for _, _, ticket in flying:
             if ticket is not None:
                 ticket.cancel()

@@ -9,7 +9,8 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import defaultmodels
 import instructionsets
 import mpool
 import tinymodels
+from mpool import native_calls
 from mpool.tasks import text_embedding as embedding
 from mpool.tasks.vectors import DEPTH, quantize
 from idling import idle
@@ -305,6 +307,81 @@ def test_timeout(pool: mpool.Pool, bert: Path) -> None:
         pool.embed([f"A sentence of some length. {number} " * 5 for number in range(9000)], bert, timeout=0.05)
     assert isinstance(caught.value, TimeoutError)
     idle(pool)
+
+
+# ---- slices ----------------------------------------------------------------------------------------------------------
+
+#: Four slices of four texts, each long enough for a thread of its own.
+_LONG = [f"{number} " + "A cat sat on the mat. " * 700 for number in range(16)]
+
+
+class Packing:
+    """Spy on the function that tokenises a slice."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> None:
+        self.begun, pack = [threading.Event() for _ in range(4)], embedding.pack
+
+        def spy(plan: Any, texts: list[Any], start: int = 0, *more: Any, **options: Any) -> Any:
+            self.begun[start // 4].set()
+            before(start // 4)
+            return pack(plan, texts, start, *more, **options)
+
+        monkeypatch.setattr(embedding, "pack", spy)
+        monkeypatch.setattr(embedding, "SLICE_TEXTS", 4)
+
+
+@pytest.mark.parametrize("output", ["dense", "sparse"])
+def test_the_next_slice_is_tokenised_meanwhile(pool: mpool.Pool, bert: Path, m3: Path, output: str,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    def embed() -> Any:
+        return pool.embed(_LONG, bert).tobytes() if output == "dense" else pool.embed_sparse(_LONG, m3).values.tobytes()
+
+    expected = embed()
+
+    def wait_for_the_next(at: int) -> None:
+        if at < 3:
+            assert packing.begun[at + 1].wait(30), f"slice {at + 1} waits for slice {at}"
+
+    packing = Packing(monkeypatch, wait_for_the_next)
+    assert embed() == expected and all(event.is_set() for event in packing.begun)
+
+
+def test_an_iterator_is_not_read_ahead_of_the_slice_that_is_tokenised(pool: mpool.Pool, bert: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    read, at_pack = 0, []
+
+    def source() -> Iterator[str]:
+        nonlocal read
+        for text in _LONG:
+            read += 1
+            yield text
+
+    Packing(monkeypatch, lambda at: at_pack.append(read))
+    assert len(list(pool.embed_iter(source(), bert))) == 16
+    assert at_pack == [5, 9, 13, 16]
+
+
+def test_an_error_leaves_the_slice_that_is_tokenised_ahead(pool: mpool.Pool, bert: Path,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+
+    def check(at: int) -> None:
+        if at == 1:
+            assert failed.wait(30)
+            with pytest.raises(mpool.Timeout, match="no longer waits"):
+                native_calls.check_caller()
+            found.append(True)
+            done.set()
+        elif at == 0:
+            assert packing.begun[1].wait(30)
+            raise mpool.InvalidArgument("text 0 is bad")
+
+    failed, done = threading.Event(), threading.Event()
+    packing = Packing(monkeypatch, check)
+    with pytest.raises(mpool.InvalidArgument, match="text 0 is bad"):
+        pool.embed(_LONG, bert)
+    failed.set()
+    assert done.wait(30) and found == [True] and not packing.begun[2].is_set()
 
 
 # ---- many texts ----------------------------------------------------------------------------------------------------
