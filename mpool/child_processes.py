@@ -184,11 +184,11 @@ class _Child:
             if size == 8 and len(data) >= 8:
                 size = 8 + int.from_bytes(data[:8], "little")
                 if size > most + 64:
-                    raise ValueError("its answer is longer than allowed")
+                    raise ValueError("its response is longer than allowed")
         zero = data.find(0, 9, 64)
         status = bytes(data[9:max(zero, 9)])
         if len(data) != size or not status.isalpha():
-            raise ValueError("it sent something else than an answer")
+            raise ValueError("its response is malformed")
         return status.decode(), bytes(memoryview(data)[zero + 1:]), data[8]
 
     def fate(self, seconds: float) -> str:

@@ -160,8 +160,9 @@ def _pool(command: argparse.ArgumentParser) -> None:
 
 def _weights(command: argparse.ArgumentParser) -> None:
     command.add_argument("--weights", default="auto", choices=WEIGHTS,
-                         help="use the weights of text models as they are mapped from the file, or packed, which takes "
-                              "memory and is faster (default: auto, mapped until they are packed)")
+                         help="weights of text models. packed: copied into memory in the order of the kernels, faster; "
+                              "mapped: read from the mapped file, slower; auto: packed, but large models read the file "
+                              "until all weights are packed (default: auto)")
 
 
 def _compute(command: argparse.ArgumentParser) -> None:
@@ -266,7 +267,7 @@ def _classify(command: argparse.ArgumentParser) -> None:
     command.add_argument("--multi-label", action="store_true", default=unset,
                          help="score each of the labels on its own")
     command.add_argument("--function-to-apply", default=unset, choices=_options.ACTIVATIONS,
-                         help="function that makes scores of logits (default: the model's)")
+                         help="function that turns logits into scores (default: the model's)")
     command.add_argument("-k", "--top-k", type=int, metavar="N",
                          help="number of labels per text (default: 1, with --json all)")
     command.add_argument("--no-truncate", action="store_true", help="fail on texts that exceed the model's context")
@@ -297,7 +298,8 @@ def _generate_image(command: argparse.ArgumentParser) -> None:
 
 
 def _quantize(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", metavar="IN", help="a .gguf file, or a folder of Llama, Qwen2 or Qwen3")
+    command.add_argument("model", metavar="IN", help="a .gguf file, a reference, or a folder of Llama, Qwen2, "
+                                                      "Qwen3, SmolLM3, Granite, Phi-3 or Gemma")
     command.add_argument("output", metavar="OUT", help="path of the .gguf file to write")
     command.add_argument("--type", required=True, choices=QUANTIZED, help="type of the weights; Q4_K_M, Q4_K_S and "
                          "Q5_K_M store the most sensitive weights in a more precise type")
@@ -340,9 +342,9 @@ def _completion(command: argparse.ArgumentParser) -> None:
 
 def _adapter(command: argparse.ArgumentParser) -> None:
     command.add_argument("--adapter", metavar="[MODEL:]NAME=PATH", action="append", default=[],
-                         help="give a model of --model this adapter (LoRA), a folder of PEFT or a GGUF file, which "
-                              "clients select with the model name MODEL:NAME; may be repeated. MODEL may be omitted "
-                              "if there is one --model")
+                         help="load this adapter (LoRA), a PEFT folder or a GGUF file, with MODEL, a name given with "
+                              "--model. Clients select it with the model name MODEL:NAME. MODEL may be omitted if "
+                              "there is one --model; may be repeated")
 
 
 def _serve(command: argparse.ArgumentParser) -> None:
@@ -398,9 +400,10 @@ def _ray(command: argparse.ArgumentParser) -> None:
     _compute(serve)
     serve.add_argument("--replicas", type=int, default=1, metavar="N", help="number of pools (default: 1)")
     serve.add_argument("--max-replicas", type=int, default=0, metavar="N",
-                       help="number of pools under load (default: --replicas)")
+                       help="maximum number of pools (default: --replicas)")
     serve.add_argument("--calls", type=float, default=8.0, metavar="N",
-                       help="queued and running requests in a pool above which another pool helps (default: 8)")
+                       help="queued and running requests per pool from which on requests go to other pools, and Ray "
+                            "starts up to --max-replicas pools (default: 8)")
     serve.add_argument("--fronts", type=int, default=0, metavar="N", help="processes that receive requests (default: "
                                                                           "one per node, and at least two)")
     _listening(serve, [row for row in SERVER_LIMITS if not row[0].endswith("_timeout")])
@@ -472,7 +475,8 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
             continue
         flag = "--" + name.replace("_", "-") if name != "n" else "-n"
         meaning = _options.meaning_of(_options.SamplingOptions, name)
-        allowed = "" if row.kind is bool or name == "max_tokens" or meaning.startswith("0 ") else row.allowed
+        allowed = "" if row.kind is bool or name == "max_tokens" or meaning.startswith("0 ") else row.allowed.replace(
+            "or None for a random seed", "default: random")
         default = f"default: {row.default}" if row.default is not None and row.kind is not bool else ""
         text = "; ".join(part for part in (meaning, allowed, default) if part).replace("%", "%%")
         if row.kind is bool:

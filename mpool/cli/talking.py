@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     prompt = "\n\n".join(part for part in (_piped(), " ".join(arguments.prompt)) if part.strip())
     if not prompt and not sys.stdin.isatty():
-        raise InvalidArgument("there is no prompt, and standard input is no terminal to chat in",
+        raise InvalidArgument("there is no prompt, and standard input is not a terminal",
                               hint=f"mpool run {arguments.model} PROMPT")
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model, compute=arguments.compute)
