@@ -134,7 +134,7 @@ class _Child:
             check(deadline)
             raise SpawnFailed(f"the process to {self.program.what} was not ready after {START_SECONDS:.0f} s") from None
         if status != "ready":
-            raise ValueError("it sent no greeting")
+            raise ValueError("it did not report that it is ready")
         self.ready = True
 
     def exchange(self, request: tuple[Any, ...], limits: Limits, source: Source | None,

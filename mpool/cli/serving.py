@@ -131,6 +131,6 @@ def worker(arguments: argparse.Namespace) -> int:
         note(f"mpool: {worker_code(refusal_of(error, 'load'))}")
         raise
     with made.pool:
-        made.run(lambda: say(f"mpool works with {made.name} on {made.serving.url}"))
+        made.run(lambda: say(f"mpool serves {made.name} on {made.serving.url}"))
     native_calls.end_process_if_busy(0)
     return 0
