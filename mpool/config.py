@@ -208,15 +208,16 @@ class PoolConfig:
         given = self.policy
         if given is None:
             return {}
-        found = dict.fromkeys(CAPABILITIES, given) if isinstance(given, str) else given
-        if not isinstance(found, Mapping):
-            refuse("policy", given, "the name of a policy, or a dict from capability to policy")
-        for capability, policy in found.items():
+        if not isinstance(given, Mapping):
+            if given not in POLICIES:
+                refuse("policy", given, f"one of {', '.join(POLICIES)}, or a dict from capability to one of these")
+            return dict.fromkeys(CAPABILITIES, given)
+        for capability, policy in given.items():
             if capability not in CAPABILITIES or policy not in POLICIES:
                 raise InvalidArgument(param="policy", got=f"{shown(capability)}: {shown(policy)}",
-                                      allowed=f"a dict of these capabilities: {', '.join(CAPABILITIES)}; and these "
-                                              f"policies: {', '.join(POLICIES)}")
-        return dict(found)
+                                      allowed=f"a dict from a capability ({', '.join(CAPABILITIES)}) to a policy "
+                                              f"({', '.join(POLICIES)})")
+        return dict(given)
 
     def _registry_options(self) -> dict[str, Any]:
         """Return the keyword arguments of ``_core.Registry``."""

@@ -113,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
                      _lazy("embedding", "embed_image")))
     _search(add("search", "find the texts that are most similar to a query, in arguments, files or standard input, one "
                 "text per line", _lazy("searching", "search")))
-    _rerank(add("rerank", "rank texts by relevance to a query, with a cross-encoder", _lazy("searching", "rerank")))
+    _rerank(add("rerank", "rank texts by relevance to a query, with a reranker", _lazy("searching", "rerank")))
     _classify(add("classify", "label texts with a classifier, or with labels of your own and a model of natural "
                   "language inference", _lazy("classifying", "classify")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
@@ -176,7 +176,7 @@ def _json(command: argparse.ArgumentParser) -> None:
 
 def _texts(command: argparse.ArgumentParser) -> None:
     """Add the arguments that :func:`mpool.cli.common.texts_of` reads."""
-    command.add_argument("text", nargs="*", help="texts (default: standard input, unless --file is given)")
+    command.add_argument("text", nargs="*", default=[], help="texts (default: standard input, unless --file is given)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="file with one text per line; -: standard input; may be repeated")
 
@@ -217,8 +217,8 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
 
 
 def _embed_image(command: argparse.ArgumentParser) -> None:
-    command.add_argument("image", nargs="*", help="files (PNG, JPEG, WebP, GIF, BMP), or URLs with --allow-urls "
-                                                  "(default: paths from standard input)")
+    command.add_argument("image", nargs="*", default=[], help="files (PNG, JPEG, WebP, GIF, BMP), or "
+                         "URLs with --allow-urls (default: paths from standard input)")
     _model(command, "see `mpool models`")
     _vectors(command, "image")
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
@@ -241,7 +241,7 @@ def _search(command: argparse.ArgumentParser) -> None:
 
 def _rerank(command: argparse.ArgumentParser) -> None:
     _ranked(command)
-    command.add_argument("-m", "--model", metavar="REF", help="cross-encoder (default: see `mpool models`)")
+    command.add_argument("-m", "--model", metavar="REF", help="reranker (default: see `mpool models`)")
     _pool(command)
     command.add_argument("-k", "--top-k", type=int, metavar="N", help="number of results (default: all)")
 
@@ -253,7 +253,7 @@ def _classify(command: argparse.ArgumentParser) -> None:
                          help="classifier: a folder or reference whose config.json names a class "
                               "ForSequenceClassification")
     _pool(command)
-    command.add_argument("--pair", metavar="TEXT", help="second text of a pair with each text")
+    command.add_argument("--pair", metavar="TEXT", help="classify each text as a pair with this second text")
     command.add_argument("--tokens", action="store_true",
                          help="label parts of the texts (names, parts of speech) with a token classifier, whose "
                               "config.json names a class ForTokenClassification")
@@ -359,7 +359,7 @@ def _serve(command: argparse.ArgumentParser) -> None:
 
 def _served(command: argparse.ArgumentParser) -> None:
     command.set_defaults(words="names")
-    command.add_argument("names", nargs="*", metavar="[NAME=]REF", help="models to serve, like --model")
+    command.add_argument("names", nargs="*", default=[], metavar="[NAME=]REF", help="models to serve, like --model")
     command.add_argument("-m", "--model", metavar="[NAME=]REF", action="append", default=[],
                          help="serve this model, under this name; may be repeated. Downloaded models of the "
                               "catalogue (`mpool models`) are always served, unless --only is given")
@@ -546,7 +546,7 @@ def _chat(command: argparse.ArgumentParser) -> None:
 def _run(command: argparse.ArgumentParser) -> None:
     command.set_defaults(positionals=("model", "prompt"), words="prompt")
     command.add_argument("model", metavar="MODEL", help="model")
-    command.add_argument("prompt", nargs="*", metavar="PROMPT",
+    command.add_argument("prompt", nargs="*", default=[], metavar="PROMPT",
                          help="prompt, whose words may be separate arguments; text of a pipe or file on standard input "
                               "precedes it. Without a prompt: chat in the terminal")
     _pool(command)
@@ -591,8 +591,8 @@ def _models(command: argparse.ArgumentParser, local: bool = False) -> None:
 
 
 def _show(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", nargs="?", metavar="REF", help="downloaded model; without it: CPU, kernels, "
-                                                                 "limits, options and versions")
+    command.add_argument("model", nargs="?", metavar="REF", help="model, which need not be downloaded; without REF: "
+                                                                 "CPU, kernels, limits, options and versions")
     _json(command)
 
 

@@ -126,7 +126,8 @@ def chat(arguments: argparse.Namespace) -> int:
     from ..errors import InvalidArgument
 
     if arguments.name is not None and arguments.model is not None:
-        raise InvalidArgument("the model is given twice, as an argument and with --model", param="model")
+        raise InvalidArgument("the model is given twice, as an argument and with --model", param="model",
+                              hint="To answer one prompt: mpool run MODEL PROMPT")
     arguments.model = arguments.model or arguments.name
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)
