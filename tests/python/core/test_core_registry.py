@@ -334,7 +334,7 @@ def test_a_signal_ends_the_wait_for_a_full_queue(folders: tuple[Path, Path], ala
             try:
                 tickets.append(long_request((registry, key), n=8, fail_fast=True))
             except mpool.Overloaded as refused:
-                assert refused.key == key and "the queue is full with 3 requests" in str(refused)
+                assert refused.key == key and "the queue is full (3 requests)" in str(refused)
                 full = True
         assert registry.stats()["queue_full_rejections"] > 0
         while registry.entries()[0]["queued"] < 3:
