@@ -75,7 +75,7 @@ def _limit(what: int, value: int) -> None:
 def main(path: str, idle: str, worn: str, *folders: str) -> None:
     """Answer requests until the parent closes its end."""
     sys.path += folders
-    # signal masks and ignored signals pass to child processes; a blocked SIGPROF would disable the limit of time
+    # signal masks and ignored signals pass to child processes; a blocked SIGPROF would disable the time limit
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGPROF, signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

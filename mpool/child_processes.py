@@ -134,7 +134,7 @@ class _Child:
             check(deadline)
             raise SpawnFailed(f"the process to {self.program.what} was not ready after {START_SECONDS:.0f} s") from None
         if status != "ready":
-            raise ValueError("it sent no greeting")
+            raise ValueError("it did not report that it is ready")
         self.ready = True
 
     def exchange(self, request: tuple[Any, ...], limits: Limits, source: Source | None,
@@ -184,11 +184,11 @@ class _Child:
             if size == 8 and len(data) >= 8:
                 size = 8 + int.from_bytes(data[:8], "little")
                 if size > most + 64:
-                    raise ValueError("its answer is longer than allowed")
+                    raise ValueError("its response is longer than allowed")
         zero = data.find(0, 9, 64)
         status = bytes(data[9:max(zero, 9)])
         if len(data) != size or not status.isalpha():
-            raise ValueError("it sent something else than an answer")
+            raise ValueError("its response is malformed")
         return status.decode(), bytes(memoryview(data)[zero + 1:]), data[8]
 
     def fate(self, seconds: float) -> str:

@@ -6,7 +6,7 @@ keeps its thread; the group starts a replacement, up to a bound. If all threads 
 further calls. The interpreter's exit waits at most :data:`EXIT_SECONDS` for these threads. Neither
 :mod:`concurrent.futures` nor asyncio's default executor, which join their threads at exit, is used in mpool.
 
-A group without a limit of time coordinates: its threads read files and wait for the calls of other groups.
+A group without a time limit coordinates: its threads read files and wait for the calls of other groups.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NativeCalls:
         threads: threads of this kind, including stuck ones; they start on first use.
         running: running calls.
         waiting: calls that wait for a thread.
-        stuck: running calls whose caller no longer waits, because they exceeded their limit of time.
+        stuck: running calls whose caller no longer waits, because they exceeded their time limit.
         starved: True if calls wait or run for seconds, or are stuck.
     """
 
@@ -158,7 +158,7 @@ class ThreadGroup:
         name: key of the group in :attr:`mpool.Health.native_calls`.
         what: calls of this group, in the plural, for messages.
         threads: maximum number of threads that are not stuck.
-        limited: False: the group coordinates; its calls have no limit of time, though their callers have a deadline.
+        limited: False: the group coordinates; its calls have no time limit, though their callers have a deadline.
     """
 
     def __init__(self, name: str, what: str, threads: int, limited: bool = True) -> None:
@@ -293,8 +293,8 @@ class ThreadGroup:
 
     def _refuse_if_stuck(self) -> None:
         if self._stuck >= self._size + SPARE:
-            raise Overloaded(f"{self._what} are refused: all {self._stuck} threads are in calls that exceeded their "
-                             "limit of time", hint="Retry later; mpool.health() shows native_calls")
+            raise Overloaded(f"{self._what} are refused: all {self._stuck} threads are busy with calls that exceeded "
+                             "their time limit", hint="Retry later; mpool.health() shows native_calls")
 
     def _start_thread(self) -> None:
         """Start a thread. If the system refuses, existing threads serve the call later."""
@@ -446,7 +446,7 @@ def check_caller() -> None:
 
 
 def progress() -> None:
-    """Renew the limit of time of the running call, between two of its parts. Does nothing outside of a call.
+    """Renew the time limit of the running call, between two of its parts. Does nothing outside of a call.
 
     Raises:
         Timeout: the caller has left, so the remaining parts are not needed.
@@ -507,7 +507,7 @@ def statuses() -> dict[str, NativeCalls]:
 def reasons(found: Mapping[str, NativeCalls]) -> list[str]:
     """Return one line about each starved group of :func:`statuses`."""
     return [f"{_reports[name][0]} are slow: {state.running} run on {state.threads} threads, {state.stuck} of them "
-            f"beyond their limit of time, and {state.waiting} wait" for name, state in found.items() if state.starved]
+            f"beyond their time limit, and {state.waiting} wait" for name, state in found.items() if state.starved]
 
 
 _groups: dict[str, ThreadGroup] = {}

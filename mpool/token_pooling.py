@@ -57,7 +57,8 @@ def pool_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *, factor:
         [[1.0, 0.0], [0.0, 1.0]]
     """
     if (factor is None) == (budget is None):
-        raise InvalidArgument(param="factor", got=f"factor={factor!r}, budget={budget!r}",
+        got = f"factor={factor!r}, budget={budget!r}"
+        raise InvalidArgument(f"exactly one of `factor` and `budget` must be given, got {got}", param="factor", got=got,
                               allowed="exactly one of factor and budget")
     kept, keep = integer(protected), integer(factor if budget is None else budget)
     if kept is None or kept < 0:

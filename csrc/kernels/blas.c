@@ -76,7 +76,8 @@ static void after_fork_in_child(void) {
         return;
     mp_environment_override_fork_child(&g_blas.environment);
     g_blas.core[0] = 0;
-    snprintf(g_blas.why, sizeof g_blas.why, "own kernels: the process was forked while OpenBLAS was being opened");
+    snprintf(g_blas.why, sizeof g_blas.why,
+             "mpool's own kernels: the process was forked while OpenBLAS was being opened");
     atomic_store(&g_blas.state, REFUSED);
 }
 
@@ -204,10 +205,10 @@ static int load(void) {
     const char *path = strcmp(g_blas.path, "system") == 0 ? system_library : g_blas.path;
     const char *problem;
     if (path[0] == 0 || strcmp(path, "none") == 0)
-        return refuse(NULL, "own kernels: %s", path[0] ? "OpenBLAS is turned off" : "no OpenBLAS was named");
+        return refuse(NULL, "mpool's own kernels: %s", path[0] ? "OpenBLAS is turned off" : "no OpenBLAS was named");
     void *library = open_library(path, core, &problem);
     if (!library)
-        return refuse(NULL, "own kernels: OpenBLAS did not open: %s", problem ? problem : path);
+        return refuse(NULL, "mpool's own kernels: OpenBLAS could not be opened: %s", problem ? problem : path);
     cblas_sgemm_function sgemm;
     corename_function corename;
     set_num_threads_function set_num_threads;
@@ -217,17 +218,17 @@ static int load(void) {
     memcpy(&corename, &symbols[1], sizeof corename);
     memcpy(&set_num_threads, &symbols[2], sizeof set_num_threads);
     if (!sgemm || !corename || !set_num_threads)
-        return refuse(library, "own kernels: %s is not an OpenBLAS", path);
+        return refuse(library, "mpool's own kernels: %s is not an OpenBLAS library", path);
     set_num_threads(1); /* if another module opened the library earlier, it may use several threads */
     g_blas.sgemm = sgemm;
     snprintf(g_blas.core, sizeof g_blas.core, "%s", corename());
     if (!self_test(&problem)) {
         char rejected[sizeof g_blas.core];
         memcpy(rejected, g_blas.core, sizeof rejected);
-        return refuse(library, "own kernels: OpenBLAS (%s) is not used, %s", rejected, problem);
+        return refuse(library, "mpool's own kernels: OpenBLAS (%s) is not used, %s", rejected, problem);
     }
-    snprintf(g_blas.why, sizeof g_blas.why, "OpenBLAS (%s) for large unpacked fp32 products: the same bits as ours",
-             g_blas.core);
+    snprintf(g_blas.why, sizeof g_blas.why,
+             "OpenBLAS (%s) for large unpacked fp32 products: same bits as mpool's kernels", g_blas.core);
     return SERVING;
 }
 

@@ -380,8 +380,9 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
     if (mp_entry_works(entry) && entry->unloads == unloads)
-        status = mp_fail(error, MP_TIMEOUT, "%s: active requests: %d; the eviction continues in the background",
-                         entry->key, mp_entry_running(entry));
+        status = mp_fail(error, MP_TIMEOUT,
+                         "%s: the unload did not end before the deadline (active requests: %d); it continues in the "
+                         "background", entry->key, mp_entry_running(entry));
     mp_mutex_unlock(&entry->lock);
     return status;
 }
@@ -536,7 +537,8 @@ mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *er
     }
     if (is_pending(entry))
         status = mp_fail(error, MP_TIMEOUT,
-                         "%s: requests left: %d; the removal continues in the background", entry->key,
+                         "%s: the removal did not end before the deadline (requests left: %d); it continues in the "
+                         "background", entry->key,
                          mp_entry_running(entry) + entry->queue.count);
     mp_mutex_unlock(&entry->lock);
     return status;

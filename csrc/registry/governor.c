@@ -220,8 +220,10 @@ static mp_status demand(mp_governor *governor, const char *key, uint64_t needed,
         may_be_raised(governor, needed))
         return MP_OK;
     uint64_t left = left_of(governor), limit = atomic_load(&governor->budget.limit);
-    return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s needs %.1f MB, but %.1f MB of %.1f MB are free", key,
-                   (double)needed / 1e6, (double)left / 1e6, (double)limit / 1e6);
+    return mp_fail(error, MP_MEMORY_EXHAUSTED,
+                   "%s needs %.1f MB, but %.1f MB of %.1f MB are free; use a smaller model, unload others, or raise "
+                   "the limit (memory_bytes, MPOOL_MEMORY_MB)",
+                   key, (double)needed / 1e6, (double)left / 1e6, (double)limit / 1e6);
 }
 
 mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t needed, uint64_t wanted, bool urgent,

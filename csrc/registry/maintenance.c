@@ -58,7 +58,7 @@ static uint64_t tick(mp_maintenance *self, uint64_t now) {
         return last + MP_TICK_NS;
     uint64_t pause = pause_until(self, now);
     if (pause)
-        mp_log(MP_LOG_WARNING, "The process did not run for %.1f s; deadlines of requests move by this time",
+        mp_log(MP_LOG_WARNING, "The process did not run for %.1f s; deadlines of requests are extended by this time",
                (double)(now - last) * 1e-9);
     self->unneeded = is_needed(self) ? 0 : self->unneeded + 1;
     bool on = self->unneeded == 0 || (last && self->unneeded < UNNEEDED_TICKS);

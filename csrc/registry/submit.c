@@ -53,7 +53,7 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
     int waiting = entry->queue.count, kind = ticket->node.kind;
     if (options->fail_fast) {
         double eta = (double)mp_dispatch_wait_ns(entry, entry->queue.cost, entry->pace) * 1e-9;
-        return mp_fail(error, MP_OVERLOADED, "%s: the queue is full with %d requests; try again in %.1f s", entry->key,
+        return mp_fail(error, MP_OVERLOADED, "%s: the queue is full (%d requests); try again in %.1f s", entry->key,
                        waiting, eta > 0.1 ? eta : 0.1);
     }
     uint64_t now, clock = mp_maintenance_clock(&entry->services->maintenance, &now);

@@ -113,7 +113,7 @@ def make_parser() -> argparse.ArgumentParser:
                      _lazy("embedding", "embed_image")))
     _search(add("search", "find the texts that are most similar to a query, in arguments, files or standard input, one "
                 "text per line", _lazy("searching", "search")))
-    _rerank(add("rerank", "rank texts by relevance to a query, with a cross-encoder", _lazy("searching", "rerank")))
+    _rerank(add("rerank", "rank texts by relevance to a query, with a reranker", _lazy("searching", "rerank")))
     _classify(add("classify", "label texts with a classifier, or with labels of your own and a model of natural "
                   "language inference", _lazy("classifying", "classify")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
@@ -160,8 +160,9 @@ def _pool(command: argparse.ArgumentParser) -> None:
 
 def _weights(command: argparse.ArgumentParser) -> None:
     command.add_argument("--weights", default="auto", choices=WEIGHTS,
-                         help="use the weights of text models as they are mapped from the file, or packed, which takes "
-                              "memory and is faster (default: auto, mapped until they are packed)")
+                         help="weights of text models. packed: copied into memory in the order of the kernels, faster; "
+                              "mapped: read from the mapped file, slower; auto: packed, but large models read the file "
+                              "until all weights are packed (default: auto)")
 
 
 def _compute(command: argparse.ArgumentParser) -> None:
@@ -175,7 +176,7 @@ def _json(command: argparse.ArgumentParser) -> None:
 
 def _texts(command: argparse.ArgumentParser) -> None:
     """Add the arguments that :func:`mpool.cli.common.texts_of` reads."""
-    command.add_argument("text", nargs="*", help="texts (default: standard input, unless --file is given)")
+    command.add_argument("text", nargs="*", default=[], help="texts (default: standard input, unless --file is given)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
                          help="file with one text per line; -: standard input; may be repeated")
 
@@ -216,8 +217,8 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
 
 
 def _embed_image(command: argparse.ArgumentParser) -> None:
-    command.add_argument("image", nargs="*", help="files (PNG, JPEG, WebP, GIF, BMP), or URLs with --allow-urls "
-                                                  "(default: paths from standard input)")
+    command.add_argument("image", nargs="*", default=[], help="files (PNG, JPEG, WebP, GIF, BMP), or "
+                         "URLs with --allow-urls (default: paths from standard input)")
     _model(command, "see `mpool models`")
     _vectors(command, "image")
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
@@ -240,7 +241,7 @@ def _search(command: argparse.ArgumentParser) -> None:
 
 def _rerank(command: argparse.ArgumentParser) -> None:
     _ranked(command)
-    command.add_argument("-m", "--model", metavar="REF", help="cross-encoder (default: see `mpool models`)")
+    command.add_argument("-m", "--model", metavar="REF", help="reranker (default: see `mpool models`)")
     _pool(command)
     command.add_argument("-k", "--top-k", type=int, metavar="N", help="number of results (default: all)")
 
@@ -252,7 +253,7 @@ def _classify(command: argparse.ArgumentParser) -> None:
                          help="classifier: a folder or reference whose config.json names a class "
                               "ForSequenceClassification")
     _pool(command)
-    command.add_argument("--pair", metavar="TEXT", help="second text of a pair with each text")
+    command.add_argument("--pair", metavar="TEXT", help="classify each text as a pair with this second text")
     command.add_argument("--tokens", action="store_true",
                          help="label parts of the texts (names, parts of speech) with a token classifier, whose "
                               "config.json names a class ForTokenClassification")
@@ -266,7 +267,7 @@ def _classify(command: argparse.ArgumentParser) -> None:
     command.add_argument("--multi-label", action="store_true", default=unset,
                          help="score each of the labels on its own")
     command.add_argument("--function-to-apply", default=unset, choices=_options.ACTIVATIONS,
-                         help="function that makes scores of logits (default: the model's)")
+                         help="function that turns logits into scores (default: the model's)")
     command.add_argument("-k", "--top-k", type=int, metavar="N",
                          help="number of labels per text (default: 1, with --json all)")
     command.add_argument("--no-truncate", action="store_true", help="fail on texts that exceed the model's context")
@@ -297,7 +298,8 @@ def _generate_image(command: argparse.ArgumentParser) -> None:
 
 
 def _quantize(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", metavar="IN", help="a .gguf file, or a folder of Llama, Qwen2 or Qwen3")
+    command.add_argument("model", metavar="IN", help="a .gguf file, a reference, or a folder of Llama, Qwen2, "
+                                                      "Qwen3, SmolLM3, Granite, Phi-3 or Gemma")
     command.add_argument("output", metavar="OUT", help="path of the .gguf file to write")
     command.add_argument("--type", required=True, choices=QUANTIZED, help="type of the weights; Q4_K_M, Q4_K_S and "
                          "Q5_K_M store the most sensitive weights in a more precise type")
@@ -340,9 +342,9 @@ def _completion(command: argparse.ArgumentParser) -> None:
 
 def _adapter(command: argparse.ArgumentParser) -> None:
     command.add_argument("--adapter", metavar="[MODEL:]NAME=PATH", action="append", default=[],
-                         help="give a model of --model this adapter (LoRA), a folder of PEFT or a GGUF file, which "
-                              "clients select with the model name MODEL:NAME; may be repeated. MODEL may be omitted "
-                              "if there is one --model")
+                         help="load this adapter (LoRA), a PEFT folder or a GGUF file, with MODEL, a name given with "
+                              "--model. Clients select it with the model name MODEL:NAME. MODEL may be omitted if "
+                              "there is one --model; may be repeated")
 
 
 def _serve(command: argparse.ArgumentParser) -> None:
@@ -357,7 +359,7 @@ def _serve(command: argparse.ArgumentParser) -> None:
 
 def _served(command: argparse.ArgumentParser) -> None:
     command.set_defaults(words="names")
-    command.add_argument("names", nargs="*", metavar="[NAME=]REF", help="models to serve, like --model")
+    command.add_argument("names", nargs="*", default=[], metavar="[NAME=]REF", help="models to serve, like --model")
     command.add_argument("-m", "--model", metavar="[NAME=]REF", action="append", default=[],
                          help="serve this model, under this name; may be repeated. Downloaded models of the "
                               "catalogue (`mpool models`) are always served, unless --only is given")
@@ -398,9 +400,10 @@ def _ray(command: argparse.ArgumentParser) -> None:
     _compute(serve)
     serve.add_argument("--replicas", type=int, default=1, metavar="N", help="number of pools (default: 1)")
     serve.add_argument("--max-replicas", type=int, default=0, metavar="N",
-                       help="number of pools under load (default: --replicas)")
+                       help="maximum number of pools (default: --replicas)")
     serve.add_argument("--calls", type=float, default=8.0, metavar="N",
-                       help="queued and running requests in a pool above which another pool helps (default: 8)")
+                       help="queued and running requests per pool from which on requests go to other pools, and Ray "
+                            "starts up to --max-replicas pools (default: 8)")
     serve.add_argument("--fronts", type=int, default=0, metavar="N", help="processes that receive requests (default: "
                                                                           "one per node, and at least two)")
     _listening(serve, [row for row in SERVER_LIMITS if not row[0].endswith("_timeout")])
@@ -472,7 +475,8 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
             continue
         flag = "--" + name.replace("_", "-") if name != "n" else "-n"
         meaning = _options.meaning_of(_options.SamplingOptions, name)
-        allowed = "" if row.kind is bool or name == "max_tokens" or meaning.startswith("0 ") else row.allowed
+        allowed = "" if row.kind is bool or name == "max_tokens" or meaning.startswith("0 ") else row.allowed.replace(
+            "or None for a random seed", "default: random")
         default = f"default: {row.default}" if row.default is not None and row.kind is not bool else ""
         text = "; ".join(part for part in (meaning, allowed, default) if part).replace("%", "%%")
         if row.kind is bool:
@@ -542,7 +546,7 @@ def _chat(command: argparse.ArgumentParser) -> None:
 def _run(command: argparse.ArgumentParser) -> None:
     command.set_defaults(positionals=("model", "prompt"), words="prompt")
     command.add_argument("model", metavar="MODEL", help="model")
-    command.add_argument("prompt", nargs="*", metavar="PROMPT",
+    command.add_argument("prompt", nargs="*", default=[], metavar="PROMPT",
                          help="prompt, whose words may be separate arguments; text of a pipe or file on standard input "
                               "precedes it. Without a prompt: chat in the terminal")
     _pool(command)
@@ -587,8 +591,8 @@ def _models(command: argparse.ArgumentParser, local: bool = False) -> None:
 
 
 def _show(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", nargs="?", metavar="REF", help="downloaded model; without it: CPU, kernels, "
-                                                                 "limits, options and versions")
+    command.add_argument("model", nargs="?", metavar="REF", help="model, which need not be downloaded; without REF: "
+                                                                 "CPU, kernels, limits, options and versions")
     _json(command)
 
 

@@ -87,8 +87,8 @@ def serve(arguments: argparse.Namespace) -> int:
                            shutdown_grace=settings.grace))
     with pool:
         if arguments.draft is not None and len(models) != 1:
-            raise InvalidArgument("`draft` needs exactly one model", param="draft", got=arguments.draft,
-                                  allowed="the draft model of one --model")
+            raise InvalidArgument("`draft` needs exactly one model", param="draft", got=f"{len(models)} models",
+                                  allowed="used with exactly one --model")
         server = Serving(settings, pool, models, not arguments.only, arguments.compute,
                          adapters=arguments.adapter)
         if arguments.load or arguments.draft is not None:
@@ -131,6 +131,6 @@ def worker(arguments: argparse.Namespace) -> int:
         note(f"mpool: {worker_code(refusal_of(error, 'load'))}")
         raise
     with made.pool:
-        made.run(lambda: say(f"mpool works with {made.name} on {made.serving.url}"))
+        made.run(lambda: say(f"mpool serves {made.name} on {made.serving.url}"))
     native_calls.end_process_if_busy(0)
     return 0

@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     prompt = "\n\n".join(part for part in (_piped(), " ".join(arguments.prompt)) if part.strip())
     if not prompt and not sys.stdin.isatty():
-        raise InvalidArgument("there is no prompt, and standard input is no terminal to chat in",
+        raise InvalidArgument("there is no prompt, and standard input is not a terminal",
                               hint=f"mpool run {arguments.model} PROMPT")
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model, compute=arguments.compute)
@@ -140,7 +140,8 @@ def chat(arguments: argparse.Namespace) -> int:
     from ..errors import InvalidArgument
 
     if arguments.name is not None and arguments.model is not None:
-        raise InvalidArgument("the model is given twice, as an argument and with --model", param="model")
+        raise InvalidArgument("the model is given twice, as an argument and with --model", param="model",
+                              hint="To answer one prompt: mpool run MODEL PROMPT")
     arguments.model = arguments.model or arguments.name
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("text_to_text"), compute=arguments.compute)

@@ -250,8 +250,8 @@ class ChatTemplate:
         name = f"{self._file}: the chat template" if self._file else "the chat template"
         if status in _LIMITS:
             if answer.refused:
-                name = f"{name} is refused for {answer.refused:.1f} s, because in its last {rendering.STRIKES} " \
-                       "renderings or more it"
+                name = f"{name} cannot be used for {answer.refused:.1f} s, because at least " \
+                       f"{rendering.STRIKES} times in a row it"
             limit, setting = _LIMITS[status]
             value = getattr(limits, setting)
             value = text if status == "time" else f"{value >> 20} MiB" if status == "memory" else f"{value:,}"

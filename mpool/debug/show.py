@@ -244,7 +244,7 @@ def _lines(found: dict[str, Any]) -> Iterable[str]:
     for node in found["nodes"] if len(found["nodes"]) > 1 else ():
         yield f"node      {node['number']}: CPUs {node['cpus']}"
     yield f"memory    {found['memory_bytes'] / 1e6:,.0f} MB available to this process"
-    yield f"BLAS      {blas['core'] or 'none'}" + (f" ({blas['why']})" if blas["why"] else "")
+    yield f"BLAS      {blas['why'] or blas['core'] or 'none'}"
     by_variant: dict[str, list[str]] = {}
     for slot, variant in found["kernels"].items():
         by_variant.setdefault(variant, []).append(slot)

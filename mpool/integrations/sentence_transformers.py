@@ -457,7 +457,7 @@ class CrossEncoder(_Base):
             WrongCapability: the model has several labels.
         """
         if not self._settings().scores:
-            raise WrongCapability(f"is {self._settings().kind}: which label ranks documents is unknown",
+            raise WrongCapability(f"is {self._settings().kind}: its files do not say which label means relevance",
                                   key=self._model.key, hint="Use predict, and sort by the score of a label")
         scores = self.predict([(query, document) for document in documents], prompt_name, prompt, batch_size,
                               activation_fn=activation_fn, device=device)

@@ -147,8 +147,8 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
         found = hub.resolve(reference, offline=offline, progress=progress)
         pins.record(row, reference, found)
         return replace(found, key=row.key)
-    held = hub.Held(pin.files, "mpool holds later downloads to the first one. To accept the hub's present files, run: "
-                               f"mpool pull --update {row.key}, or name a revision: {reference.repo}@revision")
+    held = hub.Held(pin.files, "mpool accepts only the files of the first download. To accept the hub's present files, "
+                               f"run: mpool pull --update {row.key}, or name a revision: {reference.repo}@revision")
     found = hub.resolve(replace(reference, revision=pin.commit), offline=offline, progress=progress, held=held)
     return replace(found, key=row.key, ref=str(reference))
 

@@ -70,5 +70,5 @@ def record(row: Row, reference: HubRef, found: Resolved) -> None:
     except OSError as error:
         log.debug("cannot write the pin of %s: %s", row.key, error)
         return
-    log.info("%s: later downloads are held to commit %s of %s, the first that was downloaded", row.key, found.revision,
+    log.info("%s: later downloads must be commit %s of %s, the first that was downloaded", row.key, found.revision,
              reference)

@@ -141,7 +141,7 @@ class ClassifierSettings:
 
     Attributes:
         labels: names of the labels, in the order of the logits.
-        activation: function that makes scores of the logits, unless a request names another one: ``"softmax"``,
+        activation: function that turns logits into scores, unless a request names another one: ``"softmax"``,
             ``"sigmoid"`` or ``"none"``.
         entailment: index of the label for entailment; None: the model has no such label.
     """

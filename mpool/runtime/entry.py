@@ -625,7 +625,7 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
     if "prompts" in settings:
         prompts = settings["prompts"]
         if not isinstance(prompts, Mapping) or not all(isinstance(x, str) for pair in prompts.items() for x in pair):
-            raise _refused(found, "prompts", settings, "a dict of prompt name and text")
+            raise _refused(found, "prompts", settings, "a dict from prompt name to text")
         embedding = replace(embedding, prompts=dict(prompts), default_prompt_name=None)
     if "default_prompt_name" in settings:
         if settings["default_prompt_name"] not in embedding.prompts:

@@ -37,7 +37,7 @@ MODEL_GAUGES = {
 }
 #: Counters of a model: name -> help. The units are those of completed requests.
 MODEL_COUNTERS = {
-    "units_in": "tokens and images taken in", "units_out": "tokens and images generated",
+    "units_in": "tokens and images of inputs", "units_out": "tokens and images generated",
     "rows": "tokens of all passes: prompt, decode and draft tokens",
     "queue_full_seconds": "seconds for which a queue of the model was full, added over its two queues",
 }

@@ -102,7 +102,7 @@ class Names:
         if found is not None and (not isinstance(key, Entry) or key is found):
             return found
         if name in self.by_name or _catalogue().get(name) is not None or isinstance(key, Entry):
-            raise InvalidArgument("only names that register() gave can be swapped", param="key", got=shown(name),
+            raise InvalidArgument("only names that register() made can be swapped", param="key", got=shown(name),
                                   allowed="a name from register()",
                                   hint="Register the model under a name of its own, and use that name in requests")
         with self.lock:

@@ -88,7 +88,7 @@ def swap(old: Entry, new: Entry, load: bool, deadline: float | None) -> None:
         while True:
             seconds = _threads.remaining(deadline, old.key)
             if not old.changing.acquire(timeout=-1 if seconds is None else seconds):
-                raise Timeout("another swap of this model did not end in time", key=old.key)
+                raise Timeout("another swap of this model did not end within the timeout", key=old.key)
             if old.successor is None:
                 held.callback(old.changing.release)
                 break

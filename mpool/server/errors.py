@@ -45,8 +45,8 @@ TABLE: dict[str, Row] = {
     "invalid_value": Row(400, _REQUEST, "The request has a value that is not allowed."),
     "unsupported_parameter": Row(400, _REQUEST, "The request has an unsupported parameter."),
     "context_length_exceeded": Row(400, _REQUEST, "The input is longer than the model's context."),
-    "previous_response_not_found": Row(400, _REQUEST, "The previous response is not kept. Send the whole "
-                                                      "conversation."),
+    "previous_response_not_found": Row(400, _REQUEST, "The server no longer has the previous response. Send "
+                                                      "the whole conversation."),
     "wrong_capability": Row(400, _REQUEST, "The model does not have this capability."),
     "template_refused": Row(400, _REQUEST, "The model's chat template rejects these messages."),
     "empty_input": Row(400, _REQUEST, "The request has no input."),
@@ -73,8 +73,8 @@ TABLE: dict[str, Row] = {
     "download_failed": Row(503, _SERVER, "The model could not be downloaded.", 10),
     "model_failed": Row(500, _SERVER, "The model failed while computing. The server's log has the details."),
     "load_failed": Row(503, _SERVER, "The model could not be loaded. The server's log has the details.", 10),
-    "too_many_streams": Row(503, _SERVER, "The limit of streamed responses is reached.", 1),
-    "too_many_connections": Row(503, _SERVER, "The limit of connections is reached.", 1),
+    "too_many_streams": Row(503, _SERVER, "The limit of streamed responses is reached (--max-streams).", 1),
+    "too_many_connections": Row(503, _SERVER, "The limit of connections is reached (--max-connections).", 1),
     "overloaded": Row(503, _SERVER, "The model's queue is full.", 1),
     "out_of_memory": Row(503, _SERVER, "Not enough free memory for this request.", 5),
     "worker_lost": Row(503, _SERVER, "The worker ended before it completed the request.", 1),

@@ -24,7 +24,7 @@ _FIELD = "image_url"
 async def with_images(context: Context, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Replace the URLs of images in messages of the library by the files.
 
-    One limit of time (30 s) and one of size (``Settings.max_body``) hold for all images of a request.
+    One time limit (30 s) and one limit of size (``Settings.max_body``) hold for all images of a request.
 
     Raises:
         Refusal: There are too many URLs, or an image cannot be fetched. The message is the same for private addresses

@@ -120,8 +120,9 @@ class Context:
             return await self.model(name)
         found = await native_calls.REQUESTS.arun(self.state.models.with_output, output)
         if len(found) != 1:
-            raise Refusal("invalid_value", f"`model` is required: {len(found)} models of this server are a {noun}."
-                          if found else f"This server serves no {noun}: start it with one (--model REF).", "model")
+            several = f"`model` is required: the server has {len(found)} models of this kind ({noun})."
+            raise Refusal("invalid_value", several if found else f"This server serves no {noun}: start it with one "
+                          "(--model REF).", "model")
         running = self.state.running.get(self.id)
         if running is not None:
             running.model = found[0].name
@@ -348,7 +349,7 @@ def _log_ignored(context: Context, names: list[str]) -> None:
     path = context.scope["path"]
     for name in names:
         if context.state.is_new(path, name):
-            log.info("%s: the field `%s` is ignored: %s does not have it", context.id, name, path)
+            log.info("%s: ignoring the field `%s`, which %s does not have", context.id, name, path)
 
 
 def _check_owner(scope: Any) -> None:

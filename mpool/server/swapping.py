@@ -45,8 +45,8 @@ async def swap(context: Context, body: SwapRequest) -> Response:
     state = context.state
     served = _without_adapter(await context.model(body.model), "model")
     if not state.models.is_registered(served):
-        raise Refusal("invalid_value", "Only names that --model gave to a path or a reference can be swapped, and no "
-                                       "names of the catalogue.", "model")
+        raise Refusal("invalid_value", "Only a model that was given with --model as a path or a reference can be "
+                                       "swapped, not a model of the catalogue.", "model")
     ref = served.model.ref
     if body.source is not None:
         ref = _without_adapter(await context.model(body.source), "source").model.ref

@@ -263,7 +263,7 @@ class Worker:
         _options.begin(config, dict(self._options))  # checks the timeout
         self.pool = Pool(config)
         try:
-            announce(0, "searching the model")
+            announce(0, "finding the model")
             self.serving = Serving(settings, self.pool, [ref], False, compute, self._operations(), _DRAIN)
             try:
                 self._load(announce)

@@ -69,7 +69,9 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
         return prompt, None, tools
     except TypeError as error:
         # a variable that has the name of an argument of ChatTemplate.prompt
-        raise InvalidArgument(f"`template_options` must not contain reserved names: {error}",
+        reserved = [name for name in variables if f"argument '{name}'" in str(error)]
+        raise InvalidArgument(f"`template_options` must not contain the reserved name {reserved[0]}" if reserved
+                              else f"`template_options` cannot be used: {error}",
                               param="template_options", key=entry.key) from None
     except MpoolError as error:
         error.key = error.key or entry.key

@@ -450,7 +450,7 @@ class RerankOptions(_LogitOptions):
                                      "``prompt`` and ``prompt_name``, the model's default prompt is used, if there is "
                                      "one.")
     function_to_apply: Literal["sigmoid", "none"] | None = option(
-        None, 'function that makes scores of the logits: ``"sigmoid"`` (the logistic function) or ``"none"``. None: '
+        None, 'function that turns logits into scores: ``"sigmoid"`` (the logistic function) or ``"none"``. None: '
         "that of the model's files.", choices=(None, "sigmoid", "none"), plan=False)
     parse_special: bool = _parse_special("query and the documents")
     adapter: str | None = _adapter()
@@ -481,7 +481,7 @@ class ClassifyOptions(_LogitOptions):
         "this way.",
         choices=(True, False), plan=False)
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = option(
-        None, 'function that makes scores of the logits: ``"softmax"``, ``"sigmoid"`` or ``"none"``. None: as in '
+        None, 'function that turns logits into scores: ``"softmax"``, ``"sigmoid"`` or ``"none"``. None: as in '
         "transformers, none for models with the problem type regression, the logistic function for models with one "
         "label or the problem type multi_label_classification, softmax for all others. Not with ``labels``.",
         choices=(None, *ACTIVATIONS), plan=False)
@@ -542,7 +542,7 @@ class ClassifyTokensOptions(_LogitOptions):
 class TokenScoresOptions(_LogitOptions):
     """Options of :data:`mpool.tasks.verbs.TOKEN_SCORES`."""
 
-    function_to_apply: Literal["softmax", "none"] = option("softmax", "function that makes scores of the logits.",
+    function_to_apply: Literal["softmax", "none"] = option("softmax", "function that turns logits into scores.",
                                                            choices=("softmax", "none"), plan=False)
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
     truncate: bool = option(True, "True: truncate longer texts.", choices=(True, False))

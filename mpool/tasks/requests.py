@@ -147,7 +147,7 @@ def _output_options(options: EmbedIterOptions) -> Any:
     vectors.check_choice("output", options.output, _options.OUTPUTS)
     if options.output != "sparse" and options.max_active is not None:
         refuse("max_active", options.max_active, f"None with output={options.output!r}",
-               hint="Sparse vectors have a maximum number of weights")
+               hint="Only sparse vectors have a maximum number of weights")
     if options.output == "dense":
         return None
     for name, default in _OF_DENSE.items():
@@ -221,7 +221,7 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
 def _require(model: Any, allowed: str) -> None:
     """Raise InvalidArgument if the model of a function without a default model is missing."""
     if model is None:
-        refuse("model", None, allowed, hint="No model is the default: pass a folder or reference")
+        refuse("model", None, allowed, hint="This function has no default model: pass a folder or reference")
 
 
 def classify(pool: Host, given: dict[str, Any], call: Call) -> Validated:

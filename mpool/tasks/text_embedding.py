@@ -163,7 +163,7 @@ def _wrong_output(settings: EmbeddingSettings, wanted: str, key: str) -> WrongCa
                                hint=f"{hint}, or another model: a folder whose config.json names a class "
                                     "ForSequenceClassification")
     if settings.classifier is not None:
-        return WrongCapability(f"is {found}, not a reranker: which of them is the relevance is unknown", key=key,
+        return WrongCapability(f"is {found}, not a reranker: its files do not say which label means relevance", key=key,
                                hint="Use mpool.classify([(query, document), ...], model), and rank by the score of a "
                                     "label")
     if settings.token_labels:

@@ -214,7 +214,7 @@ class ScoresPlan(OutputPlan):
 
     Attributes:
         labels: number of labels.
-        function: function that makes scores of the logits.
+        function: function that turns logits into scores.
     """
 
     labels: int = 0

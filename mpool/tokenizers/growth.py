@@ -226,7 +226,8 @@ class _Walk:
             if step.get("type") == "Replace":
                 factor *= self._replace(step)
             if self.cost > Cost.CONSTANT:
-                raise FormatError(file=self._path, field=place, got="a regular expression that can take long",
+                raise FormatError(file=self._path, field=place,
+                                  got="a regular expression with backtracking, which can take very long",
                                   allowed="a string, or an expression without backtracking")
             self.cost = before
             if factor > _MAX_DECODED:

@@ -145,7 +145,7 @@ MP_TEST(models_expert_reads_warn_once) {
             mp_expert_reads_add(&reads, i >= 48);
     MP_CHECK_INT(mp_log_drain(collect, &log), 1);
     MP_CHECK_INT(atomic_load(&reads.thrashing), 1);
-    MP_CHECK_HAS(log.last, "m.gguf: experts are read from the disk again and again: 16 of 64");
+    MP_CHECK_HAS(log.last, "m.gguf: the same experts are read from the disk repeatedly: 16 of 64");
     MP_CHECK_HAS(log.last, "12.3 MB");
     MP_CHECK(!mp_expert_reads_sample(&reads));
 }
@@ -255,7 +255,7 @@ MP_TEST(models_expert_reads_of_a_model) {
         run(&tiny, 3);
     int all = mp_log_drain(collect, &log);
     MP_CHECK_INT(all, 1);
-    MP_CHECK_HAS(log.last, "tiny-7.bin: experts are read from the disk again and again");
+    MP_CHECK_HAS(log.last, "tiny-7.bin: the same experts are read from the disk repeatedly");
     tiny_unload(&tiny);
     mp_sys_table = mp_sys_real;
 }

@@ -349,7 +349,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     mp_submit_options options = {.priority = 0, .fail_fast = true};
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_OVERLOADED, &error);
-    MP_CHECK_HAS(error.message, "the queue is full with 4 requests");
+    MP_CHECK_HAS(error.message, "the queue is full (4 requests)");
     options = (mp_submit_options){.deadline_ns = fake_in_ms(20)};
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_TIMEOUT, &error);

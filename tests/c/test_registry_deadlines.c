@@ -164,7 +164,8 @@ MP_TEST(registry_deadlines_beside_an_eviction) {
     caller first = {.registry = registry, .evicts = true};
     start_caller(&first);
     fake_until_state(registry, "a", "evicting");
-    expect_late_evictions(registry, "a: active requests: 1; the eviction continues in the background");
+    expect_late_evictions(registry, "a: the unload did not end before the deadline (active requests: 1); it continues "
+                                    "in the background");
     for (int pin = 0; pin < 2; pin++)
         expect_late_loads(registry, pin, not_begun);
     MP_CHECK_INT(first.status, RUNNING);
@@ -214,7 +215,8 @@ MP_TEST(registry_deadlines_of_an_eviction_beside_a_load) {
     caller first = {.registry = registry, .pins = true};
     start_caller(&first);
     fake_until(&fake.loads, 1);
-    expect_late_evictions(registry, "a: active requests: 0; the eviction continues in the background");
+    expect_late_evictions(registry, "a: the unload did not end before the deadline (active requests: 0); it continues "
+                                    "in the background");
     MP_CHECK_INT(first.status, RUNNING);
     atomic_store(&fake.load_stalls, false);
     MP_CHECK_STATUS(end_caller(&first), MP_OK, &first.error);

@@ -20,8 +20,8 @@ void mp_expert_reads_add(mp_expert_reads *reads, bool missed) {
     if (misses < WINDOW / 4 || atomic_exchange_explicit(&reads->thrashing, 1, memory_order_relaxed))
         return;
     mp_log(MP_LOG_WARNING,
-           "%s: experts are read from the disk again and again: %u of %d uses of layers waited for experts that had "
-           "been used before. The experts have %.1f MB, more than the memory that is free for pages of files. Free "
-           "memory, or use a file with smaller weights",
+           "%s: the same experts are read from the disk repeatedly: %u of %d sampled passes through a layer waited for "
+           "experts that had been used before. The experts have %.1f MB, more than the page cache can hold. Free "
+           "memory, or use a file with fewer bits per weight",
            reads->name, misses, WINDOW, (double)reads->bytes / 1e6);
 }

@@ -107,7 +107,8 @@ def _from_folder(path: str) -> Input:
     model = describe_folder(path, key=path, ref=path)
     spec, name = model.spec, model.spec.architecture
     if name not in EXPORTS or model.capability != "text_to_text":
-        raise Unsupported(f"{path}: mpool converts folders of {', '.join(EXPORTS)}, got {name}", hint=CONVERT_ELSEWHERE)
+        raise Unsupported(f"{path}: mpool converts folders of the architectures {', '.join(EXPORTS)}, got {name}",
+                          hint=CONVERT_ELSEWHERE)
     scaled = any(entry.dtype in hf_quantised.DTYPES for entry in spec.tensors)
     written = [entry for entry in spec.tensors if not (scaled and hf_quantised.is_companion(entry.name))]
     export, settings = EXPORTS[name], Settings(path, name, spec.kv)

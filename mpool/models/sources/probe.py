@@ -56,7 +56,7 @@ def _connect(endpoint: str) -> str | None:
     host, port = _address(endpoint)
     result: list[str | None] = []
 
-    def work() -> None:  # the look-up of a name has no limit of time, so it runs on a thread of its own
+    def work() -> None:  # the look-up of a name has no time limit, so it runs on a thread of its own
         try:
             result.append(_race(host, port, time.monotonic() + CONNECT_SECONDS))
         except (OSError, UnicodeError, ValueError) as error:

@@ -8,18 +8,20 @@ const HINTS = {
     + " a word or a part of one.",
   latency: "Time from the arrival of a request in the pool to its end. p50: half of the requests were faster. p99: 99 of"
     + " 100 were faster.",
-  memory: "Memory of models, caches and queues together. The pool removes idle models before it exceeds the limit.",
-  pressure: "How much of the memory limit is in use: low, normal, high or critical. At high, idle models are removed.",
-  queue: "Requests that wait for a worker, and requests that workers compute now. A full queue refuses requests (HTTP"
-    + " 429).",
-  threads: "Threads that compute, at most one per CPU. All models share them.",
-  streams: "Responses that the server is sending piece by piece.",
-  pools: "A pool holds the models of one kind, such as text embedding, and the queues of their requests.",
+  memory: "Memory of models, caches and queues together. The pool unloads idle models before it exceeds the limit.",
+  pressure: "How much of the memory limit is in use: low (below 50 %), normal (below 70 %), high (below 85 %) or critical."
+    + " At critical, the pool frees caches and unloads idle models.",
+  queue: "Requests that wait for a worker, and requests that workers compute now. If the queue of a model is full, the"
+    + " server refuses requests for it with HTTP status 503.",
+  threads: "Threads that compute; by default as many as the process has CPUs. All models share them.",
+  streams: "Streamed responses that the server is sending now.",
+  pools: "One card per capability, such as text embedding: its models and the queues of their requests.",
   workers: "A worker computes requests of one model. All workers of a model share its weights.",
   weights: "Bytes of the model's weights. They are in memory once for all workers.",
   caches: "Bytes of the workers' working memory, for example the KV cache: what a language model keeps of a"
     + " conversation.",
-  breaker: "After repeated faults, a circuit breaker refuses requests for a while instead of failing them slowly.",
+  breaker: "closed: the model serves requests. open: after repeated worker faults, requests for the model fail at once"
+    + " for a minute. half-open: a few trial requests decide which.",
   idle: "Time since the last request, and the time after which the idle model is unloaded.",
   chunks: "Parts of a streamed response that were sent.",
   outcome: "completed; disconnected: the client closed the connection; cancelled: in this page or by the server;"
@@ -27,12 +29,12 @@ const HINTS = {
   prompt: "Tokens of the request.",
   completion: "Tokens that the model generated.",
   system: "Instructions that the model reads before the conversation, for example \u201cAnswer in one sentence.\u201d",
-  maximum: "The answer ends after this many tokens.",
+  maximum: "Maximum number of tokens in the answer, reasoning included.",
   temperature: "0: always the most likely token. Higher values give more varied answers.",
   seed: "The same seed, model and options give the same result again.",
   steps: "Denoising steps. More take longer and show more detail.",
   similarity: "Cosine of two vectors: 1 for the same direction, 0 for unrelated ones.",
-  score: "Relevance of the document to the query. Only the order of the scores of one model has a meaning.",
+  score: "Relevance of the document to the query. Compare only scores that the same model gave for the same query.",
 };
 
 export const term = (name, title) => make("button", { type: "button", class: "term", "data-term": name }, title);

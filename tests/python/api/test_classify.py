@@ -304,7 +304,7 @@ def test_cross_encoder_returns_a_row_per_pair(folders: dict[str, Path], tmp_path
             found = ours.predict(PAIRS, **options)
             assert found.shape == expected.shape == (7, 3) and np.abs(found - expected).max() <= 1e-4
         assert ours.predict(PAIRS[0]).shape == theirs.predict(PAIRS[0]).shape == (3,)
-        with pytest.raises(mpool.WrongCapability, match="which label ranks documents is unknown"):
+        with pytest.raises(mpool.WrongCapability, match="do not say which label means relevance"):
             ours.rank("a", ["b"])
         with pytest.raises(mpool.WrongCapability, match="SentenceTransformer|returns no vectors"):
             SentenceTransformer(str(folder))

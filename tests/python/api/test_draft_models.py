@@ -140,4 +140,4 @@ def test_models_that_do_not_fit_are_refused(llama: Path, twin: Path, bert: Path,
 def test_serve_needs_one_model(llama: Path, twin: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "mpool", "serve", "--draft", str(twin), "-m", f"a={llama}", "-m",
                            f"b={llama}"], capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0 and "--draft must be the draft model of one --model" in done.stderr
+    assert done.returncode != 0 and "--draft must be used with exactly one --model" in done.stderr

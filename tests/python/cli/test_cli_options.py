@@ -76,6 +76,16 @@ def last_call(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "")
     return recorder.calls[-1]
 
 
+@pytest.mark.parametrize(("command", "required"), [
+    ("run", "MODEL"), ("rerank", "query"), ("search", "query"), ("quantize", "IN, OUT, --type"),
+    ("classify", "-m/--model")])
+def test_errors_name_required_arguments_only(capsys: pytest.CaptureFixture[str], command: str, required: str) -> None:
+    """Arguments that standard input can replace are not required."""
+    with pytest.raises(SystemExit):
+        make_parser().parse_args([command])
+    assert f"the following arguments are required: {required}\n" in capsys.readouterr().err
+
+
 def test_every_sampling_option_is_here() -> None:
     assert {*SAMPLED, "n", "logprobs", "top_logprobs"} >= set(TABLE)
 

@@ -162,7 +162,7 @@ def test_the_first_download_of_an_unpinned_row_pins_it(hub: Hub, child: Child, t
     where = rows(tmp_path, {"refs": ["org/name:Q4_0"]})
     hub.repos["org/name"] = repo = Repo({"m-Q4_0.gguf": DATA}, commit(1))
     first = child.resolve("m0", catalogue=where)
-    assert first["revision"] == commit(1) and any("later downloads are held to commit" in line for line in first["log"])
+    assert first["revision"] == commit(1) and any("later downloads must be commit" in line for line in first["log"])
     pin = json.loads((tmp_path / "mpool" / "pins" / "m0.json").read_text())
     assert pin["commit"] == commit(1) and pin["files"]["m-Q4_0.gguf"] == {"size": len(DATA), "sha256": sha256(DATA)}
     # the branch moves: the row stays at its commit, from the cache and, if the cache is deleted, from the hub

@@ -98,7 +98,7 @@ def test_responses_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_model_must_be_named_if_there_are_several(folder: Path, bert: Path) -> None:
-    for models, words in (([f"a={folder}", f"b={folder}"], "2 models of this server are a classifier"),
+    for models, words in (([f"a={folder}", f"b={folder}"], "the server has 2 models of this kind (classifier)"),
                           ([f"bert={bert}"], "This server serves no classifier: start it with one")):
         with serving(models) as made:
             status, found = ask(made, "/predict", {"inputs": "x"})
