@@ -229,6 +229,17 @@ def test_invalid_fields_are_named(server: Any, change: dict[str, Any], param: st
         assert f"`{param}" in found["error"]["message"], found
 
 
+def test_the_schema_that_is_missing_is_named(server: Any) -> None:
+    """`text.format` itself has the schema; `response_format` of chat completions has it one level lower."""
+    for path, change, field in (
+            ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}],
+                                      "response_format": {"type": "json_schema"}},
+             "response_format.json_schema.schema")):
+        status, found = ask(server, path, {"model": "writes", **change})
+        assert status == 400 and f"`{field}` must be a JSON schema" in found["error"]["message"], found
+
+
 def test_failed_stream_ends_with_an_error_event(server: Any, client: Any) -> None:
     with client.responses.create(model="llama", input="x", max_output_tokens=16_000, stream=True,
                                  extra_body={"ignore_eos": True}) as stream:
