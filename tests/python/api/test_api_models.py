@@ -185,12 +185,20 @@ def test_register_overrides(pool: mpool.Pool, bert: Path, prompted: Path) -> Non
 
 @pytest.mark.parametrize("settings", [{"prompts": ["a"]}, {"prompts": {"a": 1}}, {"default_prompt_name": "none"},
                                       {"pooling": "median"}, {"normalize": 1}, {"max_length": 1000},
-                                      {"max_length": True}, {"chat_template": "x"}])
+                                      {"max_length": 3}, {"max_length": True}, {"chat_template": "x"}])
 def test_register_refuses_invalid_settings(pool: mpool.Pool, bert: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(mpool.InvalidArgument, match="must be") as caught:
         pool.register("mine", bert, **settings)
     assert caught.value.param in settings
     assert pool.register("mine", bert).key == "mine"
+
+
+def test_register_accepts_the_shortest_and_the_longest_length(pool: mpool.Pool, bert: Path) -> None:
+    longest = pool.get(bert).context_length
+    for length in (4, longest):
+        assert pool.register(f"length-{length}", bert, max_length=length).context_length == length
+    with pytest.raises(mpool.InvalidArgument, match=f"`max_length` must be an integer from 4 to {longest}, got"):
+        pool.register("longer", bert, max_length=longest + 1)
 
 
 def test_register_of_a_decoder(pool: mpool.Pool, llama: Path) -> None:

@@ -273,6 +273,16 @@ def test_names_of_a_replaced_model_lead_to_the_new_one(own: mpool.Pool, bert: Pa
     assert np.array_equal(own.embed("a", "late", timeout=30), own.embed("a", "m"))
 
 
+def test_an_unload_that_began_before_a_swap_keeps_the_new_model(own: mpool.Pool, bert: Path) -> None:
+    own.register("m", bert)
+    own.embed("a", "m")
+    old = own.get("m")._entry
+    own.swap("m", bert, normalize=False)
+    wanted, loads = own.embed("a", "m"), own.metrics()["loads"]
+    own._forget_files(old, None)  # what unload() does if the files of the old model changed
+    assert np.array_equal(own.embed("a", "m"), wanted) and own.metrics()["loads"] == loads
+
+
 def test_pin_keep_alive_and_load_options_stay(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
     own.register("m", llama, kv_dtype="int8")
     own.load("m", pin=True, keep_alive=77)
