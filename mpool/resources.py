@@ -195,18 +195,6 @@ def _no_thread(text: str, name: str | None = None) -> SpawnFailed:
                        hint="Raise the limit on threads (ulimit -u, pids.max of the cgroup) or on memory (ulimit -v)")
 
 
-def _call_error(error: TypeError, function: Callable[..., Any], args: Sequence[Any],
-                keywords: Mapping[str, Any]) -> MpoolError | None:
-    """Return the error of mpool for a TypeError that Python raised because the arguments do not match the function's
-    parameters; None: another TypeError."""
-    code, trace = getattr(inspect.unwrap(function), "__code__", None), error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code is code:  # the function had begun
-            return None
-        trace = trace.tb_next
-    return invalid_call(inspect.unwrap(function), args, keywords)
-
-
 def typed(function: F) -> F:
     """Decorate a function: errors of the system, and TypeErrors of arguments that do not match the parameters, become
     errors of mpool, with the original as their cause."""
@@ -215,7 +203,8 @@ def typed(function: F) -> F:
         try:
             return function(*args, **keywords)
         except (*_BARE, TypeError) as error:
-            found = _call_error(error, function, args, keywords) if isinstance(error, TypeError) else error_of(error)
+            found = invalid_call(inspect.unwrap(function), args, keywords) if isinstance(error, TypeError) \
+                else error_of(error)
             if found is None:
                 raise
             raise found from error
@@ -230,7 +219,8 @@ def typed_async(function: F) -> F:
         try:
             return await function(*args, **keywords)
         except (*_BARE, TypeError) as error:
-            found = _call_error(error, function, args, keywords) if isinstance(error, TypeError) else error_of(error)
+            found = invalid_call(inspect.unwrap(function), args, keywords) if isinstance(error, TypeError) \
+                else error_of(error)
             if found is None:
                 raise
             raise found from error

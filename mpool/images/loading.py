@@ -116,8 +116,8 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
     return convert_image(image, name, _unchanged, allow_urls=allow_urls, timeout=timeout)
 
 
-def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow_urls: bool = False,
-                  timeout: float | None = None) -> T:
+def convert_image(image: Any, name: str, convert: Callable[[Image], T], *, allow_urls: bool,
+                  timeout: float | None) -> T:
     """Return ``convert(read_image(image, ...))``. Reads the file on this thread; decodes and converts the image on a
     thread of :data:`mpool.native_calls.IMAGES`.
 

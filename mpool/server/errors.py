@@ -165,6 +165,12 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
     return Refusal(code, pool_errors.sentence(error.message[:_MAX_DETAIL]), param)
 
 
+def with_schema_field(detail: str, field: str) -> str:
+    """Return an error message of the library about ``response_format`` with the field that the client knows."""
+    found = detail.replace("`response_format", f"`{field}")
+    return found if found.startswith("`") else f"`{field}`: {found}"
+
+
 # ---- error formats -------------------------------------------------------------------------------------------------
 
 class ErrorBody(msgspec.Struct):
@@ -336,4 +342,4 @@ def error_format(path: str, anthropic: bool = False) -> ErrorFormat:
 
 __all__ = ["ANTHROPIC", "INFERENCE", "OLLAMA", "OPENAI", "TABLE", "AnthropicError", "ErrorFormat", "ErrorResponse",
            "PlainError", "Refusal", "WorkerError", "error_format", "openai_error", "plain_error", "refusal_of",
-           "worker_code", "worker_error"]
+           "with_schema_field", "worker_code", "worker_error"]

@@ -10,7 +10,7 @@ from typing import Any
 from ..conversation import grammar, tool_schemas
 from ..conversation.tool_schemas import ToolFields
 from ..errors import MpoolError, sentence
-from .errors import Refusal
+from .errors import Refusal, with_schema_field
 
 _OLLAMA = "format"
 #: Names of the fields of a tool in chat completions, and in ``/v1/responses``.
@@ -76,7 +76,7 @@ def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     try:
         grammar.check(wanted)
     except MpoolError as error:
-        raise Refusal("invalid_value", sentence(error.message[:200]), name) from None
+        raise Refusal("invalid_value", sentence(with_schema_field(error.message[:200], name)), name) from None
     return {"response_format": wanted}
 
 

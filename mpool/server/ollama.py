@@ -483,9 +483,9 @@ async def version(context: Context, body: None) -> Response:
 
 OPERATIONS = (
     Operation("POST", "/api/generate", generate, GenerateRequest, GenerateResponse, "Complete a prompt", LINES,
-              "ollama_generate"),
+              "ollama_generate", schema_field="format"),
     Operation("POST", "/api/chat", chat, OllamaChatRequest, OllamaChatResponse, "Complete a conversation", LINES,
-              "ollama_chat"),
+              "ollama_chat", schema_field="format"),
     Operation("POST", "/api/embed", embed, EmbedRequest, EmbedResponse, "Embed texts", name="ollama_embed"),
     Operation("POST", "/api/embeddings", embeddings, OllamaEmbeddingsRequest, OllamaEmbeddingsResponse,
               "Embed one text", name="ollama_embeddings"),

@@ -24,7 +24,7 @@ from ..errors import WrongCapability
 from ..runtime import tally
 from . import bodies
 from .disconnects import DisconnectListener, DisconnectReports
-from .errors import Refusal, refusal_of
+from .errors import Refusal, refusal_of, with_schema_field
 from .guard import header, may_be_browser, refusal_response
 from .peers import user_of
 from .state import RunningRequest
@@ -64,6 +64,7 @@ class Operation:
         on_loop: Parse the body on the event loop's thread even if it is long.
         media_type: Media type of a text response.
         owner_only: Without a token, only clients of the server's own user (or of root) may call the operation.
+        schema_field: Field of the body that the library calls ``response_format``, for error messages.
     """
 
     method: str
@@ -77,6 +78,7 @@ class Operation:
     on_loop: bool = False
     media_type: str = "text/plain"
     owner_only: bool = False
+    schema_field: str = "response_format"
 
 
 class Context:
@@ -301,6 +303,9 @@ class Endpoint:
                 if status:  # the head is sent: raising closes the connection, so that no client takes it for success
                     raise
                 refusal = refusal_of(error, context.id)
+                if refusal.param == "response_format":
+                    refusal.param = self.operation.schema_field
+                    refusal.detail = with_schema_field(refusal.detail, refusal.param)
                 if isinstance(error, WrongCapability):
                     refusal.detail = _with_name(refusal.detail, error.key, running) \
                         + self.state.models.suggest(error.wanted)

@@ -167,7 +167,6 @@ class _Cycle(RequestResponseCycle):
         self._write(body)
         if not more:
             self.response_complete = True
-            self.message_event.set()
             if not self.keep_alive:
                 self.transport.close()
             self.on_response()

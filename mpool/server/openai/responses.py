@@ -232,7 +232,7 @@ class _Events:
 
 OPERATIONS = (
     Operation("POST", "/v1/responses", responses, ResponsesRequest, ResponseObject, "Respond to an input", EVENTS,
-              "responses"),
+              "responses", schema_field="text.format"),
 )
 
 __all__ = ["OPERATIONS"]

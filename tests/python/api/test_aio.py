@@ -454,6 +454,14 @@ def test_a_start_continues_if_one_of_its_waiters_is_cancelled(llama: Path) -> No
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert (await alone.result()).finish_reason == "cancelled"
+        left = aio.AsyncStream(lambda: asyncio.sleep(60), None)  # type: ignore[arg-type, return-value]
+        waiters = [asyncio.create_task(left.result()) for _ in range(2)]
+        for waiter in waiters:  # the last waiter that leaves cancels the request
+            assert not left._cancelled
+            await asyncio.sleep(0.01)
+            waiter.cancel()
+            await asyncio.gather(waiter, return_exceptions=True)
+        assert (await left.result()).finish_reason == "cancelled"
 
     with mpool.Pool() as own:
         run(work(own))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import json
 import os
@@ -185,12 +186,20 @@ def test_register_overrides(pool: mpool.Pool, bert: Path, prompted: Path) -> Non
 
 @pytest.mark.parametrize("settings", [{"prompts": ["a"]}, {"prompts": {"a": 1}}, {"default_prompt_name": "none"},
                                       {"pooling": "median"}, {"normalize": 1}, {"max_length": 1000},
-                                      {"max_length": True}, {"chat_template": "x"}])
+                                      {"max_length": 3}, {"max_length": True}, {"chat_template": "x"}])
 def test_register_refuses_invalid_settings(pool: mpool.Pool, bert: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(mpool.InvalidArgument, match="must be") as caught:
         pool.register("mine", bert, **settings)
     assert caught.value.param in settings
     assert pool.register("mine", bert).key == "mine"
+
+
+def test_register_accepts_the_shortest_and_the_longest_length(pool: mpool.Pool, bert: Path) -> None:
+    longest = pool.get(bert).context_length
+    for length in (4, longest):
+        assert pool.register(f"length-{length}", bert, max_length=length).context_length == length
+    with pytest.raises(mpool.InvalidArgument, match=f"`max_length` must be an integer from 4 to {longest}, got"):
+        pool.register("longer", bert, max_length=longest + 1)
 
 
 def test_register_of_a_decoder(pool: mpool.Pool, llama: Path) -> None:
@@ -430,6 +439,35 @@ def test_configuration_is_checked(field: str, value: Any) -> None:
     assert caught.value.param == field
     with pytest.raises(mpool.InvalidArgument, match="`config` must be an mpool.PoolConfig or None, got dict"):
         mpool.Pool({field: value})  # type: ignore[arg-type]
+
+
+#: Option -> its smallest and largest value, and a step to the next value that is refused.
+BOUNDS: dict[str, tuple[float, float, float]] = {
+    "threads": (0, 256, 1), "memory_bytes": (0, 2**62, 1), "process_memory": (0, 2**62, 1),
+    "step_budget": (0.0, 60.0, 0.001), "load_timeout": (0.01, 86400.0, 0.001), "load_ceiling": (0.01, 604800.0, 0.001),
+    "stall_timeout": (0.01, 86400.0, 0.001), "shutdown_grace": (0.0, 3600.0, 0.001),
+    "maintenance_interval": (0.01, 86400.0, 0.001), "max_workers_per_model": (1, 16, 1),
+    "batch_wait": (0.0, 0.002, 0.0001), "embed_queue_capacity": (1, 1_000_000, 1),
+    "batch_queue_capacity": (1, 1_000_000, 1), "prompt_queue_capacity": (1, 1_000_000, 1),
+    "image_gen_queue_capacity": (1, 1_000_000, 1), "vision_queue_capacity": (1, 1_000_000, 1),
+    "image_embed_queue_capacity": (1, 1_000_000, 1), "breaker_threshold": (0, 64, 1),
+    "breaker_window": (0.001, 86400.0, 0.0005), "breaker_rest": (0.001, 86400.0, 0.0005),
+    "max_embed_inputs": (1, 2**31 - 1, 1)}
+
+
+@pytest.mark.parametrize("field", BOUNDS)
+def test_bounds_of_the_configuration(field: str) -> None:
+    low, high, step = BOUNDS[field]
+    for value in (low, high):
+        assert getattr(mpool.PoolConfig(**{field: value}), field) == value
+    for value in (low - step, high + step):
+        with pytest.raises(mpool.InvalidArgument, match=f"`{field}` must be .*got"):
+            mpool.PoolConfig(**{field: value})
+
+
+def test_every_number_of_the_configuration_has_bounds() -> None:
+    numbers = {field.name for field in dataclasses.fields(mpool.PoolConfig) if field.type in ("int", "float")}
+    assert numbers == set(BOUNDS)
 
 
 def test_defaults_are_pinned() -> None:

@@ -256,6 +256,28 @@ def test_inconsistent_files_are_refused(tmp_path: Path, pool: mpool.Pool) -> Non
         {**visionmodels.PROCESSORS["llava"], "crop_size": {"height": 48, "width": 48}}))
     with pytest.raises(errors.FormatError, match="40 x 40"):
         pool.load(str(folder))
+    (folder / "preprocessor_config.json").write_text(json.dumps(visionmodels.PROCESSORS["llava_next"]))
+    with pytest.raises(errors.FormatError, match="model_type is llava, allowed: llava_next, because .* tiles"):
+        pool.load(str(folder))
+
+
+def test_rotary_embedding_of_qwens_image_encoder(tmp_path: Path, pool: mpool.Pool) -> None:
+    """`rope_parameters` of the vision config; older files lack the key."""
+    folder = visionmodels.save(visionmodels.randomised("qwen2_5_vl"), "qwen2_5_vl", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+
+    def base(**changed: Any) -> float:
+        vision = {name: value for name, value in config["vision_config"].items() if name != "rope_parameters"}
+        (folder / "config.json").write_text(json.dumps({**config, "vision_config": {**vision, **changed}}))
+        return pool.get(str(folder)).description.spec.kv["mpool.image.rope_base"]
+
+    assert base() == base(rope_parameters={}) == 10000.0
+    assert base(rope_parameters={"rope_type": "axial", "rope_theta": 500.0}) == 500.0
+    for wrong, name in (({"rope_type": "linear"}, "rope_type"), ({"rope_theta": 0.0}, "rope_theta")):
+        with pytest.raises(errors.FormatError, match=name):
+            base(rope_parameters=wrong)
+    with pytest.raises(errors.MpoolError, match="factor"):
+        base(rope_parameters={"factor": 2.0})
 
 
 def test_the_command(pool: mpool.Pool, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.tasks import outputs
 
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
@@ -142,9 +143,27 @@ def test_results_are_bounded(plain: str) -> None:
             assert caught.value.param == "inputs" and "fewer texts" in str(caught.value)
 
 
-def test_event_loops_join_no_slices(pool: mpool.Pool, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpool.tasks import outputs
+def test_a_result_that_is_too_large_is_not_computed(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of tokens of a single slice is known before: 300 texts of 64 tokens have 3.7 MB."""
+    def computed(*_: Any) -> Any:
+        raise AssertionError("the request must not reach the model")
 
+    texts = ["w1 " * 62] * 300
+    monkeypatch.setattr(outputs, "RESULT_SHARE", 64)
+    with mpool.Pool(mpool.PoolConfig(threads=2, memory_bytes=64 << 20)) as small:
+        assert len(small.embed_tokens(texts[:50], plain)) == 50
+        for name in ("part_of", "token_vectors"):
+            monkeypatch.setattr(outputs, name, computed)
+        calls: list[Callable[[], Any]] = [
+            lambda: small.embed_tokens(texts, plain),
+            lambda: asyncio.run(mpool.aio.embed_tokens(texts, plain, pool=small)),
+            lambda: small.submit("text_embedding", inputs=texts, model=plain, output="tokens").result()]
+        for call in calls:
+            with pytest.raises(mpool.LimitError, match=r"needs at least 3\.7 MB, the limit is 1\.0 MB"):
+                call()
+
+
+def test_event_loops_join_no_slices(pool: mpool.Pool, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
     for name in ("token_vectors", "part_of"):
         inner = getattr(outputs, name)

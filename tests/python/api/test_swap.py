@@ -273,6 +273,16 @@ def test_names_of_a_replaced_model_lead_to_the_new_one(own: mpool.Pool, bert: Pa
     assert np.array_equal(own.embed("a", "late", timeout=30), own.embed("a", "m"))
 
 
+def test_an_unload_that_began_before_a_swap_keeps_the_new_model(own: mpool.Pool, bert: Path) -> None:
+    own.register("m", bert)
+    own.embed("a", "m")
+    old = own.get("m")._entry
+    own.swap("m", bert, normalize=False)
+    wanted, loads = own.embed("a", "m"), own.metrics()["loads"]
+    own._forget_files(old, None)  # what unload() does if the files of the old model changed
+    assert np.array_equal(own.embed("a", "m"), wanted) and own.metrics()["loads"] == loads
+
+
 def test_pin_keep_alive_and_load_options_stay(own: mpool.Pool, llama: Path, qwen2: Path) -> None:
     own.register("m", llama, kv_dtype="int8")
     own.load("m", pin=True, keep_alive=77)
@@ -420,11 +430,13 @@ def test_interruption_after_the_core_has_switched(own: mpool.Pool, bert: Path) -
 
     own.register("m", bert, pooling="cls")
     old = own.embed("a", "m")
-    names, calls = swapping._Swap._take_names, 0
+    names, calls, locks = swapping._Swap._take_names, 0, []
 
     def interrupted(self: Any) -> None:
         nonlocal calls
         calls += 1
+        locks.extend([*(part._lock for part, _ in self.parts), self.pool._names.lock])
+        assert all(lock._is_owned() for lock in locks)  # no request may take a key or a name meanwhile
         if calls == 1:
             raise KeyboardInterrupt
         names(self)
@@ -433,6 +445,22 @@ def test_interruption_after_the_core_has_switched(own: mpool.Pool, bert: Path) -
         patch.setattr(swapping._Swap, "_take_names", interrupted)
         own.swap("m", bert, pooling="max")
     assert calls == 2 and not np.array_equal(own.embed("a", "m"), old)
+    assert len(locks) == 4
+
+
+def test_a_swap_waits_for_another_as_long_as_its_timeout_allows(own: mpool.Pool, bert: Path) -> None:
+    class Lock:
+        def acquire(self, timeout: float) -> bool:
+            waits.append(timeout)
+            return False
+
+    waits: list[float] = []
+    own.register("m", bert)
+    own.get("m")._entry.changing = Lock()  # type: ignore[assignment]
+    for timeout in (None, 60.0):
+        with pytest.raises(Timeout, match="another swap of this model did not end in time"):
+            own.swap("m", bert, timeout=timeout)
+    assert waits[0] == -1 and 1 < waits[1] <= 60  # -1: no limit
 
 
 def test_swaps_of_one_name_run_one_after_the_other(own: mpool.Pool, bert: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mpool
 import tinymodels
 from mpool import cli
 from mpool.cli import main
@@ -555,6 +556,16 @@ def test_show_a_model(bert: str, llama: str) -> None:
     assert re.search(r"^adapter modules +q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj$", text,
                      re.MULTILINE)
     assert re.search(r"^chat template +yes$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["digits-llava", "digits-clip"])
+def test_show_a_model_for_images(name: str) -> None:
+    """The output has the steps of preprocessing."""
+    found = mpool.get(name).description
+    image = found.image or found.vision.image
+    facts = json.loads(run("show", name, "--json").stdout)
+    assert (facts["image_size"], facts["patch_size"]) == (image.image_size, image.patch_size)
+    assert (tuple(facts["resize"]), tuple(facts["crop"])) == (image.resize, image.crop)
 
 
 def test_show_a_model_that_is_not_downloaded(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ GIVEN = [part for arguments, _ in SAMPLED.values() for part in arguments]
 SAMPLING = {name: value for name, (_, value) in SAMPLED.items()}
 
 
+#: Command -> capability of its default model; text_to_text: the others.
+CAPABILITIES = {"vision": "vision", "embed": "text_embedding", "embed-image": "image_embedding"}
+
+
 class Recorder:
     """A pool, model and stream that records calls: (name, arguments, options)."""
 
@@ -65,14 +69,18 @@ class Recorder:
 
 
 def last_call(monkeypatch: pytest.MonkeyPatch, *arguments: str, stdin: str = "") -> tuple[str, Any, dict[str, Any]]:
-    """Run a command with a recorder. Check that the model was loaded with the compute type. Return the last call."""
+    """Run a command with a recorder. Check that the model ``x``, or else the default model, was loaded with the compute
+    type. Return the last call."""
     recorder = Recorder()
     for module in (talking, embedding, capturing):
         monkeypatch.setattr(module, "make_pool", lambda _: recorder)
+        monkeypatch.setattr(module, "default_model", "default model of {}".format)
     monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
     parsed = make_parser().parse_args(arguments)
     assert parsed.run(parsed) == 0
+    capability = CAPABILITIES.get(arguments[0], "text_to_text")
     assert recorder.calls[0][0] == "load" and recorder.calls[0][2]["compute"] == parsed.compute
+    assert recorder.calls[0][1] == (parsed.model or f"default model of {capability}",)
     return recorder.calls[-1]
 
 
@@ -137,6 +145,14 @@ def test_options_of_embed_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "int8", "--compute", "float32", "--on-error", "null", "--allow-urls", *out)
     assert options == {"dimensions": 3, "normalize": False, "precision": "int8", "compute": "float32",
                        "on_error": "null", "allow_urls": True, "max_inputs": 2, "progress": False}
+
+
+@pytest.mark.parametrize("command", [["generate", "p"], ["vision", "-i", "a.png", "p"], ["chat"], ["embed", "a"],
+                                     ["embed-image", "a.png"]], ids=lambda command: command[0])
+def test_commands_without_a_model_use_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                  command: list[str]) -> None:
+    out = ["-o", str(tmp_path / "out.jsonl")] if command[0].startswith("embed") else []
+    last_call(monkeypatch, *command, *out, stdin="Hi\n")
 
 
 def test_options_of_capture(monkeypatch: pytest.MonkeyPatch) -> None:

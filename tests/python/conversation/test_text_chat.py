@@ -209,6 +209,11 @@ def test_deep_data() -> None:
         deep = [deep]
     with pytest.raises(LimitError, match="max_data_depth"):
         ChatTemplate(CHATML).render([{"role": "user", "content": deep}])
+    for _ in range(200 - 64):
+        (deep,) = deep
+    assert ChatTemplate("{{ deep | length }}").render(USER, deep=deep) == "1"
+    with pytest.raises(LimitError, match="deep.* is nested deeper than 64 levels"):
+        ChatTemplate("{{ deep | length }}").render(USER, deep=[deep])
 
 
 def test_long_conversation_stays_within_the_limits() -> None:

@@ -21,7 +21,8 @@ import toolmodels as tm
 
 import mpool
 from mpool.conversation import grammar, tool_calls, tool_formats, tool_grammar, tool_schemas
-from mpool.conversation.tools import make_call_id
+from mpool.conversation.messages import check_messages
+from mpool.conversation.tools import complete_results, make_call_id
 from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
@@ -548,6 +549,19 @@ def test_formats_of_earlier_calls(pool: mpool.Pool, llama: Path) -> None:
                               {"role": "tool", "content": "12:30", **said}], model, max_tokens=1)
             prompts.add(done.usage.prompt_tokens)
     assert len(prompts) == 1
+
+
+def test_ids_and_names_of_earlier_calls_and_results() -> None:
+    """Templates read the id, the name, or both. Given ones are kept, and a result gets what it lacks from its call."""
+    calls = [{"id": "abcdefghi", "name": "clock"}, {"name": "weather"}, {"name": "weather"}]
+    results = [{"tool_name": "weather"}, {"tool_call_id": "abcdefghi"}, {}, {"tool_call_id": "other"}]
+    found = check_messages([*CHAT, {"role": "assistant", "content": "", "tool_calls": calls},
+                            *({"role": "tool", "content": "1", **one} for one in results)])
+    complete_results(found)
+    ids = [call["id"] for call in found[1]["tool_calls"]]
+    assert ids == ["abcdefghi", make_call_id(b"1", 0), make_call_id(b"2", 0)] and ids[1] != ids[2]
+    assert [(one["tool_call_id"], one.get("name")) for one in found[2:]] == [
+        (ids[1], "weather"), (ids[0], "clock"), (ids[2], "weather"), ("other", None)]
 
 
 # ---- functions and classes -------------------------------------------------------------------------------------------

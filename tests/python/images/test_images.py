@@ -103,6 +103,7 @@ def test_single_or_list(tmp_path: Path) -> None:
         assert images_of(single, 4) is None
     for several in ([one, "path"], (one,), np.stack([one, one]), []):
         assert len(images_of(several, 4) or []) == len(several)
+    assert len(images_of([one] * 4, 4) or []) == 4
     for wrong in ({"a": one}, {1, 2}, 5, None, iter([one]), np.zeros(3), np.zeros((2, 2, 2, 2, 2))):
         with pytest.raises(InvalidArgument, match="^`images` must be "):
             images_of(wrong, 4)
@@ -157,7 +158,7 @@ def test_the_maximum_number_of_pixels_is_accepted() -> None:
     assert read_image(png(8192, 8192, rows)).size == (8192, 8192)
 
 
-@pytest.mark.parametrize("width, height", [(1, 1), (1, 50), (52_800, 44), (401, 2)])
+@pytest.mark.parametrize("width, height", [(1, 1), (1, 50), (52_800, 44), (32_769, 164), (401, 2)])
 def test_sizes_out_of_range(width: int, height: int) -> None:
     with pytest.raises(InvalidArgument, match=f"must be .*, got {width:,} x {height:,} pixels"):
         read_image(png(width, height))
@@ -165,6 +166,11 @@ def test_sizes_out_of_range(width: int, height: int) -> None:
         read_image(np.zeros((height, width, 3), np.uint8))
     with pytest.raises(InvalidArgument, match=f"must be .*, got {width:,} x {height:,} pixels"):
         read_image(Image.new("RGB", (width, height)))
+
+
+@pytest.mark.parametrize("width, height", [(2, 2), (400, 2), (2, 400), (32_768, 164)])
+def test_the_limits_of_sizes_are_accepted(width: int, height: int) -> None:
+    assert read_image(Image.new("RGB", (width, height))).size == (width, height)
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
@@ -312,6 +318,9 @@ def test_the_number_of_bytes_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
     for given in (data, tmp_path / "image.png", base64.b64encode(data).decode() + " " * len(data)):
         with pytest.raises(InvalidArgument, match="must be .* bytes, got"):
             read_image(given)
+    monkeypatch.setattr(loading, "MAX_BYTES", len(data))
+    for given in (data, tmp_path / "image.png", base64.b64encode(data).decode()):
+        assert np.array_equal(pixels_of(given), example())
 
 
 def test_messages_of_the_decoder_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,6 +421,10 @@ def test_urls(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "MAX_BYTES", 50)
     with pytest.raises(InvalidArgument, match="more than 50 bytes"):
         read_image(server.at + "/image.png", allow_urls=True)
+    size = len(encoded(example()))
+    assert len(fetching.fetch(server.at + "/image.png", "image", size)) == size
+    with pytest.raises(InvalidArgument, match=f"more than {size - 1:,} bytes"):
+        fetching.fetch(server.at + "/image.png", "image", size - 1)
 
 
 @pytest.mark.parametrize("path", ["/slow-headers", "/slow-body", "/slow-chunk", "/far"])

@@ -7,6 +7,7 @@ import io
 import struct
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def test_progressive_jpeg_of_thousands_of_scans() -> None:
     refused(hostileimages.with_scans(40, 8000, 8000), "more than 33 scans")
     assert read_image(hostileimages.with_scans(structure.MAX_SCANS)).size == (64, 64)
     refused(hostileimages.with_scans(structure.MAX_SCANS + 1), "scans")
+    assert structure._count_scans(hostileimages.with_scans(5000), 100) == 101  # the count ends above the limit
 
 
 def test_scans_are_counted_where_a_decoder_sees_them() -> None:
@@ -88,6 +90,37 @@ def test_blocks_of_a_gif() -> None:
 def test_run_lengths_of_a_bmp() -> None:
     refused(hostileimages.run_length_bmp(8000, 8000), "run-length-encoded BMP")
     assert read_image(hostileimages.run_length_bmp(50, 40)).size == (50, 40)
+
+
+def jpeg(*segments: bytes) -> bytes:
+    return b"".join((b"\xff\xd8\xff\xfe\0\2", *segments, b"\xff\xd9"))
+
+
+def jpeg_of(size: int) -> bytes:
+    """A JPEG whose segments end at this offset."""
+    longest = b"\xff\xfe\xff\xff" + bytes(65533)
+    count, rest = divmod(size - 6, len(longest))
+    return jpeg(longest * count, b"\xff\xfe" + (rest - 2).to_bytes(2, "big") + bytes(rest - 4))
+
+
+@pytest.mark.parametrize("make, most", [
+    (lambda n: jpeg(b"\xff\xfe\0\2" * (n - 1)), structure.MAX_SEGMENTS), (jpeg_of, structure.MAX_HEAD),
+    (lambda n: jpeg(b"x" * n), structure.MAX_JUNK),
+    (lambda n: b"\x89PNG\r\n\x1a\n" + hostileimages.chunk(b"abCd", b"") * n, structure.MAX_CHUNKS),
+    (lambda n: b"GIF89a" + bytes(7) + b"!\xfe" + b"\1c" * n + b"\0,", structure.MAX_BLOCKS)],
+    ids=["segments", "bytes of segments", "other bytes", "chunks", "blocks"])
+def test_a_file_at_the_limit_is_accepted(make: Callable[[int], bytes], most: int) -> None:
+    structure.check_head(make(most), "image")
+    with pytest.raises(InvalidArgument, match=f"with at most.* {most:,} "):
+        structure.check_head(make(most + 1), "image")
+
+
+def test_a_bmp_at_the_limit_is_accepted() -> None:
+    structure.check_run_lengths(1, structure.MAX_RLE_PIXELS, "image")
+    for compression in (1, 2):
+        with pytest.raises(InvalidArgument, match="run-length-encoded"):
+            structure.check_run_lengths(compression, structure.MAX_RLE_PIXELS + 1, "image")
+    structure.check_run_lengths(3, structure.MAX_RLE_PIXELS + 1, "image")
 
 
 # ---- as the reference reads them -----------------------------------------------------------------------------------

@@ -20,6 +20,13 @@ CONSTRUCTOR = """n_gpu_layers split_mode main_gpu tensor_split vocab_only use_mm
     rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow yarn_orig_ctx logits_all embedding
     offload_kqv flash_attn op_offload swa_full no_perf last_n_tokens_size lora_base lora_scale lora_path numa
     chat_format chat_handler draft_model tokenizer type_k type_v spm_infill verbose""".split()
+#: Arguments that would change the result -> their defaults in the same source. -1: unspecified.
+DEFAULTS = {**dict.fromkeys(("rope_scaling_type", "pooling_type", "attention_type", "yarn_ext_factor"), -1),
+            **dict.fromkeys(("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"), 0),
+            **dict.fromkeys(("yarn_attn_factor", "yarn_beta_slow", "lora_scale"), 1), "yarn_beta_fast": 32,
+            **dict.fromkeys(("vocab_only", "spm_infill"), False),
+            **dict.fromkeys(("tokenizer", "lora_base", "lora_path", "kv_overrides", "chat_format", "chat_handler",
+                             "draft_model", "type_k", "type_v"))}
 METHODS = {
     "create_completion": """prompt suffix max_tokens=16 temperature=0.8 top_p=0.95 min_p=0.05 typical_p=1.0 logprobs
         echo stop frequency_penalty=0.0 presence_penalty=0.0 repeat_penalty=1.0 top_k=40 stream seed tfs_z=1.0
@@ -47,6 +54,14 @@ def test_arguments_are_those_of_the_library() -> None:
         for one, word in zip(found, text.split()):
             if "=" in word:
                 assert one.default == json.loads(word.partition("=")[2]), (name, one.name)
+
+
+def test_defaults_of_the_library_are_accepted(llama: Path) -> None:
+    assert set(DEFAULTS) == set(_CONSTRUCTOR)
+    Llama(str(llama), **DEFAULTS).close()
+    for name, default in DEFAULTS.items():
+        with pytest.raises(mpool.Unsupported, match=f"`{name}` is not available here"):
+            Llama(str(llama), **{name: True if default in (None, False) else default + 2})
 
 
 def test_completions_are_those_of_mpool(small: Llama, llama: Path) -> None:

@@ -21,7 +21,7 @@ from ray.exceptions import RayActorError, RayTaskError  # noqa: E402
 
 import mpool  # noqa: E402
 from mpool.cli.parser import make_parser  # noqa: E402
-from mpool.integrations.ray import _share, proxy, routing, serving  # noqa: E402
+from mpool.integrations.ray import _share, parquet, proxy, routing, serving  # noqa: E402
 from mpool.integrations.ray.front import model_of  # noqa: E402
 from mpool.integrations.ray.pools import Pools  # noqa: E402
 from mpool.integrations.ray.serving import Plan, application, make  # noqa: E402
@@ -234,6 +234,29 @@ def test_plans_from_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.run(found) == 0
     assert ran == [(Plan(("small=x",), True, True, "auto", True, 2, 5, 4.0, 3, 7, 6,
                          Settings(port=11435, max_body=4096), "mapped", ("one=y", "small:two=z")), "auto")]
+    found = make_parser().parse_args(["ray", "serve"])
+    assert found.run(found) == 0 and ran[1:] == [(Plan(settings=Settings(port=11435)), None)]
+
+
+def test_options_of_ray_embed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every option of `mpool ray embed` reaches `embed_parquet`, and without options the defaults do."""
+    ran = list[tuple[Any, Any]]()
+    monkeypatch.setattr(parquet, "embed_parquet", lambda *given, **options: ran.append((given, options))
+                        or parquet.Embedded(1, 1, 0))
+    for options in ([], ["--column", "c", "--output", "o", "-m", "x", "--cpus", "2", "--actors", "3", "--memory-mb", "4",
+                         "--weights", "mapped", "--address", "auto", "-q", "--overwrite", "--task", "query",
+                         "--compute", "float32", "--dimensions", "8", "--on-error", "null"],
+                    ["--vectors", "sparse", "--max-active", "5"]):
+        found = make_parser().parse_args(["ray", "embed", "from", "to", *options])
+        assert found.run(found) == 0
+    plain = {"column": "text", "output": "embedding", "model": None, "cpus": 1, "actors": None, "memory_mb": 0,
+             "weights": "auto", "address": None, "progress": True, "overwrite": False, "task": None, "compute": "auto"}
+    assert ran == [(("from", "to"), options) for options in (
+        {**plain, "vectors": "dense", "dimensions": None, "on_error": "raise"},
+        {"column": "c", "output": "o", "model": "x", "cpus": 2, "actors": 3, "memory_mb": 4, "weights": "mapped",
+         "address": "auto", "progress": False, "overwrite": True, "task": "query", "compute": "float32",
+         "vectors": "dense", "dimensions": 8, "on_error": "null"},
+        {**plain, "vectors": "sparse", "max_active": 5})]
 
 
 @pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])

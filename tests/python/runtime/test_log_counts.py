@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import mpool
+from mpool.runtime import logs
+
 #: Start of a record -> records of this kind. Every other record fails the test.
 KINDS = ("Loaded", "Unloaded", "Spawned worker", "Evicted worker", "Worker", "Graceful shutdown complete")
 BEGIN = """
@@ -100,3 +103,11 @@ def test_the_level_of_a_second_pool_is_used_at_once(models: list[str]) -> None:
     """The thread that delivers records runs since the first pool."""
     found = records(LATER, "WARNING", *models)
     assert counted(found, "INFO")["Loaded"] == 1 and counted(found, "DEBUG")["Worker"] >= 1
+
+
+def test_records_arrive_while_the_pool_is_open(bert: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread delivers them: no call of the pool, and no end of it, is needed."""
+    with caplog.at_level("INFO", "mpool.pool"), mpool.Pool() as pool:
+        pool.load(bert)
+        logs.wait_for_events(60.0)
+        assert any(record.getMessage().startswith("Loaded") for record in caplog.records)

@@ -229,6 +229,38 @@ def test_invalid_fields_are_named(server: Any, change: dict[str, Any], param: st
         assert f"`{param}" in found["error"]["message"], found
 
 
+def test_the_schema_that_is_missing_is_named(server: Any) -> None:
+    """`text.format` itself has the schema; `response_format` of chat completions has it one level lower."""
+    for path, change, field in (
+            ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}],
+                                      "response_format": {"type": "json_schema"}},
+             "response_format.json_schema.schema")):
+        status, found = ask(server, path, {"model": "writes", **change})
+        assert status == 400 and f"`{field}` must be a JSON schema" in found["error"]["message"], found
+
+
+@pytest.mark.parametrize("schema, words", [
+    ({"$ref": "#/nowhere"}, "cannot be used"), ({"enum": ["x" * 70_000]}, "limit is 65,536")], ids=["link", "length"])
+def test_a_schema_that_cannot_be_used_is_named_as_in_the_request(server: Any, schema: Any, words: str) -> None:
+    """Clients of other protocols do not know `response_format`."""
+    pytest.importorskip("llguidance")
+    format, chat = {"type": "json_schema", "name": "x", "schema": schema}, {"messages": CHAT}
+    for path, change, field in (("/v1/responses", {"input": "x", "text": {"format": format}}, "text.format"),
+                                ("/v1/messages", {**chat, "max_tokens": 1, "output_config": {"format": format}},
+                                 "output_config.format"),
+                                ("/api/chat", {**chat, "format": schema}, "format"),
+                                ("/api/generate", {"prompt": "x", "format": schema}, "format"),
+                                ("/v1/chat/completions", {**chat, "response_format": {
+                                    "type": "json_schema", "json_schema": format}}, "response_format")):
+        for stream in (False, True):
+            status, found = ask(server, path, {"model": "writes", "stream": stream, **change})
+            error = found["error"]
+            message = error if isinstance(error, str) else error["message"]
+            assert status == 400 and f"`{field}`: " in message and words in message, found
+            assert isinstance(error, str) or error.get("param", field) == field, found
+
+
 def test_failed_stream_ends_with_an_error_event(server: Any, client: Any) -> None:
     with client.responses.create(model="llama", input="x", max_output_tokens=16_000, stream=True,
                                  extra_body={"ignore_eos": True}) as stream:

@@ -322,7 +322,7 @@ def test_factors_of_normalizers_hold_for_every_character(kind: str, factor: int)
     made = {"BertNormalizer": lambda: tokenizers.normalizers.BertNormalizer()}.get(
         kind, lambda: getattr(tokenizers.normalizers, kind)())()
     points = [chr(point) for point in range(sys.maxunicode + 1) if not 0xD800 <= point < 0xE000]
-    step = 4096
+    step, largest = 4096, 1
     for at in range(0, len(points), step):
         text = "".join(points[at:at + step])
         if len(made.normalize_str(text)) > len(text):  # most blocks do not grow: look at their characters only if so
@@ -332,4 +332,6 @@ def test_factors_of_normalizers_hold_for_every_character(kind: str, factor: int)
                 assert len(each) >= step or at + step > len(points)
             else:
                 each = [made.normalize_str(char) for char in points[at:at + step]]
-            assert max(map(len, each)) <= factor
+            largest = max(largest, *map(len, each))
+    # BertNormalizer also removes the accents that it decomposes
+    assert largest == (3 if kind == "BertNormalizer" else factor)

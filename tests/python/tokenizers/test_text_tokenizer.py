@@ -346,6 +346,7 @@ def test_json_unigram_that_lists_control_tokens(tmp_path: Path) -> None:
     for text in ("</s>", "a</s>a<s>", "</s></s>"):
         ids = tokenizer.encode(text).tolist()
         assert ids and not {0, 1} & set(ids)
+        assert "".join(vocab[token][0] for token in ids).replace("▁", "") == text
     assert 1 in tokenizer.encode("</s>", parse_special=True).tolist()
     assert tokenizer.encode("aéa").tolist().count(2) == 1  # the unknown token stays allowed
 
@@ -445,6 +446,13 @@ def test_special_id_outside_the_vocabulary(key: str) -> None:
 ])
 def test_default_special_id_outside_the_vocabulary(kv: dict[str, Any], key: str) -> None:
     assert "by default" in refused(kv, key).got
+
+
+@pytest.mark.parametrize(("pre", "given", "wanted"), [
+    ("gemma4", False, True), ("gemma4", None, True), ("gpt-2", False, False), ("gpt-2", None, False)])
+def test_files_of_gemma_4_get_the_bos_token(pre: str, given: bool | None, wanted: bool) -> None:
+    """The files say that it is not added, by mistake."""
+    assert tokenizer_of(bpe(pre=pre, add_bos_token=given)).encode("he").tolist()[:1] == ([0] if wanted else [258])
 
 
 def test_bos_is_wanted_but_missing() -> None:
