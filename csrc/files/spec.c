@@ -32,6 +32,7 @@ typedef struct spec_block { /* memory of the spec; small allocations share a blo
 } spec_block;
 
 enum { BLOCK_BYTES = 32 * 1024, OWN_BLOCK_FROM = 8 * 1024 };
+enum { MAX_FILES = 1 << 19 }; /* a capacity: 4 times a power of two */
 
 struct mp_spec {
     _Atomic uint32_t references;
@@ -262,9 +263,9 @@ mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error) {
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "a model spec has a file with an empty path; pass the path of a file");
     if (spec->file_count == spec->file_capacity) {
+        if (spec->file_capacity >= MAX_FILES)
+            return mp_fail(error, MP_LIMIT, "a model spec has too many files; allowed: at most %d", MAX_FILES);
         int capacity = spec->file_capacity ? 2 * spec->file_capacity : 4;
-        if (capacity > 1 << 20)
-            return mp_fail(error, MP_LIMIT, "a model spec has too many files; allowed: at most %d", 1 << 19);
         const char **files = mp_realloc(spec->files, (size_t)capacity * sizeof *files, MP_TAG_SPEC);
         if (!files)
             return mp_fail_memory(error, (uint64_t)capacity * sizeof *files, "a model spec's files");

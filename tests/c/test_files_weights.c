@@ -345,9 +345,10 @@ MP_TEST(files_weights_file_gone_or_changed) {
     add(&f, "t", MP_I8, 0, 1000, 1, 0);
     mp_weights *weights, *again;
     MP_CHECK_OK(mp_weights_open(f.spec, &weights, &f.error), &f.error);
-    MP_CHECK(mp_weights_unchanged(weights));
+    MP_CHECK(mp_weights_unchanged(weights) && mp_weights_sound(weights));
     MP_CHECK_INT(unlink(f.b), 0);
-    MP_CHECK(!mp_weights_unchanged(weights));
+    MP_CHECK(!mp_weights_unchanged(weights) && !mp_weights_sound(weights));
+    MP_CHECK_OK(mp_weights_whole(weights, &f.error), &f.error); /* the mapping keeps the bytes of the removed file */
     MP_CHECK_STATUS(mp_weights_open(f.spec, &again, &f.error), MP_IO, &f.error);
     MP_CHECK_HAS(f.error.message, "b.bin");
     write_pattern(f.b, 1001); /* long enough, but not the file that the spec describes */
@@ -375,7 +376,8 @@ MP_TEST(files_weights_file_shrinks) {
         sum += t.data[i];
     MP_CHECK_INT(sum, 0);
     MP_CHECK_INT(t.data[4999], pattern(4999));
-    MP_CHECK(mp_weights_poisoned(weights) && !mp_weights_unchanged(weights));
+    MP_CHECK(mp_weights_poisoned(weights) && !mp_weights_unchanged(weights) && !mp_weights_sound(weights));
+    MP_CHECK_STATUS(mp_weights_whole(weights, &f.error), MP_IO, &f.error);
     mp_weights_close(weights);
 }
 
