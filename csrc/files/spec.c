@@ -290,15 +290,20 @@ static mp_status check_key(const mp_spec *spec, const char *key, uint64_t length
     return MP_OK;
 }
 
-mp_status mp_spec_adopt(mp_spec *spec, const char *key, uint32_t length, const mp_value *value, mp_error *error) {
-    MP_TRY(check_not_frozen(spec, error));
-    MP_TRY(check_key(spec, key, length, error));
+/* Requires a key that check_key accepts. */
+static mp_status adopt(mp_spec *spec, const char *key, uint32_t length, const mp_value *value, mp_error *error) {
     void *values = spec->values;
     mp_status status = names_reserve(&spec->keys, &values, sizeof *spec->values, error);
     spec->values = values;
     MP_TRY(status);
     spec->values[names_add(spec, &spec->keys, key, length)] = *value;
     return MP_OK;
+}
+
+mp_status mp_spec_adopt(mp_spec *spec, const char *key, uint32_t length, const mp_value *value, mp_error *error) {
+    MP_TRY(check_not_frozen(spec, error));
+    MP_TRY(check_key(spec, key, length, error));
+    return adopt(spec, key, length, value, error);
 }
 
 static mp_status copy_strings(mp_spec *spec, const char *key, const mp_value *from, mp_value *to, mp_error *error) {
@@ -357,7 +362,7 @@ mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_
                        (int)value->type);
     }
     MP_TRY(copy_bytes(spec, key, length, "a key", &copy, error));
-    return mp_spec_adopt(spec, copy, (uint32_t)length, &made, error);
+    return adopt(spec, copy, (uint32_t)length, &made, error);
 }
 
 bool mp_shape_items(int ndim, const int64_t *shape, int64_t *items) {

@@ -10,7 +10,7 @@ typedef struct range {
     const char *allowed;
 } range;
 
-/* Copy a spec with another value of `key`. */
+/* Copy a spec with another value of `key`, or without it if `changed` is NULL. */
 static inline mp_spec *spec_with(const mp_spec *from, const char *key, const mp_value *changed) {
     mp_error error;
     mp_spec *spec = mp_spec_create();
@@ -22,7 +22,8 @@ static inline mp_spec *spec_with(const mp_spec *from, const char *key, const mp_
         if (strcmp(name, key) != 0)
             MP_CHECK_OK(mp_spec_set(spec, name, value, &error), &error);
     }
-    MP_CHECK_OK(mp_spec_set(spec, key, changed, &error), &error);
+    if (changed)
+        MP_CHECK_OK(mp_spec_set(spec, key, changed, &error), &error);
     for (int i = 0; i < mp_spec_tensor_count(from); i++)
         MP_CHECK_OK(mp_spec_add_tensor(spec, mp_spec_tensor_at(from, i), &error), &error);
     if (mp_spec_tokens(from))

@@ -253,6 +253,14 @@ MP_TEST(files_spec_refuses_names) {
     mp_value unknown = {.type = (mp_value_type)99};
     MP_CHECK_STATUS(mp_spec_set(spec, "s", &unknown, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK(!mp_spec_find(spec, "s"));
+    /* mp_spec_adopt, which copies nothing, makes the same checks */
+    static const struct { const char *key; const char *field; } adopted[] = {
+        {"a", "a"}, {"", "key length"}, {"b\n", "key"}, {"\x7f", "key"}};
+    for (size_t i = 0; i < sizeof adopted / sizeof *adopted; i++) {
+        const uint32_t bytes = (uint32_t)strlen(adopted[i].key);
+        MP_CHECK_STATUS(mp_spec_adopt(spec, adopted[i].key, bytes, &one, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, adopted[i].field);
+    }
     free(longer);
     mp_spec_unpin(spec);
 }
@@ -273,7 +281,8 @@ MP_TEST(files_spec_frozen) {
     MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_add_file(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
-    mp_token_table tokens = {.count = 1, .bytes = "a", .offsets = (uint64_t[]){0, 1}, .control = (uint8_t[]){0}};
+    mp_token_table tokens = {.count = 1, .bytes = (const uint8_t *)"a", .offsets = (uint64_t[]){0, 1},
+                             .control = (uint8_t[]){0}};
     MP_CHECK_STATUS(mp_spec_set_tokens(spec, &tokens, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK(mp_spec_tokens(spec) == NULL);
     mp_spec *draft = llama(), *copy;
@@ -424,7 +433,7 @@ MP_TEST(files_spec_long_names_of_hyper_parameters) {
     enum { MOST = 255 };
     mp_error error;
     int64_t out = 0;
-    char key[6 + MOST + 2], architecture[MP_SPEC_MAX_ARCHITECTURE + 1], stored[MP_SPEC_MAX_ARCHITECTURE + MOST + 1];
+    char key[6 + MOST + 2], architecture[MP_SPEC_MAX_ARCHITECTURE + 1], stored[MP_SPEC_MAX_ARCHITECTURE + sizeof key];
     mp_spec *spec = llama();
     memset(architecture, 'a', MP_SPEC_MAX_ARCHITECTURE);
     architecture[MP_SPEC_MAX_ARCHITECTURE] = 0;

@@ -144,8 +144,8 @@ MP_TEST(models_vision_time_of_a_tile_is_predicted) {
                         .first = {.K = 64 * MERGED * MERGED, .N = INNER},
                         .second = {.K = INNER, .N = WIDE}};
     uint8_t keys[2][MP_IMAGE_KEY] = {{1}, {2}};
-    const int32_t sizes[] = {DOWN * PATCH, ACROSS * PATCH, DOWN * PATCH, ACROSS * PATCH};
-    const int64_t offsets[] = {0, 0, 0};
+    int32_t sizes[] = {DOWN * PATCH, ACROSS * PATCH, DOWN * PATCH, ACROSS * PATCH};
+    int64_t offsets[] = {0, 0, 0};
     mp_text_request request = {.images = {.tile_keys = keys[0], .offsets = offsets, .sizes = sizes}};
     mp_tile known = {.key = {2}};
     mp_tile_job job = {.tile = &known, .ops = 5000000};
