@@ -131,6 +131,8 @@ void mp_file_map_init(void) {
     sigaction(SIGBUS, &action, NULL);
 }
 
+_Static_assert(SIZE_MAX >= INT64_MAX, "a mapping can have the size of any file");
+
 mp_status mp_file_map_open(const char *path, mp_file_map **out, mp_error *error) {
     mp_status status = MP_OK;
     int fd = -1;
@@ -146,11 +148,6 @@ mp_status mp_file_map_open(const char *path, mp_file_map **out, mp_error *error)
     MP_TRY_GOTO(mp_sys_open(path, &fd, &map->id, error));
     if (map->id.size == 0) {
         status = mp_fail_file(error, MP_FORMAT, path, 0, "file size", "at least 1 byte", "an empty file");
-        goto cleanup;
-    }
-    if (map->id.size > SIZE_MAX / 2) {
-        status = mp_fail_file(error, MP_FORMAT, path, 0, "file size", "at most half the address space", "%llu bytes",
-                              (unsigned long long)map->id.size);
         goto cleanup;
     }
     MP_TRY_GOTO(mp_sys_map(fd, (size_t)map->id.size, path, &map->data, error));

@@ -208,7 +208,7 @@ static mp_status read_strings(reader *r, const char *key, mp_value *value, mp_er
     uint64_t *offsets = mp_spec_memory(r->spec, (value->count + 1) * sizeof *offsets);
     char *copy = mp_spec_memory(r->spec, total);
     if (!offsets || !copy)
-        return no_memory(error, total + value->count * sizeof *offsets);
+        return no_memory(error, offsets ? total : (value->count + 1) * sizeof *offsets);
     r->c.at = start;
     uint64_t used = 0;
     offsets[0] = 0;

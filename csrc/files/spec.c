@@ -32,6 +32,7 @@ typedef struct spec_block { /* memory of the spec; small allocations share a blo
 } spec_block;
 
 enum { BLOCK_BYTES = 32 * 1024, OWN_BLOCK_FROM = 8 * 1024 };
+enum { MAX_FILES = 1 << 19 }; /* a capacity: 4 times a power of two */
 
 struct mp_spec {
     _Atomic uint32_t references;
@@ -262,9 +263,9 @@ mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error) {
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "a model spec has a file with an empty path; pass the path of a file");
     if (spec->file_count == spec->file_capacity) {
+        if (spec->file_capacity >= MAX_FILES)
+            return mp_fail(error, MP_LIMIT, "a model spec has too many files; allowed: at most %d", MAX_FILES);
         int capacity = spec->file_capacity ? 2 * spec->file_capacity : 4;
-        if (capacity > 1 << 20)
-            return mp_fail(error, MP_LIMIT, "a model spec has too many files; allowed: at most %d", 1 << 19);
         const char **files = mp_realloc(spec->files, (size_t)capacity * sizeof *files, MP_TAG_SPEC);
         if (!files)
             return mp_fail_memory(error, (uint64_t)capacity * sizeof *files, "a model spec's files");
@@ -289,15 +290,20 @@ static mp_status check_key(const mp_spec *spec, const char *key, uint64_t length
     return MP_OK;
 }
 
-mp_status mp_spec_adopt(mp_spec *spec, const char *key, uint32_t length, const mp_value *value, mp_error *error) {
-    MP_TRY(check_not_frozen(spec, error));
-    MP_TRY(check_key(spec, key, length, error));
+/* Requires a key that check_key accepts. */
+static mp_status adopt(mp_spec *spec, const char *key, uint32_t length, const mp_value *value, mp_error *error) {
     void *values = spec->values;
     mp_status status = names_reserve(&spec->keys, &values, sizeof *spec->values, error);
     spec->values = values;
     MP_TRY(status);
     spec->values[names_add(spec, &spec->keys, key, length)] = *value;
     return MP_OK;
+}
+
+mp_status mp_spec_adopt(mp_spec *spec, const char *key, uint32_t length, const mp_value *value, mp_error *error) {
+    MP_TRY(check_not_frozen(spec, error));
+    MP_TRY(check_key(spec, key, length, error));
+    return adopt(spec, key, length, value, error);
 }
 
 static mp_status copy_strings(mp_spec *spec, const char *key, const mp_value *from, mp_value *to, mp_error *error) {
@@ -356,7 +362,7 @@ mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_
                        (int)value->type);
     }
     MP_TRY(copy_bytes(spec, key, length, "a key", &copy, error));
-    return mp_spec_adopt(spec, copy, (uint32_t)length, &made, error);
+    return adopt(spec, copy, (uint32_t)length, &made, error);
 }
 
 bool mp_shape_items(int ndim, const int64_t *shape, int64_t *items) {

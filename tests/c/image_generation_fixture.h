@@ -74,14 +74,17 @@ static void fact(tiny_file *file, const char *part, const char *name, int64_t va
     tiny_int(file->spec, key, value);
 }
 
+static int clip_g_positions = CLIP_TOKENS; /* the context length that the next clip_g gets */
+
 static void add_clip(tiny_file *file, const char *part, int hidden, int projection) {
+    const int clip_positions = strcmp(part, "clip_g") == 0 ? clip_g_positions : CLIP_TOKENS;
     char key[64], at[64];
     fact(file, part, "block_count", 2);
     fact(file, part, "embedding_length", hidden);
     fact(file, part, "head_count", hidden / 8);
     fact(file, part, "head_length", 8);
     fact(file, part, "feed_forward_length", 21);
-    fact(file, part, "context_length", CLIP_TOKENS);
+    fact(file, part, "context_length", clip_positions);
     fact(file, part, "projection_length", projection);
     fact(file, part, "end_token", projection == 0 ? -1 : 5);
     snprintf(key, sizeof key, "%s.norm_epsilon", part);
@@ -91,7 +94,7 @@ static void add_clip(tiny_file *file, const char *part, int hidden, int projecti
     snprintf(key, sizeof key, "%s.tokens", part);
     put(file, key, 2, (int64_t[]){VOCAB_SIZE, hidden}, 1, 0);
     snprintf(key, sizeof key, "%s.positions", part);
-    put(file, key, 2, (int64_t[]){CLIP_TOKENS, hidden}, 1, 0);
+    put(file, key, 2, (int64_t[]){clip_positions, hidden}, 1, 0);
     for (int i = 0; i < 2; i++) {
         static const char *const names[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
                                             "self_attn.out_proj"};
@@ -240,7 +243,8 @@ static void add_decoder(tiny_file *file) {
     conv(file, "vae.end", "conv_out", 3, 8, 3);
 }
 
-static mp_spec *pipeline(bool flux) {
+/* `large_clip`: with the encoder clip_g. */
+static mp_spec *pipeline_with(bool flux, bool large_clip) {
     mp_error error;
     char path[512];
     snprintf(path, sizeof path, "%s/pipeline%d.bin", mp_test_directory(), flux);
@@ -248,7 +252,7 @@ static mp_spec *pipeline(bool flux) {
     MP_CHECK_OK(mp_spec_set_architecture(file.spec, flux ? "flux" : "sd3", &error), &error);
     MP_CHECK_OK(mp_spec_add_file(file.spec, path, &error), &error);
     add_clip(&file, "clip_l", 16, flux ? 0 : 12);
-    if (!flux)
+    if (large_clip)
         add_clip(&file, "clip_g", 24, 20);
     add_t5(&file, 40);
     add_transformer(&file, flux, 40, flux ? 16 : 32);
@@ -259,9 +263,11 @@ static mp_spec *pipeline(bool flux) {
     return file.spec;
 }
 
+static inline mp_spec *pipeline(bool flux) { return pipeline_with(flux, !flux); }
+
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
-static mp_status make_call(bool flux, int images, mp_request **out, mp_error *error) {
+static inline mp_status make_call(bool flux, int images, mp_request **out, mp_error *error) {
     static int32_t ids[2][MP_T2I_ENCODERS][CLIP_TOKENS];
     static float noise[2 * CHANNELS * HIGH * WIDE];
     const float times[STEPS] = {1000, 700, 300}, sigmas[STEPS + 1] = {1, 0.7f, 0.3f, 0};

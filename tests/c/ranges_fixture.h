@@ -10,10 +10,8 @@ typedef struct range {
     const char *allowed;
 } range;
 
-/* Copy a spec; `key` becomes an array of two bools. */
-static inline mp_spec *spec_with_bools(const mp_spec *from, const char *key) {
-    static const uint8_t bools[] = {1, 0};
-    const mp_value wrong = {.type = MP_VALUE_BOOLS, .gguf_type = -1, .count = 2, .as.bools = bools};
+/* Copy a spec with another value of `key`, or without it if `changed` is NULL. */
+static inline mp_spec *spec_with(const mp_spec *from, const char *key, const mp_value *changed) {
     mp_error error;
     mp_spec *spec = mp_spec_create();
     MP_CHECK_OK(mp_spec_set_architecture(spec, mp_spec_architecture(from), &error), &error);
@@ -24,13 +22,21 @@ static inline mp_spec *spec_with_bools(const mp_spec *from, const char *key) {
         if (strcmp(name, key) != 0)
             MP_CHECK_OK(mp_spec_set(spec, name, value, &error), &error);
     }
-    MP_CHECK_OK(mp_spec_set(spec, key, &wrong, &error), &error);
+    if (changed)
+        MP_CHECK_OK(mp_spec_set(spec, key, changed, &error), &error);
     for (int i = 0; i < mp_spec_tensor_count(from); i++)
         MP_CHECK_OK(mp_spec_add_tensor(spec, mp_spec_tensor_at(from, i), &error), &error);
     if (mp_spec_tokens(from))
         MP_CHECK_OK(mp_spec_set_tokens(spec, mp_spec_tokens(from), &error), &error);
     mp_spec_freeze(spec);
     return spec;
+}
+
+/* Copy a spec; `key` becomes an array of two bools. */
+static inline mp_spec *spec_with_bools(const mp_spec *from, const char *key) {
+    static const uint8_t bools[] = {1, 0};
+    const mp_value wrong = {.type = MP_VALUE_BOOLS, .gguf_type = -1, .count = 2, .as.bools = bools};
+    return spec_with(from, key, &wrong);
 }
 
 /* Check the range of each key of a model. Drops the reference to `base`. */

@@ -167,6 +167,20 @@ MP_TEST(files_spec_many_files) {
     mp_spec_unpin(spec);
 }
 
+/* A spec has at most 2^19 files, and the error says so. */
+MP_TEST(files_spec_most_files) {
+    enum { MOST = 1 << 19 };
+    mp_error error;
+    mp_spec *spec = mp_spec_create();
+    for (int i = 0; i < MOST; i++)
+        MP_CHECK_OK(mp_spec_add_file(spec, "f", &error), &error);
+    MP_CHECK_STATUS(mp_spec_add_file(spec, "one more", &error), MP_LIMIT, &error);
+    MP_CHECK_HAS(error.message, "at most 524288");
+    MP_CHECK_INT(mp_spec_file_count(spec), MOST);
+    MP_CHECK_STR(mp_spec_file(spec, MOST - 1), "f");
+    mp_spec_unpin(spec);
+}
+
 MP_TEST(files_spec_many_names) {
     enum { N = 100000 };
     mp_error error;
@@ -239,6 +253,14 @@ MP_TEST(files_spec_refuses_names) {
     mp_value unknown = {.type = (mp_value_type)99};
     MP_CHECK_STATUS(mp_spec_set(spec, "s", &unknown, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK(!mp_spec_find(spec, "s"));
+    /* mp_spec_adopt, which copies nothing, makes the same checks */
+    static const struct { const char *key; const char *field; } adopted[] = {
+        {"a", "a"}, {"", "key length"}, {"b\n", "key"}, {"\x7f", "key"}};
+    for (size_t i = 0; i < sizeof adopted / sizeof *adopted; i++) {
+        const uint32_t bytes = (uint32_t)strlen(adopted[i].key);
+        MP_CHECK_STATUS(mp_spec_adopt(spec, adopted[i].key, bytes, &one, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, adopted[i].field);
+    }
     free(longer);
     mp_spec_unpin(spec);
 }
@@ -259,7 +281,15 @@ MP_TEST(files_spec_frozen) {
     MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_add_file(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
-    mp_spec *copy;
+    mp_token_table tokens = {.count = 1, .bytes = (const uint8_t *)"a", .offsets = (uint64_t[]){0, 1},
+                             .control = (uint8_t[]){0}};
+    MP_CHECK_STATUS(mp_spec_set_tokens(spec, &tokens, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK(mp_spec_tokens(spec) == NULL);
+    mp_spec *draft = llama(), *copy;
+    MP_CHECK_STATUS(mp_spec_set_draft(spec, draft, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK(mp_spec_draft(spec) == NULL);
+    set(draft, "a", one); /* not frozen by the refused call */
+    mp_spec_unpin(draft);
     MP_CHECK_OK(copy_spec(spec, &copy, &error), &error);
     MP_CHECK_OK(mp_spec_set(copy, "a", &one, &error), &error);
     mp_spec_unpin(copy);
@@ -394,6 +424,34 @@ MP_TEST(files_spec_integers) {
     spec = mp_spec_create();
     MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.block_count", 1, 29, &def, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.field, "general.architecture");
+    mp_spec_unpin(spec);
+}
+
+/* Names of hyper-parameters have at most 255 bytes, not counting "{arch}". The longest name of an architecture fits in
+ * addition. */
+MP_TEST(files_spec_long_names_of_hyper_parameters) {
+    enum { MOST = 255 };
+    mp_error error;
+    int64_t out = 0;
+    char key[6 + MOST + 2], architecture[MP_SPEC_MAX_ARCHITECTURE + 1], stored[MP_SPEC_MAX_ARCHITECTURE + sizeof key];
+    mp_spec *spec = llama();
+    memset(architecture, 'a', MP_SPEC_MAX_ARCHITECTURE);
+    architecture[MP_SPEC_MAX_ARCHITECTURE] = 0;
+    MP_CHECK_OK(mp_spec_set_architecture(spec, architecture, &error), &error);
+    for (int length = MOST; length <= MOST + 1; length++) {
+        snprintf(key, sizeof key, "{arch}%0*d", length, 7);
+        if (length == MOST) {
+            snprintf(stored, sizeof stored, "%s%s", architecture, key + 6);
+            set(spec, stored, integer(5));
+        }
+        for (int with = 0; with < 2; with++) { /* with and without the architecture */
+            out = 0;
+            mp_status status = mp_spec_int(spec, with ? key : key + 6, 0, 9, &(int64_t){3}, &out, &error);
+            MP_CHECK_STATUS(status, length == MOST ? MP_OK : MP_INTERNAL, &error);
+            MP_CHECK_INT(out, length > MOST ? 0 : with ? 5 : 3);
+        }
+    }
+    MP_CHECK_HAS(error.message, "256 bytes");
     mp_spec_unpin(spec);
 }
 
@@ -631,3 +689,38 @@ static mp_status note_file(void *arg, mp_error *error) {
 }
 
 MP_TEST(files_spec_identities_survive_refused_memory) { mp_test_alloc_sweep(note_file, NULL); }
+
+/* Any thread may store the identity of a file. The variant tsan reports an access without the lock. */
+enum { NOTED = 64 };
+typedef struct noting {
+    mp_spec *spec;
+    uint64_t size;
+    int stored;
+} noting;
+
+static void note_all(void *arg) {
+    noting *n = arg;
+    for (int i = 0; i < NOTED; i++) {
+        mp_file_id id = {.size = n->size}, known;
+        n->stored += mp_spec_same_file(n->spec, i, &id);
+        MP_CHECK(mp_spec_file_identity(n->spec, i, &known));
+    }
+}
+
+MP_TEST(files_spec_identities_from_threads) {
+    mp_error error;
+    mp_thread threads[2] = {0};
+    const uint64_t before = mp_alloc_bytes(MP_TAG_SPEC);
+    mp_spec *spec = mp_spec_create();
+    for (int i = 0; i < NOTED; i++)
+        MP_CHECK_OK(mp_spec_add_file(spec, "/a", &error), &error);
+    mp_spec_freeze(spec);
+    noting each[2] = {{spec, 1, 0}, {spec, 2, 0}};
+    for (int i = 0; i < 2; i++)
+        MP_CHECK_OK(mp_thread_start(&threads[i], "noting", note_all, &each[i], &error), &error);
+    for (int i = 0; i < 2; i++)
+        mp_thread_join(&threads[i]);
+    MP_CHECK_INT(each[0].stored + each[1].stored, NOTED); /* the first thread that sees a file decides its identity */
+    mp_spec_unpin(spec);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), before);
+}

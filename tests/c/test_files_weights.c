@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "files/spec_build.h"
 #include "files/weights.h"
 #include "test_files.h"
 
@@ -255,6 +256,32 @@ MP_TEST(files_weights_checks_bounds_again) {
     mp_weights_close(open_weights(&f));
 }
 
+/* Entries that were changed after mp_spec_add_tensor are checked in full. */
+MP_TEST(files_weights_checks_entries_again) {
+    static const struct { int file; mp_dtype dtype; int ndim; int64_t columns; uint64_t nbytes; const char *field; }
+    cases[] = {
+        {2, MP_F32, 1, 4, 16, "t: file"},     {-1, MP_F32, 1, 4, 16, "t: file"},
+        {0, MP_DTYPE_COUNT, 1, 4, 16, "t: type"}, {0, MP_F32, 0, 4, 16, "t: dimensions"},
+        {0, MP_F32, 1, -4, 16, "t: shape"},   {0, MP_Q8_0, 1, 33, 34, "t: row"},
+        {0, MP_F32, 1, 4, 15, "t: size"},     {0, MP_F32, 1, 4, 17, "t: size"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fixture f;
+        mp_weights *weights;
+        begin(&f);
+        add(&f, "t", MP_F32, 0, 4, 0, 0);
+        mp_tensor_entry *entry = mp_spec_tensor_edit(f.spec, 0);
+        entry->file = cases[i].file;
+        entry->dtype = cases[i].dtype;
+        entry->ndim = cases[i].ndim;
+        entry->shape[0] = cases[i].columns;
+        entry->nbytes = cases[i].nbytes;
+        MP_CHECK_STATUS(mp_weights_open(f.spec, &weights, &f.error), MP_FORMAT, &f.error);
+        MP_CHECK_STR(f.error.field, cases[i].field);
+        mp_spec_unpin(f.spec);
+    }
+}
+
 MP_TEST(files_weights_refuses_types_without_a_reader) {
     static const mp_dtype types[] = {MP_I8, MP_I16, MP_I32, MP_I64, MP_F64, MP_AWQ4, MP_GPTQ4, MP_GPTQ4_ORDERED,
                                      MP_F8_E4M3};
@@ -345,9 +372,10 @@ MP_TEST(files_weights_file_gone_or_changed) {
     add(&f, "t", MP_I8, 0, 1000, 1, 0);
     mp_weights *weights, *again;
     MP_CHECK_OK(mp_weights_open(f.spec, &weights, &f.error), &f.error);
-    MP_CHECK(mp_weights_unchanged(weights));
+    MP_CHECK(mp_weights_unchanged(weights) && mp_weights_sound(weights));
     MP_CHECK_INT(unlink(f.b), 0);
-    MP_CHECK(!mp_weights_unchanged(weights));
+    MP_CHECK(!mp_weights_unchanged(weights) && !mp_weights_sound(weights));
+    MP_CHECK_OK(mp_weights_whole(weights, &f.error), &f.error); /* the mapping keeps the bytes of the removed file */
     MP_CHECK_STATUS(mp_weights_open(f.spec, &again, &f.error), MP_IO, &f.error);
     MP_CHECK_HAS(f.error.message, "b.bin");
     write_pattern(f.b, 1001); /* long enough, but not the file that the spec describes */
@@ -358,6 +386,39 @@ MP_TEST(files_weights_file_gone_or_changed) {
     MP_CHECK(again == NULL);
     mp_weights_close(weights);
     mp_spec_unpin(f.spec);
+}
+
+#ifdef MP_SEAM
+static int replace_and_open(const char *path, int flags) {
+    char other[512];
+    if (strstr(path, "b.bin")) {
+        snprintf(other, sizeof other, "%s.new", path);
+        write_pattern(other, 1000);
+        MP_CHECK_INT(rename(other, path), 0);
+    }
+    return mp_sys_real.open(path, flags);
+}
+#endif
+
+/* A file that is replaced by an equal one while it is opened is another version. */
+MP_TEST(files_weights_file_replaced_while_opened) {
+#ifdef MP_SEAM
+    fixture f;
+    begin(&f);
+    add(&f, "t", MP_I8, 0, 1000, 1, 0);
+    mp_weights *weights = NULL;
+    mp_spec_note_files(f.spec);
+    mp_sys_table.open = replace_and_open;
+    mp_status status = mp_weights_open(f.spec, &weights, &f.error);
+    mp_sys_table = mp_sys_real;
+    MP_CHECK_STATUS(status, MP_INTEGRITY, &f.error);
+    MP_CHECK_HAS(f.error.message, "b.bin");
+    MP_CHECK(weights == NULL);
+    mp_spec_unpin(f.spec);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
+#else
+    MP_SKIP("needs the seam build");
+#endif
 }
 
 MP_TEST(files_weights_file_shrinks) {
@@ -375,7 +436,8 @@ MP_TEST(files_weights_file_shrinks) {
         sum += t.data[i];
     MP_CHECK_INT(sum, 0);
     MP_CHECK_INT(t.data[4999], pattern(4999));
-    MP_CHECK(mp_weights_poisoned(weights) && !mp_weights_unchanged(weights));
+    MP_CHECK(mp_weights_poisoned(weights) && !mp_weights_unchanged(weights) && !mp_weights_sound(weights));
+    MP_CHECK_STATUS(mp_weights_whole(weights, &f.error), MP_IO, &f.error);
     mp_weights_close(weights);
 }
 

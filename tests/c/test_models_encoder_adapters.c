@@ -5,6 +5,7 @@
 
 #include "adapter_fixture.h"
 #include "encoder_fixture.h"
+#include "missing_fixture.h"
 
 enum { WHOLE = 7, SMALL = 8, EMPTY = 9, ADAPTERS = 3, CALLS = ADAPTERS + 1, SOME = 20 };
 static const int64_t ids[ADAPTERS] = {WHOLE, SMALL, EMPTY};
@@ -248,6 +249,29 @@ MP_TEST(models_encoder_adapters_of_one_matrix_bfloat16) { check_one_matrix(MP_CO
 MP_TEST(models_encoder_adapters_of_one_matrix_int8) { check_one_matrix(MP_COMPUTE_I8, 0.3); }
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */
+
+static const char *stray;
+
+static void add_stray(tiny_file *file) {
+    add_adapters(file);
+    if (stray)
+        tiny_update(file, 1, stray, 3, TINY_WIDTH, TINY_WIDTH, 1);
+}
+
+/* A tensor of an adapter that updates no layer of the encoder is refused, and the error names it. */
+MP_TEST(models_encoder_adapters_for_no_layer_are_refused) {
+    static const char *const names[] = {NULL, "blk.9.attn_q", "blk.0.attn_none", "token_embd"};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        stray = names[i];
+        mp_spec *spec = tiny_encoder_spec_with(false, false, add_stray);
+        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_F32, &error), stray ? MP_UNSUPPORTED : MP_OK, &error);
+        if (stray)
+            MP_CHECK_HAS(error.message, stray);
+    }
+}
 
 MP_TEST(models_encoder_adapters_unknown_ids_are_refused) {
     static texts all;

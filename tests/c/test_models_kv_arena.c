@@ -281,6 +281,46 @@ MP_TEST(models_kv_cache_blocks_are_zero) {
     mp_kv_deinit(&cache);
 }
 
+#ifdef MP_SEAM
+static void *alloc_filled(size_t bytes, size_t alignment) {
+    void *memory = mp_sys_real.alloc(bytes, alignment);
+    if (memory && bytes < 65536) /* a large block may be zero: mp_sys_alloc_is_zero */
+        memset(memory, 0xa5, bytes);
+    return memory;
+}
+#endif
+
+/* A block whose window part is refused has none: it is free, and gets one the next time. Tables grow meanwhile, in
+ * memory with any content. */
+MP_TEST(models_kv_cache_blocks_without_window_parts) {
+    enum { REGION = 15, BLOCKS = 9 * REGION };
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_kv_cache cache;
+    mp_error error;
+    uint32_t id;
+#ifdef MP_SEAM
+    mp_sys_table.alloc = alloc_filled;
+#endif
+    mp_kv_init(&cache, &group, &budget);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        if (i % REGION == 0) { /* the budget has room for a region of blocks, but not for one of window parts */
+            budget.limit = budget.used + MP_HUGE_PAGE;
+            MP_CHECK_STATUS(mp_kv_take(&cache, &id, &error), MP_MEMORY_EXHAUSTED, &error);
+            MP_CHECK(cache.free_count == 1 && cache.free_ids[0] == i && !mp_kv_has_window(&cache, i));
+            budget.limit = UINT64_MAX;
+        }
+        MP_CHECK_OK(mp_kv_take(&cache, &id, &error), &error);
+        MP_CHECK(id == i && cache.references[i] == 1 && cache.seen[i] == 1 && mp_kv_has_window(&cache, i));
+    }
+    budget.limit = budget.used + MP_HUGE_PAGE; /* the cache may be dropped in this state */
+    MP_CHECK_STATUS(mp_kv_take(&cache, &id, &error), MP_MEMORY_EXHAUSTED, &error);
+    mp_kv_deinit(&cache);
+    MP_CHECK_INT(budget.used, 0);
+#ifdef MP_SEAM
+    mp_sys_table = mp_sys_real;
+#endif
+}
+
 /* A cache that grows, shrinks, is trimmed and runs against its budget charges the regions that it holds, and after each
  * trim holds no region without a block in use. */
 MP_TEST_SECONDS(models_kv_arena_under_a_prefix_cache, 60) {

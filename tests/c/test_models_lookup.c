@@ -1,6 +1,7 @@
 /* Static embeddings: vectors have the same bits alone and in a batch, with any number of threads; a row that is not
  * finite fails its request only; tables, mappings and ids out of range are refused. */
 #include "encoder_fixture.h"
+#include "missing_fixture.h"
 #include "models/lookup/lookup.h"
 
 typedef struct kind {
@@ -190,6 +191,85 @@ MP_TEST(models_lookup_refuses_hostile_tables) {
         mapping[TINY_VOCAB - 1] = bad[i];
         check_refused(lookup_spec(&of, NULL, 0, mapping, 5), "token_embd.mapping");
     }
+}
+
+/* Each tensor has types of its own. The error names the type found. */
+MP_TEST(models_lookup_refuses_types) {
+    static const struct { const char *name, *allowed; mp_dtype dtype; const char *got; } cases[] = {
+        {"token_embd.weight", "F32, F16, BF16 or I8", MP_I32, "I32"}, /* the bytes of each stay the same */
+        {"token_embd.mapping", "I32 or I64", MP_F64, "F64"},
+        {"token_embd.factor", "F32, F16, BF16 or F64", MP_I32, "I32"},
+    };
+    static int64_t mapping[TINY_VOCAB];
+    const kind of = {true, false};
+    mp_error error;
+    mp_kernels_init();
+    mp_spec *base = lookup_spec(&of, NULL, 0, mapping, TINY_VOCAB);
+    MP_CHECK_OK(load_only(mp_spec_pin(base), MP_COMPUTE_AUTO, &error), &error);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int t = 0;
+        while (strcmp(mp_spec_tensor_at(base, t)->name, cases[i].name) != 0)
+            t++;
+        mp_spec *spec = spec_copy(base, t, 0);
+        mp_tensor_entry entry = *mp_spec_tensor_at(base, t);
+        entry.dtype = cases[i].dtype;
+        MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
+        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, cases[i].name);
+        MP_CHECK_STR(error.allowed, cases[i].allowed);
+        MP_CHECK_STR(error.got, cases[i].got);
+    }
+    mp_spec_unpin(base);
+}
+
+/* A table has at most 2^24 rows. The file has a hole, which takes no space. */
+MP_TEST(models_lookup_most_rows) {
+    enum { MOST = 1 << 24 };
+    const kind of = {false, false};
+    mp_error error;
+    mp_kernels_init();
+    for (int more = 0; more < 2; more++) {
+        mp_spec *base = plain(&of), *spec = spec_copy(base, 0, 0);
+        mp_tensor_entry entry = *mp_spec_tensor_at(base, 0);
+        MP_CHECK_STR(entry.name, "token_embd.weight");
+        entry.dtype = MP_I8;
+        entry.shape[0] = MOST + more;
+        entry.nbytes = (uint64_t)entry.shape[0] * WIDTH;
+        MP_CHECK_INT(truncate(mp_spec_file(base, 0), (off_t)(entry.offset + entry.nbytes)), 0);
+        MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
+        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_AUTO, &error), more ? MP_FORMAT : MP_OK, &error);
+        if (more)
+            MP_CHECK_STR(error.allowed, "at most 16,777,216 rows");
+        mp_spec_unpin(base);
+    }
+}
+
+/* A table of rows gives vectors of texts, and nothing else. */
+MP_TEST(models_lookup_has_vectors_only) {
+    static const struct { unsigned outputs; const char *lacks; } cases[] = {
+        {MP_EMBED_POOLED, NULL}, {MP_EMBED_TOKENS, "hidden states"}, {MP_EMBED_ROWS, "rows of a head"},
+        {MP_EMBED_SPARSE, "sparse vectors"}, {MP_EMBED_POOLED | MP_EMBED_TOKENS, "hidden states"}};
+    static const int32_t ids[] = {1, 2};
+    static const int64_t offsets[] = {0, 2};
+    const kind of = {false, false};
+    tiny_model tiny;
+    mp_error error;
+    uint64_t cost;
+    uint32_t total;
+    char refusal[96];
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_embedding_request *call;
+        MP_CHECK_OK(make_embedding_request(1, ids, offsets, NULL, &call, &error), &error);
+        call->outputs = cases[i].outputs;
+        mp_status status = tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error);
+        MP_CHECK_STATUS(status, cases[i].lacks ? MP_UNSUPPORTED : MP_OK, &error);
+        snprintf(refusal, sizeof refusal, "the model has no %s, it has: vectors of texts", cases[i].lacks);
+        if (cases[i].lacks)
+            MP_CHECK_STR(error.message, refusal);
+        mp_request_destroy(&call->base);
+    }
+    tiny_unload(&tiny);
 }
 
 /* A cancelled step ends within a text: a text can have a million tokens, on pages of a slow disk. */

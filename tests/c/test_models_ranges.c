@@ -146,3 +146,30 @@ MP_TEST(models_ranges_of_image_networks) {
     };
     check_ranges(make_spec("dinov2_with_registers", true), RANGES(images));
 }
+
+/* An image network has one pooling, by the class token; it may come from learned attention. */
+MP_TEST(models_ranges_of_image_poolings) {
+    static const struct { const char *names; uint64_t count, ends[3]; bool good; } cases[] = {
+        {"cls", 1, {0, 3}, true}, {"mean", 1, {0, 4}, false}, {"clsmean", 2, {0, 3, 7}, false},
+        {"meancls", 2, {0, 4, 7}, false}};
+    const mp_value none = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (int pool = 0; pool < 2; pool++) {
+        mp_spec *dense = make_spec(pool ? "siglip" : "dinov2", false);
+        mp_spec *base = spec_with(dense, "mpool.dense_count", &none); /* a dense layer has the inputs of one pooling */
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            const mp_value names = {.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = cases[i].count,
+                                    .as.strings = {cases[i].names, cases[i].ends}};
+            mp_status status = load_only(spec_with(base, "mpool.pooling", &names), MP_COMPUTE_AUTO, &error);
+            MP_CHECK_STATUS(status, cases[i].good ? MP_OK : MP_FORMAT, &error);
+            if (!cases[i].good)
+                MP_CHECK_STR(error.field, "mpool.pooling");
+            if (!cases[i].good)
+                MP_CHECK_STR(error.allowed, "cls");
+        }
+        mp_spec_unpin(base);
+        mp_spec_unpin(dense);
+    }
+}

@@ -286,35 +286,45 @@ MP_TEST(models_requests_refuse_wrong_offsets) {
     mp_request_destroy(&call->base);
 }
 
-/* Runs of image rows are in order, do not overlap, and end within the prompt. */
+/* Runs of image rows are in order, do not overlap, end within the prompt, and use each tile once. */
 MP_TEST(models_requests_refuse_wrong_image_runs) {
-    static const int32_t prompt[12], sizes[] = {1, 1, 1, 1};
-    static const uint8_t keys[2 * MP_IMAGE_KEY], pixels[6];
+    static const int32_t prompt[12], sizes[] = {1, 1, 1, 1, 1, 1}, sources[8] = {0};
+    static const uint8_t keys[3 * MP_IMAGE_KEY], pixels[9];
     static const struct {
-        int32_t spans[6];
-        mp_status status;
+        int32_t spans[6], tiles, sources;
+        const char *refusal; /* NULL: accepted */
     } cases[] = {
-        {{1, 4, 1, 5, 3, 1}, MP_OK},
-        {{0, 4, 1, 4, 8, 1}, MP_OK},
-        {{1, 4, 1, 4, 3, 1}, MP_INVALID_ARGUMENT}, /* the second run begins in the first */
-        {{5, 3, 1, 1, 4, 1}, MP_INVALID_ARGUMENT},
-        {{1, 4, 1, 5, 8, 1}, MP_INVALID_ARGUMENT}, /* ends after the prompt */
-        {{1, 4, 1, 12, 1, 1}, MP_INVALID_ARGUMENT},
-        {{1, 4, 1, 5, 0, 1}, MP_INVALID_ARGUMENT},
-        {{1, 4, 2, 5, 3, 1}, MP_INVALID_ARGUMENT}, /* three tiles of two */
-        {{1, 4, 1, 5, 3, 0}, MP_INVALID_ARGUMENT},
+        {{1, 4, 1, 5, 3, 1}, 2, 0, NULL},
+        {{0, 4, 1, 4, 8, 1}, 2, 0, NULL},
+        {{1, 4, 2, 5, 3, 1}, 3, 0, NULL},
+        {{1, 4, 1, 5, 3, 1}, 2, 7, NULL},
+        {{1, 4, 1, 4, 3, 1}, 2, 0, "the start of a run is 4, allowed: 5 to 11"}, /* begins in the first run */
+        {{5, 3, 1, 1, 4, 1}, 2, 0, "the start of a run is 1, allowed: 8 to 11"},
+        {{-1, 3, 1, 3, 4, 1}, 2, 0, "runs[0] is -1, allowed: 0 to 2147483647"},
+        {{1, 4, 1, 12, 1, 1}, 2, 0, "the start of a run is 12, allowed: 5 to 11"},
+        {{1, 4, 1, 5, 8, 1}, 2, 0, "the rows of a run is 8, allowed: 1 to 7"}, /* ends after the prompt */
+        {{1, 4, 1, 5, 0, 1}, 2, 0, "the rows of a run is 0, allowed: 1 to 7"},
+        {{1, 4, 1, 5, 3, 0}, 2, 0, "the tiles of a run is 0, allowed: 1 to 1"},
+        {{1, 4, 1, 5, 3, 2}, 2, 0, "the tiles of a run is 2, allowed: 1 to 1"},
+        {{1, 4, 2, 5, 3, 1}, 2, 0, "the tiles of a run is 1, allowed: 1 to 0"},
+        {{1, 4, 1, 5, 3, 1}, 3, 0, "the tiles of all runs is 2, allowed: 3 to 3"},
+        {{1, 4, 1, 5, 3, 1}, 2, 6, "the number of sources is 6, allowed: 7 to 7"},
+        {{1, 4, 1, 5, 3, 1}, 2, 8, "the number of sources is 8, allowed: 7 to 7"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const mp_text_args args = {
             .n_prompt = 12, .prompt = prompt, .n_choices = 1, .vision = true,
             .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .logprobs = -1},
-            .images = {.n_tiles = 2, .n_runs = 2, .n_bytes = 6, .sizes = sizes, .tile_keys = keys, .run_keys = keys,
-                       .spans = cases[i].spans, .pixels = pixels},
+            .images = {.n_tiles = cases[i].tiles, .n_runs = 2, .n_sources = cases[i].sources,
+                       .n_bytes = 3 * cases[i].tiles, .sizes = sizes, .tile_keys = keys, .run_keys = keys,
+                       .spans = cases[i].spans, .sources = sources, .pixels = pixels},
         };
         mp_text_request *call;
         mp_error error;
-        if (mp_text_request_create(&args, &call, &error) != cases[i].status)
-            MP_FAIL("case %zu: %s", i, call ? "accepted" : error.message);
+        mp_status status = mp_text_request_create(&args, &call, &error);
+        MP_CHECK_STATUS(status, cases[i].refusal ? MP_INVALID_ARGUMENT : MP_OK, &error);
+        if (cases[i].refusal)
+            MP_CHECK_STR(error.message, cases[i].refusal);
         if (call)
             mp_request_destroy(&call->base);
     }

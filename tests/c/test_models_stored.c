@@ -287,6 +287,53 @@ MP_TEST(models_stored_weights_of_a_changed_file_fail) {
     check_corrupted(overwrite, false);
 }
 
+/* The file is compared a last time when a part of the weights is packed. Another engine that finds all weights packed
+ * asks only whether that comparison failed. */
+MP_TEST(models_stored_weights_are_compared_before_the_last_is_packed) {
+    enum { ROWS = 3 * MP_PANEL_N, COLUMNS = 64 };
+    static float values[ROWS * COLUMNS], x[COLUMNS], y[ROWS];
+    static _Alignas(64) uint8_t panels[sizeof values + MP_WMAT_SLACK];
+    for (int changed = 0; changed < 2; changed++) {
+        mp_error error;
+        mp_weights *weights;
+        mp_stored *stored;
+        mp_stored_part *part;
+        mp_tensor tensor;
+        mp_wmat w;
+        char path[512];
+        mp_kernels_init();
+        snprintf(path, sizeof path, "%s/compared.bin", mp_test_directory());
+        mp_test_write_file(path, values, sizeof values);
+        mp_spec *spec = mp_spec_create();
+        const mp_tensor_entry entry = {.name = "t", .dtype = MP_F32, .ndim = 2, .shape = {ROWS, COLUMNS},
+                                       .nbytes = sizeof values};
+        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+        MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
+        MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
+        MP_CHECK_OK(mp_weights_get(weights, "t", 2, (int64_t[]){ROWS, COLUMNS}, &tensor, &error), &error);
+        mp_wmat_init(&w, MP_W_F32, ROWS, COLUMNS);
+        w.data = panels;
+        MP_CHECK_INT(mp_wmat_bytes(&w), sizeof values);
+        MP_CHECK_OK(mp_stored_create(weights, 1, false, &stored, &error), &error);
+        MP_CHECK_OK(mp_stored_add(stored, &w, &tensor, &part, &error), &error);
+        stored->keep_ns = stored->keep_row_ns = UINT64_MAX / 4;
+        mp_acts acts;
+        mp_acts_init(&acts, MP_A_F32, 1, COLUMNS, NULL);
+        mp_acts_fill(&acts, x, COLUMNS, 0, 1);
+        const mp_unpacked own = {0};
+        mp_stored_begin(stored, 1);
+        mp_stored_gemm(part, &w, &acts, 0, 2, NULL, y, ROWS, &own);
+        MP_CHECK(mp_stored_left(stored));
+        if (changed)
+            MP_CHECK(truncate(path, (off_t)sizeof values + 1) == 0);
+        mp_stored_gemm(part, &w, &acts, 0, 3, NULL, y, ROWS, &own);
+        MP_CHECK(!mp_stored_left(stored) && mp_stored_corrupted(stored) == (changed == 1));
+        mp_stored_destroy(stored);
+        mp_weights_close(weights);
+        mp_spec_unpin(spec);
+    }
+}
+
 /* Once all weights are packed, the file is no longer read. */
 MP_TEST(models_stored_weights_that_are_packed_need_no_file) {
     tiny_model tiny;

@@ -133,6 +133,36 @@ MP_TEST(models_vision_memory_of_an_image_is_predicted) {
     }
 }
 
+/* The predicted time of a tile is that of the image network and of both layers of the projector, less the operations
+ * that are done. */
+MP_TEST(models_vision_time_of_a_tile_is_predicted) {
+    enum { DOWN = 6, ACROSS = 10, MERGED = 2, INNER = 100, WIDE = 48 };
+    mp_vit_layer layer = {0};
+    mp_vision vision = {.image_encoder = {.hidden = 64, .heads = 4, .head_dim = 16, .ffn = 96, .layer_count = 1,
+                                          .patch = PATCH, .layers = &layer, .patches = {.K = 12, .N = 64}},
+                        .merge = MERGED,
+                        .first = {.K = 64 * MERGED * MERGED, .N = INNER},
+                        .second = {.K = INNER, .N = WIDE}};
+    uint8_t keys[2][MP_IMAGE_KEY] = {{1}, {2}};
+    int32_t sizes[] = {DOWN * PATCH, ACROSS * PATCH, DOWN * PATCH, ACROSS * PATCH};
+    int64_t offsets[] = {0, 0, 0};
+    mp_text_request request = {.images = {.tile_keys = keys[0], .offsets = offsets, .sizes = sizes}};
+    mp_tile known = {.key = {2}};
+    mp_tile_job job = {.tile = &known, .ops = 5000000};
+    mp_image_store store = {.vision = &vision, .jobs = &job};
+    atomic_init(&vision.image_encoder.mega_ns, 1000000); /* 1 ns for an operation */
+    const uint64_t network = mp_vit_image_ops(&vision.image_encoder, DOWN, ACROSS, false);
+    const uint64_t rows = DOWN * ACROSS / (MERGED * MERGED), row = 2 * (64 * MERGED * MERGED * INNER + INNER * WIDE);
+    const uint64_t all = network + rows * row;
+    MP_CHECK_INT(mp_images_left_ns(&store, &request, 0), mp_vit_ns(&vision.image_encoder, all));
+    MP_CHECK(all > job.ops);
+    MP_CHECK_INT(mp_images_left_ns(&store, &request, 1), mp_vit_ns(&vision.image_encoder, all - job.ops));
+    job.ops = all + 1000000; /* a part may exceed its share */
+    MP_CHECK_INT(mp_images_left_ns(&store, &request, 1), mp_vit_ns(&vision.image_encoder, 0));
+    vision.keep_class = true;
+    MP_CHECK_INT(mp_images_left_ns(&store, &request, 0), mp_vit_ns(&vision.image_encoder, all + row));
+}
+
 MP_TEST(models_ranges_of_vision) {
     static const range images[] = {
         {".vision.attention.head_count", "an integer from 1 to 24"},

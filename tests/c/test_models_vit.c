@@ -1,7 +1,9 @@
 /* Image transformers: an image's vector has the same bits alone and in a batch, and with any number of threads; memory
  * use is as predicted. */
+#include <errno.h>
 #include <stdatomic.h>
 
+#include "base/platform.h"
 #include "missing_fixture.h"
 #include "recorded_fixture.h"
 #include "vit_fixture.h"
@@ -93,6 +95,38 @@ MP_TEST(models_vit_weights_are_shared) {
     MP_CHECK(memcmp(own, shared, sizeof own) == 0);
     tiny_unshare(&both);
     tiny_unload(&tiny);
+}
+
+#ifdef MP_SEAM
+static int refuse_pages(int fd, int64_t offset, int64_t bytes) {
+    (void)fd, (void)offset, (void)bytes;
+    errno = ENOSPC;
+    return -1;
+}
+#endif
+
+/* Shared memory whose pages the system refuses fails the load: a later write to such a page would kill the process. */
+MP_TEST(models_vit_shared_weights_without_memory) {
+#ifdef MP_SEAM
+    if (!MP_LINUX)
+        MP_SKIP("the system allocates shared memory at its first use");
+    mp_error error;
+    mp_model *model = NULL;
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_shm shared = {.fd = -1};
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    mp_sys_table.fallocate = refuse_pages;
+    mp_status status = mp_model_load_shared(tiny.spec, MP_COMPUTE_F32, &shared, &tiny.lease, &budget, NULL, &model,
+                                            &error);
+    mp_sys_table = mp_sys_real;
+    MP_CHECK_STATUS(status, MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_HAS(error.message, "the packed weights");
+    MP_CHECK(!model && !shared.data && budget.used == 0);
+    tiny_unload(&tiny);
+#else
+    MP_SKIP("needs the seam build");
+#endif
 }
 
 MP_TEST(models_vit_refuses_invalid_requests) {

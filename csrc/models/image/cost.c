@@ -72,7 +72,7 @@ uint64_t mp_vit_ns(const mp_vit *model, uint64_t ops) {
 
 uint64_t mp_vit_part_ops(const mp_vit *model) {
     uint64_t mega_ns = atomic_load_explicit(&model->mega_ns, memory_order_relaxed);
-    uint64_t ops = (uint64_t)PART_MS * 1000000 / (mega_ns ? mega_ns : 1) * 1000000;
+    uint64_t ops = (uint64_t)PART_MS * 1000000 / mega_ns * 1000000;
     ops = ops > LEAST_OPS ? ops : LEAST_OPS;
     return ops < model->most_ops ? ops : model->most_ops;
 }

@@ -271,7 +271,6 @@ typedef struct step_run {
     uint64_t part_ops;
     size_t state_bytes;
     mp_vit_pass shared; /* pass over the only group, when all threads share that group */
-    _Atomic bool stopped;
     _Atomic uint64_t ops;
 } step_run;
 
@@ -301,8 +300,7 @@ static void run_group(void *arg, const mp_team_thread *thread, const mp_group *g
         pass = &own;
     }
     mp_vit_thread l = {.thread = thread, .pass = pass, .own = thread_scratch};
-    if (!mp_vit_forward(&l))
-        atomic_store_explicit(&run->stopped, true, memory_order_relaxed);
+    mp_vit_forward(&l); /* stops only if the lease is cancelled, which engine_step sees afterwards */
     if (thread->index == 0)
         atomic_fetch_add_explicit(&run->ops, pass->ops, memory_order_relaxed);
 }
@@ -572,7 +570,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         run.shared = pass_of(&run, &groups->groups[0], 0);
     mp_group_step_run(&run.step);
 
-    bool stopped = mp_lease_poll(lease) || atomic_load_explicit(&run.stopped, memory_order_relaxed);
+    const bool stopped = mp_lease_poll(lease);
     uint64_t ops = atomic_load_explicit(&run.ops, memory_order_relaxed);
     for (int i = 0; i < plan->count; i++)
         outcomes[i] = MP_OUTCOME_MORE;

@@ -66,7 +66,7 @@ typedef struct mp_vit {
     mp_head head;
     int32_t grain;            /* granularity of a part in rows: MP_VIT_GRAIN, smaller in tests */
     uint64_t most_ops;        /* maximum operations of a part; smaller in tests */
-    _Atomic uint64_t mega_ns; /* running mean: ns per million operations */
+    _Atomic uint64_t mega_ns; /* running mean: ns per million operations; at least 1 */
 } mp_vit;
 
 typedef struct mp_vit_image { /* one image of a group */

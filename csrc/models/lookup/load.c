@@ -35,6 +35,12 @@ static mp_status refuse(const mp_lookup *model, const char *tensor, const char *
                         got);
 }
 
+static mp_status refuse_type(const mp_lookup *model, const char *name, const char *allowed, mp_dtype found,
+                             mp_error *error) {
+    return mp_fail_file(error, MP_FORMAT, mp_spec_origin(mp_weights_spec(model->weights)), -1, name, allowed, "%s",
+                        mp_dtype_get(found)->name);
+}
+
 static mp_status read_numbers(mp_lookup *model, const mp_spec *spec, mp_error *error) {
     const int64_t none = -1;
     const bool plain = false;
@@ -69,7 +75,7 @@ static mp_status read_mapping(mp_lookup *model, mp_budget *budget, mp_error *err
                                     : refuse(model, "token_embd.weight", "a row for each token", rows, error);
     MP_TRY(mp_weights_get_any(model->weights, name, 1, shape, &tensor, error));
     if (tensor.dtype != MP_I32 && tensor.dtype != MP_I64)
-        return refuse(model, name, "I32 or I64", tensor.dtype, error);
+        return refuse_type(model, name, "I32 or I64", tensor.dtype, error);
     void *memory;
     MP_TRY(reserve(model, budget, (uint64_t)model->vocab * sizeof(int32_t), &memory, error));
     model->mapping = memory;
@@ -98,7 +104,7 @@ static mp_status read_factors(mp_lookup *model, mp_budget *budget, mp_error *err
     MP_TRY(mp_weights_get_any(model->weights, name, 1, shape, &tensor, error));
     const bool wide = tensor.dtype == MP_F64;
     if (!wide && tensor.dtype != MP_F32 && tensor.dtype != MP_F16 && tensor.dtype != MP_BF16)
-        return refuse(model, name, "F32, F16, BF16 or F64", tensor.dtype, error);
+        return refuse_type(model, name, "F32, F16, BF16 or F64", tensor.dtype, error);
     void *memory;
     MP_TRY(reserve(model, budget, (uint64_t)model->vocab * sizeof(float), &memory, error));
     model->factors = memory;
@@ -131,7 +137,7 @@ mp_status mp_lookup_load(const mp_load_args *args, mp_model **out, mp_error *err
     MP_TRY_GOTO(mp_weights_get_any(model->weights, "token_embd.weight", 2, shape, &model->table, error));
     const mp_dtype dtype = model->table.dtype;
     if (dtype != MP_F32 && dtype != MP_F16 && dtype != MP_BF16 && dtype != MP_I8) {
-        status = refuse(model, "token_embd.weight", "F32, F16, BF16 or I8", dtype, error);
+        status = refuse_type(model, "token_embd.weight", "F32, F16, BF16 or I8", dtype, error);
         goto cleanup;
     }
     if (model->table.shape[0] > MAX_VOCAB) {

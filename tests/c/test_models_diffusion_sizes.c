@@ -1,0 +1,130 @@
+/* test_models_diffusion_sizes.c: a load refuses pipelines of image generation whose networks or sizes do not fit each
+ * other. The error names the network or the key. */
+#include "image_generation_fixture.h"
+#include "ranges_fixture.h"
+
+typedef struct unfit {
+    bool flux, large_clip;   /* the pipeline; large_clip: with clip_g */
+    const char *key;         /* its value is replaced */
+    int64_t values[3];       /* [count] */
+    int count;               /* 0: the key is removed */
+    const char *field;       /* the error names it */
+} unfit;
+
+static mp_spec *changed(const unfit *row) {
+    const mp_value list = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = (uint64_t)row->count,
+                           .as.integers = row->values};
+    const mp_value one = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = row->values[0]};
+    mp_spec *base = pipeline_with(row->flux, row->large_clip);
+    mp_spec *spec = spec_with(base, row->key, row->count == 0 ? NULL : row->count == 1 ? &one : &list);
+    mp_spec_unpin(base);
+    return spec;
+}
+
+static void check_unfit(const unfit *row) {
+    mp_error error;
+    MP_CHECK_STATUS(load_only(changed(row), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
+    if (strcmp(error.field, row->field) != 0)
+        MP_FAIL("%s = %lld: the error names %s: %s", row->key, (long long)row->values[0], error.field, error.message);
+    MP_CHECK_STR(error.allowed, "consistent sizes, as in the model's config.json");
+}
+
+static void begin(void) {
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+}
+
+MP_TEST(models_diffusion_sizes_of_a_network) {
+    static const unfit rows[] = {
+        {false, true, "clip_l.head_length", {12}, 1, "clip_l"},         /* a multiple of 8 */
+        {false, true, "clip_l.head_count", {3}, 1, "clip_l"},           /* the width divided by the length of a head */
+        {true, false, "t5.head_length", {12}, 1, "t5"},
+        {true, false, "t5.head_count", {8193}, 1, "t5"},                /* at most 65536 wide */
+        {true, false, "t5.relative_buckets", {6}, 1, "t5"},             /* a multiple of 4 */
+        {false, true, "transformer.head_length", {12}, 1, "transformer"},
+        {true, false, "transformer.head_count", {4097}, 1, "transformer"},
+        {true, false, "transformer.axes", {3, 5, 8}, 3, "transformer.axes"}, /* even */
+        {true, false, "transformer.axes", {4, 5, 7}, 3, "transformer.axes"},
+        {true, false, "transformer.axes", {4, 4, 6}, 3, "transformer.axes"}, /* the length of a head together */
+        {true, false, "transformer.axes", {4, 4, 10}, 3, "transformer.axes"},
+        {false, true, "transformer.single_block_count", {1}, 1, "transformer"}, /* SD3 has none */
+        {true, false, "vae.channels", {0}, 0, "vae.channels"},
+        {true, false, "vae.groups", {3}, 1, "vae.groups"},
+        {true, false, "vae.groups", {16}, 1, "vae.groups"},
+        {true, false, "vae.channels", {8, 12}, 2, "vae"},               /* attention needs a multiple of 8 */
+    };
+    begin();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        check_unfit(&rows[i]);
+}
+
+MP_TEST(models_diffusion_values_that_do_not_fit) {
+    const mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = 1};
+    const mp_value zero = {.type = MP_VALUE_FLOAT, .gguf_type = -1, .count = 1, .as.real = 0};
+    const int64_t many[MP_DIFF_LEVELS + 1] = {8, 8, 8, 8, 8, 8, 8, 8, 8};
+    const mp_value levels = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = MP_DIFF_LEVELS + 1, .as.integers = many};
+    const mp_value none = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 0, .as.integers = many};
+    const struct { const char *key; const mp_value *value; const char *field; } rows[] = {
+        {"transformer.guidance", &yes, "transformer"}, /* SD3 has none */
+        {"vae.scaling_factor", &zero, "vae"},
+        {"vae.channels", &levels, "vae.channels"},
+        {"vae.channels", &none, "vae.channels"},
+    };
+    mp_error error;
+    begin();
+    mp_spec *base = pipeline(false);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        mp_spec *spec = spec_with(base, rows[i].key, rows[i].value);
+        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, rows[i].field);
+    }
+    mp_spec_unpin(base);
+}
+
+/* Text encoders that are missing, or whose widths do not fit the transformer. */
+MP_TEST(models_diffusion_sizes_of_text_encoders) {
+    static const unfit rows[] = {
+        {true, false, "clip_l.block_count", {0}, 0, ""},
+        {true, false, "t5.block_count", {0}, 0, ""},
+        {true, true, "mpool.none", {1}, 1, ""}, /* Flux has no clip_g */
+        {true, false, "transformer.text_length", {48}, 1, ""},
+        {true, false, "transformer.pooled_length", {24}, 1, ""},
+        {false, true, "clip_l.block_count", {0}, 0, ""},
+        {false, false, "mpool.none", {1}, 1, ""},
+        {false, true, "clip_l.projection_length", {0}, 1, ""},
+        {false, true, "clip_g.projection_length", {0}, 1, ""},
+        {false, true, "transformer.text_length", {41}, 1, ""},
+        {false, true, "transformer.pooled_length", {31}, 1, ""},
+        {false, true, "transformer.pooled_length", {33}, 1, ""},
+    };
+    mp_error error;
+    begin();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        unfit row = rows[i];
+        row.field = "text encoders";
+        check_unfit(&row);
+    }
+    /* SD3 without T5: the texts of both CLIP encoders are side by side, and may be narrower than the transformer's */
+    const mp_value narrow = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = 39};
+    mp_spec *base = pipeline(false), *without = spec_with(base, "t5.block_count", NULL);
+    MP_CHECK_OK(load_only(mp_spec_pin(without), MP_COMPUTE_AUTO, &error), &error);
+    MP_CHECK_STATUS(load_only(spec_with(without, "transformer.text_length", &narrow), MP_COMPUTE_AUTO, &error),
+                    MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "text encoders");
+    mp_spec_unpin(without);
+    mp_spec_unpin(base);
+    clip_g_positions = CLIP_TOKENS - 1; /* texts of two lengths */
+    MP_CHECK_STATUS(load_only(pipeline(false), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
+    MP_CHECK_STR(error.field, "text encoders");
+}
+
+MP_TEST(models_diffusion_refuses_int8) {
+    mp_error error;
+    begin();
+    for (int flux = 0; flux < 2; flux++) {
+        MP_CHECK_STATUS(load_only(pipeline(flux), MP_COMPUTE_I8, &error), MP_UNSUPPORTED, &error);
+        MP_CHECK_HAS(error.message, "compute is int8");
+        MP_CHECK_HAS(error.message, "allowed: auto, float32, bfloat16");
+    }
+}

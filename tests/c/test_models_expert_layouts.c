@@ -1,0 +1,120 @@
+/* test_models_expert_layouts.c: the layouts in which files store the matrices of experts, and the error of each layout
+ * that is refused. */
+#include "kernels/kernels.h"
+#include "models/nn/experts.h"
+#include "parts_fixture.h"
+
+enum { COUNT = 2, ROWS = 32, COLUMNS = 64, MOST = 3 };
+
+typedef struct stored_tensor {
+    const char *name; /* NULL: none */
+    mp_dtype dtype;
+    int ndim;
+    int64_t shape[4];
+} stored_tensor;
+
+typedef struct stored_experts {
+    const char *part;
+    int32_t rows, columns;
+    bool biased;
+    stored_tensor tensors[MOST];
+    mp_status status;
+    const char *message; /* part of it */
+} stored_experts;
+
+static void add_tensor(mp_spec *spec, const stored_tensor *from, uint64_t *used) {
+    mp_error error;
+    mp_tensor_entry entry = {.name = from->name, .dtype = from->dtype, .ndim = from->ndim, .offset = *used};
+    memcpy(entry.shape, from->shape, sizeof entry.shape);
+    MP_CHECK(mp_dtype_row_bytes(from->dtype, from->shape[from->ndim - 1], &entry.nbytes));
+    for (int d = 0; d < from->ndim - 1; d++)
+        entry.nbytes *= (uint64_t)from->shape[d];
+    MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
+    *used += (entry.nbytes + 63) / 64 * 64;
+}
+
+static void check_experts(const stored_experts *row, const char *path) {
+    mp_error error;
+    mp_weights *weights;
+    mp_builder builder;
+    mp_expert_matrix matrix;
+    uint64_t used = 0;
+    mp_spec *spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+    for (int t = 0; t < MOST && row->tensors[t].name; t++)
+        add_tensor(spec, &row->tensors[t], &used);
+    MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
+    mp_builder_init(&builder, weights, MP_COMPUTE_F32);
+    mp_status status = mp_expert_matrix_init(&matrix, &builder, 0, row->part, COUNT, row->rows, row->columns,
+                                             row->biased, &error);
+    MP_CHECK_STATUS(status, row->status, &error);
+    if (status != MP_OK)
+        MP_CHECK_HAS(error.message, row->message);
+    mp_expert_matrix_deinit(&matrix);
+    mp_builder_deinit(&builder);
+    mp_weights_close(weights);
+    mp_spec_unpin(spec);
+}
+
+#define ALL "blk.0.ffn_down_exps."
+#define PAIR "blk.0.ffn_gate_up_exps."
+#define ONE "blk.0.ffn_down.0."
+#define TWO "blk.0.ffn_down.1."
+
+MP_TEST(models_expert_layouts) {
+    static const stored_experts rows[] = {
+        /* all experts in one tensor */
+        {"down", ROWS, COLUMNS, false, {{ALL "weight", MP_Q8_0, 3, {2, 32, 64}}}, MP_OK, ""},
+        {"gate", ROWS, COLUMNS, false, {{PAIR "columns", MP_F16, 3, {2, 64, 64}}}, MP_OK, ""},
+        {"down", ROWS, COLUMNS, false, {{ALL "columns", MP_BF16, 3, {2, 64, 32}}}, MP_OK, ""},
+        {"up", ROWS, COLUMNS, false, {{PAIR "columns", MP_Q8_0, 3, {2, 64, 64}}}, MP_UNSUPPORTED,
+         "tensor " PAIR "columns is stored as Q8_0, transposed experts must be F32, F16 or BF16"},
+        /* a tensor for each expert */
+        {"down", ROWS, COLUMNS, false, {{ONE "weight", MP_Q8_0, 2, {32, 64}}, {TWO "weight", MP_Q8_0, 2, {32, 64}}},
+         MP_OK, ""},
+        {"down", ROWS, COLUMNS, false, {{ONE "columns", MP_F32, 2, {64, 32}}, {TWO "columns", MP_F32, 2, {64, 32}}},
+         MP_OK, ""},
+        {"down", ROWS, COLUMNS, false, {{ONE "columns", MP_Q8_0, 2, {64, 32}}, {TWO "columns", MP_Q8_0, 2, {64, 32}}},
+         MP_UNSUPPORTED, "transposed experts must be F32, F16 or BF16"},
+        {"down", ROWS, COLUMNS, false, {{ONE "weight", MP_F16, 2, {32, 64}}, {TWO "weight", MP_BF16, 2, {32, 64}}},
+         MP_UNSUPPORTED, "tensor " TWO "weight has another type than the first expert"},
+        {"down", ROWS, COLUMNS, false, {{ONE "weight", MP_F16, 2, {32, 64}}}, MP_FORMAT, TWO "weight"},
+        {"down", ROWS, COLUMNS, false, {{ONE "weight", MP_I32, 2, {32, 64}}, {TWO "weight", MP_I32, 2, {32, 64}}},
+         MP_UNSUPPORTED, "the experts of layer 0 are stored as I32, which the requested compute type does not support"},
+        /* codes and scales */
+        {"down", ROWS, COLUMNS, false, {{ALL "codes", MP_I8, 4, {2, 32, 2, 16}}, {ALL "scales", MP_I8, 3, {2, 32, 2}}},
+         MP_OK, ""},
+        {"gate", ROWS, COLUMNS, false,
+         {{PAIR "codes", MP_I8, 4, {2, 64, 2, 16}}, {PAIR "scales", MP_I8, 3, {2, 64, 2}}}, MP_OK, ""},
+        {"down", ROWS, COLUMNS, false, {{ALL "codes", MP_F32, 4, {2, 32, 2, 16}}, {ALL "scales", MP_I8, 3, {2, 32, 2}}},
+         MP_UNSUPPORTED, "are stored as F32 and I8, must be I8"},
+        {"down", ROWS, COLUMNS, false, {{ALL "codes", MP_I8, 4, {2, 32, 2, 16}}, {ALL "scales", MP_F32, 3, {2, 32, 2}}},
+         MP_UNSUPPORTED, "are stored as I8 and F32, must be I8"},
+        {"down", ROWS, 72, false, {{ALL "codes", MP_I8, 4, {2, 32, 2, 16}}, {ALL "scales", MP_I8, 3, {2, 32, 2}}},
+         MP_FORMAT, "experts have 72 inputs, must be a multiple of 32"},
+        {"down", ROWS, COLUMNS, false, {{ALL "codes", MP_I8, 4, {2, 32, 2, 16}}}, MP_FORMAT, ALL "scales"},
+        /* biases */
+        {"down", ROWS, COLUMNS, true, {{ALL "weight", MP_F32, 3, {2, 32, 64}}, {ALL "bias", MP_BF16, 2, {2, 32}}},
+         MP_OK, ""},
+        {"down", ROWS, COLUMNS, true, {{ALL "weight", MP_F32, 3, {2, 32, 64}}, {ALL "bias", MP_Q8_0, 2, {2, 32}}},
+         MP_UNSUPPORTED, "tensor " ALL "bias is stored as Q8_0, expert biases must be F32, F16 or BF16"},
+        {"down", ROWS, COLUMNS, true, {{ALL "weight", MP_F32, 3, {2, 32, 64}}, {ALL "bias", MP_F32, 2, {2, 31}}},
+         MP_FORMAT, ALL "bias"},
+        {"down", ROWS, COLUMNS, true, {{ALL "weight", MP_F32, 3, {2, 32, 64}}}, MP_FORMAT, ALL "bias"},
+        {"down", ROWS, COLUMNS, false, {{ALL "weight", MP_F32, 3, {2, 32, 64}}, {ALL "bias", MP_F32, 2, {2, 32}}},
+         MP_UNSUPPORTED, "tensor " ALL "bias is not part of this architecture"},
+        {"up", ROWS, COLUMNS, true, {{PAIR "columns", MP_F32, 3, {2, 64, 64}}, {PAIR "bias", MP_F32, 2, {2, 64}}},
+         MP_OK, ""},
+    };
+    char path[512];
+    mp_error error;
+    uint8_t *zeros = calloc(1, 65536);
+    MP_CHECK(zeros);
+    snprintf(path, sizeof path, "%s/layouts.bin", mp_test_directory());
+    mp_test_write_file(path, zeros, 65536);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        check_experts(&rows[i], path);
+    free(zeros);
+}
