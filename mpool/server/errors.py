@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
@@ -106,6 +107,10 @@ _MAX_DETAIL = 300
 _SCHEMA_PARAMS = ("response_format", "tools")
 _PARAMS = frozenset((*sampling.NAMES, *_SCHEMA_PARAMS, "tool_choice", "parallel_tool_calls", "messages",
                      "guidance_scale", "num_inference_steps", "negative_prompt"))
+#: Path -> field of its requests that becomes the library's ``response_format``, where it has another name.
+_FORMAT_FIELDS = {"/v1/responses": "text.format", "/v1/messages": "output_config.format", "/api/chat": "format",
+                  "/api/generate": "format"}
+_FORMAT = re.compile(r"\bresponse_format\b")
 
 
 class Refusal(Exception):
@@ -132,13 +137,22 @@ class Refusal(Exception):
         return f"{self.row.text} {self.detail}" if self.detail else self.row.text
 
 
-def refusal_of(error: BaseException, request: str) -> Refusal:
+def refusal_of(error: BaseException, request: str, path: str = "") -> Refusal:
     """Convert an exception to the error that the client receives, and log its details.
 
     Args:
         error: Any exception.
         request: Id of the request, for the log.
+        path: Path of the request. The error names the fields that its requests have.
     """
+    found = _refusal_of(error, request)
+    if (field := _FORMAT_FIELDS.get(path)) is not None:
+        found.detail = _FORMAT.sub(field, found.detail)
+        found.param = field if found.param == "response_format" else found.param
+    return found
+
+
+def _refusal_of(error: BaseException, request: str) -> Refusal:
     if isinstance(error, Refusal):
         return error
     error = error_of(error) or error

@@ -299,7 +299,7 @@ class Endpoint:
                     error = Refusal("cancelled")
                 if status:  # the head is sent: raising closes the connection, so that no client takes it for success
                     raise
-                refusal = refusal_of(error, context.id)
+                refusal = refusal_of(error, context.id, scope["path"])
                 if isinstance(error, WrongCapability):
                     refusal.detail = _with_name(refusal.detail, error.key, running) \
                         + self.state.models.suggest(error.wanted)

@@ -90,7 +90,7 @@ class StreamedResponse(Response):
                     error = Refusal("cancelled")
                 closed, end = True, b""  # close first: sending the final event may wait for a client that does not read
                 self.close()
-                refusal = refusal_of(error, self.request)
+                refusal = refusal_of(error, self.request, scope["path"])
                 if running is not None:
                     running.error = refusal.code
                 last = self.encode_error(refusal)

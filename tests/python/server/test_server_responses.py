@@ -211,6 +211,10 @@ def test_reasoning_effort_and_structured_output(client: Any) -> None:
     ({"input": [{"type": "function_call_output", "call_id": "a", "output": "x"}]}, "input[0].call_id"),
     ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}] * 2}, "input[1].call_id"),
     ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": {}}]}, "input[0].arguments"),
+    *(({"input": [{"role": "user", "content": "x"},
+                  {"type": "function_call", "call_id": "a", "name": "f", "arguments": arguments}]},
+       "input[1].arguments") for arguments in ("{", "[1]", "x")),
+    ({"input": [{"type": "function_call", "call_id": "a", "name": "", "arguments": "{}"}]}, "input[0].name"),
     ({"max_output_tokens": 0}, "max_output_tokens"), ({"temperature": "hot"}, "temperature"),
     ({"background": True}, "background"), ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "x"}}, "prompt"),
@@ -219,6 +223,8 @@ def test_reasoning_effort_and_structured_output(client: Any) -> None:
     ({"tools": [CLOCK], "tool_choice": {"type": "mcp"}}, "tool_choice"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "wat"}}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#"}}}}, "text.format"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"), ({"reasoning": 3}, "reasoning"),
     ({"previous_response_id": "x" * 257}, "previous_response_id")], ids=lambda value: str(value)[:50])
 def test_invalid_fields_are_named(server: Any, change: dict[str, Any], param: str) -> None:
