@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import chainmodels
+import msgspec
 import pytest
 import toolmodels as tm
 
+from mpool.server.anthropic import conversation
+from mpool.server.anthropic.structs import AnthropicMessage, MessagesRequest, ThinkingBlock
+from mpool.server.operations import Context
 from reasoningdata import CHAINS, HARMONY, THINK
 from reasoningdata import WORDS as THOUGHTS
 from servers import Raw, ask, idle, serving
@@ -377,6 +381,20 @@ def test_invalid_fields_are_named(server: Any, change: dict[str, Any], name: str
         status, found = ask(server, "/v1/messages", {"stream": stream, **body})
         assert status == 400 and found["error"]["type"] == "invalid_request_error", found
         assert f"`{name}`" in found["error"]["message"], found
+
+
+def test_reasoning_of_many_messages_is_joined_once(server: Any) -> None:
+    """Adding each text to a string would copy all earlier ones: minutes for 10,000 texts, on the event loop."""
+    context = Context(server.state, {"type": "http"})
+    texts = [f"{at} " for at in range(100)]
+    found = conversation._Conversation(context)
+    for text in texts:
+        found.add(AnthropicMessage("assistant", [ThinkingBlock(thinking=text)]), "messages[0]")
+    assert all(one is text for one, text in zip(found.messages[0]["reasoning_content"], texts, strict=True))
+    blocks = [{"role": "assistant", "content": [{"type": "thinking", "thinking": text}]} for text in texts]
+    body = msgspec.convert({"model": "x", "max_tokens": 1, "messages": [*blocks, {"role": "user", "content": "x"}]},
+                           MessagesRequest)
+    assert conversation.messages_of(context, body)[0]["reasoning_content"] == "".join(texts)
 
 
 def test_unknown_fields_are_ignored_and_named(server: Any, client: Any, caplog: pytest.LogCaptureFixture) -> None:
