@@ -72,18 +72,26 @@ def developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages with the role ``system`` instead of ``developer``, for chat templates that do not know the
     latter. A developer message after a system message becomes part of it: many templates allow only one at the start.
     """
-    found: list[dict[str, Any]] = []
+    groups: list[list[dict[str, Any]]] = []  # each becomes one message
     for message in messages:
-        if message["role"] != "developer":
-            found.append(message)
-        elif found and found[-1]["role"] == "system":
-            first, second = found[-1]["content"], message["content"]
-            joined = f"{first}\n\n{second}" if isinstance(first, str) and isinstance(second, str) else \
-                [*_text_parts(first), {"type": "text", "text": "\n\n"}, *_text_parts(second)]
-            found[-1] = {**found[-1], "content": joined}
+        if message["role"] == "developer" and groups and groups[-1][0]["role"] in ("system", "developer"):
+            groups[-1].append(message)
         else:
-            found.append({**message, "role": "system"})
-    return found
+            groups.append([message])
+    return [_as_system(group) if group[-1]["role"] == "developer" else group[0] for group in groups]
+
+
+def _as_system(group: list[dict[str, Any]]) -> dict[str, Any]:
+    """Join messages to one of the role ``system``, with a blank line between them."""
+    contents = [message["content"] for message in group]
+    joined: Any
+    if all(isinstance(content, str) for content in contents):
+        joined = "\n\n".join(contents)
+    else:
+        joined = []
+        for at, content in enumerate(contents):
+            joined += [{"type": "text", "text": "\n\n"}] * (at > 0) + _text_parts(content)
+    return {**group[0], "role": "system", "content": joined}
 
 
 def _text_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -197,15 +198,8 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
         refuse(where, call, '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}')
-    arguments = function.get("arguments")  # type: ignore[union-attr]
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            arguments = None if arguments else {}
-    elif arguments is None:
-        arguments = {}
-    if not isinstance(arguments, Mapping):
+    arguments = arguments_of(function.get("arguments"))  # type: ignore[union-attr]
+    if arguments is None:
         got = shown(function.get("arguments"))  # type: ignore[union-attr]
         raise InvalidArgument(param=f"{where}.function.arguments", got=got, allowed="a dict, or the JSON text of one")
     id = call.get("id")
@@ -215,24 +209,67 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
             "function": {"name": name, "arguments": dict(arguments)}}
 
 
+def arguments_of(given: Any) -> Mapping[str, Any] | None:
+    """Return the arguments of a call in a message: a dict, or the JSON text of one. None and blank text are equivalent
+    to an empty dict. Returns None if ``given`` is none of these."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given) if given.strip() else {}
+        except (ValueError, RecursionError):
+            return None
+    elif given is None:
+        given = {}
+    return given if isinstance(given, Mapping) else None
+
+
 def complete_results(messages: list[dict[str, Any]]) -> None:
     """Add the missing key to tool results that have only the function's name or only the call's id, in place. Some
     templates read the name, others the id."""
-    waiting: list[tuple[str, str]] = []
+    waiting = _WaitingCalls()
     for message in messages:
         for call in message.get("tool_calls") or ():
-            waiting.append((call["id"], call["function"]["name"]))
+            waiting.add(call["id"], call["function"]["name"])
         if message["role"] != "tool":
             continue
         id, name = message.get("tool_call_id"), message.get("name") or message.get("tool_name")
-        found = next((call for call in waiting if call[0] == id), None) if id is not None else \
-            next((call for call in waiting if name in (None, call[1])), None)
+        found = waiting.take(id, name)
         if found is not None:
-            waiting.remove(found)
-            message.setdefault("tool_call_id", found[0])
-            name = name or found[1]
+            message.setdefault("tool_call_id", found.id)
+            name = name or found.name
         if name is not None:
             message["name"] = name
+
+
+@dataclass(slots=True)
+class _WaitingCall:
+    id: str
+    name: str
+    taken: bool = False
+
+
+class _WaitingCalls:
+    """Calls without a result, in order. A conversation may have thousands: :meth:`take` is constant time on average."""
+
+    def __init__(self) -> None:
+        # keys: ("id", id), ("name", name) and ("any",). A call is in three queues; a queue drops taken calls lazily.
+        self._queues: dict[tuple[Any, ...], deque[_WaitingCall]] = {}
+
+    def add(self, id: str, name: str) -> None:
+        call = _WaitingCall(id, name)
+        for key in (("id", id), ("name", name), ("any",)):
+            self._queues.setdefault(key, deque()).append(call)
+
+    def take(self, id: Any, name: Any) -> _WaitingCall | None:
+        """Remove and return the first call with this id; without an id, the first with this name; without either, the
+        first. None: there is no such call."""
+        key = ("id", id) if id is not None else ("any",) if name is None else ("name", name)
+        queue = self._queues.get(key, ())
+        while queue:
+            call = queue.popleft()
+            if not call.taken:
+                call.taken = True
+                return call
+        return None
 
 
 # ---- completions -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -183,39 +184,44 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     options = {**sampling(context, served, body), **keep_alive_options(body), **forms.tool_options(body.tools),
                **await thinking.ollama_options(served, body.think)}
     cold = not _resident(context, served)
-    while True:
+    for attempt in itertools.count():
         stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **options)
         try:
             await stream
             break
         except ContextOverflow as error:
-            if body.truncate is False or not (left := _shortened(messages, error)):
+            if body.truncate is False or not (left := _shortened(messages, error, attempt)):
                 raise
             messages = left
     return await _respond(context, served, body, stream, _chat_response, cold)
 
 
-def _shortened(messages: list[dict[str, Any]], error: ContextOverflow) -> list[dict[str, Any]]:
+def _shortened(messages: list[dict[str, Any]], error: ContextOverflow, attempt: int) -> list[dict[str, Any]]:
     """Drop the oldest turns of a conversation that exceeds the context window.
 
     The function estimates the number of turns to drop from the share of tokens in excess, and drops at least one. It
-    keeps system messages and the last turn.
+    keeps system messages and the last turn. Each attempt tokenises the whole conversation, so the share doubles with
+    every attempt: turns with fewer tokens per character than the rest would otherwise need one attempt each.
 
     Args:
         messages: Messages of the conversation.
         error: Error with the number of tokens and the limit.
+        attempt: Number of earlier calls for this conversation.
 
     Returns:
         Remaining messages; empty if the conversation has only one turn.
     """
-    turns = [at for at, message in enumerate(messages) if message["role"] == "user"][1:]
+    roles = [message["role"] for message in messages]
     sizes = [len(message["content"]) for message in messages]
+    turns = [at for at, role in enumerate(roles) if role == "user"][1:]
     tokens = error.tokens or 1
-    surplus = sum(sizes) * (tokens - (error.limit or 0)) / tokens
+    surplus = sum(sizes) * min(1.0, (tokens - (error.limit or 0)) / tokens * 2 ** min(attempt, 64))
+    dropped = begin = 0
     for turn in turns:
-        gone = [at for at in range(turn) if messages[at]["role"] != "system"]
-        if sum(sizes[at] for at in gone) >= surplus or turn == turns[-1]:
-            return [message for at, message in enumerate(messages) if at not in gone]
+        dropped += sum(sizes[at] for at in range(begin, turn) if roles[at] != "system")
+        begin = turn
+        if dropped >= surplus or turn == turns[-1]:
+            return [message for at, message in enumerate(messages) if at >= turn or roles[at] == "system"]
     return []
 
 

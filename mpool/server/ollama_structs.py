@@ -97,7 +97,7 @@ class GenerateRequest(TextRequest, kw_only=True):
 class OllamaFunction(Fields, omit_defaults=True):
     """Name of a function and its arguments. ``index``: index of the tool call in the response."""
 
-    name: str
+    name: Text
     arguments: dict[str, Any]
     index: int | None = None
 

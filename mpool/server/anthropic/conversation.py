@@ -97,8 +97,12 @@ def messages_of(context: Context, body: ConversationRequest) -> list[dict[str, A
     if final["role"] == "assistant" and (final.get("tool_calls") or not any(part["text"] for part in final["content"])):
         raise Refusal("invalid_value", f"`{where}` must be a text without tool calls, because the response continues "
                                        "it.", where)
-    return [{**message, "content": message["content"] or None} if message.get("tool_calls") else message
-            for message in found.messages]
+    for made in found.messages:
+        if "reasoning_content" in made:
+            made["reasoning_content"] = "".join(made["reasoning_content"])
+        if made.get("tool_calls"):
+            made["content"] = made["content"] or None
+    return found.messages
 
 
 def _without_billing(text: str) -> str:
@@ -167,7 +171,7 @@ class _Conversation:
             last["content"].append(_SEPARATOR)
         last["content"] += parts
         if thoughts:
-            last["reasoning_content"] = last.get("reasoning_content", "") + "".join(thoughts)
+            last.setdefault("reasoning_content", []).extend(thoughts)  # `messages_of` joins them
         if calls:
             last.setdefault("tool_calls", []).extend(calls)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops
+from ..fields import Fields, MaxTokens, Name, SamplingFields, Stops, Text
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
@@ -52,7 +52,7 @@ class ToolUseBlock(Block, tag="tool_use", kw_only=True):
     """A tool call of the assistant. ``caller`` is ignored."""
 
     id: Annotated[str, Meta(min_length=1, max_length=256)]
-    name: str
+    name: Text
     input: dict[str, Any]
     caller: Any = None
 

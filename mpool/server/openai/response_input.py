@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...checks import shown
+from ...conversation.tools import arguments_of
 from .. import bodies
 from ..errors import Refusal
 from .response_structs import InputCall, InputImage, InputItem, InputMessage, InputReasoning
@@ -34,7 +36,9 @@ def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
 class _Conversation:
     def __init__(self, context: Context, earlier: list[dict[str, Any]]) -> None:
         self.messages = list(earlier)
-        self._context, self._thoughts = context, ""
+        self._kept = len(earlier)  # the first messages belong to a kept conversation: they are not changed
+        self._context = context
+        self._thoughts: list[str] = []  # joined once: adding 10,000 texts to a string copies it 10,000 times
         calls = [call["id"] for message in earlier for call in message.get("tool_calls", ())]
         self._ids = set(calls)
         self._open = self._ids - {message.get("tool_call_id") for message in earlier}
@@ -42,7 +46,7 @@ class _Conversation:
     def add(self, item: Any, where: str) -> None:
         check = self._context.check_text
         if isinstance(item, InputReasoning):
-            self._thoughts += "".join(check(part.text, where) for part in item.content or ())
+            self._thoughts += [text for part in item.content or () if (text := check(part.text, where))]
         elif isinstance(item, InputMessage):
             content: Any = check(item.content, f"{where}.content") if isinstance(item.content, str) else [
                 self._part(part, f"{where}.content[{at}]") for at, part in enumerate(item.content)]
@@ -60,7 +64,7 @@ class _Conversation:
     def _reasoning(self, role: str) -> dict[str, str]:
         if role != "assistant" or not self._thoughts:
             return {}
-        found, self._thoughts = {"reasoning_content": self._thoughts}, ""
+        found, self._thoughts = {"reasoning_content": "".join(self._thoughts)}, []
         return found
 
     def _part(self, part: Any, where: str) -> dict[str, Any]:
@@ -75,14 +79,18 @@ class _Conversation:
         self._ids.add(item.call_id)
         self._open.add(item.call_id)
         arguments = self._context.check_text(item.arguments, f"{where}.arguments")
+        if arguments_of(arguments) is None:
+            raise Refusal("invalid_value", f"`{where}.arguments` must be the JSON text of an object, got "
+                                           f"{shown(arguments)}.", f"{where}.arguments")
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or self._thoughts:
-            last = {"role": "assistant", "content": None, **self._reasoning("assistant")}
-        else:  # the message may belong to a kept conversation: do not change it
-            last = dict(self.messages.pop())
-        last["tool_calls"] = [*last.get("tool_calls", ()), {"id": item.call_id, "function": {
-            "name": item.name, "arguments": arguments}}]
-        self.messages.append(last)
+            last = {"role": "assistant", "content": None, "tool_calls": [], **self._reasoning("assistant")}
+            self.messages.append(last)
+        elif len(self.messages) <= self._kept:
+            self._kept = len(self.messages) - 1
+            last = self.messages[-1] = {**last, "tool_calls": list(last.get("tool_calls", ()))}
+        last.setdefault("tool_calls", []).append({"id": item.call_id, "function": {
+            "name": item.name, "arguments": arguments}})
 
 
 __all__ = ["messages_of"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
-from ..fields import Fields, MaxTokens, Name, SamplingFields
+from ..fields import Fields, MaxTokens, Name, SamplingFields, Text
 
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -55,7 +55,7 @@ class InputCall(Fields, tag_field="type", tag="function_call", kw_only=True):
     """A function call of the assistant. ``id`` and ``status`` are ignored."""
 
     call_id: CallId
-    name: str
+    name: Text
     arguments: str
     id: Any = None
     status: Any = None

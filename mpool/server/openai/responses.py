@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from ..models import ServedModel
 
 
+#: Inputs with at least this many items are converted on another thread: converting them takes 10 ms or more.
+_MANY = 256
+
+
 async def responses(context: Context, body: ResponsesRequest) -> Response:
     """Respond to an input."""
     served = await context.model(body.model)
@@ -49,7 +53,11 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
         if kept is None:
             raise Refusal("previous_response_not_found", param="previous_response_id")
         earlier = kept
-    messages = await with_images(context, messages_of(context, body.input, earlier))
+    def convert() -> list[dict[str, Any]]:
+        return messages_of(context, body.input, earlier)
+
+    many = not isinstance(body.input, str) and len(body.input) >= _MANY
+    messages = await with_images(context, await native_calls.BODIES.arun(convert) if many else convert())
     options = sampling(context, served, body, body.max_output_tokens) | await _options(served, body)
     system = [] if body.instructions is None else [
         {"role": "system", "content": context.check_text(body.instructions, "instructions")}]

@@ -278,7 +278,7 @@ class ImagePart(Fields, tag_field="type", tag="image_url"):
 class FunctionCall(Fields):
     """Name of a function, and its arguments as JSON text."""
 
-    name: str
+    name: Text
     arguments: str
 
 

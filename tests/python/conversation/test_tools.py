@@ -437,6 +437,38 @@ def test_worker_processes_give_the_same_results(chain: Any) -> None:
         assert (done.text, done.tool_calls[0].name) == ("", "clock")
 
 
+class CountedText(str):
+    """Text that counts its comparisons."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        CountedText.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_results_of_many_calls_are_matched_without_comparing_all() -> None:
+    def call(number: int) -> dict[str, Any]:
+        return {"id": CountedText(f"c{number}"), "function": {"name": CountedText(f"f{number % 2}"), "arguments": {}}}
+
+    count = 2000
+    by_id = [{"role": "tool", "tool_call_id": CountedText(f"c{number}"), "content": ""}
+             for number in reversed(range(count))]
+    by_name = [{"role": "tool", "name": CountedText(f"f{number < count // 2:d}"), "content": ""}
+               for number in range(count)]
+    by_order = [{"role": "tool", "content": ""} for _ in range(count + 1)]
+    for results in (by_id, by_name, by_order):
+        CountedText.compared = 0
+        complete_results([{"role": "assistant", "content": "", "tool_calls": list(map(call, range(count)))}, *results])
+        assert CountedText.compared < 20 * count
+    assert [result["name"] for result in by_id] == [f"f{number % 2}" for number in reversed(range(count))]
+    assert [result["tool_call_id"] for result in by_name] == \
+        [f"c{number}" for number in (*range(1, count, 2), *range(0, count, 2))]
+    assert [result["tool_call_id"] for result in by_order[:-1]] == [f"c{number}" for number in range(count)]
+    assert "tool_call_id" not in by_order[-1]
+
+
 def test_call_ids() -> None:
     """Ids have nine letters and digits; they are equal for the same call and differ for others."""
     made = {make_call_id(b"prompt", number) for number in range(1000)}

@@ -13,6 +13,7 @@ import chainmodels
 import pytest
 
 import mpool
+from mpool.conversation import messages as conversation_messages
 from mpool.conversation.messages import developer_as_system
 from mpool.server import bodies
 from mpool.server.errors import Refusal
@@ -129,7 +130,7 @@ def test_the_log_names_each_field_once(server: Any, caplog: pytest.LogCaptureFix
             for path in ("/v1/embeddings", "/api/embed"):
                 body = {**BODIES[path], "once": 1, "a\r\nb": 1, "x" * 65: 1}
                 assert post(server, path, body)[:2] == (200, "once")
-    lines = [record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "ignoring the field" in record.getMessage()]
     assert len(lines) == 2 and all("`once`" in line for line in lines), lines
     state = server.state
     news = [state.is_new("/v1/embeddings", f"field{at}") for at in range(1100)]
@@ -268,6 +269,27 @@ def test_developer_is_system_where_the_template_does_not_know_it(server: Any) ->
     messages = [{"role": "developer", "content": "A"}, {"role": "user", "content": "B"}]
     assert pool.chat(messages, "llama", **GREEDY).text == pool.chat(
         [{"role": "system", "content": "A"}, messages[1]], "llama", **GREEDY).text
+
+
+def test_many_developer_messages_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work is linear in the number of messages: the text of a message is copied once."""
+    copied, count = 0, 1000
+    parts_of = conversation_messages._text_parts
+
+    def counted(content: Any) -> Any:
+        nonlocal copied
+        found = parts_of(content)
+        copied += len(found)
+        return found
+
+    monkeypatch.setattr(conversation_messages, "_text_parts", counted)
+    given = [{"role": "system" if at == 0 else "developer", "content": [{"type": "text", "text": str(at)}]}
+             for at in range(count)]
+    (joined,) = developer_as_system(given)
+    assert "".join(part["text"] for part in joined["content"]) == "\n\n".join(map(str, range(count)))
+    assert copied == count
+    assert developer_as_system([{**one, "content": one["content"][0]["text"]} for one in given]) == [
+        {"role": "system", "content": "\n\n".join(map(str, range(count)))}]
 
 
 def test_developer_stays_where_the_template_knows_it(tmp_path: Path) -> None:

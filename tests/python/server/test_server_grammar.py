@@ -97,12 +97,22 @@ def test_invalid_response_formats_are_refused(server: Any, wanted: dict[str, Any
     assert ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, "max_tokens": 1})[0] == 200
 
 
-@pytest.mark.parametrize("wanted", ["xml", {"type": "wat"}, {"enum": ["x" * 70_000]}, {"$ref": "http://example.org/x"}],
+@pytest.mark.parametrize("wanted", ["xml", {"type": "wat"}, {"enum": ["x" * 70_000]}, {"$ref": "http://example.org/x"},
+                                    {"$ref": "#"}, {"type": "string", "pattern": "(a"}],
                          ids=lambda wanted: str(wanted)[:30])
 def test_invalid_ollama_formats_are_refused(server: Any, wanted: Any) -> None:
     for path, more in (("/api/chat", {"messages": CHAT}), ("/api/generate", {"prompt": "x"})):
         status, found = ask(server, path, {"model": "llama", "format": wanted, **more})
         assert status == 400 and isinstance(found["error"], str)
+        assert "response_format" not in found["error"], found  # the library's name
+
+
+@pytest.mark.parametrize("schema", [{"type": "wat"}, {"$ref": "#"}, {"type": "string", "pattern": "(a"}], ids=str)
+def test_anthropic_errors_name_the_format(server: Any, schema: Any) -> None:
+    status, found = ask(server, "/v1/messages", {
+        "model": "llama", "messages": CHAT, "max_tokens": 2,
+        "output_config": {"format": {"type": "json_schema", "schema": schema}}})
+    assert status == 400 and "`output_config.format`" in found["error"]["message"], found
 
 
 def test_too_complex_schema(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.server.ollama import _shortened
 from servers import Raw, ask, idle, serving
 
 ollama = pytest.importorskip("ollama")
@@ -244,6 +245,31 @@ def test_asynchronous_client(server: Any) -> None:
 
     assert set(asyncio.run(work())) == {wanted}
     idle(server)
+
+
+def test_dropping_turns_takes_few_passes_over_the_conversation() -> None:
+    """The event loop drops the turns: the work is linear in their number. Every attempt tokenises the conversation, so
+    there are few of them, also if most characters of the conversation are worth hardly any tokens."""
+    reads = 0
+
+    class Counted(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            nonlocal reads
+            reads += 1
+            return super().__getitem__(key)
+
+    count, limit = 3000, 10_000
+    messages: list[Any] = [Counted(role="user", content=f"{at:99}" if at < count - 20 else str(at) * 25)
+                           for at in range(count)]
+    assert _shortened(messages, mpool.ContextOverflow(tokens=10**9, limit=1), 0) == messages[-1:]
+    assert reads < 10 * count
+    attempt = 0
+    while (tokens := 505 * sum(message["content"][0] != " " for message in messages)) > limit:
+        before = reads
+        messages = _shortened(messages, mpool.ContextOverflow(tokens=tokens, limit=limit), attempt)
+        assert messages and reads - before < 10 * count
+        attempt += 1
+    assert attempt < 20 and messages[-1]["content"] == str(count - 1) * 25
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import chainmodels
 import pytest
 import toolmodels as tm
 
+from mpool.server.openai import responses
 from mpool.server.response_memory import ResponseMemory
 from reasoningdata import CHAINS, HARMONY, THINK
 from reasoningdata import WORDS as THOUGHTS
@@ -211,6 +213,10 @@ def test_reasoning_effort_and_structured_output(client: Any) -> None:
     ({"input": [{"type": "function_call_output", "call_id": "a", "output": "x"}]}, "input[0].call_id"),
     ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}] * 2}, "input[1].call_id"),
     ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": {}}]}, "input[0].arguments"),
+    *(({"input": [{"role": "user", "content": "x"},
+                  {"type": "function_call", "call_id": "a", "name": "f", "arguments": arguments}]},
+       "input[1].arguments") for arguments in ("{", "[1]", "x")),
+    ({"input": [{"type": "function_call", "call_id": "a", "name": "", "arguments": "{}"}]}, "input[0].name"),
     ({"max_output_tokens": 0}, "max_output_tokens"), ({"temperature": "hot"}, "temperature"),
     ({"background": True}, "background"), ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "x"}}, "prompt"),
@@ -219,6 +225,8 @@ def test_reasoning_effort_and_structured_output(client: Any) -> None:
     ({"tools": [CLOCK], "tool_choice": {"type": "mcp"}}, "tool_choice"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "wat"}}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"$ref": "#"}}}}, "text.format"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"), ({"reasoning": 3}, "reasoning"),
     ({"previous_response_id": "x" * 257}, "previous_response_id")], ids=lambda value: str(value)[:50])
 def test_invalid_fields_are_named(server: Any, change: dict[str, Any], param: str) -> None:
@@ -278,6 +286,37 @@ def test_unknown_fields_are_ignored(client: Any) -> None:
     found = client.responses.with_raw_response.create(model="llama", input="x", max_output_tokens=2, user="x",
                                                       include=["reasoning.encrypted_content"], extra_body={"zz": 1})
     assert found.headers["x-mpool-ignored"] == "zz" and found.parse().output_text
+
+
+def test_many_items_do_not_stop_the_server(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many items are converted on another thread than the event loop's, and a conversation that is kept does not
+    change."""
+    threads = set()
+
+    def converted(context: Any, given: Any, earlier: list[Any]) -> Any:
+        threads.add(threading.current_thread().name)
+        before = json.dumps(earlier)
+        found = messages_of(context, given, earlier)
+        assert json.dumps(earlier) == before
+        return found
+
+    messages_of = responses.messages_of
+    monkeypatch.setattr(responses, "messages_of", converted)
+    thoughts = [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t" * (at < 3)}]}
+                for at in range(260)]
+    calls = [{"type": "function_call", "call_id": f"c{at}", "name": "f", "arguments": "{}"} for at in range(8)]
+    body = {"model": "writes", "input": [{"role": "user", "content": "x"}, *thoughts, *calls[:4]],
+            "max_output_tokens": 1}
+    status, found = ask(server, "/v1/responses", body)
+    assert status == 200 and "server" not in threads, found
+    for _ in range(2):
+        again = {**body, "input": calls[4:], "previous_response_id": found["id"]}
+        status, more = ask(server, "/v1/responses", again)
+        assert status == 200, more
+    kept = server.state.responses.get(found["id"])
+    assert [message["role"] for message in kept] == ["user", "assistant", "assistant"]
+    assert kept[1]["reasoning_content"] == "ttt"
+    assert [call["id"] for call in kept[1]["tool_calls"]] == [f"c{at}" for at in range(4)]
 
 
 def test_memory_is_bounded() -> None:
