@@ -109,6 +109,12 @@ def test_zero_shot_matches_transformers(pool: mpool.Pool, tmp_path: Path, names:
     pool.unload(folder)
 
 
+def test_the_description_states_no_embeddings(pool: mpool.Pool, folders: dict[str, Path]) -> None:
+    settings = pool.get(folders["bert"]).description.embedding
+    assert settings.outputs == {"labels"} and settings.output_size == len(NLI)
+    assert settings.normalize is settings.scores is False
+
+
 def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     model = pool.get(folders["bert"])
     many, one = model.classify(TEXTS), model.classify(TEXTS[0])

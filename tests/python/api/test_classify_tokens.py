@@ -152,6 +152,12 @@ def test_words_are_those_of_the_vocabulary(pool: mpool.Pool, tmp_path: Path) -> 
     assert len({tuple(spans) for spans in found}) == 5
 
 
+def test_the_description_states_no_embeddings(pool: mpool.Pool, folders: dict[str, Path]) -> None:
+    settings = pool.get(folders["bert"]).description.embedding
+    assert settings.outputs == {"spans"} and settings.output_size == len(settings.token_labels) == len(LABELS)
+    assert settings.normalize is settings.scores is False
+
+
 def test_results(pool: mpool.Pool, folders: dict[str, Path]) -> None:
     model = pool.get(folders["bert"])
     many, one = model.classify_tokens(TEXTS), model.classify_tokens(TEXTS[0])

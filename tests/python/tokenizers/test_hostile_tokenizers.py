@@ -161,7 +161,7 @@ def test_models_that_multiply_work_are_refused(tmp_path: Path, sections: dict[st
 @pytest.mark.parametrize("pattern", [
     r"(a+)+$", r"(a|aa)+$", r"(a|a)*b", r"a*a*b", r"(.*)(.*)x", r"(x+x+)+y", r"(?:a{0,1000}){0,1000}x",
     r"(a?){30}a{30}", r"(?=(a+)+b)", r"^(([a-z])+.)+[A-Z]([a-z])+$", r"(?<n>a+)\k<n>", r"(a)\1*b", r"(?:\s?a)*b",
-    r"(.|\n)*?x", "(" * 100,
+    r"(.|\n)*?x", r"(?:a|a){1,8}b", r"(?:a|a)?" * 6 + "b", "(" * 100,
     "a" * 30_000, r"(?x) a*", r"[", r"(a", r"a)", r"*a"])
 def test_costs_that_are_not_bounded(pattern: str) -> None:
     assert cost(pattern) is Cost.UNKNOWN
@@ -173,6 +173,7 @@ def test_costs_that_are_not_bounded(pattern: str) -> None:
     (r"[[:alpha:]&&[^a]]+", Cost.CONSTANT), (r"\d{1,3}", Cost.CONSTANT), (r"a{,3}", Cost.CONSTANT),
     (r"a|\s*[\r\n]+|\s+(?!\S)|\s+", Cost.CONSTANT), (r"a*b|\s+(?!\S)|\s+", Cost.LINEAR),
     (r"[|\s+(?!\S)|\s+]*b", Cost.LINEAR), (r"(?:a|\s+(?!\S)|\s+)*b", Cost.UNKNOWN), (r"\s+$", Cost.LINEAR),
+    (r"(?:a|a){1,7}b", Cost.CONSTANT), (r"(?:a|a){1,20}", Cost.CONSTANT), (r"(?>(?:a|a){1,20})b", Cost.CONSTANT),
     (r"a*b", Cost.LINEAR), (r"a+?b", Cost.LINEAR), (r"\s+(?!\S)", Cost.LINEAR)])
 def test_costs(pattern: str, found: Cost) -> None:
     assert cost(pattern) is found

@@ -25,7 +25,9 @@ from realmodels import real_path  # noqa: E402
 from mpool.models.spec import TokenizerSource  # noqa: E402
 from mpool.errors import ContextOverflow, FileError, FormatError, InvalidArgument, LimitError, Unsupported  # noqa: E402
 from mpool.tokenizers import Tokenizer, limits  # noqa: E402
-from mpool.tokenizers.gguf_vocab import byte_alphabet  # noqa: E402
+from mpool.tokenizers.gguf_build import build, growth_of  # noqa: E402
+from mpool.tokenizers.gguf_vocab import GGUFVocab, byte_alphabet  # noqa: E402
+from mpool.tokenizers.patterns import Cost  # noqa: E402
 from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS  # noqa: E402
 
 GGML = "tokenizer.ggml."
@@ -354,8 +356,6 @@ def test_json_unigram_that_lists_control_tokens(tmp_path: Path) -> None:
 def test_json_and_gguf_vocabularies_agree(tmp_path: Path) -> None:
     from tokenizers import AddedToken, decoders
 
-    from mpool.tokenizers.gguf_build import build
-    from mpool.tokenizers.gguf_vocab import GGUFVocab
     kv = bpe()
     kv[GGML + "token_type"] = [1, 1] + kv[GGML + "token_type"][2:]
     kv[GGML + "tokens"][1] = "<|fin|>"  # a text without a special meaning, so that the token stays ordinary
@@ -453,6 +453,13 @@ def test_default_special_id_outside_the_vocabulary(kv: dict[str, Any], key: str)
 def test_files_of_gemma_4_get_the_bos_token(pre: str, given: bool | None, wanted: bool) -> None:
     """The files say that it is not added, by mistake."""
     assert tokenizer_of(bpe(pre=pre, add_bos_token=given)).encode("he").tolist()[:1] == ([0] if wanted else [258])
+
+
+@pytest.mark.parametrize(("pre", "cost"), [("deepseek-llm", Cost.LINEAR), ("gpt-2", Cost.CONSTANT)])
+def test_cost_of_the_expressions_of_a_vocabulary(pre: str, cost: Cost) -> None:
+    """The cost limits the texts that are encoded in this process."""
+    assert growth_of(GGUFVocab(bpe(pre=pre))).cost is cost
+    assert growth_of(GGUFVocab(spm())).cost is Cost.CONSTANT
 
 
 def test_bos_is_wanted_but_missing() -> None:
