@@ -269,6 +269,20 @@ MP_TEST(models_lookup_has_vectors_only) {
             MP_CHECK_STR(error.message, refusal);
         mp_request_destroy(&call->base);
     }
+    static const struct { int32_t adapter, dimensions; const char *refusal; } options[] = {
+        {0, 0, NULL}, {0, 1, NULL}, {0, WIDTH, NULL}, {1, 0, "the model has no adapter 1"},
+        {0, -1, "dimensions is -1"}, {0, WIDTH + 1, "dimensions is"}};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        mp_embedding_request *call;
+        MP_CHECK_OK(make_embedding_request(1, ids, offsets, NULL, &call, &error), &error);
+        call->adapter = options[i].adapter;
+        call->dimensions = options[i].dimensions;
+        mp_status status = tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error);
+        MP_CHECK_STATUS(status, options[i].refusal ? MP_INVALID_ARGUMENT : MP_OK, &error);
+        if (options[i].refusal)
+            MP_CHECK_HAS(error.message, options[i].refusal);
+        mp_request_destroy(&call->base);
+    }
     tiny_unload(&tiny);
 }
 
