@@ -286,6 +286,38 @@ MP_TEST(models_lookup_has_vectors_only) {
     tiny_unload(&tiny);
 }
 
+/* In a step of two requests, the cancelled one does not advance, and the other one gets its vectors. */
+MP_TEST(models_lookup_cancelled_in_a_step) {
+    static const int32_t ids[] = {1, 2};
+    static const int64_t offsets[] = {0, 2};
+    const kind of = {false, false};
+    tiny_model tiny;
+    mp_error error;
+    mp_plan plan = {.count = 2};
+    mp_item items[2] = {0};
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
+    for (int i = 0; i < 2; i++) {
+        mp_embedding_request *call;
+        uint64_t cost;
+        MP_CHECK_OK(make_embedding_request(1, ids, offsets, NULL, &call, &error), &error);
+        items[i].request = &call->base;
+        MP_CHECK_OK(tiny.model->ops->check(tiny.model, items[i].request, &cost, &items[i].total, &error), &error);
+        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &items[i], &error), &error);
+        plan.items[i] = &items[i];
+        plan.amount[i] = 1;
+    }
+    atomic_store(&items[0].cancelled, 1);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && items[0].cursor == 0);
+    MP_CHECK(outcomes[1] == MP_OUTCOME_DONE && items[1].cursor == 1);
+    for (int i = 0; i < 2; i++) {
+        tiny.engine->ops->retire(tiny.engine, &items[i]);
+        mp_request_destroy(items[i].request);
+    }
+    tiny_unload(&tiny);
+}
+
 /* A cancelled step ends within a text: a text can have a million tokens, on pages of a slow disk. */
 MP_TEST(models_lookup_stops_within_a_text) {
     enum { TOKENS = 4096 };
