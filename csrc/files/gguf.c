@@ -351,7 +351,7 @@ static mp_status read_tensor(reader *r, mp_error *error) {
         uint64_t size;
         MP_TRY(mp_cursor_u64(&r->c, FIELD("shape"), &size, error));
         if (size < 1 || size > INT64_MAX)
-            return REFUSE(r->c.at - 8, field, "sizes from 1 to 2^63 - 1", "%lld", (long long)size);
+            return REFUSE(r->c.at - 8, field, "sizes from 1 to 2^63 - 1", "%llu", LL(size));
         entry.shape[ndim - 1 - i] = (int64_t)size; /* the file has the innermost dimension first */
     }
     entry.name = name;

@@ -223,3 +223,43 @@ MP_TEST(files_gguf_may_end_with_padding) {
         free(b.data);
     }
 }
+
+/* The error of a size, and of a version, has the number found and what to do. */
+MP_TEST(files_gguf_sizes_and_versions) {
+    static const struct { uint64_t size; const char *got; } sizes[] = {
+        {0, "0"}, {(uint64_t)1 << 63, "9223372036854775808"}, {UINT64_MAX, "18446744073709551615"}};
+    static const struct { uint32_t version; const char *allowed, *got; } versions[] = {
+        {0, "2 or 3", "0"},
+        {1, "2 or 3; convert the model again", "1"},
+        {4, "2 or 3", "4"},
+        {0x02000000, "2 or 3, little-endian; convert the file", "2, big-endian"},
+        {0x03000000, "2 or 3, little-endian; convert the file", "3, big-endian"},
+        {0x01000000, "2 or 3", "16777216"},
+    };
+    mp_error error;
+    mp_spec *spec;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int at = 0; at < 2; at++) {
+            uint64_t shape[2] = {4, 4};
+            test_bytes b = {0};
+            shape[at] = sizes[i].size;
+            put_header(&b, 1, 1);
+            put_architecture(&b);
+            put_tensor(&b, "t", 2, shape, 0, 0);
+            MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_FORMAT, &error);
+            MP_CHECK_STR(error.field, "t: shape");
+            MP_CHECK_STR(error.allowed, "sizes from 1 to 2^63 - 1");
+            MP_CHECK_STR(error.got, sizes[i].got);
+            free(b.data);
+        }
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
+        test_bytes b = {0};
+        put_header(&b, 0, 0);
+        memcpy(b.data + 4, &versions[i].version, 4);
+        MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, "version");
+        MP_CHECK_STR(error.allowed, versions[i].allowed);
+        MP_CHECK_STR(error.got, versions[i].got);
+        free(b.data);
+    }
+}

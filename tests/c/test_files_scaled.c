@@ -153,3 +153,13 @@ MP_TEST(files_scaled_refusals) {
             MP_CHECK_STR(error.allowed, cases[i].allowed);
     }
 }
+
+MP_TEST(files_scaled_companions) {
+    static const struct { const char *name; bool is; } names[] = {
+        {"a.scales", true}, {"blk.0.attn_q.zeros", true}, {"a.zeros_less_one", true}, {"a.order", true},
+        {".scales", false}, {".order", false}, {"scales", false}, {"a.scale", false}, {"a.scales.weight", false},
+        {"a.weight", false}, {"", false}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (mp_is_companion(names[i].name) != names[i].is)
+            MP_FAIL("%s", names[i].name);
+}

@@ -44,6 +44,13 @@ MP_TEST(files_spec_copies_its_input) {
     set(spec, key, strings);
     key[0] = 'S';
     set(spec, key, array);
+    char word[] = "word";
+    uint8_t bools[] = {1, 0, 1};
+    double reals[] = {0.5, 2.5};
+    set(spec, "word", text(word));
+    set(spec, "bools", (mp_value){.type = MP_VALUE_BOOLS, .count = 3, .as.bools = bools});
+    set(spec, "reals", (mp_value){.type = MP_VALUE_FLOATS, .count = 2, .as.reals = reals});
+    memset(word, 'x', sizeof word - 1), memset(bools, 0, sizeof bools), memset(reals, 0, sizeof reals);
     mp_tensor_entry tensor = entry(name, MP_F32, 2, 3, 24);
     MP_CHECK_OK(mp_spec_add_tensor(spec, &tensor, &error), &error);
     memset(key, 0, sizeof key), memset(name, 0, sizeof name), memset(path, 0, sizeof path);
@@ -57,6 +64,8 @@ MP_TEST(files_spec_copies_its_input) {
     MP_CHECK(memcmp(value->as.strings.bytes, "abc", 3) == 0);
     value = mp_spec_find(spec, "Some.key");
     MP_CHECK(value && value->as.integers[1] == -2 && value->as.integers[2] == 3);
+    MP_CHECK_STR(mp_spec_find(spec, "word")->as.string, "word");
+    MP_CHECK(mp_spec_find(spec, "bools")->as.bools[2] == 1 && mp_spec_find(spec, "reals")->as.reals[1] == 2.5);
     const mp_tensor_entry *found = mp_spec_find_tensor(spec, "a.weight");
     MP_CHECK(found && found->shape[0] == 2 && found->shape[1] == 3 && found->shape[3] == 1);
     MP_CHECK(!mp_spec_find(spec, "some") && !mp_spec_find_tensor(spec, "") && !mp_spec_find(spec, "some.key.x"));
@@ -306,6 +315,7 @@ MP_TEST(files_spec_utf8) {
         {"\xe1\x80\x7f", false}, {"\xe1\x7f\x80", false}, {"\xf0\x8f\xbf\xbf", false},
         {"\xf0\x90\x80\x80", true}, {"\xf4\x8f\xbf\xbf", true}, {"\xf4\x90\x80\x80", false},
         {"\xf5\x80\x80\x80", false}, {"\xff", false}, {"\xf1\x80\x80", false}, {"\xf1\x80\x80\xc0", false},
+        {"\x81\x80\x80\x80", false}, {"\xc1\x80\x80\x80", false}, {"\xf9\x80\x80\x80", false}, /* not a lead byte */
         {"a\xe1\x80\x80z", true}, {"\xe1\x80\x80\x80", false}, {"\xf1\x80\x80\x80\xc2", false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -371,6 +381,10 @@ MP_TEST(files_spec_refuses_tensors) {
         MP_CHECK_STATUS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, &error);
         MP_CHECK_STR(error.field, cases[i].part);
         check_error(&error, cases[i].part);
+        char shape[96];
+        mp_shape_text(tensor.ndim, tensor.shape, shape, sizeof shape);
+        if (strcmp(cases[i].part, "t: shape") == 0)
+            MP_CHECK_STR(error.got, shape);
     }
     MP_CHECK_INT(mp_spec_tensor_count(spec), 0);
     mp_tensor_entry tensor = cases[0].entry;

@@ -1,4 +1,6 @@
 /* Products with unpacked fp32 weights: our own kernels, and OpenBLAS if available, compared with the definition. */
+#include <dlfcn.h>
+
 #include "base/sys.h"
 #include "kernel_test.h"
 #include "kernels/blas.h"
@@ -99,6 +101,22 @@ MP_TEST(kernels_blas_missing) {
     MP_CHECK_STR(mp_blas_core(&why), "");
     MP_CHECK_HAS(why, "not an OpenBLAS");
     check_plain(64, 70, 384, 5, &random);
+}
+
+/* A library that is refused is closed. */
+MP_TEST(kernels_blas_closes_other_libraries) {
+    static const char other[] = "libresolv.so.2"; /* part of glibc, and used by nothing here */
+    const char *why;
+    void *loaded = dlopen(other, RTLD_NOW | RTLD_NOLOAD);
+    if (loaded)
+        MP_SKIP("the process uses libresolv");
+    kt_use("");
+    mp_blas_set_path(other);
+    MP_CHECK_STR(mp_blas_core(&why), "");
+    if (strstr(why, "did not open"))
+        MP_SKIP("needs libresolv.so.2");
+    MP_CHECK_HAS(why, "not an OpenBLAS");
+    MP_CHECK(dlopen(other, RTLD_NOW | RTLD_NOLOAD) == NULL);
 }
 
 /* With OpenBLAS, results have the same bits whether or not it passes the self-test; the environment is unchanged. */

@@ -103,3 +103,16 @@ MP_TEST(models_head_gives_the_sizes_of_its_layers) {
         MP_CHECK_NEAR(out[i], product(&s, s.small, i), 1e-5);
     tiny_parts_close(&s.parts);
 }
+
+/* A chain without layers passes its rows on. */
+MP_TEST(models_head_chain_without_layers) {
+    enum { ROWS = MP_DENSE_ROWS + 3, WIDE = 5 };
+    static float x[ROWS * WIDE], y[ROWS * WIDE + 1];
+    const mp_dense_chain chain = {.in = WIDE, .out = WIDE};
+    for (int i = 0; i < ROWS * WIDE; i++)
+        x[i] = (float)i + 0.5f;
+    y[ROWS * WIDE] = -1;
+    mp_dense_chain_rows(&chain, x, ROWS, NULL, y);
+    MP_CHECK(memcmp(x, y, sizeof x) == 0 && y[ROWS * WIDE] == -1);
+    MP_CHECK_INT(mp_dense_chain_scratch(&chain), 0);
+}

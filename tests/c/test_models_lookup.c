@@ -269,6 +269,52 @@ MP_TEST(models_lookup_has_vectors_only) {
             MP_CHECK_STR(error.message, refusal);
         mp_request_destroy(&call->base);
     }
+    static const struct { int32_t adapter, dimensions; const char *refusal; } options[] = {
+        {0, 0, NULL}, {0, 1, NULL}, {0, WIDTH, NULL}, {1, 0, "the model has no adapter 1"},
+        {0, -1, "dimensions is -1"}, {0, WIDTH + 1, "dimensions is"}};
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        mp_embedding_request *call;
+        MP_CHECK_OK(make_embedding_request(1, ids, offsets, NULL, &call, &error), &error);
+        call->adapter = options[i].adapter;
+        call->dimensions = options[i].dimensions;
+        mp_status status = tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error);
+        MP_CHECK_STATUS(status, options[i].refusal ? MP_INVALID_ARGUMENT : MP_OK, &error);
+        if (options[i].refusal)
+            MP_CHECK_HAS(error.message, options[i].refusal);
+        mp_request_destroy(&call->base);
+    }
+    tiny_unload(&tiny);
+}
+
+/* In a step of two requests, the cancelled one does not advance, and the other one gets its vectors. */
+MP_TEST(models_lookup_cancelled_in_a_step) {
+    static const int32_t ids[] = {1, 2};
+    static const int64_t offsets[] = {0, 2};
+    const kind of = {false, false};
+    tiny_model tiny;
+    mp_error error;
+    mp_plan plan = {.count = 2};
+    mp_item items[2] = {0};
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
+    for (int i = 0; i < 2; i++) {
+        mp_embedding_request *call;
+        uint64_t cost;
+        MP_CHECK_OK(make_embedding_request(1, ids, offsets, NULL, &call, &error), &error);
+        items[i].request = &call->base;
+        MP_CHECK_OK(tiny.model->ops->check(tiny.model, items[i].request, &cost, &items[i].total, &error), &error);
+        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &items[i], &error), &error);
+        plan.items[i] = &items[i];
+        plan.amount[i] = 1;
+    }
+    atomic_store(&items[0].cancelled, 1);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && items[0].cursor == 0);
+    MP_CHECK(outcomes[1] == MP_OUTCOME_DONE && items[1].cursor == 1);
+    for (int i = 0; i < 2; i++) {
+        tiny.engine->ops->retire(tiny.engine, &items[i]);
+        mp_request_destroy(items[i].request);
+    }
     tiny_unload(&tiny);
 }
 

@@ -201,6 +201,20 @@ MP_TEST(models_outputs_of_a_vocabulary_head) { check_formula(add_vocabulary_head
 MP_TEST(models_outputs_of_a_vocabulary_head_with_sums) { check_formula(add_sum_head); }
 MP_TEST(models_outputs_of_a_token_head) { check_formula(add_token_head); }
 
+/* The formula of a vocabulary head is chosen by two keys: the sum or the maximum over tokens, and one or two
+ * logarithms. */
+MP_TEST(models_outputs_keys_of_a_vocabulary_head) {
+    for (int sum = 0; sum < 2; sum++) {
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_encoder_spec_with(false, false, sum ? add_sum_head : add_vocabulary_head),
+                  MP_COMPUTE_F32, 1);
+        const mp_sparse_head *head = &((const mp_encoder *)tiny.model)->sparse_head;
+        MP_CHECK(head->kind == MP_SPARSE_VOCABULARY && head->sum == (sum == 1));
+        MP_CHECK_INT(head->logs, sum ? 2 : 1);
+        tiny_unload(&tiny);
+    }
+}
+
 MP_TEST(models_outputs_logarithm) {
     mp_test_random random = {5};
     for (int i = 0; i < 200000; i++) {

@@ -388,9 +388,10 @@ MP_TEST(models_vit_costs) {
     atomic_init(&model.mega_ns, 5000);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const int64_t rows = (int64_t)sizes[i][0] * sizes[i][1];
-        mp_vit_image image = {.down = sizes[i][0], .across = sizes[i][1]};
+        mp_vit_image image = {.down = sizes[i][0], .across = sizes[i][1], .window_count = 7};
         void *memory = mp_alloc(mp_vit_axes_bytes(&model, image.down, image.across), MP_TAG_SCRATCH);
-        mp_vit_axes(&model, &image, memory);
+        mp_vit_axes(&model, &image, memory); /* replaces the windows that the image had */
+        MP_CHECK_INT(image.window_count, (image.down + 3) / 4 * ((image.across + 3) / 4));
         uint64_t seen = (uint64_t)(rows * rows);
         for (int w = 0; w < image.window_count; w++)
             seen += (uint64_t)(image.windows[w + 1] - image.windows[w]) *
