@@ -110,7 +110,7 @@ def _prepare(arguments: object) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")  # a byte order mark is no text
     verbose = getattr(arguments, "verbose", 0)
     if verbose:
         import logging

@@ -219,6 +219,17 @@ def test_embed_refuses_invalid_input(bert: str, tmp_path: Path) -> None:
     assert done.returncode == 1 and "at least one text" in done.stderr
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text(bert: str, llama: str, tmp_path: Path) -> None:
+    """Editors on Windows write it at the start of files. It would change the first vector without a notice."""
+    data = b"\xef\xbb\xbfone\r\ntwo\r\n"
+    (tmp_path / "texts").write_bytes(data)
+    wanted = run("embed", "--model", bert, "one", "two").stdout
+    assert run("embed", "--model", bert, "--file", str(tmp_path / "texts")).stdout == wanted
+    assert run("embed", "--model", bert, stdin=data).stdout == wanted
+    greedy = ("generate", "--model", llama, "--temperature", "0", "--max-tokens", "20")
+    assert run(*greedy, stdin=b"\xef\xbb\xbfThe quick").stdout == run(*greedy, "The quick").stdout
+
+
 def test_embed_options_reach_the_model(bert: str) -> None:
     """The options for prompt, dimensions, normalisation and compute type take effect."""
     import mpool
