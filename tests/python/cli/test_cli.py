@@ -281,6 +281,19 @@ def test_generate_options(llama: str) -> None:
     assert re.search(r"prompt tokens in .* completion tokens.* stop$", stopped.stderr.strip())
 
 
+def test_streams_that_the_shell_closed(bert: str, tmp_path: Path) -> None:
+    """``<&-`` is empty input, ``>&-`` and ``2>&-`` discard the output. None of them ends in a traceback."""
+    path = str(tmp_path / "vectors.npy")
+    for redirect, arguments, code in ((">&-", ["a"], 0), ("<&-", [], 1), ("2>&-", ["a"], 0), ("2>&-", ["-f", "/"], 1),
+                                      ("<&- >&- 2>&-", ["a", "-o", path], 0)):
+        done = subprocess.run(["sh", "-c", f'"$@" {redirect}', "sh", *command("embed", "--model", bert, *arguments)],
+                              capture_output=True, timeout=300, cwd=ELSEWHERE)
+        assert (done.returncode, b"Traceback" in done.stderr) == (code, False), (redirect, done.stderr)
+        if redirect == "<&-":
+            assert done.stderr.startswith(b"mpool: at least one text")
+    assert np.load(path).shape[0] == 1
+
+
 def test_closed_output(llama: str) -> None:
     """There is no traceback when the reader closes the pipe."""
     with subprocess.Popen(command("generate", "--model", llama, "--ignore-eos", "--max-tokens", "1500", "The"),
