@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code.
     """
+    _replace_closed_streams()
     atexit.register(_discard_unwritten_errors)  # runs after the exit handlers of pools and logs
     try:
         return _run(argv)
@@ -36,6 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
     print("mpool: interrupted", file=sys.stderr)
     return INTERRUPTED
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for standard streams that the caller closed: input is empty, output is discarded.
+
+    Python sets such a stream to None. Without a replacement, the next file that the process opens would become the
+    standard output of native code and child processes.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _discard_unwritten_errors() -> None:
@@ -110,7 +122,7 @@ def _prepare(arguments: object) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")  # a byte order mark is no text
     verbose = getattr(arguments, "verbose", 0)
     if verbose:
         import logging

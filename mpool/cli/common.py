@@ -101,7 +101,7 @@ def stats_line(done: Completion) -> str:
 
 
 def lines_of(paths: list[str]) -> Iterator[str]:
-    """Yield the lines of files, without line terminators. ``-`` is standard input."""
+    """Yield the lines of files, without line terminators and byte order marks. ``-`` is standard input."""
     from ..errors import FileError
 
     for path in paths:
@@ -109,7 +109,7 @@ def lines_of(paths: list[str]) -> Iterator[str]:
             yield from (line.rstrip("\r\n") for line in sys.stdin)
             continue
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8-sig") as file:
                 yield from (line.rstrip("\r\n") for line in file)
         except UnicodeDecodeError as error:
             raise FileError(f"{path} is not UTF-8 text: {error.reason}",

@@ -326,6 +326,8 @@ def _rgb(image: Image, name: str) -> Image:
 def _on_white(image: Image) -> Image:
     from PIL import Image
 
+    if image.mode == "La":  # Pillow converts premultiplied greyscale only to LA
+        image = image.convert("LA")
     layer = image if image.mode == "RGBA" else image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", layer.size, _WHITE), layer).convert("RGB")
 

@@ -220,6 +220,17 @@ def test_embed_refuses_invalid_input(bert: str, tmp_path: Path) -> None:
     assert done.returncode == 1 and "at least one text" in done.stderr
 
 
+def test_a_byte_order_mark_is_no_part_of_the_text(bert: str, llama: str, tmp_path: Path) -> None:
+    """Editors on Windows write it at the start of files. It would change the first vector without a notice."""
+    data = b"\xef\xbb\xbfone\r\ntwo\r\n"
+    (tmp_path / "texts").write_bytes(data)
+    wanted = run("embed", "--model", bert, "one", "two").stdout
+    assert run("embed", "--model", bert, "--file", str(tmp_path / "texts")).stdout == wanted
+    assert run("embed", "--model", bert, stdin=data).stdout == wanted
+    greedy = ("generate", "--model", llama, "--temperature", "0", "--max-tokens", "20")
+    assert run(*greedy, stdin=b"\xef\xbb\xbfThe quick").stdout == run(*greedy, "The quick").stdout
+
+
 def test_embed_options_reach_the_model(bert: str) -> None:
     """The options for prompt, dimensions, normalisation and compute type take effect."""
     import mpool
@@ -269,6 +280,19 @@ def test_generate_options(llama: str) -> None:
     stopped = run(*greedy, "--stop", middle, "--stats")
     assert stopped.stdout[:-1] == text[:text.index(middle)]
     assert re.search(r"prompt tokens in .* completion tokens.* stop$", stopped.stderr.strip())
+
+
+def test_streams_that_the_shell_closed(bert: str, tmp_path: Path) -> None:
+    """``<&-`` is empty input, ``>&-`` and ``2>&-`` discard the output. None of them ends in a traceback."""
+    path = str(tmp_path / "vectors.npy")
+    for redirect, arguments, code in ((">&-", ["a"], 0), ("<&-", [], 1), ("2>&-", ["a"], 0), ("2>&-", ["-f", "/"], 1),
+                                      ("<&- >&- 2>&-", ["a", "-o", path], 0)):
+        done = subprocess.run(["sh", "-c", f'"$@" {redirect}', "sh", *command("embed", "--model", bert, *arguments)],
+                              capture_output=True, timeout=300, cwd=ELSEWHERE)
+        assert (done.returncode, b"Traceback" in done.stderr) == (code, False), (redirect, done.stderr)
+        if redirect == "<&-":
+            assert done.stderr.startswith(b"mpool: at least one text")
+    assert np.load(path).shape[0] == 1
 
 
 def test_closed_output(llama: str) -> None:

@@ -260,6 +260,10 @@ def test_transparency_becomes_white() -> None:
     assert np.array_equal(pixels_of(encoded(rgba)), expected)
     assert np.array_equal(pixels_of(rgba), expected)
     assert np.array_equal(pixels_of(Image.fromarray(rgba)), expected)
+    for mode in ("RGBa", "LA", "La"):  # "a": the colours are multiplied by alpha
+        image = Image.fromarray(rgba).convert("RGBa" if mode == "RGBa" else "LA").convert(mode)
+        wanted_here = expected if mode == "RGBa" else np.asarray(Image.fromarray(expected).convert("L").convert("RGB"))
+        assert np.array_equal(pixels_of(image), wanted_here), mode
     clear = Image.new("P", (8, 8), 1)
     clear.putpalette([9, 9, 9, 200, 0, 0])
     assert (pixels_of(encoded(clear, transparency=1)) == 255).all()
