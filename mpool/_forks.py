@@ -33,20 +33,29 @@ def _others_import() -> bool:
     return bool(names)
 
 
-def _shutdown_lock() -> Any:
-    """Return the lock of concurrent.futures that forks hold; None: the module is not imported yet."""
-    return getattr(sys.modules.get("concurrent.futures.thread"), "_global_shutdown_lock", None)
+#: The only module of these packages whose handlers take a lock before a fork and release it after, besides logging and
+#: mpool's own.
+_EXECUTORS = "concurrent.futures.thread"
+
+
+def _shutdown_lock(complete: bool) -> Any:
+    """Return the lock that forks hold of :mod:`concurrent.futures`; None: it does not exist, or, if ``complete``, its
+    module is not imported completely."""
+    if complete and _EXECUTORS in _locks:
+        return None
+    return getattr(sys.modules.get(_EXECUTORS), "_global_shutdown_lock", None)
 
 
 def _wait_for_imports() -> None:
-    lock = _shutdown_lock()
-    is_held = lock is not None and lock.locked()  # by this fork, unless its import is incomplete
+    lock = _shutdown_lock(complete=False)
+    # Python has listed the handlers of this fork. It calls those of a module that was imported completely by now.
+    called = _shutdown_lock(complete=True) is not None or (lock is not None and lock.locked())
     end = time.monotonic() + _SECONDS
     while _others_import() and time.monotonic() < end:
         time.sleep(0.001)
-    if not is_held and (lock := _shutdown_lock()) is not None:
-        # Python calls the handlers of a module that was imported meanwhile after the fork only, and they release the
-        # lock. It is the only module of these packages with such a pair of handlers, besides logging and mpool's own.
+    if not called and (lock := _shutdown_lock(complete=True)) is not None:
+        # The module was imported during the wait. Python will call only its handler after the fork, which releases the
+        # lock.
         lock.acquire()
 
 

@@ -111,7 +111,7 @@ def test_prompts_and_tasks(several: Any) -> None:
     rows = pool.embed(["A dog", "A cat", "A dog"], "prompted", prompt_name="query")
     assert found == mpool.similarity(rows[0], rows[1:]).tolist()
     status, kind, text = refused(several, "/embed", {"inputs": "x"})
-    assert (status, kind) == (422, "Validation") and "2 models of this server" in text
+    assert (status, kind) == (422, "Validation") and "the server has 2 models of this kind" in text
 
 
 def test_embed_sparse(server: Any) -> None:
