@@ -320,13 +320,12 @@ MP_TEST(models_stored_weights_are_compared_before_the_last_is_packed) {
         mp_acts acts;
         mp_acts_init(&acts, MP_A_F32, 1, COLUMNS, NULL);
         mp_acts_fill(&acts, x, COLUMNS, 0, 1);
-        const mp_unpacked own = {0};
         mp_stored_begin(stored, 1);
-        mp_stored_gemm(part, &w, &acts, 0, 2, NULL, y, ROWS, &own);
+        mp_stored_gemm(part, &w, &acts, 0, 2, NULL, y, ROWS, NULL);
         MP_CHECK(mp_stored_left(stored));
         if (changed)
             MP_CHECK(truncate(path, (off_t)sizeof values + 1) == 0);
-        mp_stored_gemm(part, &w, &acts, 0, 3, NULL, y, ROWS, &own);
+        mp_stored_gemm(part, &w, &acts, 0, 3, NULL, y, ROWS, NULL);
         MP_CHECK(!mp_stored_left(stored) && mp_stored_corrupted(stored) == (changed == 1));
         mp_stored_destroy(stored);
         mp_weights_close(weights);
