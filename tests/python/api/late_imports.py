@@ -79,7 +79,7 @@ mpool.cli.serving  mpool.server.serving  1  optional
 mpool.cli.serving  mpool.server.settings  3  optional
 mpool.cli.serving  mpool.server.worker  1  optional
 mpool.cli.serving  mpool.tasks.captures  1  start-up
-mpool.cli.talking  mpool.errors  4  start-up
+mpool.cli.talking  mpool.errors  5  start-up
 mpool.cli.talking  mpool.tasks.sampling  1  start-up
 mpool.cli.talking  readline  1  start-up
 mpool.conversation.grammar  llguidance  3  optional

@@ -110,7 +110,7 @@ def test_scores_match_cross_encoder(pool: mpool.Pool, folder: Path) -> None:
         pool.rerank(QUERY, DOCUMENTS, str(folder), truncate=False)
 
 
-def test_pairs_are_not_rendered_on_the_event_loop(pool: mpool.Pool, folder: Path,
+def test_pairs_are_not_rendered_on_the_event_loop(pool: mpool.Pool, folder: Path, tmp_path: Path,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """A hostile template takes as long as its limit allows, also for few short documents of a loaded model."""
     rendered, threads = ChatTemplate.render, []
@@ -119,10 +119,11 @@ def test_pairs_are_not_rendered_on_the_event_loop(pool: mpool.Pool, folder: Path
         threads.append(threading.current_thread().name)
         return rendered(*args, **options)
 
-    pool.rerank(QUERY, ["one", "two"], str(folder))
+    copy = str(shutil.copytree(folder, tmp_path / "m"))  # requests for another copy may have rendered the parts of pairs
+    pool.rerank(QUERY, ["one", "two"], copy)
     monkeypatch.setattr(ChatTemplate, "render", recorded)
     for truncate in (True, False):
-        asyncio.run(mpool.aio.rerank(QUERY, ["one", "two"], str(folder), pool=pool, truncate=truncate))
+        asyncio.run(mpool.aio.rerank(QUERY, ["one", "two"], copy, pool=pool, truncate=truncate))
     assert threads and all(name.startswith("mpool-") for name in threads)
 
 

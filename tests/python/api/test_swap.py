@@ -458,7 +458,7 @@ def test_a_swap_waits_for_another_as_long_as_its_timeout_allows(own: mpool.Pool,
     own.register("m", bert)
     own.get("m")._entry.changing = Lock()  # type: ignore[assignment]
     for timeout in (None, 60.0):
-        with pytest.raises(Timeout, match="another swap of this model did not end in time"):
+        with pytest.raises(Timeout, match="another swap of this model did not end within the timeout"):
             own.swap("m", bert, timeout=timeout)
     assert waits[0] == -1 and 1 < waits[1] <= 60  # -1: no limit
 
