@@ -119,7 +119,7 @@ def test_pairs_are_not_rendered_on_the_event_loop(pool: mpool.Pool, folder: Path
         threads.append(threading.current_thread().name)
         return rendered(*args, **options)
 
-    copy = str(shutil.copytree(folder, tmp_path / "m"))  # requests for another copy may have rendered the parts of pairs
+    copy = str(shutil.copytree(folder, tmp_path / "m"))  # an earlier test may have rendered the parts of pairs
     pool.rerank(QUERY, ["one", "two"], copy)
     monkeypatch.setattr(ChatTemplate, "render", recorded)
     for truncate in (True, False):
