@@ -319,7 +319,7 @@ def test_other_families_are_named(tmp_path: Path) -> None:
     model = paritymodels.decoder("gpt_oss", 1, vocab=157)
     model.save_pretrained(tmp_path / "m")
     paritymodels.write_tokenizer(tmp_path / "m", 157)
-    with pytest.raises(mpool.Unsupported, match="folders of llama, qwen2, .* got gpt_oss"):
+    with pytest.raises(mpool.Unsupported, match="folders of the architectures llama, qwen2, .* got gpt_oss"):
         quantize(str(tmp_path / "m"), str(tmp_path / "q.gguf"), "Q8_0")
     with pytest.raises(mpool.FileError):
         quantize(str(tmp_path / "none.gguf"), str(tmp_path / "q.gguf"), "Q8_0")
