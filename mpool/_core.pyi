@@ -229,7 +229,7 @@ class Ticket:
     def done(self) -> bool:
         """True if the request is complete."""
     def cancel(self) -> bool:
-        """Ask the request to stop."""
+        """Ask the request to stop; False if it had already ended."""
     def check(self) -> None:
         """Raise the error of a failed request. The request must be done."""
     def bind(self, notifier: Notifier, id: int) -> None:

@@ -16,7 +16,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -195,6 +195,12 @@ def _no_thread(text: str, name: str | None = None) -> SpawnFailed:
                        hint="Raise the limit on threads (ulimit -u, pids.max of the cgroup) or on memory (ulimit -v)")
 
 
+def _error_of_call(error: BaseException, function: Callable[..., Any], args: Sequence[Any],
+                   keywords: Iterable[str]) -> MpoolError | None:
+    """Return the error of mpool for an error of a call; None: a TypeError of a call whose arguments match."""
+    return invalid_call(inspect.unwrap(function), args, keywords) if isinstance(error, TypeError) else error_of(error)
+
+
 def typed(function: F) -> F:
     """Decorate a function: errors of the system, and TypeErrors of arguments that do not match the parameters, become
     errors of mpool, with the original as their cause."""
@@ -203,8 +209,7 @@ def typed(function: F) -> F:
         try:
             return function(*args, **keywords)
         except (*_BARE, TypeError) as error:
-            found = invalid_call(inspect.unwrap(function), args, keywords) if isinstance(error, TypeError) \
-                else error_of(error)
+            found = _error_of_call(error, function, args, keywords)
             if found is None:
                 raise
             raise found from error
@@ -219,8 +224,7 @@ def typed_async(function: F) -> F:
         try:
             return await function(*args, **keywords)
         except (*_BARE, TypeError) as error:
-            found = invalid_call(inspect.unwrap(function), args, keywords) if isinstance(error, TypeError) \
-                else error_of(error)
+            found = _error_of_call(error, function, args, keywords)
             if found is None:
                 raise
             raise found from error

@@ -55,8 +55,8 @@ static void drop_scene(scene *s) {
 }
 
 /* Compute outputs of panels [panel0, panel1) into `got`, whose rows are the residual as well. */
-static void multiply(scene *s, int panel0, int panel1, int64_t keep_left_ns) {
-    atomic_store(&s->stored->time.left_ns, keep_left_ns);
+static void multiply(scene *s, int panel0, int panel1, int64_t budget_ns) {
+    atomic_store(&s->stored->time.left_ns, budget_ns);
     memcpy(s->got, s->residual, (size_t)(s->M * s->ldy) * sizeof(float));
     s->ep.residual = s->got;
     mp_stored_gemm(s->part, &s->w, &s->x, panel0, panel1, &s->ep, s->got, s->ldy, s->scratch);
