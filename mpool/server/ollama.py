@@ -269,8 +269,7 @@ async def _respond(context: Context, served: ServedModel, body: TextRequest, str
             yield line(_encode(_with_tool_calls(_empty_chunk(body.model, make_response), done.tool_calls, sent)))
         yield line(_encode(make_response("", None, _final_fields(context, body.model, done, cold))))
 
-    return StreamedResponse(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES,
-                            chunks.close)
+    return StreamedResponse(context, lines(), lambda refusal: line(plain_error(refusal)), LINES, chunks.close)
 
 
 def _resident(context: Context, served: ServedModel) -> bool:
@@ -478,8 +477,8 @@ async def pull(context: Context, body: PullRequest) -> Response:
         await ollama_models.fetch(name, models, pool)
         yield line(_encode(Progress("success")))
 
-    return StreamedResponse(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES,
-                    context.state.end_stream)
+    return StreamedResponse(context, lines(), lambda refusal: line(plain_error(refusal)), LINES,
+                            context.state.end_stream)
 
 
 async def version(context: Context, body: None) -> Response:

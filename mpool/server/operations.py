@@ -85,6 +85,7 @@ class Context:
     """The request that a handler serves.
 
     Attributes:
+        operation: The operation that the client called.
         state: Shared state of the server.
         id: Request id.
         scope: Scope of ASGI.
@@ -93,11 +94,26 @@ class Context:
             each once, and the response header ``x-mpool-ignored`` names them all. None: such fields are errors.
     """
 
-    __slots__ = ("state", "id", "scope", "started", "ignored")
+    __slots__ = ("operation", "state", "id", "scope", "started", "ignored")
 
-    def __init__(self, state: State, scope: Scope) -> None:
-        self.state, self.id, self.scope, self.started = state, state.new_id(), scope, time.monotonic()
+    def __init__(self, operation: Operation, state: State, scope: Scope) -> None:
+        self.operation, self.state, self.scope = operation, state, scope
+        self.id, self.started = state.new_id(), time.monotonic()
         self.ignored: list[str] | None = None if state.settings.strict else []
+
+    def refusal(self, error: BaseException) -> Refusal:
+        """Convert an exception to the error that the client receives, and log its details.
+
+        The error names the field and the model as the client does.
+        """
+        refusal = refusal_of(error, self.id)
+        if refusal.param == "response_format":
+            refusal.param = self.operation.schema_field
+            refusal.detail = with_schema_field(refusal.detail, refusal.param)
+        if isinstance(error, WrongCapability):
+            running = self.state.running.get(self.id)
+            refusal.detail = _with_name(refusal.detail, error.key, running) + self.state.models.suggest(error.wanted)
+        return refusal
 
     async def model(self, name: str) -> ServedModel:
         """Return the model with the name that the client gave.
@@ -245,7 +261,7 @@ class Endpoint:
         self.operation, self.state = operation, state
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        context = Context(self.state, scope)
+        context = Context(self.operation, self.state, scope)
         disconnected, status = False, 0
         connection: DisconnectReports | None = scope.get("mpool.connection")
         listener = None if connection is not None or self.operation.body is None else DisconnectListener(receive)
@@ -302,13 +318,7 @@ class Endpoint:
                     error = Refusal("cancelled")
                 if status:  # the head is sent: raising closes the connection, so that no client takes it for success
                     raise
-                refusal = refusal_of(error, context.id)
-                if refusal.param == "response_format":
-                    refusal.param = self.operation.schema_field
-                    refusal.detail = with_schema_field(refusal.detail, refusal.param)
-                if isinstance(error, WrongCapability):
-                    refusal.detail = _with_name(refusal.detail, error.key, running) \
-                        + self.state.models.suggest(error.wanted)
+                refusal = context.refusal(error)
                 if running is not None:
                     running.error = refusal.code
                 await refusal_response(refusal, scope)(scope, receive, send_with_id)

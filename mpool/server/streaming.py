@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from sse_starlette.event import ServerSentEvent
 from starlette.responses import Response
 
-from .errors import Refusal, refusal_of
+from .errors import Refusal
 
 if TYPE_CHECKING:
     from ..tasks.async_streams import AsyncTicketStream
+    from .operations import Context
     from .state import State
 
 #: Seconds that the head of a response waits for the first chunk. A request that fails within this time receives an HTTP
@@ -44,8 +45,7 @@ class StreamedResponse(Response):
     """A streamed response.
 
     Args:
-        state: State of the server.
-        request: Id of the request, for the log and for cancellation.
+        context: The request that the response answers.
         chunks: Encoded stream chunks, each one or more complete events or lines.
         encode_error: Function that encodes the error event or line that ends the stream after a failure.
         media_type: :data:`EVENTS` or :data:`LINES`.
@@ -53,10 +53,9 @@ class StreamedResponse(Response):
         end: Bytes to send after the last chunk, unless the request fails.
     """
 
-    def __init__(self, state: State, request: str, chunks: AsyncIterator[bytes],
-                 encode_error: Callable[[Refusal], bytes], media_type: str, close: Callable[[], None],
-                 end: bytes = b"") -> None:
-        self.state, self.request, self.chunks = state, request, chunks
+    def __init__(self, context: Context, chunks: AsyncIterator[bytes], encode_error: Callable[[Refusal], bytes],
+                 media_type: str, close: Callable[[], None], end: bytes = b"") -> None:
+        self.context, self.chunks = context, chunks
         self.encode_error, self.close, self.end = encode_error, close, end
         self.status_code, self.background, self.media_type, self.charset = 200, None, media_type, "utf-8"
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
@@ -64,7 +63,7 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._sent = 0
-        running = self.state.running.get(self.request)
+        running = self.context.state.running.get(self.context.id)
         closed, end = False, self.end
         ping_task = asyncio.create_task(self._ping(send)) if self._pings else None
         try:
@@ -90,7 +89,7 @@ class StreamedResponse(Response):
                     error = Refusal("cancelled")
                 closed, end = True, b""  # close first: sending the final event may wait for a client that does not read
                 self.close()
-                refusal = refusal_of(error, self.request)
+                refusal = self.context.refusal(error)
                 if running is not None:
                     running.error = refusal.code
                 last = self.encode_error(refusal)
@@ -108,7 +107,7 @@ class StreamedResponse(Response):
         """Send a comment after ``Settings.ping`` seconds without an event: proxies may close silent connections."""
         while True:
             sent = self._sent
-            await asyncio.sleep(self.state.settings.ping)
+            await asyncio.sleep(self.context.state.settings.ping)
             if sent == self._sent:
                 await send({"type": "http.response.body", "body": _PING, "more_body": True})
 

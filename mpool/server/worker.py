@@ -339,8 +339,7 @@ class Worker:
         except BaseException:
             self.jobs.release(job)
             raise
-        return StreamedResponse(context.state, context.id, self._events(job), _encode_error, EVENTS,
-                                lambda: self.jobs.release(job))
+        return StreamedResponse(context, self._events(job), _encode_error, EVENTS, lambda: self.jobs.release(job))
 
     async def _start(self, job: Job, request: Request) -> None:
         async def made() -> Request:

@@ -83,8 +83,8 @@ async def messages(context: Context, body: MessagesRequest) -> Response:
         stop = StopDelta(_stop_reason(done, most), _stop_sequence(done))
         yield blocks.close() + _event(MessageDelta(stop, _usage(done))) + _event(MessageStop())
 
-    return StreamedResponse(context.state, context.id, events(),
-                            lambda refusal: event(anthropic_error(refusal), "error"), EVENTS, chunks.close)
+    return StreamedResponse(context, events(), lambda refusal: event(anthropic_error(refusal), "error"), EVENTS,
+                            chunks.close)
 
 
 async def count_tokens(context: Context, body: CountTokensRequest) -> Response:

@@ -110,8 +110,7 @@ async def _streamed(context: Context, served: ServedModel, body: ImagesRequest, 
         made = await stream.result()
         yield await image_event(_COMPLETED, made.image, seed=made.seed)
 
-    return StreamedResponse(context.state, context.id, events(), lambda refusal: event(openai_error(refusal)), EVENTS,
-                    chunks.close)
+    return StreamedResponse(context, events(), lambda refusal: event(openai_error(refusal)), EVENTS, chunks.close)
 
 
 OPERATIONS = (

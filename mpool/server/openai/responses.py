@@ -96,7 +96,7 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
         await complete(done, events.output)
         yield last + events.make(f"response.{response.status}", response=response)
 
-    return StreamedResponse(context.state, context.id, encoded(), lambda refusal: events.make(
+    return StreamedResponse(context, encoded(), lambda refusal: events.make(
         "error", code=refusal.code, message=refusal.message, param=refusal.param), EVENTS, chunks.close)
 
 

@@ -73,8 +73,8 @@ async def streamed(context: Context, streams: list[AsyncStream], first_events: l
         if encode_usage is not None:
             yield event(encode_usage(usage_of([await stream.result() for stream in streams])))
 
-    return StreamedResponse(context.state, context.id, events(), lambda refusal: event(openai_error(refusal)), EVENTS,
-                    chunks.close, _DONE)
+    return StreamedResponse(context, events(), lambda refusal: event(openai_error(refusal)), EVENTS, chunks.close,
+                            _DONE)
 
 
 __all__ = ["LOWEST", "encode", "finish", "run_concurrently", "streamed", "usage_of"]

@@ -160,6 +160,7 @@ def test_cancelled_stream_has_one_final_event(llama: Path) -> None:
                                   "twice"])
 def test_cancelled_stream_has_one_final_event_at_any_time(server: Any, when: str) -> None:
     """Cancel a stream at a given time, with a client whose reading the test controls."""
+    from mpool.server.operations import Context
     from mpool.server.state import RunningRequest
     from mpool.server.streaming import LINES, StreamedResponse
 
@@ -167,7 +168,7 @@ def test_cancelled_stream_has_one_final_event_at_any_time(server: Any, when: str
         calls: list[str] = []
         sent: list[bytes] = []
         never, blocked = asyncio.Event(), asyncio.Event()
-        state = SimpleNamespace(running={}, settings=server.state.settings)
+        state = SimpleNamespace(running={}, settings=server.state.settings, new_id=lambda: "id")
 
         async def chunks() -> Any:
             yield b"one\n"
@@ -182,8 +183,8 @@ def test_cancelled_stream_has_one_final_event_at_any_time(server: Any, when: str
                 await blocked.wait()  # simulates a client that does not read
             sent.append(message.get("body", b"head"))
 
-        shared: Any = state
-        response = StreamedResponse(shared, "id", chunks(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
+        made: Any = (None, state, {})
+        response = StreamedResponse(Context(*made), chunks(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
                                     lambda: calls.append("closed"))
         running = state.running["id"] = RunningRequest("id", "/", "model", None)
         task = asyncio.ensure_future(response({}, None, send))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import mpool
-from servers import ask, serving
+from servers import Raw, ask, serving
 
 pytest.importorskip("llguidance")
 
@@ -20,6 +20,8 @@ SCHEMA: dict[str, Any] = {
                    "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}},
     "required": ["kind", "age", "tags"], "additionalProperties": False,
 }
+#: A schema whose automaton has too many states for the limit that tests set.
+COMPLEX = {"type": "string", "pattern": "^(.*a.{9})$"}
 CHAT = [{"role": "user", "content": "Describe a pet."}]
 HOT = {"temperature": 1.5, "seed": 4}
 
@@ -121,11 +123,41 @@ def test_too_complex_schema(server: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
     limits = llguidance.LLParserLimits
     monkeypatch.setattr(llguidance, "LLParserLimits", lambda **more: limits(**more, max_lexer_states=20))
-    wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "^(.*a.{9})$"}}}
+    wanted = {"type": "json_schema", "json_schema": {"schema": COMPLEX}}
     body = {"model": "llama", "messages": CHAT, "response_format": wanted, "max_tokens": 200, **HOT}
     status, found = ask(server, "/v1/chat/completions", body)
     assert (status, found["error"]["code"], found["error"]["param"]) == (400, "invalid_value", "response_format"), found
     assert "too complex" in found["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "field", "body"), [
+    ("/v1/chat/completions", "response_format", {
+        "messages": CHAT, "max_tokens": 200,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": COMPLEX}}}),
+    ("/v1/responses", "text.format", {"input": "x", "max_output_tokens": 200, "text": {
+        "format": {"type": "json_schema", "name": "a", "schema": COMPLEX}}}),
+    ("/v1/messages", "output_config.format", {"messages": CHAT, "max_tokens": 200, "output_config": {
+        "format": {"type": "json_schema", "schema": COMPLEX}}}),
+    ("/api/chat", "format", {"messages": CHAT, "format": COMPLEX, "options": {"num_predict": 200, **HOT}}),
+    ("/api/generate", "format", {"prompt": "x", "format": COMPLEX, "options": {"num_predict": 200, **HOT}}),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_an_error_of_a_stream_names_the_field(server: Any, monkeypatch: pytest.MonkeyPatch, path: str, field: str,
+                                              body: dict[str, Any]) -> None:
+    """The error is the last event of a response whose status is already sent."""
+    import llguidance
+
+    from mpool.server import streaming
+
+    limits = llguidance.LLParserLimits
+    monkeypatch.setattr(llguidance, "LLParserLimits", lambda **more: limits(**more, max_lexer_states=20))
+    monkeypatch.setattr(streaming, "HEAD_TIMEOUT", 0.0)
+    more = {} if path.startswith("/api/") else HOT
+    with Raw(server, 60) as raw:
+        raw.request(path, json.dumps({"model": "llama", "stream": True, **more, **body}).encode())
+        status, _, data = raw.answer()
+    last = data.decode().strip().split("\n")[-1]
+    assert status == 200 and f"`{field}`" in last and "too complex" in last, data[-500:]
+    assert field == "response_format" or "response_format" not in last, last
 
 
 def test_errors_name_the_invalid_parameter(server: Any) -> None:
