@@ -4,6 +4,9 @@
     images             image embeddings compared with torch, ONNX Runtime and OpenVINO
     image-generation   steps of FLUX.1 and Stable Diffusion 3.5 compared with diffusers
     outputs            sparse vectors, vectors of tokens and labels compared with sentence-transformers and others
+    maxsim             scores of late interaction compared with torch
+    static             static embeddings compared with their tokenizer alone and with model2vec
+    mapped             float32 weights used as they are mapped, compared with packed ones
     vision             time to the first token of a prompt with an image, compared with transformers
     serving            HTTP overhead, and throughput compared with llama-cpp-python's server
     pool               overhead of the pool, and a comparison of the dispatch policies
@@ -26,8 +29,9 @@ import sys
 
 #: Command -> module of this package with a ``main()`` that reads ``sys.argv``.
 COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "outputs": "outputs",
-            "vision": "vision", "serving": "serving", "pool": "pool", "isolation": "isolation", "masks": "masks",
-            "drafts": "drafts", "kernels": "kernels", "search": "search", "success": "success", "tables": "tables", "synthetic": "synthetic"}
+            "maxsim": "maxsim", "static": "static", "mapped": "mapped", "vision": "vision", "serving": "serving",
+            "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "kernels": "kernels",
+            "search": "search", "success": "success", "tables": "tables", "synthetic": "synthetic"}
 
 
 def main() -> int:

@@ -1,6 +1,5 @@
-"""Float32 weights as they are mapped, compared with packed ones: time to the first vector, rates, memory, bytes.
-
-    python -m benchmarks.mapped FOLDER [--rounds N] [--maker PYTHON]
+"""``python -m benchmarks mapped``: float32 weights as they are mapped, compared with packed ones: time to the first
+vector, rates, memory, bytes.
 
 FOLDER receives an encoder of BERT's architecture with 24 layers of 1,024 and random values (1.3 GB), unless it has one
 already; ``--maker`` names an interpreter that has torch and transformers. Every turn is a process of its own, its file
@@ -71,12 +70,13 @@ def read_seconds(path: Path) -> float:
     return time.perf_counter() - begin
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mapped", description=__doc__,
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks mapped", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--maker", default=sys.executable)
+    parser.add_argument("folder", type=Path, help="folder of the encoder")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--maker", default=sys.executable, help="interpreter that writes the encoder (default: this one)")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     weights = folder / "model.safetensors"
@@ -108,7 +108,8 @@ def main() -> None:
         ratio = statistics.median(a[name] / b[name] for a, b in zip(turns["mapped"], turns["packed"]))
         print(f"{name}: mapped over packed {ratio:.2f}")
     print(f"{len(digests)} digest of all vectors; load {os.getloadavg()}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

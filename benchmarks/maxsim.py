@@ -1,6 +1,5 @@
-"""MaxSim against torch by turns: 1,000 documents of 128 tokens of 128 components, one query of 32 tokens.
-
-    python -m benchmarks.maxsim [turns]
+"""``python -m benchmarks maxsim``: MaxSim compared with torch, for 1,000 documents of 128 tokens of 128 components and one
+query of 32 tokens.
 
 Every turn runs torch (einsum, maximum, sum), mpool in float32 and mpool in int8 one after the other, with the same
 number of threads. A line for each gives the minimum and the median of its times, and the median over the turns of the
@@ -9,9 +8,9 @@ ratio of torch's time to its own. The load average is printed before and after.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
@@ -29,7 +28,12 @@ def milliseconds(call: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - start)
 
 
-def main(turns: int) -> None:
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks maxsim", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=200, help="number of turns (default: %(default)s)")
+    turns = parser.parse_args().turns
     random = np.random.default_rng(0)
     query = random.standard_normal((QUERY, DIM), np.float32)
     documents = random.standard_normal((DOCUMENTS, TOKENS, DIM), np.float32)
@@ -56,7 +60,8 @@ def main(turns: int) -> None:
         ratio = statistics.median(other / own for other, own in zip(times["torch"], taken))
         print(f"{name:14} {min(taken):7.2f} ms at least, {statistics.median(taken):7.2f} median, {ratio:5.2f}x torch")
     print(f"load {os.getloadavg()}")
+    return 0
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    raise SystemExit(main())

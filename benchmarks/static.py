@@ -1,6 +1,5 @@
-"""Static embeddings by turns: the core alone, end to end, the tokenizer's own batch rate, and model2vec if installed.
-
-    python -m benchmarks.static [turns]
+"""``python -m benchmarks static``: static embeddings: the core alone, end to end, the tokenizer's own batch rate, and
+model2vec if it is installed.
 
 A seeded WordPiece vocabulary of 30,000 words, a float32 table of 256 components, 20,000 texts of 10 words. Every turn
 runs each engine once; a line gives the best and the median rate in texts per second.
@@ -8,10 +7,10 @@ runs each engine once; a line gives the best and the median rate in texts per se
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -42,7 +41,12 @@ def write(folder: Path) -> list[str]:
     return [" ".join(random.choice(words, LENGTH)) for _ in range(TEXTS)]
 
 
-def main(turns: int) -> None:
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks static", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=10, help="number of turns (default: %(default)s)")
+    turns = parser.parse_args().turns
     with tempfile.TemporaryDirectory() as name:
         texts = write(Path(name))
         tokenizer = Tokenizer.from_file(f"{name}/tokenizer.json")
@@ -74,7 +78,8 @@ def main(turns: int) -> None:
         for engine, found in rates.items():
             print(f"{engine:10} {max(found):10,.0f} texts/s at best, {statistics.median(found):10,.0f} median")
         print(f"load {os.getloadavg()}")
+    return 0
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+    raise SystemExit(main())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -26,6 +28,7 @@ if not (ROOT / "benchmarks" / "__main__.py").exists():
     pytest.skip("needs the benchmarks", allow_module_level=True)
 sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
+from benchmarks import __main__ as commands  # noqa: E402
 from benchmarks import compare, engines, kernels, http_client, limits, peers, plot, policies, report  # noqa: E402
 from benchmarks import record as records, synthetic, tables, texts, timing  # noqa: E402
 from benchmarks.probe import Frame, Probe, disturbance  # noqa: E402
@@ -40,6 +43,17 @@ def turn(engine: str, number: int, measures: dict[str, float], state: dict[str, 
     """Return a measurement of an engine in a round."""
     result = {"measures": measures, "rss MB": 100.0, **more}
     return Turn("embed", engine, number, result, Frame(state, state, others))
+
+
+def test_every_command_is_described() -> None:
+    """In the README, in the help text, and by a module that reads the command line."""
+    readme = (ROOT / "benchmarks" / "README.md").read_text()
+    described = set(re.findall(r"`([a-z-]+)[^`|]*`(?=[^|]*\|[^|]*\|[^|]*\|$)", readme, re.MULTILINE))
+    assert described == set(commands.COMMANDS)
+    assert re.findall(r"^ {4}([a-z-]+) {2,}", commands.__doc__ or "", re.MULTILINE) == list(commands.COMMANDS)
+    for module in commands.COMMANDS.values():
+        tree = ast.parse((ROOT / "benchmarks" / f"{module}.py").read_text())
+        assert any(isinstance(part, ast.FunctionDef) and part.name == "main" for part in tree.body), module
 
 
 def test_texts_are_reproducible() -> None:
