@@ -528,6 +528,13 @@ static inline void tiny_unload(tiny_model *tiny) {
     MP_CHECK_INT(tiny->budget.used, 0);
 }
 
+/* Frees what the engine can spare. Returns the freed bytes, which the budget has, too. */
+static inline uint64_t tiny_trim(tiny_model *tiny) {
+    const uint64_t used = tiny->budget.used, freed = tiny->engine->ops->trim(tiny->engine);
+    MP_CHECK_INT(freed, used - tiny->budget.used);
+    return freed;
+}
+
 /* The number of values of all tensors of a spec. */
 static inline int64_t tiny_parameters(const mp_spec *spec) {
     int64_t sum = 0;

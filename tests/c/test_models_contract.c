@@ -63,7 +63,7 @@ static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *kno
     tiny_speculate(tiny->engine, MP_SPECULATE_OFF, NULL, NULL);
     for (int i = 0; i < count; i++) {
         tiny_job job;
-        tiny->engine->ops->trim(tiny->engine);
+        tiny_trim(tiny);
         make_job(tiny, &job, i);
         tiny_job_admit(tiny, &job);
         mp_item *items[1] = {&job.item};
@@ -95,7 +95,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     known->random = (mp_test_random){seed};
     mp_error error;
     if (seed % 3 == 1)
-        tiny->engine->ops->trim(tiny->engine);
+        tiny_trim(tiny);
     for (int i = 0; i < ITEMS; i++)
         make_job(tiny, &jobs[i], i);
     for (int open = ITEMS; open > 0;) {
@@ -118,7 +118,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
             plan.amount[plan.count++] = 1 + (uint32_t)(mp_test_random_u64(&random) % 97);
         }
         if (mp_test_random_u64(&random) % 23 == 0)
-            tiny->engine->ops->trim(tiny->engine);
+            tiny_trim(tiny);
         if (plan.count == 0)
             continue;
         uint64_t way = mp_test_random_u64(&random) % 4;
@@ -157,7 +157,7 @@ static void check_contract_of(const tiny_kind *kind, const mp_dtype *types, int 
         MP_CHECK(tiny.engine->work.drafted > tiny.engine->work.accepted);
         MP_CHECK(tiny.engine->work.accepted > (uint64_t)mp_test_rounds(20));
         MP_CHECK(tiny.engine->prefix->hits > 0 && tiny.engine->prefix->tokens >= 64);
-        tiny.engine->ops->trim(tiny.engine);
+        tiny_trim(&tiny);
         MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference leaked */
         tiny_unload(&tiny);
     }
@@ -463,7 +463,7 @@ MP_TEST_SECONDS(models_steps_wait_for_scratch, 60) {
     mp_error error;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 45), MP_COMPUTE_AUTO, 2);
     run_alone(&tiny, ITEMS, expected, NULL);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     tiny_job jobs[2];
     mp_plan plan = {.count = 2, .amount = {200, 33}};
     for (int i = 0; i < 2; i++) {
@@ -545,7 +545,7 @@ MP_TEST_SECONDS(models_requests_wait_for_memory, 60) {
     mp_error error;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 44), MP_COMPUTE_AUTO, 1);
     run_alone(&tiny, ITEMS, expected, NULL);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     tiny_job a, b;
     make_job(&tiny, &a, 2);
     make_job(&tiny, &b, 3);

@@ -214,7 +214,7 @@ MP_TEST(models_image_generation_scratch_covers_the_image) {
     MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
     const mp_diffusion_engine *engine = (const mp_diffusion_engine *)tiny.engine;
     do {
-        tiny.engine->ops->trim(tiny.engine); /* each step reserves what it needs */
+        tiny_trim(&tiny); /* each step reserves what it needs */
         tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
         tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
         const mp_diff_position *at = &((const mp_diff_state *)item.state)->at;

@@ -156,7 +156,7 @@ MP_TEST_SECONDS(models_drafting_changes_no_token, 60) {
         destroy(without, 1);
         destroy(with, 1);
     }
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
     tiny_unload(&tiny);
     mp_spec_unpin(base);
@@ -262,7 +262,7 @@ MP_TEST_SECONDS(models_drafting_is_charged_and_gives_way, 60) {
     tiny_job without, with;
     tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     run(&tiny, &without, 1, &args, 0);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     tiny_job again;
     run(&tiny, &again, 1, &args, 0);
     /* with memory freed at the end of the request, and an index for look-up */
@@ -271,7 +271,7 @@ MP_TEST_SECONDS(models_drafting_is_charged_and_gives_way, 60) {
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
     for (uint64_t more = 0; more < 5 * block; more += block / 2) {
         tiny.budget.limit = UINT64_MAX;
-        tiny.engine->ops->trim(tiny.engine);
+        tiny_trim(&tiny);
         ((mp_text_engine *)tiny.engine)->drafter.pause = 0;
         tiny.budget.limit = enough + more;
         run(&tiny, &with, 1, &args, 0);

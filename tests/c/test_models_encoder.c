@@ -365,7 +365,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
 
     /* trim frees the memory and drops all results */
     dedup->keep_ns = UINT64_MAX;
-    MP_CHECK(tiny.engine->ops->trim(tiny.engine) > 0);
+    MP_CHECK(tiny_trim(&tiny) > 0);
     MP_CHECK(tiny.budget.used == bare && dedup->charged == 0);
     compute_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
@@ -373,7 +373,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
     MP_CHECK_INT(dedup->recalled, TEXTS + 1);
 
     /* a full ring buffer drops the oldest result */
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     dedup->capacity = 4;
     compute_each(&tiny, &all, 10, 6, alone);
     compute_each(&tiny, &all, 12, 4, alone);

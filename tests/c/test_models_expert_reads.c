@@ -35,7 +35,7 @@ static uint64_t run(tiny_model *tiny, int n) {
     do {
         outcome = tiny_job_step(tiny, &job, 512);
         if (outcome == MP_OUTCOME_WAIT_MEMORY) { /* as a worker does: copies of experts give way to requests */
-            MP_CHECK(tiny->engine->ops->trim(tiny->engine) > 0 && ++trims < 20);
+            MP_CHECK(tiny_trim(tiny) > 0 && ++trims < 20);
             continue;
         }
         MP_CHECK(outcome != MP_OUTCOME_FAILED);

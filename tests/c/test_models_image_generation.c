@@ -146,7 +146,7 @@ MP_TEST(models_image_generation_caches_texts) {
         const int first = steps_taken;
         MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
         MP_CHECK_INT(first - steps_taken, encoders * (flux ? 1 : 2));
-        tiny.engine->ops->trim(tiny.engine); /* drops the cached texts */
+        tiny_trim(&tiny); /* drops the cached texts */
         MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
         MP_CHECK_INT(steps_taken, first);
         tiny_unload(&tiny);
@@ -185,7 +185,7 @@ MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
         tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
         MP_CHECK_INT(generate(&tiny, flux, &all, &hash, &error), MP_OUTCOME_DONE);
         const uint64_t most = most_used;
-        tiny.engine->ops->trim(tiny.engine);
+        tiny_trim(&tiny);
         MP_CHECK_INT(tiny.budget.used, 0);
         const mp_diffusion *model = (const mp_diffusion *)tiny.model;
         uint64_t largest = 0, sum = 0, predicted_model, predicted;
@@ -200,11 +200,11 @@ MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
         MP_CHECK(tiny.budget.limit < most);
         MP_CHECK_INT(generate(&tiny, flux, &all, &little, &error), MP_OUTCOME_DONE);
         MP_CHECK(little == hash && tiny.budget.used <= tiny.budget.limit);
-        tiny.engine->ops->trim(tiny.engine);
+        tiny_trim(&tiny);
         tiny.budget.limit = largest / 2;
         MP_CHECK_INT(generate(&tiny, flux, &all, &little, &error), MP_OUTCOME_WAIT_MEMORY);
         MP_CHECK_INT(error.code, MP_MEMORY_EXHAUSTED);
-        tiny.engine->ops->trim(tiny.engine);
+        tiny_trim(&tiny);
         MP_CHECK_INT(tiny.budget.used, 0);
         tiny_unload(&tiny);
     }
@@ -412,7 +412,7 @@ MP_TEST_SECONDS(models_image_generation_stops_at_any_poll, 60) {
         MP_CHECK_OK(make_call(flux, 1, &alone.request, &error), &error);
         serve_alone(&tiny, &alone);
         tiny.engine->ops->retire(tiny.engine, &alone);
-        tiny.engine->ops->trim(tiny.engine); /* drops the cached texts */
+        tiny_trim(&tiny); /* drops the cached texts */
         MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
         MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
         MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);

@@ -422,8 +422,8 @@ static void load(tiny_model *tiny, tiny_model *reference) {
 static void unload(tiny_model *tiny, tiny_model *reference) {
     MP_CHECK_INT(reference->engine->prefix->hits, 0);
     MP_CHECK_INT(reference->engine->prefix->blocks, 0);
-    tiny->engine->ops->trim(tiny->engine);
-    reference->engine->ops->trim(reference->engine);
+    tiny_trim(tiny);
+    tiny_trim(reference);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference leaked */
     tiny_unload(reference);
     tiny_unload(tiny);
@@ -480,7 +480,7 @@ MP_TEST_SECONDS(models_prefix_hits, 60) {
     MP_CHECK_INT(counters->tokens, 192 + 128 + 64 + 128 + 64 + 192 + 192);
     /* trim frees all cached blocks */
     uint64_t before = mp_alloc_bytes(MP_TAG_KV);
-    uint64_t freed = tiny.engine->ops->trim(tiny.engine);
+    uint64_t freed = tiny_trim(&tiny);
     MP_CHECK(before > 0 && freed >= before / 2);
     MP_CHECK_INT(counters->blocks, 0);
     run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 0);
@@ -654,7 +654,7 @@ MP_TEST_SECONDS(models_prefix_preempted, 60) {
         uint64_t tokens = tiny.engine->prefix->tokens;
         tiny.engine->ops->preempt(tiny.engine, &job->item);
         if (round % 7 == 0)
-            tiny.engine->ops->trim(tiny.engine);
+            tiny_trim(&tiny);
         tiny_job_step(&tiny, round % 2 ? &b : &a, 2);
         MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job->item, &error), &error);
         tiny_job_step(&tiny, job, 512);

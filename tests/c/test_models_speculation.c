@@ -474,7 +474,7 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
         }
     }
     MP_CHECK(tiny.engine->work.accepted > (uint64_t)mp_test_rounds(1000));
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
     tiny_unload(&tiny);
 }
@@ -504,7 +504,7 @@ MP_TEST(models_speculation_saves_passes) {
         answer.tokens[t] = job.call->choices[0].tokens[t].id;
     mp_request_destroy(&job.call->base);
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_known, &answer);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     mp_step_work before = tiny.engine->work;
     const float odds = sum_of_odds(tiny.engine);
     ask(&tiny, &job, &args);
@@ -537,10 +537,10 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     tiny_job job, again;
     tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     ask(&tiny, &job, &args);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     ask(&tiny, &again, &args); /* this request allocates its blocks and scratch again */
     uint64_t enough = tiny.budget.used;
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     mp_request_destroy(&again.call->base);
     int32_t wrong = 5;
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
@@ -552,7 +552,7 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     mp_request_destroy(&again.call->base);
     tiny.budget.limit = UINT64_MAX;
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     ask(&tiny, &again, &args);
     check_same(&job, &again, "by look-up");
     mp_request_destroy(&again.call->base);
@@ -584,7 +584,7 @@ static void survive_infinity(mp_dtype type) {
     tiny_job_admit(&tiny, &without);
     tiny_job_finish(&tiny, &without);
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, (void *)(intptr_t)&bad);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     tiny_job_make(&tiny, &with, &args, 0);
     tiny_job_admit(&tiny, &with);
     tiny_job_finish(&tiny, &with);

@@ -61,7 +61,7 @@ static mp_vit *cut(tiny_model *tiny, int32_t grain, uint64_t ops) {
 static void run_alone(tiny_model *tiny, uint64_t *hashes) {
     for (int i = 0; i < ITEMS; i++) {
         tiny_job jobs[ITEMS] = {{0}};
-        tiny->engine->ops->trim(tiny->engine);
+        tiny_trim(tiny);
         make_job(tiny, &jobs[0], i);
         tiny_job_admit(tiny, &jobs[0]);
         while (!jobs[0].done) {
@@ -107,7 +107,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
             items[n++] = &job->item;
         }
         if (mp_test_random_u64(&random) % 23 == 0)
-            tiny->engine->ops->trim(tiny->engine);
+            tiny_trim(tiny);
         if (n == 0)
             continue;
         uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
@@ -141,10 +141,10 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
         for (uint64_t seed = 1; seed <= (uint64_t)mp_test_rounds(4); seed++)
             run_mixed(&tiny, seed + 10 * (uint64_t)threads, expected, 0);
         MP_CHECK(tile_rows < ROWS || tiny.engine->prefix->hits > 0);
-        tiny.engine->ops->trim(tiny.engine);
+        tiny_trim(&tiny);
         uint64_t least = tiny.budget.used;
         run_mixed(&tiny, 99, expected, 3 << 20);
-        tiny.engine->ops->trim(tiny.engine);
+        tiny_trim(&tiny);
         MP_CHECK_INT(tiny.budget.used, least);
         MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference leaked */
         tiny_unload(&tiny);
@@ -232,7 +232,7 @@ MP_TEST(models_vision_encodes_each_image_once) {
     /* parts: embeddings; before, in and after the attention of each layer; projector; and one more step, because the
      * rows before the image do not wait for the image */
     MP_CHECK_INT(first - again, 1 + 3 * ENCODER_LAYERS + 1 + 1);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     cut(&tiny, 1, 1); /* each row is a part; attention has two parts in each of three heads */
     MP_CHECK_INT(run_one(&tiny, 0, &cached) - again,
                  (ROWS + 1) * (1 + 2 * ENCODER_LAYERS) + (ROWS + 2) / 2 * 3 * ENCODER_LAYERS + ROWS + 1);
@@ -408,7 +408,7 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     run_alone(&tiny, expected);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     const uint64_t least = tiny.budget.used;
     const mp_image_store *store = engine_of(&tiny)->images.store;
     tiny_job jobs[TURNS][ITEMS] = {{{0}}};
@@ -430,7 +430,7 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
         mp_request_destroy(&jobs[j][0].call->base);
         jobs[j][0] = (tiny_job){0};
     }
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     MP_CHECK_INT(tiny.budget.used, least);
     for (int j = 0; j < TURNS; j++) { /* the first two jobs have the same image */
         make_job(&tiny, jobs[j], j < 2 ? 0 : 5);
@@ -448,7 +448,7 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     MP_CHECK(store->jobs && !store->jobs->next);
     tiny.engine->ops->retire(tiny.engine, &jobs[2][0].item);
     MP_CHECK(!store->jobs);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     MP_CHECK_INT(tiny.budget.used, least);
     for (int j = 0; j < TURNS; j++)
         mp_request_destroy(&jobs[j][0].call->base);
@@ -467,7 +467,7 @@ MP_TEST(models_vision_frees_its_scratch) {
     const uint64_t state = mp_vit_state_bytes(encoder, ROWS + 1);
     for (int cancelled = 0; cancelled < 2; cancelled++) {
         tiny_job jobs[ITEMS] = {{0}};
-        tiny.engine->ops->trim(tiny.engine);
+        tiny_trim(&tiny);
         mp_item *item = run_to_image(&tiny, jobs, &plan);
         uint64_t held = tiny.engine->ops->bytes(tiny.engine), used = tiny.budget.used;
         MP_CHECK_INT(store->charged, 0);

@@ -73,7 +73,7 @@ MP_TEST(models_vit_memory_is_predicted) {
                 MP_CHECK_INT(run(&tiny, &all, 0, IMAGES, UINT64_MAX, out), MP_OUTCOME_DONE);
                 MP_CHECK(tiny.engine->ops->bytes(tiny.engine) > 0);
                 MP_CHECK_INT(tiny.budget.used, held + tiny.engine->ops->bytes(tiny.engine));
-                MP_CHECK(tiny.engine->ops->trim(tiny.engine) > 0);
+                MP_CHECK(tiny_trim(&tiny) > 0);
                 MP_CHECK_INT(tiny.engine->ops->bytes(tiny.engine), 0);
             }
             MP_CHECK_INT(tiny.budget.used, held);
@@ -441,7 +441,7 @@ static void check_large(const char *arch, int threads) {
         all.offsets[i + 1] = all.offsets[i] + 3 * (int64_t)all.sizes[2 * i] * all.sizes[2 * i + 1];
     tiny_load(&tiny, make_spec(arch, false), MP_COMPUTE_F32, threads);
     MP_CHECK_INT(run(&tiny, &all, 3, 2, UINT64_MAX, alone), MP_OUTCOME_DONE);
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     const uint64_t before = tiny.budget.used;
     mp_vit *model = (mp_vit *)tiny.model;
     model->grain = GRAIN;
@@ -473,7 +473,7 @@ static void check_large(const char *arch, int threads) {
         MP_CHECK_INT(outcomes[plan.count - 1], MP_OUTCOME_MORE);
         MP_CHECK(!others || outcomes[0] == MP_OUTCOME_DONE);
         MP_CHECK_INT(tiny.budget.used - before, tiny.engine->ops->bytes(tiny.engine));
-        tiny.engine->ops->trim(tiny.engine);
+        tiny_trim(&tiny);
         const uint64_t states = tiny.engine->ops->bytes(tiny.engine) / mp_vit_state_bytes(model, rows);
         MP_CHECK_INT(states, (uint64_t)(item[0].cursor == 0) + (steps >= 6));
         MP_CHECK_INT(tiny.budget.used - before, tiny.engine->ops->bytes(tiny.engine));
@@ -503,7 +503,7 @@ static void check_large(const char *arch, int threads) {
         tiny.engine->ops->retire(tiny.engine, &item[i]);
         mp_request_destroy(item[i].request);
     }
-    tiny.engine->ops->trim(tiny.engine);
+    tiny_trim(&tiny);
     MP_CHECK_INT(tiny.budget.used, before);
     tiny_unload(&tiny);
 }
