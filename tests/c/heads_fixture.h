@@ -53,8 +53,8 @@ static inline void add_token_head_that_skips(tiny_file *file, const int64_t *ski
 }
 
 static inline void add_token_head(tiny_file *file) {
-    static const int64_t skipped[] = {9, 20};
-    add_token_head_that_skips(file, skipped, 2);
+    static const int64_t skipped[] = {0, 9, 20};
+    add_token_head_that_skips(file, skipped, 3);
 }
 
 /* Make a request for texts [first, first + count). */

@@ -286,6 +286,55 @@ MP_TEST(models_lookup_has_vectors_only) {
     tiny_unload(&tiny);
 }
 
+/* Requests share the time of a step: each gets an equal share of what is left, and the first one gets a text of any
+ * length. The model has a speed estimate, which processes of the same model copy. */
+MP_TEST(models_lookup_plan_shares_a_step) {
+    enum { MANY = 40, FEW = 3, SHORT = 4, TOKEN_NS = 1000 };
+    static const struct {
+        int first, second, tokens, texts[2];
+    } cases[] = {{MANY, MANY, 80, {10, 10}}, {MANY, FEW, 80, {10, FEW}}, {FEW, MANY, 80, {FEW, 17}},
+                 {MANY, MANY, 200, {25, 25}}, {MANY, MANY, 14, {1, 2}}, {MANY, MANY, 1, {1, -1}}};
+    static const int32_t ids[MANY * SHORT];
+    int64_t offsets[MANY + 1];
+    const kind of = {false, false};
+    tiny_model tiny;
+    mp_error error;
+    uint64_t cost, speed[MP_MODEL_SPEEDS];
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
+    mp_model_get_speed(tiny.model, speed);
+    MP_CHECK(speed[0] > 0);
+    atomic_store(&((mp_lookup *)tiny.model)->token_ns, TOKEN_NS);
+    mp_model_get_speed(tiny.model, speed);
+    MP_CHECK_INT(speed[0], TOKEN_NS);
+    for (int t = 0; t <= MANY; t++)
+        offsets[t] = (int64_t)t * SHORT;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_item items[2] = {0}, *list[2] = {&items[0], &items[1]};
+        mp_plan plan;
+        for (int k = 0; k < 2; k++) {
+            mp_embedding_request *call;
+            MP_CHECK_OK(make_embedding_request(k ? cases[i].second : cases[i].first, ids, offsets, NULL, &call, &error),
+                        &error);
+            items[k].request = &call->base;
+            MP_CHECK_OK(tiny.model->ops->check(tiny.model, &call->base, &cost, &items[k].total, &error), &error);
+            MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &items[k], &error), &error);
+        }
+        tiny.engine->ops->plan(tiny.engine, list, 2, (uint64_t)cases[i].tokens * TOKEN_NS, &plan);
+        uint64_t planned = 0;
+        for (int k = 0, at = 0; k < 2; k++) {
+            const bool is_in = at < plan.count && plan.items[at] == list[k];
+            MP_CHECK_INT(is_in ? (int)plan.amount[at] : -1, cases[i].texts[k]);
+            planned += is_in ? plan.amount[at++] * SHORT : 0;
+        }
+        MP_CHECK_INT(plan.cost_ns, planned * TOKEN_NS);
+        for (int k = 0; k < 2; k++) {
+            tiny.engine->ops->retire(tiny.engine, list[k]);
+            mp_request_destroy(items[k].request);
+        }
+    }
+    tiny_unload(&tiny);
+}
+
 /* In a step of two requests, the cancelled one does not advance, and the other one gets its vectors. */
 MP_TEST(models_lookup_cancelled_in_a_step) {
     static const int32_t ids[] = {1, 2};

@@ -152,7 +152,7 @@ static void token_weights(const mp_sparse_head *head, const int32_t *ids, const 
     for (int r = 0; r < n; r++) {
         double weight[TINY_WIDTH];
         chain_of(&head->chain, states + r * TINY_WIDTH, weight);
-        if (ids[r] != 9 && ids[r] != 20 && weight[0] > weights[ids[r]])
+        if (ids[r] != 0 && ids[r] != 9 && ids[r] != 20 && weight[0] > weights[ids[r]])
             weights[ids[r]] = weight[0];
     }
 }
@@ -164,7 +164,7 @@ static void check_formula(void (*more)(tiny_file *)) {
     int listed = 0, possible = 0;
     make_texts(&all);
     for (int t = 0; t < CHECKED; t++)
-        all.ids[all.offsets[t]] = t % 2 ? 9 : 20; /* get no weight from the token head */
+        all.ids[all.offsets[t]] = (int32_t[]){20, 9, 0}[t % 3]; /* get no weight from the token head */
     if (all.offsets[3] - all.offsets[2] > 3)
         all.ids[all.offsets[2] + 3] = all.ids[all.offsets[2] + 1]; /* occurs twice */
     tiny_load(&tiny, tiny_encoder_spec_with(false, false, more), MP_COMPUTE_F32, 1);

@@ -266,6 +266,37 @@ MP_TEST(models_requests_tell_images_apart) {
     }
 }
 
+/* The texts of every encoder, the sizes and the noise tell requests for images apart. */
+MP_TEST(models_requests_tell_image_generations_apart) {
+    enum { IDS = 3, CHANGES = 4 + MP_T2I_ENCODERS * IDS + MP_T2I_ENCODERS + 1 };
+    static const float times[3], sigmas[4];
+    uint64_t seen[CHANGES + 1];
+    for (int change = -1; change < CHANGES; change++) {
+        int32_t ids[2][MP_T2I_ENCODERS][IDS] = {0};
+        float noise[4] = {1, 2, 3, 4};
+        const int text = change - 4, length = text - MP_T2I_ENCODERS * IDS;
+        mp_image_generation_args args = {.width = change == 0 ? 16 : 8, .height = change == 1 ? 16 : 8, .n_images = 1,
+                                         .n_steps = change == 2 ? 3 : 2, .n_texts = change == 3 ? 1 : 2,
+                                         .times = times, .sigmas = sigmas, .noise = noise, .n_noise = 4};
+        for (int e = 0; e < MP_T2I_ENCODERS; e++) {
+            args.n_ids[e] = length == e ? IDS - 1 : IDS;
+            for (int i = 0; i < IDS; i++) /* only the id that is changed differs from the others */
+                ids[1][e][i] = text == e * IDS + i;
+            args.ids[0][e] = ids[0][e];
+            args.ids[1][e] = ids[1][e];
+        }
+        noise[3] += change == CHANGES - 1;
+        mp_image_generation_request *call;
+        mp_error error;
+        MP_CHECK_OK(mp_image_generation_request_create(&args, &call, &error), &error);
+        seen[change + 1] = call->base.fingerprint(&call->base);
+        mp_request_destroy(&call->base);
+        for (int i = 0; i <= change; i++)
+            if (seen[i] == seen[change + 1])
+                MP_FAIL("changes %d and %d have one fingerprint", i - 1, change);
+    }
+}
+
 /* ---- contradictions ---------------------------------------------------------------------------------------------- */
 
 MP_TEST(models_requests_refuse_wrong_offsets) {

@@ -534,6 +534,36 @@ static void plan_of(tiny_model *tiny, mp_item **items, int n, uint64_t room, int
     MP_CHECK_INT(plan.cost_ns, planned * one_ns);
 }
 
+/* Images of one step whose grids differ in one direction only. */
+MP_TEST(models_vit_grids_of_a_step) {
+    static const int32_t sides[][2] = {{6, 7}, {6, 7}, {6, 8}, {7, 7}, {8, 6}, {GRID, 7}, {6, GRID}, {7, 6}};
+    enum { COUNT = sizeof sides / sizeof *sides };
+    static test_images all;
+    static float alone[COUNT * WIDTH], together[COUNT * WIDTH];
+    mp_test_random random = {8};
+    for (int i = 0; i < COUNT; i++) {
+        for (int side = 0; side < 2; side++)
+            all.sizes[2 * i + side] = PATCH * sides[i][side];
+        all.offsets[i + 1] = all.offsets[i] + 3 * (int64_t)all.sizes[2 * i] * all.sizes[2 * i + 1];
+        for (int64_t b = all.offsets[i]; b < all.offsets[i + 1]; b++)
+            all.pixels[b] = (uint8_t)mp_test_random_u64(&random);
+    }
+    tiny_model tiny;
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    for (int i = 0; i < COUNT; i++) {
+        tiny_trim(&tiny); /* without the positions of the image before */
+        MP_CHECK_INT(run(&tiny, &all, i, 1, UINT64_MAX, alone + i * WIDTH), MP_OUTCOME_DONE);
+    }
+    for (int i = 0; i < COUNT; i++)
+        for (int k = 0; k < i; k++)
+            MP_CHECK(memcmp(alone + i * WIDTH, alone + k * WIDTH, WIDTH * sizeof(float)) != 0);
+    for (int first = 0; first < COUNT; first++) { /* the first grid has the table of positions */
+        MP_CHECK_INT(run(&tiny, &all, first, COUNT - first, UINT64_MAX, together), MP_OUTCOME_DONE);
+        MP_CHECK(memcmp(alone + first * WIDTH, together, (size_t)(COUNT - first) * WIDTH * sizeof(float)) == 0);
+    }
+    tiny_unload(&tiny);
+}
+
 /* Requests share the time of a step: each gets an equal share of the time that is left, but at least a group of 512
  * rows if there is as much. */
 MP_TEST(models_vit_plan_shares_a_step) {
