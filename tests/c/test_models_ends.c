@@ -77,8 +77,8 @@ MP_TEST(models_ends_at_the_end_token) {
     }
 }
 
-/* The frequency and presence penalties count the tokens of the completion, not those of the prompt: a token that the bias
- * prefers is chosen once. */
+/* The frequency and presence penalties count the tokens of the completion, not those of the prompt: a token that the
+ * bias prefers is chosen once. */
 MP_TEST(models_ends_penalties_count_the_completion) {
     static const int32_t preferred[] = {5}; /* a token of the prompt */
     static const float bias[] = {50};
