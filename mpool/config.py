@@ -180,6 +180,7 @@ class PoolConfig:
         check_keywords(keywords, (one.name for one in fields(cls)), of="PoolConfig")
         return super().__new__(cls)
 
+    @typed
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
             value = getattr(self, name)

@@ -16,6 +16,7 @@ from ..durations import seconds_of
 from ..errors import InvalidArgument
 from ..names import CAPABILITIES as CAPABILITIES
 from ..names import COMPUTE, POLICIES
+from ..resources import typed
 from ..runtime import logs as _logs
 from ..runtime import threads as _threads
 from .sampling import ALIASES, TABLE
@@ -76,6 +77,7 @@ class CallOptions:
         None, "True: raise Overloaded at once if the queue is full, with a hint when to retry; False: wait until the "
         "queue has space; None: use ``PoolConfig.fail_fast``.")
 
+    @typed
     def __post_init__(self) -> None:
         _threads.seconds_of(self.timeout)
         self.core()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,18 @@ def test_a_closed_pool_takes_no_callback() -> None:
     with pytest.raises(mpool.ShuttingDown):
         begun.on("request_fail", print)
     begun.close()
+
+
+@pytest.mark.parametrize(("module", "name", "call"), [
+    ("mpool.config", "seconds_of", lambda: mpool.PoolConfig(threads=1)),
+    ("mpool.tasks.options", "seconds_of", lambda: mpool.CallOptions(keep_alive="5m")),
+], ids=["PoolConfig", "CallOptions"])
+def test_options_without_memory(monkeypatch: pytest.MonkeyPatch, module: str, name: str, call: Any) -> None:
+    """The checks of options raise an error of mpool, too."""
+    def without_memory(*args: Any) -> Any:
+        raise MemoryError("planted")
+
+    monkeypatch.setattr(importlib.import_module(module), name, without_memory)
+    with pytest.raises(mpool.MemoryExhausted, match="planted") as raised:
+        call()
+    assert isinstance(raised.value.__cause__, MemoryError)

@@ -233,6 +233,7 @@ def main(way: str, bert: str, llama: str, stride: int, offset: int, *named: str)
         verdict, status = child(way, bert, llama, site)
         if verdict != "ok":
             wrong.append([site, repr(failure_of(site)), verdict if status == 0 else f"status {status}"])
+            print(*wrong[-1], file=sys.stderr, flush=True)
     print(json.dumps([len(sites), len(sites[offset::stride]), wrong]))
 
 
