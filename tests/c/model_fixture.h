@@ -16,7 +16,8 @@
 #include "models/nn/stored.h"
 
 enum { TINY_LAYERS = 3, TINY_HIDDEN = 256, TINY_HEADS = 8, TINY_KV_HEADS = 2, TINY_FFN = 512, TINY_VOCAB = 333,
-       TINY_CONTEXT = 512, TINY_EXPERT = 256, TINY_RANK = 256, TINY_PART = 32 };
+       TINY_CONTEXT = 512, TINY_EXPERT = 256, TINY_RANK = 256, TINY_PART = 32,
+       TINY_PADDING = 2048 /* values between the experts and the last ones, in a tensor that no model reads */ };
 
 typedef struct tiny_file { /* a weight file and its spec under construction */
     uint8_t *bytes;
@@ -389,7 +390,7 @@ static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtyp
     size_t rest = file.used;
     for (int l = 0; l < TINY_LAYERS && kind->experts; l++) {
         if (l == 0)
-            tiny_tensor(&file, "padding", MP_F32, 1, 2048, 0.1f, 0);
+            tiny_tensor(&file, "padding", MP_F32, 1, TINY_PADDING, 0.1f, 0);
         tiny_expert(&file, types, type_count, l, kind->experts - 1);
     }
     if (kind->rest)

@@ -92,12 +92,15 @@ MP_TEST(models_decoder_layers_have_rotary_tables) {
 }
 
 MP_TEST(models_decoder_counts_its_parameters) {
-    tiny_model tiny;
-    mp_model_facts facts;
-    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 55), MP_COMPUTE_F32, 1);
-    mp_model_get_facts(tiny.model, &facts);
-    MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
-    tiny_unload(&tiny);
+    static const tiny_kind kinds[] = {{.arch = "llama"}, {.arch = "qwen3moe", .head_norms = true, .experts = 6}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        tiny_model tiny;
+        mp_model_facts facts;
+        tiny_load(&tiny, tiny_decoder_spec_as(&kinds[i], floats, 1, 55, -1), MP_COMPUTE_F32, 1);
+        mp_model_get_facts(tiny.model, &facts);
+        MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec) - (kinds[i].experts ? TINY_PADDING : 0));
+        tiny_unload(&tiny);
+    }
 }
 
 /* ---- divisors of the rotary angles ------------------------------------------------------------------------------- */

@@ -188,6 +188,24 @@ MP_TEST(models_image_generation_memory_is_predicted) {
     mp_spec_unpin(spec);
 }
 
+/* The facts of a pipeline count the weights of all stages, and every parameter. */
+MP_TEST(models_image_generation_counts_its_weights) {
+    for (int flux = 0; flux < 2; flux++) {
+        tiny_model tiny;
+        mp_model_facts facts;
+        int64_t stages = 0;
+        tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
+        const mp_diffusion *model = (const mp_diffusion *)tiny.model;
+        for (int s = 0; s < MP_DIFF_STAGES; s++)
+            stages += (int64_t)model->stage_bytes[s];
+        mp_model_get_facts(tiny.model, &facts);
+        MP_CHECK_INT(facts.weight_bytes, stages);
+        MP_CHECK(stages > 0);
+        MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
+        tiny_unload(&tiny);
+    }
+}
+
 /* The operations of a pass: 24 hidden^2 per row in products, 4 hidden for each pair of rows in attention, in each
  * layer. The charged time of a request follows from it. */
 MP_TEST(models_image_generation_operations) {

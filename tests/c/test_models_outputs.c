@@ -215,6 +215,18 @@ MP_TEST(models_outputs_keys_of_a_vocabulary_head) {
     }
 }
 
+MP_TEST(models_outputs_heads_count_as_parameters) {
+    void (*const heads[])(tiny_file *) = {NULL, add_vocabulary_head, add_sum_head};
+    for (int i = 0; i < 3; i++) {
+        tiny_model tiny;
+        mp_model_facts facts;
+        tiny_load(&tiny, tiny_encoder_spec_with(false, true, heads[i]), MP_COMPUTE_F32, 1);
+        mp_model_get_facts(tiny.model, &facts);
+        MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
+        tiny_unload(&tiny);
+    }
+}
+
 MP_TEST(models_outputs_logarithm) {
     mp_test_random random = {5};
     for (int i = 0; i < 200000; i++) {

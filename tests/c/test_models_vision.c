@@ -220,6 +220,16 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     return steps;
 }
 
+MP_TEST(models_vision_counts_its_parameters) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    mp_model_facts facts;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    mp_model_get_facts(tiny.model, &facts);
+    MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
+    tiny_unload(&tiny);
+}
+
 /* A cached image is not computed again, not even for another prompt. The number of steps shows this, because each step
  * computes at most one part of a layer. */
 MP_TEST(models_vision_encodes_each_image_once) {

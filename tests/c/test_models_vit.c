@@ -81,6 +81,18 @@ MP_TEST(models_vit_memory_is_predicted) {
         }
 }
 
+MP_TEST(models_vit_counts_its_parameters) {
+    static const char *const families[] = {"dinov2", "dinov2_with_registers", "siglip"};
+    for (int i = 0; i < 6; i++) {
+        tiny_model tiny;
+        mp_model_facts facts;
+        tiny_load(&tiny, make_spec(families[i / 2], i % 2), MP_COMPUTE_F32, 1);
+        mp_model_get_facts(tiny.model, &facts);
+        MP_CHECK_INT(facts.parameters, tiny_parameters(tiny.spec));
+        tiny_unload(&tiny);
+    }
+}
+
 /* A model whose packed weights are shared with another process computes the same bits. */
 MP_TEST(models_vit_weights_are_shared) {
     static test_images all;

@@ -249,7 +249,20 @@ static mp_status check_biases(const mp_diffusion *model, mp_error *error) {
     return MP_OK;
 }
 
+/* Returns the number of values of the tables that are used in their files. */
+static int64_t table_items(const mp_diffusion *model) {
+    int64_t items = model->positions.data ? mp_tensor_items(&model->positions) : 0;
+    for (int s = 0; s < MP_DIFF_ENCODERS; s++) {
+        const mp_diff_encoder *e = &model->encoder[s];
+        const mp_tensor *const tables[] = {&e->embedding.tokens, &e->embedding.positions, &e->relative};
+        for (int i = 0; i < 3; i++)
+            items += tables[i]->data ? mp_tensor_items(tables[i]) : 0;
+    }
+    return items;
+}
+
 static mp_status check_blocks(mp_diffusion *model, int64_t *parameters, mp_error *error) {
+    *parameters = table_items(model);
     for (int s = 0; s < MP_DIFF_ENCODERS; s++)
         model->block_count[s] = model->encoder[s].layers ? model->encoder[s].layers + 1 : 0;
     model->block_count[MP_DIFF_TRANSFORMER] = 1 + model->joint_layers + model->single_layers;

@@ -37,7 +37,7 @@ static mp_status read_skipped(mp_sparse_head *head, const mp_spec *spec, mp_erro
 static mp_status read_output(mp_sparse_head *head, mp_builder *builder, mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     const char *own = "sparse_output.weight", *bias = "sparse_output.bias";
-    const char *name = mp_weights_has(builder->weights, own) ? own : "token_embd.weight";
+    const bool tied = !mp_weights_has(builder->weights, own);
     const int64_t one = 1;
     int64_t logs;
     bool no = false;
@@ -48,10 +48,12 @@ static mp_status read_output(mp_sparse_head *head, mp_builder *builder, mp_error
      * packed: the matrix is packed now, unless no matrix is. */
     const mp_on_use before = builder->on_use;
     builder->on_use = builder->use == MP_WEIGHTS_MAPPED ? MP_ON_USE_ENCODER : MP_ON_USE_NEVER;
-    mp_status status = mp_builder_linear(builder, &head->output, name,
+    mp_status status = mp_builder_linear(builder, &head->output, tied ? "token_embd.weight" : own,
                                          mp_weights_has(builder->weights, bias) ? bias : NULL, head->vocab,
                                          head->chain.out, error);
     builder->on_use = before;
+    if (tied) /* the table of tokens is counted as such */
+        builder->parameters -= (int64_t)head->vocab * head->chain.out;
     return status;
 }
 

@@ -1,0 +1,44 @@
+/* Groups of sequences that a thread computes at a time: their limit of rows, and the sizes of the largest ones. */
+#include "models/groups.h"
+#include "mp_test.h"
+
+enum { MOST_SEQUENCES = 8 };
+
+MP_TEST(models_groups_of_sequences) {
+    static const struct {
+        int sequences, rows[MOST_SEQUENCES], threads, most; /* the division */
+        int count, firsts[MOST_SEQUENCES], most_rows, most_sequences;
+    } cases[] = {
+        {1, {5}, 2, 256, 1, {0}, 5, 1},                            /* a sequence is not divided */
+        {4, {5, 5, 5, 5}, 2, 256, 2, {0, 2}, 10, 2},               /* half of the rows for each of two threads */
+        {4, {5, 5, 5, 5}, 1, 9, 4, {0, 1, 2, 3}, 5, 1},            /* at most 9 rows */
+        {4, {5, 5, 5, 5}, 1, 10, 2, {0, 2}, 10, 2},                /* at most 10 rows */
+        {6, {1, 1, 1, 9, 1, 1}, 1, 3, 3, {0, 3, 4}, 9, 3},         /* the largest one is neither the first nor the last */
+        {6, {9, 1, 1, 1, 1, 1}, 1, 9, 2, {0, 1}, 9, 5},            /* most rows and most sequences are in two groups */
+        {3, {2, 2, 3}, 3, 256, 3, {0, 1, 2}, 3, 1},                /* a third of 7 rows is 3 */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_groups groups = {0};
+        mp_error error;
+        int64_t all = 0;
+        MP_CHECK_OK(mp_groups_reserve(&groups, cases[i].sequences, &error), &error);
+        for (int s = 0; s < cases[i].sequences; s++)
+            all += groups.rows[s] = cases[i].rows[s];
+        mp_groups_make(&groups, cases[i].sequences, all, cases[i].threads, cases[i].most);
+        MP_CHECK_INT(groups.count, cases[i].count);
+        MP_CHECK_INT(groups.most_rows, cases[i].most_rows);
+        MP_CHECK_INT(groups.most_sequences, cases[i].most_sequences);
+        for (int g = 0; g < groups.count; g++) {
+            const int end = g + 1 < groups.count ? cases[i].firsts[g + 1] : cases[i].sequences;
+            int64_t rows = 0;
+            MP_CHECK_INT(groups.groups[g].first, cases[i].firsts[g]);
+            MP_CHECK_INT(groups.groups[g].count, end - cases[i].firsts[g]);
+            for (int s = cases[i].firsts[g]; s < end; s++) {
+                MP_CHECK_INT(groups.row0[s], rows);
+                rows += cases[i].rows[s];
+            }
+            MP_CHECK_INT(groups.groups[g].rows, rows);
+        }
+        mp_groups_deinit(&groups);
+    }
+}
