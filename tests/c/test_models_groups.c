@@ -13,7 +13,7 @@ MP_TEST(models_groups_of_sequences) {
         {4, {5, 5, 5, 5}, 2, 256, 2, {0, 2}, 10, 2},               /* half of the rows for each of two threads */
         {4, {5, 5, 5, 5}, 1, 9, 4, {0, 1, 2, 3}, 5, 1},            /* at most 9 rows */
         {4, {5, 5, 5, 5}, 1, 10, 2, {0, 2}, 10, 2},                /* at most 10 rows */
-        {6, {1, 1, 1, 9, 1, 1}, 1, 3, 3, {0, 3, 4}, 9, 3},         /* the largest one is neither the first nor the last */
+        {6, {1, 1, 1, 9, 1, 1}, 1, 3, 3, {0, 3, 4}, 9, 3},         /* the largest one is between two others */
         {6, {9, 1, 1, 1, 1, 1}, 1, 9, 2, {0, 1}, 9, 5},            /* most rows and most sequences are in two groups */
         {3, {2, 2, 3}, 3, 256, 3, {0, 1, 2}, 3, 1},                /* a third of 7 rows is 3 */
     };
