@@ -92,12 +92,19 @@ def _run(argv: Sequence[str] | None) -> int:
 
 #: Parameter -> option, where they have different names.
 _FLAGS = {"n": "-n", "stop_token_ids": "--stop-token-id"}
+#: Attribute of the parsed arguments -> what hints say in Python, and what they say on the command line.
+_HINTS = {"no_truncate": ("set truncate=True", "leave out --no-truncate"),
+          "on_error": ("on_error='null'", "--on-error null"),
+          "allow_urls": ("allow_urls=True", "--allow-urls")}
 
 
 def _text_of(error: MpoolError, arguments: object) -> str:
-    """Return the text of an error, with the command-line option (``--top-k``) instead of the parameter (``top_k``)."""
+    """Return the text of an error, with the command-line options (``--top-k``) instead of the parameters (``top_k``)."""
     from ..errors import sentence
 
+    for name, (python, option) in _HINTS.items():
+        if error.hint and hasattr(arguments, name):
+            error.hint = error.hint.replace(python, option)
     param = str(error.param)
     if None in (error.param, error.got, error.allowed) or not hasattr(arguments, param) \
             or param in getattr(arguments, "positionals", ()):

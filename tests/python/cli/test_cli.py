@@ -151,6 +151,15 @@ def test_errors_name_options_as_they_are_written(arguments: tuple[str, ...], par
     assert cli._text_of(error, make_parser().parse_args(arguments)) == said
 
 
+@pytest.mark.parametrize(("arguments", "said", "other"), [
+    (("embed", "a " * 5000, "--no-truncate"), "or leave out --no-truncate", "truncate=True"),
+    (("embed-image", "http://127.0.0.1:9/a.png", "--model", "digits-clip"), "--allow-urls", "allow_urls=True"),
+], ids=lambda value: value[0] if isinstance(value, tuple) else "")
+def test_hints_name_options_as_they_are_written(arguments: tuple[str, ...], said: str, other: str, bert: str) -> None:
+    done = run(*arguments, *(("--model", bert) if arguments[0] == "embed" else ()), check=False)
+    assert done.returncode == 1 and said in done.stderr and other not in done.stderr, done.stderr
+
+
 # ---- embed ----------------------------------------------------------------------------------------------------------
 
 TEXTS = ["The quick brown fox.", "Zwölf Boxkämpfer", "日本語 \"quoted\" \\ text"]
