@@ -99,7 +99,7 @@ _HINTS = {"no_truncate": ("set truncate=True", "leave out --no-truncate"),
 
 
 def _text_of(error: MpoolError, arguments: object) -> str:
-    """Return the text of an error, with the command-line options (``--top-k``) instead of the parameters (``top_k``)."""
+    """Return the text of an error, with command-line options (``--top-k``) instead of the parameters (``top_k``)."""
     from ..errors import sentence
 
     for name, (python, option) in _HINTS.items():
