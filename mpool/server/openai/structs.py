@@ -515,12 +515,21 @@ class ImagesResponse(Struct):
     size: str
     output_format: str
     seed: int
-    quality: str = "auto"
     background: str = "opaque"
 
 
+class ImageUsage(Struct):
+    """Token counts. They are 0: the generation of an image counts no tokens. Clients require them."""
+
+    input_tokens_details: dict[str, int]
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+
+
 class ImageEvent(Struct, omit_defaults=True):
-    """A preview (``image_generation.partial_image``) or the final image (``image_generation.completed``)."""
+    """A preview (``image_generation.partial_image``) or the final image (``image_generation.completed``). Only the
+    latter has ``seed`` and ``usage``."""
 
     type: str
     b64_json: str
@@ -531,6 +540,7 @@ class ImageEvent(Struct, omit_defaults=True):
     background: str
     partial_image_index: int | None = None
     seed: int | None = None
+    usage: ImageUsage | None = None
 
 
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, Struct)]
