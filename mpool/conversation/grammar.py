@@ -9,6 +9,7 @@ that needs it waits.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -188,6 +189,16 @@ def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]
 def installed() -> bool:
     """Return True if llguidance, which computes the masks, is installed."""
     return importlib.util.find_spec("llguidance") is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def is_usable(pattern: str) -> bool:
+    """Return True if llguidance can compile a regular expression of a JSON schema. It has no look-around and no
+    back-references."""
+    import llguidance
+
+    made = llguidance.LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    return not llguidance.LLMatcher.validate_grammar(made)
 
 
 def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOptions, is_json: bool = False,

@@ -169,6 +169,31 @@ def _calls_or_response(format: ToolFormat, functions: Sequence[Function], respon
     return json.dumps({"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, "anyOf": found})
 
 
+def without_patterns(schema: Any, usable: Callable[[str], bool]) -> Any:
+    """Return a JSON schema without the regular expressions that a grammar cannot enforce.
+
+    Args:
+        schema: JSON schema.
+        usable: Returns True for regular expressions that a grammar can enforce.
+    """
+    if isinstance(schema, list):
+        return [without_patterns(one, usable) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    named, found = schema.get("patternProperties"), dict(schema)
+    if isinstance(named, Mapping) and not all(map(usable, named)):
+        del found["patternProperties"]
+        found["additionalProperties"] = True  # they may be properties that the patterns describe
+    if isinstance(pattern := schema.get("pattern"), str) and not usable(pattern):
+        del found["pattern"]
+    for name, value in found.items():
+        if name in _NAMED and isinstance(value, Mapping):
+            found[name] = {key: without_patterns(one, usable) for key, one in value.items()}
+        elif name not in _DATA:
+            found[name] = without_patterns(value, usable)
+    return found
+
+
 def _rebase(schema: Any, where: str) -> Any:
     """Return a schema for the position ``where`` of another document, with its references adjusted."""
     if isinstance(schema, list):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .. import native_calls
 from ..checks import refuse, shown
 from ..errors import InvalidArgument, Unsupported
 from ..resources import install_hint
@@ -18,7 +19,7 @@ from ..results import ToolCall
 from . import grammar, tool_formats, tool_schemas
 from .tool_calls import ToolCallParser, parse_arguments
 from .tool_formats import Function, ToolFormat
-from .tool_grammar import build_grammar
+from .tool_grammar import build_grammar, without_patterns
 from .tool_templates import tool_support
 
 if TYPE_CHECKING:
@@ -146,8 +147,9 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
             if response is not None else f"`tools`: the tool {strict} is strict, which"
         raise Unsupported(f"{needs} needs the package llguidance", param=needs.split("`")[1], key=key,
                           hint=install_hint("grammar"))
+    functions = native_calls.GRAMMARS.run(_enforceable, tools.functions)
     try:
-        call_grammar = build_grammar(tools.format, tools.functions, forced=tools.forced, single=tools.single,
+        call_grammar = build_grammar(tools.format, functions, forced=tools.forced, single=tools.single,
                                      splitter=splitter, response=response)
     except ValueError:
         raise InvalidArgument("`response_format` must not allow JSON that begins with {\"name\" together with tools: "
@@ -158,6 +160,13 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
     for part in call_grammar.parts:
         _compile(call_grammar._replace(lark=part), tools, tokenizer, key, sampling)
     return _compile(call_grammar, tools, tokenizer, key, sampling, is_json, model)
+
+
+def _enforceable(functions: Sequence[Function]) -> list[Function]:
+    """Return the functions, those without strict without the patterns that a grammar cannot enforce. llguidance ignores
+    other unsupported keywords itself."""
+    return [function if function.strict else function._replace(
+        parameters=without_patterns(function.parameters, grammar.is_usable)) for function in functions]
 
 
 def _compile(call_grammar: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions,

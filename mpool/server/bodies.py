@@ -28,7 +28,7 @@ Receive = Callable[[], Awaitable[Any]]
 #: Minimum size in bytes of a body that is parsed on another thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
 #: Maximum number of unknown fields that are reported for a body, and the pattern of names that may be reported.
-_MAX_UNKNOWN, _FIELD = 16, re.compile("[A-Za-z0-9_-]{1,64}")
+MAX_UNKNOWN, _FIELD = 16, re.compile("[A-Za-z0-9_-]{1,64}")
 _TOO_DEEP = "The body is nested too deeply."
 #: Maximum number of lists and objects in a body, and of values: to decode a million lists in one call takes seconds,
 #: during which no other thread of the process runs Python.
@@ -37,6 +37,8 @@ _MAX_CONTAINERS, _MAX_VALUES = 50_000, 2_000_000
 _SLICE = 1 << 16
 _OTHERS = bytes(sorted({*range(256)} - {*b'"[{,'}))
 _STRINGS = re.compile(b'"[^"]*"')
+#: A whole number with a decimal point, such as ``8192.0``.
+_WHOLE = re.compile(rb"(-?[0-9]{1,19})\.0+")
 
 
 class ClientDisconnected(Exception):
@@ -197,8 +199,9 @@ def _shape(kind: Any) -> inspect.Type:
 def _cleaned(data: msgspec.Raw, kinds: tuple[inspect.Type, ...], path: str, ignored: list[str] | None) -> Any:
     """Return JSON without the fields of structs that are null, and without unknown fields if they are ignored.
 
-    Some clients send null for every unset option, also for options that the server does not have. Free-form values,
-    such as JSON schemas, stay as they are.
+    Some clients send null for every unset option, also for options that the server does not have. Others write whole
+    numbers as ``8192.0``: where a field must be an integer, they become integers. Free-form values, such as JSON
+    schemas, stay as they are.
 
     Args:
         data: JSON.
@@ -219,7 +222,9 @@ def _cleaned(data: msgspec.Raw, kinds: tuple[inspect.Type, ...], path: str, igno
                 for item in msgspec.json.decode(data, type=list[msgspec.Raw])]
     structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
     if head != b"{" or not structs:
-        return data
+        whole = _WHOLE.fullmatch(bytes(data)) if any(isinstance(kind, inspect.IntType) for kind in kinds) else None
+        return data if whole is None or any(isinstance(kind, inspect.FloatType) for kind in kinds) \
+            else msgspec.Raw(whole[1])
     parts = {name: part for name, part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items()
              if bytes(part) != b"null"}
     chosen = next((kind for kind in structs if _has_tag(parts, kind)), None)
@@ -233,7 +238,7 @@ def _cleaned(data: msgspec.Raw, kinds: tuple[inspect.Type, ...], path: str, igno
             found[name] = _cleaned(part, (fields[name],), where, ignored)
         elif name == chosen.tag_field or ignored is None:
             found[name] = part
-        elif len(ignored) < _MAX_UNKNOWN and _FIELD.fullmatch(name) and where not in ignored:
+        elif len(ignored) < MAX_UNKNOWN and _FIELD.fullmatch(name) and where not in ignored:
             ignored.append(where)
     return found
 
@@ -291,5 +296,5 @@ async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None) -> T
     return await native_calls.BODIES.arun(parse_bounded, data, kind, ignored)
 
 
-__all__ = ["ClientDisconnected", "check_size", "declared_length", "parse", "parse_body", "parse_bounded", "parse_part",
-           "read"]
+__all__ = ["MAX_UNKNOWN", "ClientDisconnected", "check_size", "declared_length", "parse", "parse_body", "parse_bounded",
+           "parse_part", "read"]

@@ -19,10 +19,11 @@ class Fields(Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(Fields, kw_only=True):
-    """Sampling options under the names of the library. A null has the model's default."""
+    """Sampling options under the names of the library. A null has the model's default. With ``top_p`` 0, only the most
+    likely token is sampled."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..checks import shown
 from ..conversation import grammar, tool_schemas
 from ..conversation.tool_schemas import ToolFields
 from ..errors import MpoolError, sentence
 from .errors import Refusal, with_schema_field
+
+if TYPE_CHECKING:
+    from .operations import Context
 
 _OLLAMA = "format"
 #: Names of the fields of a tool in chat completions, and in ``/v1/responses``.
@@ -78,6 +82,55 @@ def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     except MpoolError as error:
         raise Refusal("invalid_value", sentence(with_schema_field(error.message[:200], name)), name) from None
     return {"response_format": wanted}
+
+
+def functions_of(context: Context, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return the tools that are functions. Tools of other types, most of which OpenAI's servers run, are ignored.
+
+    Raises:
+        Refusal: A tool has another type, and the server is strict.
+    """
+    found = []
+    for at, tool in enumerate(tools or ()):
+        kind = tool.get("type", "function")
+        if kind == "function" or not isinstance(kind, str):
+            found.append(tool)
+        else:
+            context.ignore(f"tools[].{kind}", f"`tools[{at}].type` must be function, got {shown(kind)}.",
+                           f"tools[{at}].type")
+    return found
+
+
+def allowed_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
+    """Apply a ``tool_choice`` of the type allowed_tools, in the form of chat completions or of ``/v1/responses``.
+
+    Args:
+        tools: Tools of the request.
+        choice: ``tool_choice`` of the request.
+
+    Returns:
+        The tools that the model may call, and the remaining choice.
+
+    Raises:
+        Refusal: The choice is not valid, or names a tool that the request does not have.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    inner = choice.get("allowed_tools", choice)
+    allowed = inner.get("tools") if isinstance(inner, dict) else None
+    names = [_name_of(one) for one in allowed] if isinstance(allowed, list) else []
+    known = {_name_of(tool) for tool in tools} - {None}
+    if not names or inner.get("mode") not in ("auto", "required") or not all(name in known for name in names):
+        raise Refusal("invalid_value", "`tool_choice` of the type allowed_tools must have the `mode` auto or required, "
+                                       "and `tools` that the request has.", "tool_choice")
+    return [tool for tool in tools if _name_of(tool) in names], inner["mode"]
+
+
+def _name_of(tool: Any) -> Any:
+    if not isinstance(tool, dict):
+        return None
+    function = tool.get("function", tool)
+    return function.get("name") if isinstance(function, dict) and isinstance(function.get("name"), str) else None
 
 
 def tool_options(tools: list[dict[str, Any]] | None, choice: Any = None,

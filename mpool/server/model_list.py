@@ -32,7 +32,7 @@ async def models(context: Context, body: None) -> Response:
     """List the models that clients can use."""
     listed = await context.state.models.listed()
     if not is_anthropic(context.scope):
-        return json_response(ModelList(list(map(_card, listed))))
+        return json_response(ModelList(await native_calls.REQUESTS.arun(lambda: list(map(_card, listed)))))
     query = {name: values[-1] for name, values in
              parse_qs(context.scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True).items()}
     found = [served for served in listed if _CHAT.intersection(served.capabilities)]
@@ -47,14 +47,18 @@ async def model(context: Context, body: None) -> Response:
 
 
 def _card(served: ServedModel) -> ModelCard:
-    return ModelCard(served.name, served.since, list(served.capabilities), served.parent or served.name, served.parent)
+    return ModelCard(served.name, served.since, list(served.capabilities), served.parent or served.name, served.parent,
+                     _context_length(served))
+
+
+def _context_length(served: ServedModel) -> int | None:
+    generation = served.model.description.generation
+    return None if generation is None else generation.context_length
 
 
 def _anthropic_model(served: ServedModel) -> AnthropicModel:
-    generation = served.model.description.generation
     created = datetime.fromtimestamp(served.since, timezone.utc).isoformat().replace("+00:00", "Z")
-    return AnthropicModel(served.name, served.name, created,
-                          None if generation is None else generation.context_length)
+    return AnthropicModel(served.name, served.name, created, _context_length(served))
 
 
 def _page(found: list[ServedModel], query: dict[str, str]) -> AnthropicModels:

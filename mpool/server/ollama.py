@@ -53,6 +53,7 @@ from .ollama_structs import (
     Version,
 )
 from .operations import Context, Operation, image_of, json_response, large_response
+from .sampling import narrow
 from .streaming import LINES, MergedStreams, StreamedResponse, line
 
 if TYPE_CHECKING:
@@ -101,11 +102,11 @@ def options_of(context: Context, given: Options) -> dict[str, Any]:
     """
     for name, off in _OFF.items():
         if getattr(given, name) not in (None, off):
-            if context.ignored is None:
-                raise Refusal("unsupported_parameter",
-                              f"`options.{name}` must be {off}: this sampler is not supported.", name)
-            context.ignored.append(f"options.{name}")
+            context.ignore(f"options.{name}", f"`options.{name}` must be {off}: this sampler is not supported.", name)
     found = {ALIASES.get(name, name): value for name in _SAMPLING if (value := getattr(given, name)) is not None}
+    narrow(found)
+    if found.get("repetition_penalty") == 0:
+        found["repetition_penalty"] = 1.0  # LiteLLM and Open WebUI send `frequency_penalty` under this name
     if given.num_predict is not None:
         limits = context.state.settings
         most = given.num_predict if given.num_predict > 0 else limits.max_tokens
@@ -164,7 +165,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
     elif body.raw:
         if body.system or body.images:
             raise Refusal("invalid_value", "`raw` cannot be used with `system` or `images`.", "raw")
-        stream = aio.generate(prompt, served.model, stream=True, pool=pool, **options)
+        stream = aio.generate(prompt, served.model, stream=True, pool=pool, parse_special=True, **options)
     else:
         messages = [_message(context, OllamaMessage("user", prompt, images=body.images), "prompt")]
         if body.system:
@@ -179,8 +180,7 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     served = await context.model(body.model)
     if not body.messages:
         return await _load_or_unload(context, served, body, _chat_response)
-    messages = served.with_system([_message(context, message, f"messages[{at}]")
-                                   for at, message in enumerate(body.messages)])
+    messages = served.with_system(_messages(context, body.messages))
     options = {**sampling(context, served, body), **keep_alive_options(body), **forms.tool_options(body.tools),
                **await thinking.ollama_options(served, body.think)}
     cold = not _resident(context, served)
@@ -223,6 +223,22 @@ def _shortened(messages: list[dict[str, Any]], error: ContextOverflow, attempt: 
         if dropped >= surplus or turn == turns[-1]:
             return [message for at, message in enumerate(messages) if at >= turn or roles[at] == "system"]
     return []
+
+
+def _messages(context: Context, given: list[OllamaMessage]) -> list[dict[str, Any]]:
+    """Convert messages to those of the library. The text of a message with the role ``thinking`` is the reasoning of
+    the message of the assistant that follows."""
+    found: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for at, message in enumerate(given):
+        if message.role == "thinking":
+            thoughts.append(context.check_text(message.content, f"messages[{at}]"))
+            continue
+        found.append(_message(context, message, f"messages[{at}]"))
+        if thoughts and message.role == "assistant":
+            found[-1].setdefault("thinking", "".join(thoughts))
+        thoughts = []
+    return found
 
 
 def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, Any]:

@@ -21,13 +21,14 @@ class Options(Fields):
     ``mirostat_eta``, ``repeat_last_n``, ``penalize_newline``, ``draft_num_predict`` and the hardware options
     (``num_keep`` to ``main_gpu``) are ignored: mpool manages the hardware itself. ``num_ctx`` is the maximum number of
     tokens of the prompt and the completion together, as far as the context of the model allows; less than 4 counts
-    as 4. ``num_predict``: 0, -1 and -2 mean no limit but that of the server."""
+    as 4. ``num_predict``: 0, -1 and -2 mean no limit but that of the server. ``top_p`` 0: only the most likely token is
+    sampled. ``repeat_penalty`` 0: no penalty."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0, le=100)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -82,8 +83,8 @@ class TextRequest(Request, kw_only=True):
 
 class GenerateRequest(TextRequest, kw_only=True):
     """A prompt to complete. A request without a prompt loads the model, or unloads it if ``keep_alive`` is 0. ``raw``
-    skips the chat template. ``images`` are base64. With ``suffix``, the completion belongs
-    between the prompt and the suffix. ``template`` and ``context`` are refused."""
+    skips the chat template, and the names of control tokens in the prompt are those tokens. ``images`` are base64. With
+    ``suffix``, the completion belongs between the prompt and the suffix. ``template`` and ``context`` are refused."""
 
     prompt: str | None = None
     system: str | None = None
@@ -103,17 +104,19 @@ class OllamaFunction(Fields, omit_defaults=True):
 
 
 class OllamaToolCall(Fields, omit_defaults=True):
-    """A tool call."""
+    """A tool call. ``type`` is ignored."""
 
     function: OllamaFunction
     id: str | None = None
+    type: str | None = None
 
 
 class OllamaMessage(Fields):
     """A message of a conversation. ``images`` are base64. A message with the role ``tool`` contains the result of the
-    tool ``tool_name``, or of the tool call ``tool_call_id``."""
+    tool ``tool_name``, or of the tool call ``tool_call_id``. A message with the role ``thinking`` contains the
+    reasoning of the message of the assistant that follows; ``developer`` counts as ``system``."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "thinking"]
     content: str = ""
     thinking: str | None = None
     images: list[str] | None = None

@@ -31,6 +31,7 @@ def sampling(context: Context, served: ServedModel, body: SamplingFields, most: 
     limits = context.state.settings
     found = {**served.defaults,
              **{name: value for name in _OPTIONS if (value := getattr(body, name, None)) is not None}}
+    narrow(found)
     check_count(found.get("n", 1), limits.max_n)
     found["max_tokens"] = limits.completion_tokens(found.get("max_tokens") if most is None else most)
     if "min_tokens" in found:
@@ -38,6 +39,13 @@ def sampling(context: Context, served: ServedModel, body: SamplingFields, most: 
     if body.seed is not None:
         found["seed"] = body.seed % 2**64
     return found
+
+
+def narrow(options: dict[str, Any]) -> None:
+    """Replace ``top_p`` 0, which clients send for the most likely token, with ``top_k`` 1: the library refuses it."""
+    if options.get("top_p") == 0:
+        del options["top_p"]
+        options["top_k"] = 1
 
 
 def check_count(count: int, most: int) -> None:
@@ -50,4 +58,4 @@ def check_count(count: int, most: int) -> None:
         raise Refusal("invalid_value", f"`n` must request at most {most} results in total, got {count}.", "n")
 
 
-__all__ = ["check_count", "sampling"]
+__all__ = ["check_count", "narrow", "sampling"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...checks import shown
 from ...conversation.tool_schemas import ToolFields
 from .. import forms, thinking
 from ..errors import Refusal
@@ -13,8 +14,11 @@ from .structs import (
     Base64Source,
     Content,
     ConversationRequest,
+    DocumentBlock,
     ImageBlock,
+    SearchResultBlock,
     TextBlock,
+    TextSource,
     ThinkingBlock,
     Tool,
     ToolChoice,
@@ -36,7 +40,7 @@ _TOOL = ToolFields("", "input_schema")
 _SEPARATOR = {"type": "text", "text": "\n\n"}
 
 
-async def options_of(served: ServedModel, body: ConversationRequest) -> dict[str, Any]:
+async def options_of(context: Context, served: ServedModel, body: ConversationRequest) -> dict[str, Any]:
     """Convert the tools, the response format and the reasoning options of a request. A last message of the assistant is
     continued.
 
@@ -44,7 +48,7 @@ async def options_of(served: ServedModel, body: ConversationRequest) -> dict[str
         Refusal: A tool, the tool choice or the schema is not valid.
     """
     config, wanted = body.output_config, body.thinking
-    found = _tool_options(body.tools, body.tool_choice)
+    found = _tool_options(_custom(context, body.tools), body.tool_choice)
     if config is not None and config.format is not None:
         found |= forms.schema_format(config.format.schema, "output_config.format")
     found |= await thinking.anthropic_options(
@@ -55,7 +59,25 @@ async def options_of(served: ServedModel, body: ConversationRequest) -> dict[str
     return found
 
 
-def _tool_options(tools: list[Tool] | None, choice: ToolChoice | None) -> dict[str, Any]:
+def _custom(context: Context, tools: list[Tool] | None) -> list[Tool]:
+    """Return the tools of the client. Tools of other types are ignored.
+
+    Raises:
+        Refusal: A tool of the client has no schema, or a tool has another type and the server is strict.
+    """
+    found = []
+    for at, tool in enumerate(tools or ()):
+        if tool.type not in (None, "custom"):
+            context.ignore(f"tools[].{tool.type}", f"`tools[{at}].type` must be custom, got {shown(tool.type)}.",
+                           f"tools[{at}].type")
+        elif tool.input_schema is None:
+            raise Refusal("invalid_value", f"`tools[{at}].input_schema` is required.", f"tools[{at}].input_schema")
+        else:
+            found.append(tool)
+    return found
+
+
+def _tool_options(tools: list[Tool], choice: ToolChoice | None) -> dict[str, Any]:
     chosen: str | dict[str, Any] | None = None
     parallel: bool | None = None
     if choice is not None and choice.type == "tool":
@@ -130,6 +152,9 @@ class _Conversation:
             elif isinstance(block, ImageBlock):
                 self._require(message, "user", block, name)
                 parts.append(_image(self._context, block, name))
+            elif isinstance(block, DocumentBlock | SearchResultBlock):
+                self._require(message, "user", block, name)
+                parts.append({"type": "text", "text": self._context.check_text(_text_of(block), name)})
             elif isinstance(block, ToolResultBlock):
                 self._require(message, "user", block, name)
                 self._flush(message.role, parts)
@@ -195,10 +220,22 @@ class _Conversation:
         for at, part in enumerate(block.content or () if not isinstance(block.content, str) else ()):
             if isinstance(part, TextBlock):
                 texts.append(self._context.check_text(part.text, f"{name}.content[{at}]"))
+            elif isinstance(part, DocumentBlock | SearchResultBlock):
+                texts.append(self._context.check_text(_text_of(part), f"{name}.content[{at}]"))
             else:
                 images.append(_image(self._context, part, f"{name}.content[{at}]"))
         self.messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": "".join(texts)})
         return images
+
+
+def _text_of(block: DocumentBlock | SearchResultBlock) -> str:
+    """Return a document or a search result as text: a line per field, then the text."""
+    if isinstance(block, SearchResultBlock):
+        return "\n".join([block.title, block.source, *(part.text for part in block.content)])
+    source = block.source
+    body = source.data if isinstance(source, TextSource) else source.content
+    texts = [body] if isinstance(body, str) else [part.text for part in body]
+    return "\n".join([*filter(None, (block.title, block.context)), *texts])
 
 
 def _image(context: Context, block: ImageBlock, name: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ async def messages(context: Context, body: MessagesRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
     conversation = served.with_system(await with_images(context, messages_of(context, body)))
-    options = sampling(context, served, body, body.max_tokens) | await options_of(served, body)
+    options = sampling(context, served, body, body.max_tokens) | await options_of(context, served, body)
     if body.stop_sequences:
         options["stop"] = _stops(body.stop_sequences)
     most = options["max_tokens"]
@@ -91,7 +91,7 @@ async def count_tokens(context: Context, body: CountTokensRequest) -> Response:
     """Count the tokens of a conversation: those of the prompt that ``/v1/messages`` would process."""
     served = await context.model(body.model)
     conversation = served.with_system(await with_images(context, messages_of(context, body)))
-    options = await options_of(served, body)
+    options = await options_of(context, served, body)
     options.pop("response_format", None)  # constrains the completion only
     return json_response(CountTokensResponse(
         len(await chat_ids(context.state.pool, conversation, served.model, options))))

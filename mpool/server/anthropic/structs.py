@@ -48,6 +48,37 @@ class ImageBlock(Block, tag="image", kw_only=True):
     source: Base64Source | URLSource
 
 
+class TextSource(Fields, tag_field="type", tag="text"):
+    """The text of a document. ``media_type`` is ignored."""
+
+    data: str
+    media_type: str | None = None
+
+
+class ContentSource(Fields, tag_field="type", tag="content"):
+    """The text of a document, as blocks."""
+
+    content: str | Annotated[list[TextBlock], Meta(max_length=10_000)]
+
+
+class DocumentBlock(Block, tag="document", kw_only=True):
+    """A document. Its title, ``context`` and text become text of the message. ``citations`` is ignored."""
+
+    source: TextSource | ContentSource
+    title: str | None = None
+    context: str | None = None
+    citations: Any = None
+
+
+class SearchResultBlock(Block, tag="search_result", kw_only=True):
+    """A search result. Its title, ``source`` and text become text of the message. ``citations`` is ignored."""
+
+    content: Annotated[list[TextBlock], Meta(max_length=10_000)]
+    title: str
+    source: str
+    citations: Any = None
+
+
 class ToolUseBlock(Block, tag="tool_use", kw_only=True):
     """A tool call of the assistant. ``caller`` is ignored."""
 
@@ -62,7 +93,8 @@ class ToolResultBlock(Block, tag="tool_result", kw_only=True):
     ``is_error`` is ignored: the content says what failed."""
 
     tool_use_id: str
-    content: str | Annotated[list[TextBlock | ImageBlock], Meta(max_length=10_000)] | None = None
+    content: str | Annotated[list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock],
+                             Meta(max_length=10_000)] | None = None
     is_error: bool | None = None
 
 
@@ -79,7 +111,8 @@ class RedactedThinkingBlock(Block, tag="redacted_thinking", kw_only=True):
     data: str
 
 
-Content = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+Content = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolUseBlock | ToolResultBlock \
+    | ThinkingBlock | RedactedThinkingBlock
 Blocks = Annotated[list[Content], Meta(max_length=10_000)]
 System = str | Annotated[list[TextBlock], Meta(max_length=10_000)]
 
@@ -93,11 +126,13 @@ class AnthropicMessage(Fields):
 
 class Tool(Fields, kw_only=True):
     """A tool of the client. ``strict``, ``cache_control``, ``input_examples``, ``defer_loading``,
-    ``eager_input_streaming`` and ``allowed_callers`` are ignored: arguments always match ``input_schema``."""
+    ``eager_input_streaming`` and ``allowed_callers`` are ignored: arguments always match ``input_schema``. Tools of
+    other types than ``custom``, which Anthropic's servers run or whose schema only Anthropic's models know, are ignored
+    as unknown fields are."""
 
-    name: str
-    input_schema: dict[str, Any]
-    type: Literal["custom"] | None = None
+    name: str = ""
+    input_schema: dict[str, Any] | None = None
+    type: str | None = None
     description: str | None = None
     strict: bool | None = None
     cache_control: Any = None

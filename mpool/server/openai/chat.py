@@ -30,6 +30,7 @@ from .structs import (
     ImagePart,
     Message,
     MessageToolCall,
+    RefusalPart,
     ResponseMessage,
     TopToken,
     Usage,
@@ -50,12 +51,13 @@ _RESERVED = ("add_generation_prompt", "continue_final_message", "messages", "too
 async def chat(context: Context, body: ChatRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
-    _check(body)
     messages = [message_of(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
     messages = served.with_system(await with_images(context, messages))
     options = sampling(context, served, body, body.max_completion_tokens or body.max_tokens)
     options |= forms.openai_format(body.response_format)
-    options |= forms.tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools, choice = forms.allowed_tools(forms.functions_of(context, body.tools), body.tool_choice)
+    _check(body, tools, choice)
+    options |= forms.tool_options(tools, choice, body.parallel_tool_calls)
     options |= await thinking.openai_options(served, body.reasoning_effort)
     if body.chat_template_kwargs:
         options["template_options"] = {**options.get("template_options", {}),
@@ -104,8 +106,8 @@ def _response_message(one: Choice) -> ResponseMessage:
                          tool_calls=calls or UNSET)
 
 
-def _check(body: ChatRequest) -> None:
-    if not body.tools and body.tool_choice not in (None, "none", "auto"):
+def _check(body: ChatRequest, tools: list[dict[str, Any]], choice: Any) -> None:
+    if not tools and choice not in (None, "none", "auto"):
         raise Refusal("unsupported_parameter", "`tool_choice` requires `tools`.", "tool_choice")
     if body.top_logprobs and not body.logprobs:
         raise Refusal("invalid_value", "`top_logprobs` requires `logprobs`.", "top_logprobs")
@@ -118,12 +120,17 @@ def message_of(context: Context, message: Message, where: str) -> dict[str, Any]
         context.check_text(content, where)
     elif content is not None:
         content = [_part(context, part, f"{where}.content[{at}]") for at, part in enumerate(content)]
-    elif message.role != "assistant":
+    elif message.role not in ("assistant", "tool"):
         raise Refusal("invalid_value", f"`{where}.content` is required.", where)
+    elif not message.tool_calls:
+        content = context.check_text(message.refusal or "", f"{where}.refusal")
     found: dict[str, Any] = {"role": message.role, "content": content}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if reasoning is not None:
+        found["reasoning_content"] = reasoning
     for at, call in enumerate(message.tool_calls or ()):
         context.check_text(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")
         found.setdefault("tool_calls", []).append(
@@ -145,8 +152,10 @@ def template_variables(given: dict[str, Any]) -> dict[str, Any]:
 
 def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, ImagePart):
-        return {"type": "image", "image": context.image(part.image_url.url, where)}
-    return {"type": "text", "text": context.check_text(part.text, where)}
+        url = part.image_url if isinstance(part.image_url, str) else part.image_url.url
+        return {"type": "image", "image": context.image(url, where)}
+    return {"type": "text", "text": context.check_text(part.refusal if isinstance(part, RefusalPart) else part.text,
+                                                       where)}
 
 
 def _logprobs(served: ServedModel, found: tuple[TokenLogprob, ...] | None) -> ChatLogprobs | None:

@@ -17,7 +17,7 @@ from ..errors import Refusal, openai_error
 from ..operations import Context, Operation, json_response
 from ..sampling import check_count
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
-from .structs import ImageData, ImageEvent, ImagesRequest, ImagesResponse
+from .structs import ImageData, ImageEvent, ImagesRequest, ImagesResponse, ImageUsage
 from .text import encode
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..models import ServedModel
 
 _PARTIAL, _COMPLETED = "image_generation.partial_image", "image_generation.completed"
+_NO_TOKENS = ImageUsage({"image_tokens": 0, "text_tokens": 0})
 #: Fields of a request that have the same name in the library.
 _OPTIONS = ("n", "negative_prompt", "num_inference_steps", "guidance_scale")
 
@@ -99,7 +100,8 @@ async def _streamed(context: Context, served: ServedModel, body: ImagesRequest, 
 
     async def image_event(kind: str, image: Image, index: int | None = None, seed: int | None = None) -> bytes:
         return event(encode(ImageEvent(kind, await _encoded_file(image, body), created, _size(image),
-                                       body.output_format or "png", "auto", "opaque", index, seed)), kind)
+                                       body.output_format or "png", "auto", "opaque", index, seed,
+                                       None if kind == _PARTIAL else _NO_TOKENS)), kind)
 
     async def events() -> AsyncIterator[bytes]:
         shown = 0

@@ -10,7 +10,16 @@ from ...checks import shown
 from ...conversation.tools import arguments_of
 from .. import bodies
 from ..errors import Refusal
-from .response_structs import InputCall, InputImage, InputItem, InputMessage, InputReasoning
+from .response_structs import (
+    InputCall,
+    InputCallOutput,
+    InputImage,
+    InputItem,
+    InputMessage,
+    InputReasoning,
+    InputText,
+    Refused,
+)
 
 if TYPE_CHECKING:
     from ..operations import Context
@@ -30,6 +39,7 @@ def messages_of(context: Context, given: str | list[dict[str, msgspec.Raw]],
         where = f"input[{at}]"
         data = msgspec.json.encode({"type": "message", **item})  # clients may leave out the type of a message
         found.add(bodies.parse_part(data, InputItem, where, context.ignored), where)
+    found.flush()
     return found.messages
 
 
@@ -42,9 +52,13 @@ class _Conversation:
         calls = [call["id"] for message in earlier for call in message.get("tool_calls", ())]
         self._ids = set(calls)
         self._open = self._ids - {message.get("tool_call_id") for message in earlier}
+        self._images: list[dict[str, Any]] = []  # images of the last results
 
     def add(self, item: Any, where: str) -> None:
+        """Add an item."""
         check = self._context.check_text
+        if not isinstance(item, InputCallOutput):
+            self.flush()
         if isinstance(item, InputReasoning):
             self._thoughts += [text for part in item.content or () if (text := check(part.text, where))]
         elif isinstance(item, InputMessage):
@@ -58,8 +72,18 @@ class _Conversation:
                 raise Refusal("invalid_value", f"`{where}.call_id` must be the id of an earlier function call without "
                                                "a result.", f"{where}.call_id")
             self._open.remove(item.call_id)
-            text = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
+            parts = [] if isinstance(item.output, str) else item.output
+            text = item.output if isinstance(item.output, str) else "".join(
+                part.text for part in parts if isinstance(part, InputText))
             self.messages.append({"role": "tool", "tool_call_id": item.call_id, "content": check(text, where)})
+            self._images += [self._part(part, f"{where}.output[{at}]") for at, part in enumerate(parts)
+                             if isinstance(part, InputImage)]
+
+    def flush(self) -> None:
+        """Add the images of the last results as a message of the user: chat templates have no images in results."""
+        if self._images:
+            self.messages.append({"role": "user", "content": self._images})
+            self._images = []
 
     def _reasoning(self, role: str) -> dict[str, str]:
         if role != "assistant" or not self._thoughts:
@@ -70,7 +94,8 @@ class _Conversation:
     def _part(self, part: Any, where: str) -> dict[str, Any]:
         if isinstance(part, InputImage):
             return {"type": "image", "image": self._context.image(part.image_url, f"{where}.image_url")}
-        return {"type": "text", "text": self._context.check_text(part.text, where)}
+        text = part.refusal if isinstance(part, Refused) else part.text
+        return {"type": "text", "text": self._context.check_text(text, where)}
 
     def _add_call(self, item: InputCall, where: str) -> None:
         if item.call_id in self._ids:

@@ -14,17 +14,19 @@ CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 # ---- input items -----------------------------------------------------------------------------------------------------
 
 class InputText(Fields, tag_field="type", tag="input_text"):
-    """A text."""
+    """A text. ``prompt_cache_breakpoint`` is ignored."""
 
     text: str
+    prompt_cache_breakpoint: Any = None
 
 
 class InputImage(Fields, tag_field="type", tag="input_image"):
     """An image as ``data:image/png;base64,...``, or at an https URL if the server runs with ``--allow-image-urls``.
-    ``detail`` is ignored."""
+    ``detail`` and ``prompt_cache_breakpoint`` are ignored."""
 
     image_url: str
     detail: str | None = None
+    prompt_cache_breakpoint: Any = None
 
 
 class OutputText(Fields, tag_field="type", tag="output_text"):
@@ -33,6 +35,12 @@ class OutputText(Fields, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any] = []
     logprobs: list[Any] | None = []
+
+
+class Refused(Fields, tag_field="type", tag="refusal"):
+    """A refusal of the assistant. It counts as text."""
+
+    refusal: str
 
 
 class ReasoningText(Fields, tag_field="type", tag="reasoning_text"):
@@ -45,7 +53,7 @@ class InputMessage(Fields, tag_field="type", tag="message", kw_only=True):
     """A message. ``id``, ``status`` and ``phase`` are ignored."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[InputText | InputImage | OutputText], Meta(max_length=10_000)]
+    content: str | Annotated[list[InputText | InputImage | OutputText | Refused], Meta(max_length=10_000)]
     id: Any = None
     status: Any = None
     phase: Any = None
@@ -62,10 +70,11 @@ class InputCall(Fields, tag_field="type", tag="function_call", kw_only=True):
 
 
 class InputCallOutput(Fields, tag_field="type", tag="function_call_output", kw_only=True):
-    """The result of the function call ``call_id``. ``id`` and ``status`` are ignored."""
+    """The result of the function call ``call_id``. Its images follow it in the conversation, in a message of the user.
+    ``id`` and ``status`` are ignored."""
 
     call_id: CallId
-    output: str | Annotated[list[InputText], Meta(max_length=10_000)]
+    output: str | Annotated[list[InputText | InputImage], Meta(max_length=10_000)]
     id: Any = None
     status: Any = None
 
@@ -107,7 +116,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     ``previous_response_id`` continues a conversation. The server keeps the latest conversations in memory, unless
     ``store`` is false. ``tools`` are functions. ``background``, ``conversation`` and ``prompt`` are refused.
     ``include``, ``metadata``, ``truncation``, ``service_tier``, ``user``, ``safety_identifier``, ``max_tool_calls``,
-    ``stream_options``, ``prompt_cache_key`` and ``prompt_cache_retention`` are ignored."""
+    ``stream_options``, ``prompt_cache_key``, ``prompt_cache_retention`` and ``prompt_cache_options`` are ignored."""
 
     model: Name
     input: str | Annotated[list[dict[str, Raw]], Meta(min_length=1, max_length=10_000)]
@@ -134,11 +143,12 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     stream_options: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
 
 
 # ---- responses -------------------------------------------------------------------------------------------------------
 
-Status = Literal["in_progress", "completed", "incomplete"]
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 class OutputMessage(Struct, tag_field="type", tag="message"):
@@ -183,7 +193,7 @@ class ResponseUsage(Struct):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """A response. ``incomplete_details`` has the reason why it is incomplete."""
+    """A response. ``incomplete_details`` has the reason why it is incomplete, ``error`` the reason why it failed."""
 
     id: str
     created_at: int
@@ -204,7 +214,7 @@ class ResponseObject(Struct, kw_only=True):
     reasoning: dict[str, Any]
     metadata: dict[str, Any]
     store: bool
-    error: None = None
+    error: dict[str, str] | None = None
     truncation: Literal["disabled"] = "disabled"
     object: Literal["response"] = "response"
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ..models import ServedModel
 
 
+#: Code of an error -> code of the error of a failed response; others are ``server_error``.
+_ERRORS = {"overloaded": "rate_limit_exceeded"}
 #: Inputs with at least this many items are converted on another thread: converting them takes 10 ms or more.
 _MANY = 256
 
@@ -58,7 +60,7 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
 
     many = not isinstance(body.input, str) and len(body.input) >= _MANY
     messages = await with_images(context, await native_calls.BODIES.arun(convert) if many else convert())
-    options = sampling(context, served, body, body.max_output_tokens) | await _options(served, body)
+    options = sampling(context, served, body, body.max_output_tokens) | await _options(context, served, body)
     system = [] if body.instructions is None else [
         {"role": "system", "content": context.check_text(body.instructions, "instructions")}]
     stream = aio.chat(served.with_system([*system, *messages]), served.model, stream=True, pool=context.state.pool,
@@ -96,27 +98,30 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
         await complete(done, events.output)
         yield last + events.make(f"response.{response.status}", response=response)
 
-    return StreamedResponse(context, encoded(), lambda refusal: events.make(
-        "error", code=refusal.code, message=refusal.message, param=refusal.param), EVENTS, chunks.close)
+    def failed(refusal: Refusal) -> bytes:
+        """Return the events of a failure: OpenAI's clients read ``error``, Codex reads ``response.failed``."""
+        response.status, response.error = "failed", {"code": _ERRORS.get(refusal.code, "server_error"),
+                                                     "message": refusal.message}
+        return events.make("error", code=refusal.code, message=refusal.message, param=refusal.param) + events.make(
+            "response.failed", response=response)
+
+    return StreamedResponse(context, encoded(), failed, EVENTS, chunks.close)
 
 
-async def _options(served: ServedModel, body: ResponsesRequest) -> dict[str, Any]:
+async def _options(context: Context, served: ServedModel, body: ResponsesRequest) -> dict[str, Any]:
     """Convert the tools, the response format and the reasoning effort to options of the library."""
     found: dict[str, Any] = {}
     if body.text is not None and body.text.format is not None:
         found |= forms.openai_format(body.text.format, "text.format", flat=True)
-    choice = body.tool_choice
+    tools, choice = forms.allowed_tools(forms.functions_of(context, body.tools), body.tool_choice)
     if isinstance(choice, dict):
         if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
             raise Refusal("invalid_value", "`tool_choice` must be auto, none, required or {\"type\": \"function\", "
                                            "\"name\": ...}.", "tool_choice")
         choice = {"type": "function", "function": {"name": choice["name"]}}
-    if not body.tools and choice not in (None, "none", "auto"):
+    if not tools and choice not in (None, "none", "auto"):
         raise Refusal("unsupported_parameter", "`tool_choice` requires `tools`.", "tool_choice")
-    for at, tool in enumerate(body.tools or ()):
-        if tool.get("type") != "function":
-            raise Refusal("unsupported_parameter", f"`tools[{at}].type` must be function.", f"tools[{at}].type")
-    found |= forms.tool_options(body.tools, choice, body.parallel_tool_calls, forms.FLAT_TOOL)
+    found |= forms.tool_options(tools, choice, body.parallel_tool_calls, forms.FLAT_TOOL)
     effort = None if body.reasoning is None else body.reasoning.effort
     return found | await thinking.openai_options(served, effort, "reasoning.effort")
 
@@ -130,8 +135,8 @@ def _response(body: ResponsesRequest, options: dict[str, Any]) -> ResponseObject
         previous_response_id=body.previous_response_id, max_output_tokens=body.max_output_tokens,
         temperature=options.get("temperature"), top_p=options.get("top_p"),
         parallel_tool_calls=body.parallel_tool_calls is not False, tool_choice=body.tool_choice or "auto",
-        tools=body.tools or [], text={**text, "format": text.get("format") or {"type": "text"}}, reasoning=reasoning,
-        metadata=body.metadata or {}, store=body.store is not False)
+        tools=options.get("tools", []), text={**text, "format": text.get("format") or {"type": "text"}},
+        reasoning=reasoning, metadata=body.metadata or {}, store=body.store is not False)
 
 
 def _status(done: Completion) -> Status:

@@ -23,8 +23,9 @@ Inputs = Text | Annotated[list[Text | Token | Annotated[list[Token], Meta(min_le
 class ModelCard(Struct):
     """A model, or a model with an adapter.
 
-    ``capabilities`` is an extension of OpenAI's API; ``root`` and ``parent`` are those of vLLM's API. ``root``: name of
-    the model without the adapter; ``parent``: the same, but null for a model without an adapter.
+    ``capabilities`` is an extension of OpenAI's API; ``root``, ``parent`` and ``max_model_len`` are those of vLLM's
+    API. ``root``: name of the model without the adapter; ``parent``: the same, but null for a model without an adapter.
+    ``max_model_len``: length of the context of a language model, prompt and completion together; null for others.
     """
 
     id: str
@@ -32,6 +33,7 @@ class ModelCard(Struct):
     capabilities: list[str]
     root: str
     parent: str | None = None
+    max_model_len: int | None = None
     object: str = "model"
     owned_by: str = "mpool"
 
@@ -226,6 +228,21 @@ class CompletionRequest(TextRequest, kw_only=True):
     suffix: str | None = None
 
 
+class FillInRequest(SamplingFields, kw_only=True):
+    """A prompt to continue, and with ``suffix`` the text after the completion, as in Mistral's API. ``random_seed`` is
+    the ``seed``. ``metadata`` is ignored."""
+
+    model: Name
+    prompt: Text
+    suffix: str | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    stop: Text | Stops | None = None
+    stream: bool | None = None
+    random_seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    metadata: dict[str, Any] | None = None
+
+
 class CompletionLogprobs(Struct):
     """For each token: its text, its log probability, the most likely alternatives, and its offset in characters."""
 
@@ -255,10 +272,24 @@ class CompletionResponse(Struct):
     object: str = "text_completion"
 
 
-class TextPart(Fields, tag_field="type", tag="text"):
+class Part(Fields, tag_field="type", kw_only=True):
+    """Base of the parts of a message. ``cache_control`` and ``prompt_cache_breakpoint`` are ignored: the prefix cache
+    needs no marks."""
+
+    cache_control: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class TextPart(Part, tag="text", kw_only=True):
     """A text part of a message."""
 
     text: str
+
+
+class RefusalPart(Part, tag="refusal", kw_only=True):
+    """A refusal of the assistant. It counts as text."""
+
+    refusal: str
 
 
 class ImageURL(Fields):
@@ -269,10 +300,10 @@ class ImageURL(Fields):
     detail: str | None = None
 
 
-class ImagePart(Fields, tag_field="type", tag="image_url"):
-    """An image part of a message."""
+class ImagePart(Part, tag="image_url", kw_only=True):
+    """An image part of a message. A text is the ``url``."""
 
-    image_url: ImageURL
+    image_url: ImageURL | str
 
 
 class FunctionCall(Fields):
@@ -282,25 +313,40 @@ class FunctionCall(Fields):
     arguments: str
 
 
-class MessageToolCall(Fields):
-    """A tool call in a message of the assistant."""
+class MessageToolCall(Struct):
+    """A tool call in the message of a response."""
 
     id: str
     function: FunctionCall
     type: Literal["function"] = "function"
 
 
+class EarlierToolCall(Fields):
+    """A tool call in an earlier message of the assistant. ``index``, which some clients keep from a stream, is
+    ignored."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
 class Message(Fields, omit_defaults=True):
     """A message of a conversation. A message with the role ``tool`` contains the result of the tool call
-    ``tool_call_id``."""
+    ``tool_call_id``. ``reasoning`` is another name of ``reasoning_content``. ``reasoning_details``, ``annotations`` and
+    ``cache_control`` are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart] | None = None
+    content: str | list[TextPart | ImagePart | RefusalPart] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=1000)] | None = None
+    tool_calls: Annotated[list[EarlierToolCall], Meta(max_length=1000)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: Any = None
+    annotations: Any = None
+    cache_control: Any = None
 
 
 class ChatRequest(TextRequest, kw_only=True):
@@ -469,12 +515,21 @@ class ImagesResponse(Struct):
     size: str
     output_format: str
     seed: int
-    quality: str = "auto"
     background: str = "opaque"
 
 
+class ImageUsage(Struct):
+    """Token counts. They are 0: the generation of an image counts no tokens. Clients require them."""
+
+    input_tokens_details: dict[str, int]
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+
+
 class ImageEvent(Struct, omit_defaults=True):
-    """A preview (``image_generation.partial_image``) or the final image (``image_generation.completed``)."""
+    """A preview (``image_generation.partial_image``) or the final image (``image_generation.completed``). Only the
+    latter has ``seed`` and ``usage``."""
 
     type: str
     b64_json: str
@@ -485,6 +540,7 @@ class ImageEvent(Struct, omit_defaults=True):
     background: str
     partial_image_index: int | None = None
     seed: int | None = None
+    usage: ImageUsage | None = None
 
 
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, Struct)]

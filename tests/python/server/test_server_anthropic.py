@@ -14,6 +14,7 @@ import pytest
 import toolmodels as tm
 
 from mpool.server.anthropic import conversation
+from mpool.server.anthropic.messages import OPERATIONS
 from mpool.server.anthropic.structs import AnthropicMessage, MessagesRequest, ThinkingBlock
 from mpool.server.operations import Context
 from reasoningdata import CHAINS, HARMONY, THINK
@@ -334,7 +335,9 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64", "data": "x"}}]}]},
+     "messages[0].content[0].source.type"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 10_001}]}, "messages[0].content"),
     ({"messages": [*CHAT, {"role": "assistant", "content": ""}]}, "messages[1].content"),
     ({"messages": [*CHAT, {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
@@ -370,7 +373,8 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"tools": [CLOCK, CLOCK]}, "tools[1].name"), ({"tools": [CLOCK] * 129}, "tools"),
     ({"tools": [{**CLOCK, "name": "a b"}]}, "tools[0].name"), ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{**CLOCK, "input_schema": {"type": "array"}}]}, "tools[0].input_schema"),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom", "name": "clock"}]}, "tools[0].input_schema"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}}, "tool_choice"),
 ]
 
 
@@ -385,7 +389,7 @@ def test_invalid_fields_are_named(server: Any, change: dict[str, Any], name: str
 
 def test_reasoning_of_many_messages_is_joined_once(server: Any) -> None:
     """Adding each text to a string would copy all earlier ones: minutes for 10,000 texts, on the event loop."""
-    context = Context(server.state, {"type": "http"})
+    context = Context(OPERATIONS[0], server.state, {"type": "http"})
     texts = [f"{at} " for at in range(100)]
     found = conversation._Conversation(context)
     for text in texts:

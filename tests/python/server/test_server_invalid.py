@@ -98,7 +98,7 @@ def test_faults_agree_with_msgspec(kind: Any, valid: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("change", "code", "param", "text"), [
     ({"temperature": -1}, "invalid_value", "temperature", "`temperature` must be a number from 0 to 100, got -1."),
-    ({"top_p": 0}, "invalid_value", "top_p", "`top_p` must be a number above 0 and at most 1, got 0."),
+    ({"top_p": -0.5}, "invalid_value", "top_p", "`top_p` must be a number from 0 to 1, got -0.5."),
     ({"n": True}, "invalid_value", "n", "`n` must be an integer from 1 to 128, got true."),
     ({"stop": 3}, "invalid_value", "stop",
      "`stop` must be a string of at least 1 character or a list of at most 64 items, got 3."),
@@ -107,7 +107,7 @@ def test_faults_agree_with_msgspec(kind: Any, valid: dict[str, Any]) -> None:
     ({"messages": [{"role": "x"}]}, "invalid_value", "messages[0].role",
      "`messages[0].role` must be one of assistant, developer, system, tool, user, got 'x'."),
     ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "invalid_value", "messages[0].content[0].type",
-     "`messages[0].content[0].type` must be one of text, image_url, got 'sound'."),
+     "`messages[0].content[0].type` must be one of text, image_url, refusal, got 'sound'."),
     ({"messages": [{"content": "x"}]}, "invalid_value", "messages[0].role", "`messages[0].role` is required."),
     ({"messages": [{"role": "user", "zz": 1}]}, "unsupported_parameter", "messages[0].zz",
      "`messages[0].zz` is not a parameter of this route."),

@@ -23,7 +23,7 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
         "context_length": "only Ollama's protocol has it: `num_ctx`"}),
     "generate": (openai.CompletionRequest, {
         "compute": "a setting of the server", "capture": "writes files",
-        "parse_special": "prompts of clients are plain text", "adapter": "`model`: MODEL:ADAPTER",
+        "parse_special": "only `raw` of Ollama's protocol has control tokens", "adapter": "`model`: MODEL:ADAPTER",
         "context_length": "only Ollama's protocol has it: `num_ctx`",
         "response_format": "OpenAI has it for chat only", "top_logprobs": "logprobs is a number in this protocol"}),
     "embed": (openai.EmbeddingsRequest, {
@@ -45,8 +45,9 @@ REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
 #: Field -> its range in a request, where it differs from that of the library.
 RANGES = {
     "seed": (-(2**63), 2**63 - 1),  # clients send signed seeds
-    "top_p": (0, 1),  # above 0; the library refuses values below 1e-6
-    "repetition_penalty": (0, 100), "repeat_penalty": (0, 100),  # above 0; the library refuses values below 1e-3
+    "top_p": (0, 1),  # 0 is `top_k` 1; the library refuses other values below 1e-6
+    "repetition_penalty": (0, 100),  # above 0; the library refuses values below 1e-3
+    "repeat_penalty": (0, 100),  # 0 is no penalty
     "num_predict": (-2, 2**31 - 1),  # Ollama: 0, -1 and -2 mean no limit
 }
 

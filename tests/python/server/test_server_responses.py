@@ -220,7 +220,7 @@ def test_reasoning_effort_and_structured_output(client: Any) -> None:
     ({"max_output_tokens": 0}, "max_output_tokens"), ({"temperature": "hot"}, "temperature"),
     ({"background": True}, "background"), ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "x"}}, "prompt"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"tools": [CLOCK] * 129}, "tools"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"), ({"tools": [CLOCK] * 129}, "tools"),
     ({"tools": [CLOCK, CLOCK]}, "tools"), ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": [CLOCK], "tool_choice": {"type": "mcp"}}, "tool_choice"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
@@ -269,7 +269,7 @@ def test_a_schema_that_cannot_be_used_is_named_as_in_the_request(server: Any, sc
             assert isinstance(error, str) or error.get("param", field) == field, found
 
 
-def test_failed_stream_ends_with_an_error_event(server: Any, client: Any) -> None:
+def test_failed_stream_ends_with_its_error(server: Any, client: Any) -> None:
     with client.responses.create(model="llama", input="x", max_output_tokens=16_000, stream=True,
                                  extra_body={"ignore_eos": True}) as stream:
         events = iter(stream)
@@ -277,8 +277,11 @@ def test_failed_stream_ends_with_an_error_event(server: Any, client: Any) -> Non
         assert [event.sequence_number for event in seen] == list(range(5))
         (id,) = server.state.running
         assert ask(server, "/api/mpool/cancel", {"id": id})[1]["cancelled"]
-        *_, last = events
-    assert (last.type, last.code) == ("error", "cancelled") and last.sequence_number > 4
+        *_, error, last = events
+    assert (error.type, error.code) == ("error", "cancelled") and error.sequence_number > 4
+    assert last.type == "response.failed" and last.sequence_number == error.sequence_number + 1
+    assert (last.response.status, last.response.error.code) == ("failed", "server_error")
+    assert last.response.error.message == error.message
     idle(server)
 
 

@@ -7,6 +7,7 @@ their own calls. Here pydantic validates the raw JSON of requests to small model
 from __future__ import annotations
 
 import json
+import time
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,72 @@ def test_openai_embeddings_and_models(server: Any) -> None:
     for one in found["data"]:
         check(Model, one)
         check(Model, raw(server, "/v1/models/" + one["id"])[1])
+
+
+@pytest.fixture(scope="module")
+def painter(flux: Path) -> Iterator[Any]:
+    with serving([f"flux={flux}"]) as made:
+        yield made
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2, "output_format": "webp"}], ids=str)
+def test_openai_images(painter: Any, more: dict[str, Any]) -> None:
+    from openai.types import ImageGenStreamEvent, ImagesResponse
+
+    body = {"model": "flux", "prompt": "a cat", "size": "32x32", "num_inference_steps": 2, **more}
+    status, data = raw(painter, "/v1/images/generations", body)
+    assert status == 200, data
+    found = check(ImagesResponse, data)
+    assert len(found.data) == more.get("n", 1)
+    kinds = by_type(ImageGenStreamEvent)
+    if "n" not in more:
+        seen = [check(kinds[one["type"]], one) for one in events(painter, "/v1/images/generations",
+                                                                 {**body, "partial_images": 1})]
+        assert [one.type for one in seen] == ["image_generation.partial_image", "image_generation.completed"]
+
+
+def test_fill_in_the_middle(server: Any) -> None:
+    """Mistral's format of ``/v1/fim/completions`` is that of chat completions; the last chunk has the usage."""
+    from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+    body = {"model": "llama", "prompt": "The cat", "max_tokens": 6, **GREEDY}
+    status, data = raw(server, "/v1/fim/completions", body)
+    assert status == 200, data
+    whole = check(ChatCompletion, data)
+    chunks = [check(ChatCompletionChunk, one) for one in events(server, "/v1/fim/completions", body)]
+    assert chunks[-1].usage == whole.usage and chunks[-1].choices == []
+    assert "".join(choice.delta.content for one in chunks for choice in one.choices) == whole.choices[0].message.content
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_errors_in_the_middle_of_a_stream(server: Any, path: str) -> None:
+    """The events of a cancelled stream, as OpenAI's and Anthropic's clients look for them."""
+    from openai.types.responses import ResponseErrorEvent, ResponseFailedEvent
+    from openai.types.shared import ErrorObject
+
+    most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {"model": "llama", most: 16_000, "ignore_eos": True, "stream": True,
+            **({"input": "x"} if path == "/v1/responses" else {"messages": CHAT})}
+    with Raw(server, 60) as stream:
+        stream.request(path, json.dumps(body).encode())
+        while not server.state.running or not next(iter(server.state.running.values())).chunks:
+            time.sleep(0.005)
+        (id,) = server.state.running
+        assert ask(server, "/api/mpool/cancel", {"id": id})[1]["cancelled"]
+        status, _, data = stream.response()
+    lines = data.decode().splitlines()
+    found = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert status == 200 and "data: [DONE]" not in lines
+    if path == "/v1/chat/completions":
+        assert check(ErrorObject, found[-1]["error"]).code == "cancelled"
+    elif path == "/v1/responses":
+        assert check(ResponseErrorEvent, found[-2]).code == "cancelled"
+        failed = check(ResponseFailedEvent, found[-1]).response
+        assert failed.status == "failed" and failed.error.message == found[-2]["message"]
+        assert "event: response.failed" in lines
+    else:
+        assert check(anthropic.types.ErrorResponse, {**found[-1], "request_id": None}).error.message
+        assert "event: error" in lines
 
 
 RESPONSES: dict[str, dict[str, Any]] = {
@@ -264,6 +331,11 @@ def test_ollama_models_and_embeddings(server: Any) -> None:
         for one in listed.models:
             assert None not in (one.model, one.digest, one.size, one.details, getattr(one, "modified_at", 0),
                                 getattr(one, "expires_at", 0), getattr(one, "size_vram", 0)), one
+    for path, body in (("/api/pull", {"model": "llama"}), ("/api/copy", {"source": "llama", "destination": "again"}),
+                       ("/api/create", {"model": "other", "from": "llama"})):
+        status, data = raw(server, path, body)
+        assert status == 200, data
+        assert all(check(ollama.ProgressResponse, one).status for one in data.splitlines())
     for name in ("llama", "bert", "writes"):
         shown = ShowResponse.model_validate_json(raw(server, "/api/show", {"model": name})[1])
         assert None not in (shown.modified_at, shown.template, shown.modelinfo, shown.details, shown.capabilities)

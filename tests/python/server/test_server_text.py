@@ -210,7 +210,7 @@ def test_characters_are_never_split_over_two_events(server: Any) -> None:
 
 @pytest.mark.parametrize("field", [
     {"n": 0}, {"n": -1}, {"n": 10**6}, {"n": 17}, {"n": True}, {"max_tokens": -5}, {"max_tokens": 0},
-    {"max_tokens": 2**40}, {"max_tokens": 1.5}, {"temperature": -0.1}, {"temperature": "hot"}, {"top_p": 0},
+    {"max_tokens": 2**40}, {"max_tokens": 1.5}, {"temperature": -0.1}, {"temperature": "hot"}, {"top_p": -1},
     {"top_p": 1.01}, {"presence_penalty": 3}, {"logit_bias": {"999999999": 1}}, {"logit_bias": {"x": 1}},
     {"logit_bias": {"5": 101}}, {"logit_bias": {"-5": 1}}, {"stop": ["x"] * 10_000}, {"stop": [""]}, {"stop": [3]},
     {"stop": "x" * 5000}, {"top_logprobs": 21, "logprobs": True}, {"top_logprobs": 2}, {"seed": 1.5}, {"seed": 2**70},

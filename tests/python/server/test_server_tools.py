@@ -143,7 +143,7 @@ def test_openai_requests_without_a_limit_end_at_a_repeated_call(tmp_path: Path) 
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "retrieval"}]}, "`tools[0]` must be a dict"), ({"tools": [{}]}, "got no function"),
+    ({"tools": [{"type": 5}]}, "`tools[0]` must be a dict"), ({"tools": [{}]}, "got no function"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]},
      "`tools[0].function.name` must be 1 to 64 letters, digits, _, - and ., got 'a b'"),
     ({"tools": [tm.CLOCK, tm.CLOCK]}, "`tools[1].function.name` must be unique among the tools"),

@@ -1,0 +1,309 @@
+"""Values that clients send although the protocols do not have them, or that this server can serve in part only."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chainmodels
+import pytest
+import toolmodels as tm
+from PIL import Image
+
+from mpool.conversation import tool_grammar
+from mpool.server.errors import Refusal
+from mpool.server.openai.chat import OPERATIONS
+from mpool.server.operations import Context
+from servers import Raw, ask, serving
+from test_server_editors import FIM, MIDDLE
+from tooldata import WORDS, WRITES
+
+pytest.importorskip("llguidance")
+
+CHAT: list[Any] = [{"role": "user", "content": "Is it?"}]
+CHATS, TEXTS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+COUNT, OLLAMA, GENERATE, FILL_IN = "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/v1/fim/completions"
+with io.BytesIO() as _file:
+    Image.new("RGB", (8, 8), "red").save(_file, "PNG")
+    IMAGE = "data:image/png;base64," + base64.b64encode(_file.getvalue()).decode()
+
+
+@pytest.fixture(scope="module")
+def folders(llama: Path, llava: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    models = {"writes": (tm.HERMES, WRITES, WORDS), "coder": ("{{ messages[0].content }}", MIDDLE, FIM)}
+    made = {name: chainmodels.save(tmp_path_factory.mktemp(name), *model) for name, model in models.items()}
+    return [f"{name}={folder}" for name, folder in {"llama": llama, "llava": llava, **made}.items()]
+
+
+@pytest.fixture(scope="module")
+def server(folders: list[str]) -> Iterator[Any]:
+    with serving(folders) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def strict(folders: list[str]) -> Iterator[Any]:
+    with serving(folders, strict=True) as made:
+        yield made
+
+
+def post(server: Any, path: str, body: dict[str, Any]) -> tuple[int, str | None, Any]:
+    """Return the status, the header ``x-mpool-ignored`` and the response."""
+    with Raw(server, 60) as raw:
+        status, headers, data = raw.request(path, json.dumps(body).encode()).response()
+    return status, headers.get("x-mpool-ignored"), json.loads(data)
+
+
+def text_of(found: Any) -> str:
+    """Return the text of a response of any protocol."""
+    if "choices" in found:
+        choice = found["choices"][0]
+        return choice["text"] if "text" in choice else choice["message"]["content"]
+    if "output" in found:
+        return found["output"][0]["content"][0]["text"]
+    return found["content"][0]["text"] if "content" in found else found.get("response") or found["message"]["content"]
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHATS: {"model": "llama", "messages": CHAT, "max_tokens": 12},
+    TEXTS: {"model": "llama", "prompt": "The cat", "max_tokens": 12},
+    RESPONSES: {"model": "llama", "input": "Is it?", "max_output_tokens": 12},
+    MESSAGES: {"model": "llama", "messages": CHAT, "max_tokens": 12},
+    OLLAMA: {"model": "llama", "messages": CHAT, "stream": False, "options": {"num_predict": 12}},
+    GENERATE: {"model": "llama", "prompt": "The cat", "stream": False, "options": {"num_predict": 12}},
+}
+
+
+def with_options(path: str, **options: Any) -> dict[str, Any]:
+    body = BODIES[path]
+    return {**body, "options": {**body["options"], **options}} if "options" in body else {**body, **options}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_top_p_of_0_is_the_most_likely_token(server: Any, path: str) -> None:
+    """Clients have a slider from 0 to 1. The temperature would otherwise change the text."""
+    greedy = text_of(post(server, path, with_options(path, temperature=0))[2])
+    texts = set()
+    for seed in (1, 2, 3):
+        extra = {"seed": seed}
+        status, ignored, found = post(server, path, with_options(path, temperature=2, top_p=0, **extra))
+        assert (status, ignored) == (200, None), found
+        texts.add(text_of(found))
+    assert texts == {greedy}
+    assert len({text_of(post(server, path, with_options(path, temperature=2, seed=seed))[2]) for seed in (1, 2, 3)}) > 1
+
+
+def test_whole_numbers_with_a_decimal_point(server: Any, strict: Any) -> None:
+    for made in (server, strict):
+        status, ignored, found = post(made, OLLAMA, with_options(OLLAMA, num_predict=3.0, top_k=1.0, num_ctx=512.00))
+        assert (status, ignored, found["eval_count"]) == (200, None, 3), found
+        status, _, found = post(made, CHATS, with_options(CHATS, max_tokens=2.0))
+        assert status == 200 and found["usage"]["completion_tokens"] == 2
+    for value in (2.5, "2.0", -2.0):
+        status, _, found = post(server, CHATS, with_options(CHATS, max_tokens=value))
+        assert status == 400 and "`max_tokens` must be an integer" in found["error"]["message"], found
+
+
+def test_control_tokens_of_raw_prompts(server: Any) -> None:
+    """A client that sends ``raw`` writes the chat template itself. In other prompts the name of a token is text."""
+    name = chainmodels.SPECIAL[0]
+    counts = [post(server, GENERATE, {"model": "coder", "prompt": name + "a", "raw": raw, "stream": False, "options": {
+        "num_predict": 1}})[2]["prompt_eval_count"] for raw in (True, False)]
+    assert counts[1] - counts[0] == len(name) - 1
+
+
+# ---- tools -----------------------------------------------------------------------------------------------------------
+
+#: What Zod 4 writes for an e-mail address: look-ahead, which the grammar's regular expressions do not have.
+EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+
+
+def clock(**more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"to": {"type": "string", "pattern": EMAIL, "maxLength": 3}}, **more}
+
+
+def function(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "clock", "parameters": schema, **more}}
+
+
+@pytest.mark.parametrize(("path", "change"), [
+    (CHATS, {"tools": [function(clock())]}), (OLLAMA, {"tools": [function(clock())]}),
+    (CHATS, {"tools": [function(clock(patternProperties={"^(?=x)": {"type": "string"}}))]}),
+    (RESPONSES, {"tools": [{"type": "function", "name": "clock", "parameters": clock()}]}),
+    (MESSAGES, {"tools": [{"name": "clock", "input_schema": clock()}]})])
+def test_patterns_that_cannot_be_enforced(server: Any, path: str, change: dict[str, Any]) -> None:
+    """One tool of an MCP server with such a pattern must not make all requests fail."""
+    status, ignored, found = post(server, path, {**BODIES[path], "model": "writes", **change})
+    assert (status, ignored) == (200, None), found
+
+
+def test_patterns_of_strict_tools_are_refused(server: Any) -> None:
+    body = {**BODIES[CHATS], "model": "writes", "tools": [function(clock(), strict=True)]}
+    status, _, found = post(server, CHATS, body)
+    assert status == 400 and "the schema of clock cannot be used" in found["error"]["message"], found
+
+
+def test_only_unusable_patterns_are_left_out() -> None:
+    schema = {"type": "object", "properties": {
+        "pattern": {"type": "string", "pattern": "^a"}, "a": {"anyOf": [{"pattern": "(?=b)", "maxLength": 2}]},
+        "b": {"enum": [{"pattern": "(?=b)"}]}}, "patternProperties": {"^x": {"pattern": "(?=b)"}},
+        "$defs": {"pattern": {"patternProperties": {"^x": {}, "(?=b)": {}}, "additionalProperties": False}}}
+    found = tool_grammar.without_patterns(schema, lambda pattern: "(?=" not in pattern)
+    assert found == {"type": "object", "properties": {
+        "pattern": {"type": "string", "pattern": "^a"}, "a": {"anyOf": [{"maxLength": 2}]},
+        "b": {"enum": [{"pattern": "(?=b)"}]}}, "patternProperties": {"^x": {}},
+        "$defs": {"pattern": {"additionalProperties": True}}}
+    assert tool_grammar.without_patterns(schema, lambda pattern: True) == schema
+
+
+CLOCK_TOOL = {"name": "clock", "input_schema": {"type": "object", "properties": {}}}
+FLAT: dict[str, Any] = {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.mark.parametrize(("path", "kept", "other"), [
+    (CHATS, tm.CLOCK, {"type": "custom", "custom": {"name": "x"}}), (RESPONSES, FLAT, {"type": "web_search"}),
+    (RESPONSES, FLAT, {"type": "mcp", "server_label": "x"}),
+    (MESSAGES, CLOCK_TOOL, {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}),
+    (COUNT, CLOCK_TOOL, {"type": "bash_20250124", "name": "bash"})], ids=str)
+def test_tools_of_other_types_are_left_out(server: Any, strict: Any, path: str, kept: Any, other: Any) -> None:
+    body: dict[str, Any] = {**BODIES.get(path, {"messages": CHAT}), "model": "writes"}
+
+    def count(found: Any) -> int:
+        usage = found.get("usage", found)
+        return int(usage.get("prompt_tokens", usage.get("input_tokens", 0)) + usage.get("cache_read_input_tokens", 0))
+
+    plain = post(server, path, {**body, "tools": [kept]})
+    status, ignored, found = post(server, path, {**body, "tools": [other, kept, other]})
+    assert (status, count(found)) == (200, count(plain[2])), found
+    assert ignored is not None and f"tools[].{other['type']}" in ignored.split(", ")
+    status, ignored, found = post(server, path, {**body, "tools": [other]})
+    assert status == 200 and 0 < count(found) < count(plain[2])
+    if path == RESPONSES:
+        assert found["tools"] == []
+    status, ignored, found = post(strict, path, {**body, "tools": [kept, other]})
+    assert status == 400 and ignored is None and "tools[1]" in found["error"]["message"]
+
+
+def test_names_of_ignored_parts_are_safe(server: Any) -> None:
+    """A client chooses the type of a tool, which becomes part of a header."""
+    status, ignored, _ = post(server, RESPONSES, {**BODIES[RESPONSES], "tools": [
+        {"type": "a\r\nx: 1"}, {"type": "é" * 9}, {"type": "b" * 500}, *({"type": f"c{at}"} for at in range(40))]})
+    names = str(ignored).split(", ")
+    assert status == 200 and names[:2] == ["tools[].ax1", "tools[]."] and len(names) == 16
+    assert max(map(len, names)) == 100
+    context = Context(OPERATIONS[0], server.state, {"type": "http"})
+    context.ignored = None
+    with pytest.raises(Refusal) as refused:
+        context.ignore("x", "`x` must not be.", "x")
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "x")
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools(server: Any, mode: str) -> None:
+    """Only the allowed tools are in the prompt, and with ``required`` the model calls one of them."""
+    named = {"type": "function", "function": {"name": "clock"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+    body = {**BODIES[CHATS], "model": "writes", "max_tokens": 60, "temperature": 0}
+    wanted = post(server, CHATS, {**body, "tools": [tm.CLOCK], "tool_choice": mode})[2]
+    status, ignored, found = post(server, CHATS, {**body, "tools": [tm.WEATHER, tm.CLOCK], "tool_choice": choice})
+    assert (status, ignored) == (200, None), found
+    assert found["usage"]["prompt_tokens"] == wanted["usage"]["prompt_tokens"]
+    assert [call["function"]["name"] for call in found["choices"][0]["message"]["tool_calls"]] == ["clock"]
+    flat = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "clock"}]}
+    other = {**FLAT, "name": "other"}
+    status, _, found = post(server, RESPONSES, {**BODIES[RESPONSES], "model": "writes", "max_output_tokens": 60,
+                                                "temperature": 0, "tools": [other, FLAT], "tool_choice": flat})
+    assert status == 200 and [item["name"] for item in found["output"] if item["type"] == "function_call"] == ["clock"]
+
+
+@pytest.mark.parametrize("inner", [{"mode": "auto"}, {"mode": "x", "tools": [{"function": {"name": "clock"}}]}, 5,
+                                   {"mode": "auto", "tools": []}, {"mode": "auto", "tools": [{"name": "none"}]},
+                                   {"mode": "auto", "tools": [5]}, {"mode": "auto", "tools": 5}], ids=str)
+def test_invalid_allowed_tools(server: Any, inner: Any) -> None:
+    body = {**BODIES[CHATS], "model": "writes", "tools": [tm.CLOCK],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": inner}}
+    status, _, found = post(server, CHATS, body)
+    assert status == 400 and found["error"]["param"] == "tool_choice", found
+
+
+# ---- parts of messages -----------------------------------------------------------------------------------------------
+
+def test_documents_and_search_results_are_text(server: Any) -> None:
+    """The prompt has the tokens of the same lines as text, in a message and in the result of a tool."""
+    document = {"type": "document", "title": "A title", "context": "notes.txt", "citations": {"enabled": True},
+                "source": {"type": "text", "media_type": "text/plain", "data": "Some text."}}
+    blocks = {**document, "source": {"type": "content", "content": [{"type": "text", "text": "Some text."}]}}
+    result = {"type": "search_result", "title": "A title", "source": "notes.txt",
+              "content": [{"type": "text", "text": "Some text."}]}
+    text = {"type": "text", "text": "A title\nnotes.txt\nSome text."}
+    bare = {"type": "document", "source": {"type": "content", "content": "Some text."}}
+
+    def count(block: Any, inside: bool) -> int:
+        call = {"type": "tool_use", "id": "a", "name": "clock", "input": {}}
+        content = [{"type": "tool_result", "tool_use_id": "a", "content": [block]}] if inside else [block]
+        status, ignored, found = post(server, COUNT, {"model": "writes", "messages": [
+            *CHAT, {"role": "assistant", "content": [call]}, {"role": "user", "content": content}]})
+        assert (status, ignored) == (200, None), found
+        return int(found["input_tokens"])
+
+    for inside in (False, True):
+        assert {count(block, inside) for block in (document, blocks, result)} == {count(text, inside)}
+        assert count(bare, inside) == count({"type": "text", "text": "Some text."}, inside)
+
+
+def test_images_of_function_results(server: Any) -> None:
+    """The images follow all results in one message of the user, before the next message."""
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    image = {"type": "input_image", "image_url": IMAGE}
+    output = [{"type": "input_text", "text": "Here."}, image]
+    result = {"type": "function_call_output", "call_id": "a"}
+    counts = []
+    for items in ([{**result, "output": output}], [{**result, "output": "Here."}, {"role": "user", "content": [image]}],
+                  [{**result, "output": "Here."}]):
+        status, ignored, found = post(server, RESPONSES, {"model": "llava", "max_output_tokens": 1, "input": [
+            *CHAT, call, *items]})
+        assert (status, ignored) == (200, None), found
+        counts.append(found["usage"]["input_tokens"])
+    assert counts[0] == counts[1] > counts[2]
+
+
+def test_refusals_are_text(server: Any) -> None:
+    """A conversation may have refusals of another model."""
+    for path, field, part, plain in (
+            (CHATS, "messages", {"type": "refusal", "refusal": "No."}, {"type": "text", "text": "No."}),
+            (RESPONSES, "input", {"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "No."})):
+        counts = []
+        for given in (part, plain):
+            turn = {"role": "assistant", "content": [given], **({"type": "message"} if field == "input" else {})}
+            status, _, found = post(server, path, {**BODIES[path], field: [*CHAT, turn, *CHAT]})
+            assert status == 200, found
+            counts.append(found["usage"].get("prompt_tokens", found["usage"].get("input_tokens")))
+        assert counts[0] == counts[1]
+    bodies = [{**BODIES[CHATS], "messages": [*CHAT, {"role": "assistant", **turn}, *CHAT]}
+              for turn in ({"content": None, "refusal": "No."}, {"content": "No."})]
+    assert len({post(server, CHATS, body)[2]["usage"]["prompt_tokens"] for body in bodies}) == 1
+
+
+# ---- /v1/fim/completions ---------------------------------------------------------------------------------------------
+
+def test_fill_in_the_middle_as_in_mistrals_api(server: Any) -> None:
+    body = {"model": "coder", "prompt": "ab", "suffix": "cde", "max_tokens": 20, "temperature": 0}
+    wanted = post(server, TEXTS, body)[2]
+    status, ignored, found = post(server, FILL_IN, {**body, "metadata": {"a": 1}, "random_seed": 5})
+    assert (status, ignored, found["object"]) == (200, None, "chat.completion"), found
+    choice = found["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (wanted["choices"][0]["text"], "stop") == (
+        "mid", "stop")
+    assert found["usage"] == wanted["usage"]
+    plain = {"model": "llama", "prompt": "The cat", "max_tokens": 12, "stop": ["zz"]}
+    for seed in (3, -4):
+        assert text_of(post(server, FILL_IN, {**plain, "random_seed": seed, "temperature": 1.5})[2]) == text_of(
+            post(server, TEXTS, {**plain, "seed": seed, "temperature": 1.5})[2])
+    assert ask(server, FILL_IN, {**plain, "model": "nothing"})[0] == 404
+    status, _, found = post(server, FILL_IN, {**plain, "suffix": "x"})
+    assert status == 400 and "`suffix` requires a model" in found["error"]["message"]
+    assert post(server, FILL_IN, {**plain, "max_completion_tokens": 2})[2]["usage"]["completion_tokens"] == 2
