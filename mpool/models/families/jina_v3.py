@@ -36,9 +36,8 @@ _TENSORS = (
 
 #: Options of the published code -> values that mpool supports.
 _SUPPORTED: dict[str, tuple[object, ...]] = {
-    "position_embedding_type": ("rotary",), "rotary_emb_scale_base": (None,), "rotary_emb_interleaved": (False, None),
-    "emb_pooler": (None, "mean"), "last_layer_subset": (False, None), "fused_mlp": (False, None),
-    "truncate_dim": (None,),
+    "rotary_emb_scale_base": (None,), "rotary_emb_interleaved": (False, None), "emb_pooler": (None, "mean"),
+    "last_layer_subset": (False, None), "fused_mlp": (False, None), "truncate_dim": (None,),
 }
 #: Keys that only concern training or the choice of kernels, or that are checked elsewhere.
 _IGNORED = {"use_flash_attn", "use_reentrant", "fused_bias_fc", "fused_dropout_add_ln", "mlp_checkpoint_lvl",
@@ -91,7 +90,7 @@ def read_v3(config: Fields, row: Architecture) -> Config:
             unsupported(config, "rotary_emb_dim", f"{head}, the size of a head")
         # flash-attention's default, on which the published code is based
         kv[f"{a}.rope.freq_base"] = config.number("rotary_emb_base", 10000.0, above=0.0)
-        used |= {"rotary_emb_base", "rotary_emb_dim", "lora_adaptations", "task_instructions", "lora_rank",
+        used |= {"position_embedding_type", "rotary_emb_base", "rotary_emb_dim", "lora_adaptations", "task_instructions", "lora_rank",
                  "lora_alpha", *_SUPPORTED}
     kv[f"{a}.attention.head_count_kv"] = kv[f"{a}.attention.head_count"]
     kv[f"{a}.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-5 if own else 1e-12, above=0.0)
