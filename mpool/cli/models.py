@@ -201,7 +201,7 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "capability": model.capability, "purpose": _purpose(model), "gives": _purpose(model),
         "architecture": model.spec.architecture, "license": model.license,
-        "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
+        "parameters": sum(math.prod(tensor.shape) for tensor in tensors if not tensor.name.startswith("adapter.")),
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
         "est_memory_allocation_mb": model.est_memory_allocation_mb,
     }
@@ -224,6 +224,8 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
                   "matryoshka": list(settings.dimensions), "pooling": list(settings.pooling),
                   "normalize": settings.normalize, "similarity": settings.similarity,
                   "prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt_name}
+        if settings.adapters:
+            facts |= {"adapters": list(settings.adapters), "default_adapter": settings.default_adapter}
     if model.image is not None:
         image = model.image
         facts |= {"capabilities": [model.capability, *(part.capability for part in model.networks)],

@@ -37,6 +37,8 @@ for _row in ROWS:
 
 Row = TypeVar("Row")
 _PART = re.compile(r"(.+)\[(\d+)\]")
+#: Name of a weight with a parametrisation (torch.nn.utils.parametrize), after the name of its module.
+_PARAMETRIZED = ".parametrizations.weight.original"
 
 
 def find(table: Mapping[str, Row], name: str, *, file: str, field: str) -> Row:
@@ -292,9 +294,9 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
     table = expected(row, size)
     left = {_current_name(name): entry for name, entry in tensors.items()}
     if len(left) != len(tensors):
-        raise FormatError(f"{file}: a LayerNorm is stored under both its old names (gamma, beta) and its new names "
-                          "(weight, bias)", file=file, field="tensors", got="a LayerNorm under two names",
-                          allowed="each tensor once")
+        raise FormatError(f"{file}: a tensor is stored under two names: a LayerNorm under its old names (gamma, beta) "
+                          "and its new names (weight, bias), or a weight with and without .parametrizations", file=file,
+                          field="tensors", got="a tensor under two names", allowed="each tensor once")
     first = next(name.partition("[")[0] for tensor in table.values() for name in tensor.hf)
     prefixes = [p for p in row.prefixes if p + first in left] or [row.prefixes[-1]]
     if len(prefixes) > 1:
@@ -327,7 +329,13 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
 
 
 def _current_name(name: str) -> str:
-    """Return the current name of a tensor: early BERT checkpoints call the weight and bias of a norm gamma and beta."""
+    """Return the usual name of a tensor.
+
+    Early BERT checkpoints call the weight and bias of a norm gamma and beta. torch stores a parametrised weight as
+    ``parametrizations.weight.original``.
+    """
+    if name.endswith(_PARAMETRIZED):
+        return name[:-len(_PARAMETRIZED)] + ".weight"
     if name.endswith("LayerNorm.gamma"):
         return name[:-len("gamma")] + "weight"
     return name[:-len("beta")] + "bias" if name.endswith("LayerNorm.beta") else name

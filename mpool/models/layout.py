@@ -57,6 +57,13 @@ def shard_names(index: Fields) -> dict[str, str]:
 # ---- sentence-transformers -----------------------------------------------------------------------------------------
 
 MODULES_NAME = "modules.json"
+#: Class of the Transformer module in the Python code of jina-embeddings-v3 and v5, which mpool reimplements and never
+#: imports.
+OWN_MODULE = "custom_st.Transformer"
+#: Folder that holds the adapters of such a model, if each is a folder of PEFT.
+OWN_ADAPTERS_FOLDER = "adapters"
+#: Settings of Stanford's ColBERT.
+STANFORD_METADATA = "artifact.metadata"
 #: Names of the file that configures a Router module: the current one, then that of Asym.
 ROUTER_CONFIGS = ("router_config.json", "config.json")
 #: Names of the file that configures the Transformer module: the current one, then those of older versions.

@@ -86,28 +86,43 @@ class ModelSpec:
     variant: str = ""
     inner: int = 1
 
-    def to_core(self) -> _core.Spec:
-        """Return the core's spec: files, hyper-parameters and tensors, without tokens."""
+    def to_core(self, adapters: Sequence[int] = ()) -> _core.Spec:
+        """Return the core's spec: files, hyper-parameters and tensors, without tokens.
+
+        Args:
+            adapters: ids of adapters that the caller adds to those of the model's files.
+        """
         from .. import _core
 
         spec = _core.Spec(self.architecture)
         for path in self.files:
             spec.add_file(path)
         for name, value in self.kv.items():
-            spec.set(name, value)
+            if name != "mpool.adapters":
+                spec.set(name, value)
+        own: Any = self.kv.get("mpool.adapters", [])
+        if own or adapters:
+            spec.set("mpool.adapters", [*own, *adapters])
         for tensor in self.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         return spec
+
+
+#: Id of the first adapter that a model's own files contain. The others have smaller ids.
+OWN_ADAPTERS = 1 << 20
 
 
 @dataclass(frozen=True)
 class LowRank:
     """The update of one linear layer by an adapter: ``scale * b @ (a @ x)`` is added to its outputs.
 
+    The update of an embedding adds ``scale * a[id] @ b`` to the row of a token.
+
     Attributes:
         layer: name of the layer's weight in the core, without ``.weight``.
-        a: the matrix ``(rank, inputs)``.
-        b: the matrix ``(outputs, rank)``; ``file`` of both is an index of ``Adapter.files``.
+        a: the matrix ``(rank, inputs)``; of an embedding, ``(rows, rank)``.
+        b: the matrix ``(outputs, rank)``; of an embedding, ``(rank, width)``. ``file`` of both is an index of
+            ``Adapter.files``.
         scale: factor of the update.
         heads: not 0: the rows of ``b`` are those of this many heads, whose halves stand one after the other in the file
             and are interleaved in the model; negative: they are interleaved in the file only.
@@ -230,6 +245,10 @@ class EmbeddingSettings:
         tokens: settings of the vectors of tokens; None: the model has no head for them.
         query_weights: weight of each token of the vocabulary in queries, which then need no pass through the model;
             None: queries are computed like documents.
+        adapters: names of the adapters in the model's files, one per task of the model. The prompt of the same name, if
+            there is one, belongs to the adapter. Their ids in the core follow :data:`OWN_ADAPTERS` in this order.
+        task_adapters: value of the option ``task`` -> one of ``adapters``.
+        default_adapter: one of ``adapters``, for requests that choose none; None: they use no adapter.
     """
 
     max_tokens: int
@@ -255,6 +274,9 @@ class EmbeddingSettings:
     embeddings: tuple[str, ...] = ("dense",)
     tokens: TokenVectorSettings | None = None
     query_weights: StoredVector | None = None
+    adapters: tuple[str, ...] = ()
+    task_adapters: Mapping[str, str] = field(default_factory=dict)
+    default_adapter: str | None = None
 
     @property
     def outputs(self) -> frozenset[Output]:

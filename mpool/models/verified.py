@@ -49,6 +49,7 @@ _VISION_GGUF = "parity/test_vision_gguf.py::test_gguf_pair_matches_transformers"
 _STAGES = "parity/test_parity_image_generation.py::test_every_stage_and_step"
 _STAGES_GGUF = "parity/test_parity_image_generation.py::test_gguf_matches_diffusers"
 _EMBEDDING = "models/test_embedding_models.py::"
+_TASKS = "parity/test_parity_task_adapters.py::"
 _LLAMA_CPP = "transformers, llama.cpp"
 
 
@@ -98,21 +99,27 @@ ROWS = (
     Verified("jina_bert_v2_code", "jina-embeddings-v2-base-code", "text-embeddings-inference", "llama.cpp",
              (f"{_RECORDED}[jina_bert_v2_code]", f"{_ENCODER}[jina_bert_v2_code]",
               f"{_RECORDED_GGUF}[jina_bert_v2_code]", f"{_ENCODER_GGUF}[jina_bert_v2_code]")),
+    Verified("jina_bert_v3", "jina-embeddings-v3 with its task adapters, jina-colbert-v2",
+             "sentence-transformers, transformers", "",
+             (f"{_ENCODER}[jina_bert_v3]", f"{_ENCODER}[jina_bert_v3_published]", f"{_TASKS}test_v3_states",
+              f"{_TASKS}test_v3_embeddings", "parity/test_parity_retrieval.py::test_jina_colbert")),
     Verified("deberta_v2", "DeBERTa v2 and v3 without a convolution: mxbai-rerank v1, nli-deberta-v3",
              "transformers", "",
              (f"{_ENCODER}[deberta_v2]", f"{_ENCODER}[deberta_v2_own]", f"{_ENCODER}[deberta_v2_narrow]",
               "api/test_rerank.py::test_scores_match_cross_encoder[deberta_v3]")),
     Verified("clip_text", "text encoder of CLIP", "transformers", "", (f"{_IMAGE_TEXT}[clip]",)),
     Verified("siglip_text", "text encoder of SigLIP and SigLIP 2", "transformers", "", (f"{_IMAGE_TEXT}[siglip]",)),
-    Verified("llama_embedding", "gte-Qwen2, Stella 1.5B v5, EuroBERT, embedding models based on Llama and "
-             "Mistral", "transformers", "transformers",
+    Verified("llama_embedding", "gte-Qwen2, Stella 1.5B v5, EuroBERT, jina-embeddings-v5-text-nano, embedding models "
+             "based on Llama and Mistral", "transformers", "transformers",
              (f"{_ENCODER}[llama_embedding_eurobert]", f"{_ENCODER}[llama_embedding_eurobert_published]",
               f"{_ENCODER_GGUF}[llama_embedding_eurobert]",
               f"{_ENCODER}[llama_embedding_qwen2]", f"{_ENCODER}[llama_embedding_published]",
               f"{_ENCODER}[llama_embedding_mistral]", f"{_EMBEDDING}test_stella_sizes",
-              f"{_EMBEDDING}test_gguf_of_a_decoder[Qwen2]")),
-    Verified("qwen3_embedding", "Qwen3-Embedding, Qwen3-Reranker", "sentence-transformers, transformers",
+              f"{_EMBEDDING}test_gguf_of_a_decoder[Qwen2]", f"{_TASKS}test_v5_states[nano]")),
+    Verified("qwen3_embedding", "Qwen3-Embedding, Qwen3-Reranker, jina-embeddings-v5-text-small",
+             "sentence-transformers, transformers",
              "transformers", (f"{_ENCODER}[qwen3_embedding]", f"{_EMBEDDING}test_gguf_of_a_decoder[Qwen3]",
+                              f"{_TASKS}test_v5_states[small]",
                               "api/test_rerank_answers.py::test_scores_match_cross_encoder")),
     Verified("gemma_embedding", "EmbeddingGemma", "sentence-transformers, transformers", "transformers",
              (f"{_ENCODER}[gemma_embedding]", f"{_EMBEDDING}test_embedding_gemma",

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from ..checks import one_of, shown
 from ..errors import IntegrityError, InvalidArgument, MpoolError, SendError, WrongCapability
 from ..models.layout import missing_tokenizer
+from ..models.spec import OWN_ADAPTERS
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
-from .load_options import AS_CONFIGURED, LoadOptions
+from .load_options import AS_CONFIGURED, MAX_ADAPTERS, LoadOptions
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
@@ -439,6 +440,14 @@ class Entry:
         if base.networks:
             raise _refused(base, "adapters", {"adapters": dict(options.adapters)},
                            "None or {}: the model has two encoders, and an adapter belongs to one")
+        own = base.embedding.adapters if base.embedding is not None else ()
+        shared = next((name for name, _ in options.adapters if name in own), None)
+        if shared is not None:
+            raise _refused(base, "adapters", {"adapters": dict(options.adapters)},
+                           f"other names than those of the model's own adapters: {', '.join(own)}")
+        if len(options.adapters) + len(own) > MAX_ADAPTERS:
+            raise _refused(base, "adapters", {"adapters": dict(options.adapters)},
+                           f"at most {MAX_ADAPTERS - len(own)} adapters beside the model's own")
         with _reading(self.key):
             return {name: read_adapter(self._path_of(place), base) for name, place in options.adapters}
 
@@ -450,8 +459,13 @@ class Entry:
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """Names of the model's adapters, in alphabetical order."""
+        """Names of the adapters that :func:`load` added, in alphabetical order."""
         return tuple(name for name, _ in self.loading.adapters or ())
+
+    def own_adapters(self) -> tuple[str, ...]:
+        """Return the names of the adapters in the model's files, one per task of the model."""
+        settings = self.describe().embedding
+        return settings.adapters if settings is not None else ()
 
     def adapter_id(self, name: object) -> int:
         """Return the id of an adapter in the core.
@@ -459,9 +473,12 @@ class Entry:
         Raises:
             InvalidArgument: the model has no adapter of this name.
         """
+        own = self.own_adapters()
+        if isinstance(name, str) and name in own:
+            return OWN_ADAPTERS + own.index(name)
         found = self._adapters if self._adapters is not None else self._read_adapters(self.loading)
         if not isinstance(name, str) or name not in found:
-            names = self.adapter_names
+            names = (*own, *self.adapter_names)
             raise InvalidArgument(param="adapter", got=shown(name), key=self.key,
                                   allowed=f"{', '.join(names)} or None" if names else "None: the model has no adapters",
                                   hint="mpool.load(model, adapters={name: path}) adds adapters")
@@ -534,13 +551,13 @@ class Entry:
     def _make_spec(self, weights: str, kv_dtype: str | None) -> Any:
         """Return the core's spec of the model."""
         description = self.describe()
-        spec = description.spec.to_core()
+        if self._adapters is None:
+            self._adapters = self._read_adapters(self.loading)
+        spec = description.spec.to_core([self._id_of(name, adapter) for name, adapter in self._adapters.items()])
         if weights != "auto":
             spec.set("mpool.weights", weights)
         if kv_dtype not in (None, "auto"):
             spec.set("mpool.kv_dtype", kv_dtype)
-        if self._adapters is None:
-            self._adapters = self._read_adapters(self.loading)
         self._add_adapters(spec, len(description.spec.files))
         if description.generation is not None:
             with _reading(self.key):
@@ -550,10 +567,8 @@ class Entry:
         return spec
 
     def _add_adapters(self, spec: Any, files: int) -> None:
-        """Add the adapters to a spec that has ``files`` files. See csrc/models/nn/adapter.h."""
-        ids = []
-        for number, (name, adapter) in enumerate((self._adapters or {}).items(), 1):
-            ids.append(self._id_of(name, adapter))
+        """Add the matrices of adapters to a spec that has ``files`` files. See csrc/models/nn/adapter.h."""
+        for number, adapter in enumerate((self._adapters or {}).values(), len(self.own_adapters()) + 1):
             for path in adapter.files:
                 spec.add_file(path)
             for update in adapter.updates:
@@ -565,8 +580,6 @@ class Entry:
                 if update.heads:
                     spec.set(f"{start}heads", update.heads)
             files += len(adapter.files)
-        if ids:
-            spec.set("mpool.adapters", ids)
 
     def _set_tokens(self, spec: Any, description: ModelDescription) -> None:
         import numpy as np

@@ -312,8 +312,9 @@ def _parse_special(where: str) -> Any:
 
 def _adapter() -> Any:
     """Return the field of the option ``adapter``. Plans are cached without it, because adapters come and go."""
-    return option(None, "name of the adapter (LoRA) that computes the request, one of ``adapters`` of :func:`load`; "
-                  "None: the model alone.", plan=False)
+    return option(None, "name of the adapter (LoRA) that computes the request: one of ``adapters`` of :func:`load`, or "
+                  "one in the model's files, whose prompt of the same name is used as well. None: the adapter in the "
+                  "model's files for ``task`` or ``prompt_name``, else the model alone.", plan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +323,8 @@ class TextVectorOptions(VectorOptions):
 
     task: Literal["query", "document"] | None = option(
         None, '``"query"`` or ``"document"``: prepend the model\'s prompt for this task to each text, if the model has '
-        "one. For ``document``, prompts named ``passage`` and ``corpus`` are used as well.", choices=(None, *TASKS))
+        "one, and use the adapter for the task, if there is one in the model's files. For ``document``, prompts named "
+        "``passage`` and ``corpus`` are used as well.", choices=(None, *TASKS))
     prompt: str | None = option(None, "text to prepend to each text instead of one of the model's prompts.")
     prompt_name: str | None = option(None, "name of the model's prompt to prepend. Without ``task``, ``prompt`` and "
                                      "``prompt_name``, the model's default prompt is used, if there is one.")

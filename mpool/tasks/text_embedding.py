@@ -94,9 +94,33 @@ def plan(entry: Entry, options: Any) -> Plan:
         WrongCapability: the model is a reranker and the request is for vectors, or the reverse.
     """
     entry = entry.for_task(options.task)
+    if options.adapter is not None and options.adapter in entry.own_adapters():
+        options = _with_instruction(entry, options)
     found = plan_of(entry, options, (options.dimensions, options.normalize, options.truncate, options.parse_special,
                                       getattr(options, "allow_token_ids", True)), _make_plan)
-    return found if options.adapter is None else replace(found, adapter=entry.adapter_id(options.adapter))
+    name = options.adapter if options.adapter is not None else _own_adapter(entry, options)
+    return found if name is None else replace(found, adapter=entry.adapter_id(name))
+
+
+def _own_adapter(entry: Entry, options: Any) -> str | None:
+    """Return the adapter in the model's files that ``task`` or ``prompt_name`` choose; None: no adapter."""
+    settings = entry.describe().embedding
+    if settings is None or not settings.adapters:
+        return None
+    name = getattr(options, "prompt_name", None)
+    if name in settings.adapters:
+        return str(name)
+    return settings.task_adapters.get(options.task or "", settings.default_adapter)
+
+
+def _with_instruction(entry: Entry, options: Any) -> Any:
+    """Return options with the prompt of the adapter that they name, unless they choose a prompt."""
+    settings = entry.describe().embedding
+    given = (getattr(options, name, None) for name in ("task", "prompt", "prompt_name"))
+    if settings is None or options.adapter not in settings.prompts or not hasattr(options, "prompt_name") \
+            or any(one is not None for one in given):
+        return options
+    return replace(options, prompt_name=options.adapter)
 
 
 def _make_plan(entry: Entry, options: Any) -> Plan:
@@ -125,7 +149,7 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
     dimensions, cut = 0, settings.truncate_dim or width
     if options.dimensions is not None:
         dimensions = cut = _dimensions(options.dimensions, width, settings, entry.key)
-    prompt = _prompt(options, settings.prompts, settings.default_prompt_name, entry.key)
+    prompt = _prompt(options, settings, entry.key)
     core_key = entry.core_key(options.compute)  # starts loading the weights, in parallel with the tokenizer below
     tokenizer = entry.tokenizer()
     skip = 0
@@ -221,15 +245,15 @@ def _dimensions(value: Any, width: int, settings: EmbeddingSettings, key: str) -
     return number
 
 
-def _prompt(options: Any, prompts: Mapping[str, str], default: str | None, key: str) -> str:
+def _prompt(options: Any, settings: EmbeddingSettings, key: str) -> str:
     """Return the prompt for a request, or "" for none.
 
     Args:
         options: options dataclass of the request.
-        prompts: prompts of the model by name.
-        default: name of the model's default prompt, or None.
+        settings: settings of the model, with its prompts.
         key: key of the model, for errors.
     """
+    prompts, default = settings.prompts, settings.default_prompt_name
     if options.prompt is not None:
         if options.prompt_name is not None:
             refuse("prompt_name", options.prompt_name, "None if prompt is given", key=key)
@@ -250,7 +274,8 @@ def _prompt(options: Any, prompts: Mapping[str, str], default: str | None, key: 
         return prompts[name]
     if options.task is not None:
         # As in sentence-transformers, the default prompt is not used for a task for which the model has no prompt.
-        return next((prompts[name] for name in TASKS[options.task] if name in prompts), "")
+        names = (*TASKS[options.task], settings.task_adapters.get(options.task, ""))
+        return next((prompts[name] for name in names if name in prompts), "")
     return prompts.get(default, "") if default is not None else ""
 
 

@@ -33,4 +33,16 @@ static inline void tiny_update(tiny_file *file, int number, const char *layer, i
     tiny_float(file->spec, name, scale);
 }
 
+/* Add the update of the embedding `table` [rows, n] by the adapter `number`, with random matrices. */
+static inline void tiny_table_update(tiny_file *file, int number, const char *table, int rank, int rows, int n,
+                                     double scale) {
+    char name[128];
+    snprintf(name, sizeof name, "adapter.%d.%s.lora_a", number, table);
+    tiny_matrix(file, name, rows, rank, 0.4f);
+    snprintf(name, sizeof name, "adapter.%d.%s.lora_b", number, table);
+    tiny_matrix(file, name, rank, n, 0.4f);
+    snprintf(name, sizeof name, "adapter.%d.%s.scale", number, table);
+    tiny_float(file->spec, name, scale);
+}
+
 #endif

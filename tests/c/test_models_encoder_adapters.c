@@ -19,8 +19,16 @@ static const struct {
               {"ffn_up", TINY_ENCODER_FFN, TINY_WIDTH}, {"ffn_down", TINY_WIDTH, TINY_ENCODER_FFN}};
 enum { LAYERS = sizeof layers / sizeof *layers };
 
-/* Adapter WHOLE updates every layer, with ranks 1, 31 and 33; SMALL keys of one layer and the MLP of another; EMPTY
- * none. */
+enum { TYPES = 2 };
+static const struct {
+    const char *name;
+    int rows, rank;
+    double scale;
+} tables[] = {{"token_embd", TINY_VOCAB, 5, 0.5}, {"token_types", TYPES, 3, -0.75}};
+enum { TABLES = sizeof tables / sizeof *tables };
+
+/* Adapter WHOLE updates every layer, with ranks 1, 31 and 33, and the embeddings; SMALL keys of one layer and the MLP
+ * of another; EMPTY none. */
 static void add_adapters(tiny_file *file) {
     static const int ranks[] = {1, 31, 33};
     char layer[64];
@@ -29,6 +37,8 @@ static void add_adapters(tiny_file *file) {
         snprintf(layer, sizeof layer, "blk.%d.%s", i / LAYERS, layers[i % LAYERS].name);
         tiny_update(file, 1, layer, ranks[i % 3], layers[i % LAYERS].N, layers[i % LAYERS].K, i % 2 ? 0.5 : -0.25);
     }
+    for (int i = 0; i < TABLES; i++)
+        tiny_table_update(file, 1, tables[i].name, tables[i].rank, tables[i].rows, TINY_WIDTH, tables[i].scale);
     tiny_update(file, 2, "blk.1.attn_k", 8, TINY_WIDTH, TINY_WIDTH, 1);
     tiny_update(file, 2, "blk.0.ffn_up", 3, TINY_ENCODER_FFN, TINY_WIDTH, 1);
 }
@@ -177,9 +187,29 @@ static void merge_layer(tiny_file *file, int l, const char *layer, double scale)
         }
 }
 
-/* As add_adapters, and adds the update of each layer by WHOLE to the layer's weight. */
+/* Adds the update of an embedding by the first adapter to its table. */
+static void merge_table(tiny_file *file, const char *table, int rows, int rank, double scale) {
+    char name[96];
+    snprintf(name, sizeof name, "%s.weight", table);
+    float *w = values_of(file, name);
+    snprintf(name, sizeof name, "adapter.1.%s.lora_a", table);
+    const float *a = values_of(file, name);
+    snprintf(name, sizeof name, "adapter.1.%s.lora_b", table);
+    const float *b = values_of(file, name);
+    for (int row = 0; row < rows; row++)
+        for (int i = 0; i < TINY_WIDTH; i++) {
+            double sum = 0;
+            for (int r = 0; r < rank; r++)
+                sum += (double)a[row * rank + r] * (double)b[r * TINY_WIDTH + i];
+            w[row * TINY_WIDTH + i] = (float)((double)w[row * TINY_WIDTH + i] + scale * sum);
+        }
+}
+
+/* As add_adapters, and adds the update of each layer and embedding by WHOLE to its weight. */
 static void merge_adapter(tiny_file *file) {
     add_adapters(file);
+    for (int i = 0; i < TABLES; i++)
+        merge_table(file, tables[i].name, tables[i].rows, tables[i].rank, tables[i].scale);
     for (int i = 0; i < TINY_ENCODER_LAYERS * LAYERS; i++)
         merge_layer(file, i / LAYERS, layers[i % LAYERS].name, i % 2 ? 0.5 : -0.25);
 }
@@ -260,7 +290,7 @@ static void add_stray(tiny_file *file) {
 
 /* A tensor of an adapter that updates no layer of the encoder is refused, and the error names it. */
 MP_TEST(models_encoder_adapters_for_no_layer_are_refused) {
-    static const char *const names[] = {NULL, "blk.9.attn_q", "blk.0.attn_none", "token_embd"};
+    static const char *const names[] = {NULL, "blk.9.attn_q", "blk.0.attn_none", "position_embd"};
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
@@ -271,6 +301,132 @@ MP_TEST(models_encoder_adapters_for_no_layer_are_refused) {
         if (stray)
             MP_CHECK_HAS(error.message, stray);
     }
+}
+
+/* An embedding with one update only, so that the result shows it alone. */
+static int table_alone;
+
+static void add_table(tiny_file *file) {
+    const int i = table_alone;
+    tiny_ints(file->spec, "mpool.adapters", ids, 1);
+    tiny_table_update(file, 1, tables[i].name, tables[i].rank, tables[i].rows, TINY_WIDTH, tables[i].scale);
+}
+
+static void merge_one_table(tiny_file *file) {
+    const int i = table_alone;
+    add_table(file);
+    merge_table(file, tables[i].name, tables[i].rows, tables[i].rank, tables[i].scale);
+}
+
+MP_TEST(models_encoder_adapters_of_one_embedding) {
+    static texts all;
+    static float got[SOME * WIDTH], merged[SOME * WIDTH], plain[SOME * WIDTH];
+    make_texts(&all);
+    for (table_alone = 0; table_alone < TABLES; table_alone++) {
+        for (int i = 0; i < 2; i++) {
+            tiny_model tiny;
+            tiny_load(&tiny, tiny_encoder_spec_with(false, false, i ? merge_one_table : add_table), MP_COMPUTE_F32, 2);
+            for (int t = 0; t < SOME; t++) {
+                run_alone(&tiny, &all, t, i ? 0 : WHOLE, (i ? merged : got) + t * WIDTH);
+                if (i == 0)
+                    run_alone(&tiny, &all, t, 0, plain + t * WIDTH);
+            }
+            tiny_unload(&tiny);
+        }
+        double change = 0;
+        for (int i = 0; i < SOME * WIDTH; i++) {
+            MP_CHECK_NEAR(got[i], merged[i], 1e-4);
+            change += fabs((double)got[i] - (double)plain[i]);
+        }
+        MP_CHECK(change > 1);
+    }
+}
+
+/* Matrices of an embedding that do not fit: their sizes, and the place of a value that is not finite. */
+static struct {
+    const char *table;
+    int rows, rank, inner, n;
+    const char *infinite;
+} misfit;
+
+static void add_misfit(tiny_file *file) {
+    char name[96];
+    tiny_ints(file->spec, "mpool.adapters", ids, 1);
+    snprintf(name, sizeof name, "adapter.1.%s.lora_a", misfit.table);
+    tiny_matrix(file, name, misfit.rows, misfit.rank, 0.2f);
+    snprintf(name, sizeof name, "adapter.1.%s.lora_b", misfit.table);
+    tiny_matrix(file, name, misfit.inner, misfit.n, 0.2f);
+    snprintf(name, sizeof name, "adapter.1.%s.scale", misfit.table);
+    tiny_float(file->spec, name, 1);
+    if (misfit.infinite) {
+        snprintf(name, sizeof name, "adapter.1.%s.%s", misfit.table, misfit.infinite);
+        values_of(file, name)[1] = INFINITY;
+    }
+}
+
+MP_TEST(models_encoder_adapters_misfits_of_embeddings_are_refused) {
+    static const struct {
+        const char *table;
+        int rows, rank, inner, n;
+        const char *infinite;
+        mp_status status;
+    } cases[] = {
+        {"token_embd", TINY_VOCAB, TINY_WIDTH, TINY_WIDTH, TINY_WIDTH, NULL, MP_OK},
+        {"token_embd", TINY_VOCAB, TINY_WIDTH + 1, TINY_WIDTH + 1, TINY_WIDTH, NULL, MP_LIMIT},
+        {"token_embd", TINY_VOCAB - 1, 4, 4, TINY_WIDTH, NULL, MP_FORMAT},
+        {"token_embd", TINY_VOCAB + 1, 4, 4, TINY_WIDTH, NULL, MP_FORMAT},
+        {"token_embd", TINY_VOCAB, 4, 5, TINY_WIDTH, NULL, MP_FORMAT},
+        {"token_embd", TINY_VOCAB, 4, 4, TINY_WIDTH - 1, NULL, MP_FORMAT},
+        {"token_embd", TINY_VOCAB, 4, 4, TINY_WIDTH, "lora_a", MP_FORMAT},
+        {"token_embd", TINY_VOCAB, 4, 4, TINY_WIDTH, "lora_b", MP_FORMAT},
+        {"token_types", TYPES, 4, 4, TINY_WIDTH, NULL, MP_OK},
+        {"token_types", TYPES + 1, 4, 4, TINY_WIDTH, NULL, MP_FORMAT},
+        {"token_types", TYPES - 1, 4, 4, TINY_WIDTH, NULL, MP_FORMAT},
+        {"token_types", TYPES, 4, 4, TINY_WIDTH, "lora_b", MP_FORMAT},
+    };
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        misfit.table = cases[i].table;
+        misfit.rows = cases[i].rows;
+        misfit.rank = cases[i].rank;
+        misfit.inner = cases[i].inner;
+        misfit.n = cases[i].n;
+        misfit.infinite = cases[i].infinite;
+        mp_spec *spec = tiny_encoder_spec_with(false, false, add_misfit);
+        MP_CHECK_STATUS(load_only(spec, MP_COMPUTE_F32, &error), cases[i].status, &error);
+        if (cases[i].status != MP_OK)
+            MP_CHECK_HAS(error.message, "lora_");
+    }
+}
+
+/* With each allocation failing in turn, a request with an adapter either fails or returns the same vectors, and nothing
+ * leaks. */
+static mp_status make_adapted(mp_request **call, mp_error *error) {
+    const int32_t tokens[6] = {9, 10, 11, 20, 21, 22};
+    const int64_t offsets[3] = {0, 3, 6};
+    mp_embedding_request *made;
+    MP_TRY(make_embedding_request(2, tokens, offsets, NULL, &made, error));
+    made->adapter = WHOLE;
+    *call = &made->base;
+    return MP_OK;
+}
+
+static void compare_adapted(const mp_request *first, const mp_request *second) {
+    const float *a = ((const mp_embedding_request *)first)->vectors,
+                *b = ((const mp_embedding_request *)second)->vectors;
+    MP_CHECK(memcmp(a, b, 2 * WIDTH * sizeof(float)) == 0);
+}
+
+MP_TEST_SECONDS(models_encoder_adapters_allocation_sweep, 120) {
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    tiny_life life = {.spec = tiny_encoder_spec_with(false, false, add_adapters), .compute = MP_COMPUTE_F32,
+                      .make = make_adapted, .compare = compare_adapted};
+    mp_test_alloc_sweep(tiny_live, &life);
+    mp_spec_unpin(life.spec);
 }
 
 MP_TEST(models_encoder_adapters_unknown_ids_are_refused) {

@@ -117,7 +117,7 @@ static bool embed(mp_diff_thread *l, const mp_diff_text *text) {
     int64_t from, to;
     mp_team_split(l->thread, text->T, 1, &from, &to);
     for (int64_t t = from; t < to; t++)
-        mp_embedding_row(&e->embedding, text->ids[t], (int32_t)t, 0, (float *)l->own, text->x + t * e->hidden);
+        mp_embedding_row(&e->embedding, text->ids[t], (int32_t)t, 0, 0, (float *)l->own, text->x + t * e->hidden);
     return mp_diff_barrier(l);
 }
 

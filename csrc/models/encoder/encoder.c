@@ -120,8 +120,8 @@ static void embed(const pass *p, int longest) {
             int64_t row = p->texts[t].row + i;
             if (row >= p->row0 && row < p->row1)
                 mp_embedding_row(&model->embedding, p->texts[t].ids[i], i,
-                                 i >= p->texts[t].second ? model->token_types - 1 : 0, p->thread_scratch,
-                                 rows + row * n);
+                                 i >= p->texts[t].second ? model->token_types - 1 : 0, p->texts[t].adapter,
+                                 p->thread_scratch, rows + row * n);
         }
     for (int i = 0; i < 2; i++) {
         const mp_rope *rope = &model->rope[i];

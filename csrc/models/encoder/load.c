@@ -178,11 +178,11 @@ static mp_status read_norm(const mp_encoder *model, mp_builder *builder, mp_norm
     return mp_norm_read(norm, builder, name, like, MP_NORM_BIAS_IF_THERE, (float)offset, error);
 }
 
-static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_error *error) {
+static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_budget *budget, mp_error *error) {
     const mp_weights *weights = model->weights;
     mp_embedding *embedding = &model->embedding;
     const int32_t n = embedding->n;
-    int64_t any[2] = {-1, n}, positions[2] = {model->context, n};
+    int64_t any[2] = {-1, n}, positions[2] = {model->context, n}, type_rows = 0;
     MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &embedding->tokens, error));
     if (embedding->tokens.shape[0] > MAX_VOCAB)
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(weights)), -1, "token_embd.weight",
@@ -207,7 +207,10 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
         for (int32_t t = 0; t < model->token_types; t++)
             mp_dequantize_row(types.dtype, mp_tensor_row(&types, t), n, embedding->types + (int64_t)t * n);
         builder->parameters += mp_tensor_items(&types);
+        type_rows = types.shape[0];
     }
+    MP_TRY(mp_adapters_add_embedding(&model->adapters, weights, embedding, type_rows, model->token_types, budget,
+                                     &model->charged, error));
     const bool post_norm = model->flags & MP_ENCODER_POST_NORM;
     const bool after = mp_weights_has(weights, "token_embd_proj_norm.weight");
     MP_TRY(read_norm(model, builder, &embedding->norm, "token_embd_norm", n, post_norm && !after, error));
@@ -374,6 +377,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
     model->flags = args->flags;
+    model->budget = args->budget;
     model->token_types = 1;
     MP_TRY_GOTO(read_hyper(model, args->spec, error));
     MP_TRY_GOTO(mp_adapters_open(&model->adapters, args->spec, error));
@@ -387,7 +391,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     if (model->experts > 0)
         MP_TRY_GOTO(mp_experts_keep(&builder, args->budget, &model->packed_experts, &model->expert_reads,
                                     error));
-    MP_TRY_GOTO(read_embeddings(model, &builder, error));
+    MP_TRY_GOTO(read_embeddings(model, &builder, args->budget, error));
     model->layers = mp_alloc_array((size_t)model->layer_count, sizeof *model->layers, MP_TAG_WEIGHTS);
     if (!model->layers) {
         status = mp_fail_memory(error, (uint64_t)model->layer_count * sizeof *model->layers, "the layers");
@@ -409,8 +413,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(mp_sparse_head_init(&model->sparse_head, &builder, model->hidden, model->vocab, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
-    model->charged = builder.charged;
-    model->budget = args->budget;
+    model->charged += builder.charged;
     model->stored = builder.stored;
     builder.slab = NULL;
     builder.stored = NULL;

@@ -40,6 +40,11 @@ void mp_adapters_deinit(mp_adapters *adapters) {
         next = at->next;
         mp_free(at);
     }
+    for (int i = 0; adapters->embeddings && i < adapters->count; i++) {
+        mp_free(adapters->embeddings[i].matrix);
+        mp_free(adapters->embeddings[i].types);
+    }
+    mp_free(adapters->embeddings);
     mp_free(adapters->added);
     *adapters = (mp_adapters){0};
 }
@@ -143,6 +148,128 @@ mp_status mp_adapters_add(mp_adapters *adapters, mp_builder *builder, mp_linear 
     return MP_OK;
 }
 
+/* ---- embeddings -------------------------------------------------------------------------------------------------- */
+
+static const char token_table[] = "token_embd", type_table[] = "token_types";
+
+/* Allocates floats of the model, which `budget` is charged for. */
+static mp_status take_floats(mp_budget *budget, uint64_t *charged, int64_t rows, int32_t n, float **out,
+                             mp_error *error) {
+    const uint64_t bytes = (uint64_t)rows * (uint64_t)n * sizeof(float);
+    if (!mp_budget_take(budget, bytes))
+        return mp_fail_memory(error, bytes, "the adapters of an embedding");
+    *charged += bytes;
+    *out = mp_alloc((size_t)bytes, MP_TAG_WEIGHTS);
+    return *out ? MP_OK : mp_fail_memory(error, bytes, "the adapters of an embedding");
+}
+
+static mp_status check_finite(const mp_spec *spec, const mp_tensor *tensor, const char *name, float *row,
+                              mp_error *error) {
+    for (int64_t r = 0; r < tensor->shape[0]; r++) {
+        mp_dequantize_row(tensor->dtype, mp_tensor_row(tensor, r), tensor->shape[1], row);
+        if (!mp_kernels_get()->all_finite(row, tensor->shape[1]))
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, name, "finite values",
+                                "a value in row %lld that is not finite", (long long)r);
+    }
+    return MP_OK;
+}
+
+typedef struct table_update { /* the matrices of a table's update, and their factor */
+    mp_tensor a, b;
+    float scale;
+} table_update;
+
+/* Reads the update of `table` by the adapter at `index`. Leaves a.data NULL if it has none. row: n floats. */
+static mp_status read_table(mp_adapters *adapters, const mp_weights *weights, const char *table, int index,
+                            int64_t rows, int32_t n, float *row, table_update *out, mp_error *error) {
+    const mp_spec *spec = mp_weights_spec(weights);
+    const int64_t any[2] = {rows, -1};
+    char a[64], b[64], factor[64];
+    double scale;
+    snprintf(a, sizeof a, MP_ADAPTER_PREFIX "%d.%s.lora_a", index + 1, table);
+    snprintf(b, sizeof b, MP_ADAPTER_PREFIX "%d.%s.lora_b", index + 1, table);
+    snprintf(factor, sizeof factor, MP_ADAPTER_PREFIX "%d.%s.scale", index + 1, table);
+    *out = (table_update){0};
+    if (!mp_weights_has(weights, a) && !mp_weights_has(weights, b))
+        return MP_OK;
+    MP_TRY(mp_weights_get(weights, a, 2, any, &out->a, error));
+    const int64_t shape[2] = {out->a.shape[1], n};
+    if (shape[0] > n || shape[0] > MP_ADAPTER_MOST_RANK)
+        return mp_fail(error, MP_LIMIT, "tensor %s has the rank %lld, mpool supports at most %d", a,
+                       (long long)shape[0], n < MP_ADAPTER_MOST_RANK ? n : MP_ADAPTER_MOST_RANK);
+    MP_TRY(mp_weights_get(weights, b, 2, shape, &out->b, error));
+    MP_TRY(mp_spec_float(spec, factor, -1e6, 1e6, NULL, &scale, error));
+    out->scale = (float)scale;
+    MP_TRY(check_finite(spec, &out->a, a, row, error));
+    MP_TRY(check_finite(spec, &out->b, b, row, error));
+    mark_added(adapters, spec, a);
+    mark_added(adapters, spec, b);
+    return MP_OK;
+}
+
+static void scale_rows(const table_update *from, int32_t n, float *out) {
+    for (int64_t r = 0; r < from->b.shape[0]; r++) {
+        float *row = out + r * n;
+        mp_dequantize_row(from->b.dtype, mp_tensor_row(&from->b, r), n, row);
+        for (int32_t i = 0; i < n; i++)
+            row[i] *= from->scale;
+    }
+}
+
+/* Multiply A and B of the token types. left, row: n floats each. */
+static void multiply_types(const table_update *from, int32_t types, int32_t n, float *left, float *row, float *out) {
+    memset(out, 0, (size_t)types * (size_t)n * sizeof(float));
+    for (int32_t t = 0; t < types; t++) {
+        mp_dequantize_row(from->a.dtype, mp_tensor_row(&from->a, t), from->a.shape[1], left);
+        for (int64_t r = 0; r < from->b.shape[0]; r++) {
+            mp_dequantize_row(from->b.dtype, mp_tensor_row(&from->b, r), n, row);
+            for (int32_t i = 0; i < n; i++)
+                out[(int64_t)t * n + i] += left[r] * (from->scale * row[i]);
+        }
+    }
+}
+
+mp_status mp_adapters_add_embedding(mp_adapters *adapters, const mp_weights *weights, mp_embedding *embedding,
+                                    int64_t types, int32_t used, mp_budget *budget, uint64_t *charged,
+                                    mp_error *error) {
+    const int32_t n = embedding->n;
+    table_update found;
+    mp_status status = MP_OK;
+    if (adapters->count == 0)
+        return MP_OK;
+    float *scratch = mp_alloc(2 * (size_t)n * sizeof(float), MP_TAG_MISC);
+    adapters->embeddings = mp_alloc_zeroed((size_t)adapters->count * sizeof *adapters->embeddings, MP_TAG_WEIGHTS);
+    if (!scratch || !adapters->embeddings) {
+        status = mp_fail_memory(error, (uint64_t)adapters->count * sizeof *adapters->embeddings,
+                                "the adapters of an embedding");
+        goto cleanup;
+    }
+    for (int i = 0; i < adapters->count; i++) {
+        mp_embedding_update *update = &adapters->embeddings[i];
+        MP_TRY_GOTO(read_table(adapters, weights, token_table, i, embedding->tokens.shape[0], n, scratch, &found,
+                               error));
+        if (found.a.data) {
+            update->rank = (int32_t)found.a.shape[1];
+            MP_TRY_GOTO(take_floats(budget, charged, update->rank, n, &update->matrix, error));
+            scale_rows(&found, n, update->matrix);
+            update->tokens = found.a;
+        }
+        if (types == 0)
+            continue;
+        MP_TRY_GOTO(read_table(adapters, weights, type_table, i, types, n, scratch, &found, error));
+        if (found.a.data) {
+            MP_TRY_GOTO(take_floats(budget, charged, used, n, &update->types, error));
+            multiply_types(&found, used, n, scratch, scratch + n, update->types);
+        }
+    }
+    embedding->updates = adapters->embeddings;
+cleanup:
+    mp_free(scratch);
+    return status;
+}
+
+/* ---- checks ------------------------------------------------------------------------------------------------------ */
+
 static bool is_of_adapter(const char *name) {
     return strncmp(name, MP_ADAPTER_PREFIX, sizeof MP_ADAPTER_PREFIX - 1) == 0;
 }
@@ -160,6 +287,9 @@ mp_status mp_adapters_check(const mp_adapters *adapters, const mp_spec *spec, mp
 uint64_t mp_adapter_footprint(const mp_tensor_entry *entry) {
     if (!is_of_adapter(entry->name) || entry->ndim != 2 || entry->shape[0] < 1 || entry->shape[0] > INT32_MAX ||
         entry->shape[1] < 1 || entry->shape[1] > INT32_MAX)
+        return 0;
+    const char *layer = strchr(entry->name + sizeof MP_ADAPTER_PREFIX - 1, '.');
+    if (layer && strcmp(layer, ".token_embd.lora_a") == 0)
         return 0;
     mp_wmat w;
     mp_wmat_init(&w, MP_W_F32, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);

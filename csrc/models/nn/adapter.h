@@ -10,10 +10,15 @@
  * index i are the tensors adapter.<i + 1>.<layer>.lora_a and .lora_b, where <layer> is the name of the adapted weight
  * without ".weight". The key adapter.<i + 1>.<layer>.scale is the factor. The key adapter.<i + 1>.<layer>.heads is 0 or
  * absent, or the rows of B belong to this many heads and the model has them in another order. If it is positive, the
- * halves of a head follow one another in B and are interleaved in the model; if negative, the opposite. */
+ * halves of a head follow one another in B and are interleaved in the model; if negative, the opposite.
+ *
+ * <layer> may also be token_embd or token_types. The matrices of an embedding are A [rows of the table, rank] and
+ * B [rank, n]: the row of A times B is added to the row of the table. A of the tokens is read from the mapped file,
+ * like the table. */
 #ifndef MP_MODELS_NN_ADAPTER_H
 #define MP_MODELS_NN_ADAPTER_H
 
+#include "models/nn/embedding.h"
 #include "models/nn/linear.h"
 #include "models/nn/row_context.h"
 
@@ -34,6 +39,7 @@ typedef struct mp_adapters { /* the adapters of a model */
     bool *added;        /* by index of a tensor of the spec: the matrix was added; NULL without adapters */
     mp_low_rank *updates;
     struct mp_updates *tables;
+    mp_embedding_update *embeddings; /* [count], or NULL: no adapter updates the embeddings */
 } mp_adapters;
 
 /* Reads the list of adapters. FORMAT for an id that occurs twice. Call mp_adapters_deinit also after a failure. */
@@ -45,9 +51,16 @@ int mp_adapters_find(const mp_adapters *adapters, int64_t id);
  * FORMAT names a matrix whose shape does not fit, or that holds a value which is not finite. */
 mp_status mp_adapters_add(mp_adapters *adapters, mp_builder *builder, mp_linear *linear, const char *name,
                           mp_error *error);
+/* Adds the updates of `embedding`, whose tables are token_embd.weight and, with `types` rows, token_types.weight.
+ * types 0: there is no such table. used: rows of it that are used. Charges `budget` and adds the bytes to `charged`.
+ * FORMAT as for mp_adapters_add; LIMIT for a rank above n. */
+mp_status mp_adapters_add_embedding(mp_adapters *adapters, const mp_weights *weights, mp_embedding *embedding,
+                                    int64_t types, int32_t used, mp_budget *budget, uint64_t *charged,
+                                    mp_error *error);
 /* Call after the last layer. UNSUPPORTED names a matrix of an adapter that was not added. */
 mp_status mp_adapters_check(const mp_adapters *adapters, const mp_spec *spec, mp_error *error);
-/* Returns the bytes that the matrix `entry` of an adapter takes when it is packed; 0 for every other tensor. */
+/* Returns the bytes that the matrix `entry` of an adapter takes when it is loaded; 0 for every other tensor, and for
+ * matrices that stay in the mapped file. */
 uint64_t mp_adapter_footprint(const mp_tensor_entry *entry);
 
 /* As mp_row_linear, for a layer with updates and rows with adapters. Ends WITHOUT a barrier; a barrier must follow

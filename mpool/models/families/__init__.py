@@ -13,6 +13,8 @@ from . import (
     granite,
     gte,
     jina,
+    jina_v3,
+    jina_v5,
     llama,
     modernbert,
     mpnet,
@@ -21,12 +23,13 @@ from . import (
     qwen_moe,
     smollm,
 )
-from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
+from .rows import Architecture, Config, Head, HeadLayer, TaskAdapters, Tensor, layer
 
 #: Every row, in the order in which lists show them to users.
 ROWS: tuple[Architecture, ...] = (*bert.ROWS, *bert_variants.ROWS, *nomic.ROWS, *mpnet.ROWS, *deberta.ROWS,
-                                  *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *embedders.ROWS, *llama.ROWS,
+                                  *modernbert.ROWS, *gte.ROWS, *jina.ROWS, *jina_v3.ROWS, *jina_v5.ROWS,
+                                  *embedders.ROWS, *llama.ROWS,
                                   *qwen_moe.ROWS, *gpt_oss.ROWS, *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS,
                                   *gemma.ROWS)
 
-__all__ = ["ROWS", "Architecture", "Config", "Head", "HeadLayer", "Tensor", "layer"]
+__all__ = ["ROWS", "Architecture", "Config", "Head", "HeadLayer", "TaskAdapters", "Tensor", "layer"]

@@ -73,6 +73,27 @@ def _each(names: str, kind: str, before: str = "") -> str:
     return "|".join(f"{before}{name}.{kind}{mark}{part}" for name, mark, part in whole)
 
 
+@dataclass(frozen=True)
+class TaskAdapters:
+    """The low-rank adapters that a model has for its tasks.
+
+    Attributes:
+        names: names of the tasks, which are those of the adapters.
+        instructions: prompts by task, of models whose configuration has them.
+        by_task: ``query`` and ``document``, the values of the option ``task`` -> task of the model.
+        default: task of requests that name none; empty: such requests are computed without an adapter.
+        rank, scale: rank and factor of the adapters, if the model's files have tensors with one slice per task; rank 0:
+            each adapter is a folder of PEFT, ``adapters/<task>``.
+    """
+
+    names: tuple[str, ...]
+    instructions: dict[str, str]
+    by_task: dict[str, str]
+    default: str = ""
+    rank: int = 0
+    scale: float = 1.0
+
+
 @dataclass
 class Config:
     """Contents of a config.json.
@@ -84,6 +105,10 @@ class Config:
         sizes: further sizes, by letters of tensor shapes and by names in the conditions of tensors.
         exclude_prompt: True if pooling excludes the tokens of the prompt.
         append_eos: True if the end-of-text token is appended to every text, even if the tokenizer does not append it.
+        adapters: adapters that the model has for its tasks; None: it has none.
+        module: the model may be published with its own Transformer module for sentence-transformers, which mpool
+            reimplements (:data:`mpool.models.layout.OWN_MODULE`). None: no; ``""``: it is followed by
+            a Pooling module; otherwise, the pooling that it computes itself, followed by a normalisation.
     """
 
     kv: dict[str, Value]
@@ -92,6 +117,8 @@ class Config:
     sizes: dict[str, int] = field(default_factory=dict)
     exclude_prompt: bool = False
     append_eos: bool = False
+    adapters: TaskAdapters | None = None
+    module: str | None = None
 
 
 @dataclass(frozen=True)

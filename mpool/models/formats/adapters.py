@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
 from ...errors import FileError, FormatError, LimitError, Unsupported
-from ..families import ROWS, Architecture
+from ..families import ROWS, Architecture, TaskAdapters
 from ..fields import Fields, describe
 from ..files import Folder, collect_stamps, refuse_pickle
 from ..json_strict import shorten
@@ -99,6 +99,45 @@ def read_adapter(path: str | os.PathLike[str], base: ModelDescription) -> Adapte
     return replace(found, stamps=stamps)
 
 
+def read_folder(folder: Folder, base: ModelDescription) -> Adapter:
+    """Read an adapter in a folder of PEFT that belongs to the model's files. Raises the errors of :func:`read_adapter`.
+    """
+    return _read_peft(folder, _rows_of(base), base)
+
+
+def updates_of(paths: Sequence[str], found: Mapping[str, dict[str, TensorEntry]], base: ModelDescription,
+               tasks: TaskAdapters) -> tuple[LowRank, ...]:
+    """Return the updates of an adapter whose matrices are in the model's files.
+
+    Args:
+        paths: paths of these files.
+        found: matrices ``a`` and ``b`` by the name of the module in transformers.
+        base: the model.
+        tasks: rank and factor of the adapter.
+
+    Raises:
+        FormatError, LimitError, Unsupported: as for :func:`read_adapter`.
+    """
+    rows = _rows_of(base)
+    modules = _modules(rows, base, False)
+    entries: dict[str, dict[str, TensorEntry]] = {}
+    for name, sides in found.items():
+        module = _without_prefix(name, rows, modules)
+        if module not in modules:
+            _unknown(paths[0], name, modules)
+        entries[module] = sides
+    _checked_scale(paths[0], "lora_alpha", tasks.scale * tasks.rank, tasks.scale)
+    updates: list[LowRank] = []
+    taken: dict[str, str] = {}
+    for module, pair in pairs_of(paths, entries):
+        if pair.a.shape[0] != tasks.rank:
+            raise FormatError(file=paths[pair.a.file], offset=pair.a.offset, field=f"rank of {shorten(pair.a.name)}",
+                              got=pair.a.shape[0], allowed=f"{tasks.rank}, the lora_rank of config.json")
+        updates += _once(paths[0], taken, module,
+                         _split(paths[pair.a.file], pair, modules[module], tasks.scale, {}))
+    return tuple(updates)
+
+
 def supported_modules(base: ModelDescription) -> tuple[str, ...]:
     """Return the last parts of the names of the modules that adapters of PEFT can update; empty: the model cannot have
     adapters."""
@@ -167,16 +206,24 @@ def _unknown(path: str, module: str, modules: Mapping[str, object]) -> NoReturn:
 
 # ---- matrices ------------------------------------------------------------------------------------------------------
 
-def _pairs(path: str, entries: Mapping[str, dict[str, TensorEntry]]) -> Iterator[tuple[str, _Pair]]:
-    """Yield the matrices of each module, after checking their dtypes, shapes and ranks."""
+def pairs_of(paths: Sequence[str], entries: Mapping[str, dict[str, TensorEntry]],
+             across: bool = False) -> Iterator[tuple[str, _Pair]]:
+    """Yield the matrices of each module, after checking their dtypes, shapes and ranks.
+
+    Args:
+        paths: paths of the files.
+        entries: matrices ``a`` and ``b`` by module.
+        across: True for embeddings: the rank is the second dimension of ``a`` and the first one of ``b``.
+    """
     if not entries:
-        raise FormatError(file=path, field="tensors", got="no matrix of an adapter", allowed="matrices A and B")
+        raise FormatError(file=paths[0], field="tensors", got="no matrix of an adapter", allowed="matrices A and B")
     for module, sides in entries.items():
         for side in "ab":
             if side not in sides:
-                raise FormatError(file=path, field=shorten(module), got=f"no matrix {side.upper()}",
+                raise FormatError(file=paths[0], field=shorten(module), got=f"no matrix {side.upper()}",
                                   allowed="two matrices, A and B")
             entry = sides[side]
+            path = paths[entry.file]
             if entry.dtype not in WEIGHT_DTYPES:
                 raise Unsupported(f"{path}: tensor {shorten(entry.name)} has dtype {entry.dtype}; mpool supports "
                                   f"adapters of {', '.join(sorted(WEIGHT_DTYPES))}")
@@ -184,11 +231,14 @@ def _pairs(path: str, entries: Mapping[str, dict[str, TensorEntry]]) -> Iterator
                 raise FormatError(file=path, offset=entry.offset, field=f"shape of {shorten(entry.name)}",
                                   got=list(entry.shape), allowed="two positive sizes")
         a, b = sides["a"], sides["b"]
-        if a.shape[0] > MAX_RANK:
-            raise LimitError(f"{path}: {shorten(a.name)} has the rank {a.shape[0]}, mpool supports at most {MAX_RANK}")
-        if a.shape[0] != b.shape[1]:
-            raise FormatError(file=path, offset=b.offset, field=f"shape of {shorten(b.name)}", got=list(b.shape),
-                              allowed=f"[*, {a.shape[0]}], the rank of {shorten(a.name)}")
+        rank, other = a.shape[across], b.shape[not across]
+        if rank > MAX_RANK:
+            raise LimitError(f"{paths[a.file]}: {shorten(a.name)} has the rank {rank}, mpool supports at most "
+                             f"{MAX_RANK}")
+        if rank != other:
+            raise FormatError(file=paths[b.file], offset=b.offset, field=f"shape of {shorten(b.name)}",
+                              got=list(b.shape), allowed=f"[{rank}, *]" if across else
+                              f"[*, {rank}], the rank of {shorten(a.name)}")
         yield module, _Pair(a, b)
 
 
@@ -292,7 +342,7 @@ def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescript
     stabilised, heads = config.bool("use_rslora", False), _reordered_heads(base, False)
     updates: list[LowRank] = []
     taken: dict[str, str] = {}
-    for module, pair in _pairs(path, entries):
+    for module, pair in pairs_of((path,), entries):
         actual = pair.a.shape[0]
         table, key = ranks.find(names[module]) or (config, "r")
         rank = table.int(key, low=1, high=1 << 30)
@@ -420,7 +470,7 @@ def _read_gguf_adapter(path: str, rows: Sequence[Architecture], base: ModelDescr
     updates: list[LowRank] = []
     taken: dict[str, str] = {}
     heads = _reordered_heads(base, True)
-    for module, pair in _pairs(path, entries):
+    for module, pair in pairs_of((path,), entries):
         scale = _checked_scale(path, "adapter.lora.alpha", alpha, alpha / pair.a.shape[0])
         updates += _once(path, taken, module, _split(path, pair, modules[module], scale, heads))
     return Adapter(tuple(os.path.abspath(file) for file in files), tuple(updates))

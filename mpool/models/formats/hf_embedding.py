@@ -21,14 +21,12 @@ from ..families import Architecture
 from ..fields import Fields, describe
 from ..files import Folder
 from ..json_strict import shorten
-from ..layout import MODEL_CONFIG, MODULES_NAME, TRANSFORMER_CONFIGS
+from ..layout import MODEL_CONFIG, MODULES_NAME, STANFORD_METADATA, TRANSFORMER_CONFIGS
 from ..spec import EmbeddingSettings, StoredVector, TensorEntry, TokenVectorSettings, Value
 from . import safetensors_header, sentence_folder
 
 #: Files of BGE-M3's heads beside the model, without their suffix.
 COLBERT_LINEAR, SPARSE_LINEAR = "colbert_linear", "sparse_linear"
-#: Settings of Stanford's ColBERT.
-STANFORD_METADATA = "artifact.metadata"
 _MAX_LENGTH = 1 << 20
 #: Tokens of a document if a folder of PyLate or Stanford's ColBERT has no limit, as in PyLate.
 _DOCUMENT_LENGTH = 180

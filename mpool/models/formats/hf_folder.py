@@ -27,6 +27,7 @@ from . import (
     scoring,
     sentence_folder,
     static_folder,
+    task_adapters,
     vision_folder,
 )
 from .hf_parts import (
@@ -152,7 +153,7 @@ def _describe(folder: Folder, key: str, ref: str) -> ModelDescription:
         embedding, lower_case = hf_embedding.read(special, row, config, entries, entry_paths, size, kv, heads,
                                                   tokenizer_config.values)
     elif row.capability == "text_embedding":
-        found = sentence_folder.read_modules(folder, size["D"])
+        found = sentence_folder.read_modules(folder, size["D"], read.module)
         kv |= found.kv
         lower_case = found.do_lower_case
         for entry, file in found.dense:
@@ -172,12 +173,13 @@ def _describe(folder: Folder, key: str, ref: str) -> ModelDescription:
     else:
         generation_settings = generation(encoder, config, tokenizer_config, size)
         end_ids = generation_settings.eog_token_ids
-    return ModelDescription(
+    described = ModelDescription(
         key=key, ref=ref, capability=row.capability,
         spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors), variant=next(iter(row.in_config), ""),
                        inner=size.get("inner", 1)),
         tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, end_ids, read.append_eos),
         chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=generation_settings)
+    return task_adapters.add_task_adapters(described, read.adapters, encoder, entries)
 
 
 def _biases(row: Architecture, size: dict[str, int]) -> frozenset[str]:

@@ -21,7 +21,7 @@ from ..families.reading import MAX_WIDTH
 from ..fields import Fields, describe
 from ..files import Folder, refuse_pickle
 from ..json_strict import shorten
-from ..layout import MODEL_CONFIG, MODULES_NAME, TRANSFORMER_CONFIGS, other_sizes
+from ..layout import MODEL_CONFIG, MODULES_NAME, OWN_MODULE, TRANSFORMER_CONFIGS, other_sizes
 from ..spec import TensorEntry, Value
 from . import safetensors_header
 
@@ -62,6 +62,9 @@ def _class_kinds() -> dict[str, str]:
 CLASSES: dict[str, str] = _class_kinds()
 #: Beginnings of the class names of modules, in files of sentence-transformers and of PyLate.
 _PACKAGES = ("sentence_transformers.", "pylate.models.")
+CLASSES[OWN_MODULE] = "Transformer"
+#: Arguments that a module of the class OWN_MODULE takes from a request.
+_OWN_ARGUMENTS = ("task", "truncate_dim")
 #: Kinds of modules that mpool supports.
 SUPPORTED = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
 
@@ -147,12 +150,14 @@ class ModuleSettings:
 
 @dataclass(frozen=True)
 class _Module:
-    """A module of ``modules.json``; ``at`` is the name of its type field, for messages, ``path`` the stored path."""
+    """A module of ``modules.json``; ``at`` is the name of its type field, for messages, ``path`` the stored path.
+    ``own``: the class is OWN_MODULE."""
 
     kind: str
     folder: Folder
     at: str
     path: str
+    own: bool = False
 
 
 def cross_encoder_modules(folder: Folder) -> list[Folder]:
@@ -204,7 +209,8 @@ def _list_modules(folder: Folder, ordered: bool = True, supported: tuple[str, ..
                      "mpool never imports a class on behalf of a model file")
         if kind not in supported:
             raise Unsupported(f"{path}: [{i}].type is {name}; mpool supports " + ", ".join(supported))
-        if row.get("kwargs"):
+        arguments = row.list("kwargs", [], of=str, limit=MAX_MODULES) if name == OWN_MODULE else []
+        if row.get("kwargs") and not (arguments and set(arguments) <= set(_OWN_ARGUMENTS)):
             row.fail("kwargs", describe(row.get("kwargs")), "none")
         sub = folder.sub(row.str("path", ""), declared_in=path, field=row.name("path"))
         # Dropout and Normalize may have no folder or use the model's own. They read no file, so no cycle is possible.
@@ -214,8 +220,8 @@ def _list_modules(folder: Folder, ordered: bool = True, supported: tuple[str, ..
             seen[sub.real] = i
             if kind != "Transformer" and (folder.real + "/").startswith(sub.real.rstrip("/") + "/"):
                 row.fail("path", f"{row.get('path')!r}, a cycle back to the model's own folder", "a folder of its own")
-        modules.append(_Module(kind, sub, row.name("type"), row.str("path", "")))
-    if ordered:
+        modules.append(_Module(kind, sub, row.name("type"), row.str("path", ""), name == OWN_MODULE))
+    if ordered and not (len(modules) == 1 and modules[0].own):
         _check_order(modules, path)
     return modules
 
@@ -437,13 +443,14 @@ def encoder_folder(folder: Folder) -> Folder:
     return _list_modules(folder)[0].folder
 
 
-def read_modules(folder: Folder, hidden: int) -> ModuleSettings:
+def read_modules(folder: Folder, hidden: int, own: str | None = None) -> ModuleSettings:
     """Read the modules around the encoder of an embedding model.
 
     Args:
         folder: the model folder. Without ``modules.json`` the model uses mean pooling and no normalisation, as in
             sentence-transformers.
         hidden: hidden size of the encoder.
+        own: :attr:`mpool.models.families.Config.module` of the model.
 
     Raises:
         FormatError: a class or key is unknown, a path is outside the folder, two modules use one folder, the modules
@@ -452,6 +459,8 @@ def read_modules(folder: Folder, hidden: int) -> ModuleSettings:
         Unsupported: mpool does not support a module or an option.
     """
     if not folder.has(MODULES_NAME):
+        if own:
+            return _pooled_by_own_module(ModuleSettings(transformer=folder), own, hidden)
         log.info("%s has no %s: mpool uses mean pooling and no normalisation, as sentence-transformers does",
                  folder.path, MODULES_NAME)
         settings = ModuleSettings(transformer=folder)
@@ -459,9 +468,12 @@ def read_modules(folder: Folder, hidden: int) -> ModuleSettings:
         modules: list[_Module] = []
     else:
         modules = _list_modules(folder)
+        _check_own_module(folder, modules, own)
         settings = ModuleSettings(transformer=modules[0].folder)
         _read_transformer(modules[0].folder, settings)
         read_model_config(folder, settings)
+        if own:
+            return _pooled_by_own_module(settings, own, hidden)
         size = hidden
     dense = 0
     for module in modules:
@@ -486,6 +498,25 @@ def read_modules(folder: Folder, hidden: int) -> ModuleSettings:
     settings.kv["mpool.pooling"] = list(settings.pooling)
     settings.kv["mpool.normalize"] = settings.normalize
     settings.kv["mpool.dense_count"] = dense
+    return settings
+
+
+def _check_own_module(folder: Folder, modules: list[_Module], own: str | None) -> None:
+    """Raise FormatError unless the modules are those of the model's family; ``own`` as for :func:`read_modules`."""
+    path = folder.shown(MODULES_NAME)
+    if modules[0].own and own is None:
+        raise FormatError(file=path, field=modules[0].at, got=OWN_MODULE,
+                          allowed="a module of sentence-transformers: " + ", ".join(SUPPORTED),
+                          hint="mpool never imports a class on behalf of a model file")
+    if own is not None and (len(modules) == 1) != bool(own) or own and not modules[0].own:
+        raise FormatError(file=path, field="JSON", got=", ".join(module.kind for module in modules),
+                          allowed=f"one module, {OWN_MODULE}" if own else "Transformer, Pooling, optionally Normalize")
+
+
+def _pooled_by_own_module(settings: ModuleSettings, pooling: str, hidden: int) -> ModuleSettings:
+    """Complete the settings of a model whose Transformer module itself pools and normalises."""
+    settings.pooling, settings.normalize, settings.output_size = (pooling,), True, hidden
+    settings.kv |= {"mpool.pooling": [pooling], "mpool.normalize": True, "mpool.dense_count": 0}
     return settings
 
 

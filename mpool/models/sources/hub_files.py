@@ -15,9 +15,12 @@ from ..layout import (
     INDEX_NAME,
     MODEL_CONFIG,
     MODULES_NAME,
+    OWN_ADAPTERS_FOLDER,
+    OWN_MODULE,
     ROUTER_CONFIGS,
     SINGLE_NAME,
     SPLIT,
+    STANFORD_METADATA,
     TRANSFORMER_CONFIGS,
     gguf_models,
     other_sizes,
@@ -29,7 +32,7 @@ from ..references import HubRef
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
-               *TRANSFORMER_CONFIGS)
+               STANFORD_METADATA, *TRANSFORMER_CONFIGS)
 #: Index of a diffusers folder.
 PIPELINE_NAME = "model_index.json"
 #: Quantisations to use if the reference names none, in order of preference, as in llama-server
@@ -143,6 +146,10 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
             below = _under(folder, path) if path else folder
             if i == 0:
                 encoder = below
+                if isinstance(module, dict) and module.get("type") == OWN_MODULE:
+                    inside = re.compile(re.escape(_under(encoder, OWN_ADAPTERS_FOLDER + "/")) + r"[^/]+/(.+)")
+                    chosen += [name for name in names if (match := inside.fullmatch(name))
+                               and match[1] in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
                 routed = isinstance(module, dict) and str(module.get("type")).rpartition(".")[2] in ("Router", "Asym")
                 chosen += [_under(encoder, name) for name in SMALL_FILES]
             elif path:

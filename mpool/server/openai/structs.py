@@ -56,9 +56,9 @@ class TextObject(Fields, kw_only=True):
 
 #: Type of the numbers of an embedding, as in Jina's API.
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
-#: Values of ``task`` in Jina's API that are names of a model's prompts.
+#: Values of ``task`` in Jina's API that are names of a model's own adapters or prompts.
 JinaTask = Literal["retrieval.query", "retrieval.passage", "text-matching", "classification", "separation",
-                   "code.query", "code.passage"]
+                   "clustering", "code.query", "code.passage"]
 
 
 class EmbeddingsRequest(Fields):

@@ -32,7 +32,7 @@ from .structs import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Value of ``task`` in Jina's API -> task of the library. The others are names of prompts.
+#: Value of ``task`` in Jina's API -> task of the library. The others name adapters in a model's files, or prompts.
 _TASKS = {"retrieval.query": "query", "retrieval.passage": "document"}
 
 
@@ -45,7 +45,10 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     kind = body.encoding_format if body.embedding_type is None else _only(body.embedding_type)
     inputs = texts_or_ids(context, plain_texts(body.input))
     task = _TASKS.get(body.task or "", body.task)
-    named = {"task": task} if task in (None, "query", "document") else {"prompt_name": task}
+    named = {"task": task}
+    if task not in (None, "query", "document"):
+        own = await native_calls.REQUESTS.arun(served.model._entry.own_adapters)
+        named = {"adapter" if task in own else "prompt_name": task}
     given = {"inputs": inputs, **served.target, **named, "truncate": body.truncate is not False}
     if body.return_multivector:
         for name, value in (("dimensions", body.dimensions), ("normalized", body.normalized)):

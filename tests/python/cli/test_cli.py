@@ -578,6 +578,17 @@ def test_models_lists_the_catalogue(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_show_the_tasks_of_a_model(tmp_path: Path) -> None:
+    """The adapters in a model's files are listed, and do not count as parameters of the model."""
+    from taskmodels import V3_TASKS, adapters_v3, make_v3, write_v3
+
+    model = make_v3(1)
+    facts = json.loads(run("show", str(write_v3(tmp_path, model, adapters_v3(model))), "--json").stdout)
+    assert facts["adapters"] == list(V3_TASKS) and facts["default_adapter"] is None
+    assert sorted(facts["adapter_modules"]) == ["Wqkv", "fc1", "fc2", "out_proj"]
+    assert facts["parameters"] == sum(one.numel() for one in model.parameters())
+
+
 def test_show_a_model(bert: str, llama: str) -> None:
     """The output has facts from the files."""
     facts = json.loads(run("show", bert, "--json").stdout)

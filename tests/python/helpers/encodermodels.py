@@ -472,6 +472,50 @@ def save_jina(model: JinaBert, folder: Path) -> None:
         "vocab_size": VOCAB}, folder)
 
 
+# ---- jina-embeddings-v3 --------------------------------------------------------------------------------------------
+
+def jina_v3(layers: int, **more: Any) -> Any:
+    config = transformers.JinaEmbeddingsV3Config(**{**SIZES, **more}, num_hidden_layers=layers, layer_norm_eps=1e-4,
+                                                 max_position_embeddings=96, rope_parameters={
+                                                     "rope_type": "default", "rope_theta": 500.0})
+    return transformers.JinaEmbeddingsV3Model(config, add_pooling_layer=False).eval()
+
+
+def published_jina_v3(model: Any) -> dict[str, Any]:
+    """Return the tensors under the names of jinaai/xlm-roberta-flash-implementation, which transformers' mapping of
+    checkpoints also lists."""
+    state = _fuse(model.state_dict(), ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "mixer.Wqkv")
+    names = [("embeddings.LayerNorm", "emb_ln"), ("layers.", "encoder.layers."), ("self_attn.o_proj", "mixer.out_proj"),
+             ("post_attention_layernorm", "norm1"), ("post_mlp_layernorm", "norm2")]
+    return {"roberta." + name: tensor for name, tensor in _renamed(state, names).items() if "inv_freq" not in name
+            and "position_ids" not in name}
+
+
+#: Keys of the config.json of jina-embeddings-v3 and jina-colbert-v2 beside the sizes: those of XLMRobertaFlashConfig.
+FLASH: dict[str, Any] = {
+    "architectures": ["XLMRobertaModel"], "attention_probs_dropout_prob": 0.1, "auto_map": {
+        "AutoConfig": "jinaai/xlm-roberta-flash-implementation--configuration_xlm_roberta.XLMRobertaFlashConfig",
+        "AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"},
+    "bos_token_id": 0, "classifier_dropout": None, "emb_pooler": None, "eos_token_id": 2, "hidden_dropout_prob": 0.1,
+    "initializer_range": 0.02, "lora_adaptations": None, "lora_alpha": 1, "lora_dropout_p": 0.0,
+    "lora_main_params_trainable": False, "lora_rank": 4, "load_trained_adapters": False,
+    "matryoshka_dimensions": None, "model_type": "xlm-roberta", "pad_token_id": 1, "position_embedding_type": "rotary",
+    "torch_dtype": "bfloat16", "truncate_dim": None, "use_cache": True, "use_flash_attn": True, "use_reentrant": False}
+
+
+def flash_config(model: Any, **more: Any) -> dict[str, Any]:
+    """Return the config.json of a model in the published layout."""
+    config = model.config
+    return {**FLASH, **{name: getattr(config, name) for name in (
+        "hidden_act", "hidden_size", "intermediate_size", "layer_norm_eps", "max_position_embeddings",
+        "num_attention_heads", "num_hidden_layers", "type_vocab_size", "vocab_size")},
+        "rotary_emb_base": config.rope_parameters["rope_theta"], **more}
+
+
+def save_jina_v3(model: Any, folder: Path) -> None:
+    save_tensors(published_jina_v3(model), flash_config(model), folder)
+
+
 # ---- decoders ------------------------------------------------------------------------------------------------------
 
 _GROUPED: dict[str, Any] = dict(vocab_size=VOCAB, hidden_size=48, num_attention_heads=6, num_key_value_heads=2,
@@ -649,6 +693,9 @@ ENCODERS: dict[str, Encoder] = {
     "llama_embedding_mistral": Encoder(mistral, 96, pooling="lasttoken"),
     "gemma_embedding": Encoder(gemma, 96, pooling="mean"),
     "nv_embed": Encoder(NVEmbed, 96, NVEmbed.published, save_nv_embed, "mean", lambda model, ids: model(ids)),
+    "jina_bert_v3": Encoder(jina_v3, 96),
+    "jina_bert_v3_published": Encoder(lambda layers: jina_v3(layers, type_vocab_size=2), 96, published_jina_v3,
+                                      save_jina_v3),
     "jina_bert_v2": Encoder(JinaBert, 96, JinaBert.published, save_jina, states=lambda model, ids: model(ids)),
     "jina_bert_v2_code": Encoder(JinaBertCode, 96, JinaBertCode.published, save_jina,
                                  states=lambda model, ids: model(ids)),

@@ -18,14 +18,15 @@ WORDS = [*SPECIAL, *MARKS, *(f"w{number}" for number in range(VOCAB - len(SPECIA
 TEXTS = ["w1 w2, w3. w4 w9", "w7", "w5 w5 w5 w6! w11 - w12 w13 w14 w15 w16 w17", "w8 w9? w10 w100 w101 w102 w99"]
 
 
-def write_tokenizer(folder: Path, length: int = 64) -> None:
-    """Write a tokenizer of VOCAB words that puts [CLS] and [SEP] around a text."""
+def write_tokenizer(folder: Path, length: int = 64, markers: tuple[str, ...] = ("[Q] ", "[D] ")) -> None:
+    """Write a tokenizer of VOCAB words that puts [CLS] and [SEP] around a text. ``markers``: its last two words."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate((*WORDS[:-2], *markers))},
+                                            unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in SPECIAL[:5]])
-    tokenizer.add_tokens([AddedToken(word, normalized=True) for word in ("[Q] ", "[D] ")])
+    tokenizer.add_tokens([AddedToken(word, normalized=True) for word in markers])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -62,6 +63,36 @@ def save(model: Any, folder: Path) -> Path:
     """Save a model of sentence-transformers. Returns the folder."""
     model.save_pretrained(str(folder))
     return folder
+
+
+def write_jina_colbert(folder: Path, reference: Path, size: int = 20) -> None:
+    """Write a model in the layout of jina-colbert-v2, and the same model as transformers saves it, with the class and
+    the settings of Stanford's ColBERT.
+
+    Args:
+        folder: the published layout: names and configuration of jinaai/xlm-roberta-flash-implementation.
+        reference: the layout of transformers.
+        size: rows of the linear head: 128, 96 or 64 in the published models.
+    """
+    from encodermodels import flash_config, jina_v3, published_jina_v3, save_tensors
+    from safetensors.torch import load_file, save_file
+
+    model = jina_v3(2, vocab_size=VOCAB)
+    randomise(model, 7)
+    linear = torch.randn(size, 48, generator=torch.Generator().manual_seed(2))
+    folder.mkdir()
+    save_tensors({**published_jina_v3(model), "linear.weight": linear},
+                 flash_config(model, architectures=["HF_ColBERT"]), folder)
+    model.save_pretrained(reference)
+    weights = str(reference / "model.safetensors")
+    save_file({**load_file(weights), "linear.weight": linear}, weights, {"format": "pt"})
+    config = json.loads((reference / "config.json").read_text())
+    (reference / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
+    for place in (folder, reference):
+        write_tokenizer(place, markers=("[QueryMarker]", "[DocumentMarker]"))
+        (place / "artifact.metadata").write_text(json.dumps({
+            "query_token_id": "[QueryMarker]", "doc_token_id": "[DocumentMarker]", "query_maxlen": 13, "doc_maxlen": 15,
+            "mask_punctuation": True, "attend_to_mask_tokens": True, "dim": size, "similarity": "cosine"}))
 
 
 def write_bge_m3(folder: Path) -> Path:

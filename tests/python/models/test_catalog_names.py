@@ -31,6 +31,8 @@ SPELLINGS = {
     "gte-Qwen2-1.5B-instruct": ["Alibaba-NLP/gte-Qwen2-1.5B-instruct"],
     "stella_en_1.5B_v5": ["dunzhang/stella_en_1.5B_v5", "NovaSearch/stella_en_1.5B_v5"],
     "stella_en_400M_v5": ["dunzhang/stella_en_400M_v5"], "jina-embeddings-v2-base-en": ["JinaBERT"],
+    "jina-embeddings-v3": ["jinaai/jina-embeddings-v3"], "jina-colbert-v2": [], "jina-embeddings-v5-text-small": [],
+    "jina-embeddings-v5-text-nano": [],
     "NV-Embed-v2": ["nvidia/NV-Embed-v2"], "nomic-embed-text-v1.5": ["nomic-embed-text"],
     "embeddinggemma-300m": ["embeddinggemma"], "Qwen3-Embedding-0.6B": ["qwen3-embedding:0.6b"],
     "bge-reranker-v2-m3": [], "Qwen3-Reranker-0.6B": [], "clip-vit-base-patch32": ["openai/clip-vit-base-patch32"],

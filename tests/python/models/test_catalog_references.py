@@ -306,6 +306,20 @@ def test_choose_folder_selects_the_files_of_a_model() -> None:
     table = Fields({"weight_map": {"x": "a-1.safetensors", "y": "a-2.safetensors"}}, file="i")
     assert choose_folder(shards, "", lambda name: table, where="w") == ["a-1.safetensors", "a-2.safetensors",
                                                                        "config.json", index]
+    tasks = [f"adapters/{task}/{file}" for task in ("a", "b.c") for file in ("adapter_config.json",
+                                                                          "adapter_model.safetensors")]
+    plain = ["config.json", "model.safetensors", "modules.json"]
+    others = ["adapters/a/optimizer.pt", "adapters/a/b/adapter_config.json", "other/a/adapter_config.json",
+              "custom_st.py"]
+    for folder in ("", "sub"):  # jina-embeddings-v5: an adapter per task
+        start = f"{folder}/" if folder else ""
+        names = [start + name for name in (*plain, *tasks, *others)]
+        for kind, found in (("custom_st.Transformer", (*plain, *tasks)), ("sentence_transformers.models.X", plain)):
+            chosen = choose_folder(names, folder, lambda name: [{"path": "", "type": kind}], where="w")  # noqa: B023
+            assert chosen == sorted(start + name for name in found)
+    colbert = ["artifact.metadata", "config.json", "model.safetensors", "tokenizer.json"]
+    assert choose_folder([*colbert, "README.md"], "", lambda name: None, where="w") == colbert
+    names = plain
     for path in ("../x", "/x", "a\\b"):
         with pytest.raises(errors.FormatError, match="modules.json"):
             choose_folder(names, "", lambda name: [{"path": ""}, {"path": path}], where="w")

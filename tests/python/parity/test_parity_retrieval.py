@@ -18,7 +18,7 @@ pytest.importorskip("sentence_transformers")
 pytest.importorskip("safetensors")
 
 from paritymodels import torch, transformers
-from retrievalmodels import MARKS, TEXTS, VOCAB, masked_model, save, write_masked, write_tokenizer
+from retrievalmodels import MARKS, TEXTS, VOCAB, masked_model, save, write_jina_colbert, write_masked, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +130,11 @@ def write_colbert(folder: Path, dense: list[tuple[int, int]]) -> None:
     (folder / "modules.json").write_text(json.dumps(modules))
 
 
-def check_both_tasks(pool: mpool.Pool, folder: Path) -> Any:
+def check_both_tasks(pool: mpool.Pool, folder: Path, other: Path | None = None) -> Any:
+    """Compare with sentence-transformers. ``other``: the same model in a layout that it reads without remote code."""
     from sentence_transformers import MultiVectorEncoder
 
-    reference = MultiVectorEncoder(str(folder), device="cpu")
+    reference = MultiVectorEncoder(str(other or folder), device="cpu")
     same_tokens(pool.embed_tokens(TEXTS, str(folder), task="document", compute="float32"),
                 reference.encode_document(TEXTS))
     queries = pool.embed_tokens(TEXTS, str(folder), task="query", compute="float32")
@@ -185,6 +186,22 @@ def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path) -> None:
         "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 13, "doc_maxlen": 12,
         "mask_punctuation": True, "attend_to_mask_tokens": False, "dim": 20, "similarity": "cosine"}))
     check_both_tasks(pool, folder)
+
+
+@pytest.mark.parametrize("size", [20, 7])
+def test_jina_colbert(pool: mpool.Pool, tmp_path: Path, size: int) -> None:
+    """jina-colbert-v2: rotary XLM-RoBERTa, own markers, and expansion tokens that queries attend to."""
+    write_jina_colbert(tmp_path / "published", tmp_path / "native", size)
+    queries = check_both_tasks(pool, tmp_path / "published", tmp_path / "native")
+    assert [one.shape for one in queries] == [(13, size)] * len(TEXTS)
+    check_both_tasks(pool, tmp_path / "native")
+    for changed in ({"query_token_id": "[DocumentMarker]"}, {"attend_to_mask_tokens": False}, {"query_maxlen": 12}):
+        settings = json.loads((tmp_path / "published/artifact.metadata").read_text())
+        (tmp_path / "published/artifact.metadata").write_text(json.dumps(settings | changed))
+        pool.unload(str(tmp_path / "published"))
+        with pytest.raises(AssertionError):
+            check_both_tasks(pool, tmp_path / "published", tmp_path / "native")
+        (tmp_path / "published/artifact.metadata").write_text(json.dumps(settings))
 
 
 def test_hidden_states_of_any_encoder(pool: mpool.Pool, tmp_path: Path) -> None:

@@ -128,3 +128,41 @@ def test_errors_of_changed_adapters_name_no_path(bert: Path, adapters: dict[str,
             for name in ("m:one", "m"):
                 status, answer = ask(server, "/v1/embeddings", {"model": name, "input": "x"})
                 assert status == 503 and "secret" not in str(answer), (config, answer)
+
+
+# ---- adapters in a model's files -----------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server of jina-embeddings-v3 and v5, each with one adapter per task."""
+    from taskmodels import adapters_v3, adapters_v5, make_v3, make_v5, write_v3, write_v5
+
+    folder = tmp_path_factory.mktemp("tasks")
+    three, five = make_v3(), make_v5("nano")
+    refs = [f"v3={write_v3(folder / 'v3', three, adapters_v3(three))}",
+            f"v5={write_v5(folder / 'v5', five, adapters_v5(five))}"]
+    with serving(refs, mpool.PoolConfig(shutdown_grace=1.0, offline=True, threads=2)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("model", "task", "options"), [
+    ("v3", None, {}), ("v3", "retrieval.query", {"adapter": "retrieval.query"}),
+    ("v3", "retrieval.passage", {"task": "document"}), ("v3", "text-matching", {"adapter": "text-matching"}),
+    ("v3", "separation", {"prompt_name": "separation"}), ("v3", "query", {"adapter": "retrieval.query"}),
+    ("v5", None, {"adapter": "retrieval"}), ("v5", "query", {"adapter": "retrieval", "prompt_name": "query"}),
+    ("v5", "retrieval.query", {"task": "query"}), ("v5", "clustering", {"adapter": "clustering"}),
+    ("v5", "text-matching", {"adapter": "text-matching", "prompt_name": "document"})])
+def test_tasks_of_models(tasks: Any, model: str, task: str | None, options: dict[str, Any]) -> None:
+    texts = ["w20 w21 w22", "w40"]
+    wanted = tasks.state.pool.embed(texts, model, **options)
+    status, found = ask(tasks, "/v1/embeddings", {"model": model, "input": texts, "task": task})
+    assert status == 200
+    assert np.array_equal(np.array([row["embedding"] for row in found["data"]], np.float32), wanted)
+    others = [tasks.state.pool.embed(texts, model, adapter=other) for other in ("text-matching", "classification")]
+    assert sum(np.array_equal(other, wanted) for other in others) == (task == "text-matching")
+
+
+@pytest.mark.parametrize(("model", "task"), [("v3", "clustering"), ("v3", "code.query"), ("v5", "separation")])
+def test_tasks_that_a_model_lacks(tasks: Any, model: str, task: str) -> None:
+    status, found = ask(tasks, "/v1/embeddings", {"model": model, "input": "w20", "task": task})
+    assert status == 400 and task in found["error"]["message"]
