@@ -193,8 +193,8 @@ print(json.dumps([ignored, sys.modules["concurrent.futures.thread"]._global_shut
 @pytest.mark.parametrize("order", [[], ["concurrent.futures.thread", "mpool"], ["mpool", "concurrent.futures.thread"],
                                    ["logging", "concurrent.futures.thread"]], ids="-".join)
 def test_a_fork_in_every_order_of_imports(order: list[str]) -> None:
-    """The order of the imports is the order of the handlers of a fork. mpool imports the module that takes a lock before
-    a fork: imported during one, the module would release its lock without having taken it."""
+    """The order of the imports is the order of the handlers of a fork. mpool imports the module that takes a lock
+    before a fork: imported during one, the module would release its lock without having taken it."""
     done = subprocess.run([sys.executable, "-c", FORKS, *order], capture_output=True, text=True, timeout=150,
                           cwd=tempfile.gettempdir())
     assert done.stdout and json.loads(done.stdout) == [[], False], done.stderr

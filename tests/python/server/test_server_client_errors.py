@@ -1,4 +1,4 @@
-"""Errors of the server as OpenAI's and Anthropic's Python clients report them: exception, code, and pause before a retry.
+"""Errors of the server as OpenAI's and Anthropic's Python clients report them: exception, code, pause before a retry.
 
 Every error of the server's table goes through the real clients. Streams and pages of models are read from a server.
 """
