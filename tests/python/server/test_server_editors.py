@@ -1,5 +1,5 @@
-"""Requests of aider, Continue, Cline, Zed, LiteLLM, Open WebUI, llm, Codex and Claude Code, as their public repositories
-make them (editor_requests.json), and what these clients read of the responses.
+"""Requests of aider, Continue, Cline, Zed, LiteLLM, Open WebUI, llm, Codex and Claude Code, as their repositories make
+them (editor_requests.json), and what these clients read of the responses.
 
 The text, the calls and the number of prompt tokens are those of the library for the same conversation.
 """

@@ -79,13 +79,15 @@ RESPONSES = {
     "input[]:function_call_output.output[]:input_image": ("refused", "the client's type has the URL as optional"),
     "input[]:function_call_output.output[]:input_file": ("refused", "the server reads no files of other programs"),
     "input[]:": ("refused", HOSTED_ITEM),
-    **{f"input[]:{name}": ACCEPTED for name in ("user", "message", "function_call", "function_call_output", "reasoning")},
+    **{f"input[]:{name}": ACCEPTED for name in (
+        "user", "message", "function_call", "function_call_output", "reasoning")},
     "input[]": ("refused", "a reference to an item that OpenAI's servers keep"),
     **{f"input[]:function_call.{name}": ("reported", "belongs to tools of OpenAI's servers") for name in (
         "async", "caller", "namespace")},
     **{f"input[]:function_call_output.{name}": ("reported", "belongs to tools of OpenAI's servers") for name in (
         "name", "caller", "namespace")},
-    "tool_choice:": ("refused", ONLY_FUNCTIONS), "tool_choice:function": ACCEPTED, "tool_choice:allowed_tools": ACCEPTED,
+    "tool_choice:": ("refused", ONLY_FUNCTIONS),
+    "tool_choice:function": ACCEPTED, "tool_choice:allowed_tools": ACCEPTED,
     "tools[]:": ("reported", HOSTED), "tools[]:function": ACCEPTED,
 }
 MESSAGES = {
@@ -188,8 +190,8 @@ def mended(value: Any) -> Any:
     if isinstance(found.get("images"), list):
         found["images"] = [PNG]
     for name, wanted in (("url", f"data:image/png;base64,{PNG}"), ("image_url", f"data:image/png;base64,{PNG}"),
-                         ("arguments", "{}"), ("role", "assistant"), ("keep_alive", "5m"), ("think", True), ("type", "string"), ("size", "64x64"),
-                         ("type", ["string"])):
+                         ("arguments", "{}"), ("role", "assistant"), ("keep_alive", "5m"), ("think", True),
+                         ("type", "string"), ("type", ["string"]), ("size", "64x64")):
         if found.get(name) in ("x", ["x"]) and isinstance(found[name], type(wanted) if name == "type" else str):
             found[name] = wanted
     if found.get("type") == "base64" and found.get("media_type", "").startswith("image/"):
@@ -224,9 +226,9 @@ def body_of(route: Route, name: str, value: dict[str, Any]) -> dict[str, Any]:
         body["logit_bias"] = {"5": 1}
     elif route.path.startswith("/v1/messages"):
         if field == "messages":
-            before = [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "x", "input": {}}]}] \
-                if ":tool_result" in name else [USER]
-            body["messages"] = [*before, *body["messages"], USER]
+            use = {"type": "tool_use", "id": "x", "name": "x", "input": {}}
+            body["messages"] = [USER, *([{"role": "assistant", "content": [use]}] * (":tool_result" in name)),
+                                *body["messages"], USER]
         if field == "tool_choice":
             body["tools"] = [{"name": "x", "input_schema": SCHEMA}]
     elif route.path == "/v1/responses":
