@@ -90,8 +90,8 @@ def read_v3(config: Fields, row: Architecture) -> Config:
             unsupported(config, "rotary_emb_dim", f"{head}, the size of a head")
         # flash-attention's default, on which the published code is based
         kv[f"{a}.rope.freq_base"] = config.number("rotary_emb_base", 10000.0, above=0.0)
-        used |= {"position_embedding_type", "rotary_emb_base", "rotary_emb_dim", "lora_adaptations", "task_instructions", "lora_rank",
-                 "lora_alpha", *_SUPPORTED}
+        used |= {"position_embedding_type", "rotary_emb_base", "rotary_emb_dim", "lora_adaptations",
+                 "task_instructions", "lora_rank", "lora_alpha", *_SUPPORTED}
     kv[f"{a}.attention.head_count_kv"] = kv[f"{a}.attention.head_count"]
     kv[f"{a}.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-5 if own else 1e-12, above=0.0)
     kv[f"{a}.attention.causal"] = False

@@ -35,6 +35,25 @@ def write_tokenizer(folder: Path, length: int = 64, markers: tuple[str, ...] = (
         "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}))
 
 
+def write_metaspace_tokenizer(folder: Path, markers: tuple[str, str], length: int = 64) -> None:
+    """Write a tokenizer like that of XLM-RoBERTa: tokens that mark spaces, and <s> and </s> around a text."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *markers]
+    plain = [*MARKS, *"0123456789w", "\u2581", "\u2581w", "\u2581!", *(f"\u2581w{number}" for number in range(200))]
+    scores = [(word, 0.0) for word in special] + [(word, -float(at)) for at, word in enumerate(plain, 1)]
+    tokenizer = Tokenizer(models.Unigram(scores[:VOCAB], unk_id=3, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in special])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0),
+                                                                                                    ("</s>", 2)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, "pad_token": "<pad>",
+        "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>", "bos_token": "<s>", "eos_token": "</s>",
+        "mask_token": "<mask>"}))
+
+
 def masked_model(kind: str) -> Any:
     """Return a seeded masked language model: ``bert``, ``roberta``, ``modernbert`` or ``mpnet``."""
     sizes: dict[str, Any] = dict(SIZES, max_position_embeddings=80)
@@ -65,7 +84,7 @@ def save(model: Any, folder: Path) -> Path:
     return folder
 
 
-def write_jina_colbert(folder: Path, reference: Path, size: int = 20) -> None:
+def write_jina_colbert(folder: Path, reference: Path, size: int = 20, metaspace: bool = False) -> None:
     """Write a model in the layout of jina-colbert-v2, and the same model as transformers saves it, with the class and
     the settings of Stanford's ColBERT.
 
@@ -73,6 +92,7 @@ def write_jina_colbert(folder: Path, reference: Path, size: int = 20) -> None:
         folder: the published layout: names and configuration of jinaai/xlm-roberta-flash-implementation.
         reference: the layout of transformers.
         size: rows of the linear head: 128, 96 or 64 in the published models.
+        metaspace: True for a tokenizer like that of XLM-RoBERTa, False for one of whole words.
     """
     from encodermodels import flash_config, jina_v3, published_jina_v3, save_tensors
     from safetensors.torch import load_file, save_file
@@ -89,7 +109,11 @@ def write_jina_colbert(folder: Path, reference: Path, size: int = 20) -> None:
     config = json.loads((reference / "config.json").read_text())
     (reference / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
     for place in (folder, reference):
-        write_tokenizer(place, markers=("[QueryMarker]", "[DocumentMarker]"))
+        markers = ("[QueryMarker]", "[DocumentMarker]")
+        if metaspace:
+            write_metaspace_tokenizer(place, markers)
+        else:
+            write_tokenizer(place, markers=markers)
         (place / "artifact.metadata").write_text(json.dumps({
             "query_token_id": "[QueryMarker]", "doc_token_id": "[DocumentMarker]", "query_maxlen": 13, "doc_maxlen": 15,
             "mask_punctuation": True, "attend_to_mask_tokens": True, "dim": size, "similarity": "cosine"}))

@@ -188,10 +188,10 @@ def test_stanford_colbert(pool: mpool.Pool, tmp_path: Path) -> None:
     check_both_tasks(pool, folder)
 
 
-@pytest.mark.parametrize("size", [20, 7])
-def test_jina_colbert(pool: mpool.Pool, tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("size, metaspace", [(20, False), (7, True)])
+def test_jina_colbert(pool: mpool.Pool, tmp_path: Path, size: int, metaspace: bool) -> None:
     """jina-colbert-v2: rotary XLM-RoBERTa, own markers, and expansion tokens that queries attend to."""
-    write_jina_colbert(tmp_path / "published", tmp_path / "native", size)
+    write_jina_colbert(tmp_path / "published", tmp_path / "native", size, metaspace)
     queries = check_both_tasks(pool, tmp_path / "published", tmp_path / "native")
     assert [one.shape for one in queries] == [(13, size)] * len(TEXTS)
     check_both_tasks(pool, tmp_path / "native")

@@ -161,13 +161,15 @@ def test_tasks_share_batches(v3: tuple[str, Any, Any], pool: mpool.Pool, compute
                 assert vectors.tobytes() == alone[task].tobytes()
 
 
-def test_tasks_in_worker_processes(v3: tuple[str, Any, Any], pool: mpool.Pool) -> None:
-    folder, wanted = v3[0], {}
-    for task in V3_TASKS:
-        wanted[task] = pool.embed(TEXTS, folder, adapter=task)
+@pytest.mark.parametrize("model, tasks", [("v3", V3_TASKS), ("v5", V5_TASKS)])
+def test_tasks_in_worker_processes(tmp_path: Path, pool: mpool.Pool, model: str, tasks: tuple[str, ...]) -> None:
+    made = make_v3() if model == "v3" else make_v5("small")
+    folder = str(write_v3(tmp_path, made, adapters_v3(made)) if model == "v3" else
+                 write_v5(tmp_path, made, adapters_v5(made)))
+    wanted = {task: pool.embed(TEXTS, folder, adapter=task).tobytes() for task in tasks}
+    assert len(set(wanted.values())) == len(tasks)
     with mpool.Pool(mpool.PoolConfig(isolation="process")) as isolated:
-        for task in V3_TASKS:
-            assert isolated.embed(TEXTS, folder, adapter=task).tobytes() == wanted[task].tobytes()
+        assert {task: isolated.embed(TEXTS, folder, adapter=task).tobytes() for task in tasks} == wanted
 
 
 def test_other_adapters_beside_the_tasks(v3: tuple[str, Any, Any], pool: mpool.Pool, tmp_path: Path) -> None:
