@@ -194,7 +194,7 @@ print(json.dumps([ignored, sys.modules["concurrent.futures.thread"]._global_shut
                                    ["logging", "concurrent.futures.thread"]], ids="-".join)
 def test_a_fork_in_every_order_of_imports(order: list[str]) -> None:
     """The order of the imports is the order of the handlers of a fork. mpool imports the module that takes a lock
-    before a fork: imported during one, the module would release its lock without having taken it."""
+    before one: if a fork waited for that import, the module would release a lock that it has not taken."""
     done = subprocess.run([sys.executable, "-c", FORKS, *order], capture_output=True, text=True, timeout=150,
                           cwd=tempfile.gettempdir())
     assert done.stdout and json.loads(done.stdout) == [[], False], done.stderr
