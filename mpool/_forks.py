@@ -6,7 +6,6 @@ module's import lock: without this wait, the child's next import of that module 
 
 from __future__ import annotations
 
-import concurrent.futures.thread
 import logging
 import os
 import sys
@@ -34,15 +33,33 @@ def _others_import() -> bool:
     return bool(names)
 
 
+#: The only module of these packages whose handlers take a lock before a fork and release it after, besides logging and
+#: mpool's own.
+_EXECUTORS = "concurrent.futures.thread"
+
+
+def _shutdown_lock(complete: bool) -> Any:
+    """Return the lock that forks hold of :mod:`concurrent.futures`; None: it does not exist, or, if ``complete``, its
+    module is not imported completely."""
+    if complete and _EXECUTORS in _locks:
+        return None
+    return getattr(sys.modules.get(_EXECUTORS), "_global_shutdown_lock", None)
+
+
 def _wait_for_imports() -> None:
+    lock = _shutdown_lock(complete=False)
+    # Python has listed the handlers of this fork. It calls those of a module that was imported completely by now.
+    called = _shutdown_lock(complete=True) is not None or (lock is not None and lock.locked())
     end = time.monotonic() + _SECONDS
     while _others_import() and time.monotonic() < end:
         time.sleep(0.001)
+    if not called and (lock := _shutdown_lock(complete=True)) is not None:
+        # The module was imported during the wait. Python will call only its handler after the fork, which releases the
+        # lock.
+        lock.acquire()
 
 
-# Handlers run in reverse order: those of mpool's other modules before this one, and those of `logging` and
-# `concurrent.futures.thread` after it. `logging` takes a lock that nearly every module needs while it is imported. The
-# other one takes a lock before the fork and releases it after. If another thread imported that module during the wait,
-# Python would call only its second handler.
-assert logging and concurrent.futures.thread
+# Handlers run in reverse order: those of mpool's other modules before this one, and that of `logging` after it, which
+# takes a lock that nearly every module needs while it is imported.
+assert logging
 os.register_at_fork(before=_wait_for_imports)

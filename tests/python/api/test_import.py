@@ -73,8 +73,9 @@ def test_a_first_token_loads_only_what_it_needs(tmp_path: Path) -> None:
                       f"assert mpool.generate('w5 w6', model={path!r}, max_tokens=1, ignore_eos=True).token_ids")
     assert "mpool.tasks.text_to_text" in loaded
     assert not loaded.intersection(NOT_FOR_A_TOKEN)
-    own = sorted(name for name in loaded if name.startswith("mpool"))
-    assert len(own) <= 100, own
+    # the rows of all families are read, each from a module of its own
+    own = sorted(name for name in loaded if name.startswith("mpool") and not name.startswith("mpool.models.families."))
+    assert len(own) <= 81, own
 
 
 @pytest.mark.parametrize("name", mpool.__all__)
