@@ -51,6 +51,8 @@ STARVED_SECONDS, SLOW_SECONDS = 2.0, 5.0
 EXIT_SECONDS = 0.25
 #: Seconds between two checks of a waiting caller for stuck threads.
 _TICK = 0.5
+#: Seconds that a thread waits before it takes a call again after there was no memory to take one.
+_PAUSE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +356,11 @@ class ThreadGroup:
 
     def _work(self, queue: SimpleQueue[_Call]) -> None:
         while True:
-            call = queue.get()
+            try:
+                call = queue.get()
+            except MemoryError:  # the next call is still in the queue
+                time.sleep(_PAUSE)
+                continue
             with self._lock:
                 if self._waiting.pop(call, 0) == 0:  # its caller left
                     last = self._surplus()

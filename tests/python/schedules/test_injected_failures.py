@@ -37,6 +37,11 @@ def test_a_failed_start_of_a_load_leaves_the_model_usable(bert: Path, llama: Pat
                  "models/files.py:posix.close") >= 3
 
 
+def test_a_thread_without_memory_takes_its_next_call(bert: Path, llama: Path) -> None:
+    """The only thread of a group stays if it cannot take a call: otherwise every later call would wait for ever."""
+    assert sweep(bert, llama, 1, 0, "native_calls.py:_queue.get", way="images") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("offset", range(8))
 def test_failures_at_every_line(bert: Path, llama: Path, offset: int) -> None:
