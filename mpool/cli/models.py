@@ -197,11 +197,13 @@ def _purpose(model: ModelDescription) -> str:
 
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
     """Return the facts that ``mpool show`` prints from the model's files."""
+    from ..models.spec import ADAPTER_PREFIX
+
     tensors = [tensor for part in (model, *model.networks) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
         "capability": model.capability, "purpose": _purpose(model), "gives": _purpose(model),
         "architecture": model.spec.architecture, "license": model.license,
-        "parameters": sum(math.prod(tensor.shape) for tensor in tensors if not tensor.name.startswith("adapter.")),
+        "parameters": sum(math.prod(tensor.shape) for tensor in tensors if not tensor.name.startswith(ADAPTER_PREFIX)),
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
         "est_memory_allocation_mb": model.est_memory_allocation_mb,
     }

@@ -176,38 +176,37 @@ def without_patterns(schema: Any, usable: Callable[[str], bool]) -> Any:
         schema: JSON schema.
         usable: Returns True for regular expressions that a grammar can enforce.
     """
-    if isinstance(schema, list):
-        return [without_patterns(one, usable) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    named, found = schema.get("patternProperties"), dict(schema)
-    if isinstance(named, Mapping) and not all(map(usable, named)):
-        del found["patternProperties"]
-        found["additionalProperties"] = True  # they may be properties that the patterns describe
-    if isinstance(pattern := schema.get("pattern"), str) and not usable(pattern):
-        del found["pattern"]
-    for name, value in found.items():
-        if name in _NAMED and isinstance(value, Mapping):
-            found[name] = {key: without_patterns(one, usable) for key, one in value.items()}
-        elif name not in _DATA:
-            found[name] = without_patterns(value, usable)
-    return found
+    if isinstance(schema, Mapping):
+        named, schema = schema.get("patternProperties"), dict(schema)
+        if isinstance(named, Mapping) and not all(map(usable, named)):
+            del schema["patternProperties"]
+            schema["additionalProperties"] = True  # they may be properties that the patterns describe
+        if isinstance(pattern := schema.get("pattern"), str) and not usable(pattern):
+            del schema["pattern"]
+    return _with_parts(schema, lambda part: without_patterns(part, usable))
 
 
 def _rebase(schema: Any, where: str) -> Any:
     """Return a schema for the position ``where`` of another document, with its references adjusted."""
+    found = _with_parts(schema, lambda part: _rebase(part, where))
+    if isinstance(found, dict) and isinstance(reference := found.get("$ref"), str) and reference.startswith("#"):
+        found["$ref"] = where + reference[1:]
+    return found
+
+
+def _with_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a JSON schema whose parts are changed by a function: the items of a list, the values of keywords
+    and the schemas of properties and definitions. Data, such as ``enum``, stay as they are."""
     if isinstance(schema, list):
-        return [_rebase(one, where) for one in schema]
-    if not isinstance(schema, dict):
+        return list(map(change, schema))
+    if not isinstance(schema, Mapping):
         return schema
     found: dict[str, Any] = {}
     for name, value in schema.items():
-        if name == "$ref" and isinstance(value, str) and value.startswith("#"):
-            found[name] = where + value[1:]
-        elif name in _NAMED and isinstance(value, dict):
-            found[name] = {key: _rebase(one, where) for key, one in value.items()}
+        if name in _NAMED and isinstance(value, Mapping):
+            found[name] = {key: change(one) for key, one in value.items()}
         else:
-            found[name] = value if name in _DATA else _rebase(value, where)
+            found[name] = value if name in _DATA else change(value)
     return found
 
 

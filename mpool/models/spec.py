@@ -8,8 +8,8 @@ every file format, so that the core supports only one naming scheme
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _renamed
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .. import _core
     from .files import Stamp
 
+#: Beginning of the names of an adapter's matrices and keys in a spec.
+ADAPTER_PREFIX = "adapter."
 #: A hyper-parameter: a scalar, or a flat list of values of one type.
 Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
 
@@ -86,23 +88,38 @@ class ModelSpec:
     variant: str = ""
     inner: int = 1
 
-    def to_core(self, adapters: Sequence[int] = ()) -> _core.Spec:
-        """Return the core's spec: files, hyper-parameters and tensors, without tokens.
+    def with_adapters(self, adapters: Iterable[tuple[int, Adapter]]) -> ModelSpec:
+        """Return the spec with further adapters, as ``csrc/models/nn/adapter.h`` describes them.
 
         Args:
-            adapters: ids of adapters that the caller adds to those of the model's files.
+            adapters: ids in the core, and adapters. One without files of its own has its matrices in the model's files.
         """
+        files, tensors, kv = list(self.files), list(self.tensors), dict(self.kv)
+        ids: list[Any] = list(kv.get("mpool.adapters", ()))  # type: ignore[arg-type]
+        for id, adapter in adapters:
+            first = len(files) if adapter.files else 0
+            files += adapter.files
+            ids.append(id)
+            for update in adapter.updates:
+                start = f"{ADAPTER_PREFIX}{len(ids)}.{update.layer}."
+                tensors += [replace(entry, name=f"{start}lora_{side}", file=first + entry.file)
+                            for side, entry in (("a", update.a), ("b", update.b))]
+                kv[f"{start}scale"] = float(update.scale)
+                if update.heads:
+                    kv[f"{start}heads"] = update.heads
+        if ids:
+            kv["mpool.adapters"] = ids
+        return replace(self, files=tuple(files), tensors=tuple(tensors), kv=kv)
+
+    def to_core(self) -> _core.Spec:
+        """Return the core's spec: files, hyper-parameters and tensors, without tokens."""
         from .. import _core
 
         spec = _core.Spec(self.architecture)
         for path in self.files:
             spec.add_file(path)
         for name, value in self.kv.items():
-            if name != "mpool.adapters":
-                spec.set(name, value)
-        own: Any = self.kv.get("mpool.adapters", [])
-        if own or adapters:
-            spec.set("mpool.adapters", [*own, *adapters])
+            spec.set(name, value)
         for tensor in self.tensors:
             spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
         return spec

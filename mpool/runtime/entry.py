@@ -553,33 +553,18 @@ class Entry:
         description = self.describe()
         if self._adapters is None:
             self._adapters = self._read_adapters(self.loading)
-        spec = description.spec.to_core([self._id_of(name, adapter) for name, adapter in self._adapters.items()])
+        adapters = ((self._id_of(name, adapter), adapter) for name, adapter in self._adapters.items())
+        spec = description.spec.with_adapters(adapters).to_core()
         if weights != "auto":
             spec.set("mpool.weights", weights)
         if kv_dtype not in (None, "auto"):
             spec.set("mpool.kv_dtype", kv_dtype)
-        self._add_adapters(spec, len(description.spec.files))
         if description.generation is not None:
             with _reading(self.key):
                 self._set_tokens(spec, description)
         spec.note_files()
         self._require_unchanged()
         return spec
-
-    def _add_adapters(self, spec: Any, files: int) -> None:
-        """Add the matrices of adapters to a spec that has ``files`` files. See csrc/models/nn/adapter.h."""
-        for number, adapter in enumerate((self._adapters or {}).values(), len(self.own_adapters()) + 1):
-            for path in adapter.files:
-                spec.add_file(path)
-            for update in adapter.updates:
-                start = f"adapter.{number}.{update.layer}."
-                for side, matrix in (("a", update.a), ("b", update.b)):
-                    spec.add_tensor(f"{start}lora_{side}", matrix.dtype, matrix.shape, files + matrix.file,
-                                    matrix.offset, matrix.nbytes)
-                spec.set(f"{start}scale", float(update.scale))
-                if update.heads:
-                    spec.set(f"{start}heads", update.heads)
-            files += len(adapter.files)
 
     def _set_tokens(self, spec: Any, description: ModelDescription) -> None:
         import numpy as np

@@ -22,27 +22,27 @@ static inline size_t tiny_matrix(tiny_file *file, const char *name, int64_t rows
     return at;
 }
 
-/* Add the update of the layer `layer` by the adapter `number` (its index plus 1), with random matrices. */
-static inline void tiny_update(tiny_file *file, int number, const char *layer, int rank, int N, int K, double scale) {
+/* Add the matrices A and B and the scale of the update of `layer` by the adapter `number` (its index plus 1). */
+static inline void tiny_low_rank(tiny_file *file, int number, const char *layer, const int64_t a[2],
+                                 const int64_t b[2], float size, double scale) {
     char name[128];
     snprintf(name, sizeof name, "adapter.%d.%s.lora_a", number, layer);
-    tiny_matrix(file, name, rank, K, 0.2f);
+    tiny_matrix(file, name, a[0], a[1], size);
     snprintf(name, sizeof name, "adapter.%d.%s.lora_b", number, layer);
-    tiny_matrix(file, name, N, rank, 0.2f);
+    tiny_matrix(file, name, b[0], b[1], size);
     snprintf(name, sizeof name, "adapter.%d.%s.scale", number, layer);
     tiny_float(file->spec, name, scale);
 }
 
-/* Add the update of the embedding `table` [rows, n] by the adapter `number`, with random matrices. */
+/* Add the update of a linear layer [N, K], with random matrices. */
+static inline void tiny_update(tiny_file *file, int number, const char *layer, int rank, int N, int K, double scale) {
+    tiny_low_rank(file, number, layer, (int64_t[]){rank, K}, (int64_t[]){N, rank}, 0.2f, scale);
+}
+
+/* Add the update of an embedding [rows, n], with random matrices. */
 static inline void tiny_table_update(tiny_file *file, int number, const char *table, int rank, int rows, int n,
                                      double scale) {
-    char name[128];
-    snprintf(name, sizeof name, "adapter.%d.%s.lora_a", number, table);
-    tiny_matrix(file, name, rows, rank, 0.4f);
-    snprintf(name, sizeof name, "adapter.%d.%s.lora_b", number, table);
-    tiny_matrix(file, name, rank, n, 0.4f);
-    snprintf(name, sizeof name, "adapter.%d.%s.scale", number, table);
-    tiny_float(file->spec, name, scale);
+    tiny_low_rank(file, number, table, (int64_t[]){rows, rank}, (int64_t[]){rank, n}, 0.4f, scale);
 }
 
 #endif

@@ -7,7 +7,7 @@ the model and every text of a batch may use another one.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ...errors import FormatError
@@ -15,7 +15,7 @@ from ..families import TaskAdapters
 from ..files import Folder
 from ..json_strict import shorten
 from ..layout import OWN_ADAPTERS_FOLDER
-from ..spec import OWN_ADAPTERS, Adapter, LowRank, ModelDescription, TensorEntry, Value
+from ..spec import OWN_ADAPTERS, Adapter, LowRank, ModelDescription, TensorEntry
 from . import adapters as lora
 
 #: Name of a tensor with one matrix per task.
@@ -56,30 +56,9 @@ def add_task_adapters(model: ModelDescription, tasks: TaskAdapters | None, folde
         found = [lora.read_folder(parent.sub(name, declared_in=folder.path, field="task_names"), model)
                  for name in tasks.names]
     prompts = {**tasks.instructions, **settings.prompts}
-    return replace(_with_adapters(model, found), embedding=replace(
+    return replace(model, spec=model.spec.with_adapters(enumerate(found, OWN_ADAPTERS)), embedding=replace(
         settings, adapters=tasks.names, task_adapters=tasks.by_task, prompts=prompts,
         default_adapter=tasks.default or None))
-
-
-def _with_adapters(model: ModelDescription, found: Sequence[Adapter]) -> ModelDescription:
-    """Return a model whose spec has the adapters. Adapters without files of their own are in the model's files."""
-    spec = model.spec
-    files, tensors, kv = list(spec.files), list(spec.tensors), dict(spec.kv)
-    ids: list[int] = []
-    for number, adapter in enumerate(found, 1):
-        first = len(files) if adapter.files else 0
-        files += adapter.files
-        ids.append(OWN_ADAPTERS + number - 1)
-        for update in adapter.updates:
-            start = f"adapter.{number}.{update.layer}."
-            tensors += [replace(entry, name=f"{start}lora_{side}", file=first + entry.file)
-                        for side, entry in (("a", update.a), ("b", update.b))]
-            more: dict[str, Value] = {f"{start}scale": float(update.scale)}
-            if update.heads:
-                more[f"{start}heads"] = update.heads
-            kv |= more
-    kv["mpool.adapters"] = ids
-    return replace(model, spec=replace(spec, files=tuple(files), tensors=tuple(tensors), kv=kv))
 
 
 def _read_stored(model: ModelDescription, tasks: TaskAdapters, stored: Mapping[str, TensorEntry]) -> list[Adapter]:

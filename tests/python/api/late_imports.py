@@ -57,6 +57,7 @@ mpool.cli.models  mpool.debug.show  2  start-up
 mpool.cli.models  mpool.errors  3  start-up
 mpool.cli.models  mpool.models  4  start-up
 mpool.cli.models  mpool.models.formats.adapters  1  start-up
+mpool.cli.models  mpool.models.spec  1  start-up
 mpool.cli.quantizing  mpool.models  1  start-up
 mpool.cli.quantizing  mpool.models.quantizing  1  start-up
 mpool.cli.remote  mpool.errors  3  start-up
