@@ -66,7 +66,8 @@ typedef enum mp_ticket_retry {
 } mp_ticket_retry;
 extern const mp_state_machine mp_ticket_retry_machine;
 
-/* A request ends when this many workers were lost between steps while they had it. */
+/* A request ends when this many workers were lost between steps while they had it; if another program killed one of
+ * them, when one more was lost. */
 enum { MP_LOSSES_MOST = 2 };
 
 struct mp_ticket {
@@ -88,7 +89,8 @@ struct mp_ticket {
     uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
     mp_ticket_retry retry;
     int flow;               /* slot in mp_worker.flows while admitted; -1: none */
-    uint8_t losses;         /* workers lost between steps while they had this request; below MP_LOSSES_MOST */
+    uint8_t losses;         /* workers lost between steps while they had this request; below mp_ticket_losses_most */
+    bool killed;            /* another program killed one of the workers that `losses` counts */
     bool quarantined;       /* a worker was lost in a step with a request of this fingerprint (quarantine.h) */
     struct mp_ticket *next; /* links tickets that are about to end */
     /* guarded by: the entry's lock. The thread of `worker` reads `state` without the lock, as the only writer while it
@@ -125,6 +127,8 @@ void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry);
 /* Returns the retry state after one more fault; `spare`: the fault is an external kill, and the request can continue.
  * If the state is unchanged, no retry is left and the fault ends the request. */
 mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare);
+/* The loss of a worker between steps with which the request ends. */
+static inline int mp_ticket_losses_most(const mp_ticket *ticket) { return MP_LOSSES_MOST + ticket->killed; }
 /* True for a suspect: this request, or one with its fingerprint, may have made a worker fail. A suspect takes its steps
  * alone. */
 static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {

@@ -105,10 +105,11 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
     return true;
 }
 
-/* Call when the engine was lost in admit or plan with this request. Counts the loss; at the MP_LOSSES_MOST-th ends the
- * request and returns true: one request must not take down one worker after the other. */
+/* Call when the engine was lost in admit or plan with this request. Counts the loss; at the last one that is allowed
+ * ends the request and returns true: one request must not take down one worker after the other. */
 static bool lost_with(mp_worker *w, mp_ticket *ticket) {
-    if (ticket->losses + 1 < MP_LOSSES_MOST) {
+    ticket->killed |= w->engine->outside;
+    if (ticket->losses + 1 < mp_ticket_losses_most(ticket)) {
         ticket->losses++;
         return false;
     }

@@ -429,6 +429,8 @@ MUTATIONS = [
              "if (outside && !BUG) {", "kills", SOME),
     Mutation(365, _S, "lost_with", "a request takes down one worker after the other", "ticket->losses++;",
              "ticket->losses += !BUG;", "lost", SOME),
+    Mutation(374, _S, "lost_with", "an external kill before a step uses up the retry",
+             "ticket->killed |= w->engine->outside;", "ticket->killed |= w->engine->outside && !BUG;", "lost", SOME),
     Mutation(368, _X, "mp_entry_fault", "every external kill is spared",
              "next != ticket->retry &&",
              "(next != ticket->retry || (BUG && outside && request->goes_on && (ticket->retry = MP_RETRY_USED))) &&",

@@ -77,7 +77,8 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
         break;
     case MP_RECV:
         fine = w.stalls ||
-               (fakes.processes && r->call && (r->call->lost_worker > 1 || (r->call->failed && failed_for_good(r))));
+               (fakes.processes && r->call &&
+                (r->call->lost_worker > 1 + r->call->killed_worker || (r->call->failed && failed_for_good(r))));
         break;
     case MP_OVERLOADED:
         fine = !r->ticket;

@@ -67,8 +67,11 @@ static const mp_error *engine_lost(mp_engine *base) {
     fake_engine *engine = (fake_engine *)base;
     enter(engine);
     bool gone = engine->gone || (sim_below(4) == 0 && is_gone(engine));
-    for (int i = 0; gone && i < engine->offers; i++)
-        ((sim_call *)engine->offered[i]->request)->lost_worker++;
+    for (int i = 0; gone && i < engine->offers; i++) {
+        sim_call *call = (sim_call *)engine->offered[i]->request;
+        call->lost_worker++;
+        call->killed_worker |= engine->base.outside;
+    }
     engine->offers = 0;
     leave(engine);
     return gone ? &engine->lost : NULL;
@@ -97,7 +100,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     SIM_CHECK(!call->admitted && !call->finished && call->failed < 2 + call->spared); /* one retry, two if spared */
     SIM_CHECK(!call->numeric || !call->failed);                        /* no retry after NaN */
     SIM_CHECK(!call->failed_late);                                     /* no retry after the caller saw a unit */
-    SIM_CHECK(call->lost_worker < 2);
+    SIM_CHECK(call->lost_worker < 2 + call->killed_worker);
     SIM_CHECK(call->base.goes_on ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&

@@ -46,6 +46,7 @@ typedef struct sim_call {
     bool spoils;             /* fails with INTEGRITY instead of INTERNAL, and the engine survives */
     uint32_t shown;          /* units computed so far; a request that can continue must not lose them */
     int lost_worker;         /* how often its engine was lost before a step with it */
+    bool killed_worker;      /* one of `lost_worker` was killed by another program */
     bool moved;              /* its engine was lost or failed, and no engine has admitted it since */
     uint64_t deadline_ns;    /* the deadline that the engine's item must have */
     int saved;               /* 1 while it is preempted and its state is kept */

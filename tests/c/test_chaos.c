@@ -224,7 +224,7 @@ MP_TEST(chaos_wraps_what_an_engine_tells) {
             MP_CHECK_INT(worker->engine->outside, outside); /* known after the step */
             if (lost) {
                 mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
-                ((fake_call *)mp_ticket_request(ticket))->loses_at_admit = true;
+                atomic_store(&((fake_call *)mp_ticket_request(ticket))->losses_at_admit, 1);
                 MP_CHECK_INT(worker->engine->ops->admit(worker->engine, &ticket->item, &error), MP_RECV);
             }
             MP_CHECK_INT(worker->engine->lost(worker->engine) != NULL, lost);

@@ -291,7 +291,6 @@ MP_TEST_SECONDS(registry_fault_external_kills_take_no_model_down, 60) {
         call->fault = MP_RECV;
         call->faults = 2;
         call->fingerprint = 17;
-        call->loses_at_plan = false;
         mp_ticket *ticket = fake_submit(registry, "a", call, &status);
         MP_CHECK(ticket);
         mp_error error;

@@ -49,7 +49,8 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     enter(engine);
     mp_status status = MP_OK;
     MP_CHECK(!item->state);
-    if (call->loses_at_admit) {
+    if (atomic_load(&call->losses_at_admit)) {
+        atomic_fetch_sub(&call->losses_at_admit, 1);
         status = mp_fail(&engine->lost, MP_RECV, "the process ended while it received a request");
         *error = engine->lost;
     } else if (call->refused) {
@@ -113,8 +114,10 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             plan->masks = true;
             continue;
         }
-        if (call->loses_at_plan)
+        if (atomic_load(&call->losses_at_plan)) {
+            atomic_fetch_sub(&call->losses_at_plan, 1);
             mp_fail(&engine->lost, MP_RECV, "the process ended while it planned");
+        }
         uint32_t left = masks ? 1 : call->units - atomic_load(&call->done);
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = units && units < left ? units : left;

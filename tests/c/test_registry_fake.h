@@ -67,7 +67,7 @@ typedef struct fake_call {
     uint64_t outputs;  /* bytes of outputs, which check() adds to the request */
     bool refused;      /* admit() refuses the request, and no retry follows */
     bool numeric;      /* its first step fails with MP_NUMERIC */
-    bool loses_at_admit, loses_at_plan; /* the engine is lost in admit or plan */
+    _Atomic int losses_at_admit, losses_at_plan; /* number of further engines that are lost in admit or plan */
     _Atomic int faults; /* number of further steps that fail with `fault`, from unit `fault_from` on */
     uint32_t fault_from; /* see `faults` */
     mp_status fault;

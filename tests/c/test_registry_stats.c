@@ -230,7 +230,7 @@ static void play_retry_beside(scene *scene) {
 static void play_lost_engine(scene *scene) { /* two engines are lost when they admit a request */
     add_fake(scene, "lost");
     fake_call *call = make_call(1);
-    call->loses_at_admit = true;
+    atomic_store(&call->losses_at_admit, 2);
     MP_CHECK_INT(finish(scene, "lost", call), MP_RECV);
 }
 

@@ -68,25 +68,32 @@ MP_TEST(workers_fault_of_a_file) {
     }
 }
 
-/* If an engine is lost outside a step, the culprit is unknown: each request has one retry, and the model stays
- * loaded. */
+/* If an engine is lost outside a step, the culprit is unknown: each request has one retry, two if another program
+ * killed a process, and the model stays loaded. */
 MP_TEST(workers_lost_before_a_step) {
-    for (int plans = 0; plans < 2; plans++) {
-        fake fake;
-        fake_init(&fake);
-        mp_registry *registry = fake_registry(1, 0);
-        fake_add(registry, "a", &fake, false);
-        fake_call *call = fake_call_create(1);
-        call->loses_at_admit = !plans;
-        call->loses_at_plan = plans;
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_RECV);
-        MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-        MP_CHECK_INT(fake_stats(registry).workers_spawned, 3);
-        MP_CHECK_INT(fake_stats(registry).retries, 1);
-        MP_CHECK_INT(fake_stats(registry).worker_faults, 2);
-        MP_CHECK_INT(fake_stats(registry).preemptions, 0);
-        fake_end(registry);
-    }
+    static const struct {
+        bool outside, goes_on;
+        int losses;
+        mp_status ends;
+    } rows[] = {{false, true, 2, MP_RECV}, {true, false, 2, MP_OK}, {true, true, 3, MP_RECV}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        for (int plans = 0; plans < 2; plans++) {
+            fake fake;
+            fake_init(&fake);
+            fake.outside = rows[i].outside;
+            mp_registry *registry = fake_registry(1, 0);
+            fake_add(registry, "a", &fake, false);
+            fake_call *call = fake_call_create(1);
+            call->base.goes_on = rows[i].goes_on;
+            atomic_store(plans ? &call->losses_at_plan : &call->losses_at_admit, rows[i].losses);
+            MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), rows[i].ends);
+            MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
+            MP_CHECK_INT(fake_stats(registry).workers_spawned, rows[i].losses + 1);
+            MP_CHECK_INT(fake_stats(registry).retries, rows[i].losses - (rows[i].ends != MP_OK));
+            MP_CHECK_INT(fake_stats(registry).worker_faults, rows[i].losses);
+            MP_CHECK_INT(fake_stats(registry).preemptions, 0);
+            fake_end(registry);
+        }
 }
 
 /* A step that fails for all its requests is one fault, and does not open the breaker by itself. */
