@@ -17,6 +17,8 @@
  *   D_HALVES            1: a tile spans whole panels (AVX-512);  2: half of one (fewer or shorter registers)
  *   D_MAX_ROWS          rows of the tallest tile, 4, 6 or 12
  *   D_PANELS(R)         panels that a tile of R rows spans: 2 if one panel has too few sums to hide latency, else 1
+ *   D_BY_VECTOR         optional: multiply one vector of weights by all rows before loading the next. Fewer registers
+ *                       hold weights, and each word of a row is loaded once per vector. One panel per tile
  *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
  * and these functions, static MP_INLINE:
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)
@@ -67,6 +69,34 @@ enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
 /* Compute `count` (a constant) steps of the tile. a[i] points at row 3 * i. x86 instructions can address base, base +
  * stride and base + 2 * stride, so 12 rows need only 4 base registers, the stride and no arithmetic. */
+#ifdef D_BY_VECTOR
+static MP_INLINE void D(steps)(const int R, const int P, const int count, const dense_tile *t, const uint8_t *w,
+                               const uint8_t *const *a, D_ACC *acc) {
+    const int64_t stride = t->a_stride;
+    _Static_assert(D_PANELS(1) == 1, "a tile by vectors spans one panel");
+    (void)P;
+    MP_UNROLL
+    for (int u = 0; u < count; u++) {
+        const uint8_t *from = w + u * DENSE_STEP;
+        MP_UNROLL
+        for (int line = 0; line < 2 / D_HALVES; line++)
+            __builtin_prefetch(from + line * 64 + t->prefetch, 0, 3);
+        MP_UNROLL
+        for (int v = 0; v < D_V; v++) {
+            const D_W wv = D(load)(from + v * D_LANES * 4);
+            const uint8_t *row[4];
+            MP_UNROLL
+            for (int i = 0; i < (R + 2) / 3; i++) {
+                row[i] = a[i];
+                __asm__ volatile("" : "+r"(row[i])); /* else the compiler keeps the words in registers, and spills */
+            }
+            MP_UNROLL
+            for (int r = 0; r < R; r++)
+                acc[r * D_V + v] = D(dot)(acc[r * D_V + v], wv, D(splat)(row[r / 3] + r % 3 * stride + u * 4));
+        }
+    }
+}
+#else
 static MP_INLINE void D(steps)(const int R, const int P, const int count, const dense_tile *t, const uint8_t *w,
                                const uint8_t *const *a, D_ACC *acc) {
     const int64_t stride = t->a_stride;
@@ -92,6 +122,7 @@ static MP_INLINE void D(steps)(const int R, const int P, const int count, const 
         }
     }
 }
+#endif
 
 static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
     D_ACC acc[28], run[28];
@@ -276,4 +307,5 @@ static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
 #undef D_ACC
 #undef D_CLASS
 #undef D_MAX_ROWS
+#undef D_BY_VECTOR
 #undef D_PANELS

@@ -68,27 +68,35 @@ static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
 #include "kernels/simd/dense_gemm.h"
 
 /* ---- I8 ---------------------------------------------------------------------------------------------------------- */
-/* vpmaddubsw saturates for u8 = q + 128. The weights are therefore converted back to q, and the sign of the activation
- * is moved onto them: |a| * sign(q, a), two products of at most 127 * 127 in an int16. The accumulators then start at
- * 0. */
+/* vpmaddubsw saturates for u8 = q + 128. The weights are therefore converted back to q, and their sign is moved onto
+ * the activation: |q| * sign(a, q), two products of at most 127 * 127 in an int16. |q| serves all rows of the tile. The
+ * accumulators start at 0. */
+typedef struct i8_weights {
+    __m256i q, size;
+} i8_weights;
 #define D(name)         i8_##name
-#define D_W             __m256i
+#define D_W             i8_weights
 #define D_A             __m256i
 #define D_ACC           __m256i
 #define D_CLASS         D_I8
-#define D_MAX_ROWS      4
+#define D_MAX_ROWS      6
 #define D_PANELS(R)     1
+#define D_BY_VECTOR
 static MP_INLINE __m256i i8_start(int32_t sum) {
     (void)sum;
     return _mm256_setzero_si256();
 }
-static MP_INLINE __m256i i8_load(const uint8_t *w) {
-    return _mm256_xor_si256(_mm256_load_si256((const __m256i *)(const void *)w), _mm256_set1_epi8((char)-128));
+static MP_INLINE i8_weights i8_load(const uint8_t *w) {
+    const __m256i q =
+        _mm256_xor_si256(_mm256_load_si256((const __m256i *)(const void *)w), _mm256_set1_epi8((char)-128));
+    return (i8_weights){q, _mm256_abs_epi8(q)};
 }
 static MP_INLINE __m256i i8_splat(const uint8_t *a) { return _mm256_set1_epi32(*(const any_word *)a); }
-static MP_INLINE __m256i i8_dot(__m256i acc, __m256i w, __m256i a) {
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(w, a));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+static MP_INLINE __m256i i8_dot(__m256i acc, i8_weights w, __m256i a) {
+    const __m256i pairs = _mm256_maddubs_epi16(w.size, _mm256_sign_epi8(a, w.q));
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    __asm__("" : "+x"(acc)); /* else gcc adds the products of several steps first, and spills them */
+    return acc;
 }
 static MP_INLINE __m256 i8_result(__m256i acc, const float *sw, float sa) {
     return _mm256_mul_ps(_mm256_cvtepi32_ps(acc), _mm256_mul_ps(_mm256_loadu_ps(sw), _mm256_set1_ps(sa)));
@@ -158,6 +166,11 @@ static MP_INLINE __m256i first_lanes(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+/* Load the first n of eight floats, zero beyond them. A masked load of all eight costs more than a load. */
+static MP_INLINE __m256 load_first(const float *x, int n) {
+    return n >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, first_lanes(n));
+}
+
 /* Compute the Hadamard stages within eight lanes: those of the distances 1, 2 and 4 that are below `size`. A stage
  * multiplies each lane by 1, or by -1 if the lane is the second of its pair, and adds its partner. An FMA by +-1 rounds
  * once, as a sum or difference does. */
@@ -190,7 +203,7 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256i top = _mm256_setzero_si256(); /* bits of magnitudes compare as integers; NaN and Inf are greatest */
     for (int k = 0; k < K; k += 8) {
-        const __m256 v = _mm256_maskload_ps(x + k, first_lanes(K - k));
+        const __m256 v = load_first(x + k, K - k);
         top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v), magnitude));
     }
     int32_t lanes[8];
@@ -213,12 +226,15 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
     }
     __m256i total = _mm256_setzero_si256();
     for (int k = 0; k < K; k += 8) {
-        const __m256 v = _mm256_mul_ps(_mm256_maskload_ps(x + k, first_lanes(K - k)), _mm256_set1_ps(inverse));
+        const __m256 v = _mm256_mul_ps(load_first(x + k, K - k), _mm256_set1_ps(inverse));
         const __m256i i = _mm256_cvtps_epi32(_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
         const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
-        int8_t bytes[16];
-        _mm_storeu_si128((__m128i *)(void *)bytes, _mm_packs_epi16(words, words));
-        memcpy(q + k, bytes, (size_t)(K - k < 8 ? K - k : 8));
+        int8_t bytes[8];
+        _mm_storel_epi64((__m128i *)(void *)bytes, _mm_packs_epi16(words, words));
+        if (K - k >= 8)
+            memcpy(q + k, bytes, 8);
+        else
+            memcpy(q + k, bytes, (size_t)(K - k));
         total = _mm256_add_epi32(total, i);
     }
     _mm256_storeu_si256((__m256i *)(void *)lanes, total);
