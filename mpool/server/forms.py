@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..checks import shown
 from ..conversation import grammar, tool_schemas
 from ..conversation.tool_schemas import ToolFields
+from ..conversation.tools import arguments_of
 from ..errors import MpoolError, sentence
 from .errors import Refusal, with_schema_field
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 _OLLAMA = "format"
 #: Names of the fields of a tool in chat completions, and in ``/v1/responses``.
 OPENAI_TOOL, FLAT_TOOL = ToolFields(), ToolFields("")
+#: Name of the only argument of an earlier call whose arguments are not the JSON text of an object.
+INVALID_ARGUMENTS = "invalid_json"
 
 
 def openai_format(value: dict[str, Any] | None, name: str = "response_format", flat: bool = False) -> dict[str, Any]:
@@ -82,6 +87,28 @@ def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     except MpoolError as error:
         raise Refusal("invalid_value", sentence(with_schema_field(error.message[:200], name)), name) from None
     return {"response_format": wanted}
+
+
+def earlier_arguments(context: Context, text: str, where: str) -> Mapping[str, Any]:
+    """Return the arguments of a call of an earlier message.
+
+    A model may have written invalid JSON, or a completion may have ended within it. Clients send such a call back with
+    every further request, together with a result that reports the error. The chat template then receives the text as
+    the only argument, :data:`INVALID_ARGUMENTS`: templates need an object, and the model should see what it wrote.
+
+    Args:
+        text: Arguments as JSON text, valid or not.
+        where: Field of the request, for the error message.
+
+    Raises:
+        Refusal: The text is too long, or the server is strict and the text is not the JSON of an object.
+    """
+    found = arguments_of(context.check_text(text, where))
+    if found is not None:
+        return found
+    context.ignore(re.sub(r"\[\d+\]", "[]", where), f"`{where}` must be the JSON text of an object, got {shown(text)}.",
+                   where, "invalid_value")
+    return {INVALID_ARGUMENTS: text}
 
 
 def functions_of(context: Context, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:

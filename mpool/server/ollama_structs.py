@@ -111,6 +111,18 @@ class OllamaToolCall(Fields, omit_defaults=True):
     type: str | None = None
 
 
+class EarlierFunction(OllamaFunction, omit_defaults=True):
+    """Name of a function that was called, and its arguments: an object, or JSON text."""
+
+    arguments: dict[str, Any] | str
+
+
+class EarlierToolCall(OllamaToolCall, omit_defaults=True):
+    """A tool call of an earlier message. ``type`` is ignored."""
+
+    function: EarlierFunction
+
+
 class OllamaMessage(Fields):
     """A message of a conversation. ``images`` are base64. A message with the role ``tool`` contains the result of the
     tool ``tool_name``, or of the tool call ``tool_call_id``. A message with the role ``thinking`` contains the
@@ -120,7 +132,7 @@ class OllamaMessage(Fields):
     content: str = ""
     thinking: str | None = None
     images: list[str] | None = None
-    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=1000)] | None = None
+    tool_calls: Annotated[list[EarlierToolCall], Meta(max_length=1000)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 

@@ -104,7 +104,7 @@ class Context:
         self.id, self.started = state.new_id(), time.monotonic()
         self.ignored: list[str] | None = None if state.settings.strict else []
 
-    def ignore(self, name: str, message: str, param: str) -> None:
+    def ignore(self, name: str, message: str, param: str, code: str = "unsupported_parameter") -> None:
         """Report that a part of the body has no effect.
 
         Args:
@@ -112,12 +112,13 @@ class Context:
                 left out unless they are letters, digits, ``_``, ``-``, ``.`` or brackets.
             message: Error message.
             param: Field of the body, for the error.
+            code: Code of the error.
 
         Raises:
             Refusal: The server is strict.
         """
         if self.ignored is None:
-            raise Refusal("unsupported_parameter", message, param)
+            raise Refusal(code, message, param)
         if (name := _UNSAFE.sub("", name)[:_MAX_NAME]) not in self.ignored and len(self.ignored) < bodies.MAX_UNKNOWN:
             self.ignored.append(name)
 

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...checks import shown
-from ...conversation.tools import arguments_of
-from .. import bodies
+from .. import bodies, forms
 from ..errors import Refusal
 from .response_structs import (
     InputCall,
@@ -103,10 +101,7 @@ class _Conversation:
                           f"{where}.call_id")
         self._ids.add(item.call_id)
         self._open.add(item.call_id)
-        arguments = self._context.check_text(item.arguments, f"{where}.arguments")
-        if arguments_of(arguments) is None:
-            raise Refusal("invalid_value", f"`{where}.arguments` must be the JSON text of an object, got "
-                                           f"{shown(arguments)}.", f"{where}.arguments")
+        arguments = forms.earlier_arguments(self._context, item.arguments, f"{where}.arguments")
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or self._thoughts:
             last = {"role": "assistant", "content": None, "tool_calls": [], **self._reasoning("assistant")}
