@@ -8,6 +8,7 @@ import msgspec
 
 from .. import bodies, forms
 from ..errors import Refusal
+from .namespaces import joined_name
 from .response_structs import (
     InputCall,
     InputCallOutput,
@@ -110,7 +111,7 @@ class _Conversation:
             self._kept = len(self.messages) - 1
             last = self.messages[-1] = {**last, "tool_calls": list(last.get("tool_calls", ()))}
         last.setdefault("tool_calls", []).append({"id": item.call_id, "function": {
-            "name": item.name, "arguments": arguments}})
+            "name": joined_name(item.namespace, item.name), "arguments": arguments}})
 
 
 __all__ = ["messages_of"]

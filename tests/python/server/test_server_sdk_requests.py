@@ -83,12 +83,13 @@ RESPONSES = {
         "user", "message", "function_call", "function_call_output", "reasoning")},
     "input[]": ("refused", "a reference to an item that OpenAI's servers keep"),
     **{f"input[]:function_call.{name}": ("reported", "belongs to tools of OpenAI's servers") for name in (
-        "async", "caller", "namespace")},
+        "async", "caller")},
     **{f"input[]:function_call_output.{name}": ("reported", "belongs to tools of OpenAI's servers") for name in (
         "name", "caller", "namespace")},
     "tool_choice:": ("refused", ONLY_FUNCTIONS),
     "tool_choice:function": ACCEPTED, "tool_choice:allowed_tools": ACCEPTED,
-    "tools[]:": ("reported", HOSTED), "tools[]:function": ACCEPTED,
+    "tools[]:": ("reported", HOSTED), "tools[]:function": ACCEPTED, "tools[]:namespace": ACCEPTED,
+    "tools[]:namespace.tools[]:custom": ("reported", HOSTED),
 }
 MESSAGES = {
     **{f"messages[]:user.content[]:{name}": ("refused", "such blocks belong to the assistant") for name in (
