@@ -14,6 +14,7 @@ import pytest
 import toolmodels as tm
 from PIL import Image
 
+from mpool import native_calls
 from mpool.conversation import tool_grammar
 from mpool.server.errors import Refusal
 from mpool.server.openai.chat import OPERATIONS
@@ -158,6 +159,34 @@ def test_only_unusable_patterns_are_left_out() -> None:
         "b": {"enum": [{"pattern": "(?=b)"}]}}, "patternProperties": {"^x": {}},
         "$defs": {"pattern": {"additionalProperties": True}}}
     assert tool_grammar.without_patterns(schema, lambda pattern: True) == schema
+
+
+@pytest.mark.parametrize(("schema", "hops"), [
+    ({}, 0), ({"properties": {"zone": {"type": "string", "enum": ["a", "b"]}}}, 0),
+    ({"properties": {"zone": {"type": "string", "pattern": "^a"}}}, 1),
+    ({"properties": {"zone": {"anyOf": [{"type": "string", "pattern": "^a"}, {"type": "null"}]}}}, 1),
+    ({"patternProperties": {"^a": {}}}, 1)], ids=str)
+def test_only_schemas_with_patterns_need_another_thread(schema: dict[str, Any], hops: int, server: Any,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grammar is compiled before; whether patterns are usable is asked on a thread for native calls."""
+    body = {**BODIES[CHATS], "model": "writes", "tools": [function({"type": "object", **schema})]}
+    assert post(server, CHATS, body)[0] == 200
+    calls: list[Any] = []
+    begin = native_calls.GRAMMARS.begin
+    monkeypatch.setattr(native_calls.GRAMMARS, "begin", lambda *given, **more: (calls.append(given), begin(
+        *given, **more))[1])
+    assert post(server, CHATS, body)[0] == 200
+    assert len(calls) == hops
+    strict_tool = {**body, "tools": [function({"type": "object", "properties": {"zone": {
+        "type": "string", "pattern": "^a"}}, "required": ["zone"], "additionalProperties": False}, strict=True)]}
+    assert post(server, CHATS, strict_tool)[0] == 200
+    calls.clear()
+    assert post(server, CHATS, strict_tool)[0] == 200 and not calls
+
+
+def test_the_search_for_patterns_is_bounded() -> None:
+    for values, found in ((990, False), (10_000, True)):
+        assert tool_grammar.may_have_patterns({"properties": {"zone": {"enum": [*range(values)]}}}) is found
 
 
 CLOCK_TOOL = {"name": "clock", "input_schema": {"type": "object", "properties": {}}}
