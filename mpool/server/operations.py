@@ -39,8 +39,6 @@ log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
 #: Maximum length of the URL of an image.
 _MAX_URL = 4096
-#: Characters that the name of an ignored part must not have, and its maximum length.
-_UNSAFE, _MAX_NAME = re.compile(r"[^A-Za-z0-9_.\[\]-]"), 100
 #: Content types of programs that do not set one: none, and curl's.
 _DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded")
 #: Responses with at least this many numbers are encoded on another thread: encoding them takes milliseconds.
@@ -108,8 +106,7 @@ class Context:
         """Report that a part of the body has no effect.
 
         Args:
-            name: Name of the part, for the log and the response header. Characters that clients may have chosen are
-                left out unless they are letters, digits, ``_``, ``-``, ``.`` or brackets.
+            name: Name of the part, for the log and the response header.
             message: Error message.
             param: Field of the body, for the error.
             code: Code of the error.
@@ -119,8 +116,7 @@ class Context:
         """
         if self.ignored is None:
             raise Refusal(code, message, param)
-        if (name := _UNSAFE.sub("", name)[:_MAX_NAME]) not in self.ignored and len(self.ignored) < bodies.MAX_UNKNOWN:
-            self.ignored.append(name)
+        bodies.add_ignored(self.ignored, name)
 
     def refusal(self, error: BaseException) -> Refusal:
         """Convert an exception to the error that the client receives, and log its details.
