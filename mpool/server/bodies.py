@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar, Union
+from types import GenericAlias
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -230,18 +232,20 @@ class _Shape:
         self.structs = [_StructShape(part) for part in parts if isinstance(part, inspect.StructType)]
         items = _Shape(part.item_type for part in parts if isinstance(part, inspect.ListType))  \
             if any(isinstance(part, inspect.ListType) for part in parts) else None
-        self.items = items if items is not None and items.has_fields else None
+        self.items: _Shape | None = items if items is not None and items.has_fields else None
         self.is_whole = any(isinstance(part, inspect.IntType) for part in parts) \
             and not any(isinstance(part, inspect.FloatType) for part in parts)
-        self.has_fields = bool(self.structs) or self.items is not None
-        self._kind = Union[tuple(part.cls for part in parts)] if parts and len(self.structs) == len(parts) else None
+        self.has_fields: bool = bool(self.structs) or self.items is not None
+        classes = [part.cls for part in parts if isinstance(part, inspect.StructType)]
+        self._list = GenericAlias(list, functools.reduce(operator.or_, classes)) \
+            if classes and len(classes) == len(parts) else None
 
     def is_valid_list(self, data: msgspec.Raw) -> bool:
         """Return True if a list certainly is valid with these items, so that there is nothing to change in it."""
-        if self._kind is None:
+        if self._list is None:
             return False
         try:
-            _decoder(list[self._kind]).decode(data)
+            _decoder(self._list).decode(data)
             return True
         except msgspec.ValidationError:
             return False
@@ -273,7 +277,7 @@ def _cleaned(data: msgspec.Raw, shape: _Shape, path: str, ignored: list[str] | N
     Returns:
         A value that msgspec encodes as the JSON.
     """
-    head = memoryview(data)[:1]  # type: ignore[arg-type]
+    head = bytes(memoryview(data)[:1])  # type: ignore[arg-type]
     if head == b"[":
         items = shape.items
         if items is None or items.is_valid_list(data):
@@ -349,5 +353,5 @@ async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None) -> T
     return await native_calls.BODIES.arun(parse_bounded, data, kind, ignored)
 
 
-__all__ = ["MAX_UNKNOWN", "ClientDisconnected", "add_ignored", "check_size", "declared_length", "parse", "parse_body", "parse_bounded",
-           "parse_part", "read"]
+__all__ = ["MAX_UNKNOWN", "ClientDisconnected", "add_ignored", "check_size", "declared_length", "parse", "parse_body",
+           "parse_bounded", "parse_part", "read"]

@@ -104,23 +104,27 @@ class OllamaFunction(Fields, omit_defaults=True):
 
 
 class OllamaToolCall(Fields, omit_defaults=True):
-    """A tool call. ``type`` is ignored."""
+    """A tool call."""
 
     function: OllamaFunction
     id: str | None = None
     type: str | None = None
 
 
-class EarlierFunction(OllamaFunction, omit_defaults=True):
-    """Name of a function that was called, and its arguments: an object, or JSON text."""
+class EarlierFunction(Fields):
+    """Name of a function that was called, and its arguments: an object, or JSON text. ``index`` is ignored."""
 
+    name: Text
     arguments: dict[str, Any] | str
+    index: int | None = None
 
 
-class EarlierToolCall(OllamaToolCall, omit_defaults=True):
+class EarlierToolCall(Fields):
     """A tool call of an earlier message. ``type`` is ignored."""
 
     function: EarlierFunction
+    id: str | None = None
+    type: str | None = None
 
 
 class OllamaMessage(Fields):

@@ -11,7 +11,6 @@ import asyncio
 import base64
 import logging
 import os
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -116,9 +116,10 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     """An input to respond to: a text, or messages, function calls and their results.
 
     ``previous_response_id`` continues a conversation. The server keeps the latest conversations in memory, unless
-    ``store`` is false. ``tools`` are functions, and namespaces of functions. ``background``, ``conversation`` and ``prompt`` are refused.
-    ``include``, ``metadata``, ``truncation``, ``service_tier``, ``user``, ``safety_identifier``, ``max_tool_calls``,
-    ``stream_options``, ``prompt_cache_key``, ``prompt_cache_retention`` and ``prompt_cache_options`` are ignored."""
+    ``store`` is false. ``tools`` are functions, and namespaces of functions. ``background``, ``conversation`` and
+    ``prompt`` are refused. ``include``, ``metadata``, ``truncation``, ``service_tier``, ``user``,
+    ``safety_identifier``, ``max_tool_calls``, ``stream_options``, ``prompt_cache_key``, ``prompt_cache_retention`` and
+    ``prompt_cache_options`` are ignored."""
 
     model: Name
     input: str | Annotated[list[dict[str, Raw]], Meta(min_length=1, max_length=10_000)]
