@@ -88,7 +88,7 @@ typedef struct mp_step_work {
     uint64_t found;    /* tokens found in the prefix cache and not computed */
     uint64_t drafted;  /* draft tokens verified */
     uint64_t accepted; /* draft tokens accepted */
-    uint64_t shared;   /* texts that got the vector of an equal text */
+    uint64_t shared;   /* texts and images that got the vector of an equal one */
 } mp_step_work;
 struct mp_engine {
     const mp_engine_ops *ops;

@@ -35,17 +35,19 @@ def classify(arguments: argparse.Namespace) -> int:
     if arguments.pair is not None and arguments.labels is not None:
         raise InvalidArgument("--pair and --labels exclude each other: the labels make the second text of each pair")
     batch = max(1, _BATCH_PAIRS // len(options["labels"])) if options.get("labels") else _BATCH
-    source, seen = enumerate(texts_of(arguments), 1), False
+    source, seen = texts_of(arguments), False
+    lines = enumerate(source, 1)
     rows: list[dict[str, Any]] = []
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
-        while part := list(itertools.islice(source, batch)):
+        while part := list(itertools.islice(lines, batch)):
             given = [(line, text) for line, text in part if text.strip()]
             if not given:
                 continue
             inputs: Any = [text if arguments.pair is None else (text, arguments.pair) for _, text in given]
             count, seen = len(given) * max(1, len(options.get("labels", ()))), True
-            found = model.classify(inputs, top_k=arguments.top_k, max_inputs=count, progress=False, **options)
+            with source.named([line - 1 for line, _ in given]):
+                found = model.classify(inputs, top_k=arguments.top_k, max_inputs=count, progress=False, **options)
             for (line, text), one in zip(given, found):
                 if arguments.json:
                     rows.append({"line": line, "text": text, "label": one.label, "score": one.score,
@@ -69,15 +71,17 @@ def _classify_tokens(arguments: argparse.Namespace) -> int:
             raise InvalidArgument(f"{option} and --tokens exclude each other", param=name)
     options = {name: getattr(arguments, name) for name in _OF_TOKENS if hasattr(arguments, name)}
     options = {"aggregation": "simple", **options, "compute": arguments.compute, "truncate": not arguments.no_truncate}
-    lines = ((line, text) for line, text in enumerate(texts_of(arguments), 1) if text.strip())
+    source = texts_of(arguments)
+    lines = ((line, text) for line, text in enumerate(source, 1) if text.strip())
     rows: list[dict[str, Any]] = []
     seen = False
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
         while part := list(itertools.islice(lines, _BATCH)):
             seen = True
-            for (line, text), spans in zip(part, model.classify_tokens([text for _, text in part], progress=False,
-                                                                       **options)):
+            with source.named([line - 1 for line, _ in part]):
+                found = model.classify_tokens([text for _, text in part], progress=False, **options)
+            for (line, text), spans in zip(part, found):
                 if arguments.json:
                     rows.append({"line": line, "text": text, "spans": [
                         {"label": one.label, "score": one.score, "start": one.start, "end": one.end, "word": one.word}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 #: Control characters that could move the cursor of a terminal or change its settings. A model can generate them.
 _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+#: Start of an error or a hint about a text or image of a list, with its index.
+_TEXT = re.compile(r"`?(?:text |texts\[|documents\[|images\[)(\d+)\]?(?:\[\d\])?`?(?= )")
 
 
 def make_pool(arguments: argparse.Namespace) -> Pool:
@@ -100,26 +105,72 @@ def stats_line(done: Completion) -> str:
     return ", ".join([*parts, f"{timings.total:.2f} s in total", f"finish reason: {done.finish_reason}"])
 
 
-def lines_of(paths: list[str]) -> Iterator[str]:
-    """Yield the lines of files, without line terminators and byte order marks. ``-`` is standard input."""
-    from ..errors import FileError
+class Texts(Iterator[str]):
+    """Texts of the command line, or the lines of files, without line terminators and byte order marks.
 
-    for path in paths:
-        if path == "-":
-            yield from (line.rstrip("\r\n") for line in sys.stdin)
-            continue
+    Args:
+        texts: texts of the command line.
+        paths: files, if there are no such texts. ``-`` is standard input.
+    """
+
+    def __init__(self, texts: Sequence[str], paths: Sequence[str] = ()) -> None:
+        self._files: list[tuple[int, str]] = []  # number of texts before the first one of each file, and its name
+        self._count = 0
+        self._rows = iter(texts) if texts else self._lines(paths)
+
+    def __next__(self) -> str:
+        text = next(self._rows)
+        self._count += 1
+        return text
+
+    def _lines(self, paths: Sequence[str]) -> Iterator[str]:
+        from ..errors import FileError
+
+        for path in paths:
+            self._files.append((self._count, "standard input" if path == "-" else path))
+            if path == "-":
+                yield from (line.rstrip("\r\n") for line in sys.stdin)
+                continue
+            try:
+                with open(path, encoding="utf-8-sig") as file:
+                    yield from (line.rstrip("\r\n") for line in file)
+            except UnicodeDecodeError as error:
+                raise FileError(f"{path} is not UTF-8 text: {error.reason}",
+                                hint="Convert it first, for example with iconv") from None
+
+    def place(self, at: int) -> str | None:
+        """Return the line and the file of the text with this index; None: it is a text of the command line."""
+        found = next(((first, name) for first, name in reversed(self._files) if first <= at), None)
+        return None if found is None else f"line {at - found[0] + 1} of {found[1]}"
+
+    @contextmanager
+    def named(self, given: Sequence[int] | None = None) -> Iterator[None]:
+        """Let errors about a text name its line and file.
+
+        Args:
+            given: indices of the texts that are passed to the library; None: all texts are.
+        """
+        from ..errors import MpoolError
+
         try:
-            with open(path, encoding="utf-8-sig") as file:
-                yield from (line.rstrip("\r\n") for line in file)
-        except UnicodeDecodeError as error:
-            raise FileError(f"{path} is not UTF-8 text: {error.reason}",
-                            hint="Convert it first, for example with iconv") from None
+            yield
+        except MpoolError as error:
+            error.message = self._with_place(error.message, given)
+            error.hint = error.hint and self._with_place(error.hint, given)
+            raise
+
+    def _with_place(self, message: str, given: Sequence[int] | None) -> str:
+        found = _TEXT.match(message)
+        if found is None or given is not None and int(found[1]) >= len(given):
+            return message
+        place = self.place(int(found[1]) if given is None else given[int(found[1])])
+        return message if place is None else place + message[found.end():]
 
 
-def texts_of(arguments: argparse.Namespace) -> Iterator[str]:
+def texts_of(arguments: argparse.Namespace) -> Texts:
     """Return the texts of the arguments, of the files of ``--file``, or of standard input."""
     from ..errors import InvalidArgument
 
     if arguments.text and arguments.file:
         raise InvalidArgument("texts must be given as arguments or with --file, not both")
-    return iter(arguments.text) if arguments.text else lines_of(arguments.file or ["-"])
+    return Texts(arguments.text, arguments.file or ["-"])

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from .common import default_model, lines_of, make_pool, note, texts_of
+from .common import Texts, default_model, make_pool, note, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ def embed(arguments: argparse.Namespace) -> int:
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
         pool.load(arguments.model or default_model("text_embedding"), compute=arguments.compute, progress=progress)
-        with _opened(arguments.output) as file:
+        with _opened(arguments.output) as file, source.named():
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, texts)
             for rows in _vectors(pool, source, texts if form == "jsonl" else None, arguments, options):
                 if arguments.vectors == "dense":
@@ -66,7 +66,7 @@ def embed_image(arguments: argparse.Namespace) -> int:
     form = _format(arguments)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("dimensions", "normalize", "precision", "compute", "on_error", "allow_urls")}
-    source = iter(arguments.image) if arguments.image else lines_of(["-"])
+    source = Texts(arguments.image, ["-"])
     whole = options["precision"] in ("int8", "uint8")  # quantisation ranges depend on all vectors
     names: list[str] = []  # images in flight, until their vectors are written
     count = 0
@@ -76,9 +76,11 @@ def embed_image(arguments: argparse.Namespace) -> int:
         with _opened(arguments.output) as file:
             writer = _ArrayWriter(file) if form == "npy" else _LineWriter(file, names, "image")
             while part := list(source if whole else itertools.islice(source, _BATCH)):
-                count += len(part)
                 names += part
-                writer.rows(pool.embed_image(part, model, max_inputs=len(part), progress=_bar(arguments), **options))
+                with source.named(range(count, count + len(part))):
+                    vectors = pool.embed_image(part, model, max_inputs=len(part), progress=_bar(arguments), **options)
+                count += len(part)
+                writer.rows(vectors)
             _require_inputs(count, "image")
             writer.close()
     return 0

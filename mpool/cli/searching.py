@@ -35,7 +35,8 @@ def search(arguments: argparse.Namespace) -> int:
             count += len(part)
             if not given:
                 continue
-            vectors = model.embed([text for _, text in given], task="document", compute=arguments.compute)
+            with source.named([line for line, _ in given]):
+                vectors = model.embed([text for _, text in given], task="document", compute=arguments.compute)
             # a product of matrices would give equal texts different scores, by their places in the batch
             scores = similarity(np.broadcast_to(query, vectors.shape), vectors, pairwise=True).tolist()
             for score, (line, text) in zip(scores, given):
@@ -55,14 +56,16 @@ def rerank(arguments: argparse.Namespace) -> int:
     """Run ``mpool rerank``. Blank lines are skipped."""
     from ..errors import InvalidArgument
 
-    given = [(line, text) for line, text in enumerate(texts_of(arguments)) if text.strip()]
+    source = texts_of(arguments)
+    given = [(line, text) for line, text in enumerate(source) if text.strip()]
     if not given:
         raise InvalidArgument("at least one text is required, got none")
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("rerank"), compute=arguments.compute,
                           progress=False if arguments.quiet else None)
-        ranking = model.rerank(arguments.query, [text for _, text in given], top_k=arguments.top_k,
-                               compute=arguments.compute)
+        with source.named([line for line, _ in given]):
+            ranking = model.rerank(arguments.query, [text for _, text in given], top_k=arguments.top_k,
+                                   compute=arguments.compute)
     _print([{"score": one.score, "line": given[one.index][0] + 1, "text": one.text} for one in ranking], arguments)
     return 0
 

@@ -72,6 +72,8 @@ _DATA = ("const", "enum", "default", "examples")
 #: Keywords that each describe an object's properties. With two of them, the first property is not easily determined.
 _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
+#: Maximum number of parts of a schema that :func:`may_have_patterns` examines, which takes less than 1 ms.
+_MAX_EXAMINED = 1000
 
 
 def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: bool, single: bool,
@@ -167,6 +169,22 @@ def _calls_or_response(format: ToolFormat, functions: Sequence[Function], respon
     found = [_rebase(option, f"#/anyOf/{at}" + f"/properties/{format.key}" * (at < len(functions)))
              for at, option in enumerate(options)]
     return json.dumps({"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, "anyOf": found})
+
+
+def may_have_patterns(schema: Any) -> bool:
+    """Return False if a JSON schema certainly has no regular expression. Examines at most 1,000 parts of the schema."""
+    waiting, left = [schema], _MAX_EXAMINED
+    while waiting:
+        part, left = waiting.pop(), left - 1
+        if left < 0:
+            return True
+        if isinstance(part, Mapping):
+            if "pattern" in part or "patternProperties" in part:
+                return True
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return False
 
 
 def without_patterns(schema: Any, usable: Callable[[str], bool]) -> Any:

@@ -24,7 +24,9 @@ from .grammar import MAX_DEPTH, _depth
 
 #: Maximum number of tools, and of characters of all tools as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+#: Maximum number of characters of a function's name.
+MAX_NAME = 64
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 _ALLOWED = ('a dict {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, a '
             "function with annotations, or a pydantic class")
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}

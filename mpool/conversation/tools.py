@@ -19,7 +19,7 @@ from ..results import ToolCall
 from . import grammar, tool_formats, tool_schemas
 from .tool_calls import ToolCallParser, parse_arguments
 from .tool_formats import Function, ToolFormat
-from .tool_grammar import build_grammar, without_patterns
+from .tool_grammar import build_grammar, may_have_patterns, without_patterns
 from .tool_templates import tool_support
 
 if TYPE_CHECKING:
@@ -147,7 +147,9 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
             if response is not None else f"`tools`: the tool {strict} is strict, which"
         raise Unsupported(f"{needs} needs the package llguidance", param=needs.split("`")[1], key=key,
                           hint=install_hint("grammar"))
-    functions = native_calls.GRAMMARS.run(_enforceable, tools.functions)
+    functions: Sequence[Function] = tools.functions
+    if any(not function.strict and may_have_patterns(function.parameters) for function in functions):
+        functions = native_calls.GRAMMARS.run(_enforceable, functions)
     try:
         call_grammar = build_grammar(tools.format, functions, forced=tools.forced, single=tools.single,
                                      splitter=splitter, response=response)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from types import GenericAlias
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,8 +29,9 @@ Receive = Callable[[], Awaitable[Any]]
 
 #: Minimum size in bytes of a body that is parsed on another thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
-#: Maximum number of unknown fields that are reported for a body, and the pattern of names that may be reported.
-MAX_UNKNOWN, _FIELD = 16, re.compile("[A-Za-z0-9_-]{1,64}")
+#: Maximum number of ignored parts that are reported for a body, characters that their names must not have, and the
+#: maximum length of a name.
+MAX_UNKNOWN, _UNSAFE, _MAX_NAME = 16, re.compile(r"[^A-Za-z0-9_.\[\]-]"), 100
 _TOO_DEEP = "The body is nested too deeply."
 #: Maximum number of lists and objects in a body, and of values: to decode a million lists in one call takes seconds,
 #: during which no other thread of the process runs Python.
@@ -139,9 +142,8 @@ def parse(data: bytes, kind: type[T], ignored: list[str] | None = None) -> T:
     Args:
         data: Body as JSON.
         kind: Struct that forbids unknown fields.
-        ignored: List that receives the names of unknown fields, such as ``messages[].x``, which then have no effect. At
-            most 16 names are added, and only names of 1 to 64 letters, digits, ``_`` and ``-``: clients choose them,
-            and they become part of the log and of a response header. None: unknown fields are errors.
+        ignored: List that receives the names of unknown fields, such as ``messages[].x``, which then have no effect
+            (:func:`add_ignored`). None: unknown fields are errors.
 
     Raises:
         Refusal: The body is not strict JSON, or a field is unknown, missing, of the wrong type or out of range.
@@ -180,7 +182,7 @@ def parse_part(data: bytes, kind: Any, path: str, ignored: list[str] | None = No
     try:
         # msgspec refuses a value of the wrong type before it has read the rest: check that all of it is JSON
         raw = msgspec.json.decode(data, type=msgspec.Raw)
-        cleaned = msgspec.json.encode(_cleaned(raw, (_shape(kind),), re.sub(r"\[\d+\]", "[]", path), ignored))
+        cleaned = msgspec.json.encode(_cleaned(raw, _shape(kind), re.sub(r"\[\d+\]", "[]", path), ignored))
         try:
             return decoder.decode(cleaned)
         except msgspec.ValidationError:
@@ -191,12 +193,75 @@ def parse_part(data: bytes, kind: Any, path: str, ignored: list[str] | None = No
         raise Refusal("invalid_json", _TOO_DEEP) from None
 
 
+class _StructShape:
+    """A struct of a body: its tag, and the fields whose values :func:`_cleaned` may change."""
+
+    def __init__(self, kind: inspect.StructType) -> None:
+        self._kind = kind
+        self.tag_field, self._tag = kind.tag_field, msgspec.Raw(msgspec.json.encode(kind.tag))
+
+    @functools.cached_property
+    def fields(self) -> dict[str, _Shape | None]:
+        """Shape of each field; None: its value stays as it is."""
+        shapes = {field.encode_name: _Shape((field.type,)) for field in self._kind.fields}
+        return {name: shape if shape.has_fields or shape.is_whole else None for name, shape in shapes.items()}
+
+    def fits(self, parts: dict[str, msgspec.Raw]) -> bool:
+        """Return True if an object has the tag of the struct, or if the struct has none."""
+        if self.tag_field is None:
+            return True
+        tag = parts.get(self.tag_field)
+        try:
+            return tag is None or tag == self._tag or msgspec.json.decode(tag, type=str) == self._kind.tag
+        except msgspec.DecodeError:
+            return False
+
+
+class _Shape:
+    """Types that a value of a body may have, as far as :func:`_cleaned` needs them. Made once for each field.
+
+    Attributes:
+        structs: Structs.
+        items: Shape of the items, if the value may be a list that contains structs; else None.
+        is_whole: True if a number must be an integer.
+        has_fields: True if the value may be a struct, or a list that contains structs.
+    """
+
+    def __init__(self, kinds: Iterable[inspect.Type]) -> None:
+        parts = [part for kind in kinds for part in _parts(kind)]
+        self.structs = [_StructShape(part) for part in parts if isinstance(part, inspect.StructType)]
+        items = _Shape(part.item_type for part in parts if isinstance(part, inspect.ListType))  \
+            if any(isinstance(part, inspect.ListType) for part in parts) else None
+        self.items: _Shape | None = items if items is not None and items.has_fields else None
+        self.is_whole = any(isinstance(part, inspect.IntType) for part in parts) \
+            and not any(isinstance(part, inspect.FloatType) for part in parts)
+        self.has_fields: bool = bool(self.structs) or self.items is not None
+        classes = [part.cls for part in parts if isinstance(part, inspect.StructType)]
+        self._list = GenericAlias(list, functools.reduce(operator.or_, classes)) \
+            if classes and len(classes) == len(parts) else None
+
+    def is_valid_list(self, data: msgspec.Raw) -> bool:
+        """Return True if a list certainly is valid with these items, so that there is nothing to change in it."""
+        if self._list is None:
+            return False
+        try:
+            _decoder(self._list).decode(data)
+            return True
+        except msgspec.ValidationError:
+            return False
+
+
 @functools.lru_cache(maxsize=64)
-def _shape(kind: Any) -> inspect.Type:
-    return inspect.type_info(kind)
+def _shape(kind: Any) -> _Shape:
+    return _Shape((inspect.type_info(kind),))
 
 
-def _cleaned(data: msgspec.Raw, kinds: tuple[inspect.Type, ...], path: str, ignored: list[str] | None) -> Any:
+#: Decoders of one level of a value, and the JSON of null.
+_LIST, _OBJECT = msgspec.json.Decoder(list[msgspec.Raw]), msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NULL = msgspec.Raw(b"null")
+
+
+def _cleaned(data: msgspec.Raw, shape: _Shape, path: str, ignored: list[str] | None) -> Any:
     """Return JSON without the fields of structs that are null, and without unknown fields if they are ignored.
 
     Some clients send null for every unset option, also for options that the server does not have. Others write whole
@@ -204,61 +269,53 @@ def _cleaned(data: msgspec.Raw, kinds: tuple[inspect.Type, ...], path: str, igno
     schemas, stay as they are.
 
     Args:
-        data: JSON.
-        kinds: Types that the value may have.
+        data: JSON, without white space at its start.
+        shape: Types that the value may have.
         path: Name of the value in the body.
         ignored: As for :func:`parse`.
 
     Returns:
         A value that msgspec encodes as the JSON.
     """
-    kinds = tuple(part for kind in kinds for part in _parts(kind))
-    head = bytes(data).lstrip()[:1]
+    head = bytes(memoryview(data)[:1])  # type: ignore[arg-type]
     if head == b"[":
-        items = tuple(kind.item_type for kind in kinds if isinstance(kind, inspect.ListType))
-        if not any(map(_has_fields, items)):
+        items = shape.items
+        if items is None or items.is_valid_list(data):
             return data
-        return [_cleaned(item, items, f"{path}[]", ignored)
-                for item in msgspec.json.decode(data, type=list[msgspec.Raw])]
-    structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
-    if head != b"{" or not structs:
-        whole = _WHOLE.fullmatch(bytes(data)) if any(isinstance(kind, inspect.IntType) for kind in kinds) else None
-        return data if whole is None or any(isinstance(kind, inspect.FloatType) for kind in kinds) \
-            else msgspec.Raw(whole[1])
-    parts = {name: part for name, part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items()
-             if bytes(part) != b"null"}
-    chosen = next((kind for kind in structs if _has_tag(parts, kind)), None)
+        path = f"{path}[]"
+        return [_cleaned(item, items, path, ignored) for item in _LIST.decode(data)]
+    if head != b"{" or not shape.structs:
+        whole = _WHOLE.fullmatch(bytes(data)) if shape.is_whole else None
+        return data if whole is None else msgspec.Raw(whole[1])
+    parts = {name: part for name, part in _OBJECT.decode(data).items() if part != _NULL}
+    chosen = next((struct for struct in shape.structs if struct.fits(parts)), None)
     if chosen is None:
         return data
-    fields = {field.encode_name: field.type for field in chosen.fields}
-    found: dict[str, Any] = {}
+    fields, found = chosen.fields, {}
     for name, part in parts.items():
-        where = f"{path}.{name}" if path else name
         if name in fields:
-            found[name] = _cleaned(part, (fields[name],), where, ignored)
+            inner = fields[name]
+            found[name] = part if inner is None else _cleaned(part, inner, _join(path, name), ignored)
         elif name == chosen.tag_field or ignored is None:
             found[name] = part
-        elif len(ignored) < MAX_UNKNOWN and _FIELD.fullmatch(name) and where not in ignored:
-            ignored.append(where)
+        elif len(ignored) < MAX_UNKNOWN and (where := _join(path, name)) not in ignored:
+            add_ignored(ignored, where)
     return found
 
 
-def _has_fields(kind: inspect.Type) -> bool:
-    """Return True if values of a type may be structs, or lists of structs."""
-    parts = _parts(kind)
-    return any(isinstance(part, inspect.StructType) for part in parts) \
-        or any(_has_fields(part.item_type) for part in parts if isinstance(part, inspect.ListType))
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
-def _has_tag(parts: dict[str, msgspec.Raw], kind: inspect.StructType) -> bool:
-    """Return True if an object has the tag of a struct, or if the struct has none."""
-    if kind.tag_field is None:
-        return True
-    tag = parts.get(kind.tag_field)
-    try:
-        return tag is None or msgspec.json.decode(tag, type=str) == kind.tag
-    except msgspec.DecodeError:
-        return False
+def add_ignored(ignored: list[str], name: str) -> None:
+    """Add the name of a part of a body that has no effect, unless it is there or there are :data:`MAX_UNKNOWN`.
+
+    Clients choose names, and they become part of the log and of a response header. Characters other than letters,
+    digits, ``_``, ``-``, ``.`` and brackets are therefore left out, and a name has at most 100 characters.
+    """
+    name = _UNSAFE.sub("", name)[:_MAX_NAME]
+    if name and name not in ignored and len(ignored) < MAX_UNKNOWN:
+        ignored.append(name)
 
 
 def _parts(kind: inspect.Type) -> tuple[inspect.Type, ...]:
@@ -296,5 +353,5 @@ async def parse_body(data: bytes, kind: type[T], ignored: list[str] | None) -> T
     return await native_calls.BODIES.arun(parse_bounded, data, kind, ignored)
 
 
-__all__ = ["MAX_UNKNOWN", "ClientDisconnected", "check_size", "declared_length", "parse", "parse_body", "parse_bounded",
-           "parse_part", "read"]
+__all__ = ["MAX_UNKNOWN", "ClientDisconnected", "add_ignored", "check_size", "declared_length", "parse", "parse_body",
+           "parse_bounded", "parse_part", "read"]

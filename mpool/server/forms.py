@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..checks import shown
 from ..conversation import grammar, tool_schemas
 from ..conversation.tool_schemas import ToolFields
+from ..conversation.tools import arguments_of
 from ..errors import MpoolError, sentence
 from .errors import Refusal, with_schema_field
 
 if TYPE_CHECKING:
     from .operations import Context
 
-_OLLAMA = "format"
+_OLLAMA, _INDEX = "format", re.compile(r"\[\d+\]")
 #: Names of the fields of a tool in chat completions, and in ``/v1/responses``.
 OPENAI_TOOL, FLAT_TOOL = ToolFields(), ToolFields("")
+#: Name of the only argument of an earlier call whose arguments are not the JSON text of an object.
+INVALID_ARGUMENTS = "invalid_json"
 
 
 def openai_format(value: dict[str, Any] | None, name: str = "response_format", flat: bool = False) -> dict[str, Any]:
@@ -84,20 +89,48 @@ def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     return {"response_format": wanted}
 
 
-def functions_of(context: Context, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def earlier_arguments(context: Context, text: str, where: str) -> Mapping[str, Any]:
+    """Return the arguments of a call of an earlier message.
+
+    A model may have written invalid JSON, or a completion may have ended within it. Clients send such a call back with
+    every further request, together with a result that reports the error. The chat template then receives the text as
+    the only argument, :data:`INVALID_ARGUMENTS`: templates need an object, and the model should see what it wrote.
+
+    Args:
+        text: Arguments as JSON text, valid or not.
+        where: Field of the request, for the error message.
+
+    Raises:
+        Refusal: The text is too long, or the server is strict and the text is not the JSON of an object.
+    """
+    found = arguments_of(context.check_text(text, where))
+    if found is not None:
+        return found
+    context.ignore(_INDEX.sub("[]", where), f"`{where}` must be the JSON text of an object, got {shown(text)}.",
+                   where, "invalid_value")
+    return {INVALID_ARGUMENTS: text}
+
+
+def functions_of(context: Context, tools: list[dict[str, Any]] | None, first: int = 0,
+                 path: str = "tools") -> list[dict[str, Any]]:
     """Return the tools that are functions. Tools of other types, most of which OpenAI's servers run, are ignored.
+
+    Args:
+        tools: Tools of the request, or a part of them.
+        first: Index of the first of these tools in the field ``path``.
+        path: Field of the request that has the tools.
 
     Raises:
         Refusal: A tool has another type, and the server is strict.
     """
     found = []
-    for at, tool in enumerate(tools or ()):
+    for at, tool in enumerate(tools or (), first):
         kind = tool.get("type", "function")
         if kind == "function" or not isinstance(kind, str):
             found.append(tool)
         else:
-            context.ignore(f"tools[].{kind}", f"`tools[{at}].type` must be function, got {shown(kind)}.",
-                           f"tools[{at}].type")
+            context.ignore(f"{_INDEX.sub('[]', path)}[].{kind}", f"`{path}[{at}].type` must be function, got "
+                                                                  f"{shown(kind)}.", f"{path}[{at}].type")
     return found
 
 
@@ -118,15 +151,16 @@ def allowed_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[s
         return tools, choice
     inner = choice.get("allowed_tools", choice)
     allowed = inner.get("tools") if isinstance(inner, dict) else None
-    names = [_name_of(one) for one in allowed] if isinstance(allowed, list) else []
-    known = {_name_of(tool) for tool in tools} - {None}
+    names = [name_of(one) for one in allowed] if isinstance(allowed, list) else []
+    known = {name_of(tool) for tool in tools} - {None}
     if not names or inner.get("mode") not in ("auto", "required") or not all(name in known for name in names):
         raise Refusal("invalid_value", "`tool_choice` of the type allowed_tools must have the `mode` auto or required, "
                                        "and `tools` that the request has.", "tool_choice")
-    return [tool for tool in tools if _name_of(tool) in names], inner["mode"]
+    return [tool for tool in tools if name_of(tool) in names], inner["mode"]
 
 
-def _name_of(tool: Any) -> Any:
+def name_of(tool: Any) -> Any:
+    """Return the name of a function, in the form of chat completions or of ``/v1/responses``; None: it has none."""
     if not isinstance(tool, dict):
         return None
     function = tool.get("function", tool)

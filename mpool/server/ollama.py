@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -250,10 +250,14 @@ def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, 
         if value:
             found[name] = value
     if message.tool_calls:
-        found["tool_calls"] = [{"id": call.id, "function": {"name": call.function.name,
-                                                            "arguments": call.function.arguments}}
-                               for call in message.tool_calls]
+        found["tool_calls"] = [{"id": call.id, "function": {"name": call.function.name, "arguments": _arguments(
+            context, call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")}}
+                               for at, call in enumerate(message.tool_calls)]
     return found
+
+
+def _arguments(context: Context, given: dict[str, Any] | str, where: str) -> Mapping[str, Any]:
+    return forms.earlier_arguments(context, given, where) if isinstance(given, str) else given
 
 
 async def _respond(context: Context, served: ServedModel, body: TextRequest, stream: AsyncStream,

@@ -104,9 +104,25 @@ class OllamaFunction(Fields, omit_defaults=True):
 
 
 class OllamaToolCall(Fields, omit_defaults=True):
-    """A tool call. ``type`` is ignored."""
+    """A tool call."""
 
     function: OllamaFunction
+    id: str | None = None
+    type: str | None = None
+
+
+class EarlierFunction(Fields):
+    """Name of a function that was called, and its arguments: an object, or JSON text. ``index`` is ignored."""
+
+    name: Text
+    arguments: dict[str, Any] | str
+    index: int | None = None
+
+
+class EarlierToolCall(Fields):
+    """A tool call of an earlier message. ``type`` is ignored."""
+
+    function: EarlierFunction
     id: str | None = None
     type: str | None = None
 
@@ -120,7 +136,7 @@ class OllamaMessage(Fields):
     content: str = ""
     thinking: str | None = None
     images: list[str] | None = None
-    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=1000)] | None = None
+    tool_calls: Annotated[list[EarlierToolCall], Meta(max_length=1000)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 

@@ -11,7 +11,6 @@ import asyncio
 import base64
 import logging
 import os
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -39,8 +38,6 @@ log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
 #: Maximum length of the URL of an image.
 _MAX_URL = 4096
-#: Characters that the name of an ignored part must not have, and its maximum length.
-_UNSAFE, _MAX_NAME = re.compile(r"[^A-Za-z0-9_.\[\]-]"), 100
 #: Content types of programs that do not set one: none, and curl's.
 _DEFAULT_TYPES = (b"", b"application/x-www-form-urlencoded")
 #: Responses with at least this many numbers are encoded on another thread: encoding them takes milliseconds.
@@ -104,22 +101,21 @@ class Context:
         self.id, self.started = state.new_id(), time.monotonic()
         self.ignored: list[str] | None = None if state.settings.strict else []
 
-    def ignore(self, name: str, message: str, param: str) -> None:
+    def ignore(self, name: str, message: str, param: str, code: str = "unsupported_parameter") -> None:
         """Report that a part of the body has no effect.
 
         Args:
-            name: Name of the part, for the log and the response header. Characters that clients may have chosen are
-                left out unless they are letters, digits, ``_``, ``-``, ``.`` or brackets.
+            name: Name of the part, for the log and the response header.
             message: Error message.
             param: Field of the body, for the error.
+            code: Code of the error.
 
         Raises:
             Refusal: The server is strict.
         """
         if self.ignored is None:
-            raise Refusal("unsupported_parameter", message, param)
-        if (name := _UNSAFE.sub("", name)[:_MAX_NAME]) not in self.ignored and len(self.ignored) < bodies.MAX_UNKNOWN:
-            self.ignored.append(name)
+            raise Refusal(code, message, param)
+        bodies.add_ignored(self.ignored, name)
 
     def refusal(self, error: BaseException) -> Refusal:
         """Convert an exception to the error that the client receives, and log its details.

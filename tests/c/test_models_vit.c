@@ -13,7 +13,7 @@ static void check_grouping(const char *arch, bool gated, mp_compute compute) {
     static float alone[IMAGES * WIDTH], parts[IMAGES * WIDTH];
     const family of = {arch, gated};
     make_images(&all, strcmp(arch, "siglip") != 0);
-    check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, NULL}, alone);
+    check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, compute_all}, alone);
     MP_CHECK(memcmp(alone, alone + WIDTH, WIDTH * sizeof(float)) != 0);
     check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, cut}, parts);
     MP_CHECK(memcmp(alone, parts, sizeof alone) == 0);
@@ -227,6 +227,7 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     make_images(&all, true);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
+    compute_all(&tiny);
     MP_CHECK_INT(run(&tiny, &all, 0, 2, UINT64_MAX, alone), MP_OUTCOME_DONE);
     mp_error error;
     mp_plan plan = {.count = 2};
@@ -266,6 +267,7 @@ MP_TEST(models_vit_nan_fails_its_request) {
     make_images(&all, true);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
+    compute_all(&tiny);
     MP_CHECK_INT(run(&tiny, &all, 1, 2, UINT64_MAX, expected), MP_OUTCOME_DONE);
     float *class_token = ((mp_vit *)tiny.model)->class_token, whole = *class_token;
     *class_token = NAN;
@@ -424,14 +426,6 @@ MP_TEST(models_vit_costs) {
     MP_CHECK_INT(mp_vit_part_ops(&model), 1000);
 }
 
-static void check_item(tiny_model *tiny, mp_item *item, mp_image_embedding_request *call) {
-    mp_error error;
-    uint64_t cost;
-    *item = (mp_item){.request = &call->base};
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item->request, &cost, &item->total, &error), &error);
-    MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
-}
-
 /* An image that takes longer than a step is computed in parts, here one per step. Meanwhile a smaller image of another
  * request finishes, and another large image takes turns. A preemption restarts the image; an unwanted step does not,
  * and trim frees none of its progress. The bits are unchanged, and all memory is charged. */
@@ -439,7 +433,7 @@ static void check_large(const char *arch, int threads) {
     enum { SIDES = 12 * PATCH, STEPS = 10000, GRAIN = 5 };
     static const _Atomic int raised = 1;
     static test_images all;
-    static float alone[IMAGES * WIDTH];
+    static float alone[2 * WIDTH], other[WIDTH];
     const bool any_size = strcmp(arch, "siglip") != 0;
     tiny_model tiny;
     mp_plan plan;
@@ -452,7 +446,10 @@ static void check_large(const char *arch, int threads) {
     for (int i = 3; i < 5; i++)
         all.offsets[i + 1] = all.offsets[i] + 3 * (int64_t)all.sizes[2 * i] * all.sizes[2 * i + 1];
     tiny_load(&tiny, make_spec(arch, false), MP_COMPUTE_F32, threads);
+    compute_all(&tiny);
     MP_CHECK_INT(run(&tiny, &all, 3, 2, UINT64_MAX, alone), MP_OUTCOME_DONE);
+    all.pixels[all.offsets[3]] ^= 255; /* the second request's large image differs from the first one's */
+    MP_CHECK_INT(run(&tiny, &all, 3, 1, UINT64_MAX, other), MP_OUTCOME_DONE);
     tiny_trim(&tiny);
     const uint64_t before = tiny.budget.used;
     mp_vit *model = (mp_vit *)tiny.model;
@@ -463,8 +460,10 @@ static void check_large(const char *arch, int threads) {
     const uint64_t budget_ns = any_size ? one_ns : 0;
     const int32_t down = all.sizes[6] / PATCH, rows = mp_vit_rows(model, down, down);
     MP_CHECK(mp_vit_ns(model, mp_vit_image_ops(model, down, down, any_size)) > budget_ns);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
+        all.pixels[all.offsets[3]] ^= 255;
         check_item(&tiny, &item[i], make_call(&all, i < 2 ? 3 : 4, i < 2 ? 2 : 1));
+    }
     int steps = 0;
     for (; item[0].cursor == 0; steps++) {
         mp_item *items[] = {&item[steps % 7 == 6], &item[steps % 7 != 6], &item[2]};
@@ -505,7 +504,7 @@ static void check_large(const char *arch, int threads) {
                                     ((mp_image_embedding_request *)item[1].request)->vectors,
                                     ((mp_image_embedding_request *)item[2].request)->vectors};
     MP_CHECK(memcmp(vectors[0], alone, 2 * WIDTH * sizeof *alone) == 0);
-    MP_CHECK(memcmp(vectors[1], alone, WIDTH * sizeof *alone) == 0);
+    MP_CHECK(memcmp(vectors[1], other, sizeof other) == 0 && memcmp(alone, other, sizeof other) != 0);
     MP_CHECK(!any_size || memcmp(vectors[2], alone + WIDTH, WIDTH * sizeof *alone) == 0);
     atomic_store(&item[1].cancelled, 1); /* cancel item 1 within its second image */
     tiny.engine->ops->plan(tiny.engine, (mp_item *[]){&item[1]}, 1, 0, &plan);
@@ -562,6 +561,7 @@ MP_TEST(models_vit_grids_of_a_step) {
     }
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    compute_all(&tiny);
     for (int i = 0; i < COUNT; i++) {
         tiny_trim(&tiny); /* without the positions of the image before */
         MP_CHECK_INT(run(&tiny, &all, i, 1, UINT64_MAX, alone + i * WIDTH), MP_OUTCOME_DONE);

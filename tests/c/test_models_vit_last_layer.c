@@ -38,6 +38,7 @@ static void check_bits(const char *arch, bool gated, mp_compute compute) {
         for (int parts = 0; parts < 2; parts++) {
             tiny_model tiny;
             tiny_load(&tiny, make_spec(arch, gated), compute, threads);
+            compute_all(&tiny);
             if (parts)
                 cut(&tiny);
             if (threads == 1 && !parts)
@@ -90,6 +91,7 @@ MP_TEST(models_vit_last_layer_beside_tokens) {
         tiny_model tiny;
         mp_image_embedding_request *call = make_call(&all, 2, 2), *calls[2];
         tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, threads);
+        compute_all(&tiny);
         call->output = MP_IMAGE_TOKENS;
         MP_CHECK_INT(run_call(&tiny, &call->base, UINT64_MAX), MP_OUTCOME_DONE);
         const size_t floats = (size_t)((mp_vit_rows((mp_vit *)tiny.model, all.sizes[4] / PATCH, all.sizes[5] / PATCH) +

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "models/groups.h"
+#include "models/image/dedup.h"
 #include "models/image/vit.h"
 
 enum {
@@ -36,16 +37,23 @@ typedef struct large_image { /* a large image in progress */
     uint64_t charged;
 } large_image;
 
+typedef struct vit_copy { /* an image that shares the vector of an earlier image of the step */
+    int image, owner; /* index of the computed image; index of the item in the plan */
+    float *out;
+} vit_copy;
+
 typedef struct vit_engine {
     mp_engine base;
     mp_vit *model;
     mp_budget *budget;
     mp_arena arena;
     uint64_t charged;     /* bytes charged for `arena` */
-    mp_vit_image *images; /* [capacity] images of the step */
-    int capacity;
+    mp_vit_image *images; /* [capacity] images of the step that are computed */
+    vit_copy *copies;     /* [capacity] the other images of the step, unless they got a recent result */
+    int capacity, copy_count;
     int threads;      /* threads of the last step; 0: none was run */
     mp_groups groups; /* groups of the step's images */
+    mp_image_dedup dedup;
     position_table positions;
     large_image large[MOST_LARGE];
     large_image *planned; /* the large image of the coming step, or NULL, and its planned time */
@@ -122,6 +130,7 @@ mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *co
 static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error) {
     (void)error;
     item->state = engine;
+    ((mp_image_embedding_request *)item->request)->keyed = 0; /* each engine has a hash key of its own */
     return MP_OK;
 }
 
@@ -135,20 +144,80 @@ static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *
                                              first_only(model, request)));
 }
 
+/* First row of an image's result in the request's output. */
+static int64_t result_at(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
+    int64_t at = image;
+    for (uint32_t n = 0; request->output == MP_IMAGE_TOKENS && n < image; n++)
+        at += image_rows(model, request, n) - 1;
+    return at;
+}
+
+static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image,
+                             int64_t at) {
+    const int32_t down = request->sizes[2 * image] / model->patch,
+                  across = request->sizes[2 * image + 1] / model->patch;
+    return (mp_vit_image){
+        .pixels = request->pixels + request->offsets[image],
+        .bytes = (size_t)(request->offsets[image + 1] - request->offsets[image]),
+        .width = request->sizes[2 * image + 1],
+        .down = down,
+        .across = across,
+        .n = mp_vit_rows(model, down, across),
+        .dimensions = request->width,
+        .normalize = request->normalize < 0 ? model->head.normalize : request->normalize > 0,
+        .want_tokens = request->output == MP_IMAGE_TOKENS,
+        .first_only = first_only(model, request),
+        .out = request->vectors + at * request->width,
+    };
+}
+
+/* The item's next image with its key, which is computed once. */
+static mp_vit_image next_image(const vit_engine *engine, const mp_item *item) {
+    mp_image_embedding_request *request = (mp_image_embedding_request *)item->request;
+    mp_vit_image image = describe(engine->model, request, item->cursor,
+                                  result_at(engine->model, request, item->cursor));
+    if (!image.want_tokens && request->keyed != item->cursor + 1) {
+        request->key = mp_image_dedup_key(&engine->dedup, &image);
+        request->keyed = item->cursor + 1;
+    }
+    image.key = request->key;
+    return image;
+}
+
 /* True if the item's next image is large: it has a slot already, or its predicted time exceeds `budget_ns`. */
 static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns) {
     return large_of(engine, item) ||
            image_ns(engine->model, (const mp_image_embedding_request *)item->request, item->cursor) > budget_ns;
 }
 
+/* True if the item's next image, which has no slot, is like one in progress: the item takes the result later.
+ * `present`: the slots whose items this step can continue. The item waits for no other slot, because the requests of
+ * other slots may be paused. */
+static bool awaits_equal(const vit_engine *engine, const mp_item *item, const bool *present) {
+    for (int s = 0; s < MOST_LARGE; s++) {
+        if (!present[s])
+            continue;
+        const mp_vit_image own = next_image(engine, item), other = next_image(engine, engine->large[s].item);
+        if (mp_image_dedup_alike(&own, &other))
+            return true;
+    }
+    return false;
+}
+
 /* Choose the large image to continue: that of the first item that has a slot or gets a free one. If there is no such
  * item, the first item with a large image takes over slot 0. */
 static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uint64_t budget_ns) {
     mp_item *first = NULL;
+    bool present[MOST_LARGE] = {false};
+    for (int i = 0; i < n; i++)
+        for (int s = 0; s < MOST_LARGE; s++)
+            present[s] |= engine->large[s].item == items[i];
     for (int i = 0; i < n; i++) {
         if (!is_large(engine, items[i], budget_ns))
             continue;
         large_image *large = large_of(engine, items[i]);
+        if (!large && awaits_equal(engine, items[i], present))
+            continue;
         large = large ? large : large_of(engine, NULL);
         if (large) {
             large->item = items[i];
@@ -308,12 +377,17 @@ static void run_group(void *arg, const mp_team_thread *thread, const mp_group *g
 static mp_status make_lists(vit_engine *engine, int images, mp_error *error) {
     if (images > engine->capacity) {
         mp_vit_image *grown = mp_realloc(engine->images, (size_t)images * sizeof *grown, MP_TAG_SCRATCH);
-        if (!grown)
-            return mp_fail_memory(error, (uint64_t)images * sizeof *grown, "the images of a step");
-        engine->images = grown;
+        if (grown)
+            engine->images = grown;
+        vit_copy *copies = mp_realloc(engine->copies, (size_t)images * sizeof *copies, MP_TAG_SCRATCH);
+        if (copies)
+            engine->copies = copies;
+        if (!grown || !copies)
+            return mp_fail_memory(error, (uint64_t)images * (sizeof *grown + sizeof *copies), "the images of a step");
         engine->capacity = images;
     }
-    return mp_groups_reserve(&engine->groups, images, error);
+    MP_TRY(mp_groups_reserve(&engine->groups, images, error));
+    return mp_image_dedup_begin(&engine->dedup, images, error);
 }
 
 static void drop_positions(vit_engine *engine) {
@@ -355,45 +429,38 @@ static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) 
             images[i].positions = table->data;
 }
 
-/* First row of an image's result in the request's output. */
-static int64_t result_at(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
-    int64_t at = image;
-    for (uint32_t n = 0; request->output == MP_IMAGE_TOKENS && n < image; n++)
-        at += image_rows(model, request, n) - 1;
-    return at;
-}
-
-static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image,
-                             int64_t at) {
-    const int32_t down = request->sizes[2 * image] / model->patch,
-                  across = request->sizes[2 * image + 1] / model->patch;
-    return (mp_vit_image){
-        .pixels = request->pixels + request->offsets[image],
-        .width = request->sizes[2 * image + 1],
-        .down = down,
-        .across = across,
-        .n = mp_vit_rows(model, down, across),
-        .dimensions = request->width,
-        .normalize = request->normalize < 0 ? model->head.normalize : request->normalize > 0,
-        .want_tokens = request->output == MP_IMAGE_TOKENS,
-        .first_only = first_only(model, request),
-        .out = request->vectors + at * request->width,
-    };
-}
-
 /* True if the plan continues the item's large image. */
 static bool is_planned(const vit_engine *engine, const mp_item *item) {
     return engine->planned && engine->planned->item == item;
 }
 
-/* List the images of a plan, in order. */
-static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, int64_t *rows, int *longest,
-                         mp_error *error) {
+/* Returns true if the image at `index`, the last of the list, need not be computed: a recent result was copied to it,
+ * or it shares the vector of an earlier image. */
+static bool is_known(vit_engine *engine, int index, int owner, uint64_t now_ns) {
+    mp_vit_image *image = &engine->images[index];
+    if (image->want_tokens)
+        return false;
+    image->key = mp_image_dedup_key(&engine->dedup, image);
+    if (mp_image_dedup_recall(&engine->dedup, image, now_ns)) {
+        engine->base.work.shared++;
+        return true;
+    }
+    const int same = mp_image_dedup_find(&engine->dedup, engine->images, index);
+    if (same >= 0)
+        engine->copies[engine->copy_count++] = (vit_copy){same, owner, image->out};
+    engine->base.work.shared += same >= 0;
+    return same >= 0;
+}
+
+/* List the images of a plan that are computed, in order. */
+static mp_status collect(vit_engine *engine, const mp_plan *plan, uint64_t now_ns, int *count, int64_t *rows,
+                         int *longest, mp_error *error) {
     const mp_vit *model = engine->model;
     uint32_t most = 0;
     for (int i = 0; i < plan->count; i++)
         most += plan->amount[i];
     MP_TRY(make_lists(engine, (int)most, error));
+    engine->copy_count = 0;
     *count = 0;
     *rows = 0;
     for (int i = 0; i < plan->count; i++) {
@@ -406,8 +473,11 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
             const mp_vit_image *image = &engine->images[*count];
             engine->images[*count] = describe(model, request, n, at);
             engine->groups.rows[*count] = image->n;
-            engine->groups.owner[(*count)++] = i;
+            engine->groups.owner[*count] = i;
             at += image->want_tokens ? image->n : 1;
+            if (is_known(engine, *count, i, now_ns))
+                continue;
+            (*count)++;
             *rows += image->n;
             *longest = image->n > *longest ? image->n : *longest;
         }
@@ -435,8 +505,23 @@ static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
     mp_engine_advance(item, images, &((mp_image_embedding_request *)item->request)->done, outcome);
 }
 
+/* Copy computed vectors to the images that share them, and keep them as recent results. */
+static void share_results(vit_engine *engine, int images, uint64_t now_ns) {
+    for (int c = 0; c < engine->copy_count; c++) {
+        const mp_vit_image *image = &engine->images[engine->copies[c].image];
+        memcpy(engine->copies[c].out, image->out, (size_t)image->dimensions * sizeof(float));
+    }
+    for (int i = 0; i < images; i++)
+        mp_image_dedup_keep(&engine->dedup, &engine->images[i], now_ns);
+}
+
 static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_outcome *outcomes) {
     const int32_t *owner = engine->groups.owner;
+    for (int c = 0; c < engine->copy_count; c++) {
+        const vit_copy *copy = &engine->copies[c];
+        if (!engine->images[copy->image].finite)
+            mp_engine_fail_numeric(plan->items[copy->owner], &outcomes[copy->owner]);
+    }
     for (int i = 0; i < images; i++)
         if (!engine->images[i].finite)
             mp_engine_fail_numeric(plan->items[owner[i]], &outcomes[owner[i]]);
@@ -489,8 +574,13 @@ static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t star
     const mp_vit *model = engine->model;
     large_image *large = engine->planned;
     mp_item *item = large->item;
-    const mp_image_embedding_request *request = (const mp_image_embedding_request *)item->request;
-    mp_vit_image image = describe(model, request, item->cursor, result_at(model, request, item->cursor));
+    mp_vit_image image = next_image(engine, item);
+    if (!image.want_tokens && mp_image_dedup_recall(&engine->dedup, &image, start)) {
+        engine->base.work.shared++;
+        forget_large(engine, large);
+        count_done(item, 1, outcome);
+        return 0;
+    }
     const uint64_t part_ops = mp_vit_part_ops(model);
     const int part_rows = mp_vit_part_rows(model, image.n, part_ops);
     const size_t part = mp_vit_part_bytes(model, part_rows, 1), own = mp_vit_thread_scratch(model, image.n);
@@ -527,6 +617,7 @@ static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t star
     large->ops += run.pass.ops;
     if (run.done) {
         forget_large(engine, large);
+        mp_image_dedup_keep(&engine->dedup, &image, mp_sys_now_ns());
         if (image.finite)
             count_done(item, 1, outcome);
         else
@@ -543,7 +634,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     int images = 0, longest = 1;
     int64_t rows = 0;
     uint64_t start = mp_sys_now_ns();
-    if (collect(engine, plan, &images, &rows, &longest, &error) != MP_OK) {
+    if (collect(engine, plan, start, &images, &rows, &longest, &error) != MP_OK) {
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
@@ -574,8 +665,10 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     uint64_t ops = atomic_load_explicit(&run.ops, memory_order_relaxed);
     for (int i = 0; i < plan->count; i++)
         outcomes[i] = MP_OUTCOME_MORE;
-    if (!stopped)
+    if (!stopped) {
+        share_results(engine, images, mp_sys_now_ns());
         conclude(engine, plan, images, outcomes);
+    }
     for (int i = 0; !stopped && i < plan->count; i++)
         if (is_planned(engine, plan->items[i])) {
             ops += compute_large(engine, lease, mp_sys_now_ns(), &outcomes[i]);
@@ -600,7 +693,7 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 
 static uint64_t engine_bytes(const mp_engine *base) {
     const vit_engine *engine = (const vit_engine *)base;
-    uint64_t bytes = engine->charged + engine->positions.bytes;
+    uint64_t bytes = engine->charged + engine->positions.bytes + engine->dedup.charged;
     for (int i = 0; i < MOST_LARGE; i++)
         bytes += engine->large[i].charged;
     return bytes;
@@ -615,6 +708,7 @@ static uint64_t engine_trim(mp_engine *base) {
         if (!engine->large[i].begun)
             mp_engine_release(&engine->large[i].memory, engine->budget, &engine->large[i].charged);
     drop_positions(engine);
+    mp_image_dedup_trim(&engine->dedup);
     return before - engine_bytes(base);
 }
 
@@ -623,6 +717,8 @@ static void engine_destroy(mp_engine *base) {
     for (int i = 0; i < MOST_LARGE; i++)
         forget_large(engine, &engine->large[i]);
     engine_trim(base);
+    mp_image_dedup_deinit(&engine->dedup);
+    mp_free(engine->copies);
     mp_free(engine->images);
     mp_groups_deinit(&engine->groups);
     mp_free(engine);
@@ -631,6 +727,8 @@ static void engine_destroy(mp_engine *base) {
 static const mp_engine_ops vit_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
                                              engine_retire, engine_trim, engine_destroy, engine_bytes};
 
+mp_image_dedup *mp_vit_engine_dedup(mp_engine *engine) { return &((vit_engine *)engine)->dedup; }
+
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {
     vit_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
     if (!engine)
@@ -638,6 +736,7 @@ mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_
     engine->base.ops = &vit_engine_ops;
     engine->model = (mp_vit *)model;
     engine->budget = budget;
+    mp_image_dedup_init(&engine->dedup, budget);
     *out = &engine->base;
     return MP_OK;
 }

@@ -71,6 +71,8 @@ typedef struct mp_vit {
 
 typedef struct mp_vit_image { /* one image of a group */
     const uint8_t *pixels;    /* [height, width, 3] */
+    size_t bytes;             /* bytes of `pixels` */
+    uint64_t key;             /* hash of `pixels` (mp_image_dedup_key); only the engine sets and reads it */
     int32_t width;
     int32_t down, across;  /* whole patches in height and width; remaining pixels are ignored */
     int32_t n, row, patch; /* rows; first row in the group; first patch in the group */

@@ -132,9 +132,10 @@ def message_of(context: Context, message: Message, where: str) -> dict[str, Any]
     if reasoning is not None:
         found["reasoning_content"] = reasoning
     for at, call in enumerate(message.tool_calls or ()):
-        context.check_text(call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")
+        arguments = forms.earlier_arguments(context, call.function.arguments,
+                                            f"{where}.tool_calls[{at}].function.arguments")
         found.setdefault("tool_calls", []).append(
-            {"id": call.id, "function": {"name": call.function.name, "arguments": call.function.arguments}})
+            {"id": call.id, "function": {"name": call.function.name, "arguments": arguments}})
     return found
 
 

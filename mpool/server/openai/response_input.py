@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...checks import shown
-from ...conversation.tools import arguments_of
-from .. import bodies
+from .. import bodies, forms
 from ..errors import Refusal
+from .namespaces import joined_name
 from .response_structs import (
     InputCall,
     InputCallOutput,
@@ -103,10 +102,7 @@ class _Conversation:
                           f"{where}.call_id")
         self._ids.add(item.call_id)
         self._open.add(item.call_id)
-        arguments = self._context.check_text(item.arguments, f"{where}.arguments")
-        if arguments_of(arguments) is None:
-            raise Refusal("invalid_value", f"`{where}.arguments` must be the JSON text of an object, got "
-                                           f"{shown(arguments)}.", f"{where}.arguments")
+        arguments = forms.earlier_arguments(self._context, item.arguments, f"{where}.arguments")
         last = self.messages[-1] if self.messages else None
         if last is None or last["role"] != "assistant" or self._thoughts:
             last = {"role": "assistant", "content": None, "tool_calls": [], **self._reasoning("assistant")}
@@ -115,7 +111,7 @@ class _Conversation:
             self._kept = len(self.messages) - 1
             last = self.messages[-1] = {**last, "tool_calls": list(last.get("tool_calls", ()))}
         last.setdefault("tool_calls", []).append({"id": item.call_id, "function": {
-            "name": item.name, "arguments": arguments}})
+            "name": joined_name(item.namespace, item.name), "arguments": arguments}})
 
 
 __all__ = ["messages_of"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from ..fields import Fields, MaxTokens, Name, SamplingFields, Text
 
@@ -60,11 +60,13 @@ class InputMessage(Fields, tag_field="type", tag="message", kw_only=True):
 
 
 class InputCall(Fields, tag_field="type", tag="function_call", kw_only=True):
-    """A function call of the assistant. ``id`` and ``status`` are ignored."""
+    """A function call of the assistant. ``namespace``: the namespace of the function. ``id`` and ``status`` are
+    ignored."""
 
     call_id: CallId
     name: Text
     arguments: str
+    namespace: str | None = None
     id: Any = None
     status: Any = None
 
@@ -114,9 +116,10 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     """An input to respond to: a text, or messages, function calls and their results.
 
     ``previous_response_id`` continues a conversation. The server keeps the latest conversations in memory, unless
-    ``store`` is false. ``tools`` are functions. ``background``, ``conversation`` and ``prompt`` are refused.
-    ``include``, ``metadata``, ``truncation``, ``service_tier``, ``user``, ``safety_identifier``, ``max_tool_calls``,
-    ``stream_options``, ``prompt_cache_key``, ``prompt_cache_retention`` and ``prompt_cache_options`` are ignored."""
+    ``store`` is false. ``tools`` are functions, and namespaces of functions. ``background``, ``conversation`` and
+    ``prompt`` are refused. ``include``, ``metadata``, ``truncation``, ``service_tier``, ``user``,
+    ``safety_identifier``, ``max_tool_calls``, ``stream_options``, ``prompt_cache_key``, ``prompt_cache_retention`` and
+    ``prompt_cache_options`` are ignored."""
 
     model: Name
     input: str | Annotated[list[dict[str, Raw]], Meta(min_length=1, max_length=10_000)]
@@ -161,13 +164,14 @@ class OutputMessage(Struct, tag_field="type", tag="message"):
 
 
 class OutputCall(Struct, tag_field="type", tag="function_call"):
-    """A function call."""
+    """A function call. ``namespace``: the namespace of the function, if it has one."""
 
     id: str
     call_id: str
     name: str
     arguments: str
     status: Status
+    namespace: str | UnsetType = UNSET
 
 
 class OutputReasoning(Struct, tag_field="type", tag="reasoning"):

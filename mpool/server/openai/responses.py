@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.responses import Response
 
 from ... import aio, native_calls
@@ -17,6 +18,7 @@ from ..image_urls import with_images
 from ..operations import Context, Operation, json_response
 from ..sampling import sampling
 from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
+from . import namespaces
 from .response_input import messages_of
 from .response_structs import (
     OutputCall,
@@ -60,7 +62,8 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
 
     many = not isinstance(body.input, str) and len(body.input) >= _MANY
     messages = await with_images(context, await native_calls.BODIES.arun(convert) if many else convert())
-    options = sampling(context, served, body, body.max_output_tokens) | await _options(context, served, body)
+    more, origins = await _options(context, served, body)
+    options = sampling(context, served, body, body.max_output_tokens) | more
     system = [] if body.instructions is None else [
         {"role": "system", "content": context.check_text(body.instructions, "instructions")}]
     stream = aio.chat(served.with_system([*system, *messages]), served.model, stream=True, pool=context.state.pool,
@@ -81,11 +84,11 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
             done = await stream.result()
         finally:
             await stream.aclose()
-        await complete(done, _output(done, response.id))
+        await complete(done, _output(done, response.id, origins))
         return json_response(response)
     chunks = MergedStreams(context.state, [stream])
     await chunks.start()
-    events = _Events(response.id)
+    events = _Events(response.id, origins)
 
     async def encoded() -> AsyncIterator[bytes]:
         yield events.make("response.created", response=response)
@@ -108,12 +111,18 @@ async def responses(context: Context, body: ResponsesRequest) -> Response:
     return StreamedResponse(context, encoded(), failed, EVENTS, chunks.close)
 
 
-async def _options(context: Context, served: ServedModel, body: ResponsesRequest) -> dict[str, Any]:
-    """Convert the tools, the response format and the reasoning effort to options of the library."""
+async def _options(context: Context, served: ServedModel,
+                   body: ResponsesRequest) -> tuple[dict[str, Any], namespaces.Origins]:
+    """Convert the tools, the response format and the reasoning effort to options of the library.
+
+    Returns:
+        The options, and the origins of the functions that belong to namespaces.
+    """
     found: dict[str, Any] = {}
     if body.text is not None and body.text.format is not None:
         found |= forms.openai_format(body.text.format, "text.format", flat=True)
-    tools, choice = forms.allowed_tools(forms.functions_of(context, body.tools), body.tool_choice)
+    functions, origins = namespaces.functions_of(context, body.tools)
+    tools, choice = forms.allowed_tools(functions, namespaces.joined_choice(body.tool_choice, functions, origins))
     if isinstance(choice, dict):
         if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
             raise Refusal("invalid_value", "`tool_choice` must be auto, none, required or {\"type\": \"function\", "
@@ -123,7 +132,7 @@ async def _options(context: Context, served: ServedModel, body: ResponsesRequest
         raise Refusal("unsupported_parameter", "`tool_choice` requires `tools`.", "tool_choice")
     found |= forms.tool_options(tools, choice, body.parallel_tool_calls, forms.FLAT_TOOL)
     effort = None if body.reasoning is None else body.reasoning.effort
-    return found | await thinking.openai_options(served, effort, "reasoning.effort")
+    return found | await thinking.openai_options(served, effort, "reasoning.effort"), origins
 
 
 def _response(body: ResponsesRequest, options: dict[str, Any]) -> ResponseObject:
@@ -135,7 +144,8 @@ def _response(body: ResponsesRequest, options: dict[str, Any]) -> ResponseObject
         previous_response_id=body.previous_response_id, max_output_tokens=body.max_output_tokens,
         temperature=options.get("temperature"), top_p=options.get("top_p"),
         parallel_tool_calls=body.parallel_tool_calls is not False, tool_choice=body.tool_choice or "auto",
-        tools=options.get("tools", []), text={**text, "format": text.get("format") or {"type": "text"}},
+        tools=namespaces.shown_tools(body.tools, set(map(forms.name_of, options.get("tools", ())))),
+        text={**text, "format": text.get("format") or {"type": "text"}},
         reasoning=reasoning, metadata=body.metadata or {}, store=body.store is not False)
 
 
@@ -143,11 +153,11 @@ def _status(done: Completion) -> Status:
     return "incomplete" if done.finish_reason == "length" else "completed"
 
 
-def _output(done: Completion, id: str) -> list[OutputItem]:
+def _output(done: Completion, id: str, origins: namespaces.Origins) -> list[OutputItem]:
     """Return the items of a completion: those that its stream would have."""
     from ...results import Chunk, ToolCallDelta
 
-    events = _Events(id)
+    events = _Events(id, origins)
     if done.reasoning:
         events.of(Chunk("", reasoning=done.reasoning))
     if done.text:
@@ -175,9 +185,10 @@ class _Events:
         output: Items. The last one is incomplete while it is open.
     """
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, id: str, origins: namespaces.Origins) -> None:
         self.output: list[Any] = []
         self._id, self._count, self._open, self._text = id.removeprefix("resp_"), 0, False, ""
+        self._origins = origins
 
     def make(self, kind: str, **fields: Any) -> bytes:
         """Encode an event with the next sequence number."""
@@ -195,7 +206,8 @@ class _Events:
             found += self._delta("response.output_text.delta", chunk.text, content_index=0, logprobs=[])
         for call in chunk.tool_calls:
             if call.id is not None:
-                found += self.close() + self._begin(OutputCall("fc_", call.id, call.name or "", "", "in_progress"))
+                namespace, name = self._origins.get(call.name or "", (UNSET, call.name or ""))
+                found += self.close() + self._begin(OutputCall("fc_", call.id, name, "", "in_progress", namespace))
             if call.arguments:
                 found += self._delta("response.function_call_arguments.delta", call.arguments)
         return found

@@ -34,7 +34,7 @@ mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
 mpool.cli.classifying  mpool.errors  2  start-up
 mpool.cli.common  mpool.config  1  start-up
-mpool.cli.common  mpool.errors  2  start-up
+mpool.cli.common  mpool.errors  3  start-up
 mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  os  1  start-up

@@ -51,6 +51,18 @@ def test_shapes(pool: mpool.Pool, clip: Path, dino: Path) -> None:
     assert pool.embed_image(IMAGES[0], dino).shape == (48,)
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_equal_images_are_counted(dino: Path, isolation: str) -> None:
+    """Each image comes from another source, so its prepared pixels are compared."""
+    same, other = IMAGES[:2]
+    with mpool.Pool(mpool.PoolConfig(threads=1, isolation=isolation)) as pool:
+        rows = pool.embed_image([same, png(same), other, same.copy()], dino)
+        assert pool.metrics()["dedup_hits"] == 2
+        assert np.array_equal(rows[[0, 0, 0]], rows[[0, 1, 3]]) and not np.array_equal(rows[0], rows[2])
+        asyncio.run(mpool.aio.embed_image([other, other], dino, normalize=True, pool=pool))
+        assert pool.metrics()["dedup_hits"] == 3  # other options: no vector of the first request is used
+
+
 def test_options(pool: mpool.Pool, clip: Path) -> None:
     plain = pool.embed_image(IMAGES, clip, compute="float32")
     unit = pool.embed_image(IMAGES, clip, compute="float32", normalize=True, dimensions=9)

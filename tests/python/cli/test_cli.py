@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mpool
 import tinymodels
@@ -206,8 +207,28 @@ def test_failed_embed_keeps_the_old_file(bert: str, tmp_path: Path) -> None:
     path.write_bytes(b"old")
     done = run("embed", "--model", bert, "-o", str(path), stdin=f"one\n{'x' * 1_000_001}\nthree\n", check=False)
     assert done.returncode == 1
-    assert "text 1 must be a str of 0 to 1,000,000 characters, got 1,000,001 characters" in done.stderr
+    assert ": line 2 of standard input must be a str of 0 to 1,000,000 characters, got 1,000,001 " in done.stderr
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["vectors.npy"]
+
+
+def test_errors_name_the_line_and_the_file(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is counted within its file, whatever the batch. A text of the command line has no line."""
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    Path(files[0]).write_text("x\n" * 300)
+    Path(files[1]).write_text("x\nx\n" + "word " * 2000 + "\nx\n")
+    base = ["embed", "-m", bert, "--no-truncate", "-q"]
+    for more in ([], ["--precision", "int8"], ["--vectors", "tokens"]):
+        assert cli.main([*base, *more, "-f", files[0], "-f", files[1]]) == 1
+        assert f": line 3 of {files[1]} has " in capsys.readouterr().err, more
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\n" + "word " * 2000))
+    assert cli.main([*base, "-f", "-"]) == 1 and ": line 2 of standard input has " in capsys.readouterr().err
+    assert cli.main([*base, "x", "word " * 2000]) == 1 and ": text 1 has " in capsys.readouterr().err
+    Image.new("RGB", (28, 28)).save(tmp_path / "a.png")
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{tmp_path / 'a.png'}\nnone.png\n"))
+    monkeypatch.setattr("mpool.cli.embedding._BATCH", 1)
+    assert cli.main(["embed-image", "-m", "digits-clip", "-q"]) == 1
+    assert "none.png: No such file or directory. line 2 of standard input was read as a path" in capsys.readouterr().err
 
 
 def test_embed_survives_a_bad_line(bert: str) -> None:

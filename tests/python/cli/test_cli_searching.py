@@ -47,6 +47,17 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
     return found
 
 
+@pytest.mark.parametrize("command", ["search", "rerank"])
+def test_errors_name_the_line_and_the_file(command: str, bert: str, reranker: str, lines: str,
+                                           capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blank lines count."""
+    with open(lines, "a", encoding="utf-8") as file:
+        file.write("\n" + "x" * 1_000_001 + "\n")
+    monkeypatch.setattr("mpool.cli.searching._BATCH", 2)
+    assert main([command, "cat", "-f", lines, "-m", bert if command == "search" else reranker]) == 1
+    assert f": line 9 of {lines} must be " in f": {capsys.readouterr().err.split('mpool: ')[-1]}"
+
+
 @pytest.mark.parametrize("batch", [256, 2])
 def test_search_prints_the_most_similar_lines(bert: str, lines: str, batch: int, capsys: pytest.CaptureFixture[str],
                                               monkeypatch: pytest.MonkeyPatch) -> None:

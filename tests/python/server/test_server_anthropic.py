@@ -403,7 +403,7 @@ def test_reasoning_of_many_messages_is_joined_once(server: Any) -> None:
 
 
 def test_unknown_fields_are_ignored_and_named(server: Any, client: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names each field once, the response header always. Names with other characters appear nowhere."""
+    """The log names each field once, the response header always, both without characters that no name may have."""
     body = {"model": "llama", "max_tokens": 2, "metadata": {"user_id": "x"}, "service_tier": "auto", "later": 3,
             "a\r\nx-evil: 1": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "newer": 1}]}]}
     with caplog.at_level(logging.INFO, "mpool.server"):
@@ -411,9 +411,10 @@ def test_unknown_fields_are_ignored_and_named(server: Any, client: Any, caplog: 
             with Raw(server) as raw:
                 status, headers, data = raw.request("/v1/messages", json.dumps(body).encode()).answer()
             assert status == 200, data
-            assert headers["x-mpool-ignored"] == "later, messages[].content[].newer" and "x-evil" not in headers
+            assert headers["x-mpool-ignored"] == "later, ax-evil1, messages[].content[].newer"
+            assert "x-evil" not in headers
     lines = [record.getMessage() for record in caplog.records if "ignoring the field" in record.getMessage()]
-    assert len(lines) == 2 and "`later`" in lines[0] and "`messages[].content[].newer`" in lines[1]
+    assert len(lines) == 3 and "`later`" in lines[0] and "`messages[].content[].newer`" in lines[2]
     with Raw(server) as raw:
         plain = {"model": "llama", "max_tokens": 2, "messages": CHAT}
         assert "x-mpool-ignored" not in raw.request("/v1/messages", json.dumps(plain).encode()).answer()[1]

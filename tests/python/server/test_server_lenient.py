@@ -14,6 +14,7 @@ import pytest
 import toolmodels as tm
 from PIL import Image
 
+from mpool import native_calls
 from mpool.conversation import tool_grammar
 from mpool.server.errors import Refusal
 from mpool.server.openai.chat import OPERATIONS
@@ -160,6 +161,34 @@ def test_only_unusable_patterns_are_left_out() -> None:
     assert tool_grammar.without_patterns(schema, lambda pattern: True) == schema
 
 
+@pytest.mark.parametrize(("schema", "hops"), [
+    ({}, 0), ({"properties": {"zone": {"type": "string", "enum": ["a", "b"]}}}, 0),
+    ({"properties": {"zone": {"type": "string", "pattern": "^a"}}}, 1),
+    ({"properties": {"zone": {"anyOf": [{"type": "string", "pattern": "^a"}, {"type": "null"}]}}}, 1),
+    ({"patternProperties": {"^a": {}}}, 1)], ids=str)
+def test_only_schemas_with_patterns_need_another_thread(schema: dict[str, Any], hops: int, server: Any,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grammar is compiled before; whether patterns are usable is asked on a thread for native calls."""
+    body = {**BODIES[CHATS], "model": "writes", "tools": [function({"type": "object", **schema})]}
+    assert post(server, CHATS, body)[0] == 200
+    calls: list[Any] = []
+    begin = native_calls.GRAMMARS.begin
+    monkeypatch.setattr(native_calls.GRAMMARS, "begin", lambda *given, **more: (calls.append(given), begin(
+        *given, **more))[1])
+    assert post(server, CHATS, body)[0] == 200
+    assert len(calls) == hops
+    strict_tool = {**body, "tools": [function({"type": "object", "properties": {"zone": {
+        "type": "string", "pattern": "^a"}}, "required": ["zone"], "additionalProperties": False}, strict=True)]}
+    assert post(server, CHATS, strict_tool)[0] == 200
+    calls.clear()
+    assert post(server, CHATS, strict_tool)[0] == 200 and not calls
+
+
+def test_the_search_for_patterns_is_bounded() -> None:
+    for values, found in ((990, False), (10_000, True)):
+        assert tool_grammar.may_have_patterns({"properties": {"zone": {"enum": [*range(values)]}}}) is found
+
+
 CLOCK_TOOL = {"name": "clock", "input_schema": {"type": "object", "properties": {}}}
 FLAT: dict[str, Any] = {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}}
 
@@ -228,6 +257,63 @@ def test_invalid_allowed_tools(server: Any, inner: Any) -> None:
             "tool_choice": {"type": "allowed_tools", "allowed_tools": inner}}
     status, _, found = post(server, CHATS, body)
     assert status == 400 and found["error"]["param"] == "tool_choice", found
+
+
+# ---- earlier calls ---------------------------------------------------------------------------------------------------
+
+def _calls(path: str, arguments: Any) -> dict[str, Any]:
+    """Return a conversation with a call, and with a result that says that its arguments were not valid."""
+    result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "Invalid JSON."}
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "clock", "arguments": arguments}}
+    if path == RESPONSES:
+        return {"input": [*CHAT, {"type": "function_call", "call_id": "a", "name": "clock", "arguments": arguments},
+                          {"type": "function_call_output", "call_id": "a", "output": "Invalid JSON."}]}
+    if path == MESSAGES:
+        return {"messages": [*CHAT, {"role": "assistant", "content": [
+            {"type": "tool_use", "id": "a", "name": "clock", "input": arguments}]}, {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "Invalid JSON."}]}]}
+    return {"messages": [*CHAT, {"role": "assistant", "content": "", "tool_calls": [call]}, result]}
+
+
+def _prompt_tokens(found: Any) -> int:
+    usage = found.get("usage", found)
+    return int(next(usage[name] for name in ("prompt_tokens", "input_tokens", "prompt_eval_count") if name in usage))
+
+
+@pytest.mark.parametrize("text", ['{"zone": "Par', '{"zone": 1}}', "[1]", "5", '"x"', "not JSON", "[" * 1200],
+                         ids=lambda text: text[:12])
+@pytest.mark.parametrize(("path", "field"), [
+    (CHATS, "messages[1].tool_calls[0].function.arguments"), (RESPONSES, "input[1].arguments"),
+    (OLLAMA, "messages[1].tool_calls[0].function.arguments")])
+def test_invalid_arguments_of_earlier_calls(server: Any, strict: Any, path: str, field: str, text: str) -> None:
+    """A client sends back what a model wrote, and the model sees it as the only argument."""
+    def body(arguments: Any) -> dict[str, Any]:
+        return {**BODIES[path], "model": "writes", **_calls(path, arguments)}
+
+    status, ignored, found = post(server, path, body(text))
+    assert status == 200 and ignored == field.replace("[0]", "[]").replace("[1]", "[]"), found
+    wanted = json.dumps({"invalid_json": text})
+    status, ignored, same = post(server, path, body(json.loads(wanted) if path == OLLAMA else wanted))
+    assert (status, ignored, _prompt_tokens(same)) == (200, None, _prompt_tokens(found))
+    status, ignored, found = post(strict, path, body(text))
+    message = found["error"] if path == OLLAMA else found["error"]["message"]
+    assert (status, ignored) == (400, None) and f"`{field}` must be the JSON text of an object, got " in message
+    assert path == OLLAMA or (found["error"]["code"], found["error"]["param"]) == ("invalid_value", field)
+
+
+@pytest.mark.parametrize("path", [CHATS, RESPONSES, OLLAMA])
+def test_arguments_without_text_are_empty(server: Any, strict: Any, path: str) -> None:
+    for made in (server, strict):
+        counts = {_prompt_tokens(post(made, path, {**BODIES[path], "model": "writes", **_calls(path, text)})[2])
+                  for text in ("", " ", "{}")}
+        assert len(counts) == 1
+
+
+def test_inputs_of_earlier_tool_uses_are_objects(server: Any) -> None:
+    """Anthropic's protocol has no JSON text in which a call could be invalid."""
+    for given, status in (({}, 200), ('{"zone', 400)):
+        found = post(server, MESSAGES, {**BODIES[MESSAGES], "model": "writes", **_calls(MESSAGES, given)})
+        assert found[0] == status, found
 
 
 # ---- parts of messages -----------------------------------------------------------------------------------------------

@@ -13,14 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import chainmodels
 import pytest
 import toolmodels as tm
 
-from reasoningdata import CHAINS, THINK
-from reasoningdata import WORDS as THOUGHTS
 from servers import Raw, ask, idle, serving
-from tooldata import BOOK, WORDS, WRITES
+from tooldata import BOOK
 
 pydantic = pytest.importorskip("pydantic")
 openai, anthropic, ollama = (pytest.importorskip(name) for name in ("openai", "anthropic", "ollama"))
@@ -30,14 +27,6 @@ CHAT: list[Any] = [{"role": "user", "content": "Is it?"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 2.0, "seed": 1}
 CLOCK: dict[str, Any] = {"type": "function", "name": "clock", "description": "The time.", "strict": True,
                          "parameters": {"type": "object", "properties": {}}}
-
-
-@pytest.fixture(scope="module")
-def server(llama: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    models = {"writes": (tm.HERMES, WRITES, WORDS), "always": (THINK, CHAINS[THINK], THOUGHTS)}
-    folders = {name: chainmodels.save(tmp_path_factory.mktemp(name), *model) for name, model in models.items()}
-    with serving([f"llama={llama}", f"bert={bert}", *(f"{name}={folder}" for name, folder in folders.items())]) as made:
-        yield made
 
 
 def raw(server: Any, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:

@@ -13,22 +13,16 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import chainmodels
 import pytest
 import sdktypes
-import toolmodels as tm
 from PIL import Image
 
 from mpool.server import bodies
 from mpool.server.errors import Refusal
 from mpool.server.openai.structs import ImagesRequest
-from reasoningdata import CHAINS, THINK
-from reasoningdata import WORDS as THOUGHTS
-from servers import Raw, serving
-from tooldata import WORDS, WRITES
+from servers import Raw
 
 pytest.importorskip("llguidance")
 
@@ -83,12 +77,13 @@ RESPONSES = {
         "user", "message", "function_call", "function_call_output", "reasoning")},
     "input[]": ("refused", "a reference to an item that OpenAI's servers keep"),
     **{f"input[]:function_call.{name}": ("reported", "belongs to tools of OpenAI's servers") for name in (
-        "async", "caller", "namespace")},
+        "async", "caller")},
     **{f"input[]:function_call_output.{name}": ("reported", "belongs to tools of OpenAI's servers") for name in (
         "name", "caller", "namespace")},
     "tool_choice:": ("refused", ONLY_FUNCTIONS),
     "tool_choice:function": ACCEPTED, "tool_choice:allowed_tools": ACCEPTED,
-    "tools[]:": ("reported", HOSTED), "tools[]:function": ACCEPTED,
+    "tools[]:": ("reported", HOSTED), "tools[]:function": ACCEPTED, "tools[]:namespace": ACCEPTED,
+    "tools[]:namespace.tools[]:custom": ("reported", HOSTED),
 }
 MESSAGES = {
     **{f"messages[]:user.content[]:{name}": ("refused", "such blocks belong to the assistant") for name in (
@@ -170,14 +165,6 @@ IMAGES = Route("/v1/images/generations", {"model": "flux", "prompt": "x"}, "open
     "svg": ("reported", "models draw pixels"), "complexity": ("reported", "models draw pixels"),
     "frame_count": ("reported", "one frame"), "frame_duration_ms": ("reported", "one frame"),
 })
-
-
-@pytest.fixture(scope="module")
-def server(llava: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    models = {"writes": (tm.HERMES, WRITES, WORDS), "always": (THINK, CHAINS[THINK], THOUGHTS)}
-    folders = {name: chainmodels.save(tmp_path_factory.mktemp(name), *model) for name, model in models.items()}
-    with serving([f"bert={bert}", f"llava={llava}", *(f"{name}={path}" for name, path in folders.items())]) as made:
-        yield made
 
 
 def mended(value: Any) -> Any:
