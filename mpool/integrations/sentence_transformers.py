@@ -43,14 +43,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _renamed(method: F) -> F:
-    """Accept ``sentences``, the former name of ``inputs``, as sentence-transformers does."""
+    """Accept former arguments, as sentence-transformers does: ``sentences`` for ``inputs``, ``activation_fct`` for
+    ``activation_fn``, and ``num_workers``, which has no effect."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        if "sentences" in options:
-            options["inputs"] = options.pop("sentences")
+        options.pop("num_workers", None)
+        for former, name in (("sentences", "inputs"), ("activation_fct", "activation_fn")):
+            if former in options:
+                options[name] = options.pop(former)
         return method(self, *args, **options)
 
     return call  # type: ignore[return-value]
+
+
+class _Device(str):
+    """A name of a device that equals a ``torch.device`` of this name."""
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == str(other)
+
+    def __ne__(self, other: object) -> bool:
+        return str(self) != str(other)
+
+    __hash__ = str.__hash__
+
+    @property
+    def type(self) -> str:
+        """Name of the device without its index."""
+        return str(self)
 
 
 class _Base:
@@ -80,8 +100,8 @@ class _Base:
 
     @property
     def device(self) -> str:
-        """``"cpu"``."""
-        return "cpu"
+        """``"cpu"``, which equals ``torch.device("cpu")``."""
+        return _Device("cpu")
 
     def to(self, device: Any) -> Any:
         """Return the object: it computes on the CPU."""
@@ -437,6 +457,7 @@ class CrossEncoder(_Base):
             else [_tensor(score) for score in scores]
         return found[0] if single else found
 
+    @_renamed
     def rank(self, query: str, documents: Sequence[str], top_k: int | None = None, return_documents: bool = False,
              prompt_name: str | None = None, prompt: str | None = None, batch_size: int = 32,
              show_progress_bar: bool | None = None, activation_fn: Any = None, device: Any = None, pool: Any = None,

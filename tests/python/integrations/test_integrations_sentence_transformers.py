@@ -140,6 +140,23 @@ def test_errors_are_of_the_same_kind(both: tuple[Any, Any], options: dict[str, A
             model.encode(TEXTS, **options)
 
 
+def test_the_device_equals_that_of_a_tensor(both: tuple[Any, Any]) -> None:
+    """Programs compare devices, also those of empty results, and write ``model.device.type``."""
+    for model in both:
+        for texts in ([], TEXTS):
+            vectors = model.encode(texts, convert_to_tensor=True)
+            assert vectors.device == model.device and model.device == vectors.device
+        assert model.device != torch.device("meta") and torch.device("meta") != model.device
+        assert str(model.device) == model.device.type == "cpu" and torch.zeros(1, device=model.device).numel() == 1
+
+
+def test_former_arguments_of_cross_encoders(rankers: tuple[Any, Any]) -> None:
+    for model in rankers:
+        wanted = model.predict([TEXTS[:2]])
+        _same(model.predict(sentences=[TEXTS[:2]], activation_fct=None, num_workers=2), wanted)
+        assert model.rank(TEXTS[0], TEXTS[1:], num_workers=2) == model.rank(TEXTS[0], TEXTS[1:])
+
+
 def test_options_that_do_not_exist_say_what_to_do(bert: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SentenceTransformer(bert)
     for options, name in (({"device": "cuda"}, "device"), ({"output_value": None}, "output_value")):
