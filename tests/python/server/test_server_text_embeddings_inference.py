@@ -242,7 +242,7 @@ def test_the_number_of_texts_is_checked_first(server: Any, monkeypatch: pytest.M
 
 
 def test_results_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("inference", "operations"):
+    for module in ("text_embeddings_inference", "operations"):
         monkeypatch.setattr(f"mpool.server.{module}.MAX_RESPONSE", 48 * 22 * 2)
     monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 48 * 2 * 4)
     assert len(fetched(server, "/embed", {"inputs": ["a"] * 2})) == 2
