@@ -34,23 +34,23 @@ LIMITED_API = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_G
 
 
 def enabled(variable: str) -> bool:
-    """Whether an environment variable says yes."""
+    """Return True if an environment variable says yes."""
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "no", "false", "off")
 
 
 def sources() -> list[str]:
-    """Every C file of the core, as paths relative to this folder, which is what setuptools wants."""
+    """Return every C file of the core, as paths relative to this folder: setuptools requires that."""
     return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*.c"))
 
 
 def headers() -> list[str]:
-    """What the C files include."""
+    """Return the files that the C files include."""
     return sorted(path.relative_to(ROOT).as_posix() for pattern in ("*.h", "*.def")
                   for path in (ROOT / "csrc").rglob(pattern))
 
 
 def compile_flags() -> list[str]:
-    """Flags after those of this Python. No -m flag: files that use an instruction set name it themselves."""
+    """Return the flags after those of this Python. No -m flag: files that use an instruction set name it themselves."""
     flags = ["-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread",
              "-Wall", "-Wextra", "-Wno-cast-function-type", "-Wno-missing-field-initializers",
              "-Werror=implicit-function-declaration"]  # a macro that the limited API of Python lacks
@@ -154,7 +154,7 @@ def available_cpus() -> int:
 
 
 def is_current(target: Path, depfile: Path, stampfile: Path, stamp: str) -> bool:
-    """Whether an object is newer than all it was made from, and made with the same flags."""
+    """Return True if an object is newer than all its sources, and was made with the same flags."""
     try:
         if stampfile.read_text() != stamp:
             return False
@@ -201,7 +201,7 @@ def vendor_openblas(target: Path) -> None:
 
 
 def enabled_by_default(variable: str) -> bool:
-    """Whether an environment variable does not say no."""
+    """Return False if an environment variable says no."""
     return variable not in os.environ or enabled(variable)
 
 

@@ -75,7 +75,7 @@ def main() -> int:
                         speeds[at].append(found[id(model)][0])
                     ratios.append(found[id(drafted)][0] / found[id(plain)][0])
             after = pool.metrics()
-            checked, right = (after[key] - before[key] for key in ("guessed_tokens", "right_guesses"))
+            checked, right = (after[key] - before[key] for key in ("draft_tokens", "accepted_draft_tokens"))
             print(f"{name:6} without {statistics.median(speeds[0]):6.1f}  with {statistics.median(speeds[1]):6.1f} "
                   f"tokens/s  ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}, "
                   f"n={len(ratios)})  {right} of {checked} draft tokens accepted (both)", flush=True)

@@ -18,7 +18,8 @@ NAMES = {"Picture": "GeneratedImage", "Pictures": "GeneratedImages", "PictureSte
 #: Former module -> modules that now define its names; the warning mentions the first.
 MODULES = {"catalog": ("models",), "text": ("tokenizers", "conversation.template"),
            "pictures": ("tasks.images_result",), "reranking": ("tasks.rerank",),
-           "captures": ("tasks.captures", "tasks.capture_files"), "comparing": ("debug.comparing",)}
+           "captures": ("tasks.captures", "tasks.capture_files"),
+           "debug.captures": ("tasks.captures", "tasks.capture_files"), "comparing": ("debug.comparing",)}
 #: Class -> former attribute -> new attribute.
 ATTRIBUTES = {"GeneratedImages": {"pictures": "results"}, "ImageStep": {"picture": "index"},
               "ModelDescription": {"drawing": "pipeline", "towers": "networks"}}
@@ -69,7 +70,7 @@ class _Loader:
     """Loader of a module that forwards to others. No subclass of ``importlib.abc.Loader``, which is slow to import."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        old = spec.name.rpartition(".")[2]
+        old = spec.name.removeprefix(f"{_PACKAGE}.")
         module = ModuleType(spec.name, f"Now :mod:`{_PACKAGE}.{MODULES[old][0]}`.")
         warn(spec.name, f"{_PACKAGE}.{MODULES[old][0]}", 3)
 
@@ -93,7 +94,7 @@ class _Finder:
     """Finder of the former modules."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        package, _, name = fullname.rpartition(".")
+        package, _, name = fullname.partition(".")
         if package != _PACKAGE or name not in MODULES:
             return None
         return ModuleSpec(fullname, _Loader())  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
 """Main program of a child process of :mod:`mpool.child_processes`.
 
-It runs as a script, outside the package. Descriptor 0 is one end of a socket pair; requests come from it and answers go
-to it, each with its length before it. Arguments: the file of the program, milliseconds without work after which the
-process ends, resident bytes with which it ends, and folders of packages.
+It runs as a script, outside the package. Descriptor 0 is one end of a socket pair, from which it reads requests and to
+which it writes responses, each with its length before it. Arguments: the file of the program, milliseconds without work
+after which the process ends, growth in resident bytes with which it ends, and folders of packages.
 
 The program defines two functions. ``load(text, *request)`` returns an object that stands for a source, or a status and
-a detail (bytes) if the text is refused. ``answer(loaded, *request)`` returns a status and data (bytes).
+a detail (bytes) if the text is refused. ``handle(loaded, *request)`` returns a status and data (bytes).
 
 Programs run untrusted work. Work that exceeds a limit ends this process or is reported as an error. No limit relies on
 the cooperation of the untrusted code. After the start, the process can neither open files nor start processes.
@@ -73,7 +73,7 @@ def _limit(what: int, value: int) -> None:
 
 
 def main(path: str, idle: str, worn: str, *folders: str) -> None:
-    """Answer requests until the parent closes its end."""
+    """Handle requests until the parent closes its end."""
     sys.path += folders
     # signal masks and ignored signals pass to child processes; a blocked SIGPROF would disable the time limit
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -83,7 +83,7 @@ def main(path: str, idle: str, worn: str, *folders: str) -> None:
     names: dict[str, Any] = {"__name__": "program", "__file__": path}
     with open(path, "rb") as file:
         exec(compile(file.read(), path, "exec", dont_inherit=True), names)
-    load, answer = names["load"], names["answer"]
+    load, handle = names["load"], names["handle"]
     kept: dict[bytes | None, Any] = {}
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     try:
@@ -113,7 +113,7 @@ def main(path: str, idle: str, worn: str, *folders: str) -> None:
                     kept[digest] = made
             if found is None:
                 signal.setitimer(signal.ITIMER_PROF, seconds)
-                found = answer(kept.get(digest), *request)
+                found = handle(kept.get(digest), *request)
         except MemoryError:
             found = "memory", b""
         if status_file >= 0:

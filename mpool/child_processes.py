@@ -3,7 +3,7 @@
 Such work can take any time and any memory, often inside a single call of C code that nothing in its own process can
 interrupt::
 
-    ask ── an idle child, or a new one ── socket pair ── child_main.py ── a program: load a source (kept), answer
+    run ── an idle child, or a new one ── socket pair ── child_main.py ── a program: load a source (kept), handle
      │                                                    SIGPROF and RLIMIT_AS end or fail what exceeds a limit
      └── retried once with another child if this one died for another reason
 
@@ -67,16 +67,16 @@ class Limits(NamedTuple):
     """Limits of a request.
 
     Attributes:
-        seconds: CPU seconds to answer the request.
+        seconds: CPU seconds to handle the request.
         loading: CPU seconds to load its source.
         memory: bytes of memory beyond those that the process used after its start.
-        answer: maximum length of the answer in bytes.
+        response: maximum length of the response in bytes.
     """
 
     seconds: float
     loading: float
     memory: int
-    answer: int
+    response: int
 
 
 class Source:
@@ -139,12 +139,12 @@ class _Child:
 
     def exchange(self, request: tuple[Any, ...], limits: Limits, source: Source | None,
                  deadline: float | None) -> tuple[str, bytes, bool]:
-        """Send a request and wait for the answer. Returns status and data, and True if the child ends now.
+        """Send a request and wait for the response. Returns status and data, and True if the child ends now.
 
         Raises:
             OSError, EOFError: the child closed its connection.
-            ValueError: its answer is no answer; the message says why.
-            TimeoutError: it did not answer in time, although it had CPU time left.
+            ValueError: its response is malformed or too long; the message says which.
+            TimeoutError: it did not respond in time, although it had CPU time left.
             Timeout: the deadline has passed. The caller must end the child.
         """
         digest, text, evicted, allowed = None, None, None, limits.seconds
@@ -162,7 +162,7 @@ class _Child:
         try:
             self.socket.settimeout(max(end - self.since, 1e-3))
             self.socket.sendall(len(body).to_bytes(8, "little") + body)
-            status, data, flags = self._receive(end, limits.answer)
+            status, data, flags = self._receive(end, limits.response)
         except TimeoutError:
             check(deadline)
             raise
@@ -275,9 +275,9 @@ class Children:
         self._starting = 0
         self._all, self._idle = [], []
 
-    def ask(self, request: tuple[Any, ...], limits: Limits, source: Source | None = None,
+    def run(self, request: tuple[Any, ...], limits: Limits, source: Source | None = None,
             deadline: float | None = None) -> tuple[str, bytes]:
-        """Let a child answer a request. If it dies, as by an OOM killer, another one gets the request.
+        """Let a child handle a request. If it dies, as by an OOM killer, another one gets the request.
 
         Args:
             request: plain data for the program.
@@ -288,7 +288,7 @@ class Children:
         Returns:
             A status and data, or a detail of a failure. The status is a word of the program, or ``"memory"`` (the limit
             of memory), ``"time"`` (the limit of CPU time), ``"died"`` (the child ended twice), ``"silent"`` (it did not
-            answer twice).
+            respond twice).
 
         Raises:
             SpawnFailed: no process could be started.

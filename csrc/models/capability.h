@@ -40,7 +40,7 @@ typedef struct mp_request {
     /* After a worker fault the request resumes from its current state, as after a preemption. This is safe because the
      * state holds completed steps only, a failed step leaves the state unchanged, and the rest of the result depends on
      * the state alone. */
-    bool goes_on;
+    bool resumable;
     uint64_t bytes;        /* memory of the request, charged to the queue's share of the budget */
     uint64_t output_bytes; /* part of `bytes`: the outputs */
     bool tolerant;  /* the caller accepts NaN in the result: NaN then does not count as a worker fault */

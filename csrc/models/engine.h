@@ -63,8 +63,8 @@ typedef struct mp_engine_ops { /* called by the worker that owns the engine, one
      * them. */
     void (*step)(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes);
     /* Release the item's memory. The item can be admitted again, to any engine of the model, and then produces the same
-     * result bytes as without the preemption. Also legal after a step that failed for the item, if its request has
-     * `goes_on`. */
+     * result bytes as without the preemption. Also legal after a step that failed for the item, if its request is
+     * `resumable`. */
     void (*preempt)(mp_engine *engine, mp_item *item);
     /* Release an item, done or not. Legal on an item that was never admitted (`state` NULL). */
     void (*retire)(mp_engine *engine, mp_item *item);

@@ -110,7 +110,7 @@ void mp_entry_note_fault(mp_entry *entry, bool outside) {
 /* Returns true if the results of a retry can follow the results that the caller may have seen. After a model file
  * changed they cannot: old and new results may come from different files. */
 static bool may_follow(const mp_request *request, mp_status status) {
-    return (request->goes_on && status != MP_INTEGRITY) || !request->seen || !request->seen(request);
+    return (request->resumable && status != MP_INTEGRITY) || !request->seen || !request->seen(request);
 }
 
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted) {
@@ -124,7 +124,7 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     if (!*noted)
         mp_entry_note_fault(entry, outside);
     *noted = true;
-    mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && request->goes_on);
+    mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && request->resumable);
     /* A retry after NaN is useless: by the numeric contract a retry computes the same bits. */
     bool again = status != MP_NUMERIC && next != ticket->retry && !refused && entry->shutdown != MP_SHUTDOWN_QUITTING &&
                  may_follow(request, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
@@ -156,7 +156,7 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);
     ticket->probe = 0;
     if (status == MP_OK) {
-        entry->answered++;
+        entry->completed++;
         entry->units_in += in;
         entry->units_out += out;
         mp_histogram_add(&entry->latency, mp_sys_now_ns() - began);

@@ -242,7 +242,7 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard) {
 
 void mp_entry_start(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    entry->asked = true;
+    entry->load_requested = true;
     bool start = entry->shutdown == MP_SHUTDOWN_OPEN && entry->removal == MP_REMOVAL_NONE && mp_entry_begin(entry);
     mp_mutex_unlock(&entry->lock);
     if (start)
@@ -299,7 +299,7 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     bool pinned = entry->pinned;
     entry->pinned |= pin; /* pin now: after the load, a short keep-alive may end before this thread wakes */
     for (;;) {
-        entry->asked = true; /* in each round: the end of an eviction clears it */
+        entry->load_requested = true; /* in each round: the end of an eviction clears it */
         if (entry->shutdown != MP_SHUTDOWN_OPEN) {
             status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
             break;
@@ -391,7 +391,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
  * workers, none of which has an active request, are idle. */
 static bool is_evictable(const mp_entry *entry, bool now) {
     if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
-        (!entry->answered && entry->asked) || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
+        (!entry->completed && entry->load_requested) || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];

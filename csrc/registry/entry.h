@@ -144,7 +144,7 @@ struct mp_entry {
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
     bool pinned;           /* the registry itself must not evict the model */
     bool held;             /* a replacement is staged: not evicted to make room, unloaded if idle */
-    bool asked;            /* a caller asked for the model to be loaded: it is not evicted before its first request */
+    bool load_requested;   /* a caller asked for the model to be loaded: it is not evicted before its first request */
     uint64_t attempts, attempts_over; /* loads of the model that started, and that ended with any result */
     uint64_t loads;                   /* loads that succeeded */
     uint64_t unloads;                 /* how often the model was freed */
@@ -160,7 +160,7 @@ struct mp_entry {
     mp_forecast forecast; /* used with predictive_scaling only */
     uint64_t keep_alive_ns;
     uint64_t calls;    /* accepted requests; the value becomes mp_item.sequence */
-    uint64_t answered; /* completed since the model was loaded */
+    uint64_t completed; /* requests completed since the model was loaded */
     /* Running means of a step's duration divided by its predicted cost; 0 = unknown. */
     double pace, full_pace; /* over all steps; over steps that had no room for some offered item */
     uint64_t units_in, units_out; /* input and output (tokens, images) of completed requests */

@@ -65,7 +65,7 @@ void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
         mp_resident *resident = keep ? NULL : entry->resident;
         if (resident) {
             entry->resident = NULL;
-            entry->asked = false;
+            entry->load_requested = false;
             mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* no load may start before the memory is free */
             entry->unload_bytes = resident->model->ops->bytes(resident->model) + 1;
             mp_mutex_unlock(&entry->lock);

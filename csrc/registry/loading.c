@@ -16,7 +16,7 @@ static bool is_called_off(void *arg) {
     mp_worker *worker = arg;
     mp_entry *entry = worker->entry;
     mp_mutex_lock(&entry->lock);
-    worker->unwanted = !entry->queue.count && (!entry->asked || entry->removal != MP_REMOVAL_NONE);
+    worker->unwanted = !entry->queue.count && (!entry->load_requested || entry->removal != MP_REMOVAL_NONE);
     mp_mutex_unlock(&entry->lock);
     return worker->unwanted || atomic_load_explicit(&worker->step_cancelled, memory_order_acquire) != 0;
 }
@@ -194,7 +194,7 @@ bool mp_worker_start(mp_worker *worker) {
             entry->resident = mp_resident_pin(worker->resident);
             entry->attempts_over++;
             entry->loads++;
-            entry->answered = 0;
+            entry->completed = 0;
         }
         entry->backoff_ns = 0;
         mp_entry_clear_failed(entry);

@@ -27,7 +27,7 @@
  *
  *   fault  a step failed for a reason that a retry may avoid. In USED it ends the request.
  *   kill   another program killed the worker process (mp_engine.outside) and the request can continue where it was
- *          (mp_request.goes_on). A kill of a request that cannot continue is a fault.
+ *          (mp_request.resumable). A kill of a request that cannot continue is a fault.
  *
  *   In EXHAUSTED both end the request.
  *

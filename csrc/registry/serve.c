@@ -571,7 +571,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
         end_item(w, ticket, error.code, &error);
         return;
     }
-    if (ticket->item.request->goes_on) {
+    if (ticket->item.request->resumable) {
         w->engine->ops->preempt(w->engine, &ticket->item);
     } else {
         w->engine->ops->retire(w->engine, &ticket->item);
@@ -635,8 +635,8 @@ static void count_work(mp_worker *w) {
     mp_count(services, MP_METRIC_rows, work->rows - w->counted.rows);
     atomic_fetch_add_explicit(&w->entry->rows, work->rows - w->counted.rows, memory_order_relaxed);
     mp_count(services, MP_METRIC_prefix_tokens, work->found - w->counted.found);
-    mp_count(services, MP_METRIC_guessed_tokens, work->drafted - w->counted.drafted);
-    mp_count(services, MP_METRIC_right_guesses, work->accepted - w->counted.accepted);
+    mp_count(services, MP_METRIC_draft_tokens, work->drafted - w->counted.drafted);
+    mp_count(services, MP_METRIC_accepted_draft_tokens, work->accepted - w->counted.accepted);
     mp_count(services, MP_METRIC_dedup_hits, work->shared - w->counted.shared);
     w->counted = *work;
 }

@@ -47,7 +47,7 @@ class Server:
         direct = [urllib.request.ProxyHandler({})] if _is_local(parts.hostname) else []
         self.opener = urllib.request.build_opener(_NoRedirect, *direct)
 
-    def ask(self, path: str, wanted: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def request(self, path: str, wanted: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Send a request, and return its response, a JSON object.
 
         Args:
@@ -56,7 +56,7 @@ class Server:
             body: body of a POST request; None: send a GET request.
 
         Raises:
-            SendError: the server does not answer.
+            SendError: the server does not respond.
             ModelError: the server refuses the request; the message is the server's.
         """
         from ..errors import ModelError, SendError
@@ -107,7 +107,7 @@ def _server(arguments: argparse.Namespace) -> Server:
 
 def ps(arguments: argparse.Namespace) -> int:
     """Run ``mpool ps``."""
-    state = _server(arguments).ask("/api/mpool/state", "models")
+    state = _server(arguments).request("/api/mpool/state", "models")
     models = state["models"]
     if arguments.json:
         print_json(models)
@@ -137,7 +137,7 @@ def stop(arguments: argparse.Namespace) -> int:
     server, failed = _server(arguments), False
     for name in arguments.model:
         try:
-            server.ask("/api/generate", "done", {"model": name, "keep_alive": 0})
+            server.request("/api/generate", "done", {"model": name, "keep_alive": 0})
         except ModelError as error:
             note(f"mpool: {name}: {error}")
             failed = True

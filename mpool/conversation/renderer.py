@@ -208,7 +208,7 @@ def load(text: str, kind: str, max_nodes: int, max_chars: int, data: bytes) -> j
     return _compiled(_environment.prepare, text, max_nodes)
 
 
-def answer(template: Any, kind: str, max_nodes: int, max_chars: int, data: bytes) -> tuple[str, bytes]:
+def handle(template: Any, kind: str, max_nodes: int, max_chars: int, data: bytes) -> tuple[str, bytes]:
     """Render a template with data. With the kind ``variables``, ``data`` is a template's source: find its undeclared
     variables.
 

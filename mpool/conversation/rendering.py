@@ -37,11 +37,11 @@ _CHARS_PER_BYTE, _BYTES_PER_BYTE, _SECONDS_PER_BYTE = 32, 64, 1e-6
 _EXCEEDED = frozenset(("time", "memory", "size", "died", "silent"))
 
 
-class Answer(NamedTuple):
-    """Answer to a request.
+class TemplateResult(NamedTuple):
+    """Result of a renderer's work on a template.
 
     Attributes:
-        status: ``"text"``, or what failed: a word of ``renderer.py`` or of :meth:`mpool.child_processes.Children.ask`.
+        status: ``"text"``, or what failed: a word of ``renderer.py`` or of :meth:`mpool.child_processes.Children.run`.
         text: the text, or a detail of the failure.
         refused: seconds for which the template is refused because of this status; 0: the template was rendered.
     """
@@ -59,24 +59,24 @@ class _Record:
         proven: True if the last render stayed within its limits.
         strikes: renders in a row that exceeded a limit.
         until: time until which the template is refused, in ``time.monotonic()``.
-        answer: status and text of the last render that exceeded a limit.
+        failure: status and text of the last render that exceeded a limit.
     """
 
-    __slots__ = ("active", "answer", "proven", "strikes", "until")
+    __slots__ = ("active", "failure", "proven", "strikes", "until")
 
     def __init__(self) -> None:
         self.active = self.strikes = 0
         self.proven = False
         self.until = 0.0
-        self.answer = Answer("time", "")
+        self.failure = TemplateResult("time", "")
 
-    def note(self, answer: Answer) -> None:
+    def note(self, result: TemplateResult) -> None:
         """Record the outcome of a render."""
-        self.proven = answer.status not in _EXCEEDED
+        self.proven = result.status not in _EXCEEDED
         if self.proven:
             self.strikes = 0
             return
-        self.strikes, self.answer = self.strikes + 1, answer
+        self.strikes, self.failure = self.strikes + 1, result
         if self.strikes >= STRIKES:
             self.until = time.monotonic() + min(2.0 ** (self.strikes - STRIKES), _REFUSED_SECONDS)
 
@@ -89,8 +89,8 @@ class Renderers:
         self._changed = threading.Condition(threading.Lock())
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
 
-    def ask(self, source: Source, kind: str, variables: dict[str, Any] | None = None,
-            deadline: float | None = None) -> Answer:
+    def run(self, source: Source, kind: str, variables: dict[str, Any] | None = None,
+            deadline: float | None = None) -> TemplateResult:
         """Let a renderer process a template.
 
         Args:
@@ -109,21 +109,21 @@ class Renderers:
             size = len(data)
         else:
             data, loaded, size = source.text.encode("utf-8", "surrogatepass"), None, 0
-        record, answer = self._enter(source, deadline)
-        if answer is not None:
-            return answer
+        record, result = self._enter(source, deadline)
+        if result is not None:
+            return result
         try:
             seconds = max(limits.max_template_seconds + size * _SECONDS_PER_BYTE, 1e-3)
             chars = limits.max_template_text + size * _CHARS_PER_BYTE
             memory = limits.max_template_memory + size * _BYTES_PER_BYTE
-            status, text = self.children.ask((kind, limits.max_template_nodes, chars, data), Limits(
+            status, text = self.children.run((kind, limits.max_template_nodes, chars, data), Limits(
                 seconds, seconds, memory, 4 * chars + (1 << 16)), loaded, deadline)
-            answer = Answer(status, text.decode("utf-8", "replace"))
-            return answer
+            result = TemplateResult(status, text.decode("utf-8", "replace"))
+            return result
         finally:
             with self._changed:
-                if answer is not None:
-                    record.note(answer)
+                if result is not None:
+                    record.note(result)
                 record.active -= 1
                 self._changed.notify_all()
 
@@ -132,8 +132,8 @@ class Renderers:
         record = self._records.get(source.digest)
         return record is not None and record.strikes > 0
 
-    def _enter(self, source: Source, deadline: float | None) -> tuple[_Record, Answer | None]:
-        """Wait until this template may use a renderer. Returns an answer if it is refused."""
+    def _enter(self, source: Source, deadline: float | None) -> tuple[_Record, TemplateResult | None]:
+        """Wait until this template may use a renderer. Returns a result if it is refused."""
         with self._changed:
             while True:
                 record = self._records.setdefault(source.digest, _Record())
@@ -141,7 +141,7 @@ class Renderers:
                 if record.strikes >= STRIKES:
                     left = record.until - time.monotonic()
                     if left > 0 or record.active:  # one request at a time finds out if the template works again
-                        return record, record.answer._replace(refused=max(left, limits.max_template_seconds))
+                        return record, record.failure._replace(refused=max(left, limits.max_template_seconds))
                 if record.active < (MOST - 1 if record.proven else 1):
                     break
                 wait(self._changed, deadline)
@@ -168,4 +168,4 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
-__all__ = ["MOST", "PROGRAM", "STRIKES", "Answer", "Renderers", "Source", "renderers"]
+__all__ = ["MOST", "PROGRAM", "STRIKES", "Renderers", "Source", "TemplateResult", "renderers"]

@@ -213,7 +213,7 @@ class ChatTemplate:
                                       param="continue_final_message")
             final = _open_last(data["messages"][-1])
         variables = {**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)}
-        text = self._ask("render", variables, deadline)
+        text = self._run("render", variables, deadline)
         if not continue_final_message:
             return text
         at = text.rfind(_CONTINUE.strip())
@@ -228,29 +228,29 @@ class ChatTemplate:
         Raises:
             FormatError, LimitError, TemplateError, SpawnFailed: as :meth:`render`.
         """
-        return frozenset(self._ask("variables").split("\n")) - {""}
+        return frozenset(self._run("variables").split("\n")) - {""}
 
     @property
     def exceeded(self) -> bool:
         """True if the last rendering exceeded a limit: code that probes the template must stop."""
         return rendering.renderers().exceeded(self._text)
 
-    def _ask(self, kind: str, variables: dict[str, Any] | None = None, deadline: float | None = None) -> str:
-        """Return the text of a renderer's answer, or raise its error."""
-        answer = rendering.renderers().ask(self._text, kind, variables, deadline)
-        if answer.status == "text":
-            return answer.text
-        error = self._error(answer)
+    def _run(self, kind: str, variables: dict[str, Any] | None = None, deadline: float | None = None) -> str:
+        """Return the text of a renderer's result, or raise its error."""
+        result = rendering.renderers().run(self._text, kind, variables, deadline)
+        if result.status == "text":
+            return result.text
+        error = self._error(result)
         error.key = error.key or self._key
         raise error
 
-    def _error(self, answer: rendering.Answer) -> MpoolError:
-        """Return the error for the status of an answer."""
-        status, text = answer.status, answer.text
+    def _error(self, result: rendering.TemplateResult) -> MpoolError:
+        """Return the error for the status of a result."""
+        status, text = result.status, result.text
         name = f"{self._file}: the chat template" if self._file else "the chat template"
         if status in _LIMITS:
-            if answer.refused:
-                name = f"{name} cannot be used for {answer.refused:.1f} s, because at least " \
+            if result.refused:
+                name = f"{name} cannot be used for {result.refused:.1f} s, because at least " \
                        f"{rendering.STRIKES} times in a row it"
             limit, setting = _LIMITS[status]
             value = getattr(limits, setting)
@@ -258,7 +258,7 @@ class ChatTemplate:
             return TemplateError(f"{name} exceeded its limit of {value} {limit}",
                                  hint=f"{_FAULTY}, or raise mpool.tokenizers.limits.{setting}")
         if status in ("died", "silent"):
-            what = f"ended twice ({text})" if status == "died" else "did not answer"
+            what = f"ended twice ({text})" if status == "died" else "did not respond"
             return TemplateError(f"{name} failed: the process that renders it {what}", hint=_FAULTY)
         if status == "depth":
             return TemplateError(f"{name} exceeded its limit of nested calls", hint=_FAULTY)

@@ -29,6 +29,8 @@ GAUGES = {
 }
 #: Former names of gauges -> names. Kept in :func:`mpool.metrics` for one release, and as Prometheus series for good.
 FORMER = {"lanes": "compute_threads", "lanes_leased": "compute_threads_leased"}
+#: Former names of counters -> names. Kept for one release, in :func:`mpool.metrics` and as Prometheus series.
+FORMER_COUNTERS = {"guessed_tokens": "draft_tokens", "right_guesses": "accepted_draft_tokens"}
 #: Gauges of a model: name -> help.
 MODEL_GAUGES = {
     "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
@@ -69,7 +71,7 @@ def collect(pool: Host) -> dict[str, Any]:
     found = stats(pool)
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
-    found.update({former: found[name] for former, name in FORMER.items()})
+    found.update({former: found[name] for former, name in (FORMER | FORMER_COUNTERS).items()})
     found["models"] = {row["key"]: _model(pool, row) for row in (pool._registry.entries() if pool._registry else ())}
     found["native_calls"] = {name: {"threads": calls.threads, "running": calls.running, "waiting": calls.waiting,
                                     "stuck": calls.stuck} for name, calls in native_calls.statuses().items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..errors import Unsupported
 from ..resources import install_hint
-from .metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES, WORKER_COUNTERS, WORKER_GAUGES, collect
+from .metrics import FORMER_COUNTERS, GAUGES, MODEL_COUNTERS, MODEL_GAUGES, WORKER_COUNTERS, WORKER_GAUGES, collect
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -47,6 +47,8 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
 
     for name, meaning in _core.metrics():
         yield CounterMetricFamily(f"mpool_{name}", meaning, value=found[name])
+    for former, name in FORMER_COUNTERS.items():
+        yield CounterMetricFamily(f"mpool_{former}", f"former name of mpool_{name}_total", value=found[name])
     for name, meaning in GAUGES.items():
         yield GaugeMetricFamily(f"mpool_{name}", meaning, value=found[name])
     kinds = GaugeMetricFamily("mpool_bytes", "bytes of the process by kind", labels=["kind"])

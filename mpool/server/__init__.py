@@ -17,9 +17,8 @@ handler:
 - ``streaming``: server-sent events and JSON lines with exactly one final event. ``models``: names of the served models.
 - One module per protocol: ``openai``, ``ollama``, ``operational``, ``dashboard``. To add a protocol, add its tuple of
   operations in ``application``. ``forms``, ``thinking``, ``fill_in``, ``image_urls``: options that several protocols
-  share. ``scoring``, ``pooling``, ``tokens``: routes of vLLM. ``inference``: routes of text-embeddings-inference.
-  ``classifying``: routes of both. ``labelling``: labels of tokens.
-  ``interfaces``: addresses of this machine.
+  share. ``scoring``, ``pooling``, ``tokens``: routes of vLLM. ``text_embeddings_inference``: its routes.
+  ``classifying``: routes of both. ``labelling``: labels of tokens. ``interfaces``: addresses of this machine.
 - ``worker``: ``mpool worker``, a server for one model that runs one job at a time.
 """
 

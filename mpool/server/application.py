@@ -15,7 +15,6 @@ from . import (
     anthropic,
     classifying,
     dashboard,
-    inference,
     labelling,
     model_list,
     ollama,
@@ -23,6 +22,7 @@ from . import (
     pooling,
     scoring,
     swapping,
+    text_embeddings_inference,
     tokens,
 )
 from .errors import Refusal
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 #: All operations of the server, in the order of the OpenAPI document.
 OPERATIONS: tuple[Operation, ...] = (
     *operational.OPERATIONS, *model_list.OPERATIONS, *OPENAI, *scoring.OPERATIONS, *classifying.OPERATIONS,
-    *pooling.OPERATIONS, *inference.OPERATIONS, *labelling.OPERATIONS, *tokens.OPERATIONS, *anthropic.OPERATIONS,
-    *ollama.OPERATIONS,
-    *swapping.OPERATIONS, *dashboard.OPERATIONS)
+    *pooling.OPERATIONS, *text_embeddings_inference.OPERATIONS, *labelling.OPERATIONS, *tokens.OPERATIONS,
+    *anthropic.OPERATIONS, *ollama.OPERATIONS, *swapping.OPERATIONS, *dashboard.OPERATIONS)
 
 
 class Routes:

@@ -13,9 +13,9 @@ from ..tasks.verbs import CLASSIFY
 from .computing import computed
 from .errors import Refusal
 from .fields import Fields, Name, Text
-from .inference import Direction, check_direction
 from .openai.structs import InputUsage
 from .operations import Context, Operation, large_response
+from .text_embeddings_inference import Direction, check_direction
 
 if TYPE_CHECKING:
     from .models import ServedModel

@@ -78,7 +78,7 @@ TABLE: dict[str, Row] = {
     "overloaded": Row(503, _SERVER, "The model's queue is full.", 1),
     "out_of_memory": Row(503, _SERVER, "Not enough free memory for this request.", 5),
     "worker_lost": Row(503, _SERVER, "The worker ended before it completed the request.", 1),
-    "resting": Row(503, _SERVER, "The model is temporarily disabled after repeated faults.", 30),
+    "circuit_open": Row(503, _SERVER, "The model is temporarily disabled after repeated faults.", 30),
     "shutting_down": Row(503, _SERVER, "The server is shutting down.", 5),
     "timeout": Row(504, _SERVER, "The request did not complete within its time limit.", 1),
 }
@@ -94,7 +94,7 @@ _CODES: tuple[tuple[type[BaseException], str], ...] = (
     (pool_errors.FormatError, "load_failed"), (pool_errors.FileError, "load_failed"),
     (pool_errors.UnsafeFormat, "load_failed"), (pool_errors.Timeout, "timeout"),
     (pool_errors.MemoryExhausted, "out_of_memory"), (pool_errors.Overloaded, "overloaded"),
-    (pool_errors.CircuitOpen, "resting"), (pool_errors.ShuttingDown, "shutting_down"),
+    (pool_errors.CircuitOpen, "circuit_open"), (pool_errors.ShuttingDown, "shutting_down"),
     (pool_errors.RecvError, "worker_lost"), (pool_errors.SendError, "worker_lost"),
     (pool_errors.NoWorkers, "worker_lost"), (pool_errors.ModelError, "model_failed"),
     (pool_errors.NumericError, "model_failed"), (pool_errors.Cancelled, "cancelled"), (MemoryError, "out_of_memory"),

@@ -60,7 +60,7 @@ class IsolatedTokenizer:
         seconds = limits.max_tokenizing_seconds
         deadline = time.monotonic() + _PATIENCE * seconds + (0 if self._loaded else _LOADING)
         try:
-            status, data = self._children.ask((self._plain, add_special, places, list(texts)), Limits(
+            status, data = self._children.run((self._plain, add_special, places, list(texts)), Limits(
                 seconds, _LOADING, _MEMORY, _IDS), self._source, deadline)
         except Timeout as error:
             raise LimitError("the tokenizer of the model is busy with other texts", param="text") from error

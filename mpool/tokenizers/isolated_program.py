@@ -23,7 +23,7 @@ def load(source: str, plain: bool, special: bool, places: bool, texts: list[str]
     return made
 
 
-def answer(tokenizer: Any, plain: bool, special: bool, places: bool, texts: list[str]) -> tuple[str, bytes]:
+def handle(tokenizer: Any, plain: bool, special: bool, places: bool, texts: list[str]) -> tuple[str, bytes]:
     """Return the numbers of tokens, then the tokens of all texts, as unsigned integers of C; with ``places``, then
     where each token begins, and where each ends."""
     ids, counts, starts, ends = array("I"), array("I"), array("I"), array("I")

@@ -101,7 +101,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     SIM_CHECK(!call->numeric || !call->failed);                        /* no retry after NaN */
     SIM_CHECK(!call->failed_late);                                     /* no retry after the caller saw a unit */
     SIM_CHECK(call->lost_worker < 2 + call->killed_worker);
-    SIM_CHECK(call->base.goes_on ? call->done == call->shown : item->cursor == call->done);
+    SIM_CHECK(call->base.resumable ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
         sim_now() > fakes.jumped_ns + LATE_NS && sim_now() > item->deadline_ns + fakes.paused_ns + LATE_NS)
@@ -273,14 +273,14 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
                 sim_fail("an innocent request failed twice because of others");
             bool corrupted = call->spoils && breaks_down(call) && !engine->gone;
             call->internal -= breaks_down(call);
-            call->failed_late = call->done && (corrupted || !call->base.goes_on) && call->streams;
+            call->failed_late = call->done && (corrupted || !call->base.resumable) && call->streams;
             if (engine->gone)
                 item->error = engine->lost;
             else
                 mp_fail(&item->error, corrupted ? MP_INTEGRITY : MP_INTERNAL, "the engine failed");
             outcomes[i] = MP_OUTCOME_FAILED;
             call->failed++;
-            call->spared |= engine->gone && engine->base.outside && call->base.goes_on;
+            call->spared |= engine->gone && engine->base.outside && call->base.resumable;
             call->moved = true;
             broken |= !corrupted;
             continue;

@@ -142,7 +142,7 @@ static void lost_call(record *r, mp_submit_options *options) {
     call->internal_from = percent(50) ? (uint32_t)of((int)call->units) : 0;
     call->numeric = false;
     call->streams = call->masked || percent(50);
-    call->base.goes_on = call->masked || (call->streams && percent(80));
+    call->base.resumable = call->masked || (call->streams && percent(80));
     call->spoils = w.files_change && percent(30);
     call->innocent = !call->internal;
 }

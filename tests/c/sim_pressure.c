@@ -33,7 +33,7 @@ static void kills_call(record *r, mp_submit_options *options) {
     call->innocent = true;
     call->units = r->endless ? 8 : call->units;
     call->streams = percent(50);
-    call->base.goes_on = call->streams;
+    call->base.resumable = call->streams;
 }
 
 /* The kills end. The backoff has a limit, so requests are served soon after, however many kills there were. */

@@ -223,7 +223,7 @@ MP_TEST(models_requests_count_units) {
     atomic_store(&text->choices[0].token_count, 2);
     atomic_store(&text->choices[1].token_count, 4);
     check_usage(&text->base, 5, 6);
-    MP_CHECK(text->base.goes_on); /* tokens that were published survive a worker fault */
+    MP_CHECK(text->base.resumable); /* tokens that were published survive a worker fault */
     mp_request_destroy(&text->base);
 
     mp_image_generation_args args = {.width = 8, .height = 8, .n_images = 4, .n_steps = 1, .n_texts = 2,

@@ -255,7 +255,7 @@ MP_TEST(registry_info_of_evictions) {
             scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
         entry->unload = rows[i].unload;
         entry->pinned = rows[i].pinned;
-        entry->asked = rows[i].asked;
+        entry->load_requested = rows[i].asked;
         entry->removal = rows[i].removed ? MP_REMOVAL_DRAINING : MP_REMOVAL_NONE;
         if (scene.worker_count) {
             scene.workers[0]->woken = rows[i].woken;

@@ -243,7 +243,7 @@ MP_TEST(quarantine_counts_suspicions) {
 /* The first external kill of a process does not use up the retry of a request that can continue. */
 MP_TEST(workers_requests_survive_one_external_kill) {
     static const struct {
-        bool outside, goes_on;
+        bool outside, resumable;
         int faults;
         mp_status ends;
         int retries;
@@ -261,7 +261,7 @@ MP_TEST(workers_requests_survive_one_external_kill) {
         call->fault = MP_RECV;
         call->fault_from = 2;
         call->faults = rows[i].faults;
-        call->streams = call->base.goes_on = rows[i].goes_on;
+        call->streams = call->base.resumable = rows[i].resumable;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), rows[i].ends);
         mp_registry_get_stats(registry, &stats);
         MP_CHECK_INT(stats.retries, rows[i].retries);

@@ -53,7 +53,7 @@ MP_TEST(registry_serving_starts_every_request_of_a_step) {
     scene_close(&scene);
 }
 
-/* Only a completed request counts as answered; any other becomes the last error. */
+/* Only a request that ended with MP_OK counts as completed; any other becomes the last error. */
 MP_TEST(registry_serving_counts_completed_requests) {
     scene scene;
     mp_error error;
@@ -63,7 +63,7 @@ MP_TEST(registry_serving_counts_completed_requests) {
         mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
         ticket->state = MP_TICKET_ENDED;
         mp_entry_finish(scene.entry, ticket, i == 1 ? MP_OK : MP_MODEL, &error);
-        MP_CHECK_INT(scene.entry->answered, i > 0);
+        MP_CHECK_INT(scene.entry->completed, i > 0);
         MP_CHECK_INT(scene.entry->latency.count, i > 0);
         MP_CHECK_INT(scene.entry->last_error, MP_MODEL);
         MP_CHECK_INT(atomic_load(&scene.entry->errors), i < 2 ? 1 : 2);
@@ -230,14 +230,14 @@ MP_TEST(registry_serving_counts_work) {
         MP_CHECK_INT(metrics[MP_METRIC_rows], 3 * 30 * round);
         MP_CHECK_INT(scene.entry->rows, 3 * 30 * round);
         MP_CHECK_INT(metrics[MP_METRIC_prefix_tokens], 3 * 500 * round);
-        MP_CHECK_INT(metrics[MP_METRIC_guessed_tokens], 3 * 7000 * round);
-        MP_CHECK_INT(metrics[MP_METRIC_right_guesses], 3 * 90000 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_draft_tokens], 3 * 7000 * round);
+        MP_CHECK_INT(metrics[MP_METRIC_accepted_draft_tokens], 3 * 90000 * round);
         MP_CHECK_INT(metrics[MP_METRIC_steps], 3 * round);
         MP_CHECK_INT(metrics[MP_METRIC_step_items], 5 * round);
         MP_CHECK_INT(metrics[MP_METRIC_batches_of_all], 3 * round);
         MP_CHECK_INT(metrics[MP_METRIC_batches_of_budget], 0);
         MP_CHECK_INT(metrics[MP_METRIC_completed], 2 * round);
-        MP_CHECK_INT(scene.entry->answered, 2 * round);
+        MP_CHECK_INT(scene.entry->completed, 2 * round);
         MP_CHECK_INT(scene.entry->latency.count, 2 * round);
         MP_CHECK(scene.entry->pace > 0 && scene.entry->full_pace == 0); /* every step had room for all */
     }

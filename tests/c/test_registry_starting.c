@@ -15,8 +15,8 @@ MP_TEST(registry_starting_worker_loads_the_model) {
         atomic_store(&scene.services->resident, 1 + others);
         mp_fail(&error, MP_IO, "the file is gone");
         mp_entry_set_failed(entry, &error);
-        entry->asked = true;
-        entry->answered = 5; /* requests that an earlier load of the model has served */
+        entry->load_requested = true;
+        entry->completed = 5; /* requests that an earlier load of the model has served */
         entry->attempts = entry->attempts_over = 3;
         entry->loads = 1;
         mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
@@ -32,7 +32,7 @@ MP_TEST(registry_starting_worker_loads_the_model) {
         MP_CHECK_INT(entry->resident->references, 2);
         MP_CHECK(entry->resident->load > 0);
         MP_CHECK(entry->attempts == 4 && entry->attempts_over == 4 && entry->loads == 2);
-        MP_CHECK_INT(entry->answered, 0);
+        MP_CHECK_INT(entry->completed, 0);
         MP_CHECK(entry->health == MP_HEALTH_SOUND && entry->backoff_ns == 0 && entry->retry_ns == 0);
         MP_CHECK_INT(entry->starting, 0);
         MP_CHECK_INT(scene.services->metrics[MP_METRIC_loads], 1);
@@ -106,7 +106,7 @@ MP_TEST(registry_starting_load_forgets_what_broke_the_model) {
             entry->kill_backoff_ns = 7;
             entry->deaths = 5;
             MP_CHECK_OK(mp_entry_load(entry, false, 0, &gone, &over, &error), &error);
-            MP_CHECK(!gone && entry->asked && !entry->pinned);
+            MP_CHECK(!gone && entry->load_requested && !entry->pinned);
             MP_CHECK_INT(entry->health, failed ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
             MP_CHECK_INT(entry->spawn_ns, broken ? 0 : spawn_ns);
             MP_CHECK_INT(entry->kill_backoff_ns, broken ? 0 : 7);

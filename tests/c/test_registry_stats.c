@@ -253,8 +253,8 @@ static void play_breaker(scene *scene) { /* opens at the fourth fault */
 }
 
 /* Counters that `n` steps of entry "a" raise, and counters that `done` completed requests raise. */
-#define STEPS_OF_A(n) .steps = n, .passes = 2 * n, .rows = 3 * n, .prefix_tokens = 5 * n, .guessed_tokens = 11 * n, \
-                      .right_guesses = 7 * n
+#define STEPS_OF_A(n) .steps = n, .passes = 2 * n, .rows = 3 * n, .prefix_tokens = 5 * n, .draft_tokens = 11 * n, \
+                      .accepted_draft_tokens = 7 * n
 #define COMPLETED(done) .completed = done, .units_in = done * TOKENS_IN, .units_out = done * TOKENS_OUT
 
 static const struct {

@@ -17,12 +17,12 @@ MP_TEST(workers_fault_is_retried_once) {
 }
 
 /* A fault in any step is retried once. After the caller has seen part of the result, the retry continues there if the
- * request can (`goes_on`); otherwise the request ends with the error. */
+ * request can (`resumable`); otherwise the request ends with the error. */
 MP_TEST(workers_fault_of_a_later_step) {
     static const struct {
         uint32_t from;
         int faults;
-        bool streams, goes_on;
+        bool streams, resumable;
         mp_status ends;
         int retries;
     } rows[] = {{0, 1, true, false, MP_OK, 1},  {1, 1, true, false, MP_MODEL, 0}, {4, 1, true, false, MP_MODEL, 0},
@@ -41,11 +41,11 @@ MP_TEST(workers_fault_of_a_later_step) {
         call->fault_from = rows[i].from;
         call->faults = rows[i].faults;
         call->streams = rows[i].streams;
-        call->base.goes_on = rows[i].goes_on;
+        call->base.resumable = rows[i].resumable;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), dies ? MP_OK : rows[i].ends);
         MP_CHECK_INT(fake_stats(registry).retries, rows[i].retries);
         MP_CHECK_INT(fake_stats(registry).worker_faults, rows[i].faults);
-        MP_CHECK_INT(fake.preempted, rows[i].goes_on);
+        MP_CHECK_INT(fake.preempted, rows[i].resumable);
         MP_CHECK_INT(fake_stats(registry).preemptions, 0);
         fake_end(registry);
     }
@@ -62,7 +62,7 @@ MP_TEST(workers_fault_of_a_file) {
         fake_call *call = fake_call_faulty(MP_INTEGRITY, 1);
         call->units = 3;
         call->fault_from = from;
-        call->streams = call->base.goes_on = true;
+        call->streams = call->base.resumable = true;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), from ? MP_INTEGRITY : MP_OK);
         fake_end(registry);
     }
@@ -72,7 +72,7 @@ MP_TEST(workers_fault_of_a_file) {
  * killed a process, and the model stays loaded. */
 MP_TEST(workers_lost_before_a_step) {
     static const struct {
-        bool outside, goes_on;
+        bool outside, resumable;
         int losses;
         mp_status ends;
     } rows[] = {{false, true, 2, MP_RECV}, {true, false, 2, MP_OK}, {true, true, 3, MP_RECV}};
@@ -84,7 +84,7 @@ MP_TEST(workers_lost_before_a_step) {
             mp_registry *registry = fake_registry(1, 0);
             fake_add(registry, "a", &fake, false);
             fake_call *call = fake_call_create(1);
-            call->base.goes_on = rows[i].goes_on;
+            call->base.resumable = rows[i].resumable;
             atomic_store(plans ? &call->losses_at_plan : &call->losses_at_admit, rows[i].losses);
             MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), rows[i].ends);
             MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);

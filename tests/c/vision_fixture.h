@@ -20,7 +20,7 @@ static inline void add_image_encoder(tiny_file *file) {
     char name[64];
     mp_spec *spec = file->spec;
     set_string(spec, "mpool.vision.decoder", "llama");
-    set_string(spec, "mpool.vision.tower", "clip");
+    set_string(spec, "mpool.vision.image_encoder", "clip");
     tiny_int(spec, "mpool.vision.image_token_id", MARK);
     const struct {
         const char *key;

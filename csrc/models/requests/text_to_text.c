@@ -180,7 +180,7 @@ mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out
                          .fingerprint = text_fingerprint,
                          .usage = text_usage,
                          .seen = text_seen,
-                         .goes_on = true,
+                         .resumable = true,
                          .bytes = sizeof *to};
 #include "models/requests/passes/copy.def"
     to->capture.values = args->capture_values;

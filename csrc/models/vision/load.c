@@ -53,12 +53,12 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
         return mp_fail_memory(error, sizeof *vision, "an image network");
     vision->width = width;
     MP_TRY(read_hyper(vision, args->spec, error));
-    MP_TRY(mp_spec_string(args->spec, "mpool.vision.tower", mp_spec_architecture(args->spec), &name, error));
+    MP_TRY(mp_spec_string(args->spec, "mpool.vision.image_encoder", mp_spec_architecture(args->spec), &name, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.vision.norm", &no, &norm, error));
     const mp_arch *arch = mp_arch_find(name);
     if (!arch || (arch->load != mp_vit_load && arch->load != mp_vision_load))
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.tower", "an image network",
-                            "%s", name);
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.image_encoder",
+                            "an image network", "%s", name);
     builder->compute = mp_float_class(args->compute);
     MP_TRY(mp_vit_read(&vision->image_encoder, builder, args->spec, arch->flags, norm, error));
     MP_TRY(read_projector(vision, builder, error));
@@ -104,7 +104,7 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     const char *name;
     int64_t side, patch, hidden, merge, width, one = 1;
     mp_error error;
-    if (mp_spec_string(spec, "mpool.vision.tower", mp_spec_architecture(spec), &name, &error) != MP_OK ||
+    if (mp_spec_string(spec, "mpool.vision.image_encoder", mp_spec_architecture(spec), &name, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.vision.image_size", 1, MP_IMAGE_MOST_SIDE, NULL, &side, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.vision.patch_size", 1, side, NULL, &patch, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.vision.embedding_length", 1, INT32_MAX, NULL, &hidden, &error) != MP_OK ||

@@ -2,7 +2,8 @@
 
 The decoder's architecture is a row of :mod:`mpool.models.families`, read from ``text_config``. The image encoder is one
 of :mod:`.image_networks`, read from ``vision_config``. In the spec, the hyper-parameters of both have the name of the
-vision model as their prefix; ``mpool.vision.decoder`` and ``mpool.vision.tower`` name the rows of the two networks.
+vision model as their prefix; ``mpool.vision.decoder`` and ``mpool.vision.image_encoder`` name the rows of the two
+networks.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def read_llava(config: Fields) -> VisionModel:
                               grid=processor.grid), processor.kv
 
     return VisionModel("llava", text, encoder, projector, {
-        "mpool.vision.tower": encoder.architecture, "mpool.vision.image_token_id": token,
+        "mpool.vision.image_encoder": encoder.architecture, "mpool.vision.image_token_id": token,
         "mpool.vision.keep_class": keep,
         "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", _PROJECTOR_ACTS)}, read_settings)
 
@@ -223,7 +224,8 @@ def read_idefics3(config: Fields) -> VisionModel:
                               longest=processor.longest, split=processor.split), processor.kv
 
     return VisionModel("idefics3", text, encoder, projector, {
-        "mpool.vision.tower": encoder.architecture, "mpool.vision.image_token_id": token, "mpool.vision.merge": merge,
+        "mpool.vision.image_encoder": encoder.architecture, "mpool.vision.image_token_id": token,
+        "mpool.vision.merge": merge,
         "mpool.vision.norm": True}, read_settings)
 
 

@@ -169,7 +169,7 @@ def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSet
     # For SigLIP encoders (Idefics3), use_gelu means GELU's tanh approximation.
     kv["mpool.image.activation"] = "silu" if table.bool("clip.use_silu", False) else "quick_gelu" \
         if not table.bool("clip.use_gelu", False) else "gelu" if llava else "gelu_tanh"
-    kv["mpool.vision.tower"] = "clip" if llava else "siglip"
+    kv["mpool.vision.image_encoder"] = "clip" if llava else "siglip"
     grid = _tile_grid(table, side) if llava else ()
     # LLaVA 1.5 was trained on images padded to squares with the mean colour.
     square = tuple(min(max(int(value * 255), 0), 255) for value in _read_three(table, "clip.vision.image_mean"))

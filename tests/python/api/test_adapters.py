@@ -136,7 +136,7 @@ def test_speculation_keeps_the_bytes(llama: Path, adapters: dict[str, Path], exp
                "    jobs = [pool.submit('text_to_text', prompt=prompt, model=sys.argv[3], adapter=name, **t.OPTIONS)\n"
                "            for prompt, name in t.CALLS]\n"
                "    print(json.dumps([t.value(job.result()) for job in jobs]))\n"
-               "    assert pool.metrics()['guessed_tokens'] > 50\n")
+               "    assert pool.metrics()['draft_tokens'] > 50\n")
     here = Path(__file__).parent
     done = subprocess.run([sys.executable, "-c", program, str(here), str(here.parent / "helpers"), str(llama),
                            json.dumps({name: str(path) for name, path in adapters.items()}),

@@ -38,7 +38,7 @@ with mpool.Pool(mpool.PoolConfig(threads=2, max_workers_per_model=1)) as pool:
             for number, options in enumerate(2 * calls)]
     together = [job.result() for job in jobs]
 print(json.dumps([[repr(done.choices) for done in alone + together],
-                  {name: found[name] for name in ("guessed_tokens", "right_guesses")}]))
+                  {name: found[name] for name in ("draft_tokens", "accepted_draft_tokens")}]))
 """
 
 
@@ -58,15 +58,15 @@ def run(model: Path, draft: Path | str, mode: str) -> tuple[list[str], dict[str,
 
 def test_results_are_the_same_bytes(llama: Path, twin: Path, qwen2: Path) -> None:
     without, none = run(llama, "", "0")
-    assert none["guessed_tokens"] == 0
+    assert none["draft_tokens"] == 0
     twins, same = run(llama, twin, "2")
     assert twins == without
-    assert same["guessed_tokens"] > 100
+    assert same["draft_tokens"] > 100
     # equal models choose equal tokens; the penalties of a request do not see the tokens of the same draft
-    assert same["right_guesses"] > 0.9 * same["guessed_tokens"]
+    assert same["accepted_draft_tokens"] > 0.9 * same["draft_tokens"]
     others, other = run(llama, qwen2, "2")
     assert others == without
-    assert other["right_guesses"] < other["guessed_tokens"]
+    assert other["accepted_draft_tokens"] < other["draft_tokens"]
     assert run(llama, twin, "1")[0] == without
 
 

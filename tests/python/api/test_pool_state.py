@@ -82,9 +82,9 @@ def test_ps_shows_workers_breaker_and_keep_alive(llama: Path, broken: tuple[Path
 
 NAMES = ["total_requests", "completed", "errors", "timeouts", "cancelled", "queue_full_rejections",
          "circuit_rejections", "retries", "worker_faults", "units_in", "units_out", "steps", "step_items",
-         "batches_of_all", "batches_of_budget", "passes", "rows", "prefix_tokens", "guessed_tokens",
-         "right_guesses", "dedup_hits", "preemptions", "loads", "load_failures", "evictions", "workers_spawned",
-         "workers_evicted", "workers_dead", "spawn_failures", "chaos_faults", "illegal_transitions"]
+         "batches_of_all", "batches_of_budget", "passes", "rows", "prefix_tokens", "draft_tokens",
+         "accepted_draft_tokens", "dedup_hits", "preemptions", "loads", "load_failures", "evictions",
+         "workers_spawned", "workers_evicted", "workers_dead", "spawn_failures", "chaos_faults", "illegal_transitions"]
 KINDS = ["misc", "spec", "weights", "kv", "scratch", "request", "pool"]
 CAPABILITIES = ["text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image"]
 DEFAULTS = dict(
@@ -120,8 +120,8 @@ def test_names_and_defaults_are_pinned() -> None:
         ("image_embedding", (50, 50), "shared"), ("vision", (50, 50), "pack"), ("text_to_image", (20, 20), "pack")]
     with mpool.Pool() as pool:
         found = pool.metrics()
-        assert set(found) == {*NAMES, *_metrics.GAUGES, "pressure", "bytes_by_kind", "queue_depths", "models",
-                              "native_calls", "compute_threads", "compute_threads_leased"}
+        assert set(found) == {*NAMES, *_metrics.FORMER_COUNTERS, *_metrics.GAUGES, "pressure", "bytes_by_kind",
+                              "queue_depths", "models", "native_calls", "compute_threads", "compute_threads_leased"}
         assert list(found["bytes_by_kind"]) == KINDS and list(found["queue_depths"]) == CAPABILITIES
     assert list(_events.KINDS) == _core.event_names()
 
@@ -135,6 +135,7 @@ def test_metrics_count(bert: Path, llama: Path) -> None:
         assert (found["total_requests"], found["completed"], found["loads"]) == (2, 2, 2)
         assert found["units_out"] >= 2 and found["units_in"] >= 3 and found["bytes_by_kind"]["weights"] > 0
         assert found["compute_threads"] == found["lanes"] == 1
+        assert found["draft_tokens"] == found["guessed_tokens"] and "right_guesses" in found
         assert found["memory_used"] > 0 and len(found["models"]) == 2
         for model in found["models"].values():
             assert 0 < model["units_in"] < found["units_in"]

@@ -42,7 +42,8 @@ with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
     jobs = [pool.submit("text_to_text", messages=[{"role": "user", "content": prompt}], model=sys.argv[1],
                         **{**options, "max_tokens": tokens}) for prompt, options in calls]
     results += [repr([choice.text for choice in job.result().choices]) for job in jobs]
-print(json.dumps([results, {name: found[name] for name in ("passes", "rows", "guessed_tokens", "right_guesses")}]))
+names = "passes", "rows", "draft_tokens", "accepted_draft_tokens"
+print(json.dumps([results, {name: found[name] for name in names}]))
 """
 
 
@@ -59,15 +60,15 @@ def check(model: Path, tokens: int) -> None:
     always, most = run(model, "2", tokens)
     where_it_pays, some = run(model, "1", tokens)
     assert always == without and where_it_pays == without
-    assert none["guessed_tokens"] == none["right_guesses"] == 0
-    assert most["guessed_tokens"] > most["right_guesses"] > 50
+    assert none["draft_tokens"] == none["accepted_draft_tokens"] == 0
+    assert most["draft_tokens"] > most["accepted_draft_tokens"] > 50
     # Measured times decide how often automatic speculation drafts, if at all.
-    assert some["right_guesses"] <= some["guessed_tokens"] <= most["guessed_tokens"]
+    assert some["accepted_draft_tokens"] <= some["draft_tokens"] <= most["draft_tokens"]
     # An accepted draft token saves at most one pass. At least half of them do (3 of 4 when this was written). All
     # counts are of the requests that ran alone.
     for found in (most, some):
-        right = found["right_guesses"]
-        assert none["passes"] - right <= found["passes"] <= none["passes"] - right // 2
+        accepted = found["accepted_draft_tokens"]
+        assert none["passes"] - accepted <= found["passes"] <= none["passes"] - accepted // 2
 
 
 def test_speculation_does_not_change_completions() -> None:

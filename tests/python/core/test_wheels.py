@@ -21,7 +21,7 @@ if not (ROOT / "setup.py").exists():
     pytest.skip("needs the repository", allow_module_level=True)
 #: Folders whose files the sdist has, and folders that only a clone has.
 PACKED = {"benchmarks", "csrc", "deploy", "docs", "examples", "mpool", "tests", "tools", "training"}
-LEFT_OUT = {".ci", ".github", ".gitignore"}
+LEFT_OUT = {".ci", ".dockerignore", ".github", ".gitignore"}
 
 
 @pytest.mark.builds

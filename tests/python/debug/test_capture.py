@@ -169,7 +169,7 @@ def test_rejected_drafts_leave_no_records(tmp_path: Path) -> None:
         with mpool.capture(sys.argv[2]) as capture:
             mpool.generate("la la la di da la la la di da la la", sys.argv[1], temperature=0, max_tokens=48,
                            ignore_eos=True, capture=capture)
-        print(mpool.metrics()["right_guesses"])
+        print(mpool.metrics()["accepted_draft_tokens"])
     """
     accepted = {}
     for ways in ("0", "2"):

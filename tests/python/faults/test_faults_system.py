@@ -257,8 +257,8 @@ def test_a_failure_in_the_records_of_a_template_blocks_no_request() -> None:
     source = rendering.Source("{{ a }}")
     try:
         with pytest.raises(MemoryError):
-            made.ask(source, "render", {"a": "1"})
-        assert made.ask(source, "render", {"a": "1"}, time.monotonic() + 20).text == "1"
+            made.run(source, "render", {"a": "1"})
+        assert made.run(source, "render", {"a": "1"}, time.monotonic() + 20).text == "1"
     finally:
         end(made.children)
 
@@ -280,16 +280,16 @@ def test_failures_around_a_child_leave_its_place_free(tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(home, name, call)
 
-    children = child_processes.Children(program(tmp_path, answer="value == b'die' and kill()"))
+    children = child_processes.Children(program(tmp_path, handle="value == b'die' and kill()"))
     try:
         failing(child_processes, "_tidy_later")
         with pytest.raises(MemoryError):
-            children.ask((b"v",), LIMITS)
-        assert children.ask((b"v",), LIMITS, None, time.monotonic() + 20)[1] == b"v"
+            children.run((b"v",), LIMITS)
+        assert children.run((b"v",), LIMITS, None, time.monotonic() + 20)[1] == b"v"
         failing(child_processes._Child, "end")
         with pytest.raises(MemoryError):
-            children.ask((b"die",), LIMITS)
-        assert children.ask((b"w",), LIMITS, None, time.monotonic() + 20)[1] == b"w"
+            children.run((b"die",), LIMITS)
+        assert children.run((b"w",), LIMITS, None, time.monotonic() + 20)[1] == b"w"
         assert planted == ["_tidy_later", "end"] and len(children._all) == 1
     finally:
         end(children)
@@ -303,7 +303,7 @@ def test_the_thread_that_ends_idle_children_is_started_again(tmp_path: Path, mon
     monkeypatch.setattr(child_processes, "_tidier", dead)  # an error ended it
     children = child_processes.Children(program(tmp_path, idle=0.05))
     try:
-        children.ask((b"v",), LIMITS)
+        children.run((b"v",), LIMITS)
         limit = time.monotonic() + 20
         while children._all and time.monotonic() < limit:
             time.sleep(0.005)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpool.child_processes import Children, Limits, Program
 
-LIMITS = Limits(seconds=20.0, loading=20.0, memory=256 << 20, answer=1 << 20)
+LIMITS = Limits(seconds=20.0, loading=20.0, memory=256 << 20, response=1 << 20)
 
 _CODE = """
 import os, signal, time
@@ -40,20 +40,20 @@ def load(text, *request):
     {load}
     return text
 
-def answer(loaded, value=b""):
-    {answer}
+def handle(loaded, value=b""):
+    {handle}
     return "text", (loaded or "").encode() + value
 """
 
 
-def program(folder: Path, start: str = "", load: str = "pass", answer: str = "pass", **options: Any) -> Program:
-    """Write a program that answers with its source and the value of the request, after these statements.
+def program(folder: Path, start: str = "", load: str = "pass", handle: str = "pass", **options: Any) -> Program:
+    """Write a program that responds with its source and the value of the request, after these statements.
 
-    ``first()`` in them is true once, ``frame()`` returns an answer, ``kill()`` kills the process.
+    ``first()`` in them is true once, ``frame()`` returns a response, ``kill()`` kills the process.
     """
     path, once = folder / "program.py", folder / "first"
     once.touch()
-    path.write_text(_CODE.format(start=start, load=load, answer=answer, first=str(once)))
+    path.write_text(_CODE.format(start=start, load=load, handle=handle, first=str(once)))
     return Program(**{"file": str(path), "packages": (), "what": "test", "most": 1} | options)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Child processes that can be killed: their deaths, wrong answers, limits, starts that fail, forks, and their ends."""
+"""Child processes that can be killed: their deaths, wrong responses, limits, failed starts, forks, and their ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def until(met: Callable[[], Any], seconds: float = 30.0) -> None:
 
 def ask(made: Children, value: bytes = b"v", source: Source | None = None, deadline: float | None = None,
         **changed: Any) -> tuple[str, bytes]:
-    return made.ask((value,), LIMITS._replace(**changed), source, deadline)
+    return made.run((value,), LIMITS._replace(**changed), source, deadline)
 
 
 class Thread(threading.Thread):
@@ -86,14 +86,14 @@ FRAME = "whole = frame(b'text', b'x' * 50000)"
 POINTS = {
     "start": {"start": "if first(): kill()"},
     "loading": {"load": "if first(): kill()"},
-    "answering": {"answer": "if first(): kill()"},
-    "answering, SIGSEGV": {"answer": "if first(): kill(signal.SIGSEGV)"},
-    "answering, exit": {"answer": "if first(): os._exit(3)"},
-    "half of the length": {"answer": f"{FRAME}\n    if first(): os.write(0, whole[:4]); kill()"},
-    "length": {"answer": f"{FRAME}\n    if first(): os.write(0, whole[:8]); kill()"},
-    "status": {"answer": f"{FRAME}\n    if first(): os.write(0, whole[:11]); kill()"},
-    "half of the answer": {"answer": f"{FRAME}\n    if first(): os.write(0, whole[:25000]); kill()"},
-    "all but a byte": {"answer": f"{FRAME}\n    if first(): os.write(0, whole[:-1]); kill()"},
+    "handling": {"handle": "if first(): kill()"},
+    "handling, SIGSEGV": {"handle": "if first(): kill(signal.SIGSEGV)"},
+    "handling, exit": {"handle": "if first(): os._exit(3)"},
+    "half of the length": {"handle": f"{FRAME}\n    if first(): os.write(0, whole[:4]); kill()"},
+    "length": {"handle": f"{FRAME}\n    if first(): os.write(0, whole[:8]); kill()"},
+    "status": {"handle": f"{FRAME}\n    if first(): os.write(0, whole[:11]); kill()"},
+    "half of the response": {"handle": f"{FRAME}\n    if first(): os.write(0, whole[:25000]); kill()"},
+    "all but a byte": {"handle": f"{FRAME}\n    if first(): os.write(0, whole[:-1]); kill()"},
 }
 
 
@@ -116,8 +116,8 @@ def test_child_killed_while_idle(children: Any) -> None:
         assert pids(made) != [pid] and pid not in states()
 
 
-def test_child_killed_after_its_answer(children: Any) -> None:
-    made = children(answer="os.write(0, frame(b'text', b'sent', 2)); kill()")
+def test_child_killed_after_its_response(children: Any) -> None:
+    made = children(handle="os.write(0, frame(b'text', b'sent', 2)); kill()")
     assert ask(made, source=Source("")) == ask(made, source=Source("")) == ("text", b"sent")
 
 
@@ -128,24 +128,24 @@ def test_child_killed_while_the_request_is_sent(children: Any) -> None:
     (pid,) = pids(made)
     os.kill(pid, signal.SIGSTOP)
     value = b"x" * 30_000_000
-    work = Thread(lambda: ask(made, value, answer=1 << 28))
+    work = Thread(lambda: ask(made, value, response=1 << 28))
     until(lambda: not made._idle)
     assert work.is_alive()
     os.kill(pid, signal.SIGKILL)
     assert work.ended().result == ("text", value)
 
 
-@pytest.mark.parametrize(("answer", "fate"), [("kill(signal.SIGSEGV)", b"signal 11"), ("os._exit(3)", b"exit status 3"),
+@pytest.mark.parametrize(("handle", "fate"), [("kill(signal.SIGSEGV)", b"signal 11"), ("os._exit(3)", b"exit status 3"),
                                               ("os.close(0); time.sleep(60)", b"it closed its connection")])
-def test_child_that_dies_twice(children: Any, monkeypatch: pytest.MonkeyPatch, answer: str, fate: bytes) -> None:
+def test_child_that_dies_twice(children: Any, monkeypatch: pytest.MonkeyPatch, handle: str, fate: bytes) -> None:
     if fate.startswith(b"it"):
         monkeypatch.setattr(child_processes, "END_SECONDS", 0.05)
-    made = children(answer=f"if value == b'v': {answer}")
+    made = children(handle=f"if value == b'v': {handle}")
     assert ask(made) == ("died", fate)
     assert not pids(made) and ask(made, b"other") == ("text", b"other")
 
 
-# ---- wrong answers ---------------------------------------------------------------------------------------------------
+# ---- wrong responses -------------------------------------------------------------------------------------------------
 
 GARBAGE = {
     "empty": ("bytes(8)", b"malformed"),
@@ -162,18 +162,18 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_wrong_answer(children: Any, kind: str) -> None:
+def test_wrong_response(children: Any, kind: str) -> None:
     """It counts as a death: another child gets the request, and the one that lies is killed."""
     data, message = GARBAGE[kind]
-    made = children(answer=f"if value == b'lie' or first(): os.write(0, {data}); time.sleep(60)")
+    made = children(handle=f"if value == b'lie' or first(): os.write(0, {data}); time.sleep(60)")
     assert ask(made) == ("text", b"v")
     status, detail = ask(made, b"lie")
     assert status == "died" and message in detail and not pids(made)
 
 
-def test_half_an_answer_and_silence(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_response_and_silence(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits of elapsed time apply: that of the request, else that for a child that does not run."""
-    made = children(answer="if value == b'v': os.write(0, frame(b'text', b'abc')[:12]); time.sleep(60)")
+    made = children(handle="if value == b'v': os.write(0, frame(b'text', b'abc')[:12]); time.sleep(60)")
     ask(made, b"other")
     with pytest.raises(Timeout, match="Increase timeout"):
         ask(made, deadline=time.monotonic() + 0.05)
@@ -183,8 +183,8 @@ def test_half_an_answer_and_silence(children: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_stopped_child(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the request no longer than its deadline. Without a deadline, another child answers."""
-    made = children(answer="if first(): kill(signal.SIGSTOP)")
+    """It holds the request no longer than its deadline. Without a deadline, another child responds."""
+    made = children(handle="if first(): kill(signal.SIGSTOP)")
     made.start()
     before, take = pids(made), made._take
 
@@ -204,10 +204,10 @@ def test_stopped_child(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
 def test_limits(children: Any) -> None:
-    """CPU time of loading and of answering, memory, and the length of the answer; one request that exceeds a limit is
-    not tried again, and the next one is answered."""
+    """CPU time of loading and of handling, memory, and the length of the response; one request that exceeds a limit is
+    not tried again, and the next one succeeds."""
     made = children(load=f"if text == 'endless':\n        {ENDLESS}",
-                    answer=f"if value == b'endless':\n        {ENDLESS}\n"
+                    handle=f"if value == b'endless':\n        {ENDLESS}\n"
                     "    if value == b'memory': bytes(1 << 30)\n    if value == b'long': value = b'x' * (2 << 20)")
     source = Source("")
     assert ask(made, b"endless", source, seconds=0.05) == ("time", b"0.05")
@@ -258,8 +258,8 @@ def test_sources_are_kept_and_evicted(children: Any) -> None:
     assert ask(made, b"none") == ("text", b"none")
 
 
-def test_child_that_uses_much_memory_ends_after_its_answer(children: Any) -> None:
-    made = children(start="kept = []", answer="kept.append(b'x' * (10 << 20))", worn=5 << 20)
+def test_child_that_uses_much_memory_ends_after_its_response(children: Any) -> None:
+    made = children(start="kept = []", handle="kept.append(b'x' * (10 << 20))", worn=5 << 20)
     assert ask(made) == ("text", b"v") and not pids(made)
 
 
@@ -339,7 +339,7 @@ def test_start_does_not_wait(children: Any) -> None:
 def test_two_threads_use_two_children_at_once(children: Any, tmp_path: Path) -> None:
     """Each waits for the other one; with one child at most, one after the other."""
     meet = "os.mkdir(value); until(value[:-1] + bytes([97 + 98 - value[-1]]))"
-    made = children(answer=meet, most=2)
+    made = children(handle=meet, most=2)
     names = [os.fsencode(tmp_path / "meet_") + end for end in (b"a", b"b")]
     for work in [Thread(ask, made, name) for name in names]:
         assert work.ended().result is not None
@@ -355,7 +355,7 @@ def test_threads_share_one_child(children: Any) -> None:
 
 
 def test_wait_for_a_child_ends_with_the_deadline(children: Any, tmp_path: Path) -> None:
-    made = children(answer="if value != b'v': until(value)")
+    made = children(handle="if value != b'v': until(value)")
     work = Thread(ask, made, os.fsencode(tmp_path / "gate"))
     until(lambda: made._all and not made._idle)
     with pytest.raises(Timeout):
@@ -421,7 +421,7 @@ def test_children_end_with_their_object(children: Any, tmp_path: Path) -> None:
 
 def test_fork_during_a_call(children: Any, tmp_path: Path) -> None:
     """The forked process has children of its own, and the call of its parent goes on."""
-    made = children(answer="if value != b'v': until(value)", most=2)
+    made = children(handle="if value != b'v': until(value)", most=2)
     ask(made)
     work = Thread(ask, made, os.fsencode(tmp_path / "gate"))
     until(lambda: not made._idle)
@@ -457,7 +457,7 @@ def test_fork_during_a_start(children: Any, monkeypatch: pytest.MonkeyPatch) -> 
         return child
 
     monkeypatch.setattr(socket, "socketpair", slow)
-    made = children(answer="if first(): kill()")
+    made = children(handle="if first(): kill()")
     began = time.monotonic()
     try:
         assert ask(made) == ("text", b"v")
@@ -476,8 +476,8 @@ import os, signal, socket, sys, threading, time
 from pathlib import Path
 from mpool import child_processes
 from childprograms import LIMITS, pids, program
-made = child_processes.Children(program(Path({folder!r}), answer="if value == b'endless':\\n        while True: pass"))
-def ask(value=b"v"): return made.ask((value,), LIMITS._replace(seconds=600.0))
+made = child_processes.Children(program(Path({folder!r}), handle="if value == b'endless':\\n        while True: pass"))
+def ask(value=b"v"): return made.run((value,), LIMITS._replace(seconds=600.0))
 """
 
 
@@ -497,7 +497,7 @@ def test_exit_during_a_call(tmp_path: Path, end: str, seconds: float) -> None:
     """It waits for no call. It kills the child; if it cannot, the child ends with its limit of time."""
     code = f"""
 ask()
-threading.Thread(target=made.ask, args=((b"endless",), LIMITS._replace(seconds={seconds})), daemon=True).start()
+threading.Thread(target=made.run, args=((b"endless",), LIMITS._replace(seconds={seconds})), daemon=True).start()
 while made._idle: time.sleep(0.001)
 print(*pids(made), time.monotonic(), flush=True)
 {end}
@@ -568,7 +568,7 @@ def test_limit_of_time_survives_the_signals_of_the_parent(tmp_path: Path) -> Non
     code = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPROF, signal.SIGTERM])
 signal.signal(signal.SIGPROF, signal.SIG_IGN); signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-print(made.ask((b"endless",), LIMITS._replace(seconds=0.1)), ask())
+print(made.run((b"endless",), LIMITS._replace(seconds=0.1)), ask())
 """
     assert run(code, tmp_path) == "('time', b'0.1') ('text', b'v')\n"
 

@@ -322,7 +322,8 @@ def test_streams_have_one_final_event_despite_faults(llama: Path, chaos: str) ->
         for thread in threads:
             thread.join(120)
         assert len(ends) == 24
-        assert set(ends) <= {"done", "model_failed", "worker_lost", "out_of_memory", "internal", "resting", "timeout"}
+        assert set(ends) <= {"done", "model_failed", "worker_lost", "out_of_memory", "internal", "circuit_open",
+                             "timeout"}
         if "1.0" in chaos:
             assert "done" not in ends
         idle(made)

@@ -280,9 +280,9 @@ def test_isolated_process_that_dies_is_started_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("status", "data"), [("text", b"\1\0\0\0\0\0\0\0"), ("ids", b""), ("ids", b"\1\0\0"),
                                               ("ids", b"\2\0\0\0\0\0\0\0"), ("ids", b"\1\0\0\0" * 3)])
-def test_wrong_answer_of_the_process(monkeypatch: pytest.MonkeyPatch, status: str, data: bytes) -> None:
+def test_wrong_response_of_the_process(monkeypatch: pytest.MonkeyPatch, status: str, data: bytes) -> None:
     made = IsolatedTokenizer(json.dumps(tokenizer_json()), False)
-    monkeypatch.setattr(made._children, "ask", lambda *arguments: (status, data))
+    monkeypatch.setattr(made._children, "run", lambda *arguments: (status, data))
     with pytest.raises(mpool.LimitError):
         made.encode(["a"], False)
 

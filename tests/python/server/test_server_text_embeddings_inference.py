@@ -242,7 +242,7 @@ def test_the_number_of_texts_is_checked_first(server: Any, monkeypatch: pytest.M
 
 
 def test_results_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("inference", "operations"):
+    for module in ("text_embeddings_inference", "operations"):
         monkeypatch.setattr(f"mpool.server.{module}.MAX_RESPONSE", 48 * 22 * 2)
     monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 48 * 2 * 4)
     assert len(fetched(server, "/embed", {"inputs": ["a"] * 2})) == 2
@@ -260,7 +260,8 @@ def test_requests_without_a_model_are_listed(server: Any, path: str, how: str,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of running requests and the history have the name of the model that the server chose. A request ends
     when it is cancelled, and when its client disconnects."""
-    monkeypatch.setattr("mpool.server.inference.MAX_RESPONSE", 1 << 40)  # the request ends for no other reason
+    # The request ends for no other reason than the one that the test is about.
+    monkeypatch.setattr("mpool.server.text_embeddings_inference.MAX_RESPONSE", 1 << 40)
     monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 1 << 40)
     idle(server)
     texts = [f"w{i % 9} w{i // 9 % 9} w{i // 81 % 9} w{i // 729} " * 15 for i in range(4500)]  # no duplicates
