@@ -1,6 +1,6 @@
 /* test_models_decoder.c: rotary divisors of a decoder, shared weights, and the description that requests receive. */
 #include "missing_fixture.h"
-#include "models/decoder/decoder.h"
+#include "models/decoder/engine.h"
 
 enum { PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
 
@@ -198,5 +198,57 @@ MP_TEST(models_decoder_publishes_held_back_text_at_the_end) {
     MP_CHECK(choice->text[0] == text[0]);
     mp_request_destroy(&held.call->base);
     mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* A request that starts again after its prompt was done, as after the death of a worker process, keeps its tokens. Its
+ * prompt counts as done, whatever its new item says. */
+MP_TEST(models_decoder_starts_again_after_the_prompt) {
+    static const mp_dtype types[] = {MP_F32};
+    enum { PROMPT = 70, ANSWER = 6, DONE = 3 };
+    int32_t prompt[PROMPT];
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = 9 + i % 50;
+    const mp_text_args args = {.n_prompt = PROMPT, .prompt = prompt, .n_choices = 1,
+                               .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = ANSWER,
+                                            .ignore_eos = true}};
+    tiny_model tiny;
+    tiny_job whole, job;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_F32, 1);
+    tiny_job_make(&tiny, &whole, &args, 0);
+    tiny_job_admit(&tiny, &whole);
+    tiny_job_finish(&tiny, &whole);
+    tiny_trim(&tiny);
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    while (job.call->choices[0].token_count < DONE)
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    for (uint32_t cursor = 0; cursor <= PROMPT; cursor += PROMPT) {
+        job.call->choices[0].finish = MP_FINISH_NONE; /* a process that dies does not retire its items */
+        job.item.cursor = cursor;
+        tiny_job_admit(&tiny, &job);
+        MP_CHECK_INT(((const mp_sequence_group *)job.item.state)->read, PROMPT);
+        MP_CHECK_INT(job.call->choices[0].token_count, DONE);
+        if (cursor < PROMPT)
+            tiny.engine->ops->retire(tiny.engine, &job.item);
+    }
+    tiny_job_finish(&tiny, &job);
+    for (int t = 0; t < ANSWER; t++)
+        MP_CHECK_INT(job.call->choices[0].tokens[t].id, whole.call->choices[0].tokens[t].id);
+    mp_request_destroy(&whole.call->base);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* Before a step is measured, a row is expected to take 1 ns for each 256 parameters, and 1000 ns. */
+MP_TEST(models_decoder_expects_a_time_for_a_row) {
+    static const mp_dtype types[] = {MP_F32};
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_F32, 1);
+    const mp_decoder *model = (const mp_decoder *)tiny.model;
+    const int64_t parameters = model->base.facts.parameters;
+    MP_CHECK_INT(parameters % 256, 0);
+    MP_CHECK_INT(model->row_ns, parameters / 256 + 1000);
     tiny_unload(&tiny);
 }

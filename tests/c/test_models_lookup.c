@@ -1,7 +1,7 @@
 /* Static embeddings: vectors have the same bits alone and in a batch, with any number of threads; a row that is not
  * finite fails its request only; tables, mappings and ids out of range are refused. */
 #include "encoder_fixture.h"
-#include "missing_fixture.h"
+#include "ranges_fixture.h"
 #include "models/lookup/lookup.h"
 
 typedef struct kind {
@@ -383,4 +383,23 @@ MP_TEST(models_lookup_stops_within_a_text) {
     MP_CHECK(mp_lookup_vector(model, ids, 2 * TOKENS, WIDTH, false, &tiny.lease, &stop, out) && stop);
     tiny.lease.cancelled = NULL;
     tiny_unload(&tiny);
+}
+
+/* The predicted memory: 4 bytes per id for each of the two tables beside the rows. Without a number of ids, these
+ * tables count nothing. */
+MP_TEST(models_lookup_footprint) {
+    static const int64_t mapping[TINY_VOCAB];
+    for (int tables = 0; tables <= 2; tables++) {
+        const kind of = {.factors = tables > 0};
+        mp_spec *spec = lookup_spec(&of, NULL, 0, tables > 1 ? mapping : NULL, TINY_VOCAB);
+        mp_spec *without = spec_with(spec, "static_embedding.vocab_size", NULL);
+        uint64_t model, engine;
+        mp_lookup_footprint(spec, MP_COMPUTE_AUTO, &model, &engine);
+        MP_CHECK_INT(model, (uint64_t)tables * TINY_VOCAB * sizeof(int32_t) + MP_WMAT_SLACK);
+        MP_CHECK_INT(engine, 16 << 20);
+        mp_lookup_footprint(without, MP_COMPUTE_AUTO, &model, &engine);
+        MP_CHECK_INT(model, MP_WMAT_SLACK);
+        mp_spec_unpin(without);
+        mp_spec_unpin(spec);
+    }
 }

@@ -555,7 +555,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
                     .state_bytes = mp_vit_state_bytes(engine->model, groups->most_rows),
                     .step = {.groups = groups,
                              .lease = lease,
-                             .together = images == 1 && lease->threads > 1, /* all threads share a single image */
+                             .together = images == 1, /* all threads share a single image */
                              .thread_bytes = mp_vit_thread_scratch(engine->model, longest),
                              .run = run_group}};
     run.step.arg = &run;
