@@ -403,3 +403,27 @@ MP_TEST(models_lookup_footprint) {
         mp_spec_unpin(spec);
     }
 }
+
+/* With each allocation failing in turn, a load or a request fails with an error, and nothing leaks. */
+static mp_status sweep_make(mp_request **call, mp_error *error) {
+    static const int32_t ids[] = {9, 10, 11, 12, 13};
+    static const int64_t offsets[] = {0, 2, 5};
+    return make_embedding_request(2, ids, offsets, NULL, (mp_embedding_request **)(void *)call, error);
+}
+
+static void sweep_compare(const mp_request *first, const mp_request *second) {
+    MP_CHECK(memcmp(((const mp_embedding_request *)first)->vectors, ((const mp_embedding_request *)second)->vectors,
+                    2 * WIDTH * sizeof(float)) == 0);
+}
+
+MP_TEST_SECONDS(models_lookup_allocation_sweep, 60) {
+    static const int64_t mapping[TINY_VOCAB];
+    const kind of = {.factors = true};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    tiny_life life = {.spec = lookup_spec(&of, NULL, 0, mapping, TINY_VOCAB), .compute = MP_COMPUTE_AUTO,
+                      .make = sweep_make, .compare = sweep_compare};
+    mp_test_alloc_sweep(tiny_live, &life);
+    mp_spec_unpin(life.spec);
+}

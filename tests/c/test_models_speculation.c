@@ -290,7 +290,7 @@ MP_TEST(models_speculation_continues_while_it_pays) {
         mp_draft draft = {.of_model = true, .count = 2}, *list[] = {&draft};
         mp_speculation_init(&s, MP_SPECULATE_AUTO);
         s.plain[1] = (mp_pace){1000, 4};
-        for (int rows = 3; rows <= 6; rows++) /* two draft tokens, and up to three more at the price of the fourth row */
+        for (int rows = 3; rows <= 6; rows++) /* two draft tokens, and up to three more */
             s.drafted[rows] = (mp_pace){cases[i].verify + (rows - 3) * 3 * (cases[i].next - cases[i].verify), 4};
         s.drafted[4].ns = cases[i].next;
         s.model_passes[1] = (mp_pace){cases[i].pass, 4};
