@@ -326,6 +326,32 @@ MP_TEST(models_drafting_gives_way_to_requests) {
     mp_spec_unpin(base);
 }
 
+/* A pass of the draft model reserves what it takes, also if the engine has no scratch yet. */
+MP_TEST(models_drafting_reserves_its_scratch) {
+    tiny_model tiny;
+    tiny_job whole, job;
+    mp_spec *base = tiny_decoder_spec(types, 1, 67);
+    load_with_draft(&tiny, base, BASE, SIMILAR, 1);
+    mp_text_engine *engine = (mp_text_engine *)tiny.engine;
+    int32_t prompt[PROMPT];
+    make_prompt(prompt, PROMPT, 3);
+    run(&tiny, &whole, 1, &greedy, 0);
+    tiny_trim(&tiny);
+    mp_text_args args = greedy;
+    args.prompt = prompt;
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    do
+        mp_engine_release(&engine->arena, engine->budget, &engine->charged);
+    while (tiny_job_step(&tiny, &job, 512) == MP_OUTCOME_MORE);
+    MP_CHECK(tiny.engine->work.drafted > 0);
+    check_same(&whole, &job, "without scratch before a step");
+    destroy(&whole, 1);
+    destroy(&job, 1);
+    tiny_unload(&tiny);
+    mp_spec_unpin(base);
+}
+
 /* ---- refused drafts ---------------------------------------------------------------------------------------------- */
 
 static void check_refused(const mp_spec *base, mp_spec *draft, mp_status status, const char *message) {

@@ -224,7 +224,6 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     int64_t planned = 0;
     uint32_t images = 0;
     large_image *large = choose_large(engine, items, n, budget_ns);
-    engine->planned = NULL;
     plan->count = 0;
     plan->cost_ns = 0;
     for (int i = 0; i < n && plan->count < MP_PLAN_MAX - 1; i++) {
