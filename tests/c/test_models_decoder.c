@@ -1,6 +1,6 @@
 /* test_models_decoder.c: rotary divisors of a decoder, shared weights, and the description that requests receive. */
-#include "missing_fixture.h"
-#include "models/decoder/decoder.h"
+#include "ranges_fixture.h"
+#include "models/decoder/engine.h"
 
 enum { PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
 
@@ -198,5 +198,102 @@ MP_TEST(models_decoder_publishes_held_back_text_at_the_end) {
     MP_CHECK(choice->text[0] == text[0]);
     mp_request_destroy(&held.call->base);
     mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* A request that starts again after its prompt was done, as after the death of a worker process, keeps its tokens. Its
+ * prompt counts as done, whatever its new item says. */
+MP_TEST(models_decoder_starts_again_after_the_prompt) {
+    static const mp_dtype types[] = {MP_F32};
+    enum { PROMPT = 70, ANSWER = 6, DONE = 3 };
+    int32_t prompt[PROMPT];
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = 9 + i % 50;
+    const mp_text_args args = {.n_prompt = PROMPT, .prompt = prompt, .n_choices = 1,
+                               .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = ANSWER,
+                                            .ignore_eos = true}};
+    tiny_model tiny;
+    tiny_job whole, job;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_F32, 1);
+    tiny_job_make(&tiny, &whole, &args, 0);
+    tiny_job_admit(&tiny, &whole);
+    tiny_job_finish(&tiny, &whole);
+    tiny_trim(&tiny);
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    while (job.call->choices[0].token_count < DONE)
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    for (uint32_t cursor = 0; cursor <= PROMPT; cursor += PROMPT) {
+        job.call->choices[0].finish = MP_FINISH_NONE; /* a process that dies does not retire its items */
+        job.item.cursor = cursor;
+        tiny_job_admit(&tiny, &job);
+        MP_CHECK_INT(((const mp_sequence_group *)job.item.state)->read, PROMPT);
+        MP_CHECK_INT(job.call->choices[0].token_count, DONE);
+        if (cursor < PROMPT)
+            tiny.engine->ops->retire(tiny.engine, &job.item);
+    }
+    tiny_job_finish(&tiny, &job);
+    for (int t = 0; t < ANSWER; t++)
+        MP_CHECK_INT(job.call->choices[0].tokens[t].id, whole.call->choices[0].tokens[t].id);
+    mp_request_destroy(&whole.call->base);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* Before a step is measured, a row is expected to take 1 ns for each 256 parameters, and 1000 ns. */
+MP_TEST(models_decoder_expects_a_time_for_a_row) {
+    static const mp_dtype types[] = {MP_F32};
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_F32, 1);
+    const mp_decoder *model = (const mp_decoder *)tiny.model;
+    const int64_t parameters = model->base.facts.parameters;
+    MP_CHECK_INT(parameters % 256, 0);
+    MP_CHECK_INT(model->row_ns, parameters / 256 + 1000);
+    tiny_unload(&tiny);
+}
+
+/* Fill the stack that a step will use. */
+static void fill_stack(int value) {
+    volatile uint8_t bytes[1 << 15];
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (uint8_t)value;
+}
+
+/* Heads of 8 components are padded with zeros in the KV cache, whose integers have one scale for a row: what memory
+ * held before has no influence. */
+MP_TEST(models_decoder_pads_small_heads) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    enum { PROMPT = 20, ANSWER = 8 };
+    const mp_value heads = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = TINY_HIDDEN / 8},
+                   kv_heads = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1,
+                               .as.integer = TINY_KV_HEADS * TINY_HIDDEN / TINY_HEADS / 8};
+    int32_t prompt[PROMPT];
+    uint64_t hash[2];
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = 9 + i * 7 % 50;
+    const mp_text_args args = {.n_prompt = PROMPT, .prompt = prompt, .n_choices = 1, .want_prompt_logits = true,
+                               .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = ANSWER,
+                                            .ignore_eos = true}};
+    mp_spec *base = tiny_decoder_spec(types, 1, 47), *some = spec_with(base, "llama.attention.head_count", &heads);
+    mp_spec *spec = spec_with(some, "llama.attention.head_count_kv", &kv_heads);
+    mp_spec_unpin(base);
+    mp_spec_unpin(some);
+    tiny_model tiny;
+    tiny_load(&tiny, spec, MP_COMPUTE_AUTO, 1);
+    const mp_decoder *model = (const mp_decoder *)tiny.model;
+    MP_CHECK(model->value_dim == 8 && model->kv.v_dim == 16 && model->kv.dtype == MP_I16);
+    for (int i = 0; i < 2; i++) {
+        tiny_job job;
+        tiny_job_make(&tiny, &job, &args, 0);
+        tiny_job_admit(&tiny, &job);
+        do
+            fill_stack(i ? 0x7E : 0);
+        while (tiny_job_step(&tiny, &job, 512) == MP_OUTCOME_MORE);
+        hash[i] = tiny_job_hash(&job);
+        mp_request_destroy(&job.call->base);
+        tiny_trim(&tiny);
+    }
+    MP_CHECK(hash[0] == hash[1]);
     tiny_unload(&tiny);
 }

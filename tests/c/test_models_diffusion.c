@@ -306,3 +306,73 @@ MP_TEST(models_image_generation_nan_fails_its_request) {
     mp_request_destroy(next.request);
     tiny_unload(&tiny);
 }
+
+/* ---- images of many rows ----------------------------------------------------------------------------------------- */
+
+enum { SIDE = 48, LATENTS = CHANNELS * SIDE * SIDE }; /* 576 rows of patches */
+
+static void make_large(tiny_model *tiny, mp_compute compute, float *latents) {
+    static const float times[] = {700}, sigmas[] = {0.7f, 0};
+    static int32_t ids[MP_T2I_ENCODERS][CLIP_TOKENS];
+    static float noise[LATENTS];
+    mp_error error;
+    mp_item item = {0};
+    mp_image_generation_request *call = NULL;
+    mp_test_random random = {11};
+    for (int i = 0; i < LATENTS; i++)
+        noise[i] = mp_test_random_float(&random, -2, 2);
+    mp_image_generation_args args = {.width = 2 * SIDE, .height = 2 * SIDE, .n_images = 1, .n_steps = 1, .n_texts = 1,
+                                     .guidance = 3, .times = times, .sigmas = sigmas, .noise = noise,
+                                     .n_noise = LATENTS, .keep = true};
+    for (int e = 0; e < MP_T2I_ENCODERS; e++) {
+        args.n_ids[e] = e == MP_DIFF_T5 ? T5_TOKENS : e == MP_DIFF_CLIP_G ? 0 : CLIP_TOKENS;
+        args.ids[0][e] = args.n_ids[e] ? ids[e] : NULL;
+    }
+    tiny_load(tiny, pipeline(true), compute, 1);
+    MP_CHECK_OK(mp_image_generation_request_create(&args, &call, &error), &error);
+    item.request = &call->base;
+    serve_alone(tiny, &item);
+    memcpy(latents, call->latents, LATENTS * sizeof *latents);
+    tiny->engine->ops->retire(tiny->engine, &item);
+    mp_request_destroy(&call->base);
+    tiny_unload(tiny);
+}
+
+/* bfloat16 is as close to float32 in the last lines of an image, which blocks compute after MP_DIFF_ROWS rows, as it is
+ * in the first ones. */
+MP_TEST_SECONDS(models_image_generation_blocks_of_many_rows, 60) {
+    static float exact[LATENTS], rounded[LATENTS];
+    enum { LINES = 4 };
+    tiny_model tiny;
+    double first = 0, last = 0, size = 0;
+    MP_CHECK((SIDE / MP_DIFF_PATCH) * (SIDE / MP_DIFF_PATCH) > MP_DIFF_ROWS);
+    make_large(&tiny, MP_COMPUTE_F32, exact);
+    make_large(&tiny, MP_COMPUTE_BF16, rounded);
+    for (int i = 0; i < LATENTS; i++) {
+        const int line = i / SIDE % SIDE;
+        const double away = fabs((double)exact[i] - (double)rounded[i]);
+        size = fmax(size, fabs((double)exact[i]));
+        if (line < LINES)
+            first = fmax(first, away);
+        if (line >= SIDE - LINES)
+            last = fmax(last, away);
+    }
+    if (!(first < 0.1 * size && last < 3 * first))
+        MP_FAIL("the first lines are off by %g, the last lines by %g, of %g", first, last, size);
+}
+
+/* The scratch of a text encoder's layer: rows of queries, keys and values, rows of attention, and the MLP's. */
+MP_TEST(models_image_generation_scratch_of_texts) {
+    enum { T = 20, HEADS = 3, LENGTH = 8, WIDE = HEADS * LENGTH };
+    mp_diffusion model = {.encoder[MP_DIFF_CLIP_L] = {.hidden = WIDE - 8, .layers = 2,
+                                                      .attention = {.heads = HEADS, .head_dim = LENGTH}}};
+    mp_diff_block block = {0};
+    const size_t rest = mp_arena_cost(mp_mlp_scratch(&block.as.text.mlp, T)) +
+                        mp_arena_cost(mp_transformer_acts(&block.as.text, T));
+    for (int width = WIDE - 8; width <= WIDE + 8; width += 16) {
+        model.encoder[MP_DIFF_CLIP_L].hidden = width;
+        MP_CHECK_INT(mp_diff_text_scratch(&model, MP_DIFF_CLIP_L, &block, 0, T),
+                     mp_arena_cost(T * 3 * WIDE * sizeof(float)) +
+                         mp_arena_cost((size_t)(T * (width > WIDE ? width : WIDE)) * sizeof(float)) + rest);
+    }
+}

@@ -128,3 +128,65 @@ MP_TEST(models_diffusion_refuses_int8) {
         MP_CHECK_HAS(error.message, "allowed: auto, float32, bfloat16");
     }
 }
+
+/* Each text encoder has the activation that its key names. */
+MP_TEST(models_diffusion_activations_of_text_encoders) {
+    static const struct { const char *name; mp_act act; } acts[] = {
+        {"gelu", MP_ACT_GELU}, {"gelu_tanh", MP_ACT_GELU_TANH}, {"quick_gelu", MP_ACT_QUICK_GELU},
+        {"relu", MP_ACT_RELU}, {"silu", MP_ACT_SILU}};
+    static const char *const keys[MP_DIFF_ENCODERS] = {
+        [MP_DIFF_CLIP_L] = "clip_l.activation", [MP_DIFF_CLIP_G] = "clip_g.activation", [MP_DIFF_T5] = "t5.activation"};
+    const mp_value wrong = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 4, .as.string = "tanh"};
+    mp_error error;
+    begin();
+    mp_spec *base = pipeline(false);
+    for (int e = 0; e < MP_DIFF_ENCODERS; e++) {
+        for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) {
+            const mp_value value = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = strlen(acts[i].name),
+                                    .as.string = acts[i].name};
+            tiny_model tiny;
+            tiny_load(&tiny, spec_with(base, keys[e], &value), MP_COMPUTE_F32, 1);
+            MP_CHECK_INT(((const mp_diffusion *)tiny.model)->encoder[e].act, acts[i].act);
+            tiny_unload(&tiny);
+        }
+        MP_CHECK_STATUS(load_only(spec_with(base, keys[e], &wrong), MP_COMPUTE_AUTO, &error), MP_FORMAT, &error);
+        MP_CHECK_STR(error.field, keys[e]);
+        MP_CHECK_STR(error.allowed, "gelu, gelu_tanh, quick_gelu, relu, silu");
+    }
+    mp_spec_unpin(base);
+}
+
+/* A transformer without norms of queries and keys needs no tensors of them; one with norms needs all. */
+MP_TEST(models_diffusion_norms_of_queries_and_keys) {
+    mp_error error;
+    begin();
+    for (int flux = 0; flux < 2; flux++) {
+        mp_spec *base = pipeline(flux), *bare = mp_spec_create();
+        MP_CHECK_OK(mp_spec_set_architecture(bare, mp_spec_architecture(base), &error), &error);
+        MP_CHECK_OK(mp_spec_add_file(bare, mp_spec_file(base, 0), &error), &error);
+        for (int i = 0; i < mp_spec_value_count(base); i++) {
+            const char *key;
+            const mp_value *value = mp_spec_value_at(base, i, &key);
+            MP_CHECK_OK(mp_spec_set(bare, key, value, &error), &error);
+        }
+        for (int i = 0; i < mp_spec_tensor_count(base); i++)
+            if (!strstr(mp_spec_tensor_at(base, i)->name, ".norm_q.") &&
+                !strstr(mp_spec_tensor_at(base, i)->name, ".norm_k.") &&
+                !strstr(mp_spec_tensor_at(base, i)->name, ".norm_added_"))
+                MP_CHECK_OK(mp_spec_add_tensor(bare, mp_spec_tensor_at(base, i), &error), &error);
+        mp_spec *with = spec_without(bare, -1, 0);
+        tiny_flag(bare, "transformer.qk_norm", false);
+        mp_spec_freeze(bare);
+        tiny_model tiny;
+        mp_item item = {0};
+        tiny_load(&tiny, bare, MP_COMPUTE_F32, 1);
+        MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
+        serve_alone(&tiny, &item);
+        tiny.engine->ops->retire(tiny.engine, &item);
+        mp_request_destroy(item.request);
+        tiny_unload(&tiny);
+        MP_CHECK_STATUS(load_only(with, MP_COMPUTE_F32, &error), MP_FORMAT, &error);
+        MP_CHECK_HAS(error.field, "norm_q.weight");
+        mp_spec_unpin(base);
+    }
+}

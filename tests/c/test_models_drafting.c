@@ -285,6 +285,73 @@ MP_TEST_SECONDS(models_drafting_is_charged_and_gives_way, 60) {
     mp_spec_unpin(base);
 }
 
+/* The draft model's KV cache gives way to a new request, and to all rows of a step: not only to those that fit. */
+MP_TEST(models_drafting_gives_way_to_requests) {
+    enum { ROWS = 2 * MP_KV_BLOCK };
+    mp_spec *base = tiny_decoder_spec(types, 1, 66);
+    for (int rows = 0; rows < 2; rows++) { /* the memory is short at the admission, or in the step */
+        tiny_model tiny;
+        tiny_job first, second;
+        mp_error error;
+        int32_t prompt[ROWS], other[ROWS];
+        load_with_draft(&tiny, base, BASE, SIMILAR, 1);
+        make_prompt(prompt, ROWS, 3);
+        make_prompt(other, ROWS, 4);
+        mp_text_args args = greedy;
+        args.n_prompt = ROWS;
+        args.prompt = prompt;
+        tiny_job_make(&tiny, &first, &args, 0);
+        tiny_job_admit(&tiny, &first);
+        while (tiny.engine->work.drafted == 0)
+            MP_CHECK_INT(tiny_job_step(&tiny, &first, 512), MP_OUTCOME_MORE);
+        mp_text_engine *engine = (mp_text_engine *)tiny.engine;
+        args.prompt = other;
+        tiny_job_make(&tiny, &second, &args, 0);
+        if (rows)
+            tiny_job_admit(&tiny, &second);
+        tiny.budget.limit = tiny.budget.used + (rows ? engine->cache.kv.block_bytes : 0);
+        if (!rows)
+            MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &second.item, &error), &error);
+        const uint64_t before = tiny.engine->work.rows;
+        if (rows)
+            MP_CHECK_INT(tiny_job_step(&tiny, &second, 512), MP_OUTCOME_MORE);
+        MP_CHECK_INT(tiny.engine->work.rows - before, rows ? ROWS : 0);
+        tiny.budget.limit = UINT64_MAX;
+        tiny.engine->ops->retire(tiny.engine, &second.item);
+        tiny.engine->ops->retire(tiny.engine, &first.item);
+        destroy(&second, 1);
+        destroy(&first, 1);
+        tiny_unload(&tiny);
+    }
+    mp_spec_unpin(base);
+}
+
+/* A pass of the draft model reserves what it takes, also if the engine has no scratch yet. */
+MP_TEST(models_drafting_reserves_its_scratch) {
+    tiny_model tiny;
+    tiny_job whole, job;
+    mp_spec *base = tiny_decoder_spec(types, 1, 67);
+    load_with_draft(&tiny, base, BASE, SIMILAR, 1);
+    mp_text_engine *engine = (mp_text_engine *)tiny.engine;
+    int32_t prompt[PROMPT];
+    make_prompt(prompt, PROMPT, 3);
+    run(&tiny, &whole, 1, &greedy, 0);
+    tiny_trim(&tiny);
+    mp_text_args args = greedy;
+    args.prompt = prompt;
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    do
+        mp_engine_release(&engine->arena, engine->budget, &engine->charged);
+    while (tiny_job_step(&tiny, &job, 512) == MP_OUTCOME_MORE);
+    MP_CHECK(tiny.engine->work.drafted > 0);
+    check_same(&whole, &job, "without scratch before a step");
+    destroy(&whole, 1);
+    destroy(&job, 1);
+    tiny_unload(&tiny);
+    mp_spec_unpin(base);
+}
+
 /* ---- refused drafts ---------------------------------------------------------------------------------------------- */
 
 static void check_refused(const mp_spec *base, mp_spec *draft, mp_status status, const char *message) {

@@ -526,3 +526,45 @@ MP_TEST_SECONDS(models_encoder_allocation_sweep, 120) {
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
 }
+
+#ifdef MP_SEAM
+static size_t refused_bytes; /* allocations of this size, with the header of mp_alloc, are refused */
+
+static void *refusing_alloc(size_t bytes, size_t alignment) {
+    return bytes == refused_bytes ? NULL : mp_sys_real.alloc(bytes, alignment);
+}
+#endif
+
+/* A list of a step that cannot grow stays as it was: the step fails, the next one computes, and nothing leaks. */
+MP_TEST(models_encoder_lists_that_cannot_grow) {
+#ifdef MP_SEAM
+    enum { HEADER = 64, MANY = 9 };
+    static const size_t each[] = {sizeof(mp_encoder_text), sizeof(mp_encoder_copy)};
+    static texts all;
+    static float expected[MANY * WIDTH], out[MANY * WIDTH];
+    make_texts(&all);
+    for (size_t i = 0; i < 2; i++) {
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
+        compute_all(&tiny);
+        MP_CHECK_INT(run(&tiny, &all, 0, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
+        mp_error error;
+        mp_status code;
+        mp_embedding_request *call;
+        MP_CHECK_OK(make_embedding_request(MANY, all.ids, all.offsets, NULL, &call, &error), &error);
+        refused_bytes = MANY * each[i] + HEADER;
+        mp_sys_table.alloc = refusing_alloc;
+        MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code), MP_OUTCOME_FAILED);
+        mp_sys_table = mp_sys_real;
+        MP_CHECK_INT(code, MP_MEMORY_EXHAUSTED);
+        mp_request_destroy(&call->base);
+        MP_CHECK_INT(run(&tiny, &all, 0, MANY, UINT64_MAX, out), MP_OUTCOME_DONE);
+        for (int t = 0; t < MANY; t++)
+            MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, expected + t * WIDTH), MP_OUTCOME_DONE);
+        MP_CHECK(memcmp(out, expected, sizeof out) == 0);
+        tiny_unload(&tiny);
+    }
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}

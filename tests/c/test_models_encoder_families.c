@@ -625,3 +625,61 @@ MP_TEST(models_ranges_of_encoder_families) {
         check_ranges(make_spec(f), 1, &rows[i].range);
     }
 }
+
+/* Loading reports the tables of distances one by one, up to the last one. */
+MP_TEST(models_encoder_families_report_their_distances) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        mp_error error;
+        mp_team *team;
+        mp_lease lease;
+        mp_loader loader = {0};
+        mp_model *model = NULL;
+        mp_budget budget = {.limit = UINT64_MAX};
+        mp_progress progress = {0};
+        if (!families[i].disentangled)
+            continue;
+        mp_spec *spec = make_spec(&families[i]);
+        MP_CHECK_OK(mp_cpu_init("", &error), &error);
+        mp_kernels_init();
+        MP_CHECK_OK(mp_team_create(0, &team, &error), &error);
+        mp_team_lease(team, 1, &lease);
+        MP_CHECK_OK(mp_model_loader(spec, MP_COMPUTE_F32, &loader, &error), &error);
+        MP_CHECK_OK(loader.ops->load(loader.self, &lease, &budget, &progress, &model, &error), &error);
+        MP_CHECK_STR(progress.stage, "computing distances");
+        MP_CHECK_INT(progress.percent, 100);
+        model->ops->destroy(model);
+        loader.ops->destroy(loader.self);
+        mp_team_return(&lease);
+        mp_team_destroy(team);
+        mp_spec_unpin(spec);
+    }
+}
+
+/* A table of position biases has an entry per head for each distance between two of the positions. */
+MP_TEST(models_encoder_families_charge_their_position_biases) {
+    int tables = 0;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        tiny_model tiny;
+        tiny_load(&tiny, make_spec(&families[i]), MP_COMPUTE_F32, 1);
+        const mp_encoder *model = (const mp_encoder *)tiny.model;
+        if (model->position_bias) {
+            const int64_t table = (int64_t)model->attention.heads * (2 * TINY_POSITIONS - 1) * (int64_t)sizeof(float);
+            MP_CHECK_INT((int64_t)tiny.model->ops->bytes(tiny.model) - model->base.facts.weight_bytes,
+                         MP_WMAT_SLACK + table);
+            tables++;
+        }
+        tiny_unload(&tiny);
+    }
+    MP_CHECK(tables > 1);
+}
+
+/* Latent attention reads its matrices where they are, also if other matrices stay in the file. */
+MP_TEST(models_encoder_families_latents_of_mapped_weights) {
+    float packed[WIDTH], mapped[WIDTH];
+    tiny_weights = "packed";
+    embed_one(latent_family(), packed);
+    tiny_weights = "mapped";
+    embed_one(latent_family(), mapped);
+    tiny_weights = NULL;
+    MP_CHECK(memcmp(packed, mapped, sizeof packed) == 0);
+}

@@ -30,6 +30,7 @@ static void begin(tiny_model *tiny, mp_item *item, int count, int length) {
 /* The texts of each item in a step of `tokens` tokens; -1 for an item that is not in it. */
 static void plan_of(tiny_model *tiny, mp_item **items, int n, int64_t tokens, int *texts) {
     mp_plan plan;
+    uint64_t all = 0;
     atomic_store(&((mp_encoder_engine_state *)tiny->engine)->model->token_ns, TOKEN_NS);
     tiny->engine->ops->plan(tiny->engine, items, n, (uint64_t)tokens * TOKEN_NS, &plan);
     uint64_t planned = 0;
@@ -39,8 +40,13 @@ static void plan_of(tiny_model *tiny, mp_item **items, int n, int64_t tokens, in
             if (plan.items[k] == items[i]) {
                 texts[i] = (int)plan.amount[k];
                 planned += plan.amount[k] * SHORT;
+                all += plan.amount[k];
             }
     }
+    MP_CHECK(all > 0 && all < 256);
+    MP_CHECK_INT(plan.together, all == 1);
+    if (all > 1) /* each thread computes whole texts */
+        MP_CHECK_INT(plan.threads, all);
     MP_CHECK_INT(plan.cost_ns, planned * TOKEN_NS);
 }
 

@@ -81,6 +81,9 @@ MP_TEST(models_expert_layouts) {
         {"down", ROWS, COLUMNS, false, {{ONE "weight", MP_F16, 2, {32, 64}}}, MP_FORMAT, TWO "weight"},
         {"down", ROWS, COLUMNS, false, {{ONE "weight", MP_I32, 2, {32, 64}}, {TWO "weight", MP_I32, 2, {32, 64}}},
          MP_UNSUPPORTED, "the experts of layer 0 are stored as I32, which the requested compute type does not support"},
+        /* FP8 has separate scales */
+        {"down", ROWS, COLUMNS, false,
+         {{ONE "weight", MP_F8_E4M3, 2, {32, 64}}, {TWO "weight", MP_F8_E4M3, 2, {32, 64}}}, MP_FORMAT, ONE "scales"},
         /* codes and scales */
         {"down", ROWS, COLUMNS, false, {{ALL "codes", MP_I8, 4, {2, 32, 2, 16}}, {ALL "scales", MP_I8, 3, {2, 32, 2}}},
          MP_OK, ""},

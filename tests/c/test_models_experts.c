@@ -285,8 +285,16 @@ static void check_slices(mp_builder *builder, const char *part, mp_expert_layout
     MP_CHECK_OK(mp_expert_matrix_init(&matrix, builder, 0, part, COUNT, FFN, HIDDEN, false, &error), &error);
     MP_CHECK_INT(matrix.layout, layout);
     MP_CHECK_INT(matrix.dtype, MP_F32);
+    const bool joined = layout == MP_EXPERT_COLUMNS; /* the columns of gate and up alternate */
     for (int e = 0; e < COUNT; e++) {
+        float copy[FFN * HIDDEN];
         const mp_tensor *one = &matrix.tensors[e];
+        const mp_tensor stored = mp_expert_rows(&matrix, e, 0, FFN, (uint8_t *)copy);
+        for (int i = 0; i < FFN * HIDDEN; i++) {
+            const int n = i / HIDDEN, k = i % HIDDEN;
+            const int at = joined ? k * 2 * FFN + 2 * n + (strcmp(part, "up") == 0) : i;
+            MP_CHECK(((const float *)(const void *)stored.data)[i] == (float)(e * rows * columns + at));
+        }
         MP_CHECK(one->dtype == MP_F32 && one->ndim == 2 && one->shape[0] == rows && one->shape[1] == columns);
         MP_CHECK_INT(one->nbytes, (uint64_t)(rows * columns) * sizeof(float));
         MP_CHECK(*(const float *)(const void *)one->data == (float)(e * rows * columns));

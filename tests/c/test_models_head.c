@@ -116,3 +116,26 @@ MP_TEST(models_head_chain_without_layers) {
     MP_CHECK(memcmp(x, y, sizeof x) == 0 && y[ROWS * WIDE] == -1);
     MP_CHECK_INT(mp_dense_chain_scratch(&chain), 0);
 }
+
+/* A chain with the largest number of layers ends with its last one. */
+MP_TEST(models_head_chain_with_the_most_layers) {
+    enum { WIDE = 3 };
+    static float ones[WIDE * WIDE], minus[WIDE];
+    struct { mp_dense_chain chain; mp_dense beyond; } all = {
+        .chain = {.count = MP_MAX_DENSE, .in = WIDE, .out = WIDE}, .beyond = {.in = WIDE, .out = WIDE}};
+    float x[WIDE] = {1, 2, 3}, y[WIDE], *scratch;
+    MP_CHECK(&all.chain.dense[MP_MAX_DENSE] == &all.beyond);
+    for (int i = 0; i < WIDE; i++) {
+        ones[i * WIDE + i] = 1;
+        minus[i] = -(float)i;
+    }
+    for (int i = 0; i < MP_MAX_DENSE; i++) /* each layer adds the bias */
+        all.chain.dense[i] = (mp_dense){.in = WIDE, .out = WIDE, .weight = ones, .bias = minus};
+    scratch = calloc(mp_dense_chain_scratch(&all.chain), sizeof *scratch);
+    MP_CHECK(scratch);
+    mp_kernels_init();
+    mp_dense_chain_rows(&all.chain, x, 1, scratch, y); /* the matrix beyond the last layer is at NULL */
+    for (int i = 0; i < WIDE; i++)
+        MP_CHECK_NEAR(y[i], x[i] - (float)(MP_MAX_DENSE * i), 1e-5);
+    free(scratch);
+}

@@ -514,3 +514,37 @@ MP_TEST(models_kv_arena_survives_a_refusal_of_the_system) {
     mp_sys_table = mp_sys_real;
 }
 #endif
+
+#ifdef MP_SEAM
+static size_t refused_bytes; /* allocations of this size, without the header of mp_alloc, are refused */
+
+static void *refusing_alloc(size_t bytes, size_t alignment) {
+    return bytes == refused_bytes + 64 ? NULL : mp_sys_real.alloc(bytes, alignment);
+}
+#endif
+
+/* The error for refused memory of the tables names the bytes of all of them: pointers, references and two lists of ids
+ * for 64 blocks; with a window also two lists of pointers and a counter. */
+MP_TEST(models_kv_tables_without_memory) {
+#ifdef MP_SEAM
+    for (int windowed = 0; windowed < 2; windowed++) {
+        mp_budget budget = {.limit = UINT64_MAX};
+        mp_error error;
+        mp_kv_cache cache;
+        mp_kv_group group = {.layers = 1, .window_layers = windowed, .window = windowed ? 64 : 0, .heads = 1,
+                             .k_dim = 16, .v_dim = 16, .dtype = MP_F32};
+        uint32_t id;
+        mp_kv_init(&cache, &group, &budget);
+        refused_bytes = 64 * sizeof(void *);
+        mp_sys_table.alloc = refusing_alloc;
+        mp_status status = mp_kv_take(&cache, &id, &error);
+        mp_sys_table = mp_sys_real;
+        MP_CHECK_STATUS(status, MP_MEMORY_EXHAUSTED, &error);
+        MP_CHECK_HAS(error.message, windowed ? "needs 2560 bytes" : "needs 1280 bytes");
+        mp_kv_deinit(&cache);
+        MP_CHECK_INT(budget.used, 0);
+    }
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}

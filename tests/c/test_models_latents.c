@@ -239,6 +239,8 @@ MP_TEST(models_latents_footprint) {
         large.shape[d] = INT64_C(1) << 31;
         MP_CHECK_INT(mp_mla_footprint(&large, MP_COMPUTE_F32), 0);
     }
+    mp_tensor_entry negative = {.name = entry.name, .ndim = 3, .shape = {-8, -8, 96}};
+    MP_CHECK_INT(mp_mla_footprint(&negative, MP_COMPUTE_F32), 0);
     entry.name = "blk.0.attn_q.weight";
     MP_CHECK_INT(mp_mla_footprint(&entry, MP_COMPUTE_F32), 0);
 }

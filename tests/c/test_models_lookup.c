@@ -1,7 +1,7 @@
 /* Static embeddings: vectors have the same bits alone and in a batch, with any number of threads; a row that is not
  * finite fails its request only; tables, mappings and ids out of range are refused. */
 #include "encoder_fixture.h"
-#include "missing_fixture.h"
+#include "ranges_fixture.h"
 #include "models/lookup/lookup.h"
 
 typedef struct kind {
@@ -383,4 +383,47 @@ MP_TEST(models_lookup_stops_within_a_text) {
     MP_CHECK(mp_lookup_vector(model, ids, 2 * TOKENS, WIDTH, false, &tiny.lease, &stop, out) && stop);
     tiny.lease.cancelled = NULL;
     tiny_unload(&tiny);
+}
+
+/* The predicted memory: 4 bytes per id for each of the two tables beside the rows. Without a number of ids, these
+ * tables count nothing. */
+MP_TEST(models_lookup_footprint) {
+    static const int64_t mapping[TINY_VOCAB];
+    for (int tables = 0; tables <= 2; tables++) {
+        const kind of = {.factors = tables > 0};
+        mp_spec *spec = lookup_spec(&of, NULL, 0, tables > 1 ? mapping : NULL, TINY_VOCAB);
+        mp_spec *without = spec_with(spec, "static_embedding.vocab_size", NULL);
+        uint64_t model, engine;
+        mp_lookup_footprint(spec, MP_COMPUTE_AUTO, &model, &engine);
+        MP_CHECK_INT(model, (uint64_t)tables * TINY_VOCAB * sizeof(int32_t) + MP_WMAT_SLACK);
+        MP_CHECK_INT(engine, 16 << 20);
+        mp_lookup_footprint(without, MP_COMPUTE_AUTO, &model, &engine);
+        MP_CHECK_INT(model, MP_WMAT_SLACK);
+        mp_spec_unpin(without);
+        mp_spec_unpin(spec);
+    }
+}
+
+/* With each allocation failing in turn, a load or a request fails with an error, and nothing leaks. */
+static mp_status sweep_make(mp_request **call, mp_error *error) {
+    static const int32_t ids[] = {9, 10, 11, 12, 13};
+    static const int64_t offsets[] = {0, 2, 5};
+    return make_embedding_request(2, ids, offsets, NULL, (mp_embedding_request **)(void *)call, error);
+}
+
+static void sweep_compare(const mp_request *first, const mp_request *second) {
+    MP_CHECK(memcmp(((const mp_embedding_request *)first)->vectors, ((const mp_embedding_request *)second)->vectors,
+                    2 * WIDTH * sizeof(float)) == 0);
+}
+
+MP_TEST_SECONDS(models_lookup_allocation_sweep, 60) {
+    static const int64_t mapping[TINY_VOCAB];
+    const kind of = {.factors = true};
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    tiny_life life = {.spec = lookup_spec(&of, NULL, 0, mapping, TINY_VOCAB), .compute = MP_COMPUTE_AUTO,
+                      .make = sweep_make, .compare = sweep_compare};
+    mp_test_alloc_sweep(tiny_live, &life);
+    mp_spec_unpin(life.spec);
 }

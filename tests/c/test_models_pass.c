@@ -87,3 +87,17 @@ MP_TEST(models_pass_shares_and_memory) {
     MP_CHECK(modes[MP_ATTEND_FUSED] > 0 && modes[MP_ATTEND_TILES] > 0 && modes[MP_ATTEND_SPLIT] > 0);
     tiny_unload(&tiny);
 }
+
+/* Row blocks have at most MP_DECODER_ROWS rows, whole tiles of them, and differ by less than a tile per block. A model
+ * with experts has one block. */
+MP_TEST(models_pass_divides_rows_into_blocks) {
+    static const mp_decoder dense, experts = {.experts = {.count = 2}};
+    for (int M = 1; M <= 5 * MP_DECODER_ROWS; M++) {
+        const int rows = mp_decoder_block_rows(&dense, M), blocks = (M + rows - 1) / rows;
+        MP_CHECK(rows <= MP_DECODER_ROWS && (rows == M || rows % MP_DECODER_TILE == 0));
+        MP_CHECK(blocks <= (M + MP_DECODER_ROWS - 1) / MP_DECODER_ROWS);
+        MP_CHECK(M > MP_DECODER_ROWS || rows == M);
+        MP_CHECK(M - (blocks - 1) * rows > rows - blocks * MP_DECODER_TILE);
+        MP_CHECK_INT(mp_decoder_block_rows(&experts, M), M);
+    }
+}

@@ -173,3 +173,25 @@ MP_TEST(models_ranges_of_image_poolings) {
         mp_spec_unpin(dense);
     }
 }
+
+/* A pooling has one of six names; an error lists them. */
+MP_TEST(models_ranges_of_poolings) {
+    static const char *const names[] = {"cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken",
+                                        "median", "means", "cl", ""};
+    enum { KNOWN = 6 };
+    mp_error error;
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    mp_spec *base = tiny_encoder_spec(false);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const uint64_t ends[] = {0, strlen(names[i])};
+        const mp_value value = {.type = MP_VALUE_STRINGS, .gguf_type = -1, .count = 1, .as.strings = {names[i], ends}};
+        mp_status status = load_only(spec_with(base, "mpool.pooling", &value), MP_COMPUTE_AUTO, &error);
+        MP_CHECK_STATUS(status, i < KNOWN ? MP_OK : MP_FORMAT, &error);
+        if (i < KNOWN)
+            continue;
+        MP_CHECK_STR(error.field, "mpool.pooling");
+        MP_CHECK_STR(error.allowed, "cls, max, mean, mean_sqrt_len, weightedmean, lasttoken");
+    }
+    mp_spec_unpin(base);
+}

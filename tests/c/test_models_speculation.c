@@ -93,6 +93,37 @@ MP_TEST(models_draft_memory_is_bounded_and_charged) {
     free(tokens);
 }
 
+#ifdef MP_SEAM
+static void *no_alloc(size_t bytes, size_t alignment) {
+    (void)bytes;
+    (void)alignment;
+    return NULL;
+}
+#endif
+
+/* Further tokens need no memory until the index has fewer than six slots for each. */
+MP_TEST(models_draft_index_keeps_its_memory) {
+#ifdef MP_SEAM
+    enum { COUNT = 100 };
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_draft_index index = {0};
+    int32_t tokens[COUNT], draft[MP_DRAFT_MOST];
+    int run;
+    for (int i = 0; i < COUNT; i++)
+        tokens[i] = i % 20;
+    MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, COUNT - 1, 4, draft, &run), 4);
+    mp_sys_table.alloc = no_alloc;
+    const int found = mp_draft_find(&index, &budget, tokens, COUNT, 4, draft, &run);
+    mp_sys_table = mp_sys_real;
+    MP_CHECK_INT(found, 4);
+    MP_CHECK_INT(draft[0], COUNT % 20);
+    mp_draft_deinit(&index, &budget);
+    MP_CHECK_INT(budget.used, 0);
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}
+
 /* ---- the decision to speculate ----------------------------------------------------------------------------------- */
 
 typedef struct world { /* simulated costs of a machine and predictability of a text */
@@ -177,18 +208,20 @@ MP_TEST(models_speculation_learns_odds) {
 }
 
 /* The time of a step is the minimum of its first four measurements. Later measurements correct all times by an eighth
- * of the drift, of at most 20 %, and their own by another 32nd. The balance starts at two steps and grows by 1 % of the
- * decode time. */
+ * of the drift, of at most 20 %, and their own by another 32nd. The balance starts at two steps, that of a draft model
+ * at four, and both grow by 1 % of the decode time. */
 MP_TEST(models_speculation_measures_steps) {
     static const uint64_t first[] = {1000, 1200, 900, 2000}, drafted[] = {1500, 1400};
     mp_speculation s;
     mp_speculation_init(&s, MP_SPECULATE_AUTO);
-    double balance = 2000;
+    double balance = 2000, of_model = 4000;
     for (int i = 0; i < 4; i++) {
         mp_speculation_account(&s, 1, 0, 0, first[i]);
         MP_CHECK_NEAR(s.plain[1].ns, i < 2 ? 1000 : 900, 0);
         balance += i < 2 ? 10 : 9;
+        of_model += i < 2 ? 10 : 9;
         MP_CHECK_NEAR(s.balance_ns, balance, 1e-9);
+        MP_CHECK_NEAR(s.model_balance_ns, of_model, 1e-9);
     }
     for (int i = 0; i < 2; i++) { /* two draft tokens, one accepted: a step saved, and what the two rows cost */
         mp_speculation_account(&s, 1, 2, 1, drafted[i]);
@@ -239,6 +272,32 @@ MP_TEST(models_speculation_pays_or_backs_off) {
             MP_FAIL("world %zu: %.3f, then %.3f of the speed without drafts", i, early, late);
         if (best > 1.05 && late < 1 + 0.85 * (best - 1))
             MP_FAIL("world %zu: %.3f of the speed without drafts, %.3f is possible", i, late, best);
+    }
+}
+
+/* Another pass of the draft model pays if the tokens that it adds come faster than those that the step would have now.
+ * The passes that the step has made count as its time. */
+MP_TEST(models_speculation_continues_while_it_pays) {
+    static const struct { double pass, verify, next, mean; bool goes_on; } cases[] = {
+        {100, 1000, 1100, 0.7, true},   /* now 2.71 tokens in 1200 ns; 0.567 tokens more in 200 ns */
+        {100, 1000, 1100, 0.5, false},  /* 0.405 tokens more in 200 ns, at the rate of now 0.452 */
+        {100, 1000, 1000, 0.5, true},   /* the row is free: 0.405 tokens more in 100 ns */
+        {400, 1000, 1100, 0.99, true},  /* now 2.71 tokens in 1800 ns; 0.802 tokens more in 500 ns */
+        {400, 1000, 1100, 0.7, false},  /* 0.567 tokens more in 500 ns, at the rate of now 0.753 */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_speculation s;
+        mp_draft draft = {.of_model = true, .count = 2}, *list[] = {&draft};
+        mp_speculation_init(&s, MP_SPECULATE_AUTO);
+        s.plain[1] = (mp_pace){1000, 4};
+        for (int rows = 3; rows <= 6; rows++) /* two draft tokens, and up to three more */
+            s.drafted[rows] = (mp_pace){cases[i].verify + (rows - 3) * 3 * (cases[i].next - cases[i].verify), 4};
+        s.drafted[4].ns = cases[i].next;
+        s.model_passes[1] = (mp_pace){cases[i].pass, 4};
+        s.odds[MP_ODDS_LOOKUP] = 0.9f; /* the class of both tokens */
+        s.odds[MP_ODDS_MEAN] = (float)cases[i].mean;
+        if (mp_speculation_continue_model(&s, list, 1, 1, 1000) != cases[i].goes_on)
+            MP_FAIL("case %zu goes on: %d", i, !cases[i].goes_on);
     }
 }
 
@@ -555,6 +614,55 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     tiny_trim(&tiny);
     ask(&tiny, &again, &args);
     check_same(&job, &again, "by look-up");
+    mp_request_destroy(&again.call->base);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* Proposals of the test hook count as the longest matches: what they teach is learned for this length alone. */
+MP_TEST(models_speculation_learns_from_proposals) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    const mp_text_args args = {.n_prompt = 20, .n_choices = 1, .sampling = {.top_p = 1, .repetition_penalty = 1,
+                               .max_tokens = 12, .logprobs = 0, .ignore_eos = true}};
+    tiny_model tiny;
+    tiny_job job;
+    int32_t wrong = 5;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 53), MP_COMPUTE_AUTO, 1);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
+    const mp_speculation *s = &((const mp_text_engine *)tiny.engine)->speculation;
+    const mp_speculation before = *s;
+    ask(&tiny, &job, &args);
+    MP_CHECK(tiny.engine->work.drafted > 0);
+    for (int row = 0; row < MP_ODDS; row++)
+        MP_CHECK((s->odds[row] < before.odds[row]) == (row == MP_ODDS_LOOKUP - 1));
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* A step whose scratch has no room for draft tokens leaves them out. */
+MP_TEST(models_speculation_gives_way_to_scratch) {
+    static const mp_dtype types[] = {MP_Q8_0};
+    const mp_text_args args = {.n_prompt = 2, .n_choices = 1, .sampling = {.top_p = 1, .repetition_penalty = 1,
+                               .max_tokens = 12, .logprobs = 0, .ignore_eos = true}};
+    tiny_model tiny;
+    tiny_job job, again;
+    int32_t wrong = 5;
+    tiny_load(&tiny, tiny_decoder_spec(types, 1, 53), MP_COMPUTE_AUTO, 1);
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    ask(&tiny, &job, &args);
+    tiny_trim(&tiny);
+    int32_t prompt[2];
+    memcpy(prompt, job.call->prompt, sizeof prompt);
+    mp_text_args same = args;
+    same.prompt = prompt;
+    tiny_job_make(&tiny, &again, &same, 0);
+    tiny_job_admit(&tiny, &again);
+    MP_CHECK_INT(tiny_job_step(&tiny, &again, 512), MP_OUTCOME_MORE);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
+    tiny.budget.limit = tiny.budget.used;
+    tiny_job_finish(&tiny, &again);
+    MP_CHECK(tiny.engine->work.drafted <= 1); /* one token fits: the last step has no more */
+    check_same(&job, &again, "without room for drafts");
     mp_request_destroy(&again.call->base);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);

@@ -554,6 +554,13 @@ MP_TEST(models_vision_refuses_unsuitable_merges) {
         if (merge != 16)
             MP_CHECK_HAS(error.allowed, "1 to 16");
     }
+    /* the memory of such a model is predicted before it is refused */
+    merge = 0;
+    mp_spec *spec = tiny_decoder_spec_as(&kind, floats, 1, 42, -1);
+    uint64_t model = 0, engine = 0;
+    mp_vision_footprint(spec, MP_COMPUTE_F32, &model, &engine);
+    MP_CHECK(model > 0 && engine > 0);
+    mp_spec_unpin(spec);
 }
 
 /* Requests that exceed a limit of the model are refused before they are queued. */

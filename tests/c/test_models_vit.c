@@ -412,6 +412,8 @@ MP_TEST(models_vit_costs) {
                     (uint64_t)(image.windows[w + 1] - image.windows[w]);
         mp_free(memory);
         const uint64_t linear = 2 * 64 * 12 + 2 * 2 * 64 * (4 * 64 + 3 * 96);
+        MP_CHECK_INT(mp_vit_before_ops(&model), 2 * 3 * 64 * 64); /* queries, keys and values of a row */
+        MP_CHECK_INT(mp_vit_after_ops(&model), 2 * 64 * (64 + 3 * 96));
         MP_CHECK_INT(mp_vit_image_ops(&model, image.down, image.across, false),
                      (uint64_t)rows * linear + 4 * 64 * seen);
     }

@@ -51,7 +51,8 @@ class _Recorder:
                 import numpy as np
 
                 blocks = np.memmap(self.trace, np.uint8, "r+")
-                self.ran[str(len(self.ran))] = ran = np.flatnonzero(blocks)
+                # Threads and processes that still run set blocks meanwhile: np.nonzero then refuses the array itself.
+                self.ran[str(len(self.ran))] = ran = np.flatnonzero(np.array(blocks))
                 blocks[ran] = 0
 
     def pytest_runtest_logreport(self, report: Any) -> None:

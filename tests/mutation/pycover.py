@@ -65,7 +65,7 @@ def command(arguments: list[str]) -> list[str]:
 
 def map_file(name: str, place: Path, out: Path, say: Callable[[str], None],
              lines: blocks.Lines | None = None) -> coverage_map.CoverageMap | None:
-    """Run one file of tests and return what it covers; None if pytest ended without a report.
+    """Run one file of tests and return what it covers; None if pytest did not run all of them.
 
     Args:
         name: the file, below the project.
@@ -89,8 +89,8 @@ def map_file(name: str, place: Path, out: Path, say: Callable[[str], None],
     ended = process.run([sys.executable, "-m", "coverage", "run", f"--rcfile={data / 'rc'}", *command([name])], place,
                         env, WALL, SECONDS, 64 * process.GIB)
     seconds = time.monotonic() - begun
-    if not report.exists():
-        say(f"{name}: no report after {seconds:.0f} s, not used: {ended.output.strip()[-500:]}")
+    if not report.exists() or ended.code not in (0, 1):  # 1: tests failed; others: pytest did not run every test
+        say(f"{name}: no whole report after {seconds:.0f} s, not used: {ended.output.strip()[-500:]}")
         return None
     result = coverage_map.CoverageMap()
     said = json.loads(report.read_text())

@@ -55,7 +55,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->together = engine->model->hidden < 1024;
     plan->threads = mp_threads_worth(&engine->model->base.facts, 1024, 64);
     const uint64_t left = chosen->total > chosen->cursor ? chosen->total - chosen->cursor : 1;
-    const uint64_t cost = chosen->cost_ns / (chosen->total ? chosen->total : 1) * left;
+    const uint64_t cost = chosen->cost_ns / chosen->total * left;
     plan->cost_ns = cost < budget_ns ? cost + 1 : budget_ns;
 }
 

@@ -101,10 +101,8 @@ size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int ind
     const mp_vae_block *b = &block->as.vae;
     if (op->kind == MP_VAE_ATTENTION)
         return mp_attn_full_scratch((int)pixels, op->in);
-    size_t bytes = mp_conv_scratch(&b->conv[0]);
-    if (op->kind == MP_VAE_RESIDUAL)
-        bytes = most(bytes, mp_conv_scratch(&b->conv[1]));
-    return op->kind == MP_VAE_RESIDUAL && op->in != op->out ? most(bytes, mp_conv_scratch(&b->shortcut)) : bytes;
+    const size_t bytes = mp_conv_scratch(&b->conv[0]); /* a shortcut has the same inputs and a ninth of the weights */
+    return op->kind == MP_VAE_RESIDUAL ? most(bytes, mp_conv_scratch(&b->conv[1])) : bytes;
 }
 
 static bool convolve(mp_diff_thread *l, const mp_conv *conv, const float *x, int high, int wide, bool doubled,

@@ -293,7 +293,6 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     int64_t planned = 0;
     uint32_t images = 0;
     large_image *large = choose_large(engine, items, n, budget_ns);
-    engine->planned = NULL;
     plan->count = 0;
     plan->cost_ns = 0;
     for (int i = 0; i < n && plan->count < MP_PLAN_MAX - 1; i++) {
@@ -646,7 +645,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
                     .state_bytes = mp_vit_state_bytes(engine->model, groups->most_rows),
                     .step = {.groups = groups,
                              .lease = lease,
-                             .together = images == 1 && lease->threads > 1, /* all threads share a single image */
+                             .together = images == 1, /* all threads share a single image */
                              .thread_bytes = mp_vit_thread_scratch(engine->model, longest),
                              .run = run_group}};
     run.step.arg = &run;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -423,6 +424,48 @@ def test_verdicts_for_python(tmp_path: Path) -> None:
     assert fates["if False and (x > LIMIT):"].test == one
     assert fates["return x - 2"].test == servers[1]
     assert (place / "mpool/tiny.py").read_text() == TINY_PY
+
+
+TOGGLES = '''import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    trace = mmap.mmap(file.fileno(), 0)
+half = len(trace) // 2
+print("begun", flush=True)
+while True:
+    trace[half:] = bytes(half)
+    trace[half:] = b"\\1" * half
+'''
+
+
+def test_blocks_are_noted_while_others_run(tmp_path: Path) -> None:
+    """A process that runs blocks meanwhile, such as a server of a fixture, does not end the session of tests."""
+    (tmp_path / "test_tiny.py").write_text("import pytest\n\n\n@pytest.mark.parametrize('n', range(20))\n"
+                                           "def test_nothing(n):\n    pass\n")
+    trace, told = tmp_path / "trace", tmp_path / "report.json"
+    blocks.new_trace(trace)
+    env = tree.environment(tmp_path, tmp_path / "tmp", MPOOL_MUTATION_REPORT=str(told), MPOOL_MUTATION_TRACE=str(trace))
+    with subprocess.Popen([sys.executable, "-c", TOGGLES, str(trace)], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline() == b"begun\n"
+            ended = process.run([sys.executable, *pycover.command(["test_tiny.py"])], tmp_path, env, 60, 60)
+        finally:
+            other.kill()
+    assert ended.code == 0, ended.output
+    outcomes = json.loads(told.read_text())["outcomes"]
+    with np.load(f"{told}.npz") as traces:
+        assert len(outcomes) == len(traces.files) == 20
+        assert any(len(traces[name]) > 0 for name in traces.files)
+
+
+def test_a_map_of_half_a_file_is_not_used(tmp_path: Path) -> None:
+    """A file whose tests end the session has no map: the later tests would seem to cover nothing."""
+    pytest.importorskip("coverage")
+    name, place, said = "tests/python/test_tiny.py", tmp_path / "place", list[str]()
+    (place / name).parent.mkdir(parents=True)
+    (place / name).write_text("import pytest\n\n\ndef test_first():\n    pass\n\n\ndef test_second():\n"
+                              "    pytest.exit('no more')\n\n\ndef test_third():\n    pass\n")
+    assert pycover.map_file(name, place, tmp_path / "out", said.append) is None
+    assert len(said) == 1 and "no whole report" in said[0]
 
 
 def test_processes_end_at_their_limits(tmp_path: Path) -> None:
