@@ -198,13 +198,21 @@ class _StructShape:
 
     def __init__(self, kind: inspect.StructType) -> None:
         self._kind = kind
+        self._fields: dict[str, _Shape | None] | None = None
         self.tag_field, self._tag = kind.tag_field, msgspec.Raw(msgspec.json.encode(kind.tag))
 
-    @functools.cached_property
+    @property
     def fields(self) -> dict[str, _Shape | None]:
-        """Shape of each field; None: its value stays as it is."""
-        shapes = {field.encode_name: _Shape((field.type,)) for field in self._kind.fields}
-        return {name: shape if shape.has_fields or shape.is_whole else None for name, shape in shapes.items()}
+        """Shape of each field; None: its value stays as it is.
+
+        Made at the first use, because a struct may contain itself. Two threads may both make it: a lock, as that of
+        ``functools.cached_property``, could be held during a fork.
+        """
+        if self._fields is None:
+            shapes = {field.encode_name: _Shape((field.type,)) for field in self._kind.fields}
+            self._fields = {name: shape if shape.has_fields or shape.is_whole else None
+                            for name, shape in shapes.items()}
+        return self._fields
 
     def fits(self, parts: dict[str, msgspec.Raw]) -> bool:
         """Return True if an object has the tag of the struct, or if the struct has none."""
