@@ -530,7 +530,8 @@ def test_a_slow_mutant_delays_only_its_own_job(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(session.Session, "prepare", lambda self, files: [Fake(), Fake()])
     rows = session.Session(tmp_path, 2, ["c"], [], 60, lambda line: None).run(["csrc/files/bpe.c"], 6, 11)
-    assert len(rows) == len(judged) == 6
+    assert len(rows) == 6
+    assert {row["id"] for row in rows} <= set(judged)  # a job without work may judge a seventh, which is not counted
 
 
 def test_only_names_folders_and_files() -> None:
