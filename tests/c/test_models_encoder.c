@@ -280,12 +280,12 @@ MP_TEST(models_encoder_table_of_texts_is_half_empty) {
     mp_error error;
     mp_budget budget = {.limit = UINT64_MAX};
     mp_encoder_dedup dedup;
-    mp_dedup_init(&dedup, &budget, POSITIONS, WIDTH);
+    mp_encoder_dedup_init(&dedup, &budget, POSITIONS, WIDTH);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-        MP_CHECK_OK(mp_dedup_begin(&dedup, steps[i][0], &error), &error);
-        MP_CHECK_INT(dedup.slot_count, steps[i][1]);
+        MP_CHECK_OK(mp_encoder_dedup_begin(&dedup, steps[i][0], &error), &error);
+        MP_CHECK_INT(dedup.step.slot_count, steps[i][1]);
     }
-    mp_dedup_deinit(&dedup);
+    mp_encoder_dedup_deinit(&dedup);
 }
 
 MP_TEST(models_encoder_options_make_texts_differ) {
@@ -385,7 +385,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
     MP_CHECK_INT(dedup->recalled, TEXTS + 9);
 
     /* without memory the cache stores nothing, and no request fails */
-    mp_dedup_trim(dedup);
+    mp_encoder_dedup_trim(dedup);
     tiny.budget.limit = tiny.budget.used;
     compute_each(&tiny, &all, 30, 1, alone);
     compute_each(&tiny, &all, 30, 1, alone);

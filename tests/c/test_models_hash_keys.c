@@ -19,10 +19,10 @@ MP_TEST(models_hash_keys_are_random) {
     mp_sys_table.random = count_random;
     mp_prefix_init(&cache, &group, &budget, 25);
     MP_CHECK_INT(random_calls, 2);
-    mp_dedup_init(&dedup, &budget, 16, 16);
+    mp_encoder_dedup_init(&dedup, &budget, 16, 16);
     MP_CHECK_INT(random_calls, 4);
     mp_sys_table = mp_sys_real;
-    mp_dedup_deinit(&dedup);
+    mp_encoder_dedup_deinit(&dedup);
     mp_prefix_deinit(&cache);
 #else
     MP_SKIP("needs the seam build");
@@ -69,17 +69,17 @@ MP_TEST(models_hash_keys_of_texts) {
     mp_budget budget = {.limit = UINT64_MAX};
     mp_encoder_dedup dedup, other;
     uint64_t keys[4];
-    mp_dedup_init(&dedup, &budget, 16, 16);
-    mp_dedup_init(&other, &budget, 16, 16);
+    mp_encoder_dedup_init(&dedup, &budget, 16, 16);
+    mp_encoder_dedup_init(&other, &budget, 16, 16);
     for (int i = 0; i < 4; i++) {
         mp_encoder_text text = texts[i % 3], again = text;
-        mp_dedup_key(i < 3 ? &dedup : &other, &text);
-        mp_dedup_key(i < 3 ? &dedup : &other, &again);
+        mp_encoder_dedup_key(i < 3 ? &dedup : &other, &text);
+        mp_encoder_dedup_key(i < 3 ? &dedup : &other, &again);
         MP_CHECK(text.key == again.key);
         keys[i] = text.key;
         for (int j = 0; j < i; j++)
             MP_CHECK(keys[i] != keys[j]);
     }
-    mp_dedup_deinit(&dedup);
-    mp_dedup_deinit(&other);
+    mp_encoder_dedup_deinit(&dedup);
+    mp_encoder_dedup_deinit(&other);
 }

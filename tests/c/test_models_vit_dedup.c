@@ -253,22 +253,22 @@ MP_TEST(models_vit_remembers_recent_results) {
 
 /* The ring buffer has a bounded number of results. */
 MP_TEST(models_vit_recent_results_are_bounded) {
-    static uint8_t pixels[MP_IMAGE_DEDUP_RECENT + 2][12];
+    static uint8_t pixels[MP_DEDUP_RECENT + 2][12];
     float out[2] = {1, 2};
     mp_budget budget = {.limit = UINT64_MAX};
     mp_image_dedup dedup;
     mp_image_dedup_init(&dedup, &budget);
     dedup.keep_ns = UINT64_MAX;
-    for (int i = 0; i < MP_IMAGE_DEDUP_RECENT + 2; i++) {
+    for (int i = 0; i < MP_DEDUP_RECENT + 2; i++) {
         memcpy(pixels[i], &i, sizeof i);
         mp_vit_image image = {.pixels = pixels[i], .bytes = 12, .width = 2, .dimensions = 2, .out = out};
         image.finite = true;
         image.key = mp_image_dedup_key(&dedup, &image);
         mp_image_dedup_keep(&dedup, &image, 1);
     }
-    MP_CHECK_INT(dedup.count, MP_IMAGE_DEDUP_RECENT);
-    MP_CHECK_INT(budget.used, MP_IMAGE_DEDUP_RECENT * (12 + 8));
-    for (int i = 0; i < MP_IMAGE_DEDUP_RECENT + 2; i++) {
+    MP_CHECK_INT(dedup.count, MP_DEDUP_RECENT);
+    MP_CHECK_INT(budget.used, MP_DEDUP_RECENT * (12 + 8));
+    for (int i = 0; i < MP_DEDUP_RECENT + 2; i++) {
         mp_vit_image image = {.pixels = pixels[i], .bytes = 12, .width = 2, .dimensions = 2, .out = out};
         image.key = mp_image_dedup_key(&dedup, &image);
         MP_CHECK_INT(mp_image_dedup_recall(&dedup, &image, 1), i >= 2);

@@ -1,31 +1,26 @@
-/* encoder/dedup.c: the hash table of a step's texts, and the ring buffer of recent results. */
+/* encoder/dedup.c: the comparison of texts, and the ring buffer of recent results. */
 #include "models/encoder/dedup.h"
 
 #include <string.h>
 
 #include "base/siphash.h"
 
-typedef struct mp_dedup_slot {
-    int text;   /* index of the computed text, plus 1; 0: empty */
-    int served; /* number of texts that share its result, this text included */
-} mp_dedup_slot;
-
-typedef struct mp_dedup_result {
+typedef struct mp_encoder_result {
     mp_encoder_text text; /* ids and out point into the store */
     uint64_t at_ns;
-} mp_dedup_result;
+} mp_encoder_result;
 
-void mp_dedup_init(mp_encoder_dedup *dedup, mp_budget *budget, int32_t model_tokens, int32_t model_width) {
-    const int32_t tokens = model_tokens < MP_DEDUP_TOKENS ? model_tokens : MP_DEDUP_TOKENS;
+void mp_encoder_dedup_init(mp_encoder_dedup *dedup, mp_budget *budget, int32_t model_tokens, int32_t model_width) {
+    const int32_t tokens = model_tokens < MP_ENCODER_DEDUP_TOKENS ? model_tokens : MP_ENCODER_DEDUP_TOKENS;
     *dedup = (mp_encoder_dedup){.keep_ns = MP_DEDUP_KEEP_NS, .budget = budget};
     mp_siphash_key(dedup->hash_key);
     dedup->text_bytes = mp_arena_cost((size_t)tokens * sizeof(int32_t));
     dedup->row_bytes = dedup->text_bytes + mp_arena_cost((size_t)model_width * sizeof(float));
-    const size_t each = dedup->row_bytes + sizeof(mp_dedup_result);
+    const size_t each = dedup->row_bytes + sizeof(mp_encoder_result);
     dedup->capacity = MP_DEDUP_BYTES / each < MP_DEDUP_RECENT ? (uint32_t)(MP_DEDUP_BYTES / each) : MP_DEDUP_RECENT;
 }
 
-uint64_t mp_dedup_trim(mp_encoder_dedup *dedup) {
+uint64_t mp_encoder_dedup_trim(mp_encoder_dedup *dedup) {
     const uint64_t bytes = dedup->charged;
     mp_free(dedup->recent);
     mp_free(dedup->store);
@@ -37,16 +32,15 @@ uint64_t mp_dedup_trim(mp_encoder_dedup *dedup) {
     return bytes;
 }
 
-void mp_dedup_deinit(mp_encoder_dedup *dedup) {
-    mp_dedup_trim(dedup);
-    mp_free(dedup->slots);
-    dedup->slots = NULL;
+void mp_encoder_dedup_deinit(mp_encoder_dedup *dedup) {
+    mp_encoder_dedup_trim(dedup);
+    mp_dedup_table_deinit(&dedup->step);
 }
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 /* The key covers the ids only: `identical` compares all that changes a vector. */
-void mp_dedup_key(const mp_encoder_dedup *dedup, mp_encoder_text *text) {
+void mp_encoder_dedup_key(const mp_encoder_dedup *dedup, mp_encoder_text *text) {
     text->key = mp_siphash(dedup->hash_key, text->ids, (size_t)text->n * sizeof *text->ids);
 }
 
@@ -59,42 +53,25 @@ static bool identical(const mp_encoder_text *a, const mp_encoder_text *b) {
 
 /* ---- within a step ----------------------------------------------------------------------------------------------- */
 
-mp_status mp_dedup_begin(mp_encoder_dedup *dedup, int texts, mp_error *error) {
-    uint32_t count = dedup->slot_count ? dedup->slot_count : 64;
-    while (count < 2 * (uint32_t)texts)
-        count *= 2;
-    if (count > dedup->slot_count) {
-        mp_dedup_slot *slots = mp_realloc(dedup->slots, count * sizeof *slots, MP_TAG_SCRATCH);
-        if (!slots)
-            return mp_fail_memory(error, count * sizeof *slots, "the table of texts");
-        dedup->slots = slots;
-        dedup->slot_count = count;
-    }
-    memset(dedup->slots, 0, dedup->slot_count * sizeof *dedup->slots);
-    return MP_OK;
+mp_status mp_encoder_dedup_begin(mp_encoder_dedup *dedup, int texts, mp_error *error) {
+    return mp_dedup_table_begin(&dedup->step, texts, "the table of texts", error);
 }
 
-int mp_dedup_find(mp_encoder_dedup *dedup, const mp_encoder_text *texts, int index) {
-    const mp_encoder_text *text = &texts[index];
-    for (uint64_t at = text->key;; at++) { /* ends: the table is at most half full */
-        mp_dedup_slot *slot = &dedup->slots[at & (dedup->slot_count - 1)];
-        if (slot->text && !identical(&texts[slot->text - 1], text))
-            continue;
-        if (slot->text && slot->served < MP_DEDUP_SHARED) {
-            slot->served++;
-            dedup->shared++;
-            return slot->text - 1;
-        }
-        *slot = (mp_dedup_slot){.text = index + 1, .served = 1};
-        return -1;
-    }
+static bool identical_in_step(const void *texts, int a, int b) {
+    return identical((const mp_encoder_text *)texts + a, (const mp_encoder_text *)texts + b);
+}
+
+int mp_encoder_dedup_find(mp_encoder_dedup *dedup, const mp_encoder_text *texts, int index) {
+    const int same = mp_dedup_table_find(&dedup->step, texts, index, texts[index].key, identical_in_step);
+    dedup->shared += same >= 0;
+    return same;
 }
 
 /* ---- recent results ---------------------------------------------------------------------------------------------- */
 
-bool mp_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint64_t now_ns) {
+bool mp_encoder_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint64_t now_ns) {
     for (uint32_t i = 1; i <= dedup->count; i++) {
-        const mp_dedup_result *result = &dedup->recent[(dedup->next + dedup->capacity - i) % dedup->capacity];
+        const mp_encoder_result *result = &dedup->recent[(dedup->next + dedup->capacity - i) % dedup->capacity];
         if (now_ns - result->at_ns > dedup->keep_ns)
             return false; /* the remaining results are older */
         if (!identical(&result->text, text))
@@ -109,7 +86,7 @@ bool mp_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint6
 static bool make_space(mp_encoder_dedup *dedup) {
     if (dedup->recent || dedup->capacity == 0)
         return dedup->recent != NULL;
-    const uint64_t bytes = dedup->capacity * (dedup->row_bytes + sizeof(mp_dedup_result));
+    const uint64_t bytes = dedup->capacity * (dedup->row_bytes + sizeof(mp_encoder_result));
     if (!mp_budget_take(dedup->budget, bytes))
         return false;
     dedup->charged = bytes;
@@ -117,7 +94,7 @@ static bool make_space(mp_encoder_dedup *dedup) {
     dedup->store = mp_alloc(dedup->capacity * dedup->row_bytes, MP_TAG_SCRATCH);
     if (dedup->recent && dedup->store)
         return true;
-    mp_dedup_trim(dedup);
+    mp_encoder_dedup_trim(dedup);
     return false;
 }
 
@@ -126,14 +103,14 @@ static bool may_keep(const mp_encoder_dedup *dedup, const mp_encoder_text *text)
            (size_t)text->dimensions * sizeof(float) <= dedup->row_bytes - dedup->text_bytes;
 }
 
-void mp_dedup_keep(mp_encoder_dedup *dedup, const mp_encoder_text *texts, int count, uint64_t now_ns) {
+void mp_encoder_dedup_keep(mp_encoder_dedup *dedup, const mp_encoder_text *texts, int count, uint64_t now_ns) {
     const int first = count > (int)dedup->capacity ? count - (int)dedup->capacity : 0;
     for (int t = first; t < count; t++) {
         if (!may_keep(dedup, &texts[t]) || !make_space(dedup))
             continue;
-        mp_dedup_result *result = &dedup->recent[dedup->next];
+        mp_encoder_result *result = &dedup->recent[dedup->next];
         uint8_t *row = dedup->store + dedup->next * dedup->row_bytes;
-        *result = (mp_dedup_result){.text = texts[t], .at_ns = now_ns};
+        *result = (mp_encoder_result){.text = texts[t], .at_ns = now_ns};
         result->text.ids = memcpy(row, texts[t].ids, (size_t)texts[t].n * sizeof(int32_t));
         result->text.out = memcpy(row + dedup->text_bytes, texts[t].out, (size_t)texts[t].dimensions * sizeof(float));
         dedup->next = (dedup->next + 1) % dedup->capacity;

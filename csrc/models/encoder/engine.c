@@ -153,7 +153,7 @@ static mp_status make_lists(mp_encoder_engine_state *engine, int texts, mp_error
         engine->text_capacity = texts;
     }
     MP_TRY(mp_groups_reserve(&engine->groups, texts, error));
-    return mp_dedup_begin(&engine->dedup, texts, error);
+    return mp_encoder_dedup_begin(&engine->dedup, texts, error);
 }
 
 /* Returns true if the text at `index`, the last of the list, need not be computed: a recent result was copied to it, or
@@ -162,12 +162,12 @@ static bool is_known(mp_encoder_engine_state *engine, int index, int owner, uint
     mp_encoder_text *text = &engine->texts[index];
     if (text->outputs != MP_EMBED_POOLED)
         return false;
-    mp_dedup_key(&engine->dedup, text);
-    if (mp_dedup_recall(&engine->dedup, text, now_ns)) {
+    mp_encoder_dedup_key(&engine->dedup, text);
+    if (mp_encoder_dedup_recall(&engine->dedup, text, now_ns)) {
         engine->base.work.shared++;
         return true;
     }
-    int same = mp_dedup_find(&engine->dedup, engine->texts, index);
+    int same = mp_encoder_dedup_find(&engine->dedup, engine->texts, index);
     if (same >= 0)
         engine->copies[engine->copy_count++] = (mp_encoder_copy){same, owner, text->out};
     engine->base.work.shared += same >= 0;
@@ -246,7 +246,7 @@ static void share_results(mp_encoder_engine_state *engine, int texts, uint64_t n
         memcpy(engine->copies[c].out, text->out, (size_t)text->dimensions * sizeof(float));
     }
     if (whole)
-        mp_dedup_keep(&engine->dedup, engine->texts, texts, now_ns);
+        mp_encoder_dedup_keep(&engine->dedup, engine->texts, texts, now_ns);
 }
 
 /* Set the outcome of every item from its texts. */
@@ -343,7 +343,7 @@ static void engine_retire(mp_engine *engine, mp_item *item) {
 }
 
 static uint64_t release_memory(mp_encoder_engine_state *engine) {
-    return mp_engine_release(&engine->arena, engine->budget, &engine->charged) + mp_dedup_trim(&engine->dedup);
+    return mp_engine_release(&engine->arena, engine->budget, &engine->charged) + mp_encoder_dedup_trim(&engine->dedup);
 }
 
 static uint64_t engine_trim(mp_engine *base) {
@@ -354,7 +354,7 @@ static uint64_t engine_trim(mp_engine *base) {
 static void engine_destroy(mp_engine *base) {
     mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
     release_memory(engine);
-    mp_dedup_deinit(&engine->dedup);
+    mp_encoder_dedup_deinit(&engine->dedup);
     mp_free(engine->copies);
     mp_free(engine->texts);
     mp_groups_deinit(&engine->groups);
@@ -376,7 +376,7 @@ mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out,
     engine->base.ops = &encoder_engine_ops;
     engine->model = (mp_encoder *)model;
     engine->budget = budget;
-    mp_dedup_init(&engine->dedup, budget, engine->model->context, mp_head_widest(&engine->model->head));
+    mp_encoder_dedup_init(&engine->dedup, budget, engine->model->context, mp_head_widest(&engine->model->head));
     *out = &engine->base;
     return MP_OK;
 }

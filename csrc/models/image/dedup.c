@@ -1,4 +1,4 @@
-/* image/dedup.c: the hash table of a step's images, and the ring buffer of recent results. */
+/* image/dedup.c: the comparison of images, and the ring buffer of recent results. */
 #include "models/image/dedup.h"
 
 #include <string.h>
@@ -6,14 +6,12 @@
 #include "base/siphash.h"
 
 void mp_image_dedup_init(mp_image_dedup *dedup, mp_budget *budget) {
-    *dedup = (mp_image_dedup){
-        .keep_ns = MP_IMAGE_DEDUP_KEEP_NS, .most_bytes = MP_IMAGE_DEDUP_BYTES, .budget = budget};
+    *dedup = (mp_image_dedup){.keep_ns = MP_DEDUP_KEEP_NS, .most_bytes = MP_DEDUP_BYTES, .budget = budget};
     mp_siphash_key(dedup->hash_key);
 }
 
 static void drop_oldest(mp_image_dedup *dedup) {
-    mp_image_result *oldest =
-        &dedup->recent[(dedup->next + MP_IMAGE_DEDUP_RECENT - dedup->count) % MP_IMAGE_DEDUP_RECENT];
+    mp_image_result *oldest = &dedup->recent[(dedup->next + MP_DEDUP_RECENT - dedup->count) % MP_DEDUP_RECENT];
     mp_free(oldest->image.out);
     mp_budget_give(dedup->budget, oldest->bytes);
     dedup->charged -= oldest->bytes;
@@ -28,8 +26,7 @@ void mp_image_dedup_trim(mp_image_dedup *dedup) {
 
 void mp_image_dedup_deinit(mp_image_dedup *dedup) {
     mp_image_dedup_trim(dedup);
-    mp_free(dedup->slots);
-    dedup->slots = NULL;
+    mp_dedup_table_deinit(&dedup->step);
 }
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
@@ -51,42 +48,24 @@ static bool identical(const mp_vit_image *a, const mp_vit_image *b) {
 /* ---- within a step ----------------------------------------------------------------------------------------------- */
 
 mp_status mp_image_dedup_begin(mp_image_dedup *dedup, int images, mp_error *error) {
-    uint32_t count = dedup->slot_count ? dedup->slot_count : 64;
-    while (count < 2 * (uint32_t)images)
-        count *= 2;
-    if (count > dedup->slot_count) {
-        mp_image_slot *slots = mp_realloc(dedup->slots, count * sizeof *slots, MP_TAG_SCRATCH);
-        if (!slots)
-            return mp_fail_memory(error, count * sizeof *slots, "the table of images");
-        dedup->slots = slots;
-        dedup->slot_count = count;
-    }
-    memset(dedup->slots, 0, dedup->slot_count * sizeof *dedup->slots);
-    return MP_OK;
+    return mp_dedup_table_begin(&dedup->step, images, "the table of images", error);
+}
+
+static bool identical_in_step(const void *images, int a, int b) {
+    return identical((const mp_vit_image *)images + a, (const mp_vit_image *)images + b);
 }
 
 int mp_image_dedup_find(mp_image_dedup *dedup, const mp_vit_image *images, int index) {
-    const mp_vit_image *image = &images[index];
-    for (uint64_t at = image->key;; at++) { /* ends: the table is at most half full */
-        mp_image_slot *slot = &dedup->slots[at & (dedup->slot_count - 1)];
-        if (slot->image && !identical(&images[slot->image - 1], image))
-            continue;
-        if (slot->image && slot->served < MP_IMAGE_DEDUP_SHARED) {
-            slot->served++;
-            dedup->shared++;
-            return slot->image - 1;
-        }
-        *slot = (mp_image_slot){.image = index + 1, .served = 1};
-        return -1;
-    }
+    const int same = mp_dedup_table_find(&dedup->step, images, index, images[index].key, identical_in_step);
+    dedup->shared += same >= 0;
+    return same;
 }
 
 /* ---- recent results ---------------------------------------------------------------------------------------------- */
 
 bool mp_image_dedup_recall(mp_image_dedup *dedup, const mp_vit_image *image, uint64_t now_ns) {
     for (uint32_t i = 1; i <= dedup->count; i++) {
-        const mp_image_result *result =
-            &dedup->recent[(dedup->next + MP_IMAGE_DEDUP_RECENT - i) % MP_IMAGE_DEDUP_RECENT];
+        const mp_image_result *result = &dedup->recent[(dedup->next + MP_DEDUP_RECENT - i) % MP_DEDUP_RECENT];
         if (now_ns - result->at_ns > dedup->keep_ns)
             return false; /* the remaining results are older */
         if (!identical(&result->image, image))
@@ -102,7 +81,7 @@ void mp_image_dedup_keep(mp_image_dedup *dedup, const mp_vit_image *image, uint6
     const size_t vector = (size_t)image->dimensions * sizeof(float), bytes = vector + image->bytes;
     if (!image->finite || image->want_tokens || bytes > dedup->most_bytes)
         return;
-    while (dedup->count == MP_IMAGE_DEDUP_RECENT || dedup->charged + bytes > dedup->most_bytes)
+    while (dedup->count == MP_DEDUP_RECENT || dedup->charged + bytes > dedup->most_bytes)
         drop_oldest(dedup);
     if (!mp_budget_take(dedup->budget, bytes))
         return;
@@ -116,6 +95,6 @@ void mp_image_dedup_keep(mp_image_dedup *dedup, const mp_vit_image *image, uint6
     result->image.out = memcpy(store, image->out, vector);
     result->image.pixels = memcpy(store + vector, image->pixels, image->bytes);
     dedup->charged += bytes;
-    dedup->next = (dedup->next + 1) % MP_IMAGE_DEDUP_RECENT;
+    dedup->next = (dedup->next + 1) % MP_DEDUP_RECENT;
     dedup->count++;
 }

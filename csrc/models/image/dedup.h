@@ -8,21 +8,8 @@
 #ifndef MP_MODELS_IMAGE_DEDUP_H
 #define MP_MODELS_IMAGE_DEDUP_H
 
+#include "models/dedup.h"
 #include "models/image/vit.h"
-
-enum {
-    MP_IMAGE_DEDUP_SHARED = 32,         /* maximum images that share one computation, to limit the number of images that
-                                         * one fault affects */
-    MP_IMAGE_DEDUP_KEEP_NS = 100000000, /* lifetime of a recent result */
-    MP_IMAGE_DEDUP_RECENT = 256,        /* maximum recent results */
-    MP_IMAGE_DEDUP_BYTES = 1 << 20      /* maximum bytes of all recent results: pixels and vectors. Larger images are
-                                         * shared within a step only */
-};
-
-typedef struct mp_image_slot { /* an entry of the step's table */
-    int image;  /* index of the computed image, plus 1; 0: empty */
-    int served; /* number of images that share its result, this image included */
-} mp_image_slot;
 
 typedef struct mp_image_result { /* a recent result; one allocation holds the vector and then the pixels */
     mp_vit_image image; /* `out` and `pixels` point into the allocation that starts at `out` */
@@ -30,14 +17,13 @@ typedef struct mp_image_result { /* a recent result; one allocation holds the ve
 } mp_image_result;
 
 typedef struct mp_image_dedup {
-    uint64_t keep_ns;     /* lifetime of a recent result: MP_IMAGE_DEDUP_KEEP_NS, unless a test changes it */
-    uint64_t most_bytes;  /* MP_IMAGE_DEDUP_BYTES, unless a test changes it */
-    uint64_t shared;      /* total images that got the vector of another image of their step */
-    uint64_t recalled;    /* total images that got a recent result */
-    mp_image_slot *slots; /* [slot_count], a power of two; table of the step, cleared by mp_image_dedup_begin */
-    uint32_t slot_count;
+    uint64_t keep_ns;    /* lifetime of a recent result: MP_DEDUP_KEEP_NS, unless a test changes it */
+    uint64_t most_bytes; /* MP_DEDUP_BYTES, unless a test changes it; larger images are shared within a step only */
+    uint64_t shared;     /* total images that got the vector of another image of their step */
+    uint64_t recalled;   /* total images that got a recent result */
+    mp_dedup_table step; /* the images of the step */
     mp_budget *budget;
-    mp_image_result recent[MP_IMAGE_DEDUP_RECENT]; /* ring buffer */
+    mp_image_result recent[MP_DEDUP_RECENT]; /* ring buffer */
     uint32_t next, count; /* next: entry written next; count: valid results, the newest before next */
     uint64_t charged;
     uint64_t hash_key[2];

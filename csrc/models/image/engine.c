@@ -243,7 +243,6 @@ static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_n
     uint64_t ns = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
     ns = ns < LARGE_MS * 1000000ull ? ns : LARGE_MS * 1000000ull;
     ns = ns > least ? ns : least;
-    engine->planned = large;
     engine->planned_ns = ns;
     plan->cost_ns += ns < left_ns ? ns : left_ns;
     plan->items[plan->count] = large->item;
@@ -293,6 +292,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     int64_t planned = 0;
     uint32_t images = 0;
     large_image *large = choose_large(engine, items, n, budget_ns);
+    engine->planned = large;
     plan->count = 0;
     plan->cost_ns = 0;
     for (int i = 0; i < n && plan->count < MP_PLAN_MAX - 1; i++) {
