@@ -18,7 +18,7 @@
  *   D_MAX_ROWS          rows of the tallest tile, 4, 6 or 12
  *   D_PANELS(R)         panels that a tile of R rows spans: 2 if one panel has too few sums to hide latency, else 1
  *   D_BY_VECTOR         optional: multiply one vector of weights by all rows before loading the next. Fewer registers
- *                       hold weights, and each word of a row is loaded once per vector. One panel per tile
+ *                       hold weights, and each word of a row is loaded once per vector
  *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
  * and these functions, static MP_INLINE:
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)
@@ -67,62 +67,54 @@ enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
 #define D_V (MP_PANEL_N / D_HALVES / D_LANES)
 
+/* D_HELD: vectors of weights that are in registers at a time, those of a step or one. D_BARRIER: without it the
+ * compiler keeps the words of the rows in registers over all vectors of the step, and spills. */
+#ifdef D_BY_VECTOR
+#define D_HELD 1
+#define D_BARRIER(pointer) __asm__ volatile("" : "+r"(pointer))
+#else
+#define D_HELD D_V
+#define D_BARRIER(pointer) (void)0
+#endif
+
 /* Compute `count` (a constant) steps of the tile. a[i] points at row 3 * i. x86 instructions can address base, base +
  * stride and base + 2 * stride, so 12 rows need only 4 base registers, the stride and no arithmetic. */
-#ifdef D_BY_VECTOR
 static MP_INLINE void D(steps)(const int R, const int P, const int count, const dense_tile *t, const uint8_t *w,
                                const uint8_t *const *a, D_ACC *acc) {
     const int64_t stride = t->a_stride;
-    _Static_assert(D_PANELS(1) == 1, "a tile by vectors spans one panel");
-    (void)P;
     MP_UNROLL
     for (int u = 0; u < count; u++) {
-        const uint8_t *from = w + u * DENSE_STEP;
         MP_UNROLL
-        for (int line = 0; line < 2 / D_HALVES; line++)
-            __builtin_prefetch(from + line * 64 + t->prefetch, 0, 3);
-        MP_UNROLL
-        for (int v = 0; v < D_V; v++) {
-            const D_W wv = D(load)(from + v * D_LANES * 4);
+        for (int first = 0; first < D_V; first += D_HELD) {
+            D_W wv[8];
+            MP_UNROLL
+            for (int p = 0; p < P; p++) {
+                const uint8_t *from = w + (size_t)p * t->panel_bytes + u * DENSE_STEP;
+                MP_UNROLL
+                for (int line = 0; first == 0 && line < 2 / D_HALVES; line++)
+                    __builtin_prefetch(from + line * 64 + t->prefetch, 0, 3);
+                MP_UNROLL
+                for (int v = 0; v < D_HELD; v++)
+                    wv[p * D_HELD + v] = D(load)(from + (first + v) * D_LANES * 4);
+            }
             const uint8_t *row[4];
             MP_UNROLL
             for (int i = 0; i < (R + 2) / 3; i++) {
                 row[i] = a[i];
-                __asm__ volatile("" : "+r"(row[i])); /* else the compiler keeps the words in registers, and spills */
+                D_BARRIER(row[i]);
             }
             MP_UNROLL
-            for (int r = 0; r < R; r++)
-                acc[r * D_V + v] = D(dot)(acc[r * D_V + v], wv, D(splat)(row[r / 3] + r % 3 * stride + u * 4));
+            for (int r = 0; r < R; r++) {
+                const D_A av = D(splat)(row[r / 3] + r % 3 * stride + u * 4);
+                MP_UNROLL
+                for (int i = 0; i < P * D_HELD; i++) {
+                    const int at = r * P * D_V + i / D_HELD * D_V + first + i % D_HELD;
+                    acc[at] = D(dot)(acc[at], wv[i], av);
+                }
+            }
         }
     }
 }
-#else
-static MP_INLINE void D(steps)(const int R, const int P, const int count, const dense_tile *t, const uint8_t *w,
-                               const uint8_t *const *a, D_ACC *acc) {
-    const int64_t stride = t->a_stride;
-    MP_UNROLL
-    for (int u = 0; u < count; u++) {
-        D_W wv[8];
-        MP_UNROLL
-        for (int p = 0; p < P; p++) {
-            const uint8_t *from = w + (size_t)p * t->panel_bytes + u * DENSE_STEP;
-            MP_UNROLL
-            for (int line = 0; line < 2 / D_HALVES; line++)
-                __builtin_prefetch(from + line * 64 + t->prefetch, 0, 3);
-            MP_UNROLL
-            for (int v = 0; v < D_V; v++)
-                wv[p * D_V + v] = D(load)(from + v * D_LANES * 4);
-        }
-        MP_UNROLL
-        for (int r = 0; r < R; r++) {
-            const D_A av = D(splat)(a[r / 3] + r % 3 * stride + u * 4);
-            MP_UNROLL
-            for (int i = 0; i < P * D_V; i++)
-                acc[r * P * D_V + i] = D(dot)(acc[r * P * D_V + i], wv[i], av);
-        }
-    }
-}
-#endif
 
 static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
     D_ACC acc[28], run[28];
@@ -308,4 +300,6 @@ static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
 #undef D_CLASS
 #undef D_MAX_ROWS
 #undef D_BY_VECTOR
+#undef D_HELD
+#undef D_BARRIER
 #undef D_PANELS
