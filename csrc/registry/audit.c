@@ -40,8 +40,6 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
                      (ticket->state == MP_TICKET_STEPPING && worker->in_step),
                  "%s: an active request of worker %u is %s", key, worker->id,
                  mp_ticket_state_machine.states[ticket->state]);
-        MP_AUDIT(ticket->losses < mp_ticket_losses_most(ticket), "%s: a request has survived %u lost workers", key,
-                 ticket->losses);
         in_step += ticket->state == MP_TICKET_STEPPING && !atomic_load(&ticket->cause);
     }
     MP_AUDIT(!worker->in_step || worker->step_live == in_step, "%s: worker %u has %d live in its step and counts %d",

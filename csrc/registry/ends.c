@@ -124,13 +124,13 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     if (!*noted)
         mp_entry_note_fault(entry, outside);
     *noted = true;
-    mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && request->resumable);
+    mp_ticket_retry next = mp_ticket_next_retry(ticket->retry, outside && request->resumable);
     /* A retry after NaN is useless: by the numeric contract a retry computes the same bits. */
     bool again = status != MP_NUMERIC && next != ticket->retry && !refused && entry->shutdown != MP_SHUTDOWN_QUITTING &&
                  may_follow(request, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
     if (again)
-        mp_ticket_set_retry(ticket, next);
+        mp_ticket_set_retry(ticket, &ticket->retry, next);
     return again;
 }
 

@@ -62,12 +62,12 @@ void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state) {
         ticket->state = state;
 }
 
-void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry) {
-    if (may_enter(ticket, &mp_ticket_retry_machine, (int)ticket->retry, (int)retry))
-        ticket->retry = retry;
+void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry *retry, mp_ticket_retry next) {
+    if (may_enter(ticket, &mp_ticket_retry_machine, (int)*retry, (int)next))
+        *retry = next;
 }
 
-mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare) {
+mp_ticket_retry mp_ticket_next_retry(mp_ticket_retry retry, bool kill) {
     static const mp_ticket_retry next[MP_RETRY_STATES][2] = {
         /*                       a fault             an external kill */
         [MP_RETRY_UNUSED] =    {MP_RETRY_USED,      MP_RETRY_SPARED},
@@ -75,7 +75,7 @@ mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare) {
         [MP_RETRY_USED] =      {MP_RETRY_USED,      MP_RETRY_EXHAUSTED},
         [MP_RETRY_EXHAUSTED] = {MP_RETRY_EXHAUSTED, MP_RETRY_EXHAUSTED},
     };
-    return next[ticket->retry][spare];
+    return next[retry][kill];
 }
 
 /* --- life --- */

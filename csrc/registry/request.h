@@ -16,7 +16,8 @@
  *   ENDED     It is in no queue and on no list. The thread that made this transition, and no other, gives the ticket
  *             its terminal status. ENDED has no way out, so a request ends exactly once.
  *
- * mp_ticket.retry says which worker faults the request may still survive. The worker that has the request changes it:
+ * mp_ticket.retry says which faults of its steps the request may still survive, and mp_ticket.retry_between says which
+ * losses of a worker between steps. The worker that has the request changes them:
  *
  *           fault
  *   UNUSED -------> USED
@@ -25,9 +26,10 @@
  *     v    either    v
  *   SPARED -----> EXHAUSTED
  *
- *   fault  a step failed for a reason that a retry may avoid. In USED it ends the request.
- *   kill   another program killed the worker process (mp_engine.outside) and the request can continue where it was
- *          (mp_request.resumable). A kill of a request that cannot continue is a fault.
+ *   fault  a step failed for a reason that a retry may avoid, or a worker was lost between steps. In USED it ends the
+ *          request.
+ *   kill   another program killed the worker process (mp_engine.outside). A kill in a step is a fault if the request
+ *          cannot continue where it was (mp_request.resumable).
  *
  *   In EXHAUSTED both end the request.
  *
@@ -66,10 +68,6 @@ typedef enum mp_ticket_retry {
 } mp_ticket_retry;
 extern const mp_state_machine mp_ticket_retry_machine;
 
-/* A request ends when this many workers were lost between steps while they had it; if another program killed one of
- * them, when one more was lost. */
-enum { MP_LOSSES_MOST = 2 };
-
 struct mp_ticket {
     mp_item item;        /* the engine's view; item.ticket points back here */
     mp_entry *entry;     /* owns a reference */
@@ -87,10 +85,8 @@ struct mp_ticket {
     bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
     mp_policy policy;       /* never MP_POLICY_DEFAULT */
     uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
-    mp_ticket_retry retry;
+    mp_ticket_retry retry, retry_between;
     int flow;               /* slot in mp_worker.flows while admitted; -1: none */
-    uint8_t losses;         /* workers lost between steps while they had this request; below mp_ticket_losses_most */
-    bool killed;            /* another program killed one of the workers that `losses` counts */
     bool quarantined;       /* a worker was lost in a step with a request of this fingerprint (quarantine.h) */
     struct mp_ticket *next; /* links tickets that are about to end */
     /* guarded by: the entry's lock. The thread of `worker` reads `state` without the lock, as the only writer while it
@@ -123,12 +119,11 @@ static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
 
 /* Both setters refuse an illegal transition (state_machine.h). mp_ticket_set_state: must hold the entry's lock. */
 void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state);
-void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry);
-/* Returns the retry state after one more fault; `spare`: the fault is an external kill, and the request can continue.
- * If the state is unchanged, no retry is left and the fault ends the request. */
-mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare);
-/* The loss of a worker between steps with which the request ends. */
-static inline int mp_ticket_losses_most(const mp_ticket *ticket) { return MP_LOSSES_MOST + ticket->killed; }
+/* `retry`: &ticket->retry or &ticket->retry_between. */
+void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry *retry, mp_ticket_retry next);
+/* Returns the state that follows `retry` after a fault, or after an external kill. If it equals `retry`, no retry is
+ * left and the fault ends the request. */
+mp_ticket_retry mp_ticket_next_retry(mp_ticket_retry retry, bool kill);
 /* True for a suspect: this request, or one with its fingerprint, may have made a worker fail. A suspect takes its steps
  * alone. */
 static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {

@@ -105,12 +105,12 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
     return true;
 }
 
-/* Call when the engine was lost in admit or plan with this request. Counts the loss; at the last one that is allowed
- * ends the request and returns true: one request must not take down one worker after the other. */
+/* Call when the engine was lost in admit or plan with this request. If the request has no retry left, ends it and
+ * returns true: one request must not take down one worker after the other. */
 static bool lost_with(mp_worker *w, mp_ticket *ticket) {
-    ticket->killed |= w->engine->outside;
-    if (ticket->losses + 1 < mp_ticket_losses_most(ticket)) {
-        ticket->losses++;
+    const mp_ticket_retry next = mp_ticket_next_retry(ticket->retry_between, w->engine->outside);
+    if (next != ticket->retry_between) {
+        mp_ticket_set_retry(ticket, &ticket->retry_between, next);
         return false;
     }
     mp_error error = w->fault;

@@ -4,7 +4,7 @@
  * its transitions is in the file of the one function that changes that state:
  *
  *   mp_entry.shutdown, .removal, .unload, .health     entry.h, entry_state.c
- *   mp_ticket.state, .retry                           request.h, request.c
+ *   mp_ticket.state, .retry, .retry_between           request.h, request.c
  *   mp_worker.state                                   worker.h, worker.c
  *
  * A setter asks mp_state_may_enter first and writes the new state only if that returned true. An illegal transition is

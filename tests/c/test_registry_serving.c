@@ -333,7 +333,7 @@ MP_TEST(registry_serving_takes_nothing_with_a_lost_engine) {
     MP_CHECK_INT(worker->fault.code, MP_RECV);
     MP_CHECK(worker->leave);
     MP_CHECK_INT(ticket->state, MP_TICKET_QUEUED);
-    MP_CHECK_INT(ticket->losses, 0);
+    MP_CHECK_INT(ticket->retry_between, MP_RETRY_UNUSED);
     MP_CHECK_INT(call_of(ticket)->starts, 0);
     scene_close(&scene);
 }

@@ -104,7 +104,8 @@ ACCESS(removal, entry.removal, mp_entry_removal, mp_entry_set_removal(&scene->en
 ACCESS(unload, entry.unload, mp_entry_unload, mp_entry_set_unload(&scene->entry, (mp_entry_unload)state))
 ACCESS(health, entry.health, mp_entry_health, mp_entry_set_health(&scene->entry, (mp_entry_health)state))
 ACCESS(ticket, ticket.state, mp_ticket_state, mp_ticket_set_state(&scene->ticket, (mp_ticket_state)state))
-ACCESS(retry, ticket.retry, mp_ticket_retry, mp_ticket_set_retry(&scene->ticket, (mp_ticket_retry)state))
+ACCESS(retry, ticket.retry, mp_ticket_retry,
+       mp_ticket_set_retry(&scene->ticket, &scene->ticket.retry, (mp_ticket_retry)state))
 ACCESS(worker, worker.state, mp_worker_state, mp_worker_set_state(&scene->worker, (mp_worker_state)state))
 
 MP_TEST(registry_states_of_shutdown) {
@@ -174,7 +175,7 @@ MP_TEST(registry_states_of_retries_are_followed) {
         int faults = 0, kills = 0, survived = 0;
         for (int event = 0; event < 4; event++) {
             bool kill = history >> event & 1;
-            mp_ticket_retry next = mp_ticket_next_retry(&scene.ticket, kill);
+            mp_ticket_retry next = mp_ticket_next_retry(scene.ticket.retry, kill);
             bool spared = kill && kills == 0, retried = !spared && faults == 0;
             MP_CHECK_INT(next != scene.ticket.retry, spared || retried);
             if (next == scene.ticket.retry)
@@ -182,7 +183,7 @@ MP_TEST(registry_states_of_retries_are_followed) {
             kills += spared;
             faults += retried;
             survived++;
-            mp_ticket_set_retry(&scene.ticket, next);
+            mp_ticket_set_retry(&scene.ticket, &scene.ticket.retry, next);
             MP_CHECK_INT(scene.ticket.retry, next);
             MP_CHECK(mp_ticket_is_suspect(&scene.ticket));
         }
