@@ -89,7 +89,7 @@ static bool is_dead(proxy *p) {
         return false;
     char how[96];
     mp_process_how(&p->process, how, sizeof how);
-    p->base.outside = mp_process_was_ended(&p->process);
+    p->base.external_kill = mp_process_was_ended(&p->process);
     lose(p, how);
     return true;
 }
@@ -354,9 +354,9 @@ static void get_measurements(proxy *p, uint64_t began_ns, int threads) {
     uint64_t blocks = mp_get_u64(&p->in), evicted = mp_get_u64(&p->in);
     mp_step_work work, *known = &p->base.work;
     mp_get(&p->in, &work, sizeof work);
-    if (work.passes < known->passes || work.rows < known->rows || work.found < known->found ||
-        work.shared < known->shared || work.drafted < known->drafted || work.accepted < known->accepted ||
-        work.accepted > work.drafted)
+    if (work.passes < known->passes || work.rows < known->rows || work.prefix_tokens < known->prefix_tokens ||
+        work.dedup_hits < known->dedup_hits || work.draft_tokens < known->draft_tokens ||
+        work.accepted_draft_tokens < known->accepted_draft_tokens || work.accepted_draft_tokens > work.draft_tokens)
         mp_wire_refuse(&p->in, "a counter of work decreased");
     mp_get(&p->in, speed, sizeof speed);
     for (int i = 0; i < MP_MODEL_SPEEDS; i++)

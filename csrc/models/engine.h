@@ -83,12 +83,12 @@ typedef struct mp_prefix_counters {
 } mp_prefix_counters;
 /* Totals over all steps. Accessed by the worker's thread only. */
 typedef struct mp_step_work {
-    uint64_t passes;   /* passes over the weights */
-    uint64_t rows;     /* rows of all passes: prefill tokens, decode tokens and draft tokens */
-    uint64_t found;    /* tokens found in the prefix cache and not computed */
-    uint64_t drafted;  /* draft tokens verified */
-    uint64_t accepted; /* draft tokens accepted */
-    uint64_t shared;   /* texts and images that got the vector of an equal one */
+    uint64_t passes;                /* passes over the weights */
+    uint64_t rows;                  /* rows of all passes: prefill tokens, decode tokens and draft tokens */
+    uint64_t prefix_tokens;         /* tokens found in the prefix cache and not computed */
+    uint64_t draft_tokens;          /* draft tokens verified */
+    uint64_t accepted_draft_tokens; /* draft tokens accepted */
+    uint64_t dedup_hits;            /* texts and images that got the vector of an equal one */
 } mp_step_work;
 struct mp_engine {
     const mp_engine_ops *ops;
@@ -97,8 +97,7 @@ struct mp_engine {
      * every other engine function and from time to time while idle, and exits when lost() returns an error. NULL: the
      * engine cannot become unusable. */
     const mp_error *(*lost)(mp_engine *engine);
-    bool outside; /* the engine was lost by an external cause, not by its own computation; valid once lost() returns an
-                   * error */
+    bool external_kill; /* another program killed the engine's process; valid once lost() returns an error */
     int process;  /* id of the process that computes for this engine: the lease then counts threads of that process, and
                    * has none of this process. 0 = this process */
     mp_step_work work; /* all zero if the engine does not count */

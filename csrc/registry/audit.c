@@ -24,13 +24,13 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
     MP_AUDIT(worker->threads >= 0 &&
                  (worker->threads == 0 || worker->state == MP_WORKER_PROCESSING || worker->state == MP_WORKER_LOADING),
              "%s: worker %u is %s and has %d compute threads", key, worker->id, state, worker->threads);
-    MP_AUDIT(!worker->waits || (worker->active_count > 0 && !worker->in_step && worker->threads == 0),
+    MP_AUDIT(!worker->awaits_masks || (worker->active_count > 0 && !worker->in_step && worker->threads == 0),
              "%s: worker %u waits for masks with %d active, %d compute threads, %s", key, worker->id,
              worker->active_count, worker->threads, worker->in_step ? "in a step" : "in no step");
     int in_step = 0;
     for (int i = 0; i < worker->active_count; i++) {
         const mp_ticket *ticket = worker->active[i];
-        MP_AUDIT(!worker->waits || worker->woken || !atomic_load(&ticket->cause),
+        MP_AUDIT(!worker->awaits_masks || worker->woken || !atomic_load(&ticket->cause),
                  "%s: worker %u waits for masks and was not woken for a cancelled request", key, worker->id);
         MP_AUDIT(ticket->worker == worker, "%s: an active request of worker %u names another worker", key, worker->id);
         MP_AUDIT(!mp_queue_holds(&ticket->node), "%s: a request is active and queued", key);
@@ -105,7 +105,8 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     bool woken = sequential; /* a woken worker takes the requests, or wakes other workers */
     for (int i = 0; i < entry->worker_count; i++) {
         woken |= entry->workers[i]->woken;
-        waits = entry->workers[i]->waits && mp_dispatch_offers(entry, entry->workers[i]) ? entry->workers[i] : waits;
+        if (entry->workers[i]->awaits_masks && mp_dispatch_offers(entry, entry->workers[i]))
+            waits = entry->workers[i];
     }
     MP_AUDIT(woken || !waits, "%s: a request is queued although worker %u may take it and only waits for masks",
              entry->key, waits->id);

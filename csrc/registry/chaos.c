@@ -143,7 +143,7 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     default:
         self->inner->ops->step(self->inner, lease, plan, outcomes);
         base->work = self->inner->work;
-        base->outside = self->inner->outside;
+        base->external_kill = self->inner->external_kill;
     }
     uint64_t longer = (mp_sys_now_ns() - began) * SLOWER;
     if (chaos == MP_CHAOS_SLOW)
@@ -179,7 +179,7 @@ static void chaos_destroy(mp_engine *base) {
 static const mp_error *chaos_lost(mp_engine *base) {
     mp_engine *inner = of(base)->inner;
     const mp_error *lost = inner->lost ? inner->lost(inner) : NULL;
-    base->outside = inner->outside;
+    base->external_kill = inner->external_kill;
     return lost;
 }
 

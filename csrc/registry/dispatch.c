@@ -67,7 +67,7 @@ void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
     mp_worker *chosen = NULL;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
-        if (worker->waits && !worker->woken)
+        if (worker->awaits_masks && !worker->woken)
             mp_worker_wake(worker);
         if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
             continue;
@@ -83,7 +83,7 @@ void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
 void mp_dispatch_wake_all(mp_entry *entry) {
     for (int i = 0; i < entry->worker_count && entry->queue.count; i++) {
         mp_worker *worker = entry->workers[i];
-        if (worker->waits && !worker->woken)
+        if (worker->awaits_masks && !worker->woken)
             mp_worker_wake(worker);
         if (!mp_worker_idles(worker) || worker->woken)
             continue;

@@ -99,10 +99,10 @@ static void clear_of_suspicion(mp_entry *entry, const mp_request *request) {
         mp_quarantine_clear(quarantine, fingerprint_of(entry, request), mp_sys_now_ns());
 }
 
-void mp_entry_note_fault(mp_entry *entry, bool outside) {
+void mp_entry_note_fault(mp_entry *entry, bool external_kill) {
     mp_services *services = entry->services;
     mp_count(services, MP_METRIC_worker_faults, 1);
-    if (!outside && mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
+    if (!external_kill && mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
         mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after %d worker faults", entry->key,
                (double)services->breaker.backoff_ns * 1e-9, services->breaker.threshold);
 }
@@ -113,18 +113,18 @@ static bool may_follow(const mp_request *request, mp_status status) {
     return (request->resumable && status != MP_INTEGRITY) || !request->seen || !request->seen(request);
 }
 
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted) {
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill, bool *noted) {
     const mp_request *request = ticket->item.request;
     if (!is_fault(status) || (status == MP_NUMERIC && request->tolerant))
         return false;
     /* With these statuses the worker is lost. (For a worker that stalled, mp_worker_abandon notes the loss.) */
-    bool lost = (status == MP_INTERNAL || status == MP_RECV) && !outside;
+    bool lost = (status == MP_INTERNAL || status == MP_RECV) && !external_kill;
     bool refused = lost && mp_entry_note_kill(entry, ticket, alone);
     mp_mutex_lock(&entry->lock);
     if (!*noted)
-        mp_entry_note_fault(entry, outside);
+        mp_entry_note_fault(entry, external_kill);
     *noted = true;
-    mp_ticket_retry next = mp_ticket_next_retry(ticket->retry, outside && request->resumable);
+    mp_ticket_retry next = mp_ticket_next_retry(ticket->retry, external_kill && request->resumable);
     /* A retry after NaN is useless: by the numeric contract a retry computes the same bits. */
     bool again = status != MP_NUMERIC && next != ticket->retry && !refused && entry->shutdown != MP_SHUTDOWN_QUITTING &&
                  may_follow(request, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
@@ -243,7 +243,7 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     mp_worker *worker = ticket->worker;
     if (first && worker && ticket->state == MP_TICKET_STEPPING && --worker->step_live == 0)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
-    if (worker && worker->waits)
+    if (worker && worker->awaits_masks)
         mp_worker_wake(worker);
     return false;
 }

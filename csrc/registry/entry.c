@@ -160,10 +160,10 @@ static void note_kill(mp_entry *entry) {
     entry->spawn_ns = now + entry->kill_backoff_ns;
 }
 
-void mp_entry_note_death(mp_entry *entry, bool outside, const mp_error *error) {
+void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *error) {
     uint64_t now = mp_sys_now_ns(), backoff_ns = BACKOFF_FIRST_MS * MS;
     int lately = 0;
-    if (outside) {
+    if (external_kill) {
         note_kill(entry);
         return;
     }

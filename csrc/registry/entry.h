@@ -279,9 +279,9 @@ void mp_entry_clear_failed(mp_entry *entry);
  * requests are queued, keeps the model and starts another worker. */
 void mp_entry_finalize(mp_entry *entry, mp_worker *leaving);
 /* Records the death of a worker: no worker starts before the end of a backoff, which doubles with each further death,
- * up to a limit. `outside`: another program killed the worker's process, as the system does when it runs out of memory.
- * Such deaths have a backoff of their own and never make the entry BROKEN; too many others do. */
-void mp_entry_note_death(mp_entry *entry, bool outside, const mp_error *error);
+ * up to a limit. `external_kill`: another program killed the worker's process, as the system does when it runs out of
+ * memory. Such deaths have a backoff of their own and never make the entry BROKEN; too many others do. */
+void mp_entry_note_death(mp_entry *entry, bool external_kill, const mp_error *error);
 
 /* --- dispatch.c; must hold the lock --- */
 
@@ -339,12 +339,12 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
  * its own cause). */
 void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *error);
 /* Must hold the lock. Counts a fault of a worker, also for the breaker unless another program killed the worker. */
-void mp_entry_note_fault(mp_entry *entry, bool outside);
+void mp_entry_note_fault(mp_entry *entry, bool external_kill);
 /* Must not hold the lock. A worker had a fault in a step with this request. `alone`: no other request was in the step.
- * `outside`: another process killed the worker. Returns true if the request is to be retried, and changes its retry
- * state. *noted must be false before the first failed request of a step: a step that fails for several requests counts
- * as one fault. */
-bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted);
+ * `external_kill`: another program killed the worker's process. Returns true if the request is to be retried, and
+ * changes its retry state. *noted must be false before the first failed request of a step: a step that fails for
+ * several requests counts as one fault. */
+bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool external_kill, bool *noted);
 /* Must not hold the lock. Call when a worker was lost in a step with this request, except by an external kill
  * (quarantine.h). Returns true if requests with the same fingerprint are refused from now on. */
 bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone);

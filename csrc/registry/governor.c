@@ -21,8 +21,8 @@ struct mp_governor {
     bool fixed;    /* the limit was configured: never raise it */
     uint64_t most; /* upper bound for raising the limit */
     mp_mutex lock;
-    mp_cond changed; /* signals that memory may be free */
-    mp_cond asked;   /* signals that no thread is inside a reclaimer */
+    mp_cond changed;   /* signals that memory may be free */
+    mp_cond no_caller; /* signals that no thread is inside a reclaimer */
     /* guarded by: lock */
     uint64_t reserved;
     int loads; /* guards that hold bytes */
@@ -36,7 +36,7 @@ static mp_shared_slot process_governor;
 static void destroy(mp_governor *governor) {
     assert(governor->reserved == 0 && governor->loads == 0 && "a guard was not released");
     assert(!governor->reclaimers);
-    mp_cond_deinit(&governor->asked);
+    mp_cond_deinit(&governor->no_caller);
     mp_cond_deinit(&governor->changed);
     mp_mutex_deinit(&governor->lock);
     mp_free(governor);
@@ -55,14 +55,14 @@ mp_status mp_governor_open(uint64_t limit, mp_governor **governor_out, mp_error 
     if (!governor)
         return mp_fail_memory(error, sizeof(*governor), "the memory governor");
     governor->process_wide = limit == 0;
-    uint64_t asked = limit ? limit : (uint64_t)mp_options_get()->memory_mb << 20;
+    uint64_t configured = limit ? limit : (uint64_t)mp_options_get()->memory_mb << 20;
     uint64_t rule = mp_governor_limit_of(mp_cpu_memory_bytes(), &governor->most);
-    governor->fixed = asked != 0;
-    atomic_init(&governor->budget.limit, asked ? asked : rule);
+    governor->fixed = configured != 0;
+    atomic_init(&governor->budget.limit, configured ? configured : rule);
     governor->turns_end = &governor->turns;
     mp_mutex_init(&governor->lock);
     mp_cond_init(&governor->changed);
-    mp_cond_init(&governor->asked);
+    mp_cond_init(&governor->no_caller);
     *governor_out = governor->process_wide ? mp_shared_offer(&process_governor, governor) : governor;
     if (*governor_out != governor)
         destroy(governor);
@@ -139,16 +139,16 @@ static uint64_t ask_all(mp_shortage shortage, bool whole, question what) {
     uint64_t sum = 0, bytes = shortage.bytes;
     mp_mutex_lock(&governor->lock);
     for (mp_reclaimer *at = governor->reclaimers; at && sum < bytes;) {
-        at->asked++; /* keeps the reclaimer on the list, so that at->next stays valid */
+        at->callers++; /* keeps the reclaimer on the list, so that at->next stays valid */
         mp_mutex_unlock(&governor->lock);
         shortage.bytes = bytes - sum;
         sum += ask(at, &shortage, whole, what);
         mp_mutex_lock(&governor->lock);
         mp_reclaimer *next = at->next;
-        if (--at->asked == 0)
-            mp_cond_broadcast(&governor->asked);
+        if (--at->callers == 0)
+            mp_cond_broadcast(&governor->no_caller);
         at = next;
-        /* `next` is not removed before the loop increments its `asked`: the lock is held until then. */
+        /* `next` is not removed before the loop increments its `callers`: the lock is held until then. */
     }
     mp_mutex_unlock(&governor->lock);
     return sum;
@@ -328,7 +328,7 @@ const char *mp_pressure_name(mp_pressure pressure) {
 
 void mp_governor_add_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer) {
     mp_mutex_lock(&governor->lock);
-    reclaimer->asked = 0;
+    reclaimer->callers = 0;
     reclaimer->next = governor->reclaimers;
     governor->reclaimers = reclaimer;
     mp_mutex_unlock(&governor->lock);
@@ -340,8 +340,8 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
     while (*link && *link != reclaimer)
         link = &(*link)->next;
     if (*link) {
-        while (reclaimer->asked)
-            mp_cond_wait(&governor->asked, &governor->lock, 0);
+        while (reclaimer->callers)
+            mp_cond_wait(&governor->no_caller, &governor->lock, 0);
         /* Search again: the list may have changed while this thread waited. */
         for (link = &governor->reclaimers; *link != reclaimer;)
             link = &(*link)->next;
@@ -399,7 +399,7 @@ void mp_governor_fork_child(mp_governor *governor) {
     governor->forking = false;
     mp_mutex_init(&governor->lock);
     mp_cond_init(&governor->changed);
-    mp_cond_init(&governor->asked);
+    mp_cond_init(&governor->no_caller);
     /* running loads belong to the parent; bytes that they charged stay charged, because the child has the same
      * allocations */
     governor->reserved = 0;
@@ -407,5 +407,5 @@ void mp_governor_fork_child(mp_governor *governor) {
     governor->turns = NULL;
     governor->turns_end = &governor->turns;
     for (mp_reclaimer *at = governor->reclaimers; at; at = at->next)
-        at->asked = 0;
+        at->callers = 0;
 }

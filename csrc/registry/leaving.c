@@ -39,7 +39,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
     if (worker->fault.code != MP_INTEGRITY) {
         /* A fault between steps fails no request, so it is counted here. The breaker counts only faults of requests. */
         mp_count(entry->services, MP_METRIC_worker_faults, !worker->end_noted);
-        mp_entry_note_death(entry, worker->engine->outside, &worker->fault);
+        mp_entry_note_death(entry, worker->engine->external_kill, &worker->fault);
         return NULL;
     }
     mp_entry_request_unload(entry); /* the other workers use the same files */

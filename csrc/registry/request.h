@@ -28,8 +28,8 @@
  *
  *   fault  a step failed for a reason that a retry may avoid, or a worker was lost between steps. In USED it ends the
  *          request.
- *   kill   another program killed the worker process (mp_engine.outside). A kill in a step is a fault if the request
- *          cannot continue where it was (mp_request.resumable).
+ *   kill   another program killed the worker process (mp_engine.external_kill). A kill in a step is a fault if the
+ *          request cannot continue where it was (mp_request.resumable).
  *
  *   In EXHAUSTED both end the request.
  *

@@ -108,13 +108,13 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
 /* Call when the engine was lost in admit or plan with this request. If the request has no retry left, ends it and
  * returns true: one request must not take down one worker after the other. */
 static bool lost_with(mp_worker *w, mp_ticket *ticket) {
-    const mp_ticket_retry next = mp_ticket_next_retry(ticket->retry_between, w->engine->outside);
+    const mp_ticket_retry next = mp_ticket_next_retry(ticket->retry_between, w->engine->external_kill);
     if (next != ticket->retry_between) {
         mp_ticket_set_retry(ticket, &ticket->retry_between, next);
         return false;
     }
     mp_error error = w->fault;
-    if (!w->engine->outside)
+    if (!w->engine->external_kill)
         mp_entry_note_kill(w->entry, ticket, w->active_count == 1);
     end_item(w, ticket, error.code, &error);
     return true;
@@ -567,7 +567,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     if (error.code == MP_OK)
         mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
-    if (!mp_entry_fault(entry, ticket, error.code, alone, w->engine->outside, noted)) {
+    if (!mp_entry_fault(entry, ticket, error.code, alone, w->engine->external_kill, noted)) {
         end_item(w, ticket, error.code, &error);
         return;
     }
@@ -634,10 +634,10 @@ static void count_work(mp_worker *w) {
     mp_count(services, MP_METRIC_passes, work->passes - w->counted.passes);
     mp_count(services, MP_METRIC_rows, work->rows - w->counted.rows);
     atomic_fetch_add_explicit(&w->entry->rows, work->rows - w->counted.rows, memory_order_relaxed);
-    mp_count(services, MP_METRIC_prefix_tokens, work->found - w->counted.found);
-    mp_count(services, MP_METRIC_draft_tokens, work->drafted - w->counted.drafted);
-    mp_count(services, MP_METRIC_accepted_draft_tokens, work->accepted - w->counted.accepted);
-    mp_count(services, MP_METRIC_dedup_hits, work->shared - w->counted.shared);
+    mp_count(services, MP_METRIC_prefix_tokens, work->prefix_tokens - w->counted.prefix_tokens);
+    mp_count(services, MP_METRIC_draft_tokens, work->draft_tokens - w->counted.draft_tokens);
+    mp_count(services, MP_METRIC_accepted_draft_tokens, work->accepted_draft_tokens - w->counted.accepted_draft_tokens);
+    mp_count(services, MP_METRIC_dedup_hits, work->dedup_hits - w->counted.dedup_hits);
     w->counted = *work;
 }
 
@@ -652,9 +652,9 @@ static void wait_for_masks(mp_worker *w) {
     for (int i = 0; i < w->active_count; i++)
         over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;
     if (!over) {
-        w->waits = true;
+        w->awaits_masks = true;
         mp_event_count_wait(&w->wake, &entry->lock, NULL, mp_sys_now_ns() + MASK_POLL_NS);
-        w->waits = false;
+        w->awaits_masks = false;
     }
     mp_mutex_unlock(&entry->lock);
 }

@@ -78,7 +78,7 @@ typedef struct mp_worker {
     mp_worker_state state;
     mp_event_count wake;              /* notified under the lock */
     bool woken;                       /* woken, and has not checked the queue since */
-    bool waits;                       /* all its requests wait for grammar masks: any change must wake it */
+    bool awaits_masks;                /* all its requests wait for grammar masks: any change must wake it */
     bool leave;                       /* told to leave once no request is active; or it had a fault */
     bool concluding;                  /* another thread is abandoning this worker */
     bool trim;                        /* told to free caches and arenas, and has not done it yet */

@@ -86,7 +86,7 @@ static inline void answer_plan(scene *s, uint32_t amount, bool target) {
 }
 
 static inline void put_learnt(scene *s) {
-    mp_step_work work = {.passes = 1, .rows = 3, .drafted = 2, .accepted = 1};
+    mp_step_work work = {.passes = 1, .rows = 3, .draft_tokens = 2, .accepted_draft_tokens = 1};
     for (int i = 0; i < 4; i++)
         mp_put_u64(&s->out, 5);
     mp_put(&s->out, &work, sizeof work);

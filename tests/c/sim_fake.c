@@ -47,9 +47,9 @@ static void leave(fake_engine *engine) { engine->inside--; }
 
 /* --- engines that are processes --- */
 
-static void lose(fake_engine *engine, bool outside) {
+static void lose(fake_engine *engine, bool external_kill) {
     engine->gone = true;
-    engine->base.outside = outside;
+    engine->base.external_kill = external_kill;
     mp_fail(&engine->lost, MP_RECV, "the process is gone");
 }
 
@@ -70,7 +70,7 @@ static const mp_error *engine_lost(mp_engine *base) {
     for (int i = 0; gone && i < engine->offers; i++) {
         sim_call *call = (sim_call *)engine->offered[i]->request;
         call->lost_worker++;
-        call->killed_worker |= engine->base.outside;
+        call->killed_worker |= engine->base.external_kill;
     }
     engine->offers = 0;
     leave(engine);
@@ -280,7 +280,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
                 mp_fail(&item->error, corrupted ? MP_INTEGRITY : MP_INTERNAL, "the engine failed");
             outcomes[i] = MP_OUTCOME_FAILED;
             call->failed++;
-            call->spared |= engine->gone && engine->base.outside && call->base.resumable;
+            call->spared |= engine->gone && engine->base.external_kill && call->base.resumable;
             call->moved = true;
             broken |= !corrupted;
             continue;

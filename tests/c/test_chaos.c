@@ -200,7 +200,7 @@ MP_TEST(chaos_slows_slow_steps_only) {
 /* The wrapper reports the loss, the process and the prefix cache of the wrapped engine. */
 MP_TEST(chaos_wraps_what_an_engine_tells) {
     for (int lost = 0; lost < 2; lost++)
-        for (int outside = 0; outside < 2; outside++) {
+        for (int external_kill = 0; external_kill < 2; external_kill++) {
             scene scene;
             mp_error error;
             mp_prefix_counters counters;
@@ -210,7 +210,7 @@ MP_TEST(chaos_wraps_what_an_engine_tells) {
             scene.fake.threads = 1;
             mp_worker *worker = scene_ready(&scene);
             mp_engine *inner = worker->engine;
-            inner->outside = outside;
+            inner->external_kill = external_kill;
             inner->prefix = &counters;
             MP_CHECK_OK(mp_chaos_wrap(scene.services, "a", 0, &worker->engine, &error), &error);
             MP_CHECK(worker->engine != inner);
@@ -221,14 +221,14 @@ MP_TEST(chaos_wraps_what_an_engine_tells) {
             mp_lease lease = {.cancelled = &cancelled, .threads = scene.fake.threads};
             worker->engine->ops->step(worker->engine, &lease, &(mp_plan){0}, NULL);
             MP_CHECK_INT(scene.fake.steps, 1);
-            MP_CHECK_INT(worker->engine->outside, outside); /* known after the step */
+            MP_CHECK_INT(worker->engine->external_kill, external_kill); /* known after the step */
             if (lost) {
                 mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
                 atomic_store(&((fake_call *)mp_ticket_request(ticket))->losses_at_admit, 1);
                 MP_CHECK_INT(worker->engine->ops->admit(worker->engine, &ticket->item, &error), MP_RECV);
             }
             MP_CHECK_INT(worker->engine->lost(worker->engine) != NULL, lost);
-            MP_CHECK_INT(worker->engine->outside, outside);
+            MP_CHECK_INT(worker->engine->external_kill, external_kill);
             scene_close(&scene);
         }
 }

@@ -281,7 +281,7 @@ MP_TEST_SECONDS(registry_fault_external_kills_take_no_model_down, 60) {
     mp_entry_info info;
     mp_status status;
     fake_init(&fake);
-    fake.outside = true;
+    fake.external_kill = true;
     mp_registry *registry =
         fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .breaker_threshold = 2});
     fake_add(registry, "a", &fake, false);

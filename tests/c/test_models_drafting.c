@@ -127,14 +127,15 @@ MP_TEST_SECONDS(models_drafting_changes_no_token, 60) {
     tiny_job without[N], with[N], again[N];
     tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     run(&tiny, without, N, args, 0);
-    MP_CHECK_INT(tiny.engine->work.drafted, 0);
+    MP_CHECK_INT(tiny.engine->work.draft_tokens, 0);
     char text[ANSWER];
     memcpy(text, without[0].call->choices[0].text, ANSWER); /* one letter per token */
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
     run(&tiny, with, N, args, 0);
     for (int i = 0; i < N; i++)
         check_same(&without[i], &with[i], "together");
-    MP_CHECK(tiny.engine->work.accepted > 20 && tiny.engine->work.drafted > tiny.engine->work.accepted);
+    MP_CHECK(tiny.engine->work.accepted_draft_tokens > 20);
+    MP_CHECK(tiny.engine->work.draft_tokens > tiny.engine->work.accepted_draft_tokens);
     run(&tiny, again, N, args, 3); /* prompts from the caches of both models, and a preemption */
     for (int i = 0; i < N; i++)
         check_same(&without[i], &again[i], "preempted");
@@ -175,8 +176,8 @@ MP_TEST(models_drafting_equal_weights_are_always_accepted) {
         const mp_step_work before = tiny.engine->work;
         tiny_job jobs[2];
         run(&tiny, jobs, 2, args, preempt_at);
-        const uint64_t drafted = tiny.engine->work.drafted - before.drafted;
-        MP_CHECK_INT(tiny.engine->work.accepted - before.accepted, drafted);
+        const uint64_t drafted = tiny.engine->work.draft_tokens - before.draft_tokens;
+        MP_CHECK_INT(tiny.engine->work.accepted_draft_tokens - before.accepted_draft_tokens, drafted);
         /* The prompt gives one token, seven steps give five, and the last one four: max_tokens allows three drafts.
          * After a preemption, a step without drafts computes all rows again, and the last step has two. */
         MP_CHECK_INT(drafted, 2 * (7 * PASSES + (preempt_at ? 2 : 3)));
@@ -229,8 +230,8 @@ MP_TEST_SECONDS(models_drafting_forgets_rejected_tokens, 60) {
         t += right + 1;
     }
     MP_CHECK(accepted > 5 && drafted > accepted + 5);
-    MP_CHECK_INT(tiny.engine->work.drafted, drafted);
-    MP_CHECK_INT(tiny.engine->work.accepted, accepted);
+    MP_CHECK_INT(tiny.engine->work.draft_tokens, drafted);
+    MP_CHECK_INT(tiny.engine->work.accepted_draft_tokens, accepted);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
     tiny_unload(&draft);
@@ -278,7 +279,7 @@ MP_TEST_SECONDS(models_drafting_is_charged_and_gives_way, 60) {
         check_same(&without, &with, "with little memory");
         destroy(&with, 1);
     }
-    MP_CHECK(tiny.engine->work.accepted > 0);
+    MP_CHECK(tiny.engine->work.accepted_draft_tokens > 0);
     destroy(&without, 1);
     tiny.budget.limit = UINT64_MAX;
     tiny_unload(&tiny);
@@ -302,7 +303,7 @@ MP_TEST(models_drafting_gives_way_to_requests) {
         args.prompt = prompt;
         tiny_job_make(&tiny, &first, &args, 0);
         tiny_job_admit(&tiny, &first);
-        while (tiny.engine->work.drafted == 0)
+        while (tiny.engine->work.draft_tokens == 0)
             MP_CHECK_INT(tiny_job_step(&tiny, &first, 512), MP_OUTCOME_MORE);
         mp_text_engine *engine = (mp_text_engine *)tiny.engine;
         args.prompt = other;
@@ -344,7 +345,7 @@ MP_TEST(models_drafting_reserves_its_scratch) {
     do
         mp_engine_release(&engine->arena, engine->budget, &engine->charged);
     while (tiny_job_step(&tiny, &job, 512) == MP_OUTCOME_MORE);
-    MP_CHECK(tiny.engine->work.drafted > 0);
+    MP_CHECK(tiny.engine->work.draft_tokens > 0);
     check_same(&whole, &job, "without scratch before a step");
     destroy(&whole, 1);
     destroy(&job, 1);
@@ -420,7 +421,7 @@ MP_TEST(models_drafting_with_a_shorter_context) {
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
     run(&tiny, &with, 1, &greedy, 0);
     check_same(&without, &with, "beyond the context of the draft model");
-    MP_CHECK(tiny.engine->work.accepted >= 16);
+    MP_CHECK(tiny.engine->work.accepted_draft_tokens >= 16);
     destroy(&without, 1);
     destroy(&with, 1);
     tiny_unload(&tiny);

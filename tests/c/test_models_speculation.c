@@ -532,7 +532,7 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
             }
         }
     }
-    MP_CHECK(tiny.engine->work.accepted > (uint64_t)mp_test_rounds(1000));
+    MP_CHECK(tiny.engine->work.accepted_draft_tokens > (uint64_t)mp_test_rounds(1000));
     tiny_trim(&tiny);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
     tiny_unload(&tiny);
@@ -569,8 +569,8 @@ MP_TEST(models_speculation_saves_passes) {
     ask(&tiny, &job, &args);
     MP_CHECK(sum_of_odds(tiny.engine) > odds);
     MP_CHECK_INT(tiny.engine->work.passes - before.passes, 4); /* yielding 1 (prompt), 16, 16 and 7 tokens */
-    MP_CHECK_INT(tiny.engine->work.drafted - before.drafted, 36);
-    MP_CHECK_INT(tiny.engine->work.accepted - before.accepted, 36);
+    MP_CHECK_INT(tiny.engine->work.draft_tokens - before.draft_tokens, 36);
+    MP_CHECK_INT(tiny.engine->work.accepted_draft_tokens - before.accepted_draft_tokens, 36);
     MP_CHECK_INT(tiny.engine->work.rows - before.rows, PROMPT + ANSWER - 1);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
@@ -632,7 +632,7 @@ MP_TEST(models_speculation_learns_from_proposals) {
     const mp_speculation *s = &((const mp_text_engine *)tiny.engine)->speculation;
     const mp_speculation before = *s;
     ask(&tiny, &job, &args);
-    MP_CHECK(tiny.engine->work.drafted > 0);
+    MP_CHECK(tiny.engine->work.draft_tokens > 0);
     for (int row = 0; row < MP_ODDS; row++)
         MP_CHECK((s->odds[row] < before.odds[row]) == (row == MP_ODDS_LOOKUP - 1));
     mp_request_destroy(&job.call->base);
@@ -661,7 +661,7 @@ MP_TEST(models_speculation_gives_way_to_scratch) {
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
     tiny.budget.limit = tiny.budget.used;
     tiny_job_finish(&tiny, &again);
-    MP_CHECK(tiny.engine->work.drafted <= 1); /* one token fits: the last step has no more */
+    MP_CHECK(tiny.engine->work.draft_tokens <= 1); /* one token fits: the last step has no more */
     check_same(&job, &again, "without room for drafts");
     mp_request_destroy(&again.call->base);
     mp_request_destroy(&job.call->base);
@@ -698,8 +698,8 @@ static void survive_infinity(mp_dtype type) {
     tiny_job_finish(&tiny, &with);
     check_same(&without, &with, "with an infinite row in the block");
     /* drafted at most once per completion */
-    MP_CHECK(tiny.engine->work.drafted > 0 && tiny.engine->work.drafted <= 2 * MP_DRAFT_MOST);
-    MP_CHECK_INT(tiny.engine->work.accepted, 0);
+    MP_CHECK(tiny.engine->work.draft_tokens > 0 && tiny.engine->work.draft_tokens <= 2 * MP_DRAFT_MOST);
+    MP_CHECK_INT(tiny.engine->work.accepted_draft_tokens, 0);
     mp_request_destroy(&without.call->base);
     mp_request_destroy(&with.call->base);
     tiny_unload(&tiny);

@@ -92,7 +92,7 @@ MP_TEST(models_vit_computes_identical_images_once) {
     MP_CHECK_INT(nines, 40);
     serve(&tiny, items, 2, outcomes);
     MP_CHECK_INT(dedup->shared, nines - 2 + others);
-    MP_CHECK_INT(tiny.engine->work.shared, dedup->shared);
+    MP_CHECK_INT(tiny.engine->work.dedup_hits, dedup->shared);
     for (int r = 0; r < 2; r++) {
         MP_CHECK_INT(outcomes[r], MP_OUTCOME_DONE);
         MP_CHECK_INT(request_of(&items[r])->done, 30);
@@ -349,7 +349,7 @@ MP_TEST(models_vit_large_images_are_computed_once) {
     for (int round = 0; round < 3; round++) { /* one request; six requests; six requests of which one is cancelled */
         mp_item items[ALL] = {0};
         tiny_trim(&tiny);
-        const uint64_t before = tiny.engine->work.shared;
+        const uint64_t before = tiny.engine->work.dedup_hits;
         for (int i = 0; i < (round ? ALL : 1); i++)
             make_item(&tiny, &all, i < SAME ? pick : pick + 1, i < SAME ? 2 : 1, &items[i]);
         while (take_step(&tiny, items, round ? ALL : 1, &steps[round]))
@@ -361,7 +361,7 @@ MP_TEST(models_vit_large_images_are_computed_once) {
             for (int k = 0; k < (i < SAME ? 2 : 1); k++)
                 MP_CHECK(memcmp(request_of(&items[i])->vectors + k * WIDTH,
                                 alone + pick[i < SAME ? k : 1] * WIDTH, WIDTH * 4) == 0);
-        MP_CHECK_INT(tiny.engine->work.shared - before, round == 0 ? 0 : 2 * SAME - 1 - 2 * (round == 2));
+        MP_CHECK_INT(tiny.engine->work.dedup_hits - before, round == 0 ? 0 : 2 * SAME - 1 - 2 * (round == 2));
         drop(&tiny, items, round ? ALL : 1);
     }
     MP_CHECK(steps[0] > 20);

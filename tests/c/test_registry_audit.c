@@ -30,7 +30,7 @@ static void wait_for_masks(scene *scene) {
     worker->in_step = false;
     worker->threads = worker->step_live = 0;
     worker->active[0]->state = worker->active[1]->state = MP_TICKET_ADMITTED;
-    worker->waits = true;
+    worker->awaits_masks = true;
     expect_sound(scene);
 }
 
@@ -66,10 +66,10 @@ static const char *break_one(scene *scene, int fault) {
         busy->threads = -1;
         return "a: worker 1 is processing and has -1 compute threads";
     case 8:
-        busy->waits = true;
+        busy->awaits_masks = true;
         return "a: worker 1 waits for masks with 2 active, 1 compute threads, in a step";
     case 9:
-        idle->waits = true;
+        idle->awaits_masks = true;
         return "a: worker 2 waits for masks with 0 active, 0 compute threads, in no step";
     case 10:
         wait_for_masks(scene);

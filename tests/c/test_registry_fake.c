@@ -197,9 +197,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_step_work *work = &engine->base.work;
     work->passes += fake->work.passes;
     work->rows += fake->work.rows;
-    work->found += fake->work.found;
-    work->drafted += fake->work.drafted;
-    work->accepted += fake->work.accepted;
+    work->prefix_tokens += fake->work.prefix_tokens;
+    work->draft_tokens += fake->work.draft_tokens;
+    work->accepted_draft_tokens += fake->work.accepted_draft_tokens;
     atomic_fetch_sub(&fake_threads_in_steps, lease->threads);
     atomic_fetch_add(&fake->steps, 1);
     atomic_fetch_sub(&fake->in_steps, 1);
@@ -278,7 +278,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     }
     engine->base.ops = &ops;
     engine->base.lost = model->fake->never_lost ? NULL : engine_lost;
-    engine->base.outside = model->fake->outside;
+    engine->base.external_kill = model->fake->external_kill;
     engine->base.process = model->fake->process;
     engine->fake = model->fake;
     engine->budget = budget;

@@ -50,7 +50,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic bool step_stalls; /* a step does not end, makes no progress and cannot be cancelled */
     _Atomic bool hold;  /* steps do not end while this is set */
     bool whole;         /* a step with a faulty request fails for all its requests, as when a process dies */
-    bool outside;       /* the failing process was killed from outside */
+    bool external_kill; /* another program killed the failing process */
     bool never_lost;    /* engines have no function `lost`: idle workers do not poll */
     mp_step_work work;  /* added to the engine's totals by each step */
 } fake;

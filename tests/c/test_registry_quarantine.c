@@ -77,15 +77,15 @@ MP_TEST(quarantine_spares_requests_beside_a_culprit) {
     fake_end(registry);
 }
 
-/* Workers killed from outside put no request into quarantine, not even one that was alone in each of the steps. */
+/* External kills of workers put no request into quarantine, not even one that was alone in each of the steps. */
 MP_TEST(quarantine_ignores_external_kills) {
-    for (int outside = 0; outside < 2; outside++) {
+    for (int external_kill = 0; external_kill < 2; external_kill++) {
         fake fake;
         mp_registry *registry = start(&fake, 1);
-        fake.outside = outside;
+        fake.external_kill = external_kill;
         for (int i = 0; i < 3; i++)
-            MP_CHECK_INT(once_as(registry, 100, 2, MP_RECV), i && !outside ? MP_MODEL : MP_RECV);
-        MP_CHECK_INT(once(registry, 100, 0), outside ? MP_OK : MP_MODEL);
+            MP_CHECK_INT(once_as(registry, 100, 2, MP_RECV), i && !external_kill ? MP_MODEL : MP_RECV);
+        MP_CHECK_INT(once(registry, 100, 0), external_kill ? MP_OK : MP_MODEL);
         fake_end(registry);
     }
 }
@@ -243,7 +243,7 @@ MP_TEST(quarantine_counts_suspicions) {
 /* The first external kill of a process does not use up the retry of a request that can continue. */
 MP_TEST(workers_requests_survive_one_external_kill) {
     static const struct {
-        bool outside, resumable;
+        bool external_kill, resumable;
         int faults;
         mp_status ends;
         int retries;
@@ -254,7 +254,7 @@ MP_TEST(workers_requests_survive_one_external_kill) {
         mp_registry_stats stats;
         fake_init(&fake);
         fake.step_units = 1;
-        fake.outside = rows[i].outside;
+        fake.external_kill = rows[i].external_kill;
         mp_registry *registry = fake_registry(1, 0);
         fake_add(registry, "a", &fake, false);
         fake_call *call = fake_call_create(5);

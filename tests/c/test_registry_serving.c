@@ -79,7 +79,7 @@ MP_TEST(registry_serving_cancel_wakes_a_worker_that_waits) {
         mp_worker *worker = scene_worker(&scene, MP_WORKER_PROCESSING);
         mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
         scene_activate(worker, ticket, MP_TICKET_ADMITTED);
-        worker->waits = waits;
+        worker->awaits_masks = waits;
         MP_CHECK(!mp_entry_cancel_locked(scene.entry, ticket, MP_CANCELLED));
         MP_CHECK_INT(worker->woken, waits);
         worker->active_count = 0;
@@ -218,7 +218,8 @@ MP_TEST(registry_serving_preempts_requests_that_hold_memory) {
 MP_TEST(registry_serving_counts_work) {
     scene scene;
     scene_open(&scene, "a", NULL, 1000 * 1000);
-    scene.fake.work = (mp_step_work){.passes = 1, .rows = 30, .found = 500, .drafted = 7000, .accepted = 90000};
+    scene.fake.work = (mp_step_work){
+        .passes = 1, .rows = 30, .prefix_tokens = 500, .draft_tokens = 7000, .accepted_draft_tokens = 90000};
     scene.fake.step_units = 1;
     mp_worker *worker = scene_ready(&scene);
     for (int round = 1; round <= 2; round++) {

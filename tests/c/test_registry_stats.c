@@ -84,7 +84,8 @@ static void wait_until_abandoned_return(scene *scene, const char *key) {
 
 /* Entry "a" is used by all parts in which no worker fails. */
 static void play_load(scene *scene) {
-    add_fake(scene, "a")->work = (mp_step_work){.passes = 2, .rows = 3, .found = 5, .drafted = 11, .accepted = 7};
+    add_fake(scene, "a")->work = (mp_step_work){
+        .passes = 2, .rows = 3, .prefix_tokens = 5, .draft_tokens = 11, .accepted_draft_tokens = 7};
     load(scene, "a", MP_OK);
 }
 

@@ -273,7 +273,7 @@ MP_TEST(registry_submit_wakes_workers_that_wait_for_masks) {
         scene_open(&scene, "a", NULL, 1000 * 1000);
         mp_worker *masks = scene_worker(&scene, MP_WORKER_PROCESSING);
         mp_worker *busy = scene_worker(&scene, MP_WORKER_PROCESSING), *idle = scene_worker(&scene, MP_WORKER_IDLE);
-        masks->waits = true;
+        masks->awaits_masks = true;
         mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0});
         scene_queue(&scene, ticket);
         if (all)

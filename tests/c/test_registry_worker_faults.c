@@ -72,7 +72,7 @@ MP_TEST(workers_fault_of_a_file) {
  * killed a process, and the model stays loaded. */
 MP_TEST(workers_lost_before_a_step) {
     static const struct {
-        bool outside, resumable;
+        bool external_kill, resumable;
         int losses;
         mp_status ends;
     } rows[] = {{false, true, 2, MP_RECV}, {true, false, 2, MP_OK}, {true, true, 3, MP_RECV}};
@@ -80,7 +80,7 @@ MP_TEST(workers_lost_before_a_step) {
         for (int plans = 0; plans < 2; plans++) {
             fake fake;
             fake_init(&fake);
-            fake.outside = rows[i].outside;
+            fake.external_kill = rows[i].external_kill;
             mp_registry *registry = fake_registry(1, 0);
             fake_add(registry, "a", &fake, false);
             fake_call *call = fake_call_create(1);

@@ -157,7 +157,7 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
         const mp_sequence *seq = &state->seqs[i];
         if (!seq->active || seq->done)
             continue;
-        if (seq->waits) { /* once the mask is set, the step samples the next token and computes its row */
+        if (seq->awaits_mask) { /* once the mask is set, the step samples the next token and computes its row */
             bool may = mp_sequence_group_may_sample(item, i);
             rows += may;
             *masks |= !may;
@@ -333,7 +333,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
             mp_sequence *seq = &state->seqs[c];
             if (!seq->active || seq->done)
                 continue;
-            if (seq->waits)
+            if (seq->awaits_mask)
                 sample_deferred(engine, item, c, &outcomes[p]);
             if (outcomes[p] != MP_OUTCOME_MORE)
                 break;
@@ -530,7 +530,7 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
         uint32_t cursor = (uint32_t)(request->prompt_done_ns ? request->n_prompt : state->seqs[0].cached);
         for (int c = 0; c < state->n; c++) {
             done &= state->seqs[c].done;
-            waits &= state->seqs[c].done || state->seqs[c].waits;
+            waits &= state->seqs[c].done || state->seqs[c].awaits_mask;
             cursor += atomic_load_explicit(&request->choices[c].token_count, memory_order_relaxed) +
                       state->seqs[c].done;
         }
@@ -591,9 +591,9 @@ static void count_work(mp_text_engine *engine, const mp_rows *all) {
     sum_drafts(engine, &drafts, &accepted);
     work->passes++;
     work->rows += (uint64_t)all->M;
-    work->drafted += (uint64_t)drafts;
-    work->accepted += (uint64_t)accepted;
-    work->found = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
+    work->draft_tokens += (uint64_t)drafts;
+    work->accepted_draft_tokens += (uint64_t)accepted;
+    work->prefix_tokens = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
 }
 
 /* Updates one of two time estimates: a pass with few rows takes the time of reading the weights, a pass with many rows

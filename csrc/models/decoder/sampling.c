@@ -105,7 +105,7 @@ mp_sample_args mp_sequence_group_sample_args(const mp_item *item, int c, uint32_
 }
 
 /* Samples the next token of one sequence from its logits, which are overwritten. If the sequence's mask is not set yet,
- * copies the logits to seq->kept and samples nothing. */
+ * copies the logits to seq->deferred_logits and samples nothing. */
 static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
     mp_text_request *request = (mp_text_request *)item->request;
     mp_sequence_group *state = item->state;
@@ -119,10 +119,10 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
     if (!mp_kernels_get()->all_finite(logits, vocab))
         return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
     const uint32_t *mask = request->masks ? mp_text_request_mask_at(request, c, index) : NULL;
-    seq->waits = request->masks && !mask;
-    if (seq->waits) {
-        if (logits != seq->kept)
-            memcpy(seq->kept, logits, (size_t)vocab * sizeof *logits);
+    seq->awaits_mask = request->masks && !mask;
+    if (seq->awaits_mask) {
+        if (logits != seq->deferred_logits)
+            memcpy(seq->deferred_logits, logits, (size_t)vocab * sizeof *logits);
         return MP_OK;
     }
     mp_sample_args args = mp_sequence_group_sample_args(item, c, index);
@@ -159,12 +159,12 @@ bool mp_sequence_group_may_sample(const mp_item *item, int c) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     const mp_sequence_group *state = item->state;
     uint32_t index = atomic_load_explicit(&request->choices[c].token_count, memory_order_relaxed);
-    return state->seqs[c].waits && mp_text_request_mask_at(request, c, index);
+    return state->seqs[c].awaits_mask && mp_text_request_mask_at(request, c, index);
 }
 
 mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *item, int c, void *scratch) {
     mp_sequence_group *state = item->state;
-    return sample(engine, item, c, state->seqs[c].kept, scratch);
+    return sample(engine, item, c, state->seqs[c].deferred_logits, scratch);
 }
 
 /* When the prefill of an item is complete, forks its other sequences from the first, and samples their first tokens

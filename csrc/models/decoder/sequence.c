@@ -96,11 +96,11 @@ static uint32_t variant_of(const mp_decoder *model, const mp_text_request *reque
 
 static mp_status make_deferred(const mp_decoder *model, mp_sequence_group *group, mp_error *error) {
     size_t vocab = (size_t)model->vocab;
-    group->kept = mp_alloc_array((size_t)group->n * vocab, sizeof *group->kept, MP_TAG_REQUEST);
-    if (!group->kept)
-        return mp_fail_memory(error, (uint64_t)group->n * vocab * sizeof *group->kept, "deferred logits");
+    group->deferred_logits = mp_alloc_array((size_t)group->n * vocab, sizeof *group->deferred_logits, MP_TAG_REQUEST);
+    if (!group->deferred_logits)
+        return mp_fail_memory(error, (uint64_t)group->n * vocab * sizeof *group->deferred_logits, "deferred logits");
     for (int i = 0; i < group->n; i++)
-        group->seqs[i].kept = group->kept + (size_t)i * vocab;
+        group->seqs[i].deferred_logits = group->deferred_logits + (size_t)i * vocab;
     return MP_OK;
 }
 
@@ -146,7 +146,7 @@ void mp_sequence_group_destroy(mp_sequence_group *group) {
         mp_free(group->seqs[i].shadow);
     }
     mp_free(group->barred);
-    mp_free(group->kept);
+    mp_free(group->deferred_logits);
     mp_free(group->images);
     if (group->budget)
         mp_budget_give(group->budget, group->charged);
@@ -155,7 +155,7 @@ void mp_sequence_group_destroy(mp_sequence_group *group) {
 
 static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
     seq->block_count--;
-    if (seq->block_count >= seq->seen_from)
+    if (seq->block_count >= seq->first_window_block)
         mp_prefix_unref(cache, seq->blocks[seq->block_count]);
     mp_prefix_give(cache, seq->blocks[seq->block_count]);
 }
@@ -163,18 +163,18 @@ static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
 /* Unrefs the blocks whose window parts no row at `position` or later sees. */
 static void unref_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t position) {
     int first = mp_kv_first_seen(&cache->kv.group, position);
-    for (; seq->seen_from < first; seq->seen_from++)
-        if (seq->seen_from < seq->block_count)
-            mp_prefix_unref(cache, seq->blocks[seq->seen_from]);
+    for (; seq->first_window_block < first; seq->first_window_block++)
+        if (seq->first_window_block < seq->block_count)
+            mp_prefix_unref(cache, seq->blocks[seq->first_window_block]);
 }
 
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
     while (seq->block_count > 0) /* from the last to the first, as generation/prefix_cache.h requires */
         give_last(seq, cache);
-    seq->seen_from = 0;
+    seq->first_window_block = 0;
     mp_draft_deinit(&seq->index, cache->kv.budget); /* mp_draft_find rebuilds the index on demand */
     seq->cached = 0;
-    seq->waits = false; /* the logits will be computed again */
+    seq->awaits_mask = false; /* the logits will be computed again */
     seq->chain = mp_prefix_begin(cache, seq->chain.tenant, seq->chain.variant);
     mp_shadow_drop(seq->shadow);
 }
@@ -232,9 +232,9 @@ void mp_sequence_reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
     if (seq->cached == before)
         return;
     /* Unref last: a block that no sequence sees may be evicted at once, including one that was still to be found. */
-    for (; seq->seen_from < needed; seq->seen_from++)
-        if (seq->seen_from < first)
-            mp_prefix_unref(cache, seq->blocks[seq->seen_from]);
+    for (; seq->first_window_block < needed; seq->first_window_block++)
+        if (seq->first_window_block < first)
+            mp_prefix_unref(cache, seq->blocks[seq->first_window_block]);
     mp_prefix_count_hit(cache, (uint32_t)(seq->cached - before));
 }
 
@@ -244,7 +244,7 @@ void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
     for (int c = 0; c < group->n; c++) {
         mp_sequence *seq = &group->seqs[c];
         /* decoding sequences have nothing to reuse */
-        if (!seq->active || seq->done || seq->waits || seq->cached + 1 == seq->count)
+        if (!seq->active || seq->done || seq->awaits_mask || seq->cached + 1 == seq->count)
             continue;
         if (c > 0) {
             mp_sequence_reuse(seq, cache, seq->count - 1);
@@ -285,7 +285,7 @@ static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache
     bool copied = first->cached % MP_KV_BLOCK && mp_prefix_copy(cache, first->blocks[full], &last, NULL) == MP_OK;
     int32_t cached = copied ? first->cached : full * MP_KV_BLOCK;
     int from = mp_kv_first_seen(&cache->kv.group, cached);
-    if (from < full && from < first->seen_from) /* this happens only if mp_prefix_copy failed */
+    if (from < full && from < first->first_window_block) /* this happens only if mp_prefix_copy failed */
         return false;
     for (int b = 0; b < full; b++) {
         seq->blocks[b] = first->blocks[b];
@@ -297,7 +297,7 @@ static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache
         seq->blocks[full] = last;
     seq->chain = first->chain;
     seq->block_count = full + copied;
-    seq->seen_from = from;
+    seq->first_window_block = from;
     seq->cached = cached;
     return true;
 }

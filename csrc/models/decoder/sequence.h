@@ -21,16 +21,16 @@ typedef struct mp_sequence {
     int32_t count, cached;
     uint32_t *blocks; /* [block_count] */
     int block_count, block_capacity;
-    int seen_from; /* index of the first block whose window part the sequence still sees */
-    mp_prefix_chain chain; /* published blocks of the sequence: all its complete blocks, unless the chain is closed */
+    int first_window_block; /* index of the first block whose window part the sequence still sees */
+    mp_prefix_chain chain;  /* published blocks of the sequence: all its complete blocks, unless the chain is closed */
     mp_history history;
     mp_stream stream;
     mp_draft_index index;
-    mp_draft draft;    /* draft tokens to follow `tokens` */
-    float *kept; /* [vocab] logits of the last token while the sequence waits for its mask; NULL: the request has no
-                  * masks */
-    bool waits;        /* the last token was computed, but the mask for the next one is not set yet */
-    bool speculation_off; /* a draft led to NaN or infinity: no more drafts */
+    mp_draft draft;         /* draft tokens to follow `tokens` */
+    float *deferred_logits; /* [vocab] logits of the last token while the sequence waits for its mask; NULL: the request
+                             * has no masks */
+    bool awaits_mask;       /* the last token was computed, but the mask for the next one is not set yet */
+    bool speculation_off;   /* a draft led to NaN or infinity: no more drafts */
     struct mp_shadow *shadow; /* NULL: the model has no draft model */
     bool active, done; /* completions after the first become active after the prefill */
 } mp_sequence;
@@ -54,7 +54,7 @@ typedef struct mp_sequence_group { /* state of an item */
     uint8_t adapter;        /* number of the request's adapter; 0: none */
     int32_t *barred;        /* ids barred before min_tokens: end tokens and stop ids */
     int n_barred, n_always; /* number of barred ids; the first n_always ids are barred in the whole completion */
-    float *kept;            /* [n, vocab] logits of all sequences, or NULL */
+    float *deferred_logits; /* [n, vocab] logits of all sequences, or NULL */
     mp_sequence seqs[];
 } mp_sequence_group;
 

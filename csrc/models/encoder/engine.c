@@ -164,13 +164,13 @@ static bool is_known(mp_encoder_engine_state *engine, int index, int owner, uint
         return false;
     mp_encoder_dedup_key(&engine->dedup, text);
     if (mp_encoder_dedup_recall(&engine->dedup, text, now_ns)) {
-        engine->base.work.shared++;
+        engine->base.work.dedup_hits++;
         return true;
     }
     int same = mp_encoder_dedup_find(&engine->dedup, engine->texts, index);
     if (same >= 0)
         engine->copies[engine->copy_count++] = (mp_encoder_copy){same, owner, text->out};
-    engine->base.work.shared += same >= 0;
+    engine->base.work.dedup_hits += same >= 0;
     return same >= 0;
 }
 

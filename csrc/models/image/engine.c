@@ -441,13 +441,13 @@ static bool is_known(vit_engine *engine, int index, int owner, uint64_t now_ns) 
         return false;
     image->key = mp_image_dedup_key(&engine->dedup, image);
     if (mp_image_dedup_recall(&engine->dedup, image, now_ns)) {
-        engine->base.work.shared++;
+        engine->base.work.dedup_hits++;
         return true;
     }
     const int same = mp_image_dedup_find(&engine->dedup, engine->images, index);
     if (same >= 0)
         engine->copies[engine->copy_count++] = (vit_copy){same, owner, image->out};
-    engine->base.work.shared += same >= 0;
+    engine->base.work.dedup_hits += same >= 0;
     return same >= 0;
 }
 
@@ -575,7 +575,7 @@ static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t star
     mp_item *item = large->item;
     mp_vit_image image = next_image(engine, item);
     if (!image.want_tokens && mp_image_dedup_recall(&engine->dedup, &image, start)) {
-        engine->base.work.shared++;
+        engine->base.work.dedup_hits++;
         forget_large(engine, large);
         count_done(item, 1, outcome);
         return 0;
