@@ -33,12 +33,12 @@ _LONG = 1 << 16
 #: maximum length of a name.
 MAX_UNKNOWN, _UNSAFE, _MAX_NAME = 16, re.compile(r"[^A-Za-z0-9_.\[\]-]"), 100
 _TOO_DEEP = "The body is nested too deeply."
-#: Maximum number of lists and objects in a body, and of values: to decode a million lists in one call takes seconds,
-#: during which no other thread of the process runs Python.
-_MAX_CONTAINERS, _MAX_VALUES = 50_000, 2_000_000
+#: Maximum number of lists and objects in a body, of fields, and of values: to decode a million lists or fields in one
+#: call takes seconds, during which no other thread of the process runs Python.
+_MAX_CONTAINERS, _MAX_FIELDS, _MAX_VALUES = 50_000, 100_000, 2_000_000
 #: Number of bytes that :func:`check_size` examines in one call of the standard library: less than 5 ms.
 _SLICE = 1 << 16
-_OTHERS = bytes(sorted({*range(256)} - {*b'"[{,'}))
+_OTHERS = bytes(sorted({*range(256)} - {*b'"[{,:'}))
 _STRINGS = re.compile(b'"[^"]*"')
 #: A whole number with a decimal point, such as ``8192.0``.
 _WHOLE = re.compile(rb"(-?[0-9]{1,19})\.0+")
@@ -101,7 +101,7 @@ _check_keys = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_float
 
 
 def check_size(data: bytes) -> None:
-    """Check the number of lists, objects and values of a body before it is decoded.
+    """Check the number of lists, objects, fields and values of a body before it is decoded.
 
     The check is exact for valid JSON: it ignores the contents of strings. It holds the interpreter's lock for less than
     5 ms at a time.
@@ -110,9 +110,9 @@ def check_size(data: bytes) -> None:
         data: Body as JSON, valid or not.
 
     Raises:
-        Refusal: The body has more than 50,000 lists and objects, or more than 2,000,000 values.
+        Refusal: The body has more than 50,000 lists and objects, 100,000 fields or 2,000,000 values.
     """
-    at = containers = values = 0
+    at = containers = fields = values = 0
     in_string = False
     while at < len(data):
         part = data[at:at + _SLICE]
@@ -124,9 +124,12 @@ def check_size(data: bytes) -> None:
         in_string = marks.count(b'"') % 2 == 1
         outside = _STRINGS.sub(b"", marks + b'"' if in_string else marks)
         containers += outside.count(b"[") + outside.count(b"{")
+        fields += outside.count(b":")
         values += outside.count(b",")
         if containers > _MAX_CONTAINERS:
             raise Refusal("request_too_large", f"A body must have at most {_MAX_CONTAINERS:,} lists and objects.")
+        if fields > _MAX_FIELDS:
+            raise Refusal("request_too_large", f"A body must have at most {_MAX_FIELDS:,} fields.")
         if values + containers > _MAX_VALUES:
             raise Refusal("request_too_large", f"A body must have at most {_MAX_VALUES:,} values.")
 

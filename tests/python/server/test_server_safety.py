@@ -417,7 +417,9 @@ ROUTES = [("/v1/embeddings", "input"), ("/v1/chat/completions", "messages"), ("/
           ("/predict", "inputs")]
 ITEMS = [(b"[1]", 60_000, "lists and objects"), (b"[]", 60_000, "lists and objects"),
          (b'{"a":1}', 60_000, "lists and objects"), (b'{"a":[]}', 30_000, "lists and objects"),
-         (b"[" * 70_000, 1, "lists and objects"), (b"1", 2_000_001, "values"), (b'"["', 2_000_001, "values")]
+         (b"[" * 70_000, 1, "lists and objects"), (b"1", 2_000_001, "values"), (b'"["', 2_000_001, "values"),
+         (b'{"a":1,"b":2,"c":3,"d":4,"e":5}', 20_001, "fields"),
+         (b"{" + b",".join(b'"%d":0' % key for key in range(100_001)) + b"}", 1, "fields")]
 
 
 @pytest.mark.parametrize("path, field, item, count, what", [
@@ -434,8 +436,8 @@ def test_bodies_of_many_values_are_refused(many: Any, monkeypatch: pytest.Monkey
 def test_values_in_strings_are_not_counted() -> None:
     """The check of sizes sees the values of a body, wherever its slices end."""
     rest = b",".join([b"[1]"] * 49_990)
-    for text in (b'"[[[[{{{{"', b'"\\\\"', b'"\\""', b'"\\\\\\""', b'"' + b"\\\\" * 70_000 + b'"',
-                 b'"' + b'\\"[' * 70_000 + b'"', b'"' + b"[,{" * 70_000 + b'"'):
+    for text in (b'"[[[[{{{{::::"', b'"\\\\"', b'"\\""', b'"\\\\\\""', b'"' + b"\\\\" * 70_000 + b'"',
+                 b'"' + b'\\"[' * 70_000 + b'"', b'"' + b"[,{:" * 70_000 + b'"'):
         json.loads(text)
         for more in range(3):
             body = b'{"a":[' + b" " * (65_530 - more) + b",".join([text] * 40 + [rest]) + b"]}"
