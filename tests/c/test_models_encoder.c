@@ -11,6 +11,10 @@ static mp_spec *plain(const void *arg) {
 }
 
 MP_TEST_SECONDS(models_encoder_contract_float32, 60) { check_grouping(plain, NULL, MP_COMPUTE_F32); }
+MP_TEST(models_encoder_late_threads) {
+    check_late(plain, NULL, MP_COMPUTE_F32);
+    check_late(plain, NULL, MP_COMPUTE_I8);
+}
 MP_TEST_SECONDS(models_encoder_contract_bfloat16, 60) { check_grouping(plain, NULL, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_contract_int8, 60) { check_grouping(plain, NULL, MP_COMPUTE_I8); }
 

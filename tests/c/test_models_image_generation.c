@@ -2,6 +2,7 @@
  * any step length, after a preemption and under a tight budget; failing allocations. */
 #include "models/diffusion/schedule.h"
 #include "image_generation_fixture.h"
+#include "late_threads.h"
 #include "missing_fixture.h"
 #include "ranges_fixture.h"
 #include "recorded_fixture.h"
@@ -61,10 +62,12 @@ static uint64_t hash_of_images(bool flux, mp_compute compute, int threads, const
     mp_error error;
     uint64_t hash = 0;
     tiny_load(&tiny, pipeline(flux), compute, threads);
+    late_thread_of(threads);
     MP_CHECK_INT(generate(&tiny, flux, how, &hash, &error), MP_OUTCOME_DONE);
     uint64_t again = 0; /* the second request finds cached texts and loaded weights */
     MP_CHECK_INT(generate(&tiny, flux, how, &again, &error), MP_OUTCOME_DONE);
     MP_CHECK(hash == again);
+    late_thread(-1);
     tiny_unload(&tiny);
     return hash;
 }

@@ -6,6 +6,7 @@
 
 #include "base/options.h"
 #include "base/sanitize.h"
+#include "late_threads.h"
 #include "models/decoder/engine.h"
 #include "models/vision/vision.h"
 #include "vision_fixture.h"
@@ -151,6 +152,30 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
     }
     for (int i = 1; i < ITEMS; i++) /* items 3 and 7 differ only in the tenant */
         MP_CHECK((expected[i] == expected[3]) == (i == 3 || i == 7));
+}
+
+/* Images and texts on two threads have the bits of one, whichever thread is late. */
+MP_TEST_SECONDS(models_vision_late_threads, 60) {
+    static const mp_dtype floats[] = {MP_F32}, bytes[] = {MP_Q8_0};
+    for (int k = 0; k < 2; k++) {
+        uint64_t expected[ITEMS], got[ITEMS];
+        tile_rows = k ? ROWS / 4 : ROWS;
+        for (int threads = 1; threads <= 2; threads++) {
+            tiny_model tiny;
+            tiny_load(&tiny, tiny_decoder_spec_as(k ? &axial_kind : &llava_kind, k ? bytes : floats, 1, 42, -1),
+                      k ? MP_COMPUTE_AUTO : MP_COMPUTE_F32, threads);
+            cut(&tiny, 2, 20000);
+            for (int late = 0; late < threads; late++) {
+                late_thread(late);
+                run_alone(&tiny, threads == 1 ? expected : got);
+                late_thread(-1);
+                for (int i = 0; threads > 1 && i < ITEMS; i++)
+                    if (got[i] != expected[i])
+                        MP_FAIL("item %d differs if thread %d is late", i, late);
+            }
+            tiny_unload(&tiny);
+        }
+    }
 }
 
 MP_TEST_SECONDS(models_vision_contract_float32, 300) {

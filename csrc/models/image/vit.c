@@ -522,6 +522,5 @@ bool mp_vit_forward(mp_vit_thread *l) {
     for (int64_t i = 0; i < end; rows += (int64_t)kept_rows(&images[i++]) * w.model->hidden)
         if (i >= first && !images[i].want_tokens)
             finish_image(w.model, &images[i], rows, w.model->attention_pool ? w.x + i * w.model->hidden : NULL, l->own);
-    mp_team_barrier(l->thread);
     return true;
 }
