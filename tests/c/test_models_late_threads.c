@@ -25,7 +25,7 @@ static void run(tiny_model *tiny, uint64_t *hashes) {
             .prompt = prompt,
             .n_choices = 1,
             .want_prompt_logits = jobs[i].logits,
-            .capture_values = 5,
+            .capture_values = TINY_VOCAB, /* thread 0 reads the logits that each thread wrote */
             .capture_records = 1000,
             .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = ANSWER, .logprobs = 3, .ignore_eos = true},
         };

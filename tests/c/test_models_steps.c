@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 
 #include "base/arena.h"
+#include "late_threads.h"
 #include "missing_fixture.h"
 #include "models/decoder/engine.h"
 
@@ -54,6 +55,32 @@ MP_TEST(models_steps_publish_text) {
         MP_CHECK_INT(choice->text[t - 1], 'a' + choice->tokens[t - 1].id % 26);
         MP_CHECK_INT(choice->finish, t < ANSWER ? MP_FINISH_NONE : MP_FINISH_LENGTH);
     }
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* Progress counts the rows of the prompt, the tokens and the ends of completions, also while one of two completions has
+ * ended. */
+MP_TEST(models_steps_report_progress) {
+    enum { CHOICES = 2, SLICE = 64 };
+    tiny_model tiny;
+    tiny_job job;
+    load_tiny(&tiny);
+    make(&tiny, &job, 5, &(mp_text_args){.n_choices = CHOICES});
+    MP_CHECK_INT(job.item.total, PROMPT + CHOICES * (ANSWER + 1));
+    tiny_job_admit(&tiny, &job);
+    for (uint32_t rows = SLICE; rows < PROMPT; rows += SLICE) {
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, SLICE), MP_OUTCOME_MORE);
+        MP_CHECK_INT(job.item.cursor, rows);
+    }
+    tiny_job_step(&tiny, &job, SLICE);
+    MP_CHECK_INT(job.item.cursor, PROMPT + CHOICES); /* each completion has its first token */
+    for (uint32_t t = 1; t < ANSWER; t++) /* a step of one row continues the first completion that has not ended */
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, 1), MP_OUTCOME_MORE);
+    MP_CHECK_INT(job.call->choices[0].finish, MP_FINISH_LENGTH);
+    MP_CHECK_INT(job.item.cursor, PROMPT + ANSWER + 1 + 1);
+    tiny_job_finish(&tiny, &job);
+    MP_CHECK_INT(job.item.cursor, job.item.total);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
@@ -176,6 +203,41 @@ MP_TEST(models_steps_skip_cancelled_items) {
     tiny_unload(&tiny);
 }
 
+/* A step stops between layers once no request wants its result, on all threads, also if thread 0, which polls, is late.
+ * It publishes nothing, and a later step computes the same rows. */
+MP_TEST(models_steps_stop_between_layers) {
+    static const _Atomic int raised = 1;
+    tiny_job plain;
+    for (int threads = 0; threads <= 2; threads++) { /* 0: the reference, which is never stopped */
+        tiny_model tiny;
+        tiny_job job;
+        tiny_load(&tiny, tiny_decoder_spec(types, 1, 93), MP_COMPUTE_AUTO, threads ? threads : 1);
+        make(&tiny, &job, 5, &(mp_text_args){0});
+        tiny_job_admit(&tiny, &job);
+        late_thread_of(threads);
+        for (uint32_t t = 0; t < 2 && threads; t++) { /* within the prompt, and after the first token */
+            tiny.lease.cancelled = &raised;
+            for (int times = 0; times < 2; times++) {
+                MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+                MP_CHECK_INT(job.call->choices[0].token_count, t);
+                MP_CHECK_INT(job.item.cursor, t ? PROMPT + t : 0);
+                MP_CHECK_INT(tiny.engine->work.rows, t ? PROMPT : 0);
+            }
+            tiny.lease.cancelled = NULL;
+            MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+        }
+        tiny_job_finish(&tiny, &job);
+        late_thread(-1);
+        MP_CHECK(threads == 0 || tiny_job_hash(&plain) == tiny_job_hash(&job));
+        if (threads)
+            mp_request_destroy(&job.call->base);
+        else
+            plain = job;
+        tiny_unload(&tiny);
+    }
+    mp_request_destroy(&plain.call->base);
+}
+
 /* ---- states ------------------------------------------------------------------------------------------------------ */
 
 /* The engine counts its items through preemptions. A retired item has no state, so that it may be retired again. */
@@ -259,6 +321,34 @@ MP_TEST(models_steps_fail_if_a_late_mask_allows_nothing) {
     MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_FAILED);
     MP_CHECK_INT(job.item.error.code, MP_NUMERIC);
     MP_CHECK_INT(job.call->choices[0].token_count, 1);
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* An item that has failed samples no token of its other completions, although their masks are set. */
+MP_TEST(models_steps_of_a_failed_item_sample_nothing) {
+    static const uint32_t none[WORDS];
+    uint32_t every[WORDS];
+    tiny_model tiny;
+    tiny_job job;
+    mp_error error;
+    memset(every, 0xFF, sizeof every);
+    mp_sampling sampling = greedy;
+    sampling.ignore_eos = false;
+    load_tiny(&tiny);
+    make(&tiny, &job, 50,
+         &(mp_text_args){.n_choices = 2, .mask = every, .mask_bytes = sizeof every, .sampling = sampling});
+    tiny_job_admit(&tiny, &job);
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_WAIT_MASK);
+    for (int c = 0; c < 2; c++) {
+        MP_CHECK_INT(job.call->choices[c].token_count, 1);
+        MP_CHECK_OK(mp_text_request_mask(job.call, c, 1, c ? every : none, sizeof every, &error), &error);
+    }
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_FAILED);
+    for (int c = 0; c < 2; c++)
+        MP_CHECK_INT(job.call->choices[c].token_count, 1);
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
