@@ -74,8 +74,8 @@ static inline void check_groups(const grouped *of, float *alone) {
 }
 
 /* Check that `count` inputs from `first` on, each alone on two threads, have the bits of one thread, whichever thread
- * is late. */
-static inline void check_late_threads(const grouped *of, int first, int count) {
+ * is late. budget_ns: of each step. */
+static inline void check_late_threads(const grouped *of, int first, int count, uint64_t budget_ns) {
     const size_t bytes = (size_t)of->width * sizeof(float);
     float *expected = malloc((size_t)count * bytes), *out = malloc(bytes);
     MP_CHECK(expected && out);
@@ -88,7 +88,7 @@ static inline void check_late_threads(const grouped *of, int first, int count) {
             late_thread(late);
             for (int i = 0; i < count; i++) {
                 float *to = threads == 1 ? expected + i * of->width : out;
-                MP_CHECK_INT(of->run(&tiny, of->inputs, first + i, 1, UINT64_MAX, to), MP_OUTCOME_DONE);
+                MP_CHECK_INT(of->run(&tiny, of->inputs, first + i, 1, budget_ns, to), MP_OUTCOME_DONE);
                 if (memcmp(expected + i * of->width, to, bytes) != 0)
                     MP_FAIL("input %d differs if thread %d of %d is late", first + i, late, threads);
             }

@@ -45,7 +45,7 @@ MP_TEST(models_outputs_late_threads) {
     for (int i = 0; i < 3; i++)
         check_late_threads(&(grouped){TEXTS, OUTPUT_HASHES, i ? MP_COMPUTE_F32 : MP_COMPUTE_I8, with_heads, &heads[i],
                                       &all, run_outputs, compute_all},
-                           5, 2);
+                           5, 2, UINT64_MAX);
 }
 
 /* Requests for different outputs share a step, and each output has the bits that it has alone. */
