@@ -57,6 +57,8 @@ static const family families[] = {
 
 static void key(char *out, const family *f, const char *name) { snprintf(out, 128, "%s.%s", f->arch, name); }
 
+static bool norms_projection; /* specs made next have a norm of the projected embeddings */
+
 static void make_norm(tiny_file *file, const char *name, int n, bool biased) {
     char full[96];
     snprintf(full, sizeof full, "%s.weight", name);
@@ -230,6 +232,8 @@ static mp_spec *make_spec(const void *arg) {
         tiny_tensor(&file, "token_embd_proj.weight", MP_F32, TINY_WIDTH, width, 0.3f, 0);
         tiny_tensor(&file, "token_embd_proj.bias", MP_F32, 1, TINY_WIDTH, 0.3f, 0);
     }
+    if (norms_projection)
+        make_norm(&file, "token_embd_proj_norm", TINY_WIDTH, true);
     if (f->relative)
         tiny_tensor(&file, "attn_rel_b.weight", MP_F32, 32, 4, 2, 0);
     if (!f->rms)
@@ -264,6 +268,18 @@ MP_TEST(models_encoder_families_late_threads) {
         check_late(make_spec, &families[i], MP_COMPUTE_F32);
         check_late(make_spec, &families[i], MP_COMPUTE_I8);
     }
+}
+
+/* A norm of projected embeddings needs the whole rows, of which each thread computes columns. */
+MP_TEST(models_encoder_families_late_threads_norm_projections) {
+    int projected = 0;
+    norms_projection = true;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (families[i].embedding) {
+            check_late(make_spec, &families[i], MP_COMPUTE_F32);
+            projected++;
+        }
+    MP_CHECK(projected > 0);
 }
 
 /* Two texts, of 12 and of 40 tokens. */

@@ -5,6 +5,7 @@
 
 #include "base/platform.h"
 #include "missing_fixture.h"
+#include "ranges_fixture.h"
 #include "recorded_fixture.h"
 #include "vit_fixture.h"
 
@@ -35,6 +36,25 @@ MP_TEST(models_vit_late_threads) {
                                           &all, run, c ? cut : compute_all},
                                1, 2, c ? 1 : UINT64_MAX);
     }
+}
+
+/* Heads of 8 outputs: threads that attend need queries that other threads have computed. */
+static mp_spec *make_small_heads(const void *arg) {
+    mp_spec *base = make_family(arg);
+    const mp_value heads = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = 6};
+    mp_spec *spec = spec_with(base, "siglip.vision.attention.head_count", &heads);
+    mp_spec_unpin(base);
+    return spec;
+}
+
+MP_TEST(models_vit_late_threads_that_pool) {
+    static const family pools = {"siglip", false};
+    static test_images all;
+    make_images(&all, false);
+    for (int c = 0; c < 2; c++)
+        check_late_threads(&(grouped){IMAGES, WIDTH, MP_COMPUTE_F32, make_small_heads, &pools, &all, run,
+                                      c ? cut : compute_all},
+                           1, 2, c ? 1 : UINT64_MAX);
 }
 
 MP_TEST(models_vit_recorded) {
