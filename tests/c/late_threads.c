@@ -18,7 +18,7 @@ void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
 
 enum { MOST_THREADS = 8, PAUSE_US = 10, MOST_PAUSES = 100000 };
 
-static _Atomic int late = -1;
+static _Atomic int late = -1, met;
 static _Atomic uint32_t reached[MOST_THREADS]; /* barriers that each thread has reached; UINT32_MAX after its end */
 
 typedef struct region {
@@ -27,6 +27,8 @@ typedef struct region {
 } region;
 
 void late_thread(int index) { atomic_store(&late, index); }
+
+int late_thread_barriers(void) { return atomic_exchange(&met, 0); }
 
 /* The number of pauses is bounded: a thread that waits for the late one elsewhere than at a barrier ends the lateness,
  * not the test. */
@@ -48,6 +50,7 @@ void __wrap_mp_team_barrier(const mp_team_thread *thread) {
         return;
     }
     atomic_fetch_add(&reached[thread->index], 1);
+    atomic_fetch_add(&met, thread->index == atomic_load(&late));
     __real_mp_team_barrier(thread);
     let_others_go_first(thread);
 }

@@ -10,5 +10,7 @@
 void late_thread(int index);
 /* One choice for tests that count their threads up: the first of two, the last of three; else none. */
 static inline void late_thread_of(int threads) { late_thread(threads == 2 ? 0 : threads == 3 ? 2 : -1); }
+/* Returns the number of barriers that the late thread has met since the last call. */
+int late_thread_barriers(void);
 
 #endif

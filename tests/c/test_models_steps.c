@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 
 #include "base/arena.h"
+#include "estimate_fixture.h"
 #include "late_threads.h"
 #include "missing_fixture.h"
 #include "models/decoder/engine.h"
@@ -236,6 +237,55 @@ MP_TEST(models_steps_stop_between_layers) {
         tiny_unload(&tiny);
     }
     mp_request_destroy(&plain.call->base);
+}
+
+/* A pass of at least 32 rows updates the time per row, one of fewer rows the time of a pass, each to a quarter. */
+MP_TEST(models_steps_learn_their_times) {
+    static const struct {
+        int amount;
+        bool many;
+    } steps[] = {{31, false}, {32, true}, {137, true}, {1, false}};
+    tiny_model tiny;
+    tiny_job job;
+    load_tiny(&tiny);
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+        atomic_store(&model->row_ns, OLD_ESTIMATE);
+        atomic_store(&model->decode_ns, OLD_ESTIMATE);
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, steps[s].amount), MP_OUTCOME_MORE);
+        check_share(&model->row_ns, 0.75, steps[s].many);
+        check_share(&model->decode_ns, 0.75, !steps[s].many);
+    }
+    tiny_job_finish(&tiny, &job);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* A plan asks for the threads that its rows are worth. */
+MP_TEST(models_steps_plan_threads) {
+    enum { BARRIERS = 5 * TINY_LAYERS + 6 };
+    tiny_model tiny;
+    tiny_job job;
+    mp_plan plan;
+    load_tiny(&tiny);
+    mp_model_facts *facts = &((mp_decoder *)tiny.model)->base.facts;
+    make_weights_large(facts, BARRIERS);
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    mp_item *item = &job.item;
+    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+    MP_CHECK_INT(plan.threads, mp_threads_worth(facts, PROMPT, BARRIERS));
+    MP_CHECK(plan.threads >= 199 && plan.threads <= 201 && plan.together);
+    facts->weight_bytes = 1;
+    facts->parameters = 21000000; /* the arithmetic of 200 rows takes as long as those weights */
+    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+    MP_CHECK_INT(plan.threads, mp_threads_worth(facts, PROMPT, BARRIERS));
+    MP_CHECK(plan.threads < 256 && plan.threads > mp_threads_worth(facts, PROMPT - 10, BARRIERS));
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
 }
 
 /* ---- states ------------------------------------------------------------------------------------------------------ */

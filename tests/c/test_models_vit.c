@@ -5,7 +5,6 @@
 
 #include "base/platform.h"
 #include "missing_fixture.h"
-#include "ranges_fixture.h"
 #include "recorded_fixture.h"
 #include "vit_fixture.h"
 
@@ -24,38 +23,6 @@ MP_TEST_SECONDS(models_vit_contract_float32, 60) { check_grouping("dinov2", fals
 MP_TEST_SECONDS(models_vit_contract_bfloat16, 60) { check_grouping("dinov2", true, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_vit_contract_int8, 60) { check_grouping("dinov2_with_registers", false, MP_COMPUTE_I8); }
 MP_TEST_SECONDS(models_vit_contract_attention_pool, 60) { check_grouping("siglip", false, MP_COMPUTE_F32); }
-
-/* Images computed at once, and in parts of layers, one in each step. */
-MP_TEST(models_vit_late_threads) {
-    static const family families[] = {{"dinov2", true}, {"dinov2_with_registers", false}, {"siglip", false}};
-    static test_images all;
-    for (int f = 0; f < 3; f++) {
-        make_images(&all, f < 2);
-        for (int c = 0; c < 2; c++)
-            check_late_threads(&(grouped){IMAGES, WIDTH, c ? MP_COMPUTE_I8 : MP_COMPUTE_F32, make_family, &families[f],
-                                          &all, run, c ? cut : compute_all},
-                               1, 2, c ? 1 : UINT64_MAX);
-    }
-}
-
-/* Heads of 8 outputs: threads that attend need queries that other threads have computed. */
-static mp_spec *make_small_heads(const void *arg) {
-    mp_spec *base = make_family(arg);
-    const mp_value heads = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = 6};
-    mp_spec *spec = spec_with(base, "siglip.vision.attention.head_count", &heads);
-    mp_spec_unpin(base);
-    return spec;
-}
-
-MP_TEST(models_vit_late_threads_that_pool) {
-    static const family pools = {"siglip", false};
-    static test_images all;
-    make_images(&all, false);
-    for (int c = 0; c < 2; c++)
-        check_late_threads(&(grouped){IMAGES, WIDTH, MP_COMPUTE_F32, make_small_heads, &pools, &all, run,
-                                      c ? cut : compute_all},
-                           1, 2, c ? 1 : UINT64_MAX);
-}
 
 MP_TEST(models_vit_recorded) {
     static const struct {
