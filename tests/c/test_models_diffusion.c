@@ -1,6 +1,7 @@
 /* Parts of image pipelines: products over many rows, the cache of texts, predicted memory, requests that fail. */
 #include <math.h>
 
+#include "estimate_fixture.h"
 #include "image_generation_fixture.h"
 #include "late_threads.h"
 #include "models/diffusion/schedule.h"
@@ -378,6 +379,29 @@ MP_TEST_SECONDS(models_image_generation_late_threads_of_many_rows, 60) {
                 MP_FAIL("compute type %d: the latents differ if thread %d is late", (int)classes[c], late);
         }
     }
+}
+
+static void generate_one(void *arg) {
+    mp_error error;
+    mp_item item = {0};
+    MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
+    serve_alone(arg, &item);
+    tiny_model *tiny = arg;
+    tiny->engine->ops->retire(tiny->engine, &item);
+    mp_request_destroy(item.request);
+}
+
+/* Each block of the transformer but the first updates the time of a gigaflop to a sixteenth, once it is built. */
+MP_TEST(models_image_generation_learns_its_time) {
+    tiny_model tiny;
+    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
+    mp_diffusion *model = (mp_diffusion *)tiny.model;
+    generate_one(&tiny);
+    atomic_store(&model->gflop_ns, OLD_ESTIMATE);
+    generate_one(&tiny);
+    check_share(&model->gflop_ns, 15.0 / 16, STEPS * (model->block_count[MP_DIFF_TRANSFORMER] - 1));
+    check_least(&model->gflop_ns, generate_one, &tiny);
+    tiny_unload(&tiny);
 }
 
 /* The scratch of a text encoder's layer: rows of queries, keys and values, rows of attention, and the MLP's. */

@@ -154,6 +154,32 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
         MP_CHECK((expected[i] == expected[3]) == (i == 3 || i == 7));
 }
 
+/* The key of an image is a hash: any value is possible, also 0. */
+MP_TEST(models_vision_keys_of_zeros) {
+    static const mp_dtype floats[] = {MP_F32};
+    uint64_t hashes[2];
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    for (int zero = 1; zero >= 0; zero--) {
+        tiny_job job;
+        make_job(&tiny, &job, 0);
+        for (int i = 0; zero && i < MP_IMAGE_KEY; i++)
+            job.call->images.run_keys[i] = job.call->images.tile_keys[i] = 0;
+        tiny_job_admit(&tiny, &job);
+        while (!job.done) {
+            mp_item *item = &job.item;
+            mp_plan plan;
+            tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+            step(&tiny, &plan, &job, false);
+        }
+        hashes[zero] = tiny_job_hash(&job);
+        mp_request_destroy(&job.call->base);
+        tiny_trim(&tiny);
+    }
+    MP_CHECK(hashes[0] == hashes[1]);
+    tiny_unload(&tiny);
+}
+
 /* Images and texts on two threads have the bits of one, whichever thread is late. */
 MP_TEST_SECONDS(models_vision_late_threads, 60) {
     static const mp_dtype floats[] = {MP_F32}, bytes[] = {MP_Q8_0};
