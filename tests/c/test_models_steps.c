@@ -6,6 +6,7 @@
 #include "estimate_fixture.h"
 #include "late_threads.h"
 #include "missing_fixture.h"
+#include "speculation_fixture.h"
 #include "models/decoder/engine.h"
 
 enum { PROMPT = 200, ANSWER = 12, WORDS = (TINY_VOCAB + 31) / 32 };
@@ -259,6 +260,53 @@ MP_TEST(models_steps_learn_their_times) {
         check_share(&model->decode_ns, 0.75, !steps[s].many);
     }
     tiny_job_finish(&tiny, &job);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+static void run_one(void *arg) {
+    tiny_job job;
+    run(arg, &job, &(mp_text_args){0});
+    mp_request_destroy(&job.call->base);
+}
+
+/* The estimates do not become 0, however short a step is. */
+MP_TEST(models_steps_learn_times_above_zero) {
+    tiny_model tiny;
+    load_tiny(&tiny);
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    atomic_store(&model->decode_ns, 1);
+    check_least(&model->row_ns, run_one, &tiny);
+    atomic_store(&model->row_ns, 1);
+    check_least(&model->decode_ns, run_one, &tiny);
+    tiny_unload(&tiny);
+}
+
+static int propose_one(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+    (void)arg, (void)item, (void)choice;
+    MP_CHECK(most > 0);
+    *draft = 7;
+    return 1;
+}
+
+/* A step with drafts updates no estimate: plans contain no drafts. */
+MP_TEST(models_steps_with_drafts_learn_no_times) {
+    tiny_model tiny;
+    tiny_job job;
+    load_tiny(&tiny);
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_one, NULL);
+    atomic_store(&model->row_ns, OLD_ESTIMATE);
+    atomic_store(&model->decode_ns, OLD_ESTIMATE);
+    const uint64_t drafted = tiny.engine->work.drafted;
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+    MP_CHECK(tiny.engine->work.drafted > drafted);
+    check_share(&model->row_ns, 1, 1);
+    check_share(&model->decode_ns, 1, 1);
+    tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
