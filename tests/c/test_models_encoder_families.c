@@ -270,6 +270,39 @@ MP_TEST(models_encoder_families_late_threads) {
     }
 }
 
+/* The barriers that the threads of a pass over text 5 meet. */
+static int barriers_met(tiny_model *tiny) {
+    static texts all;
+    float out[WIDTH];
+    make_texts(&all);
+    late_thread(0);
+    late_thread_barriers();
+    MP_CHECK_INT(run(tiny, &all, 5, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
+    late_thread(-1);
+    return late_thread_barriers();
+}
+
+/* Plans limit their threads by the number of barriers: at least those that the threads meet, and for each layer exactly
+ * those, unless only some layers have experts. */
+MP_TEST(models_encoder_families_count_their_barriers) {
+    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_I8};
+    for (size_t i = 0; i < 2 * sizeof families / sizeof *families; i++) {
+        tiny_model tiny;
+        tiny_load(&tiny, make_spec(&families[i / 2]), classes[i % 2], 2);
+        compute_all(&tiny);
+        mp_encoder *model = (mp_encoder *)tiny.model;
+        const int met = barriers_met(&tiny), counted = mp_encoder_barriers(model);
+        MP_CHECK(met <= counted);
+        model->depth--;
+        const int met_less = barriers_met(&tiny), counted_less = mp_encoder_barriers(model);
+        model->depth++;
+        if (!families[i / 2].experts && met - met_less != counted - counted_less)
+            MP_FAIL("%s, compute type %d: a layer has %d barriers, %d are counted", families[i / 2].arch,
+                    (int)classes[i % 2], met - met_less, counted - counted_less);
+        tiny_unload(&tiny);
+    }
+}
+
 /* A norm of projected embeddings needs the whole rows, of which each thread computes columns. */
 MP_TEST(models_encoder_families_late_threads_norm_projections) {
     int projected = 0;

@@ -288,7 +288,7 @@ static void attend_to_latents(const pass *p) {
 }
 
 int mp_encoder_barriers(const mp_encoder *model) {
-    int layer = 7;
+    int layer = model->compute == MP_COMPUTE_F32 ? 7 : 11; /* other types: a barrier after activations are prepared */
     layer += model->flags & PLACED ? 1 : 0;
     layer += model->flags & MP_ENCODER_GATED ? 1 : 0;
     layer += model->flags & MP_ENCODER_OUTPUT_NORMS ? 2 : 0;
