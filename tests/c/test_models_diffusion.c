@@ -7,6 +7,7 @@
 #include "models/diffusion/schedule.h"
 #include "models/diffusion/texts.h"
 #include "parts_fixture.h"
+#include "ranges_fixture.h"
 
 /* ---- products in chunks of rows ---------------------------------------------------------------------------------- */
 
@@ -402,6 +403,26 @@ MP_TEST(models_image_generation_learns_its_time) {
     check_share(&model->gflop_ns, 15.0 / 16, STEPS * (model->block_count[MP_DIFF_TRANSFORMER] - 1));
     check_least(&model->gflop_ns, generate_one, &tiny);
     tiny_unload(&tiny);
+}
+
+/* The footprint is that of the largest stage, which may be the last one: a decoder's three images of 4096 channels. */
+MP_TEST(models_image_generation_footprint_of_the_decoder) {
+    enum { PIXELS = 64, CHANNELS_MOST = 4096 };
+    uint64_t model, engine;
+    const int64_t widths[] = {8, CHANNELS_MOST};
+    const mp_value side = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = PIXELS};
+    const mp_value wide = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 2, .as.integers = widths};
+    const uint64_t images = 3 * sizeof(float) * (uint64_t)CHANNELS_MOST * PIXELS * PIXELS * 4; /* doubled once */
+    mp_spec *base = pipeline(true), *sized = spec_with(base, "pipeline.side", &side);
+    mp_spec *larger = spec_with(sized, "vae.channels", &wide);
+    mp_diffusion_footprint(sized, MP_COMPUTE_F32, &model, &engine);
+    MP_CHECK(engine < images);
+    mp_diffusion_footprint(larger, MP_COMPUTE_F32, &model, &engine);
+    MP_CHECK(engine > images && engine < images + (32 << 20));
+    MP_CHECK_INT(model, 0);
+    mp_spec_unpin(larger);
+    mp_spec_unpin(sized);
+    mp_spec_unpin(base);
 }
 
 /* The scratch of a text encoder's layer: rows of queries, keys and values, rows of attention, and the MLP's. */

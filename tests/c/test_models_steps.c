@@ -490,6 +490,24 @@ static void add_latents(tiny_file *file) {
 
 static void set_epsilon(tiny_file *file) { tiny_float(file->spec, "mpool.latent_epsilon", epsilon); }
 
+static void add_input_biases(tiny_file *file) {
+    for (int l = 0; l < TINY_LAYERS; l++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%d.attn_q_a.bias", l);
+        tiny_tensor(file, name, MP_F32, 1, TINY_RANK, 1, 0);
+    }
+}
+
+MP_TEST(models_steps_refuse_biases_of_latents) {
+    mp_error error;
+    const tiny_kind kind = {.arch = "deepseek2", .experts = 6, .latents = true, .more = add_input_biases};
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_STATUS(load_only(tiny_decoder_spec_as(&kind, types, 1, 98, -1), MP_COMPUTE_AUTO, &error), MP_UNSUPPORTED,
+                    &error);
+    MP_CHECK_STR(error.message, "tensor blk.0.attn_q_a.bias is not part of this architecture");
+}
+
 /* A file of another architecture is refused, not run without part of its tensors. */
 MP_TEST(models_steps_refuse_files_of_other_architectures) {
     mp_error error;
