@@ -154,6 +154,28 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
         MP_CHECK((expected[i] == expected[3]) == (i == 3 || i == 7));
 }
 
+/* A request for the logits of its prompt also gets the rows of its image, whole. */
+MP_TEST(models_vision_returns_the_rows_of_an_image) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    tiny_job job;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    make_job(&tiny, &job, 0);
+    tiny_job_admit(&tiny, &job);
+    while (!job.done) {
+        mp_item *item = &job.item;
+        mp_plan plan;
+        tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+        step(&tiny, &plan, &job, false);
+    }
+    const mp_image_store *store = engine_of(&tiny)->images.store;
+    MP_CHECK(job.call->image_rows && store->tiles && !store->tiles->next);
+    MP_CHECK_INT(store->tiles->count, ROWS);
+    MP_CHECK(memcmp(job.call->image_rows, store->tiles->rows, ROWS * TINY_HIDDEN * sizeof(float)) == 0);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
 /* The key of an image is a hash: any value is possible, also 0. */
 MP_TEST(models_vision_keys_of_zeros) {
     static const mp_dtype floats[] = {MP_F32};
