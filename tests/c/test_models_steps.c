@@ -480,6 +480,27 @@ MP_TEST(models_steps_wait_for_the_scratch_of_a_late_mask) {
     tiny_unload(&tiny);
 }
 
+/* So is the scratch of a pass, also if there are blocks for its rows. */
+MP_TEST(models_steps_wait_for_the_scratch_of_a_pass) {
+    tiny_model tiny;
+    tiny_job job;
+    load_tiny(&tiny);
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 5), MP_OUTCOME_MORE);
+    mp_text_engine *engine = (mp_text_engine *)tiny.engine;
+    mp_engine_release(&engine->arena, engine->budget, &engine->charged);
+    tiny.budget.limit = tiny.budget.used;
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 5), MP_OUTCOME_WAIT_MEMORY);
+    MP_CHECK_INT(job.item.error.code, MP_MEMORY_EXHAUSTED);
+    MP_CHECK_INT(job.item.cursor, 5);
+    tiny.budget.limit = UINT64_MAX;
+    tiny_job_finish(&tiny, &job);
+    MP_CHECK_INT(job.call->choices[0].token_count, ANSWER);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
 static double epsilon;
