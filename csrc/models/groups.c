@@ -55,9 +55,11 @@ static void step_body(const mp_team_thread *thread, void *arg) {
     const mp_groups *groups = step->groups;
     const mp_team_thread single = mp_team_single();
     void *own = step->thread_scratch + (size_t)thread->index * step->thread_bytes;
-    for (int g = 0; step->together && g < groups->count; g++)
-        step->run(step->arg, thread, &groups->groups[g], 0, own);
-    while (!step->together) {
+    if (step->together) {
+        step->run(step->arg, thread, &groups->groups[0], 0, own);
+        return;
+    }
+    for (;;) {
         const int g = atomic_fetch_add_explicit(&step->next, 1, memory_order_relaxed);
         if (g >= groups->count || mp_lease_poll(step->lease))
             return;

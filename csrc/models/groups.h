@@ -1,6 +1,6 @@
 /* groups.h: distribution of a step's sequences (texts, images) over compute threads. Sequences are packed into groups
  * of rows that are computed together. Either each thread takes one group after another, with group scratch of its own,
- * or all threads share each group. */
+ * or all threads share the only group. */
 #ifndef MP_MODELS_GROUPS_H
 #define MP_MODELS_GROUPS_H
 
@@ -30,12 +30,12 @@ void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int thre
 typedef struct mp_group_step { /* one step over the groups */
     const mp_groups *groups;
     mp_lease *lease;
-    bool together; /* all threads share each group */
+    bool together; /* all threads share the only group */
     size_t group_bytes, thread_bytes;
     uint8_t *group_scratch; /* [together ? 1 : threads][group_bytes] */
     uint8_t *thread_scratch; /* [threads][thread_bytes] */
-    /* Called for each group: by all threads of the region if they share groups, otherwise by one. `slot`: index of the
-     * group's scratch. */
+    /* Called for each group: by all threads of the region if they share the group, otherwise by one. `slot`: index of
+     * the group's scratch. */
     void (*run)(void *arg, const mp_team_thread *thread, const mp_group *group, int slot, void *thread_scratch);
     void *arg;
     _Atomic int next;
@@ -44,7 +44,8 @@ typedef struct mp_group_step { /* one step over the groups */
 /* Takes all scratch of the step from the arena, whose growth is charged to the budget (mp_engine_reserve). */
 mp_status mp_group_step_reserve(mp_group_step *step, mp_arena *arena, mp_budget *budget, uint64_t *charged,
                                 mp_error *error);
-/* Runs all groups. Stops early, between groups, if mp_lease_poll returns true and the threads do not share groups. */
+/* Runs all groups. Stops early, between groups, if mp_lease_poll returns true and the threads do not share the group.
+ */
 void mp_group_step_run(mp_group_step *step);
 static inline void *mp_group_scratch(const mp_group_step *step, int slot) {
     return step->group_scratch + (size_t)slot * step->group_bytes;

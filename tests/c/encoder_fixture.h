@@ -53,4 +53,12 @@ static inline void check_grouping(mp_spec *(*make)(const void *arg), const void 
     check_groups(&(grouped){TEXTS, WIDTH, compute, make, arg, &all, run, compute_all}, alone);
 }
 
+/* Check two texts: one of more rows than a thread prepares alone, and one that is shorter. */
+static inline void check_late(mp_spec *(*make)(const void *arg), const void *arg, mp_compute compute) {
+    static texts all;
+    make_texts(&all);
+    check_late_threads(&(grouped){TEXTS, WIDTH, compute, make, arg, &all, run, compute_all}, 5, 2,
+                       UINT64_MAX);
+}
+
 #endif

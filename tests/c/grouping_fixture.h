@@ -3,6 +3,7 @@
 #define GROUPING_FIXTURE_H
 
 #include "base/sanitize.h"
+#include "late_threads.h"
 #include "model_fixture.h"
 
 /* Run a request until it ends. Sets *code if it fails. */
@@ -70,6 +71,33 @@ static inline void check_groups(const grouped *of, float *alone) {
     for (int i = 0; i < of->count * of->width; i++)
         MP_CHECK(isfinite(alone[i]));
     free(together);
+}
+
+/* Check that `count` inputs from `first` on, each alone on two threads, have the bits of one thread, whichever thread
+ * is late. budget_ns: of each step. */
+static inline void check_late_threads(const grouped *of, int first, int count, uint64_t budget_ns) {
+    const size_t bytes = (size_t)of->width * sizeof(float);
+    float *expected = malloc((size_t)count * bytes), *out = malloc(bytes);
+    MP_CHECK(expected && out);
+    for (int threads = 1; threads <= 2; threads++) {
+        tiny_model tiny;
+        tiny_load(&tiny, of->make(of->arg), of->compute, threads);
+        if (of->loaded)
+            of->loaded(&tiny);
+        for (int late = 0; late < threads; late++) {
+            late_thread(late);
+            for (int i = 0; i < count; i++) {
+                float *to = threads == 1 ? expected + i * of->width : out;
+                MP_CHECK_INT(of->run(&tiny, of->inputs, first + i, 1, budget_ns, to), MP_OUTCOME_DONE);
+                if (memcmp(expected + i * of->width, to, bytes) != 0)
+                    MP_FAIL("input %d differs if thread %d of %d is late", first + i, late, threads);
+            }
+        }
+        late_thread(-1);
+        tiny_unload(&tiny);
+    }
+    free(expected);
+    free(out);
 }
 
 #endif

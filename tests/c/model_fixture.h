@@ -498,7 +498,10 @@ typedef struct tiny_model {
     mp_engine *engine;
 } tiny_model;
 
+/* Every load charges the budget with the memory of its weights, all but small structs. */
 static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, int threads) {
+    enum { STRUCTS = 32 << 10 };
+    const uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
     mp_error error;
     *tiny = (tiny_model){.spec = spec};
     tiny->budget.limit = UINT64_MAX;
@@ -510,6 +513,9 @@ static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute
     MP_CHECK_OK(mp_model_loader(spec, compute, &tiny->loader, &error), &error);
     MP_CHECK_OK(tiny->loader.ops->load(tiny->loader.self, &tiny->lease, &tiny->budget, NULL, &tiny->model, &error),
                 &error);
+    const uint64_t made = mp_alloc_bytes(MP_TAG_WEIGHTS) - before;
+    MP_CHECK_INT(tiny->budget.used, tiny->model->ops->bytes(tiny->model));
+    MP_CHECK(made >= tiny->budget.used && made - tiny->budget.used < STRUCTS);
     MP_CHECK_OK(tiny->model->ops->engine(tiny->model, &tiny->budget, &tiny->engine, &error), &error);
 }
 

@@ -12,6 +12,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -111,6 +114,13 @@ static void count_memory(uint64_t *bytes) {
         bytes[tag] = mp_alloc_bytes ? mp_alloc_bytes(tag) : 0;
 }
 
+/* Give new memory a pattern, so that a test sees values that were never written. Fresh memory is zero otherwise. */
+static void fill_memory(void) {
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    mallopt(M_PERTURB, 0x5A);
+#endif
+}
+
 /* A test frees all that it allocates. The sanitizer's leak check does not see blocks that a global still refers to, and
  * runs in one variant only. Threads that the test has left behind may still be ending. */
 static void check_leaks(const uint64_t *before) {
@@ -171,6 +181,7 @@ static void start(job *j, const mp_test *test) {
         memcpy(directory, j->directory, sizeof(directory));
         uint64_t before[MP_TAG_COUNT];
         count_memory(before);
+        fill_memory();
         test->body();
         check_leaks(before);
         exit(0); /* not _exit: the leak check runs at exit */

@@ -3,6 +3,7 @@
 #include "adapter_fixture.h"
 #include "base/options.h"
 #include "base/sanitize.h"
+#include "late_threads.h"
 #include "missing_fixture.h"
 #include "models/decoder/decoder.h"
 
@@ -165,6 +166,7 @@ MP_TEST_SECONDS(models_adapted_requests_have_the_bytes_of_each_alone, 120) {
             const uint64_t charged = tiny.model->ops->bytes(tiny.model);
             tiny.loader.ops->footprint(tiny.loader.self, &predicted, &engine);
             MP_CHECK(charged <= predicted + 20000 && predicted <= charged + 20000);
+            late_thread_of(threads);
             for (uint32_t amount = 512; amount >= 5; amount /= 9) {
                 run_together(&tiny, amount, got);
                 compare_hashes(expected, got, threads, amount);
@@ -172,6 +174,7 @@ MP_TEST_SECONDS(models_adapted_requests_have_the_bytes_of_each_alone, 120) {
             for (int i = 0; i < JOBS; i++) /* the cache has the blocks of jobs with the same prompt */
                 got[i] = run_alone(&tiny, i);
             compare_hashes(expected, got, threads, 512);
+            late_thread(-1);
             if (u == 0 && threads == 1) {
                 tiny_shared shared;
                 tiny_share(&tiny, MP_COMPUTE_AUTO, &shared);

@@ -2,6 +2,7 @@
  * beside rows of other adapters, with any number of threads and rows. */
 #include "adapter_fixture.h"
 #include "base/sanitize.h"
+#include "late_threads.h"
 #include "models/nn/adapter.h"
 #include "parts_fixture.h"
 
@@ -171,6 +172,7 @@ MP_TEST_SECONDS(models_adapters_rows_have_the_bits_of_each_alone, 60) {
         for (int threads = 1; threads <= 3; threads++) {
             scene s;
             set_up(&s, &shapes[k], threads);
+            late_thread_of(threads);
             const size_t bytes = (size_t)s.N * sizeof(float);
             fill_rows(&s, x);
             for (int pattern = 0; pattern < PATTERNS; pattern++) {
@@ -196,6 +198,7 @@ MP_TEST_SECONDS(models_adapters_rows_have_the_bits_of_each_alone, 60) {
                     }
                 }
             }
+            late_thread(-1);
             take_down(&s);
         }
 }

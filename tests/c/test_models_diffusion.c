@@ -1,10 +1,13 @@
 /* Parts of image pipelines: products over many rows, the cache of texts, predicted memory, requests that fail. */
 #include <math.h>
 
+#include "estimate_fixture.h"
 #include "image_generation_fixture.h"
+#include "late_threads.h"
 #include "models/diffusion/schedule.h"
 #include "models/diffusion/texts.h"
 #include "parts_fixture.h"
+#include "ranges_fixture.h"
 
 /* ---- products in chunks of rows ---------------------------------------------------------------------------------- */
 
@@ -311,7 +314,7 @@ MP_TEST(models_image_generation_nan_fails_its_request) {
 
 enum { SIDE = 48, LATENTS = CHANNELS * SIDE * SIDE }; /* 576 rows of patches */
 
-static void make_large(tiny_model *tiny, mp_compute compute, float *latents) {
+static void make_large(tiny_model *tiny, mp_compute compute, int threads, float *latents) {
     static const float times[] = {700}, sigmas[] = {0.7f, 0};
     static int32_t ids[MP_T2I_ENCODERS][CLIP_TOKENS];
     static float noise[LATENTS];
@@ -328,7 +331,7 @@ static void make_large(tiny_model *tiny, mp_compute compute, float *latents) {
         args.n_ids[e] = e == MP_DIFF_T5 ? T5_TOKENS : e == MP_DIFF_CLIP_G ? 0 : CLIP_TOKENS;
         args.ids[0][e] = args.n_ids[e] ? ids[e] : NULL;
     }
-    tiny_load(tiny, pipeline(true), compute, 1);
+    tiny_load(tiny, pipeline(true), compute, threads);
     MP_CHECK_OK(mp_image_generation_request_create(&args, &call, &error), &error);
     item.request = &call->base;
     serve_alone(tiny, &item);
@@ -346,8 +349,8 @@ MP_TEST_SECONDS(models_image_generation_blocks_of_many_rows, 60) {
     tiny_model tiny;
     double first = 0, last = 0, size = 0;
     MP_CHECK((SIDE / MP_DIFF_PATCH) * (SIDE / MP_DIFF_PATCH) > MP_DIFF_ROWS);
-    make_large(&tiny, MP_COMPUTE_F32, exact);
-    make_large(&tiny, MP_COMPUTE_BF16, rounded);
+    make_large(&tiny, MP_COMPUTE_F32, 1, exact);
+    make_large(&tiny, MP_COMPUTE_BF16, 1, rounded);
     for (int i = 0; i < LATENTS; i++) {
         const int line = i / SIDE % SIDE;
         const double away = fabs((double)exact[i] - (double)rounded[i]);
@@ -359,6 +362,67 @@ MP_TEST_SECONDS(models_image_generation_blocks_of_many_rows, 60) {
     }
     if (!(first < 0.1 * size && last < 3 * first))
         MP_FAIL("the first lines are off by %g, the last lines by %g, of %g", first, last, size);
+}
+
+/* Blocks use their scratch again after MP_DIFF_ROWS rows: on two threads, whichever is late, an image has the bits of
+ * one thread. */
+MP_TEST_SECONDS(models_image_generation_late_threads_of_many_rows, 60) {
+    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16};
+    static float expected[LATENTS], got[LATENTS];
+    tiny_model tiny;
+    for (int c = 0; c < 2; c++) {
+        make_large(&tiny, classes[c], 1, expected);
+        for (int late = 0; late < 2; late++) {
+            late_thread(late);
+            make_large(&tiny, classes[c], 2, got);
+            late_thread(-1);
+            if (memcmp(got, expected, sizeof got) != 0)
+                MP_FAIL("compute type %d: the latents differ if thread %d is late", (int)classes[c], late);
+        }
+    }
+}
+
+static void generate_one(void *arg) {
+    mp_error error;
+    mp_item item = {0};
+    MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
+    serve_alone(arg, &item);
+    tiny_model *tiny = arg;
+    tiny->engine->ops->retire(tiny->engine, &item);
+    mp_request_destroy(item.request);
+}
+
+/* Each block of the transformer but the first updates the time of a gigaflop to a sixteenth, once it is built. */
+MP_TEST(models_image_generation_learns_its_time) {
+    tiny_model tiny;
+    tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 1);
+    mp_diffusion *model = (mp_diffusion *)tiny.model;
+    generate_one(&tiny);
+    atomic_store(&model->gflop_ns, OLD_ESTIMATE);
+    generate_one(&tiny);
+    check_share(&model->gflop_ns, 15.0 / 16, STEPS * (model->block_count[MP_DIFF_TRANSFORMER] - 1));
+    check_least(&model->gflop_ns, generate_one, &tiny);
+    tiny_unload(&tiny);
+}
+
+/* The footprint is that of the largest stage, which may be the last one: a decoder's three images of 4096 channels. */
+MP_TEST(models_image_generation_footprint_of_the_decoder) {
+    enum { PIXELS = 64, CHANNELS_MOST = 4096 };
+    uint64_t model, engine;
+    const int64_t widths[] = {8, CHANNELS_MOST};
+    const mp_value side = {.type = MP_VALUE_INT, .gguf_type = -1, .count = 1, .as.integer = PIXELS};
+    const mp_value wide = {.type = MP_VALUE_INTS, .gguf_type = -1, .count = 2, .as.integers = widths};
+    const uint64_t images = 3 * sizeof(float) * (uint64_t)CHANNELS_MOST * PIXELS * PIXELS * 4; /* doubled once */
+    mp_spec *base = pipeline(true), *sized = spec_with(base, "pipeline.side", &side);
+    mp_spec *larger = spec_with(sized, "vae.channels", &wide);
+    mp_diffusion_footprint(sized, MP_COMPUTE_F32, &model, &engine);
+    MP_CHECK(engine < images);
+    mp_diffusion_footprint(larger, MP_COMPUTE_F32, &model, &engine);
+    MP_CHECK(engine > images && engine < images + (32 << 20));
+    MP_CHECK_INT(model, 0);
+    mp_spec_unpin(larger);
+    mp_spec_unpin(sized);
+    mp_spec_unpin(base);
 }
 
 /* The scratch of a text encoder's layer: rows of queries, keys and values, rows of attention, and the MLP's. */

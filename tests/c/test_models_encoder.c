@@ -11,6 +11,10 @@ static mp_spec *plain(const void *arg) {
 }
 
 MP_TEST_SECONDS(models_encoder_contract_float32, 60) { check_grouping(plain, NULL, MP_COMPUTE_F32); }
+MP_TEST(models_encoder_late_threads) {
+    check_late(plain, NULL, MP_COMPUTE_F32);
+    check_late(plain, NULL, MP_COMPUTE_I8);
+}
 MP_TEST_SECONDS(models_encoder_contract_bfloat16, 60) { check_grouping(plain, NULL, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_contract_int8, 60) { check_grouping(plain, NULL, MP_COMPUTE_I8); }
 
@@ -567,4 +571,18 @@ MP_TEST(models_encoder_lists_that_cannot_grow) {
 #else
     MP_SKIP("needs the seam build");
 #endif
+}
+
+/* The number of recent results is limited to 256, and to those that fit into a mebibyte. */
+MP_TEST(models_encoder_recent_results_fit_into_their_limit) {
+    static const int32_t widths[] = {8, 1 << 8, 1 << 12, 1 << 16};
+    mp_budget budget = {.limit = UINT64_MAX};
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
+        mp_encoder_dedup dedup;
+        mp_dedup_init(&dedup, &budget, 8, widths[i]);
+        const size_t row = 64 + (size_t)widths[i] * sizeof(float); /* and less than 128 bytes of a list */
+        MP_CHECK(dedup.capacity > 0 && dedup.capacity <= MP_DEDUP_RECENT && dedup.capacity * row <= MP_DEDUP_BYTES);
+        MP_CHECK(dedup.capacity == MP_DEDUP_RECENT || (dedup.capacity + 1) * (row + 128) > MP_DEDUP_BYTES);
+        mp_dedup_deinit(&dedup);
+    }
 }

@@ -114,6 +114,7 @@ static void check_bits(mp_compute compute, bool cls) {
     for (int threads = 1; threads <= 3; threads++) {
         tiny_load(&tiny, tiny_encoder_spec_with(false, false, cls ? add_adapters_and_cls : add_adapters), compute,
                   threads);
+        late_thread_of(threads);
         for (int c = 0; c < CALLS; c++)
             for (int t = 0; t < SOME; t++) {
                 float out[WIDTH];
@@ -123,6 +124,7 @@ static void check_bits(mp_compute compute, bool cls) {
                     memcpy(alone[c] + t * WIDTH, out, sizeof out);
                 MP_CHECK(memcmp(alone[c] + t * WIDTH, out, sizeof out) == 0);
             }
+        late_thread(-1);
         MP_CHECK(memcmp(alone[0], plain, sizeof plain) == 0);
         MP_CHECK(memcmp(alone[3], plain, sizeof plain) == 0);
         for (int t = 0; t < SOME; t++)

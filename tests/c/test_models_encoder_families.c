@@ -57,6 +57,8 @@ static const family families[] = {
 
 static void key(char *out, const family *f, const char *name) { snprintf(out, 128, "%s.%s", f->arch, name); }
 
+static bool norms_projection; /* specs made next have a norm of the projected embeddings */
+
 static void make_norm(tiny_file *file, const char *name, int n, bool biased) {
     char full[96];
     snprintf(full, sizeof full, "%s.weight", name);
@@ -230,6 +232,8 @@ static mp_spec *make_spec(const void *arg) {
         tiny_tensor(&file, "token_embd_proj.weight", MP_F32, TINY_WIDTH, width, 0.3f, 0);
         tiny_tensor(&file, "token_embd_proj.bias", MP_F32, 1, TINY_WIDTH, 0.3f, 0);
     }
+    if (norms_projection)
+        make_norm(&file, "token_embd_proj_norm", TINY_WIDTH, true);
     if (f->relative)
         tiny_tensor(&file, "attn_rel_b.weight", MP_F32, 32, 4, 2, 0);
     if (!f->rms)
@@ -258,6 +262,58 @@ static void check_families(mp_compute compute) {
 MP_TEST_SECONDS(models_encoder_families_float32, 100) { check_families(MP_COMPUTE_F32); }
 MP_TEST_SECONDS(models_encoder_families_bfloat16, 100) { check_families(MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_families_int8, 100) { check_families(MP_COMPUTE_I8); }
+
+MP_TEST(models_encoder_families_late_threads) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        check_late(make_spec, &families[i], MP_COMPUTE_F32);
+        check_late(make_spec, &families[i], MP_COMPUTE_I8);
+    }
+}
+
+/* The barriers that the threads of a pass over text 5 meet. */
+static int barriers_met(tiny_model *tiny) {
+    static texts all;
+    float out[WIDTH];
+    make_texts(&all);
+    late_thread(0);
+    late_thread_barriers();
+    MP_CHECK_INT(run(tiny, &all, 5, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
+    late_thread(-1);
+    return late_thread_barriers();
+}
+
+/* Plans limit their threads by the number of barriers: at least those that the threads meet, and for each layer exactly
+ * those, unless only some layers have experts. */
+MP_TEST(models_encoder_families_count_their_barriers) {
+    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_I8};
+    for (size_t i = 0; i < 2 * sizeof families / sizeof *families; i++) {
+        tiny_model tiny;
+        tiny_load(&tiny, make_spec(&families[i / 2]), classes[i % 2], 2);
+        compute_all(&tiny);
+        mp_encoder *model = (mp_encoder *)tiny.model;
+        const int met = barriers_met(&tiny), counted = mp_encoder_barriers(model);
+        MP_CHECK(met <= counted);
+        model->depth--;
+        const int met_less = barriers_met(&tiny), counted_less = mp_encoder_barriers(model);
+        model->depth++;
+        if (!families[i / 2].experts && met - met_less != counted - counted_less)
+            MP_FAIL("%s, compute type %d: a layer has %d barriers, %d are counted", families[i / 2].arch,
+                    (int)classes[i % 2], met - met_less, counted - counted_less);
+        tiny_unload(&tiny);
+    }
+}
+
+/* A norm of projected embeddings needs the whole rows, of which each thread computes columns. */
+MP_TEST(models_encoder_families_late_threads_norm_projections) {
+    int projected = 0;
+    norms_projection = true;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (families[i].embedding) {
+            check_late(make_spec, &families[i], MP_COMPUTE_F32);
+            projected++;
+        }
+    MP_CHECK(projected > 0);
+}
 
 /* Two texts, of 12 and of 40 tokens. */
 static bool family_is_recorded(const family *f, mp_compute compute, double recorded, double tolerance) {

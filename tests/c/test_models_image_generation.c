@@ -2,6 +2,7 @@
  * any step length, after a preemption and under a tight budget; failing allocations. */
 #include "models/diffusion/schedule.h"
 #include "image_generation_fixture.h"
+#include "late_threads.h"
 #include "missing_fixture.h"
 #include "ranges_fixture.h"
 #include "recorded_fixture.h"
@@ -61,10 +62,12 @@ static uint64_t hash_of_images(bool flux, mp_compute compute, int threads, const
     mp_error error;
     uint64_t hash = 0;
     tiny_load(&tiny, pipeline(flux), compute, threads);
+    late_thread_of(threads);
     MP_CHECK_INT(generate(&tiny, flux, how, &hash, &error), MP_OUTCOME_DONE);
     uint64_t again = 0; /* the second request finds cached texts and loaded weights */
     MP_CHECK_INT(generate(&tiny, flux, how, &again, &error), MP_OUTCOME_DONE);
     MP_CHECK(hash == again);
+    late_thread(-1);
     tiny_unload(&tiny);
     return hash;
 }
@@ -127,6 +130,36 @@ MP_TEST(models_image_generation_recorded) {
         wrong += image_is_recorded(flux, MP_COMPUTE_BF16, recorded[flux][1], 5 * RECORDED_ROUNDED);
     }
     MP_CHECK_INT(wrong, 0);
+}
+
+/* Without T5, its rows of an embedding are 0, and the rows before them are those of CLIP. */
+MP_TEST(models_image_generation_without_t5) {
+    enum { ROWS = CLIP_TOKENS + T5_TOKENS };
+    static float clip[2][CLIP_TOKENS * 40];
+    for (int t5 = 0; t5 < 2; t5++) {
+        tiny_model tiny;
+        mp_error error;
+        mp_item item = {0};
+        mp_spec *base = pipeline(false);
+        tiny_load(&tiny, t5 ? mp_spec_pin(base) : spec_with(base, "t5.block_count", NULL), MP_COMPUTE_F32, 1);
+        MP_CHECK_OK(make_call(false, 1, &item.request, &error), &error);
+        serve_alone(&tiny, &item);
+        const mp_image_generation_request *call = (const mp_image_generation_request *)item.request;
+        MP_CHECK_INT(call->text_rows, ROWS);
+        MP_CHECK_INT(call->text_width, 40);
+        for (int t = 0; t < call->n_texts; t++) {
+            const float *rows = call->texts + t * ROWS * 40;
+            for (int i = CLIP_TOKENS * 40; i < ROWS * 40; i++)
+                MP_CHECK(t5 || rows[i] == 0);
+            if (t == 0)
+                memcpy(clip[t5], rows, sizeof clip[t5]);
+        }
+        tiny.engine->ops->retire(tiny.engine, &item);
+        mp_request_destroy(item.request);
+        tiny_unload(&tiny);
+        mp_spec_unpin(base);
+    }
+    MP_CHECK(clip[0][0] != 0 && memcmp(clip[0], clip[1], sizeof clip[0]) == 0);
 }
 
 /* The text encoders' results are cached: a second request with the same text takes fewer steps, by the number of

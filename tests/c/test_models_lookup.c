@@ -120,6 +120,24 @@ MP_TEST(models_lookup_means_leave_out_the_ignored_token) {
     tiny_unload(&tiny);
 }
 
+/* A token's factor multiplies every component of its row. */
+MP_TEST(models_lookup_factors_multiply_rows) {
+    const kind of = {true, false};
+    float vector[WIDTH];
+    _Atomic bool stop = false;
+    tiny_model tiny;
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
+    const mp_lookup *model = (const mp_lookup *)tiny.model;
+    MP_CHECK(mp_lookup_vector(model, (int32_t[]){20, 30}, 2, WIDTH, false, &tiny.lease, &stop, vector));
+    for (int c = 0; c < WIDTH; c++) {
+        float a, b;
+        memcpy(&a, mp_tensor_row(&model->table, 20) + 4 * c, 4);
+        memcpy(&b, mp_tensor_row(&model->table, 30) + 4 * c, 4);
+        MP_CHECK_NEAR(vector[c], (a * (0.5f + 20.0f / TINY_VOCAB) + b * (0.5f + 30.0f / TINY_VOCAB)) / 2, 1e-6);
+    }
+    tiny_unload(&tiny);
+}
+
 MP_TEST(models_lookup_nan_fails_its_request_only) {
     static texts all;
     static float out[TEXTS * WIDTH];

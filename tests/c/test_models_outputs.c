@@ -37,6 +37,17 @@ MP_TEST_SECONDS(models_outputs_contract_float32, 90) {
 MP_TEST_SECONDS(models_outputs_contract_bfloat16, 60) { check_outputs(add_vocabulary_head, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_outputs_contract_int8, 60) { check_outputs(add_vocabulary_head, MP_COMPUTE_I8); }
 
+MP_TEST(models_outputs_late_threads) {
+    void (*const heads[])(tiny_file *) = {add_vocabulary_head, add_sum_head, add_token_head};
+    static texts all;
+    make_texts(&all);
+    asked = MP_EMBED_ALL;
+    for (int i = 0; i < 3; i++)
+        check_late_threads(&(grouped){TEXTS, OUTPUT_HASHES, i ? MP_COMPUTE_F32 : MP_COMPUTE_I8, with_heads, &heads[i],
+                                      &all, run_outputs, compute_all},
+                           5, 2, UINT64_MAX);
+}
+
 /* Requests for different outputs share a step, and each output has the bits that it has alone. */
 MP_TEST(models_outputs_do_not_depend_on_the_mask) {
     static texts all;

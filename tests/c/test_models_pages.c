@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "base/options.h"
-#include "model_fixture.h"
+#include "parts_fixture.h"
 #include "models/decoder/decoder.h"
 
 /* --- the weights file: a page without access counts its next use --- */
@@ -403,6 +403,44 @@ MP_TEST(models_pages_of_a_forked_child_are_not_fetched) {
     MP_CHECK(atomic_load(&stored->fetching));
     atomic_store(&gate_is_open, true);
     tiny_unload(&tiny);
+}
+
+/* A load gives back the source pages of every tensor that it copies: of a small matrix, which one thread packs, of a
+ * large one, which all threads pack together, and of a matrix that stays in floats. */
+MP_TEST(models_pages_of_copied_tensors_are_released) {
+    enum { TENSORS = 3, SMALL = 256, LARGE = 2048, COLUMNS = 1024 };
+    static const struct {
+        const char *name;
+        int rows, columns;
+    } tensors[TENSORS] = {{"small", SMALL, SMALL}, {"large", LARGE, COLUMNS}, {"plain", SMALL, SMALL}};
+    tiny_parts parts;
+    mp_linear small = {0}, large = {0};
+    mp_error error;
+    float *plain;
+    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    page = (size_t)sysconf(_SC_PAGESIZE);
+    tiny_parts_begin(&parts, "parts.bin", 3);
+    for (int t = 0; t < TENSORS; t++)
+        tiny_tensor(&parts.file, tensors[t].name, MP_F32, tensors[t].rows, tensors[t].columns, 1, 0);
+    sigaction(SIGSEGV, &action, NULL);
+    mp_sys_table.mmap = watched_mmap;
+    mp_sys_table.madvise = watched_madvise;
+    tiny_parts_open(&parts, MP_COMPUTE_F32, 2);
+    MP_CHECK_OK(mp_builder_linear(&parts.builder, &small, "small", NULL, SMALL, SMALL, &error), &error);
+    MP_CHECK_OK(mp_builder_linear(&parts.builder, &large, "large", NULL, LARGE, COLUMNS, &error), &error);
+    MP_CHECK_OK(mp_builder_plain(&parts.builder, &plain, "plain", SMALL, SMALL, &error), &error);
+    tiny_parts_finish(&parts);
+    for (int t = 0; t < TENSORS; t++) {
+        const mp_tensor_entry *entry = mp_spec_tensor_at(parts.file.spec, t);
+        for (size_t at = entry->offset / page + 1; (at + 1) * page < entry->offset + entry->nbytes; at++)
+            if (atomic_load(&uses[at]) != 1 || !atomic_load(&closed_page[at]))
+                MP_FAIL("page %zu of `%s` was read %d times and %s", at, tensors[t].name, atomic_load(&uses[at]),
+                        atomic_load(&closed_page[at]) ? "released" : "not released");
+    }
+    mp_free(parts.builder.slab);
+    parts.builder.slab = NULL;
+    mp_sys_table = mp_sys_real;
+    tiny_parts_close(&parts);
 }
 
 /* One request covers all packed weights, in one mapping that starts at a huge page. */

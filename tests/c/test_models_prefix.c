@@ -322,6 +322,29 @@ MP_TEST(models_prefix_window_parts_are_replaced) {
     take_down(&b);
 }
 
+/* A sequence continues after a prefix if the window parts that its next row sees exist; earlier ones may be gone. */
+MP_TEST(models_prefix_reach_needs_the_last_window_parts) {
+    enum { BLOCKS = 4 };
+    bench b;
+    uint32_t ids[BLOCKS];
+    mp_kv_group group = {.layers = 1, .window_layers = 1, .window = 64, .heads = 1, .k_dim = 16, .v_dim = 16,
+                         .dtype = MP_I16};
+    set_up(&b, 25);
+    mp_prefix_deinit(&b.cache);
+    mp_prefix_init(&b.cache, &group, &b.budget, 25);
+    publish(&b, 0, b.tokens, BLOCKS, ids);
+    mp_prefix_chain chain = mp_prefix_begin(&b.cache, 0, false);
+    for (int i = 0; i < BLOCKS; i++) {
+        MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, BLOCKS), BLOCKS);
+        mp_prefix_unref(&b.cache, ids[i]);
+        mp_prefix_shrink(&b.cache, 1);
+        MP_CHECK(!mp_kv_has_window(&b.cache.kv, ids[i]));
+    }
+    MP_CHECK_INT(mp_prefix_reach(&b.cache, &chain, b.tokens, BLOCKS), 0);
+    give(&b, ids, BLOCKS);
+    take_down(&b);
+}
+
 /* Random sequences of operations, compared with a simple model of the blocks that must be found. */
 MP_TEST_SECONDS(models_prefix_random_use, 60) {
     enum { HELD = 12, STEPS = 20000, DEEP = 5 };

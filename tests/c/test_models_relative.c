@@ -1,6 +1,7 @@
 /* Disentangled attention against its definition, for texts longer than a block of query rows, and for any range of rows
  * of a call. */
 #include <math.h>
+#include <stdlib.h>
 
 #include "base/cpu.h"
 #include "models/nn/attention.h"
@@ -84,4 +85,20 @@ MP_TEST(models_relative_attention_matches_its_definition) {
         }
     mp_free(scratch);
     mp_relative_deinit(&s.shape);
+}
+
+/* ALiBi's slopes (Press et al., arXiv:2108.12409): a geometric series for a power of two of heads; the heads beyond it
+ * have every second slope of twice as many heads. A bias is the negated product of slope and distance. */
+MP_TEST(models_relative_slopes) {
+    enum { HEADS = 6, LENGTH = 5 };
+    static const double slopes[][HEADS] = {
+        {0x1p-8}, {0x1p-4, 0x1p-8}, {0x1p-4, 0x1p-8, 0x1p-2}, {0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8},
+        {0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8, 0x1p-1}, {0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8, 0x1p-1, 0x1p-3}};
+    float bias[HEADS * (2 * LENGTH - 1)];
+    for (int heads = 1; heads <= HEADS; heads++) {
+        mp_attention_bias_slopes(heads, LENGTH, bias);
+        for (int h = 0; h < heads; h++)
+            for (int i = 0; i < 2 * LENGTH - 1; i++)
+                MP_CHECK_NEAR(bias[h * (2 * LENGTH - 1) + i], -slopes[heads - 1][h] * abs(i - (LENGTH - 1)), 1e-9);
+    }
 }

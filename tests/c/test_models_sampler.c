@@ -130,7 +130,8 @@ MP_TEST(models_sampler_penalizes_the_history_only) {
         MP_CHECK_OK(mp_history_add(&history, prompt[i], true, &error), &error);
         MP_CHECK_OK(mp_history_add(&history, outputs[i], false, &error), &error);
     }
-    const mp_sample_args sample = {.sampling = &s, .history = &history};
+    static const int32_t barred[] = {FEW, 10, -1, 11, FEW + 1}; /* ids outside the vocabulary are ignored */
+    const mp_sample_args sample = {.sampling = &s, .history = &history, .n_barred = 5, .barred = barred};
     MP_CHECK_INT(mp_sample(&sample, few, FEW, candidates), 1);
     for (int i = -GUARD; i < FEW + GUARD; i++) {
         const float before = (i + GUARD) % 2 ? 8 : -8;
@@ -139,7 +140,10 @@ MP_TEST(models_sampler_penalizes_the_history_only) {
                                : i == 6 || i == FEW - 1     ? seen - 0.5f - 0.25f
                                : i == 3                     ? seen
                                                             : before;
-        MP_CHECK_NEAR(guarded[GUARD + i], expected, 0);
+        if (i == 10 || i == 11)
+            MP_CHECK(guarded[GUARD + i] == -INFINITY);
+        else
+            MP_CHECK_NEAR(guarded[GUARD + i], expected, 0);
     }
     mp_history_deinit(&history);
 }

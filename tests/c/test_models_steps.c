@@ -3,7 +3,10 @@
 #include <stdatomic.h>
 
 #include "base/arena.h"
+#include "estimate_fixture.h"
+#include "late_threads.h"
 #include "missing_fixture.h"
+#include "speculation_fixture.h"
 #include "models/decoder/engine.h"
 
 enum { PROMPT = 200, ANSWER = 12, WORDS = (TINY_VOCAB + 31) / 32 };
@@ -54,6 +57,32 @@ MP_TEST(models_steps_publish_text) {
         MP_CHECK_INT(choice->text[t - 1], 'a' + choice->tokens[t - 1].id % 26);
         MP_CHECK_INT(choice->finish, t < ANSWER ? MP_FINISH_NONE : MP_FINISH_LENGTH);
     }
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* Progress counts the rows of the prompt, the tokens and the ends of completions, also while one of two completions has
+ * ended. */
+MP_TEST(models_steps_report_progress) {
+    enum { CHOICES = 2, SLICE = 64 };
+    tiny_model tiny;
+    tiny_job job;
+    load_tiny(&tiny);
+    make(&tiny, &job, 5, &(mp_text_args){.n_choices = CHOICES});
+    MP_CHECK_INT(job.item.total, PROMPT + CHOICES * (ANSWER + 1));
+    tiny_job_admit(&tiny, &job);
+    for (uint32_t rows = SLICE; rows < PROMPT; rows += SLICE) {
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, SLICE), MP_OUTCOME_MORE);
+        MP_CHECK_INT(job.item.cursor, rows);
+    }
+    tiny_job_step(&tiny, &job, SLICE);
+    MP_CHECK_INT(job.item.cursor, PROMPT + CHOICES); /* each completion has its first token */
+    for (uint32_t t = 1; t < ANSWER; t++) /* a step of one row continues the first completion that has not ended */
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, 1), MP_OUTCOME_MORE);
+    MP_CHECK_INT(job.call->choices[0].finish, MP_FINISH_LENGTH);
+    MP_CHECK_INT(job.item.cursor, PROMPT + ANSWER + 1 + 1);
+    tiny_job_finish(&tiny, &job);
+    MP_CHECK_INT(job.item.cursor, job.item.total);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
@@ -176,6 +205,137 @@ MP_TEST(models_steps_skip_cancelled_items) {
     tiny_unload(&tiny);
 }
 
+/* A step stops between layers once no request wants its result, on all threads, also if thread 0, which polls, is late.
+ * It publishes nothing, and a later step computes the same rows. */
+MP_TEST(models_steps_stop_between_layers) {
+    static const _Atomic int raised = 1;
+    tiny_job plain;
+    for (int threads = 0; threads <= 2; threads++) { /* 0: the reference, which is never stopped */
+        tiny_model tiny;
+        tiny_job job;
+        tiny_load(&tiny, tiny_decoder_spec(types, 1, 93), MP_COMPUTE_AUTO, threads ? threads : 1);
+        make(&tiny, &job, 5, &(mp_text_args){0});
+        tiny_job_admit(&tiny, &job);
+        late_thread_of(threads);
+        for (uint32_t t = 0; t < 2 && threads; t++) { /* within the prompt, and after the first token */
+            tiny.lease.cancelled = &raised;
+            for (int times = 0; times < 2; times++) {
+                MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+                MP_CHECK_INT(job.call->choices[0].token_count, t);
+                MP_CHECK_INT(job.item.cursor, t ? PROMPT + t : 0);
+                MP_CHECK_INT(tiny.engine->work.rows, t ? PROMPT : 0);
+            }
+            tiny.lease.cancelled = NULL;
+            MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+        }
+        tiny_job_finish(&tiny, &job);
+        late_thread(-1);
+        MP_CHECK(threads == 0 || tiny_job_hash(&plain) == tiny_job_hash(&job));
+        if (threads)
+            mp_request_destroy(&job.call->base);
+        else
+            plain = job;
+        tiny_unload(&tiny);
+    }
+    mp_request_destroy(&plain.call->base);
+}
+
+/* A pass of at least 32 rows updates the time per row, one of fewer rows the time of a pass, each to a quarter. */
+MP_TEST(models_steps_learn_their_times) {
+    static const struct {
+        int amount;
+        bool many;
+    } steps[] = {{31, false}, {32, true}, {137, true}, {1, false}};
+    tiny_model tiny;
+    tiny_job job;
+    load_tiny(&tiny);
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    for (size_t s = 0; s < sizeof steps / sizeof *steps; s++) {
+        atomic_store(&model->row_ns, OLD_ESTIMATE);
+        atomic_store(&model->decode_ns, OLD_ESTIMATE);
+        MP_CHECK_INT(tiny_job_step(&tiny, &job, steps[s].amount), MP_OUTCOME_MORE);
+        check_share(&model->row_ns, 0.75, steps[s].many);
+        check_share(&model->decode_ns, 0.75, !steps[s].many);
+    }
+    tiny_job_finish(&tiny, &job);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+static void run_one(void *arg) {
+    tiny_job job;
+    run(arg, &job, &(mp_text_args){0});
+    mp_request_destroy(&job.call->base);
+}
+
+/* The estimates do not become 0, however short a step is. */
+MP_TEST(models_steps_learn_times_above_zero) {
+    tiny_model tiny;
+    load_tiny(&tiny);
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    atomic_store(&model->decode_ns, 1);
+    check_least(&model->row_ns, run_one, &tiny);
+    atomic_store(&model->row_ns, 1);
+    check_least(&model->decode_ns, run_one, &tiny);
+    tiny_unload(&tiny);
+}
+
+static int propose_one(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+    (void)arg, (void)item, (void)choice;
+    MP_CHECK(most > 0);
+    *draft = 7;
+    return 1;
+}
+
+/* A step with drafts updates no estimate: plans contain no drafts. */
+MP_TEST(models_steps_with_drafts_learn_no_times) {
+    tiny_model tiny;
+    tiny_job job;
+    load_tiny(&tiny);
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_one, NULL);
+    atomic_store(&model->row_ns, OLD_ESTIMATE);
+    atomic_store(&model->decode_ns, OLD_ESTIMATE);
+    const uint64_t drafted = tiny.engine->work.drafted;
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+    MP_CHECK(tiny.engine->work.drafted > drafted);
+    check_share(&model->row_ns, 1, 1);
+    check_share(&model->decode_ns, 1, 1);
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* A plan asks for the threads that its rows are worth. */
+MP_TEST(models_steps_plan_threads) {
+    enum { BARRIERS = 5 * TINY_LAYERS + 6 };
+    tiny_model tiny;
+    tiny_job job;
+    mp_plan plan;
+    load_tiny(&tiny);
+    mp_model_facts *facts = &((mp_decoder *)tiny.model)->base.facts;
+    make_weights_large(facts, BARRIERS);
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    mp_item *item = &job.item;
+    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+    MP_CHECK_INT(plan.threads, mp_threads_worth(facts, PROMPT, BARRIERS));
+    MP_CHECK(plan.threads >= 199 && plan.threads <= 201 && plan.together);
+    facts->weight_bytes = 1;
+    facts->parameters = 21000000; /* the arithmetic of 200 rows takes as long as those weights */
+    tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+    MP_CHECK_INT(plan.threads, mp_threads_worth(facts, PROMPT, BARRIERS));
+    MP_CHECK(plan.threads < 256 && plan.threads > mp_threads_worth(facts, PROMPT - 10, BARRIERS));
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
 /* ---- states ------------------------------------------------------------------------------------------------------ */
 
 /* The engine counts its items through preemptions. A retired item has no state, so that it may be retired again. */
@@ -264,6 +424,34 @@ MP_TEST(models_steps_fail_if_a_late_mask_allows_nothing) {
     tiny_unload(&tiny);
 }
 
+/* An item that has failed samples no token of its other completions, although their masks are set. */
+MP_TEST(models_steps_of_a_failed_item_sample_nothing) {
+    static const uint32_t none[WORDS];
+    uint32_t every[WORDS];
+    tiny_model tiny;
+    tiny_job job;
+    mp_error error;
+    memset(every, 0xFF, sizeof every);
+    mp_sampling sampling = greedy;
+    sampling.ignore_eos = false;
+    load_tiny(&tiny);
+    make(&tiny, &job, 50,
+         &(mp_text_args){.n_choices = 2, .mask = every, .mask_bytes = sizeof every, .sampling = sampling});
+    tiny_job_admit(&tiny, &job);
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_WAIT_MASK);
+    for (int c = 0; c < 2; c++) {
+        MP_CHECK_INT(job.call->choices[c].token_count, 1);
+        MP_CHECK_OK(mp_text_request_mask(job.call, c, 1, c ? every : none, sizeof every, &error), &error);
+    }
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_FAILED);
+    for (int c = 0; c < 2; c++)
+        MP_CHECK_INT(job.call->choices[c].token_count, 1);
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
 /* The scratch of a deferred sample is charged: without memory the item waits, and continues when there is some. */
 MP_TEST(models_steps_wait_for_the_scratch_of_a_late_mask) {
     uint32_t only[WORDS] = {0};
@@ -292,6 +480,27 @@ MP_TEST(models_steps_wait_for_the_scratch_of_a_late_mask) {
     tiny_unload(&tiny);
 }
 
+/* So is the scratch of a pass, also if there are blocks for its rows. */
+MP_TEST(models_steps_wait_for_the_scratch_of_a_pass) {
+    tiny_model tiny;
+    tiny_job job;
+    load_tiny(&tiny);
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 5), MP_OUTCOME_MORE);
+    mp_text_engine *engine = (mp_text_engine *)tiny.engine;
+    mp_engine_release(&engine->arena, engine->budget, &engine->charged);
+    tiny.budget.limit = tiny.budget.used;
+    MP_CHECK_INT(tiny_job_step(&tiny, &job, 5), MP_OUTCOME_WAIT_MEMORY);
+    MP_CHECK_INT(job.item.error.code, MP_MEMORY_EXHAUSTED);
+    MP_CHECK_INT(job.item.cursor, 5);
+    tiny.budget.limit = UINT64_MAX;
+    tiny_job_finish(&tiny, &job);
+    MP_CHECK_INT(job.call->choices[0].token_count, ANSWER);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
 static double epsilon;
@@ -301,6 +510,24 @@ static void add_latents(tiny_file *file) {
 }
 
 static void set_epsilon(tiny_file *file) { tiny_float(file->spec, "mpool.latent_epsilon", epsilon); }
+
+static void add_input_biases(tiny_file *file) {
+    for (int l = 0; l < TINY_LAYERS; l++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%d.attn_q_a.bias", l);
+        tiny_tensor(file, name, MP_F32, 1, TINY_RANK, 1, 0);
+    }
+}
+
+MP_TEST(models_steps_refuse_biases_of_latents) {
+    mp_error error;
+    const tiny_kind kind = {.arch = "deepseek2", .experts = 6, .latents = true, .more = add_input_biases};
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    MP_CHECK_STATUS(load_only(tiny_decoder_spec_as(&kind, types, 1, 98, -1), MP_COMPUTE_AUTO, &error), MP_UNSUPPORTED,
+                    &error);
+    MP_CHECK_STR(error.message, "tensor blk.0.attn_q_a.bias is not part of this architecture");
+}
 
 /* A file of another architecture is refused, not run without part of its tensors. */
 MP_TEST(models_steps_refuse_files_of_other_architectures) {

@@ -6,6 +6,7 @@
 
 #include "base/options.h"
 #include "base/sanitize.h"
+#include "late_threads.h"
 #include "models/decoder/engine.h"
 #include "models/vision/vision.h"
 #include "vision_fixture.h"
@@ -151,6 +152,78 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
     }
     for (int i = 1; i < ITEMS; i++) /* items 3 and 7 differ only in the tenant */
         MP_CHECK((expected[i] == expected[3]) == (i == 3 || i == 7));
+}
+
+/* A request for the logits of its prompt also gets the rows of its image, whole. */
+MP_TEST(models_vision_returns_the_rows_of_an_image) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    tiny_job job;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    make_job(&tiny, &job, 0);
+    tiny_job_admit(&tiny, &job);
+    while (!job.done) {
+        mp_item *item = &job.item;
+        mp_plan plan;
+        tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+        step(&tiny, &plan, &job, false);
+    }
+    const mp_image_store *store = engine_of(&tiny)->images.store;
+    MP_CHECK(job.call->image_rows && store->tiles && !store->tiles->next);
+    MP_CHECK_INT(store->tiles->count, ROWS);
+    MP_CHECK(memcmp(job.call->image_rows, store->tiles->rows, ROWS * TINY_HIDDEN * sizeof(float)) == 0);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
+/* The key of an image is a hash: any value is possible, also 0. */
+MP_TEST(models_vision_keys_of_zeros) {
+    static const mp_dtype floats[] = {MP_F32};
+    uint64_t hashes[2];
+    tiny_model tiny;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    for (int zero = 1; zero >= 0; zero--) {
+        tiny_job job;
+        make_job(&tiny, &job, 0);
+        for (int i = 0; zero && i < MP_IMAGE_KEY; i++)
+            job.call->images.run_keys[i] = job.call->images.tile_keys[i] = 0;
+        tiny_job_admit(&tiny, &job);
+        while (!job.done) {
+            mp_item *item = &job.item;
+            mp_plan plan;
+            tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
+            step(&tiny, &plan, &job, false);
+        }
+        hashes[zero] = tiny_job_hash(&job);
+        mp_request_destroy(&job.call->base);
+        tiny_trim(&tiny);
+    }
+    MP_CHECK(hashes[0] == hashes[1]);
+    tiny_unload(&tiny);
+}
+
+/* Images and texts on two threads have the bits of one, whichever thread is late. */
+MP_TEST_SECONDS(models_vision_late_threads, 60) {
+    static const mp_dtype floats[] = {MP_F32}, bytes[] = {MP_Q8_0};
+    for (int k = 0; k < 2; k++) {
+        uint64_t expected[ITEMS], got[ITEMS];
+        tile_rows = k ? ROWS / 4 : ROWS;
+        for (int threads = 1; threads <= 2; threads++) {
+            tiny_model tiny;
+            tiny_load(&tiny, tiny_decoder_spec_as(k ? &axial_kind : &llava_kind, k ? bytes : floats, 1, 42, -1),
+                      k ? MP_COMPUTE_AUTO : MP_COMPUTE_F32, threads);
+            cut(&tiny, 2, 20000);
+            for (int late = 0; late < threads; late++) {
+                late_thread(late);
+                run_alone(&tiny, threads == 1 ? expected : got);
+                late_thread(-1);
+                for (int i = 0; threads > 1 && i < ITEMS; i++)
+                    if (got[i] != expected[i])
+                        MP_FAIL("item %d differs if thread %d is late", i, late);
+            }
+            tiny_unload(&tiny);
+        }
+    }
 }
 
 MP_TEST_SECONDS(models_vision_contract_float32, 300) {

@@ -728,7 +728,7 @@ static uint64_t release_memory(mp_text_engine *engine) {
                      mp_drafter_trim(&engine->drafter);
     if (engine->admitted > 0)
         return bytes; /* keep the scratch: the next step needs it */
-    bytes += mp_decoder_images_trim(&engine->images);
+    /* the working memory of images was released with the last item */
     return bytes + mp_engine_release(&engine->arena, engine->budget, &engine->charged);
 }
 

@@ -165,10 +165,8 @@ bool mp_diff_text_forward(mp_diff_thread *l, const mp_diff_text *text, const mp_
         mp_norm_rows(&block->as.text_end.norm, l->thread, text->T, text->x, e->hidden, text->x, e->hidden);
         return mp_diff_barrier(l);
     }
-    if (!e->t5 && index == e->layers - 1) { /* save x first: the last layer overwrites it */
-        if (l->thread->index == 0)
-            memcpy(text->before, text->x, floats(text->T, e->hidden));
-        mp_team_barrier(l->thread);
-    }
+    /* save x: the last layer overwrites it after barriers, which thread 0 reaches later */
+    if (!e->t5 && index == e->layers - 1 && l->thread->index == 0)
+        memcpy(text->before, text->x, floats(text->T, e->hidden));
     return run_layer(l, text, &block->as.text);
 }

@@ -221,9 +221,10 @@ static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out
         if (fits ? !mp_diff_barrier(l)
                  : !mp_diff_forward(l, up, normed, H, rows, &gelu, r->acts, r->inner + wide - up->N, wide))
             return false;
+        /* the next rows overwrite `inner` and `acts`, which were read before the last barrier, and `rows` after their
+         * first one */
         if (!mp_diff_add_gated(l, out, fits ? NULL : r->inner, wide, rows, gate, fits ? r->inner : r->acts, r->rows,
-                               h + row * H) ||
-            !mp_diff_barrier(l)) /* the next rows overwrite the same scratch */
+                               h + row * H))
             return false;
     }
     return true;

@@ -288,13 +288,13 @@ static void attend_to_latents(const pass *p) {
 }
 
 int mp_encoder_barriers(const mp_encoder *model) {
-    int layer = 7;
+    int layer = model->compute == MP_COMPUTE_F32 ? 7 : 11; /* other types: a barrier after activations are prepared */
     layer += model->flags & PLACED ? 1 : 0;
     layer += model->flags & MP_ENCODER_GATED ? 1 : 0;
     layer += model->flags & MP_ENCODER_OUTPUT_NORMS ? 2 : 0;
     layer += model->experts ? 6 : 0;
     layer += model->adapters.count ? 6 : 0; /* four layers with updates, and the activation; wanted queries */
-    enum { LAST = 5, HEADS = 3 }; /* the last layer has more, to move the wanted rows: see nn/transformer.h */
+    enum { LAST = 5, HEADS = 2 }; /* the last layer has more, to move the wanted rows: see nn/transformer.h */
     return layer * model->depth + 4 + LAST + HEADS + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
 }
 
@@ -394,7 +394,7 @@ static void finish_text(const pass *p, mp_encoder_text *text, const float *rows,
     text->finite = finite;
 }
 
-/* Computes the outputs of all texts from the rows of the last layer. The caller adds a barrier. */
+/* Computes the outputs of all texts from the rows of the last layer. No barrier at the end. */
 static void finish(pass *p) {
     const mp_team_thread *thread = p->context.thread;
     bool heads = p->sparse.count > 0;
@@ -504,5 +504,4 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
         attend_to_latents(&p);
 
     finish(&p);
-    mp_team_barrier(thread);
 }

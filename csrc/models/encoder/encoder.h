@@ -90,7 +90,7 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M, int threads, uns
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T, int M, unsigned outputs);
 /* Compute a group. Call on all threads of the region with the same group and group scratch, each with its own thread
  * scratch. lease: reports progress. Sets `finite` of every text. The bits do not depend on the grouping or the threads.
- */
+ * Ends WITHOUT a barrier: the outputs are complete at the end of the region. */
 void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
                         mp_lease *lease, void *group_scratch, void *thread_scratch);
 /* Maximum barriers of a pass. */

@@ -453,10 +453,10 @@ static bool pool_by_attention(const work *w) {
     float *q = w->inner, *kv = w->wide;
     shape.compute = MP_COMPUTE_F32; /* with one row of queries, the copies for bfloat16 would cost more than they
                                      * save */
-    mp_row_linear(&w->context, &pool->q, pool->probe, hidden, 1, NULL, q, hidden);
-    mp_team_barrier(w->thread);
     if (!pool_keys(w))
         return false;
+    mp_row_linear(&w->context, &pool->q, pool->probe, hidden, 1, NULL, q, hidden);
+    mp_team_barrier(w->thread);
     int64_t begin, end;
     mp_team_split(w->thread, (int64_t)count * model->heads, 1, &begin, &end);
     for (int64_t unit = begin; unit < end; unit++) {
@@ -514,14 +514,12 @@ bool mp_vit_forward(mp_vit_thread *l) {
     int64_t first, end;
     if (!mp_vit_advance(l))
         return false;
-    copy_tokens(&w);
-    mp_team_barrier(l->thread);
+    copy_tokens(&w); /* pool_by_attention overwrites the rows only after a barrier */
     if (w.model->attention_pool && !pool_by_attention(&w))
         return false;
     mp_team_split(l->thread, l->pass->count, 1, &first, &end);
     for (int64_t i = 0; i < end; rows += (int64_t)kept_rows(&images[i++]) * w.model->hidden)
         if (i >= first && !images[i].want_tokens)
             finish_image(w.model, &images[i], rows, w.model->attention_pool ? w.x + i * w.model->hidden : NULL, l->own);
-    mp_team_barrier(l->thread);
     return true;
 }

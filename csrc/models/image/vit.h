@@ -190,7 +190,8 @@ size_t mp_vit_thread_scratch(const mp_vit *model, int T);
  * result's bits do not depend on groups, parts or threads. */
 bool mp_vit_advance(mp_vit_thread *l);
 /* Compute a group up to its vectors, from the cursor on, on all threads of the region. Sets `finite` of every image.
- * Returns false, without results, if the pass was cancelled or `until_ns` has passed. */
+ * Returns false, without results, if the pass was cancelled or `until_ns` has passed. Ends WITHOUT a barrier: the
+ * vectors are complete at the end of the region. */
 bool mp_vit_forward(mp_vit_thread *l);
 
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);

@@ -147,14 +147,11 @@ uint64_t mp_images_rest(mp_image_store *store) {
     return before - mp_images_bytes(store);
 }
 
-uint64_t mp_images_trim(mp_image_store *store) {
-    return mp_images_shrink(store, UINT64_MAX) + mp_images_rest(store);
-}
-
 void mp_images_destroy(mp_image_store *store) {
     if (!store)
         return;
-    mp_images_trim(store);
+    mp_images_shrink(store, UINT64_MAX);
+    mp_images_rest(store);
     mp_free(store->numbers);
     mp_free(store);
 }
@@ -580,7 +577,6 @@ const mp_image_ops mp_vision_ops = {
     .bytes = mp_images_bytes,
     .shrink = mp_images_shrink,
     .rest = mp_images_rest,
-    .trim = mp_images_trim,
     .begin = mp_images_begin,
     .number = mp_images_number,
     .release = mp_images_release,

@@ -100,8 +100,6 @@ uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes charged for 
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
 /* Releases the working memory, and drops unfinished tiles. Returns the bytes released. */
 uint64_t mp_images_rest(mp_image_store *store);
-/* Releases the working memory and all idle tiles. Returns the bytes released. */
-uint64_t mp_images_trim(mp_image_store *store);
 
 /* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions: an image
  * advances the position of the tokens after it by its longer side, in rows. */

@@ -1,0 +1,42 @@
+/* estimate_fixture.h: checks of the running estimates of speed that engines keep. */
+#ifndef ESTIMATE_FIXTURE_H
+#define ESTIMATE_FIXTURE_H
+
+#include <stdatomic.h>
+
+#include "base/sys.h"
+#include "model_fixture.h"
+
+/* An estimate far above any measured time: after an update, only the share of the old value counts. */
+#define OLD_ESTIMATE ((uint64_t)1 << 58)
+
+/* Check that an estimate of OLD_ESTIMATE was updated `times` times, each of which kept `share` of it. */
+static inline void check_share(const _Atomic uint64_t *estimate, double share, int times) {
+    const double expected = (double)OLD_ESTIMATE * pow(share, times);
+    MP_CHECK_NEAR((double)atomic_load(estimate) / expected, 1, 0.001);
+}
+
+#ifdef MP_SEAM
+static inline uint64_t frozen_clock(void) { return 1000000000; }
+#endif
+
+/* Run one request with a clock that stands still: the measured time is 0, and an estimate of 1 stays 1. */
+static inline void check_least(_Atomic uint64_t *estimate, void (*run)(void *arg), void *arg) {
+#ifdef MP_SEAM
+    atomic_store(estimate, 1);
+    mp_sys_table.now_ns = frozen_clock;
+    run(arg);
+    mp_sys_table = mp_sys_real;
+    MP_CHECK_INT(atomic_load(estimate), 1);
+#else
+    (void)estimate, (void)run, (void)arg;
+#endif
+}
+
+/* Weights so large that a plan has about `threads` threads if it counts `barriers` barriers. */
+static inline void make_weights_large(mp_model_facts *facts, int barriers) {
+    enum { THREADS = 200, BARRIER_NS = 100, BYTES_PER_NS = 20 };
+    facts->weight_bytes = (int64_t)BYTES_PER_NS * BARRIER_NS * barriers * THREADS * THREADS;
+}
+
+#endif

@@ -1,0 +1,75 @@
+/* late_threads.c: see late_threads.h. The linker sends the core's calls of mp_team_barrier and mp_lease_run to the
+ * functions __wrap_... below (build.py). */
+#include "late_threads.h"
+
+#ifndef MP_SIM /* the simulator has no teams */
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "mp_test.h"
+#include "base/team.h"
+
+typedef void region_body(const mp_team_thread *thread, void *arg);
+
+void __real_mp_team_barrier(const mp_team_thread *thread);
+void __wrap_mp_team_barrier(const mp_team_thread *thread);
+void __real_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
+void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
+
+enum { MOST_THREADS = 8, PAUSE_US = 10, MOST_PAUSES = 100000 };
+
+static _Atomic int late = -1, met;
+static _Atomic uint32_t reached[MOST_THREADS]; /* barriers that each thread has reached; UINT32_MAX after its end */
+
+typedef struct region {
+    region_body *body;
+    void *arg;
+} region;
+
+void late_thread(int index) { atomic_store(&late, index); }
+
+int late_thread_barriers(void) { return atomic_exchange(&met, 0); }
+
+/* The number of pauses is bounded: a thread that waits for the late one elsewhere than at a barrier ends the lateness,
+ * not the test. */
+static void let_others_go_first(const mp_team_thread *thread) {
+    const uint32_t own = atomic_load(&reached[thread->index]);
+    if (thread->index != atomic_load(&late))
+        return;
+    for (int other = 0; other < thread->count; other++)
+        for (int pauses = 0; other != thread->index && atomic_load(&reached[other]) <= own; pauses++) {
+            if (pauses == MOST_PAUSES)
+                return;
+            usleep(PAUSE_US);
+        }
+}
+
+void __wrap_mp_team_barrier(const mp_team_thread *thread) {
+    if (thread->count == 1 || atomic_load_explicit(&late, memory_order_relaxed) < 0) {
+        __real_mp_team_barrier(thread);
+        return;
+    }
+    atomic_fetch_add(&reached[thread->index], 1);
+    atomic_fetch_add(&met, thread->index == atomic_load(&late));
+    __real_mp_team_barrier(thread);
+    let_others_go_first(thread);
+}
+
+static void run_late(const mp_team_thread *thread, void *arg) {
+    const region *inner = arg;
+    let_others_go_first(thread);
+    inner->body(thread, inner->arg);
+    atomic_store(&reached[thread->index], UINT32_MAX);
+}
+
+void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg) {
+    if (lease->threads == 1 || atomic_load_explicit(&late, memory_order_relaxed) < 0) {
+        __real_mp_lease_run(lease, body, arg);
+        return;
+    }
+    MP_CHECK(lease->threads <= MOST_THREADS);
+    for (int i = 0; i < MOST_THREADS; i++)
+        atomic_store(&reached[i], 0);
+    __real_mp_lease_run(lease, run_late, &(region){body, arg});
+}
+#endif

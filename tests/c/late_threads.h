@@ -1,0 +1,16 @@
+/* late_threads.h: makes one thread of every parallel region late, so that a missing barrier changes results in every
+ * run and not only under an unlucky schedule. */
+#ifndef LATE_THREADS_H
+#define LATE_THREADS_H
+
+/* From now on, after each barrier and at the start of each region, thread `index` continues only when all other threads
+ * have reached their next barrier or the end of the region. They do not wait for it until then: threads wait for each
+ * other at barriers only. -1: no thread is late, the default. The caller's regions must run one at a time, with at most
+ * eight threads. */
+void late_thread(int index);
+/* One choice for tests that count their threads up: the first of two, the last of three; else none. */
+static inline void late_thread_of(int threads) { late_thread(threads == 2 ? 0 : threads == 3 ? 2 : -1); }
+/* Returns the number of barriers that the late thread has met since the last call. */
+int late_thread_barriers(void);
+
+#endif
