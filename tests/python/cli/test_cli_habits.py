@@ -122,7 +122,16 @@ def test_serve_takes_models_as_arguments() -> None:
     (["create", "x", "-f", "Modelfile"], "mpool serve NAME=MODEL"), (["cp", "a", "b"], "mpool serve NAME=MODEL"),
     (["push", "a"], "hf upload"), (["version"], "mpool --version"), (["help"], "mpool --help"),
     (["generate", "qwen3:0.6b", "Why?"], "mpool run MODEL PROMPT"), (["chat", "a", "Why?"], "mpool run MODEL PROMPT"),
-    (["serve", "a", "--colour"], "unrecognized arguments: --colour")])
+    (["serve", "a", "--colour"], "mpool serve: error: unrecognized arguments: --colour. `mpool serve --help`"),
+    (["serve", "--modell", "a"], "Did you mean --model?"),
+    (["ray", "serve", "--relicas", "2"], "Did you mean --replicas?"),
+    (["ray", "sreve"], "unknown command 'sreve'. Did you mean serve?"),
+    (["serve", "--ctx-size", "4096"], "error: unrecognized arguments: --ctx-size. The context is the model's own"),
+    (["serve", "-m", "a", "--n-gpu-layers=9"], "mpool computes on the CPU"),
+    (["serve", "--api-key", "x"], "--token-file"),
+    (["run", "a", "--keepalive", "5m", "hi"], "--keepalive: A model of mpool run"),
+    (["serve", "--lora", "x"], "Use --adapter NAME=PATH"),
+    (["rerank", "q", "a", "--lora", "x"], "`mpool rerank --help`")])
 def test_other_commands_name_what_to_use(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
