@@ -111,6 +111,12 @@ def test_list_lists_downloaded_models(capsys: pytest.CaptureFixture[str]) -> Non
     assert found[0] == found[1] == found[2] and "digits-sd3" in [row["key"] for row in found[0]]
 
 
+def test_models_names_the_task_of_a_second_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--capability", "text_embedding"]) == 0
+    out = capsys.readouterr().out
+    assert "all-MiniLM-L6-v2 (default) " in out and "ms-marco-MiniLM-L6-v2 (default for rerank) " in out
+
+
 def test_serve_takes_models_as_arguments() -> None:
     parse = make_parser().parse_args
     for arguments in (["a", "b=c"], ["--port", "0", "a", "b=c"], ["a", "--port", "0", "b=c"]):
