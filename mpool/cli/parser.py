@@ -212,7 +212,9 @@ def _weights(command: argparse.ArgumentParser) -> None:
 
 def _compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--compute", default="auto", choices=COMPUTE,
-                         help="compute type (default: auto)")
+                         help="compute type. auto: bfloat16 if the CPU has instructions for it, else float32, and for "
+                              "language models the stored type of each weight; float32: the same bytes on every x86-64 "
+                              "machine; int8: fastest for embeddings, less exact (default: auto)")
 
 
 def _json(command: argparse.ArgumentParser) -> None:
@@ -295,8 +297,9 @@ def _classify(command: argparse.ArgumentParser) -> None:
     unset = argparse.SUPPRESS
     _texts(command)
     command.add_argument("-m", "--model", metavar="REF", required=True,
-                         help="classifier: a folder or reference whose config.json names a class "
-                              "ForSequenceClassification")
+                         help="classifier: a key of `mpool models`, such as "
+                              "distilbert-base-uncased-finetuned-sst-2-english or, with --tokens, bert-base-NER; or a "
+                              "folder or reference whose config.json names a class ForSequenceClassification")
     _pool(command)
     command.add_argument("--pair", metavar="TEXT", help="classify each text as a pair with this second text")
     command.add_argument("--tokens", action="store_true",
@@ -437,7 +440,7 @@ def _listening(command: argparse.ArgumentParser, rows: Iterable[tuple[str, type,
 
 def _ray(command: argparse.ArgumentParser) -> None:
     commands = command.add_subparsers(title="commands", metavar="command", required=True)
-    setattr(command, "commands", commands.choices)  # as of the whole program; see _Parser
+    command.commands = commands.choices  # as of the whole program; see _Parser
     serve = commands.add_parser("serve", help="like mpool serve, with several pools", description="Serve models over "
                                 "HTTP with several pools, each in a process of its own.")
     serve.set_defaults(run=_lazy("scaling", "serve"))

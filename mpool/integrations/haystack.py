@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-
 from ..checks import integer, refuse
 from ..resources import importing
 from . import _requests as requests

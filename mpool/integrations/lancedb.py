@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-
 from ..resources import importing
 from . import _requests as requests
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-
 from .. import aio
 from .._functions import pool_of
 from ..checks import refuse, unknown_option
