@@ -80,7 +80,10 @@ def __getattr__(name: str) -> Any:
     elif name == "_core":
         value = _import_core()
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .foreign_names import ATTRIBUTES
+
+        use = ATTRIBUTES[__name__].get(name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f"; {use}" if use else ""))
     globals()[name] = value
     return value
 

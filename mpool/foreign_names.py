@@ -1,6 +1,7 @@
-"""Names of arguments in other libraries: sentence-transformers, fastembed, transformers, llama-cpp-python and others.
+"""Names in other libraries: sentence-transformers, fastembed, transformers, llama-cpp-python and others.
 
-The errors of :mod:`mpool.checks` say which argument of mpool to use instead.
+The errors of :mod:`mpool.checks` say which argument of mpool to use instead, those of missing attributes which function
+or attribute.
 """
 
 from __future__ import annotations
@@ -109,6 +110,61 @@ ADVICE: dict[str, str] = {
     "user": "set `tenant`",
     "verbose": "set the level of the logger mpool: logging.getLogger('mpool')",
 }
+
+_LLAMA = "mpool.integrations.llama_cpp has this class; mpool's own functions are mpool.generate and mpool.chat"
+_ST = "mpool.integrations.sentence_transformers has this class; mpool's own function is "
+_FUNCTIONS = {
+    "CrossEncoder": _ST + "mpool.rerank", "SentenceTransformer": _ST + "mpool.embed",
+    "SparseEncoder": "use mpool.embed_sparse(texts, model)",
+    "Llama": _LLAMA, "LlamaGrammar": _LLAMA,
+    "TextEmbedding": "use mpool.embed(texts, model), or the generator mpool.embed_iter(texts, model)",
+    "SparseTextEmbedding": "use mpool.embed_sparse(texts, model)",
+    "LateInteractionTextEmbedding": "use mpool.embed_tokens(texts, model)",
+    "ImageEmbedding": "use mpool.embed_image(images, model)",
+    "TextCrossEncoder": "use mpool.rerank(query, documents, model)",
+    "AsyncClient": "use mpool.aio: its functions are coroutines, and need no server",
+    "Client": "use mpool.chat, mpool.generate and mpool.embed: they need no server",
+    "cos_sim": "use mpool.similarity(a, b)", "util": "use mpool.similarity and mpool.semantic_search",
+    "list": "`mpool list` lists the downloaded models, mpool.ps() those in use",
+    "list_models": "`mpool models` lists the models of the catalogue",
+    "list_supported_models": "`mpool models` lists the models of the catalogue",
+    "pipeline": "use the function of the task: mpool.generate, mpool.classify, mpool.embed",
+    "pull": "mpool.load(model) downloads and loads a model; `mpool pull MODEL` only downloads it",
+    "delete": "run `mpool rm MODEL`", "show": "run `mpool show MODEL`, or use mpool.get(model).description",
+    "serve": "run `mpool serve`; for another ASGI server, the application is mpool.server:app",
+    "stop": "use mpool.unload(model)",
+}
+_METHODS = {
+    "encode": "use {}.embed(texts)", "encode_document": 'use {}.embed(texts, task="document")',
+    "encode_query": 'use {}.embed(texts, task="query")', "passage_embed": 'use {}.embed(texts, task="document")',
+    "query_embed": 'use {}.embed(texts, task="query")', "create_embedding": "use {}.embed(texts)",
+    "predict": "use {}.rerank(query, documents)", "rank": "use {}.rerank(query, documents)",
+    "create_completion": "use {}.generate(prompt)", "create_chat_completion": "use {}.chat(messages)",
+}
+_TEXT = {"content": "use `text`", "delta": "use `text`", "response": "use `text`", "thinking": "use `reasoning`",
+         "reasoning_content": "use `reasoning`", "done_reason": "use `finish_reason`"}
+
+#: Class, or ``mpool`` for the module -> attribute that another library has in its place -> what to do instead.
+ATTRIBUTES: dict[str, dict[str, str]] = {
+    "mpool": {**{name: use.format("mpool") for name, use in _METHODS.items()}, **_FUNCTIONS},
+    "Model": {**{name: use.format("model") for name, use in _METHODS.items()},
+              "close": "use model.unload()", "similarity": "use mpool.similarity(a, b)"},
+    "Completion": {**_TEXT, "eval_count": "use `usage.completion_tokens`", "output_text": "use `text`",
+                   "outputs": "use `choices`", "prompt_eval_count": "use `usage.prompt_tokens`"},
+    "Choice": {**_TEXT, "message": "use `text`; the completion has the `message` of its first choice"},
+    "Chunk": {**_TEXT, "choices": "use `text`; `index` is the number of the choice", "message": "use `text`"},
+    "Stream": {name: "iterate over the stream, or wait for the whole completion with result()"
+               for name in ("choices", "content", "message", "text", "usage")},
+}
+
+
+def attribute_of(value: object, name: str) -> object:
+    """Raise the error of a missing attribute. It says what to use, if another library has the attribute. For the
+    ``__getattr__`` of the classes of ``ATTRIBUTES``."""
+    use = ATTRIBUTES.get(type(value).__name__, {}).get(name)
+    if use is None:
+        return object.__getattribute__(value, name)  # raises the error of Python, or that of a property
+    raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}; {use}", name=name, obj=value)
 
 
 def own_name(name: str, known: list[str]) -> str | None:

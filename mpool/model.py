@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._methods import ModelVerbs
 from .errors import InvalidArgument, WrongCapability
+from .foreign_names import attribute_of
 from .resources import list_of_caller, typed
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class Model(ModelVerbs):
 
     def __init__(self, entry: Entry, compute: str = "auto") -> None:
         self._held, self._compute = entry, compute
+
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        def __getattr__(self, name):
+            return attribute_of(self, name)
 
     @property
     def _entry(self) -> Entry:

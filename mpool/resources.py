@@ -101,6 +101,24 @@ def install_hint(extra: str) -> str:
     return f"Run this in the clone of mpool: pip install \".[{extra}]\""
 
 
+@contextmanager
+def importing(extra: str) -> Iterator[None]:
+    """Add the command that installs an extra to the error of an import that needs it.
+
+    Args:
+        extra: name in ``[project.optional-dependencies]``.
+
+    Raises:
+        ModuleNotFoundError: an import in the block failed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "mpool").partition(".")[0] == "mpool":
+            raise
+        raise ModuleNotFoundError(f"{error.msg}. {install_hint(extra)}", name=error.name) from error
+
+
 def _packages_of(extra: str) -> list[str]:
     """Return the requirements of an extra, quoted for a shell; [] if mpool is not installed."""
     from importlib.metadata import PackageNotFoundError, requires

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from .foreign_names import attribute_of
 
 #: Why a completion ended. ``"stop"``: at the model's end token, or at a stop string or stop token (see ``stop``);
 #: ``"length"``: at ``max_tokens`` or at the end of the context; ``"tool_calls"``: at the model's end token, with tool
@@ -137,6 +139,10 @@ class Choice:
     parsed: Any = None
     tool_calls: tuple[ToolCall, ...] = ()
 
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        def __getattr__(self, name):
+            return attribute_of(self, name)
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -183,6 +189,16 @@ class Completion:
     def __str__(self) -> str:
         return self.text
 
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        def __getattr__(self, name):
+            return attribute_of(self, name)
+
+        def __getitem__(self, key):
+            raise TypeError("a Completion is not a dict: use its attributes `text`, `message`, `choices`, `usage` and "
+                            "`finish_reason`")
+
+        __iter__ = None  # else Python iterates by __getitem__
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -209,6 +225,10 @@ class Chunk:
 
     def __str__(self) -> str:
         return self.text
+
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        def __getattr__(self, name):
+            return attribute_of(self, name)
 
 
 __all__ = ["Choice", "Chunk", "Completion", "FinishReason", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta",

@@ -60,7 +60,8 @@ class CatalogueTable(Generated):
         yield from ("| key | also | capability | memory | hashes | licence |", "|---|---|---|---|---|---|")
         catalogue = load_catalogue()
         for row in catalogue.rows.values():
-            default = " (default)" if row.key in catalogue.defaults.values() else ""
+            task = next((task for task, key in catalogue.defaults.items() if key == row.key), None)
+            default = "" if task is None else " (default)" if task == row.capability else f" (default for {task})"
             also = ", ".join(f"`{alias}`" for alias in row.aliases)
             yield (f"| `{row.key}`{default} | {also} | `{row.capability}` | {row.est_memory_allocation_mb:,} MB | "
                    f"{'unpinned' if row.unpinned else 'pinned'} | {row.license} |")

@@ -7,7 +7,7 @@ import itertools
 import sys
 from typing import Any
 
-from .common import for_output, make_pool, print_json, say, texts_of
+from .common import for_output, make_pool, no_inputs, print_json, say, texts_of
 
 #: Number of texts that are classified at once, without and with labels of the command line.
 _BATCH, _BATCH_PAIRS = 256, 1024
@@ -55,7 +55,7 @@ def classify(arguments: argparse.Namespace) -> int:
                 else:
                     _print(text, one, arguments)
     if not seen:
-        raise InvalidArgument("at least one text is required, got none")
+        raise no_inputs("text")
     if arguments.json:
         print_json(rows)
     return 0
@@ -91,7 +91,7 @@ def _classify_tokens(arguments: argparse.Namespace) -> int:
                     say(f"{line}:{one.start}-{one.end}  {one.score:.4f} {for_output(one.label, sys.stdout)}  "
                         f"{for_output(text[one.start:one.end], sys.stdout)}")
     if not seen:
-        raise InvalidArgument("at least one text is required, got none")
+        raise no_inputs("text")
     if arguments.json:
         print_json(rows)
     return 0

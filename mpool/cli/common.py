@@ -39,6 +39,15 @@ def default_model(capability: str) -> str:
     return load_catalogue().default(capability).key
 
 
+def no_inputs(unit: str) -> Exception:
+    """Return the error of a command that got no inputs (``unit``: text or image)."""
+    from ..errors import InvalidArgument
+
+    return InvalidArgument(f"at least one {unit} is required, got none",
+                           hint="Pass texts as arguments, with --file or on standard input" if unit == "text" else
+                           "Pass paths as arguments or on standard input")
+
+
 def for_output(text: str, stream: TextIO) -> str:
     """Replace the control characters in generated text if the stream is a terminal."""
     return text.translate(_UNPRINTABLE) if stream.isatty() else text

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from .common import Texts, default_model, make_pool, note, texts_of
+from .common import Texts, default_model, make_pool, no_inputs, note, texts_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,10 +117,8 @@ def _check_output(arguments: argparse.Namespace, form: str) -> None:
 
 def _require_inputs(count: int, unit: str) -> None:
     """Raise InvalidArgument if there were no inputs."""
-    from ..errors import InvalidArgument
-
     if not count:
-        raise InvalidArgument(f"at least one {unit} is required, got none")
+        raise no_inputs(unit)
 
 
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,

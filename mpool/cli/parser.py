@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..checks import nearest
@@ -59,6 +60,33 @@ _FOREIGN = {
 }
 
 
+_CONTEXT = "The context is the model's own, and only the part in use takes memory: leave it out"
+_CPU = "mpool computes on the CPU: leave it out"
+_BATCHED = "mpool batches as many requests as fit into memory: leave it out"
+_UNNEEDED = "mpool needs no such option: leave it out"
+#: Option of Ollama, llama-server, vLLM or text-embeddings-inference -> what to do instead. If the text names an option
+#: of mpool (--NAME), it is for commands that have this option.
+_FOREIGN_OPTIONS = {
+    **dict.fromkeys(("-c", "--ctx-size", "--max-model-len", "--num-ctx"), _CONTEXT),
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "--device", "--tensor-parallel-size"), _CPU),
+    **dict.fromkeys(("-np", "--parallel", "-b", "--batch-size", "-ub", "--ubatch-size", "--max-num-seqs",
+                     "--max-batch-tokens", "--max-concurrent-requests", "--cont-batching"), _BATCHED),
+    **dict.fromkeys(("--embedding", "--embeddings", "--reranking", "--jinja", "--flash-attn", "-fa",
+                     "--enable-auto-tool-choice", "--trust-remote-code"), _UNNEEDED),
+    **dict.fromkeys(("--hf-repo", "--model-id"),
+                    "Use --model org/name, or --model org/name:Q4_K_M for a GGUF file"),
+    **dict.fromkeys(("-a", "--alias", "--served-model-name"), "Use --model NAME=REF"),
+    **dict.fromkeys(("--lora", "--lora-modules"), "Use --adapter NAME=PATH"),
+    **dict.fromkeys(("-n", "--n-predict", "--predict", "--num-predict", "--max-new-tokens"), "Use --max-tokens N"),
+    "-t": "Use --threads N", "--api-key": "Use --token-file PATH, a file with the token",
+    "--repeat-penalty": "Use --repetition-penalty X", "--temp": "Use --temperature X",
+    "--hostname": "Use --host ADDRESS", "-p": "Pass the prompt as an argument",
+    "--prompt": "Pass the prompt as an argument",
+    "--keepalive": "A model of mpool run is unloaded when the command ends; with mpool serve, the field keep_alive of "
+                   "a request says how long the model stays loaded",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that names the nearest commands if a command does not exist."""
 
@@ -83,9 +111,26 @@ class _Parser(argparse.ArgumentParser):
         if rest and words and not any(one.startswith("-") for one in rest[:at]):
             setattr(parsed, words, [*getattr(parsed, words), *rest[:at], *rest[at + 1:]])
         elif rest:
-            usage = getattr(parsed, "usage", None)
-            self.error(f"unrecognized arguments: {' '.join(rest)}" + (f". {usage}" if usage else ""))
+            self._unrecognized(rest, sys.argv[1:] if args is None else args, getattr(parsed, "usage", None))
         return parsed
+
+    def _unrecognized(self, rest: Sequence[str], args: Sequence[str], usage: str | None) -> NoReturn:
+        """Exit with an error that names the arguments, and what to use instead of the first unknown option."""
+        command = self
+        for word in args:
+            found = command.commands.get(word)
+            command = found if isinstance(found, _Parser) else command
+        option = next((one.partition("=")[0] for one in rest if one.startswith("-")), "")
+        known = list(command._option_string_actions)
+        advice = _FOREIGN_OPTIONS.get(option, "")
+        if advice and all(one in known for one in advice.split() if one.startswith("--")):
+            text = (f"{option}: " if len(rest) > 1 else "") + advice
+        elif usage and not option:
+            text = usage
+        else:
+            close = difflib.get_close_matches(option, known, n=1, cutoff=0.75)
+            text = f"Did you mean {close[0]}?" if close else f"`{command.prog} --help` lists the options"
+        command.exit(2, f"{command.prog}: error: unrecognized arguments: {' '.join(rest)}. {text}\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -167,7 +212,9 @@ def _weights(command: argparse.ArgumentParser) -> None:
 
 def _compute(command: argparse.ArgumentParser) -> None:
     command.add_argument("--compute", default="auto", choices=COMPUTE,
-                         help="compute type (default: auto)")
+                         help="compute type. auto: bfloat16 if the CPU has instructions for it, else float32, and for "
+                              "language models the stored type of each weight; float32: the same bytes on every x86-64 "
+                              "machine; int8: fastest for embeddings, less exact (default: auto)")
 
 
 def _json(command: argparse.ArgumentParser) -> None:
@@ -250,8 +297,9 @@ def _classify(command: argparse.ArgumentParser) -> None:
     unset = argparse.SUPPRESS
     _texts(command)
     command.add_argument("-m", "--model", metavar="REF", required=True,
-                         help="classifier: a folder or reference whose config.json names a class "
-                              "ForSequenceClassification")
+                         help="classifier: a key of `mpool models`, such as "
+                              "distilbert-base-uncased-finetuned-sst-2-english or, with --tokens, bert-base-NER; or a "
+                              "folder or reference whose config.json names a class ForSequenceClassification")
     _pool(command)
     command.add_argument("--pair", metavar="TEXT", help="classify each text as a pair with this second text")
     command.add_argument("--tokens", action="store_true",
@@ -392,6 +440,7 @@ def _listening(command: argparse.ArgumentParser, rows: Iterable[tuple[str, type,
 
 def _ray(command: argparse.ArgumentParser) -> None:
     commands = command.add_subparsers(title="commands", metavar="command", required=True)
+    command.commands = commands.choices  # as of the whole program; see _Parser
     serve = commands.add_parser("serve", help="like mpool serve, with several pools", description="Serve models over "
                                 "HTTP with several pools, each in a process of its own.")
     serve.set_defaults(run=_lazy("scaling", "serve"))

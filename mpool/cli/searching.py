@@ -8,7 +8,7 @@ import itertools
 import sys
 from typing import Any
 
-from .common import default_model, for_output, make_pool, print_json, say, texts_of
+from .common import default_model, for_output, make_pool, no_inputs, print_json, say, texts_of
 
 #: Number of texts that are embedded at once. Memory use does not depend on the length of the input.
 _BATCH = 256
@@ -46,7 +46,7 @@ def search(arguments: argparse.Namespace) -> int:
                 elif found > best[0]:
                     heapq.heapreplace(best, found)
     if not best:
-        raise InvalidArgument("at least one text is required, got none")
+        raise no_inputs("text")
     _print([{"score": score, "line": -line + 1, "text": text} for score, line, text in sorted(best, reverse=True)],
            arguments)
     return 0
@@ -54,12 +54,10 @@ def search(arguments: argparse.Namespace) -> int:
 
 def rerank(arguments: argparse.Namespace) -> int:
     """Run ``mpool rerank``. Blank lines are skipped."""
-    from ..errors import InvalidArgument
-
     source = texts_of(arguments)
     given = [(line, text) for line, text in enumerate(source) if text.strip()]
     if not given:
-        raise InvalidArgument("at least one text is required, got none")
+        raise no_inputs("text")
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model("rerank"), compute=arguments.compute,
                           progress=False if arguments.quiet else None)

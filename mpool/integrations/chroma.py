@@ -6,12 +6,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from chromadb.api.types import Documents, EmbeddingFunction, Embeddings, Space
-from chromadb.utils.embedding_functions import register_embedding_function
 
 from ..checks import refuse
 from ..errors import InvalidArgument
+from ..resources import importing
 from . import _requests as requests
+
+with importing("chroma"):
+    from chromadb.api.types import Documents, EmbeddingFunction, Embeddings, Space
+    from chromadb.utils.embedding_functions import register_embedding_function
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,10 +6,12 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from haystack import Document, component, default_from_dict, default_to_dict
-
 from ..checks import integer, refuse
+from ..resources import importing
 from . import _requests as requests
+
+with importing("haystack"):
+    from haystack import Document, component, default_from_dict, default_to_dict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-import pyarrow
-from lancedb.embeddings import TextEmbeddingFunction, register
-from lancedb.rerankers import Reranker
-from pydantic import ConfigDict, Field, PrivateAttr
-
+from ..resources import importing
 from . import _requests as requests
+
+with importing("lancedb"):
+    import pyarrow
+    from lancedb.embeddings import TextEmbeddingFunction, register
+    from lancedb.rerankers import Reranker
+    from pydantic import ConfigDict, Field, PrivateAttr
 
 if TYPE_CHECKING:
     from ..model import Model

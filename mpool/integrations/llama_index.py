@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.callbacks import CBEventType, EventPayload
-from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, field_serializer, model_validator
 
 from ..checks import refuse
+from ..resources import importing
 from . import _requests as requests
+
+with importing("llama_index"):
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+    from llama_index.core.callbacks import CBEventType, EventPayload
+    from llama_index.core.postprocessor.types import BaseNodePostprocessor
+    from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+    from pydantic import ConfigDict, Field, field_serializer, model_validator
 
 
 class MpoolEmbedding(BaseEmbedding):  # type: ignore[misc]

@@ -397,7 +397,11 @@ class CrossEncoder(_Base):
 
     def __init__(self, model_name_or_path: str | os.PathLike[str] | Model, *, device: Any = None,
                  compute: str = "float32", **options: Any) -> None:
+        length = options.pop("max_length", None)
         super().__init__(model_name_or_path, device, compute, options)
+        if length not in (None, self._model.context_length):
+            raise Unsupported(f"`max_length` must be that of the model, {self._model.context_length}, or None, "
+                              f"got {length}", hint=_CONSTRUCTOR["max_length"])
 
     @_renamed
     def predict(self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, batch_size: int = 32,

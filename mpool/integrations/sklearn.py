@@ -6,12 +6,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
 from .._functions import default_pool
 from ..errors import InvalidArgument
 from ..model import Model
+from ..resources import importing
 from ..tasks.text_embedding import texts_of
+
+with importing("sklearn"):
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -255,10 +255,9 @@ class Names:
             from ..models import load_catalogue
 
             with self.lock:
-                fitting = list(dict.fromkeys([*load_catalogue().keys(capability),
-                                              *(key for key, other in self.by_key.items()
-                                                if other._capability == capability)]))
-            near = nearest(entry.key, fitting, 1) or fitting[:1]
+                used = [key for key, other in self.by_key.items() if other._capability == capability]
+            # The catalogue contributes its default: a model with a similar name may be a large download.
+            near = nearest(entry.key, used, 1) or load_catalogue().keys(capability)[:1]
             raise wrong_capability(entry, actual, capability,
                                    f"Did you mean {near[0]}?" if near else f"No {capability} model is known")
         return found

@@ -59,7 +59,8 @@ TABLE: dict[str, Row] = {
                                                  "token (--token-file)."),
     "forbidden_origin": Row(403, "permission_error", "This origin may not call the server."),
     "model_not_found": Row(404, _REQUEST, "Model not found. GET /v1/models lists the models."),
-    "not_found": Row(404, _REQUEST, "Path not found. GET /openapi.json lists the paths."),
+    "not_found": Row(404, _REQUEST, "Path not found. GET /openapi.json lists the paths. The base URL of OpenAI's "
+                                    "clients ends in /v1, that of Anthropic's and Ollama's does not."),
     "method_not_allowed": Row(405, _REQUEST, "The path does not allow this method."),
     "busy": Row(409, _REQUEST, "The worker is running a job.", 1),
     "request_timeout": Row(408, _REQUEST, "The request took too long to arrive."),

@@ -77,6 +77,9 @@ def vectors_of(name: str, value: Any, allowed: str = _SHAPES, axes: tuple[int, .
     except ValueError as error:
         raise InvalidArgument(param=name, got="vectors of different lengths", allowed=allowed) from error
     if array.ndim not in axes or array.shape[-1] == 0 or array.dtype.kind not in "fiu":
+        if array.dtype.kind in "US":
+            raise InvalidArgument(param=name, got="text" if array.ndim == 0 else "texts", allowed=allowed,
+                                  hint="Embed texts first: mpool.embed(texts)")
         raise InvalidArgument(param=name, got=f"shape {array.shape} and dtype {array.dtype}", allowed=allowed)
     return array
 

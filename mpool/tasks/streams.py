@@ -6,6 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from ..foreign_names import attribute_of
 from ..resources import typed
 from ..results import Chunk, Completion
 from ..runtime.awaiting import Waiter
@@ -132,6 +133,10 @@ class Stream(TicketStream[Chunk]):
     def __init__(self, request: Request, call: Call | None, fail_fast: bool | None = None) -> None:
         ticket = request.submit(call, fail_fast)
         super().__init__(ticket, request.reader(ticket), request.entry.key)
+
+    if not TYPE_CHECKING:  # a type checker still reports unknown attributes
+        def __getattr__(self, name):
+            return attribute_of(self, name)
 
     @typed
     def result(self) -> Completion:

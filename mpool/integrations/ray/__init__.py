@@ -20,6 +20,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ...resources import importing
+
 if TYPE_CHECKING:
     from .parquet import EmbedBatches as EmbedBatches
     from .parquet import embed_parquet as embed_parquet
@@ -32,4 +34,5 @@ __all__ = ["EmbedBatches", "application", "embed_parquet"]
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    with importing("ray"):
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)

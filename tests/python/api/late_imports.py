@@ -15,6 +15,7 @@ REASONS = {
 }
 
 ROWS = """
+mpool  mpool.foreign_names  1  start-up
 mpool  mpool.resources  1  start-up
 mpool._functions  mpool.models  1  start-up
 mpool._functions  mpool.runtime  1  start-up
@@ -34,7 +35,7 @@ mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
 mpool.cli.classifying  mpool.errors  2  start-up
 mpool.cli.common  mpool.config  1  start-up
-mpool.cli.common  mpool.errors  3  start-up
+mpool.cli.common  mpool.errors  4  start-up
 mpool.cli.common  mpool.models  1  start-up
 mpool.cli.common  mpool.pool  1  start-up
 mpool.cli.common  os  1  start-up
@@ -47,7 +48,7 @@ mpool.cli.demo  mpool.errors  2  start-up
 mpool.cli.demo  mpool.models  2  start-up
 mpool.cli.demo  mpool.models.sources.bundled  1  start-up
 mpool.cli.demo  mpool.similarity  2  start-up
-mpool.cli.embedding  mpool.errors  3  start-up
+mpool.cli.embedding  mpool.errors  2  start-up
 mpool.cli.embedding  mpool.models  1  start-up
 mpool.cli.embedding  mpool.tasks.embedding_results  1  core
 mpool.cli.embedding  numpy  2  core
@@ -67,7 +68,7 @@ mpool.cli.scaling  mpool.errors  2  start-up
 mpool.cli.scaling  mpool.integrations.ray.parquet  1  optional
 mpool.cli.scaling  mpool.integrations.ray.serving  1  optional
 mpool.cli.scaling  mpool.resources  1  start-up
-mpool.cli.searching  mpool.errors  2  start-up
+mpool.cli.searching  mpool.errors  1  start-up
 mpool.cli.searching  mpool.tasks.similarity  1  core
 mpool.cli.searching  numpy  1  core
 mpool.cli.serving  mpool.config  1  start-up

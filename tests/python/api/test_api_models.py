@@ -61,7 +61,8 @@ def test_registered_names_are_among_the_nearest(pool: mpool.Pool, bert: Path) ->
 def test_another_capability_is_another_error(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     with pytest.raises(mpool.WrongCapability, match="capability is text_embedding, not text_to_text. Did you mean"):
         pool.generate("x", CATALOGUED)
-    with pytest.raises(mpool.WrongCapability, match="capability is text_to_text, not text_embedding"):
+    with pytest.raises(mpool.WrongCapability, match="capability is text_to_text, not text_embedding. Did you mean "
+                                                    r"all-MiniLM-L6-v2\?"):  # the default, not the nearest name
         pool.get("SmolLM2-135M-Instruct", "text_embedding")
     for call in (lambda: pool.embed("x", llama), lambda: pool.chat([{"role": "user", "content": "x"}], bert),
                  lambda: pool.get(bert, "text_to_text"), lambda: pool.get(llama).embed("x"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,54 @@ def test_a_type_error_inside_a_function_stays_one() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'") as caught:
         outer(1)
     assert not isinstance(caught.value, mpool.MpoolError)
+
+
+@pytest.mark.parametrize("name, use", [
+    ("encode", r"mpool\.embed\(texts\)"), ("SentenceTransformer", "mpool.integrations.sentence_transformers"),
+    ("Llama", "mpool.integrations.llama_cpp"), ("TextEmbedding", "mpool.embed_iter"), ("pull", "mpool pull MODEL"),
+    ("create_chat_completion", r"mpool\.chat\(messages\)")])
+def test_names_of_the_package_say_what_to_use(name: str, use: str) -> None:
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; .*{use}"):
+        getattr(mpool, name)
+    assert not hasattr(mpool, name)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
+        getattr(mpool, "nothing")
+
+
+def test_attributes_of_results_and_models_say_what_to_use(pool: mpool.Pool, llama: Path) -> None:
+    model: Any = pool.get(llama)
+    completion: Any = model.generate("One", max_tokens=2)
+    stream: Any = model.generate("One", max_tokens=2, stream=True)
+    cases = [(model, "encode", r"model\.embed"), (completion, "content", "use `text`"), (stream, "text", "result()"),
+             (completion, "done_reason", "`finish_reason`"), (completion.choices[0], "message", "use `text`"),
+             (next(iter(stream)), "delta", "use `text`")]
+    for value, name, use in cases:
+        with pytest.raises(AttributeError, match=f"'{type(value).__name__}' object has no attribute '{name}'; .*{use}"):
+            getattr(value, name)
+        with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
+            getattr(value, "nothing")
+    with pytest.raises(TypeError, match="is not a dict: use its attributes"):
+        completion["choices"]
+    with pytest.raises(TypeError, match="not iterable"):
+        list(completion)
+    assert pickle.loads(pickle.dumps(completion)) == copy.deepcopy(completion) == completion
+    assert pickle.loads(pickle.dumps(model)).key == model.key
+
+
+def test_vectors_are_not_texts() -> None:
+    for call in (lambda: mpool.similarity("a", "b"), lambda: mpool.semantic_search("a", ["b"])):
+        with pytest.raises(mpool.InvalidArgument, match=r"got text. Embed texts first: mpool\.embed\(texts\)"):
+            call()
+
+
+@pytest.mark.parametrize("module, missing, package", [
+    ("sklearn", "sklearn", "scikit-learn"), ("langchain", "langchain_core", "langchain-core"),
+    ("haystack", "haystack", "haystack-ai"), ("chroma", "chromadb", "chromadb"), ("lancedb", "lancedb", "lancedb"),
+    ("llama_index", "llama_index", "llama-index-core"), ("ray", "ray", "ray")])
+def test_an_integration_without_its_library_says_what_to_install(module: str, missing: str, package: str) -> None:
+    code = (f"import sys; sys.modules[{missing!r}] = None\n"
+            f"try: from mpool.integrations.{module} import {'EmbedBatches' if module == 'ray' else 'anything'}\n"
+            "except ModuleNotFoundError as error: print(error)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (package in done.stdout and f"(the extra {module} of mpool)" in done.stdout
+            or f'pip install ".[{module}]"' in done.stdout), done.stdout + done.stderr

@@ -111,6 +111,12 @@ def test_list_lists_downloaded_models(capsys: pytest.CaptureFixture[str]) -> Non
     assert found[0] == found[1] == found[2] and "digits-sd3" in [row["key"] for row in found[0]]
 
 
+def test_models_names_the_task_of_a_second_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--capability", "text_embedding"]) == 0
+    out = capsys.readouterr().out
+    assert "all-MiniLM-L6-v2 (default) " in out and "ms-marco-MiniLM-L6-v2 (default for rerank) " in out
+
+
 def test_serve_takes_models_as_arguments() -> None:
     parse = make_parser().parse_args
     for arguments in (["a", "b=c"], ["--port", "0", "a", "b=c"], ["a", "--port", "0", "b=c"]):
@@ -122,7 +128,16 @@ def test_serve_takes_models_as_arguments() -> None:
     (["create", "x", "-f", "Modelfile"], "mpool serve NAME=MODEL"), (["cp", "a", "b"], "mpool serve NAME=MODEL"),
     (["push", "a"], "hf upload"), (["version"], "mpool --version"), (["help"], "mpool --help"),
     (["generate", "qwen3:0.6b", "Why?"], "mpool run MODEL PROMPT"), (["chat", "a", "Why?"], "mpool run MODEL PROMPT"),
-    (["serve", "a", "--colour"], "unrecognized arguments: --colour")])
+    (["serve", "a", "--colour"], "mpool serve: error: unrecognized arguments: --colour. `mpool serve --help`"),
+    (["serve", "--modell", "a"], "Did you mean --model?"),
+    (["ray", "serve", "--relicas", "2"], "Did you mean --replicas?"),
+    (["ray", "sreve"], "unknown command 'sreve'. Did you mean serve?"),
+    (["serve", "--ctx-size", "4096"], "error: unrecognized arguments: --ctx-size. The context is the model's own"),
+    (["serve", "-m", "a", "--n-gpu-layers=9"], "mpool computes on the CPU"),
+    (["serve", "--api-key", "x"], "--token-file"),
+    (["run", "a", "--keepalive", "5m", "hi"], "--keepalive: A model of mpool run"),
+    (["serve", "--lora", "x"], "Use --adapter NAME=PATH"),
+    (["rerank", "q", "a", "--lora", "x"], "`mpool rerank --help`")])
 def test_other_commands_name_what_to_use(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)

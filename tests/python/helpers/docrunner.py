@@ -31,9 +31,11 @@ SHOWN = ("text", "ini", "nginx", "dockerfile", "yaml", "toml", "javascript", "c"
 #: Commands that install or administer; they are not run. ``.ci/run`` runs the two commands of the README.
 INSTALLS = re.compile(r"^(pip|pipx|git|cd|sudo|systemctl|docker|podman|ray|serve|export|python -m (venv|build)|\. "
                       r"|source )")
-#: Published model in a Python block -> the small model that runs in its place.
-STAND_INS = {'"ibm-granite/granite-embedding-30m-sparse"': '"models/bge-m3"',
-             '"ms-marco-MiniLM-L6-v2"': '"models/ms-marco-MiniLM-L6-v2"'}
+#: Published model in a block -> the small model that runs in its place.
+STAND_INS = {"ibm-granite/granite-embedding-30m-sparse": "models/bge-m3",
+             "ms-marco-MiniLM-L6-v2": "models/ms-marco-MiniLM-L6-v2",
+             "distilbert-base-uncased-finetuned-sst-2-english": "models/sentiment",
+             "bert-base-NER": "models/ner", "Qwen2.5-0.5B-Instruct": "models/Qwen2.5-0.5B-Instruct"}
 _END = "----end of block----"
 _CHILD = f"""import sys, json, traceback
 namespace = {{"__name__": "__main__"}}
@@ -76,6 +78,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def with_stand_ins(code: str) -> str:
+    """Return code or a command with the names of ``STAND_INS`` replaced; a name within a longer one is kept."""
+    for published, small in STAND_INS.items():
+        code = re.sub(rf"(?<![\w./-]){re.escape(published)}(?![\w./-])", small, code)
+    return code
 
 
 class PageRun:
@@ -148,9 +157,7 @@ class PageRun:
                                           env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                           stderr=open(self.folder / "errors.txt", "w"), text=True)
         assert self.child.stdin is not None and self.child.stdout is not None
-        code = block.text.replace(PORT, self.port)
-        for published, small in STAND_INS.items():
-            code = code.replace(published, small)
+        code = with_stand_ins(block.text.replace(PORT, self.port))
         self.child.stdin.write(json.dumps([str(self.page), block.line, code]) + "\n")
         self.child.stdin.flush()
         lines: list[str] = []
@@ -183,7 +190,7 @@ class PageRun:
             while at < len(lines) and not lines[at].startswith("$ "):
                 output.append(lines[at])
                 at += 1
-            self._command(block, start, command.replace(PORT, self.port), output)
+            self._command(block, start, with_stand_ins(command.replace(PORT, self.port)), output)
 
     def _command(self, block: Block, offset: int, command: str, output: list[str]) -> None:
         if INSTALLS.match(command):

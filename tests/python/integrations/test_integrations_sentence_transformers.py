@@ -287,3 +287,11 @@ def test_similarity_takes_what_the_original_takes(both: tuple[Any, Any], form: s
     given: Any = forms[form] if form in forms else rows.astype(form)
     found, wanted = ours.similarity(given, given), theirs.similarity(given, given)
     assert found.shape == tuple(wanted.shape) and np.abs(np.asarray(found) - np.asarray(wanted)).max() <= 2e-3
+
+
+def test_cross_encoder_takes_the_length_of_its_model(ranker: Path) -> None:
+    length = mpool.get(str(ranker)).context_length
+    assert CrossEncoder(str(ranker), max_length=length).predict(PAIRS).shape == (len(PAIRS),)
+    assert CrossEncoder(str(ranker), max_length=None).predict(PAIRS).shape == (len(PAIRS),)
+    with pytest.raises(mpool.Unsupported, match=rf"must be that of the model, {length}, or None, got 3. Register"):
+        CrossEncoder(str(ranker), max_length=3)
