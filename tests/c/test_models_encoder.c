@@ -579,10 +579,10 @@ MP_TEST(models_encoder_recent_results_fit_into_their_limit) {
     mp_budget budget = {.limit = UINT64_MAX};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) {
         mp_encoder_dedup dedup;
-        mp_dedup_init(&dedup, &budget, 8, widths[i]);
+        mp_encoder_dedup_init(&dedup, &budget, 8, widths[i]);
         const size_t row = 64 + (size_t)widths[i] * sizeof(float); /* and less than 128 bytes of a list */
         MP_CHECK(dedup.capacity > 0 && dedup.capacity <= MP_DEDUP_RECENT && dedup.capacity * row <= MP_DEDUP_BYTES);
         MP_CHECK(dedup.capacity == MP_DEDUP_RECENT || (dedup.capacity + 1) * (row + 128) > MP_DEDUP_BYTES);
-        mp_dedup_deinit(&dedup);
+        mp_encoder_dedup_deinit(&dedup);
     }
 }

@@ -301,9 +301,9 @@ MP_TEST(models_steps_with_drafts_learn_no_times) {
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_one, NULL);
     atomic_store(&model->row_ns, OLD_ESTIMATE);
     atomic_store(&model->decode_ns, OLD_ESTIMATE);
-    const uint64_t drafted = tiny.engine->work.drafted;
+    const uint64_t drafted = tiny.engine->work.draft_tokens;
     MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
-    MP_CHECK(tiny.engine->work.drafted > drafted);
+    MP_CHECK(tiny.engine->work.draft_tokens > drafted);
     check_share(&model->row_ns, 1, 1);
     check_share(&model->decode_ns, 1, 1);
     tiny.engine->ops->retire(tiny.engine, &job.item);
