@@ -4,6 +4,8 @@
 #include "registry/audit.h"
 #include "test_registry_scene.h"
 
+enum { WRONG_QUEUE_COUNT = 33, FAULTS = 45 }; /* numbers of faults */
+
 static bool held;
 static bool is_held(const mp_mutex *mutex) {
     (void)mutex;
@@ -157,7 +159,7 @@ static const char *break_one(scene *scene, int fault) {
         idle->woken = false;
         idle->leave = true; /* it takes no request */
         return "a: a request is queued although worker 1 may take it and only waits for masks";
-    case 33:
+    case WRONG_QUEUE_COUNT:
         queue_one(scene, queued);
         entry->queue.count = 4;
         return "a: 1 requests are queued and the queue counts 4";
@@ -230,7 +232,7 @@ MP_TEST(registry_audit_finds_each_fault) {
             MP_CHECK_OK(mp_entry_audit(scene.entry, &threads, is_held, &error), &error);
             held = false;
         } else {
-            MP_CHECK_INT(fault, 45);
+            MP_CHECK_INT(fault, FAULTS);
         }
         /* make the scene one that scene_close can free */
         busy->entry = idle->entry = scene.entry;
@@ -239,7 +241,7 @@ MP_TEST(registry_audit_finds_each_fault) {
             atomic_store(&scene.tickets[i]->progress, 0);
         }
         scene.entry->room_waiters = 0;
-        if (fault == 34)
+        if (fault == WRONG_QUEUE_COUNT)
             scene.entry->queue.count = 1;
         scene_close(&scene);
         if (!message)
