@@ -580,7 +580,7 @@ MP_TEST(registry_replaces_without_failing_a_request) {
     MP_CHECK(switched);
     fake_until(&new.models, 1);
     uint64_t end = fake_in_ms(5000);
-    while (atomic_load(&old.loaders) && mp_sys_now_ns() < end)
+    while ((atomic_load(&old.loaders) || atomic_load(&broken.loaders)) && mp_sys_now_ns() < end)
         mp_sys_sleep_ns(FAKE_MS(1));
     MP_CHECK_INT(old.models, 0);
     MP_CHECK_INT(old.loaders, 0);
@@ -669,7 +669,7 @@ MP_TEST(registry_staged_model_waits_for_its_commit) {
     MP_CHECK_INT(ask(registry, 0, &version), MP_OK);
     MP_CHECK_INT(version, 2);
     uint64_t end = fake_in_ms(5000);
-    while (atomic_load(&old.loaders) && mp_sys_now_ns() < end)
+    while ((atomic_load(&old.loaders) || atomic_load(&broken.loaders)) && mp_sys_now_ns() < end)
         mp_sys_sleep_ns(FAKE_MS(1));
     MP_CHECK_INT(old.models, 0);
     MP_CHECK_INT(broken.loaders, 0);
