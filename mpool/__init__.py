@@ -12,6 +12,7 @@ Everything is imported on first use: ``import mpool`` itself loads neither numpy
 from __future__ import annotations
 
 from importlib import import_module as _import_module
+from importlib.machinery import PathFinder as _PathFinder
 from typing import Any, NoReturn
 
 from . import _forks as _forks
@@ -80,12 +81,22 @@ def __getattr__(name: str) -> Any:
     elif name == "_core":
         value = _import_core()
     else:
-        from .foreign_names import ATTRIBUTES
-
-        use = ATTRIBUTES[__name__].get(name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f"; {use}" if use else ""))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{_advice(name)}")
     globals()[name] = value
     return value
+
+
+def _advice(name: str) -> str:
+    """Return the end of the error of a missing name: what to use, if another library has the name.
+
+    ``from . import part`` also asks for an attribute, before it imports the module ``part``: that reads no table.
+    """
+    if name.startswith("_") or _PathFinder.find_spec(f"{__name__}.{name}", __path__) is not None:
+        return ""
+    from .foreign_names import ATTRIBUTES
+
+    use = ATTRIBUTES[__name__].get(name)
+    return f"; {use}" if use else ""
 
 
 def _raise_typed(error: Exception) -> NoReturn:

@@ -167,13 +167,33 @@ def known_keywords(function: F) -> F:
     return checked  # type: ignore[return-value]
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return at most ``count`` known names that are similar to ``name``, the most similar first, ignoring case."""
+def missing_attribute(value: object, name: str) -> object:
+    """Raise the error of a missing attribute. It says what to use, if another library has the attribute.
+
+    It is the ``__getattr__`` of the classes of :data:`mpool.foreign_names.ATTRIBUTES`.
+    """
+    from .foreign_names import ATTRIBUTES
+
+    use = ATTRIBUTES.get(type(value).__name__, {}).get(name)
+    if use is None:
+        return object.__getattribute__(value, name)  # raises the error of Python, or that of a property
+    raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}; {use}", name=name, obj=value)
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3, cutoff: float = 0.5) -> list[str]:
+    """Return at most ``count`` known names that are similar to ``name``, the most similar first, ignoring case.
+
+    Args:
+        name: of any length.
+        known: the names to choose from.
+        count: maximum number of names.
+        cutoff: minimum similarity, from 0 to 1. Names that contain ``name`` count as similar.
+    """
     import difflib
 
     by_lower = {other.lower(): other for other in known}
     wanted = name.lower()[:200]
-    close = difflib.get_close_matches(wanted, by_lower, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(wanted, by_lower, n=count, cutoff=cutoff)
     inside = sorted(other for other in by_lower if len(wanted) >= 3 and wanted in other and other not in close)
     return [by_lower[other] for other in (close + inside)[:count]]
 
@@ -208,4 +228,5 @@ def _is_scalar(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 
-__all__ = ["InvalidCall", "integer", "is_same", "nearest", "one_of", "real", "refuse", "shown", "unknown_option"]
+__all__ = ["InvalidCall", "integer", "is_same", "missing_attribute", "nearest", "one_of", "real", "refuse", "shown",
+           "unknown_option"]

@@ -158,15 +158,6 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
 }
 
 
-def attribute_of(value: object, name: str) -> object:
-    """Raise the error of a missing attribute. It says what to use, if another library has the attribute. For the
-    ``__getattr__`` of the classes of ``ATTRIBUTES``."""
-    use = ATTRIBUTES.get(type(value).__name__, {}).get(name)
-    if use is None:
-        return object.__getattribute__(value, name)  # raises the error of Python, or that of a property
-    raise AttributeError(f"{type(value).__name__!r} object has no attribute {name!r}; {use}", name=name, obj=value)
-
-
 def own_name(name: str, known: list[str]) -> str | None:
     """Return the argument among ``known`` that has ``name`` in another library, or None."""
     return next((own for own in known if name in SYNONYMS.get(own, ())), None)

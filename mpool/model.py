@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._methods import ModelVerbs
+from .checks import missing_attribute
 from .errors import InvalidArgument, WrongCapability
-from .foreign_names import attribute_of
 from .resources import list_of_caller, typed
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class Model(ModelVerbs):
         self._held, self._compute = entry, compute
 
     if not TYPE_CHECKING:  # a type checker still reports unknown attributes
-        def __getattr__(self, name):
-            return attribute_of(self, name)
+        __getattr__ = missing_attribute
 
     @property
     def _entry(self) -> Entry:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from .foreign_names import attribute_of
+from .checks import missing_attribute
 
 #: Why a completion ended. ``"stop"``: at the model's end token, or at a stop string or stop token (see ``stop``);
 #: ``"length"``: at ``max_tokens`` or at the end of the context; ``"tool_calls"``: at the model's end token, with tool
@@ -140,8 +140,7 @@ class Choice:
     tool_calls: tuple[ToolCall, ...] = ()
 
     if not TYPE_CHECKING:  # a type checker still reports unknown attributes
-        def __getattr__(self, name):
-            return attribute_of(self, name)
+        __getattr__ = missing_attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +189,7 @@ class Completion:
         return self.text
 
     if not TYPE_CHECKING:  # a type checker still reports unknown attributes
-        def __getattr__(self, name):
-            return attribute_of(self, name)
+        __getattr__ = missing_attribute
 
         def __getitem__(self, key):
             raise TypeError("a Completion is not a dict: use its attributes `text`, `message`, `choices`, `usage` and "
@@ -227,8 +225,7 @@ class Chunk:
         return self.text
 
     if not TYPE_CHECKING:  # a type checker still reports unknown attributes
-        def __getattr__(self, name):
-            return attribute_of(self, name)
+        __getattr__ = missing_attribute
 
 
 __all__ = ["Choice", "Chunk", "Completion", "FinishReason", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta",

@@ -60,10 +60,9 @@ class CatalogueTable(Generated):
         yield from ("| key | also | capability | memory | hashes | licence |", "|---|---|---|---|---|---|")
         catalogue = load_catalogue()
         for row in catalogue.rows.values():
-            task = next((task for task, key in catalogue.defaults.items() if key == row.key), None)
-            default = "" if task is None else " (default)" if task == row.capability else f" (default for {task})"
+            name = f"`{row.key}`{catalogue.default_note(row.key)}"
             also = ", ".join(f"`{alias}`" for alias in row.aliases)
-            yield (f"| `{row.key}`{default} | {also} | `{row.capability}` | {row.est_memory_allocation_mb:,} MB | "
+            yield (f"| {name} | {also} | `{row.capability}` | {row.est_memory_allocation_mb:,} MB | "
                    f"{'unpinned' if row.unpinned else 'pinned'} | {row.license} |")
 
 

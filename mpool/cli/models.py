@@ -70,13 +70,11 @@ def models(arguments: argparse.Namespace) -> int:
         row, here = catalogue.require(key), _local(key)
         if here is not None or not arguments.local:
             listed.append(_facts_of_row(row, here, key in catalogue.defaults.values()))
-    tasks = {key: "" if task == catalogue.require(key).capability else f" for {task}"
-             for task, key in catalogue.defaults.items()}  # a task of its own, such as rerank, is named
     if arguments.json:
         print_json(listed)
         return 0
     say(table(("MODEL", "CAPABILITY", "MEMORY", "PARAMETERS", "LICENCE", "DOWNLOAD", "DOWNLOADED", "HASHES", "ALIASES"),
-              [(fact["key"] + (f" (default{tasks[fact['key']]})" if fact["default"] else ""), fact["capability"],
+              [(fact["key"] + catalogue.default_note(fact["key"]), fact["capability"],
                 f"{fact['est_memory_allocation_mb']:,} MB", _count(fact["parameters"]), fact["license"],
                 megabytes(fact["download_bytes"]) if fact["download_bytes"] else "-",
                 megabytes(fact["bytes"]) if fact["path"] else "no", "unpinned" if fact["unpinned"] else "pinned",

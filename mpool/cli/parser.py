@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -90,8 +89,15 @@ _FOREIGN_OPTIONS = {
 class _Parser(argparse.ArgumentParser):
     """A parser that names the nearest commands if a command does not exist."""
 
-    #: Commands of the program; empty for the parser of one command.
+    #: Commands of which the program or a command requires one; empty if it requires none.
     commands: Mapping[str, object] = {}
+
+    def add_subparsers(self, **options: Any) -> Any:  # type: ignore[override]
+        """Add commands. See :meth:`argparse.ArgumentParser.add_subparsers`."""
+        added = super().add_subparsers(**options)
+        if added.required:
+            self.commands = added.choices
+        return added
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
         """Parse arguments. See :meth:`argparse.ArgumentParser.parse_known_args`."""
@@ -128,7 +134,7 @@ class _Parser(argparse.ArgumentParser):
         elif usage and not option:
             text = usage
         else:
-            close = difflib.get_close_matches(option, known, n=1, cutoff=0.75)
+            close = nearest(option, known, 1, cutoff=0.75)
             text = f"Did you mean {close[0]}?" if close else f"`{command.prog} --help` lists the options"
         command.exit(2, f"{command.prog}: error: unrecognized arguments: {' '.join(rest)}. {text}\n")
 
@@ -186,7 +192,6 @@ def make_parser() -> argparse.ArgumentParser:
               _lazy("demo", "demo")))
     _completion(add("completion", "print a script that completes mpool's commands and options in a shell",
                     _lazy("completing", "completion")))
-    parser.commands = commands.choices
     return parser
 
 
@@ -440,7 +445,6 @@ def _listening(command: argparse.ArgumentParser, rows: Iterable[tuple[str, type,
 
 def _ray(command: argparse.ArgumentParser) -> None:
     commands = command.add_subparsers(title="commands", metavar="command", required=True)
-    command.commands = commands.choices  # as of the whole program; see _Parser
     serve = commands.add_parser("serve", help="like mpool serve, with several pools", description="Serve models over "
                                 "HTTP with several pools, each in a process of its own.")
     serve.set_defaults(run=_lazy("scaling", "serve"))

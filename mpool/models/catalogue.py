@@ -132,6 +132,14 @@ class Catalogue:
         """Return the row of the default model of a capability or of ``"rerank"``."""
         return self.rows[self.defaults[capability]]
 
+    def default_note(self, key: str) -> str:
+        """Return the text behind a key in lists of models: ``" (default)"`` for the default of its capability,
+        ``" (default for rerank)"`` for that of another task, else ``""``."""
+        task = next((task for task, default in self.defaults.items() if default == key), None)
+        if task is None:
+            return ""
+        return " (default)" if task == self.rows[key].capability else f" (default for {task})"
+
     def keys(self, capability: str | None = None) -> list[str]:
         """Return the keys of one capability (None: all keys) in the order of the file."""
         return [key for key, row in self.rows.items() if capability in (None, row.capability)]

@@ -6,7 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from ..foreign_names import attribute_of
+from ..checks import missing_attribute
 from ..resources import typed
 from ..results import Chunk, Completion
 from ..runtime.awaiting import Waiter
@@ -135,8 +135,7 @@ class Stream(TicketStream[Chunk]):
         super().__init__(ticket, request.reader(ticket), request.entry.key)
 
     if not TYPE_CHECKING:  # a type checker still reports unknown attributes
-        def __getattr__(self, name):
-            return attribute_of(self, name)
+        __getattr__ = missing_attribute
 
     @typed
     def result(self) -> Completion:

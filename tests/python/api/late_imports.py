@@ -26,7 +26,7 @@ mpool._stubs  mpool._functions  1  start-up
 mpool._stubs  mpool.pool  1  start-up
 mpool.aio  mpool._renamed  1  start-up
 mpool.checks  difflib  1  start-up
-mpool.checks  mpool.foreign_names  1  start-up
+mpool.checks  mpool.foreign_names  2  start-up
 mpool.cli  logging  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
 mpool.cli  mpool.errors  2  start-up
