@@ -345,12 +345,12 @@ static int serve_through_a_stop(int started) {
 MP_TEST(registry_fault_clock_of_requests_stops_during_a_pause) {
     mp_maintenance maintenance = {0};
     mp_maintenance_init(&maintenance, NULL, NULL);
-    uint64_t now = mp_sys_now_ns(), last = now - FAKE_MS(600000), clock;
+    uint64_t now = mp_sys_now_ns(), last = now / 2, clock; /* the clock counts from boot, maybe a minute ago */
     MP_CHECK(mp_maintenance_clock(&maintenance, NULL) >= now); /* without ticks it runs on */
     atomic_store(&maintenance.beats[0].tick_ns, last);
     MP_CHECK_INT(mp_maintenance_clock(&maintenance, NULL), last + MP_PAUSE_NS);
     clock = mp_maintenance_clock(&maintenance, NULL); /* the first read ticked, so that the clock runs on from there */
-    MP_CHECK(clock >= last + MP_PAUSE_NS && clock < last + MP_PAUSE_NS + FAKE_MS(60000));
+    MP_CHECK(clock >= last + MP_PAUSE_NS && clock < now);
     MP_CHECK_INT(atomic_load(&maintenance.count), 1);
     mp_maintenance_deinit(&maintenance);
 }
