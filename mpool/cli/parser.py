@@ -72,7 +72,7 @@ _FOREIGN_OPTIONS = {
                      "--max-batch-tokens", "--max-concurrent-requests", "--cont-batching"), _BATCHED),
     **dict.fromkeys(("--embedding", "--embeddings", "--reranking", "--jinja", "--flash-attn", "-fa",
                      "--enable-auto-tool-choice", "--trust-remote-code"), _UNNEEDED),
-    **dict.fromkeys(("--hf-repo", "--model-id"),
+    **dict.fromkeys(("-hf", "--hf-repo", "--model-id"),
                     "Use --model org/name, or --model org/name:Q4_K_M for a GGUF file"),
     **dict.fromkeys(("-a", "--alias", "--served-model-name"), "Use --model NAME=REF"),
     **dict.fromkeys(("--lora", "--lora-modules"), "Use --adapter NAME=PATH"),
@@ -111,13 +111,16 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
         """Parse arguments. See :meth:`argparse.ArgumentParser.parse_args`."""
-        parsed, rest = self.parse_known_args(args, namespace)
+        given = sys.argv[1:] if args is None else args
+        if "-hf" in given[:given.index("--") if "--" in given else None]:  # argparse would take it for -h
+            self._unrecognized(["-hf"], given, None)
+        parsed, rest = self.parse_known_args(given, namespace)
         words = getattr(parsed, "words", None)  # argparse gives such an argument none of the words behind an option
         at = rest.index("--") if "--" in rest else len(rest)
         if rest and words and not any(one.startswith("-") for one in rest[:at]):
             setattr(parsed, words, [*getattr(parsed, words), *rest[:at], *rest[at + 1:]])
         elif rest:
-            self._unrecognized(rest, sys.argv[1:] if args is None else args, getattr(parsed, "usage", None))
+            self._unrecognized(rest, given, getattr(parsed, "usage", None))
         return parsed
 
     def _unrecognized(self, rest: Sequence[str], args: Sequence[str], usage: str | None) -> NoReturn:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import FileError, FormatError, UnsafeFormat
 from . import json_strict
@@ -26,6 +26,9 @@ MAX_SMALL_FILE = 64 << 20
 
 #: Formats that run code when they are loaded.
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
+#: Weights of other engines: suffixes of files, and folders in which repositories keep them.
+_UNREAD_SUFFIXES = (".onnx", ".tflite", ".h5", ".msgpack", ".mlmodel", ".mlpackage")
+_UNREAD_FOLDERS = ("onnx", "openvino", "coreml")
 SAFE_FORMATS = "model.safetensors (or model.safetensors.index.json with its shards) or a .gguf file"
 
 _SNAPSHOT = re.compile(r"(?P<cache>.*)/models--[^/]+/snapshots/[0-9a-f]{40}(?:/.*)?")
@@ -366,6 +369,30 @@ def refuse_pickle(path: str, name: str | None = None) -> None:
     name = name or os.path.basename(path)
     raise UnsafeFormat(f"{path}: {name} is in a format that can run code when it is loaded",
                        hint=f"Use {SAFE_FORMATS}. {conversion_hint(adapter=name.startswith('adapter_model'))}")
+
+
+def unread_hint(names: Iterable[str]) -> str | None:
+    """Return what to use in place of the first file or folder that has weights for another engine, if there is one."""
+    for name in names:
+        if name.partition("/")[0] in _UNREAD_FOLDERS or name.endswith(_UNREAD_SUFFIXES):
+            return f"mpool does not read {shorten(name)}. Use {SAFE_FORMATS}"
+    return None
+
+
+def refuse_missing_weights(folder: Folder, allowed: str, *, field: str = "weights",
+                           hint: str | None = None) -> NoReturn:
+    """Raise UnsafeFormat if the folder has pickled weights, else FormatError for weights that are missing.
+
+    Args:
+        folder: the folder, which has none of the ``allowed`` files.
+        allowed: names of the files that mpool reads.
+        field: what is missing, for the error.
+        hint: what to do if the folder has no weights in another format either.
+    """
+    for name in folder.pickles():
+        refuse_pickle(folder.path, name)
+    hint = unread_hint(folder.names()) or hint
+    raise FormatError(file=folder.path, field=field, got="missing", allowed=allowed, hint=hint)
 
 
 #: Converts all pickled weights of the present folder. ``weights_only`` makes torch refuse code; clones give tensors

@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 from ...errors import FileError, FormatError, LimitError, Unsupported
 from ..families import ROWS, Architecture, TaskAdapters
 from ..fields import Fields, describe
-from ..files import Folder, collect_stamps, refuse_pickle
+from ..files import Folder, collect_stamps, refuse_missing_weights
 from ..json_strict import shorten
 from ..layout import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ..spec import Adapter, LowRank, ModelDescription, TensorEntry
@@ -317,9 +317,7 @@ def _read_peft(folder: Folder, rows: Sequence[Architecture], base: ModelDescript
     config = folder.fields(ADAPTER_CONFIG)
     _check_config(config)
     if not folder.has(ADAPTER_WEIGHTS):
-        for name in folder.pickles():
-            refuse_pickle(folder.path, name)
-        raise FormatError(file=folder.path, field=ADAPTER_WEIGHTS, got="missing", allowed="the matrices of the adapter")
+        refuse_missing_weights(folder, "the matrices of the adapter", field=ADAPTER_WEIGHTS)
     path = folder.path_of(ADAPTER_WEIGHTS)
     modules = _modules(rows, base, False)
     entries: dict[str, dict[str, TensorEntry]] = {}

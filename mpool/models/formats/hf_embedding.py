@@ -19,7 +19,7 @@ from ...errors import FormatError, Unsupported
 from ..architectures import check_shape, missing
 from ..families import Architecture
 from ..fields import Fields, describe
-from ..files import Folder
+from ..files import Folder, refuse_missing_weights
 from ..json_strict import shorten
 from ..layout import MODEL_CONFIG, MODULES_NAME, STANFORD_METADATA, TRANSFORMER_CONFIGS
 from ..spec import EmbeddingSettings, StoredVector, TensorEntry, TokenVectorSettings, Value
@@ -281,8 +281,8 @@ def _read_query_weights(folder: Folder, vocab: int) -> StoredVector:
     config.only({"frozen", "path", "tokenizer_name_or_path"})
     found = safetensors_header.read_folder(folder)
     if found is None:
-        raise FormatError(file=folder.path, field="weights", got="missing", allowed="model.safetensors",
-                          hint="Save the model again with a current version of sentence-transformers")
+        refuse_missing_weights(folder, "model.safetensors",
+                               hint="Save the model again with a current version of sentence-transformers")
     paths, entries = found
     entry = entries.get("weight")
     if entry is None:
@@ -321,7 +321,7 @@ def _read_token_dense(found: Found, hidden: int, kv: dict[str, Value], tensors: 
                         "mpool never imports a class on behalf of a model file")
         stored = safetensors_header.read_folder(module.folder)
         if stored is None:
-            raise FormatError(file=module.folder.path, field="weights", got="missing", allowed="model.safetensors")
+            refuse_missing_weights(module.folder, "model.safetensors")
         paths, entries = stored
         shapes = {"linear.weight": (out, size)} | ({"linear.bias": (out,)} if config.bool("bias", True) else {})
         for name, shape in shapes.items():

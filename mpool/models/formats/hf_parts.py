@@ -11,7 +11,7 @@ from ...errors import FormatError, Unsupported
 from .. import architectures, layout
 from ..families import Architecture
 from ..fields import Fields
-from ..files import Folder, close, note, open_regular, read_exactly, refuse_pickle
+from ..files import Folder, close, note, open_regular, read_exactly, refuse_missing_weights
 from ..spec import (
     GenerationSettings,
     TensorEntry,
@@ -32,11 +32,8 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def refuse_weights(folder: Folder) -> NoReturn:
-    """Raise UnsafeFormat if the folder has pickled weights, else FormatError for missing weights."""
-    for name in folder.pickles():
-        refuse_pickle(folder.path, name)
-    raise FormatError(file=folder.path, field="weights", got="missing",
-                      allowed=f"{layout.SINGLE_NAME} or {layout.INDEX_NAME}")
+    """Raise an error for a model folder without weights (:func:`mpool.models.files.refuse_missing_weights`)."""
+    refuse_missing_weights(folder, f"{layout.SINGLE_NAME} or {layout.INDEX_NAME}")
 
 
 def weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool, paths: tuple[str, ...],

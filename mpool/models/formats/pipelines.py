@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import FormatError, InvalidArgument, Unsupported
 from ..fields import Fields
-from ..files import Folder, refuse_pickle
+from ..files import Folder, refuse_missing_weights
 from ..spec import ModelDescription, ModelSpec, PipelineSettings, TensorEntry, TextInput, Value
 from . import pipeline_tensors, safetensors_header
 from .gguf_tables import read_gguf
@@ -155,10 +155,8 @@ class _PipelineReader:
         """
         found = safetensors_header.read_folder(subfolder, _WEIGHTS[kind])
         if found is None:
-            for name in subfolder.pickles():
-                refuse_pickle(subfolder.path, name)
-            raise FormatError(file=subfolder.path, field="weights", got="missing",
-                              allowed=f"{_WEIGHTS[kind]}.safetensors or {_WEIGHTS[kind]}.safetensors.index.json")
+            refuse_missing_weights(subfolder, f"{_WEIGHTS[kind]}.safetensors or "
+                                              f"{_WEIGHTS[kind]}.safetensors.index.json")
         paths, tensors = found
         self._new_paths = list(paths)
         for entry in tensors.values():

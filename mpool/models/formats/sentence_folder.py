@@ -10,7 +10,6 @@ ignored except Dropout, which does nothing in inference.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from ...errors import FormatError, LimitError, Unsupported
 from ..architectures import check_shape
 from ..families.reading import MAX_WIDTH
 from ..fields import Fields, describe
-from ..files import Folder, refuse_pickle
+from ..files import Folder, refuse_missing_weights
 from ..json_strict import shorten
 from ..layout import MODEL_CONFIG, MODULES_NAME, OWN_MODULE, TRANSFORMER_CONFIGS, other_sizes
 from ..spec import TensorEntry, Value
@@ -307,9 +306,7 @@ def _read_dense(folder: Folder, name: str, size: int, settings: ModuleSettings) 
                     "mpool never imports a class on behalf of a model file")
     tensors = safetensors_header.read_folder(folder)
     if tensors is None:
-        for pickled in folder.pickles():
-            refuse_pickle(os.path.join(folder.path, pickled))
-        raise FormatError(file=folder.path, field="weights", got="missing", allowed="model.safetensors")
+        refuse_missing_weights(folder, "model.safetensors")
     paths, entries = tensors
     shapes = {"linear.weight": (out, size)} | ({"linear.bias": (out,)} if bias else {})
     if set(entries) != set(shapes):

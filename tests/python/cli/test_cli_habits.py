@@ -132,6 +132,7 @@ def test_serve_takes_models_as_arguments() -> None:
     (["serve", "--modell", "a"], "Did you mean --model?"),
     (["ray", "serve", "--relicas", "2"], "Did you mean --replicas?"),
     (["ray", "sreve"], "unknown command 'sreve'. Did you mean serve?"),
+    (["serve", "-hf", "org/name"], "mpool serve: error: unrecognized arguments: -hf. Use --model org/name, or"),
     (["serve", "--ctx-size", "4096"], "error: unrecognized arguments: --ctx-size. The context is the model's own"),
     (["serve", "-m", "a", "--n-gpu-layers=9"], "mpool computes on the CPU"),
     (["serve", "--api-key", "x"], "--token-file"),

@@ -19,6 +19,7 @@ from mpool.models.families import reading
 from mpool.models.describing import describe
 from mpool.models.formats.hf_folder import describe_folder
 from mpool.models.spec import ModelDescription
+from mpool.models.sources.hub_files import choose_folder
 
 CORPUS = Path(__file__).resolve().parent.parent.parent / "corpus"
 sys.path.insert(0, str(CORPUS))
@@ -167,6 +168,22 @@ def test_a_folder_without_a_model(pool: mpool.Pool, tmp_path: Path) -> None:
     message = r": the folder holds no model: it has neither config.json, .* nor a .gguf file$"
     with pytest.raises(errors.FormatError, match=message):
         pool.load(tmp_path)
+
+
+@pytest.mark.parametrize("name, named", [("model.onnx", "model.onnx"), ("onnx/model.onnx", "onnx"),
+                                         ("openvino/openvino_model.xml", "openvino"), ("tf_model.h5", "tf_model.h5"),
+                                         ("notes.txt", None)])
+def test_weights_for_another_engine_are_named(tmp_path: Path, name: str, named: str | None) -> None:
+    path = folder(tmp_path, {"model.safetensors": None})
+    target = Path(path, name)
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(b"")
+    with pytest.raises(errors.FormatError, match="weights is missing") as caught:
+        describe_folder(path, key="k", ref=path)
+    with pytest.raises(errors.FormatError, match="holds no model") as of_hub:
+        choose_folder(["config.json", name], "", lambda name: None, where="w")
+    for error, shown in ((caught.value, named), (of_hub.value, named and name)):
+        assert (f"mpool does not read {shown}. Use model.safetensors" in (error.hint or "")) == (shown is not None)
 
 
 def test_maximum_input_length(tmp_path: Path) -> None:
