@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -207,12 +208,15 @@ def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:
     """Return the conversation for the arguments of :func:`mpool.vision`: one user message, images first.
 
     Raises:
-        InvalidArgument: there is no image, or the prompt is not a text.
+        InvalidArgument: there is no image, the prompt is not a text, or the two are in the other order.
     """
     from ..images import images_of
 
     if not isinstance(prompt, str) or not prompt:
         refuse("prompt", prompt, "a text of at least 1 character")
+    if isinstance(images, str) and " " in images and not os.path.exists(images) and os.path.isfile(prompt):
+        raise InvalidArgument(param="images", got=f"a text, and the file {prompt} as the prompt",
+                              allowed="an image or a list of images", hint="Use vision(images, prompt, model)")
     found = images_of(images, MAX_IMAGES, "Pass fewer images per request")
     several = [images] if found is None else found
     if not several:

@@ -202,6 +202,17 @@ def test_bad_parts(pool: mpool.Pool, model: str, part: dict[str, Any], words: st
         pool.chat([{"role": "user", "content": [part, "w10"]}], model, **GREEDY)
 
 
+def test_a_prompt_before_its_image_names_the_order(pool: mpool.Pool, model: str, tmp_path: Path) -> None:
+    file = tmp_path / "a cat.png"
+    file.write_bytes(png(PHOTO))
+    with pytest.raises(errors.InvalidArgument, match="got a text, and the file .*a cat.png as the prompt") as found:
+        pool.vision("What is this?", str(file), model)
+    assert found.value.param == "images" and found.value.hint == "Use vision(images, prompt, model)"
+    assert pool.vision(str(file), str(file), model, **GREEDY).finish_reason == "length"  # a prompt may name a file
+    with pytest.raises(errors.FileError, match="was read as a path"):
+        pool.vision("no cat.png", "What is this?", model)
+
+
 def test_other_faults(pool: mpool.Pool, model: str, llama: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.WrongCapability, match="capability is text_to_text, not vision"):
         pool.vision(PHOTO, "Hello", llama)
