@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import FormatError, LimitError
+from ..models.json_strict import shorten
 from . import limits
 from .patterns import Cost, cost
 
@@ -27,6 +28,16 @@ _UNICODE = ("NFC", "NFD", "NFKC", "NFKD", "StripAccents")
 _PRE_TOKENIZERS = {"ByteLevel": 5, "Metaspace": 2}
 _LISTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors",
           "decoder": "decoders"}
+#: Types of the steps of each section. HF tokenizers also reads steps without a type, with another type, and steps that
+#: are lists: it derives the type from the fields. Their growth would not be known, and no published file has them.
+_TYPES = {
+    "normalizer": {*_NORMALIZERS, "Precompiled", "Prepend", "Replace", "Sequence"},
+    "pre_tokenizer": {"BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "FixedLength", "Metaspace",
+                      "Punctuation", "Sequence", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit"},
+    "post_processor": {"BertProcessing", "ByteLevel", "RobertaProcessing", "Sequence", "TemplateProcessing"},
+    "decoder": {"BPEDecoder", "ByteFallback", "ByteLevel", "CTC", "Fuse", "Metaspace", "Replace", "Sequence", "Strip",
+                "WordPiece"},
+}
 #: Keys of the file that are read before HF tokenizers reads it.
 _KEYS = (*_LISTS, "added_tokens")
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -61,17 +72,15 @@ def read(data: bytes, path: str) -> Growth:
     """Derive the bounds of a ``tokenizer.json`` before it is loaded.
 
     Args:
-        data: content of the file. If it is not valid, the result does not matter: HF tokenizers refuses it.
+        data: content of the file. HF tokenizers refuses some errors that this function accepts.
         path: path for error messages.
 
     Raises:
         LimitError: a step makes texts longer than :mod:`mpool.tokenizers.limits` allows.
-        FormatError: a step that decodes has a regular expression whose cost is not known.
+        FormatError: a step has an unknown type, or decodes with a regular expression whose cost is not known.
+        ValueError, RecursionError: the file is not valid JSON.
     """
-    try:
-        found = _sections(data)
-    except (ValueError, RecursionError):
-        return Growth()
+    found = _sections(data)
     walk = _Walk(path)
     factor, plain, pure = walk.normalizer(found.get("normalizer"), "normalizer")
     before, plain_before = walk.pre_tokenizer(found.get("pre_tokenizer"), "pre_tokenizer", pure)
@@ -103,7 +112,7 @@ def _sections(data: bytes) -> dict[str, Any]:
         key, at = decoder.raw_decode(text, at)
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
         if text[at:at + 1] != ":" or not isinstance(key, str):
-            raise ValueError(key)
+            raise ValueError(f"no key and value at character {at}")
         at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
         if key == "model" and not _has_keys(data, len(text[:at].encode())):
             return found
@@ -132,18 +141,27 @@ class _Walk:
         self.cost = Cost.CONSTANT
 
     def _steps(self, step: Any, name: str, depth: int = 0) -> list[tuple[str, Mapping[str, Any]]]:
-        """Return the steps of a section in order, each with its place in the file."""
-        if not isinstance(step, Mapping) or depth > 64:
+        """Return the steps of a section in order, each with its place in the file.
+
+        Raises:
+            FormatError: a step is not an object with a known type.
+        """
+        if step is None and depth == 0:
             return []
-        if step.get("type") != "Sequence":
+        section = name.partition(".")[0]
+        kind = step.get("type") if isinstance(step, Mapping) else None
+        if not isinstance(step, Mapping) or not isinstance(kind, str) or kind not in _TYPES[section]:
+            raise FormatError(file=self._path, field=f"{name}.type", got=shorten(repr(kind)),
+                              allowed=", ".join(sorted(_TYPES[section])))
+        if kind != "Sequence":
             return [(name, step)]
-        inner = _LISTS[name.partition(".")[0]]
-        return [found for at, item in enumerate(_items(step.get(inner)))
+        inner = _LISTS[section]
+        return [found for at, item in enumerate(_list(step.get(inner)))
                 for found in self._steps(item, f"{name}.{inner}[{at}]", depth + 1)]
 
     def _check(self, factor: int, name: str, step: Mapping[str, Any]) -> None:
         if factor > limits.max_growth:
-            raise LimitError(f"{self._path}: {name} ({str(step.get('type'))[:40]}) can make a text {factor:,} times as "
+            raise LimitError(f"{self._path}: {name} ({step['type']}) can make a text {factor:,} times as "
                              f"long, together with the steps before it; the limit is {limits.max_growth:,}",
                              hint="Raise mpool.tokenizers.limits.max_growth if you trust the file")
 
@@ -152,9 +170,9 @@ class _Walk:
         factor = plain = 1
         unicode, pure = 1, True  # factor of the current run of Unicode normalisations; text is still ASCII
         for place, step in self._steps(section, name):
-            kind = step.get("type")
+            kind = step["type"]
             if kind in _UNICODE:  # a normalised text does not grow again
-                largest = max(unicode, _NORMALIZERS[str(kind)])
+                largest = max(unicode, _NORMALIZERS[kind])
                 factor, unicode = factor // unicode * largest, largest
                 plain *= 1 if pure else largest
             else:
@@ -168,14 +186,14 @@ class _Walk:
         return factor, plain, pure
 
     def _normalizer_step(self, place: str, step: Mapping[str, Any]) -> int:
-        kind = step.get("type")
+        kind = step["type"]
         if kind == "Prepend":
             return 1 + _length(step.get("prepend"))
         if kind == "Replace":
             return self._replace(step)
         if kind == "Precompiled":
             return _longest_replacement(step.get("precompiled_charsmap"))
-        return _NORMALIZERS.get(str(kind), 1)
+        return _NORMALIZERS[kind]
 
     def _replace(self, step: Mapping[str, Any]) -> int:
         """Return the factor of a replacement."""
@@ -196,12 +214,12 @@ class _Walk:
         factor = plain = 1
         for place, step in self._steps(section, name):
             self._note(step.get("pattern"))
-            grown = _PRE_TOKENIZERS.get(str(step.get("type")), 1)
+            grown = _PRE_TOKENIZERS.get(step["type"], 1)
             factor *= grown
-            if pure and step.get("type") == "ByteLevel":
+            if pure and step["type"] == "ByteLevel":
                 grown = 1 if step.get("add_prefix_space") is False else 2
             plain *= grown
-            pure = pure and grown == 1 and step.get("type") != "ByteLevel"
+            pure = pure and grown == 1 and step["type"] != "ByteLevel"
             self._check(factor, place, step)
         return factor, plain
 
@@ -209,7 +227,7 @@ class _Walk:
         """Check the number of tokens that the post-processor makes of a token, or adds to a text."""
         factor = 1
         for place, step in self._steps(section, name):
-            if step.get("type") == "TemplateProcessing":
+            if step["type"] == "TemplateProcessing":
                 special = step.get("special_tokens")
                 most = 1 + max([len(_list(entry.get("ids"))) for entry in special.values()
                                 if isinstance(entry, Mapping)] if isinstance(special, Mapping) else [], default=0)
@@ -223,7 +241,7 @@ class _Walk:
         factor = 1
         for place, step in self._steps(section, name):
             before, self.cost = self.cost, Cost.CONSTANT
-            if step.get("type") == "Replace":
+            if step["type"] == "Replace":
                 factor *= self._replace(step)
             if self.cost > Cost.CONSTANT:
                 raise FormatError(file=self._path, field=place,
@@ -249,7 +267,7 @@ def _length(value: Any) -> int:
 
 def _is_ascii(step: Mapping[str, Any]) -> bool:
     return all(not isinstance(step.get(key), str) or step[key].isascii() for key in ("prepend", "content")) \
-        and step.get("type") in ("Prepend", "Replace")
+        and step["type"] in ("Prepend", "Replace")
 
 
 def _may_be_empty(pattern: Any) -> bool:

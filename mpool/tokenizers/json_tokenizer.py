@@ -37,8 +37,8 @@ _BERT_CLASSES = frozenset(f"{name}Tokenizer" for name in (
 
 
 class JSONTokenizer(Tokenizer):
-    """A tokenizer read from a ``tokenizer.json`` or from older files of transformers. Truncation and padding stated in
-    the file are disabled."""
+    """A tokenizer read from a ``tokenizer.json`` or from older files of transformers. Truncation, padding and dropout
+    stated in the file are disabled."""
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
         self._path = path
@@ -321,17 +321,20 @@ def _load_older(path: str, config: Mapping[str, Any]) -> Native:
 
 def wrap_older(hf: tokenizers.Tokenizer) -> Native:
     """Return a tokenizer that :mod:`mpool.tokenizers.older_files` made, with its bounds."""
-    return Native(_without_padding(hf), OLDER)
+    return Native(_for_inference(hf), OLDER)
 
 
-def _without_padding(hf: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _for_inference(hf: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Disable truncation, padding, and the dropout of merges, which makes the tokens of a text random."""
     hf.no_truncation()
     hf.no_padding()
+    if getattr(hf.model, "dropout", None) is not None:
+        hf.model.dropout = None  # type: ignore[union-attr]
     return hf
 
 
 def load(path: str) -> Native:
-    """Read a ``tokenizer.json``. Truncation and padding stated in the file are disabled.
+    """Read a ``tokenizer.json``. Truncation, padding and dropout stated in the file are disabled.
 
     Raises:
         FormatError: the file is malformed.
@@ -353,11 +356,13 @@ def load(path: str) -> Native:
             data = stream.read(limits.max_tokenizer_json_bytes + 1)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
-    bounds = growth.read(data, path)
     try:
-        return Native(_without_padding(call(HFTokenizer.from_buffer, data)), bounds)
-    except Exception as error:  # tokenizers raises plain Exception
-        reason = str(error)
+        bounds = growth.read(data, path)
+        return Native(_for_inference(call(HFTokenizer.from_buffer, data)), bounds)
+    except (FormatError, LimitError):
+        raise
+    except Exception as error:  # of the JSON parsers; `call` gives the error of HF tokenizers as the cause
+        reason = str(error.__cause__ or error)
     if _depth(data) > _MAX_JSON_DEPTH:
         raise LimitError(f"{path}: nested deeper than {_MAX_JSON_DEPTH} levels",
                          hint="The file is damaged: download it again")

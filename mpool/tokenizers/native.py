@@ -51,19 +51,21 @@ def call(function: Callable[..., T], *args: Any, **keywords: Any) -> T:
     """Call a function of the tokenizers library.
 
     Raises:
-        InvalidArgument: the function panicked: the tokenizer cannot process its input.
+        InvalidArgument: the function failed, or panicked: the tokenizer cannot process its input.
     """
     try:
         return function(*args, **keywords)
     except BaseException as error:
         if type(error).__name__ == "PanicException":  # it is not a subclass of Exception
-            raise _failed(str(error)) from None
+            raise _failed(str(error)) from error
+        if type(error) is Exception:  # the class of all other errors of the library's Rust code
+            raise _failed(str(error), "The model's tokenizer is incomplete: download it again") from error
         raise
 
 
-def _failed(reason: str) -> InvalidArgument:
+def _failed(reason: str, hint: str = "A regular expression of the tokenizer takes too many steps") -> InvalidArgument:
     return InvalidArgument(f"the tokenizer of the model cannot process this text: {' '.join(reason.split())[:200]}",
-                           param="text", hint="A regular expression of the tokenizer takes too many steps")
+                           param="text", hint=hint)
 
 
 class Native:

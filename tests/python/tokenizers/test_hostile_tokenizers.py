@@ -112,6 +112,70 @@ def test_keys_after_the_model_or_in_disguise_are_read(tmp_path: Path) -> None:
             opened(tmp_path, text)
 
 
+UNTYPED = {key: value for key, value in TIMES_1000.items() if key != "type"}
+AS_A_LIST = [{"String": "a"}, "a" * 1000]
+REGEX_AS_A_LIST = [{"Regex": CATASTROPHE}, "b"]
+
+
+@pytest.mark.parametrize(("sections", "place"), [
+    ({"normalizer": UNTYPED}, "normalizer"), ({"normalizer": TIMES_1000 | {"type": "Other"}}, "normalizer"),
+    ({"normalizer": TIMES_1000 | {"type": []}}, "normalizer"), ({"normalizer": AS_A_LIST}, "normalizer"),
+    ({"normalizer": {"normalizers": [TIMES_1000]}}, "normalizer"), ({"normalizer": [[AS_A_LIST]]}, "normalizer"),
+    ({"normalizer": chain(TIMES_1000 | {"type": "sequence"})}, r"normalizer\.normalizers\[0\]"),
+    ({"normalizer": chain({"type": "NFC"}, AS_A_LIST)}, r"normalizer\.normalizers\[1\]"),
+    ({"post_processor": {key: value for key, value in template(1000).items() if key != "type"}}, "post_processor"),
+    ({"decoder": replace({"Regex": CATASTROPHE}, "b") | {"type": None}}, "decoder"),
+    ({"decoder": {"type": "Sequence", "decoders": [REGEX_AS_A_LIST]}}, r"decoder\.decoders\[0\]"),
+    ({"pre_tokenizer": "Whitespace"}, "pre_tokenizer"), ({"pre_tokenizer": split(CATASTROPHE) | {"type": 1}},
+                                                         "pre_tokenizer")])
+def test_steps_whose_type_only_the_library_would_know_are_refused(tmp_path: Path, sections: dict[str, Any],
+                                                                  place: str) -> None:
+    """HF tokenizers derives the type of most of these steps from their fields, so that no bound would be known."""
+    with pytest.raises(mpool.FormatError, match=f"{place}.type is .*, allowed: ") as refused:
+        opened(tmp_path, tokenizer_json(**sections))
+    assert "Sequence" in str(refused.value.allowed)
+
+
+def test_every_step_of_the_library_is_known() -> None:
+    import tokenizers
+
+    for section, module, others in (("normalizer", tokenizers.normalizers, {"Normalizer"}),
+                                    ("pre_tokenizer", tokenizers.pre_tokenizers, {"PreTokenizer"}),
+                                    ("post_processor", tokenizers.processors, {"PostProcessor"}),
+                                    ("decoder", tokenizers.decoders, {"Decoder", "DecodeStream"})):
+        assert {name for name, value in vars(module).items() if isinstance(value, type)} - others <= growth._TYPES[section]
+
+
+@pytest.mark.parametrize("text", ['{"x": %s}' % ("9" * 5000), '{"version": "1.0", "model": }', "[1]", "", "{", '{"a" 1}',
+                                  "{" + '"model": {}, ' * 3 + "}"])
+def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(mpool.FormatError, match="tokenizer.json is "):
+        opened(tmp_path, text)
+
+
+def test_deep_nesting_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(mpool.LimitError, match="nested deeper than 127 levels"):
+        opened(tmp_path, json.dumps(tokenizer_json())[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}")
+
+
+def test_a_word_without_a_token_is_an_error_of_the_text(tmp_path: Path) -> None:
+    """The library fails on such a word if the vocabulary lacks the token for unknown words."""
+    tokenizer = opened(tmp_path, tokenizer_json(model={
+        "type": "WordPiece", "vocab": {"a": 0, "b": 1}, "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100}))
+    assert list(tokenizer.encode("a")) == [0]
+    with pytest.raises(mpool.InvalidArgument, match=r"Missing \[UNK\]") as refused:
+        tokenizer.encode("c")
+    assert refused.value.param == "text" and "download it again" in (refused.value.hint or "")
+
+
+def test_dropout_of_training_is_off(tmp_path: Path) -> None:
+    """With dropout, a text would have other tokens in every call."""
+    tokenizer = opened(tmp_path, tokenizer_json(model={
+        "type": "BPE", "dropout": 0.5, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}))
+    assert {tuple(tokenizer.encode("abab")) for _ in range(40)} == {(2, 2)}
+
+
 def test_hostile_precompiled_map(tmp_path: Path) -> None:
     import base64
 
