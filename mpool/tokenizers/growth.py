@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import FormatError, LimitError
 from ..models.json_strict import shorten
-from . import limits
+from . import charsmap, limits
 from .patterns import Cost, cost
 
 #: Factors of normalisations, in characters: U+FDFA has 18 in NFKD, U+0390 has 3 in NFD, "İ" has 2 in lower case.
@@ -192,7 +192,7 @@ class _Walk:
         if kind == "Replace":
             return self._replace(step)
         if kind == "Precompiled":
-            return _longest_replacement(step.get("precompiled_charsmap"))
+            return self._longest_replacement(place, step.get("precompiled_charsmap"))
         return _NORMALIZERS[kind]
 
     def _replace(self, step: Mapping[str, Any]) -> int:
@@ -204,6 +204,16 @@ class _Walk:
         self._note(pattern)
         # an expression that matches the empty string is replaced at every position
         return max(1, 1 + content if _may_be_empty(pattern.get("Regex")) else content)
+
+    def _longest_replacement(self, place: str, encoded: Any) -> int:
+        """Check a precompiled character map. Returns the length of its longest replacement, in bytes."""
+        field = f"{place}.precompiled_charsmap"
+        try:
+            blob = base64.b64decode(encoded if isinstance(encoded, str) else "?", validate=True)
+        except ValueError:
+            raise FormatError(file=self._path, field=field, got=shorten(repr(encoded)), allowed="base64") from None
+        charsmap.check(blob, file=self._path, field=field)
+        return longest_string(blob)
 
     def _note(self, pattern: Any) -> None:
         if isinstance(pattern, Mapping) and isinstance(pattern.get("Regex"), str):
@@ -228,13 +238,32 @@ class _Walk:
         factor = 1
         for place, step in self._steps(section, name):
             if step["type"] == "TemplateProcessing":
-                special = step.get("special_tokens")
-                most = 1 + max([len(_list(entry.get("ids"))) for entry in special.values()
-                                if isinstance(entry, Mapping)] if isinstance(special, Mapping) else [], default=0)
-                parts = [_list(step.get(part)) for part in ("single", "pair")]
-                factor *= max(1, *(sum(1 if "Sequence" in item else most for item in _items(part))
-                                   for part in parts))
+                factor *= self._template(place, step)
             self._check(factor, place, step)
+
+    def _template(self, place: str, step: Mapping[str, Any]) -> int:
+        """Return the number of tokens that a template makes of a text of one token."""
+        given = step.get("special_tokens")
+        special = given if isinstance(given, Mapping) else {}
+        for name, entry in special.items():
+            if not isinstance(entry, Mapping):  # HF tokenizers would read a list as the values of the three fields
+                raise FormatError(file=self._path, field=f"{place}.special_tokens[{shorten(repr(name))}]",
+                                  got=shorten(repr(entry)), allowed="an object with id, ids and tokens")
+        most = 1
+        for part in ("single", "pair"):
+            count = 0
+            for at, item in enumerate(_items(step.get(part))):
+                piece = item.get("SpecialToken")
+                if "SpecialToken" not in item:
+                    count += 1
+                    continue
+                name = piece.get("id") if isinstance(piece, Mapping) else None
+                if not isinstance(name, str) or name not in special:  # HF tokenizers panics at the first text
+                    raise FormatError(file=self._path, field=f"{place}.{part}[{at}].SpecialToken.id",
+                                      got=shorten(repr(name)), allowed="a key of special_tokens")
+                count += 1 + len(_list(special[name].get("ids")))
+            most = max(most, count)
+        return most
 
     def decoder(self, section: Any, name: str) -> None:
         """Check the decoder, which runs on the tokens of a completion and once on the whole vocabulary."""
@@ -274,15 +303,6 @@ def _may_be_empty(pattern: Any) -> bool:
     """Return True unless an expression certainly consumes a character: a class or escape, perhaps repeated."""
     return not isinstance(pattern, str) or re.fullmatch(r"(?:\[[^\[\]\\^][^\[\]\\]*\]|\\[sdw]|[^\W_]| )"
                                                         r"(?:\+|\{[1-9][0-9]*(?:,[0-9]*)?\})?", pattern) is None
-
-
-def _longest_replacement(charsmap: Any) -> int:
-    """Return the length of the longest replacement in a precompiled character map, in bytes."""
-    try:
-        blob = base64.b64decode(charsmap) if isinstance(charsmap, str) else b""
-    except ValueError:
-        return 1
-    return longest_string(blob)
 
 
 def longest_string(blob: bytes) -> int:

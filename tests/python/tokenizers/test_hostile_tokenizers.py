@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import resource
@@ -176,13 +177,65 @@ def test_dropout_of_training_is_off(tmp_path: Path) -> None:
     assert {tuple(tokenizer.encode("abab")) for _ in range(40)} == {(2, 2)}
 
 
-def test_hostile_precompiled_map(tmp_path: Path) -> None:
-    import base64
+def charsmap(units: list[int], replacements: bytes) -> str:
+    """Return a precompiled character map in base64."""
+    trie = b"".join(unit.to_bytes(4, "little") for unit in units)
+    return base64.b64encode(len(trie).to_bytes(4, "little") + trie + replacements).decode()
 
-    blob = (4).to_bytes(4, "little") + b"\0" * 4 + b"x" * 10_000 + b"\0"
+
+# Unit 0 of the trie is the root, whose children start at unit 256 (offset 1 << 8). The child of "a" is unit 256 ^ 97; its
+# value is in unit 256 ^ 97 ^ 97 = 256.
+ROOT, A = 256 << 10, 256 ^ 97
+LEAF_A = 97 | 0x100 | 97 << 10
+
+
+def mapped(root: int = ROOT, leaf: int = LEAF_A, value: int = 0x80000000, units: int = 512) -> list[int]:
+    """Return a trie with one row: "a" has the replacement at byte ``value``."""
+    found = [0] * units
+    found[0] = root
+    if units > A:
+        found[A], found[256] = leaf, value
+    return found
+
+
+def test_a_sound_precompiled_map_is_applied(tmp_path: Path) -> None:
+    tokenizer = opened(tmp_path, tokenizer_json(normalizer={
+        "type": "Precompiled", "precompiled_charsmap": charsmap(mapped(), b"b\0")}))
+    assert list(tokenizer.encode("a")) == list(tokenizer.encode("b")) == [1]
+
+
+@pytest.mark.parametrize(("encoded", "got"), [
+    (charsmap(mapped(root=1 << 20), b"b\0"), "a trie that points to unit"),
+    (charsmap(mapped(units=256), b"b\0"), "a trie that points to unit"),
+    (charsmap(mapped(leaf=LEAF_A | 1 << 30), b"b\0"), "a trie that points to unit"),
+    (charsmap(mapped(value=0x80000002), b"b\0"), "a replacement at byte 2 of 2"),
+    (charsmap(mapped(value=0x80000001), "\u00e9\0".encode()), "inside a character"),
+    (charsmap(mapped(), b"\xff\0"), "not UTF-8"), (charsmap(mapped(), b"b"), "do not end in NUL"),
+    (charsmap([], b"b\0"), "a trie of 0 bytes"), (base64.b64encode(b"\xff\xff\xff\x7f" + b"x").decode(), "a trie of"),
+    (base64.b64encode(b"abc").decode(), "3 bytes"), ("", "0 bytes"), ("?", "'\\?'"), ([1, 2], r"\[1, 2\]"), (None, "None")])
+def test_malformed_precompiled_maps_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], encoded: Any,
+                                                got: str) -> None:
+    """HF tokenizers would panic on them, at load or at the first text, and print a backtrace."""
+    with pytest.raises(mpool.FormatError, match=f"normalizer.precompiled_charsmap is .*{got}"):
+        opened(tmp_path, tokenizer_json(normalizer={"type": "Precompiled", "precompiled_charsmap": encoded}))
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_a_long_replacement_of_a_precompiled_map_is_refused(tmp_path: Path) -> None:
     with pytest.raises(mpool.LimitError, match="Precompiled"):
-        opened(tmp_path, tokenizer_json(normalizer={"type": "Precompiled",
-                                                    "precompiled_charsmap": base64.b64encode(blob).decode()}))
+        opened(tmp_path, tokenizer_json(normalizer={
+            "type": "Precompiled", "precompiled_charsmap": charsmap(mapped(), b"x" * 10_000 + b"\0")}))
+
+
+@pytest.mark.parametrize(("special", "field"), [
+    ({}, r"single\[0\]\.SpecialToken\.id"), ({"t": {"id": "t", "ids": [0], "tokens": ["a"]}}, r"single\[0\]"),
+    ({"s": ["s", [0] * 10_000, ["a"] * 10_000]}, r"special_tokens\['s'\]")])
+def test_templates_with_unknown_special_tokens_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str],
+                                                           special: Any, field: str) -> None:
+    with pytest.raises(mpool.FormatError, match=rf"post_processor\.{field}"):
+        opened(tmp_path, tokenizer_json(post_processor=template(1) | {"special_tokens": special, "single": [
+            {"SpecialToken": {"id": "s", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}))
+    assert "panicked" not in capfd.readouterr().err
 
 
 def test_text_times_growth_is_bounded(tmp_path: Path) -> None:
