@@ -112,7 +112,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
         """Parse arguments. See :meth:`argparse.ArgumentParser.parse_args`."""
         parsed, rest = self.parse_known_args(args, namespace)
-        words = getattr(parsed, "words", None)  # argparse gives such an argument none of the words behind an option
+        words = getattr(parsed, "words", None)  # argparse leaves out the words that follow an option
         at = rest.index("--") if "--" in rest else len(rest)
         if rest and words and not any(one.startswith("-") for one in rest[:at]):
             setattr(parsed, words, [*getattr(parsed, words), *rest[:at], *rest[at + 1:]])
