@@ -395,9 +395,9 @@ def _completion(command: argparse.ArgumentParser) -> None:
 
 def _adapter(command: argparse.ArgumentParser) -> None:
     command.add_argument("--adapter", metavar="[MODEL:]NAME=PATH", action="append", default=[],
-                         help="load this adapter (LoRA), a PEFT folder or a GGUF file, with MODEL, a name given with "
-                              "--model. Clients select it with the model name MODEL:NAME. MODEL may be omitted if "
-                              "there is one --model; may be repeated")
+                         help="load this adapter (LoRA), a PEFT folder or a GGUF file, for the model that is served as "
+                              "MODEL; MODEL may be omitted if there is one --model. Clients select the adapter with "
+                              "the model name MODEL:NAME; may be repeated")
 
 
 def _serve(command: argparse.ArgumentParser) -> None:
