@@ -160,14 +160,14 @@ class _Walk:
             else:
                 if kind != "Lowercase":
                     unicode = 1
-                grown = self._normalizer_step(place, step)
+                grown = self._normalizer_step(step)
                 factor *= grown
                 plain *= 1 if pure and kind in _NORMALIZERS and kind != "ByteLevel" else grown
                 pure = pure and (kind in _NORMALIZERS or _is_ascii(step))
             self._check(factor, place, step)
         return factor, plain, pure
 
-    def _normalizer_step(self, place: str, step: Mapping[str, Any]) -> int:
+    def _normalizer_step(self, step: Mapping[str, Any]) -> int:
         kind = step.get("type")
         if kind == "Prepend":
             return 1 + _length(step.get("prepend"))
