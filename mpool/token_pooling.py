@@ -40,8 +40,8 @@ def pool_tokens(documents: ArrayLike | Sequence[ArrayLike] | _Ragged, *, factor:
     Args:
         documents: token vectors in the forms of :func:`mpool.maxsim`.
         factor: keep one token in ``factor``, at least 1; PyLate's ``pool_factor``.
-        budget: or keep at most this number of tokens of each document, with the protected ones. Exactly one of
-            ``factor`` and ``budget`` is required.
+        budget: in place of ``factor``: maximum number of tokens to keep of each document, with the protected ones.
+            Exactly one of ``factor`` and ``budget`` is required.
         protected: number of first tokens of each document that stay as they are (``[CLS]``, markers), 0 or more;
             PyLate's ``protected_tokens``.
 

@@ -106,7 +106,7 @@ void mp_shm_keep_from_forks(mp_shm *shm) {
 #endif
 }
 
-/* No call waits on a word of another process: poll, each time after twice the time, up to 1 ms. */
+/* macOS has no call that waits on a word shared between processes: poll, at intervals that double up to 1 ms. */
 void mp_shm_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns) {
     enum { FIRST_NS = 50 * 1000, LONGEST_NS = 1000 * 1000 };
     const uint64_t end = timeout_ns ? mp_sys_after(mp_sys_now_ns(), timeout_ns) : UINT64_MAX;

@@ -133,7 +133,7 @@ static int real_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t
     if (!deadline_ns)
         return pthread_cond_wait(cond, mutex);
 #if defined(__APPLE__)
-    /* Conditions have the wall clock there: wait for what is left instead. */
+    /* conditions use the wall clock on macOS: wait for the remaining time, not until the deadline */
     uint64_t now = real_now_ns();
     struct timespec left = to_timespec(deadline_ns > now ? deadline_ns - now : 0);
     return pthread_cond_timedwait_relative_np(cond, mutex, &left);

@@ -48,8 +48,8 @@ typedef struct mp_lease {
     /* Sums over the regions of this lease that were measured. watched_ns: their duration. lost_ns: time during which
      * the most delayed thread of each region was ready to run but had no CPU (or waited for a page). */
     uint64_t watched_ns, lost_ns;
-    bool bound;        /* thread 0 is bound; `before`: its CPUs before that */
-    mp_cpu_set before;
+    bool bound;        /* thread 0 is bound to the CPUs of its place */
+    mp_cpu_set before; /* if bound: the CPUs that thread 0 could use before */
 } mp_lease;
 
 /* Start a team of 0 to 255 helper threads. SPAWN_FAILED or MEMORY_EXHAUSTED when the system refuses. */

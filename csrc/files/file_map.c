@@ -18,7 +18,7 @@
 #include "base/alloc.h"
 
 /* State that the signal handler reads: static, lock-free, never freed. `sequence` is odd while a slot is being
- * rewritten (a seqlock), so that a handler on another thread never pairs the begin of one mapping with the end of the
+ * rewritten (a seqlock), so that a handler on another thread never pairs the start of one mapping with the end of the
  * slot's next mapping. */
 typedef struct map_slot {
     _Atomic uint32_t taken;

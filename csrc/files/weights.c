@@ -177,7 +177,7 @@ static bool same_part(const layer_part *a, const layer_part *b) {
     return a->length == b->length && memcmp(a->part, b->part, (size_t)a->length) == 0;
 }
 
-/* Order: all layers of a part are neighbours, and ascend. */
+/* Orders by part, then by layer: the layers of a part become neighbours. */
 static int compare_parts(const void *left, const void *right) {
     const layer_part *a = left, *b = right;
     if (a->length != b->length)

@@ -30,7 +30,7 @@ typedef struct mp_request_wire {
      * them where no caller reads before `publish`. Refuse the message if a result is invalid. Returns true if the
      * request made progress in this process. */
     bool (*get_results)(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note);
-    /* Return how many consecutive steps without progress on a request are possible in a correct process, at most. */
+    /* Return the maximum number of consecutive steps in which a correct process makes no progress on a request. */
     uint64_t (*most_idle)(const mp_request *request);
     /* Make the results visible to callers. Called once the whole message was found valid. began_ns and now_ns: begin
      * and end of the step. */

@@ -66,7 +66,7 @@ static uint64_t memory_of(const isolated_loader *loader) {
     loader->kind->footprint(loader->self, &model, &engine);
     if (model == 0) /* the engine size includes the weights: add 25 % and CALLS_BYTES for requests */
         return engine + engine / 4 + CALLS_BYTES;
-    if (loader->capability == MP_VISION) /* only one image is computed at a time: the added memory is for texts */
+    if (loader->capability == MP_VISION) /* one image is computed at a time: only texts need more memory */
         return engine + (TIMES_ENGINE - 1) * (uint64_t)CALLS_BYTES;
     return TIMES_ENGINE * engine;
 }

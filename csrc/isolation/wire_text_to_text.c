@@ -444,7 +444,7 @@ static bool get_choice(mp_wire_in *in, const mp_text_request *request, mp_choice
 static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     text_note *note = data;
-    (void)amount; /* rows, which are no bound for new tokens: rows of earlier steps may yield tokens now */
+    (void)amount; /* planned rows, which do not limit the new tokens: rows of earlier steps may yield tokens now */
     /* A process that takes over a request prefills again. Its cursor may be lower than the request's without an error,
      * and the request's cursor never decreases. */
     uint32_t cursor = mp_get_count(in, item->total, "a request's progress is past its end");

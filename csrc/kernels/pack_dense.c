@@ -185,7 +185,7 @@ static void pack_four(const float *w, int64_t ldw, int K, float *panel) {
 #endif
 }
 
-/* Four rows at a time over all inputs: 32 rows at once are more streams than prefetchers follow. */
+/* Four rows at a time over all inputs: prefetchers do not follow 32 rows at once. */
 void mp_pack_dense_f32(const float *w, int64_t ldw, int cols, int K, float *panel) {
     const int fours = cols / 4 * 4, whole = K / 4 * 4;
     for (int j = 0; j < fours; j += 4)

@@ -123,7 +123,8 @@ void mp_scaled_rows(const mp_scaled *from, int32_t n0, int32_t n, mp_dtype type,
     for (int i = 0; i < 256 && from->codes.dtype == MP_F8_E4M3; i++)
         e4m3[i] = mp_e4m3_to_float((uint8_t)i);
     const int64_t row_bytes = from->K / BLOCK * (int64_t)bytes;
-    /* Blocks outside, rows inside: the words of a panel's outputs are neighbours. */
+    /* The outer loop runs over blocks, the inner one over rows: the words of a panel's outputs are neighbours in
+     * memory. */
     for (int32_t k = 0; k < from->K; k += BLOCK) {
         for (int32_t i = 0; i < n; i++) {
             uint8_t *out = to + i * row_bytes + k / BLOCK * bytes;

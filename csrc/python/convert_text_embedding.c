@@ -3,39 +3,12 @@
 
 #include "python/convert.h"
 
-#define MP_SCHEMA "models/requests/text_embedding.def"
-
-mp_request *mp_embedding_from_python(mp_state *state, PyObject *positional, PyObject *keywords,
-                                     mp_submit_args *submit) {
-    static char *names[] = {"key",
-#include "python/passes/names.def"
-                            MP_SUBMIT_NAMES, NULL};
-#include "python/passes/locals.def"
-    mp_embedding_args arguments = {0}, *args = &arguments;
-    mp_embedding_request *request = NULL;
-    bool ok = true;
-    *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
-    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "s"
-#include "python/passes/format.def"
-                                     MP_SUBMIT_FORMAT, names, &submit->key,
-#include "python/passes/targets.def"
-                                     MP_SUBMIT_TARGETS(submit)) ||
-        !mp_submit_options_in(state, submit))
-        return NULL;
-#include "python/passes/entries.def"
-#include "python/passes/store.def"
-    if (ok) {
-        mp_error error;
-        mp_status status;
-        Py_BEGIN_ALLOW_THREADS /* the call copies megabytes */
-            status = mp_embedding_request_create(args, &request, &error);
-        Py_END_ALLOW_THREADS
-        if (status != MP_OK)
-            mp_raise(state, &error, submit->key);
-    }
-#include "python/passes/release.def"
-    return request ? &request->base : NULL;
-}
+#define MP_SCHEMA   "models/requests/text_embedding.def"
+#define PY_FUNCTION mp_embedding_from_python
+#define PY_ARGS     mp_embedding_args
+#define PY_REQUEST  mp_embedding_request
+#define PY_CREATE   mp_embedding_request_create
+#include "python/passes/function.def"
 
 /* Returns the finished request of the ticket if it has the output; else raises and returns NULL. */
 static mp_embedding_request *finished(mp_state *state, mp_ticket *ticket, const char *key, unsigned output) {

@@ -236,7 +236,7 @@ static PyMethodDef methods[] = {
     {"eta", ticket_eta, METH_NOARGS, "Predicted seconds until it is done; 0.0 = done, or unknown."},
     {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width), not copied."},
     {"states", ticket_states, METH_NOARGS, "Hidden states: float32 (n_tokens, width), not copied."},
-    {"rows", ticket_rows, METH_NOARGS, "Rows of the row head: float32 (n_tokens, width), not copied."},
+    {"rows", ticket_rows, METH_NOARGS, "Token vectors or logits of labels: float32 (n_tokens, width), not copied."},
     {"sparse", ticket_sparse, METH_NOARGS, "Sparse vectors: (indptr, ids, weights, vocabulary), copied."},
     {"texts_done", ticket_texts_done, METH_NOARGS, "Texts finished so far."},
     {"text", ticket_text, METH_VARARGS, "(choice, start=0): final text, tokens so far, finish reason, stop index."},

@@ -30,7 +30,7 @@ typedef enum mp_chaos {
 
 /* Returns INVALID_ARGUMENT for a chance outside of 0 to 1, or a sum above 1. */
 mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error);
-/* True if some fault has a chance. */
+/* True if the probability of a fault is above 0. */
 bool mp_chaos_is_on(const mp_chaos_rule *rule);
 
 /* mp_chaos_stream returns the random stream of a worker; mp_chaos_at_step chooses from the stream what happens at a

@@ -485,18 +485,18 @@ bool mp_entry_evict_idle(mp_entry *entry) {
 }
 
 uint64_t mp_entry_trim(mp_entry *entry) {
-    uint64_t told = 0;
+    uint64_t trimming = 0;
     mp_mutex_lock(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
         if (!may_trim(worker) || worker->trim)
             continue;
-        told += worker->held_bytes;
+        trimming += worker->held_bytes;
         worker->trim = true;
         mp_worker_wake(worker);
     }
     mp_mutex_unlock(&entry->lock);
-    return told;
+    return trimming;
 }
 
 void mp_entry_remove(mp_entry *entry) {

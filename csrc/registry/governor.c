@@ -100,7 +100,8 @@ static void take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
 /* Must hold the lock. Raises the limit for the only model of the process, if the machine has the memory. */
 static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) {
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
-    /* Requests that wait for this model may be charged already; a higher use means that another model is loaded. */
+    /* Requests that wait for this model are charged already, so a small use does not count. A larger use means that
+     * another model is loaded. */
     bool alone = governor->loads == 0 && used <= limit / 8;
     if (governor->fixed || !alone || used > governor->most || bytes > governor->most - used)
         return false;

@@ -166,7 +166,7 @@ static void set_fault(mp_worker *w, const mp_error *fault) {
     w->leave = true;
     if (fault->code == MP_INTEGRITY) /* the other workers use the same files */
         mp_entry_request_unload(entry);
-    mp_dispatch_wake_all(entry); /* other workers must now take requests that this worker had room for */
+    mp_dispatch_wake_all(entry); /* other workers must take the requests for which this worker had room */
     mp_mutex_unlock(&entry->lock);
 }
 
@@ -376,11 +376,10 @@ static void admit_fresh(mp_worker *w) {
             end_item(w, ticket, status, &error);
             continue;
         }
-        /* Decide what to wait for. If other requests of this model hold memory, wait until one of them has left;
-         * fresh[i..] hold none yet, so they do not count. Else, if other models can free memory, wait until they have
-         * freed it. If only requests of other workers hold memory, they may end before block_admission, or two workers
-         * may refuse a request at the same time, each because of the other's: block_admission then gets a time
-         * limit. */
+        /* Decide what this worker waits for. If other requests of this model hold memory, wait until one of them has
+         * left; fresh[i..] hold none yet, so they do not count. Otherwise, if other models can free memory, wait until
+         * they have. If this worker holds no memory, block_admission gets a time limit: the requests of other workers
+         * may end before the call, and two workers may each refuse a request because of the other's. */
         mp_mutex_lock(&entry->lock);
         bool mine = w->active_count > w->fresh_count - i;
         bool others = mp_entry_running(entry) > w->fresh_count - i;

@@ -46,10 +46,10 @@ static survey survey_entries(mp_entry **entries, int count, uint64_t bytes) {
     return all;
 }
 
-/* Tells idle workers, coldest model first, to free caches and arenas, until the told workers hold `bytes`. Returns the
+/* Asks idle workers, coldest model first, to free caches and arenas, until the asked workers hold `bytes`. Returns the
  * bytes that they hold. */
 static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
-    uint64_t told = 0;
+    uint64_t asked = 0;
     for (int pass = 0; pass <= count; pass++) {
         mp_entry *best = NULL;
         mp_eviction best_value = {0};
@@ -63,27 +63,27 @@ static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
             best = entries[i];
             best_value = value;
         }
-        if (told < trimming) /* `told` is larger if workers have trimmed in the meantime */
-            told = trimming;
-        if (!best || told >= bytes)
+        if (asked < trimming) /* `asked` is larger if workers have trimmed in the meantime */
+            asked = trimming;
+        if (!best || asked >= bytes)
             break;
-        told += mp_entry_trim(best);
+        asked += mp_entry_trim(best);
     }
-    return told;
+    return asked;
 }
 
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *shortage, bool whole) {
-    uint64_t coming = 0, told = 0; /* told: bytes of the models that this call evicts */
+    uint64_t coming = 0, evicted = 0; /* bytes of the models that this call has evicted */
     /* Other threads may evict too, so each pass surveys all entries again. */
     for (int pass = 0; pass <= count; pass++) {
         survey all = survey_entries(entries, count, shortage->bytes);
         uint64_t lacking = mp_shortage_left(shortage); /* after the survey */
-        coming = all.coming < told ? told : all.coming; /* `told` may be larger: some models are freed already */
+        coming = all.coming < evicted ? evicted : all.coming; /* some evicted models are freed already */
         /* Other threads may take what becomes free, but one call evicts no more than was lacking when it began. */
-        if (all.coming >= lacking || told >= shortage->bytes ||
+        if (all.coming >= lacking || evicted >= shortage->bytes ||
             (whole && all.coming + all.possible + all.loose < lacking))
             break;
-        uint64_t left = lacking - all.coming, most = shortage->bytes - told;
+        uint64_t left = lacking - all.coming, most = shortage->bytes - evicted;
         left = left < most ? left : most;
         /* Trim caches only if that may be enough or no model can be evicted. Trimming may free less than the workers
          * hold: the caller checks again afterwards. */
@@ -93,7 +93,7 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *sho
         if (!all.best)
             break;
         if (mp_entry_evict_idle(all.best))
-            told += all.best_value.bytes;
+            evicted += all.best_value.bytes;
     }
     return coming;
 }

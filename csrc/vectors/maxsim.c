@@ -58,7 +58,7 @@ static float sum_of(const float *maxima, int64_t count) {
     return sum > FLT_MAX ? FLT_MAX : sum < -FLT_MAX ? -FLT_MAX : (float)sum;
 }
 
-/* True if a document may be scored in one go. */
+/* True if one document with this number of tokens stays within MP_MAXSIM_WORK. */
 static bool is_bounded(const maxsim *m, int64_t tokens) {
     return tokens <= MP_MAXSIM_WORK / m->panels.N / m->dim;
 }

@@ -17,7 +17,7 @@ typedef struct add_run {
     _Atomic int64_t invalid; /* first invalid item, or INT64_MAX */
 } add_run;
 
-/* Sets the arrays of a thread that begins at `memory`. Returns the bytes of the whole. memory NULL: only returns. */
+/* Lays out the arrays of a thread from `memory` on, and returns their bytes. memory NULL: only returns the bytes. */
 static size_t lay_out(const mp_scan *scan, uint8_t *memory) {
     const size_t queries = (size_t)scan->plan.queries, kept = queries * (size_t)scan->plan.most;
     const size_t sizes[] = {kept * sizeof(float), kept * sizeof(int64_t), queries * sizeof(int64_t),

@@ -49,7 +49,7 @@ static mp_wmat block_matrix(int32_t count, int32_t dim) {
 
 typedef enum vector_kind { USUAL, EXTREME, NOT_FINITE } vector_kind;
 
-/* Returns what a vector is. EXTREME: its scores must be computed in double. *inverse: 1 / length if it is USUAL. */
+/* Classifies a vector. EXTREME: its scores must be computed in double. *inverse: 1 / length if the vector is USUAL. */
 static vector_kind examine(const float *vector, int32_t dim, float *inverse) {
     const mp_kernels *k = mp_kernels_get();
     const float square = k->dot(vector, vector, dim);
@@ -139,7 +139,7 @@ static int32_t compare(mp_scan *scan, mp_scan_thread *thread, const void *items,
         for (int32_t q = from; q < to; q++) {
             float *scores = tile->scores + (int64_t)(q - from) * BLOCK;
             for (int32_t n = 0; s->cosine && n < count; n++)
-                scores[n] *= tile->inverse[n] * s->scales[q]; /* the same bits if both change places */
+                scores[n] *= tile->inverse[n] * s->scales[q]; /* exchanging query and vector gives the same bits */
             const bool all = s->scales[q] == 0.0f;
             for (int32_t i = 0; i < (all ? count : tile->precise_count); i++) {
                 const int32_t n = all ? i : tile->precise[i];

@@ -53,7 +53,7 @@ def embed(arguments: argparse.Namespace) -> int:
 
 
 def _note_model(arguments: argparse.Namespace) -> None:
-    """Note that the first text has the name of a model: other programs take the model as their first argument."""
+    """Print a note if the first text is the name of a model, which other programs take as their first argument."""
     from ..models import load_catalogue
 
     if arguments.model is None and arguments.text and load_catalogue().get(arguments.text[0]) is not None:
@@ -98,7 +98,7 @@ def _format(arguments: argparse.Namespace) -> str:
 
 
 def _check_output(arguments: argparse.Namespace, form: str) -> None:
-    """Raise InvalidArgument for options that other outputs do not have, before the model is loaded."""
+    """Raise InvalidArgument for options that do not apply to ``--vectors``. Call before the model is loaded."""
     from ..errors import InvalidArgument
 
     if arguments.max_active is not None and arguments.vectors != "sparse":
@@ -123,7 +123,7 @@ def _require_inputs(count: int, unit: str) -> None:
 
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,
              options: dict[str, Any]) -> Iterator[Any]:
-    """Yield arrays ``(n, d)``, or results of the other outputs, in the order of the texts.
+    """Yield arrays ``(n, d)``, or the results for other values of ``--vectors``, in the order of the texts.
 
     Appends each text to ``kept`` when it is read.
     """
@@ -188,7 +188,7 @@ class _LineWriter:
         self.lines('"embedding": ' + ("null" if values is None else _numbers(values, number)) for values in known)
 
     def lines(self, members: Iterable[str]) -> None:
-        """Write the first texts, each with the members of its JSON object, and remove these texts."""
+        """Write one JSON object per item of ``members``, for the first texts in order, and remove these texts."""
         count = 0
         for text, member in zip(self.texts, members):
             line = f'{{"{self.unit}": {json.dumps(text, ensure_ascii=False)}, {member}}}\n'

@@ -25,7 +25,7 @@ def generate_image(arguments: argparse.Namespace) -> int:
         raise InvalidArgument(param="output", got=repr(arguments.output),
                               allowed=f"the path of an image file ({', '.join(_SUFFIXES)})")
     folder = os.path.dirname(arguments.output) or "."
-    if not os.path.isdir(folder):  # known before minutes of work
+    if not os.path.isdir(folder):  # checked before the model computes for minutes
         raise InvalidArgument(param="output", got=repr(arguments.output), allowed="a path in an existing folder")
     with make_pool(arguments) as pool:
         name = arguments.model or default_model("text_to_image")

@@ -115,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
         if "-hf" in given[:given.index("--") if "--" in given else None]:  # argparse would take it for -h
             self._unrecognized(["-hf"], given, None)
         parsed, rest = self.parse_known_args(given, namespace)
-        words = getattr(parsed, "words", None)  # argparse gives such an argument none of the words behind an option
+        words = getattr(parsed, "words", None)  # argparse leaves out the words that follow an option
         at = rest.index("--") if "--" in rest else len(rest)
         if rest and words and not any(one.startswith("-") for one in rest[:at]):
             setattr(parsed, words, [*getattr(parsed, words), *rest[:at], *rest[at + 1:]])
@@ -398,9 +398,9 @@ def _completion(command: argparse.ArgumentParser) -> None:
 
 def _adapter(command: argparse.ArgumentParser) -> None:
     command.add_argument("--adapter", metavar="[MODEL:]NAME=PATH", action="append", default=[],
-                         help="load this adapter (LoRA), a PEFT folder or a GGUF file, with MODEL, a name given with "
-                              "--model. Clients select it with the model name MODEL:NAME. MODEL may be omitted if "
-                              "there is one --model; may be repeated")
+                         help="load this adapter (LoRA), a PEFT folder or a GGUF file, for the model that is served as "
+                              "MODEL; MODEL may be omitted if there is one --model. Clients select the adapter with "
+                              "the model name MODEL:NAME; may be repeated")
 
 
 def _serve(command: argparse.ArgumentParser) -> None:

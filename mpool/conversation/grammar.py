@@ -363,7 +363,7 @@ class _TokenizerAdapter:
     def __call__(self, text: bytes | str) -> list[int]:
         """Return the token ids of a grammar's literal, as models write it: each marker is one token, control or not."""
         try:
-            # llguidance passes str for ever if its first call, which has bytes, fails
+            # llguidance passes bytes; if its first call fails, it passes str in all later calls
             return self._encode(text if isinstance(text, str) else text.decode(errors="replace"))
         except Exception as error:
             self.failure.error = error

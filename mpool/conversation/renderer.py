@@ -75,10 +75,6 @@ class ForbiddenNode(Exception):
     """The template uses a statement that is not allowed; the message names it."""
 
 
-class TooMuchText(Exception):
-    """The rendered text is longer than allowed."""
-
-
 class _Namespace(jinja2.utils.Namespace):
     """``namespace()`` whose attributes cannot begin with an underscore."""
 

@@ -58,7 +58,7 @@ def _requirements(schema: Any) -> dict[str, list[tuple[str, list[str]]]]:
 
 
 def _needed(schema: Any, at: str, part: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
-    """Return what a value of one part requires: keyword, and pointer and content of parts of which one must match."""
+    """Return the requirements of a part: keyword, and pointer and content of the parts of which a value matches one."""
     needed: list[tuple[str, list[tuple[str, Any]]]] = []
     reference = part.get("$ref")
     if isinstance(reference, str) and (target := _target(schema, reference)) is not None:

@@ -91,7 +91,7 @@ class ToolCallParser:
         self._text_since_call = self._any_text = False
         self._extent: JsonExtent | None = None
         self._held: list[CallDelta] = []  # parts of a call that may repeat an earlier one
-        self._distinct = -1  # number of the last call that is known to repeat no other
+        self._distinct = -1  # number of the last call known to differ from all earlier ones
         self._kept: int | None = None  # number of calls before the one that ended the completion
         self._value = self._scanned = 0  # start of an unfinished value between tags; end of its scanned part
 

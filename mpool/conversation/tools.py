@@ -165,8 +165,8 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
 
 
 def _enforceable(functions: Sequence[Function]) -> list[Function]:
-    """Return the functions, those without strict without the patterns that a grammar cannot enforce. llguidance ignores
-    other unsupported keywords itself."""
+    """Return the functions. Schemas of functions that are not strict lose the patterns that a grammar cannot enforce;
+    llguidance ignores other unsupported keywords itself."""
     return [function if function.strict else function._replace(
         parameters=without_patterns(function.parameters, grammar.is_usable)) for function in functions]
 

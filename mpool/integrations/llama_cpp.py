@@ -1,7 +1,8 @@
 """``Llama`` with the interface of llama-cpp-python, computed by mpool. Needs no extra.
 
-Results are dicts in OpenAI's format, as there. Unlike there, any number of threads may use one object, and models are
-also found by reference (``Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M``). Constrained output needs the extra ``grammar``.
+As in llama-cpp-python, results are dicts in OpenAI's format. In addition, any number of threads may use one object, and
+models are also found by reference (``Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M``). Constrained output needs the extra
+``grammar``.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class Llama:
 
     Args:
         model_path: path of a GGUF file or of a folder, a reference, or a :class:`mpool.Model`.
-        n_ctx: maximum number of tokens of a prompt and its completion; 0 (the default): the model's context. There, the
-            default is 512.
+        n_ctx: maximum number of tokens of a prompt and its completion; 0 (the default): the model's context. In
+            llama-cpp-python, the default is 512.
         seed: seed of requests without one; 4294967295 (the default): a random one for each request.
         options: other arguments of that class. Those that choose devices, threads and batches have no effect; those
             that would change results raise :class:`mpool.Unsupported`, which says what to do instead.
@@ -142,7 +143,7 @@ class Llama:
             max_tokens: maximum number of tokens; None or less than 1: up to the end of the context.
             logprobs: number of most probable tokens to return at each position.
             echo: begin the text with the prompt; not together with ``logprobs`` or token ids.
-            repeat_penalty: applies to all tokens of prompt and completion; there, to the last 64.
+            repeat_penalty: applies to all tokens of prompt and completion; in llama-cpp-python, to the last 64.
             stream: True: return an iterator over parts of the completion.
             model: name of the model in the result.
             grammar: a :class:`LlamaGrammar`, or a text in GBNF.

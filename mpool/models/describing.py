@@ -50,7 +50,7 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
         UnknownModel: the catalogue has no such key or alias; the message names the closest.
         OfflineError: the files are not on this machine and downloads are disabled; the hint says how to download them.
         DownloadError: the download failed.
-        IntegrityError: a size or hash differs from the recorded one, or the hub has not the recorded commit any more.
+        IntegrityError: a size or hash differs from the recorded one, or the hub no longer has the recorded commit.
         UnsafeFormat: the model exists only in a format that can run code (pickle).
         FileError: a local file or folder does not exist or cannot be read.
         FormatError: a local folder holds no model, or a file is malformed.
@@ -134,10 +134,10 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
         return hub.resolve(reference, offline=offline, progress=progress)
     if row.files is not None:
         place = reference.file or ""
-        held = hub.Held({os.path.join(place, name).rstrip("/"): fact for name, fact in row.files.items()},
-                        f"The catalogue states these hashes, see {row.source}; to accept other files, name a revision: "
-                        f"{reference.repo}@revision")
-        return replace(hub.resolve(reference, offline=offline, progress=progress, held=held), key=row.key)
+        expected = hub.Expected({os.path.join(place, name).rstrip("/"): fact for name, fact in row.files.items()},
+                                f"The catalogue states these hashes, see {row.source}; to accept other files, name a "
+                                f"revision: {reference.repo}@revision")
+        return replace(hub.resolve(reference, offline=offline, progress=progress, expected=expected), key=row.key)
     if not row.unpinned:
         return replace(hub.resolve(reference, offline=offline, progress=progress), key=row.key)
     from . import pins
@@ -147,9 +147,10 @@ def _resolve_hub(reference: HubRef, row: Row | None, offline: bool, progress: Pr
         found = hub.resolve(reference, offline=offline, progress=progress)
         pins.record(row, reference, found)
         return replace(found, key=row.key)
-    held = hub.Held(pin.files, "mpool accepts only the files of the first download. To accept the hub's present files, "
-                               f"run: mpool pull --update {row.key}, or name a revision: {reference.repo}@revision")
-    found = hub.resolve(replace(reference, revision=pin.commit), offline=offline, progress=progress, held=held)
+    expected = hub.Expected(pin.files, "mpool accepts only the files of the first download. To accept the hub's "
+                            f"present files, run: mpool pull --update {row.key}, or name a revision: "
+                            f"{reference.repo}@revision")
+    found = hub.resolve(replace(reference, revision=pin.commit), offline=offline, progress=progress, expected=expected)
     return replace(found, key=row.key, ref=str(reference))
 
 

@@ -82,7 +82,7 @@ def stamp(path: str) -> Stamp:
     """Return the identity of a file's content or of a folder's entries, from its metadata; None if it is missing.
 
     Raises:
-        FileError: the system does not tell.
+        FileError: the system cannot read the metadata.
     """
     try:
         return _stamp_of(os.stat(path))

@@ -80,7 +80,7 @@ class Entry:
         self._template: ChatTemplate | None = None
         self._draft: Entry | None = None  # the draft model, from set_loading until its spec is made
         self._draft_stamps: Mapping[str, Any] = {}  # stamps of the draft model's files
-        self._adapters: dict[str, Adapter] | None = None  # those that `loading` names, by name; None: not read yet
+        self._adapters: dict[str, Adapter] | None = None  # adapters of `loading`, by name; None: not read yet
         self._adapter_ids: dict[Any, int] = {}  # name and stamps of every adapter that was read -> its id in the core
         self._core: dict[str, str] = {}
         self._table: tuple[bytes, Any] | None = None

@@ -86,7 +86,7 @@ def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
         _logging.deliver = deliver
         _enable_wanted()
         _logging.start()
-    except BaseException:  # such as MemoryError: the caller gets no function that removes the callback
+    except BaseException:  # such as MemoryError: the caller does not get `unsubscribe`, so remove the callback here
         remove()
         raise
     return unsubscribe

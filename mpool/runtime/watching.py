@@ -51,7 +51,7 @@ class Watcher:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.notifier = _core.Notifier()
         self._numbers = itertools.count(1)
-        # weak references: waiting coroutines keep these objects alive, and they keep the tickets alive
+        # weak references: a waiting coroutine keeps its Followed alive, which keeps its ticket alive
         self._tickets: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by identity
         self._followed: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by number
         self._lines: dict[str, _Line] = {}

@@ -167,7 +167,7 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
 
 
 def with_schema_field(detail: str, field: str) -> str:
-    """Return an error message of the library about ``response_format`` with the field that the client knows."""
+    """Return a message of the library about ``response_format`` with ``field``, the client's name, in its place."""
     found = detail.replace("`response_format", f"`{field}")
     return found if found.startswith("`") else f"`{field}`: {found}"
 

@@ -82,9 +82,10 @@ class TextRequest(Request, kw_only=True):
 
 
 class GenerateRequest(TextRequest, kw_only=True):
-    """A prompt to complete. A request without a prompt loads the model, or unloads it if ``keep_alive`` is 0. ``raw``
-    skips the chat template, and the names of control tokens in the prompt are those tokens. ``images`` are base64. With
-    ``suffix``, the completion belongs between the prompt and the suffix. ``template`` and ``context`` are refused."""
+    """A prompt to complete. A request without a prompt loads the model, or unloads it if ``keep_alive`` is 0. With
+    ``raw``, the chat template is skipped, and names of control tokens in the prompt become those tokens. ``images`` are
+    base64. With ``suffix``, the completion belongs between the prompt and the suffix. ``template`` and ``context`` are
+    refused."""
 
     prompt: str | None = None
     system: str | None = None

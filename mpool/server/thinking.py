@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _SWITCHES, _LEVEL = ("enable_thinking", "thinking"), "reasoning_effort"
 #: Value of OpenAI's ``reasoning_effort`` -> level of chat templates.
 _LEVELS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-#: Level of chat templates, and the least budget in tokens that selects it: the three budgets of Claude Code are 4,000,
-#: 10,000 and 31,999.
+#: Level of chat templates, and the minimum budget in tokens that selects it. The budgets of Claude Code (4,000, 10,000
+#: and 31,999) select the three levels.
 _BUDGETS = (("high", 16_384), ("medium", 4096), ("low", 0))
 
 

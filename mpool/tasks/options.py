@@ -428,7 +428,7 @@ class ImageOptions(VectorOptions):
 
 
 class _LogitOptions:
-    """Options of a plan that requests for logits do not have. Logits are computed like a vector."""
+    """Fixed values of the vector options that a plan reads: a request for logits runs like one for vectors."""
 
     __slots__ = ()
     dimensions: ClassVar[None] = None

@@ -390,7 +390,7 @@ class Sizes:
 
     Attributes:
         plan: plan of the request.
-        most: a lower limit in bytes; None: none.
+        most: maximum size in bytes, if less than this quarter; None: the quarter alone applies.
         used: bytes of the parts so far.
     """
 

@@ -174,7 +174,7 @@ async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterat
 
 
 async def _prepared(pool: Host, validated: Validated, call: Call) -> Any:
-    """The request: made here if the model's files were read before and nothing takes long, else on a thread.
+    """Return the request. Prepares it here if the model's files were read and nothing takes long, else on a thread.
 
     A chat template is rendered by another process, and this thread must not wait for it: a template of a hostile model
     takes as long as its limit allows.
@@ -191,7 +191,7 @@ async def _prepared(pool: Host, validated: Validated, call: Call) -> Any:
 
 @typed_async
 async def _collect(stream: Any) -> Any:
-    """The result of a stream; leaving it stops the work."""
+    """Return the result of a stream. An exception, such as a cancellation, cancels the request."""
     try:
         return await stream.result()
     finally:

@@ -106,7 +106,7 @@ class StreamIterator(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        return self._stream.__next__()  # not next(): a MemoryError of the call itself would have no type
+        return self._stream.__next__()  # not next(): `typed` does not convert a MemoryError of that call
 
     def __del__(self) -> None:
         if not self._stream._exhausted:

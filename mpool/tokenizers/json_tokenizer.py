@@ -134,7 +134,7 @@ class JSONTokenizer(Tokenizer):
         return self._pair_types
 
     def _read_pair_types(self) -> bool:
-        """Return whether the file's post-processor gives the second text of a pair and all that follows it type 1."""
+        """Return True if the file's post-processor gives type 1 to the second text of a pair and all later tokens."""
         before, between, _ = self.pair_ids
         body = len(self._native.encode(["a"])[0])
         first = len(before) + body + len(between)
@@ -298,7 +298,7 @@ class JSONTokenizer(Tokenizer):
 
 
 def _lists_token_types(config: Mapping[str, Any]) -> bool | None:
-    """Return whether transformers gives token types to the model; None: those of the file's post-processor.
+    """Return True if transformers passes token types to the model; None: the file's post-processor decides.
 
     ``model_input_names`` in tokenizer_config.json decides, else the tokenizer's class. BERT's classes replace the
     file's post-processor by their own, which gives type 1 to the second text.

@@ -88,7 +88,7 @@ class _Node:
     size, can_fail, fixed = 1, True, True
 
     def degree(self, tail_fails: bool) -> tuple[int, int]:
-        """Return the exponent of the steps of a match in the length of the text, and the number of ways to match.
+        """Return k, if a match takes n ** k steps in a text of n characters, and the number of ways to match.
 
         ``tail_fails``: the parts after this one may fail, and backtracking then tries all ways of this part.
         """

@@ -8,7 +8,8 @@
  * other at barriers only. -1: no thread is late, the default. The caller's regions must run one at a time, with at most
  * eight threads. */
 void late_thread(int index);
-/* One choice for tests that count their threads up: the first of two, the last of three; else none. */
+/* For tests that run with 1, 2, 3, ... threads: the first of two threads is late, the last of three; with any other
+ * number none. */
 static inline void late_thread_of(int threads) { late_thread(threads == 2 ? 0 : threads == 3 ? 2 : -1); }
 /* Returns the number of barriers that the late thread has met since the last call. */
 int late_thread_barriers(void);

@@ -349,7 +349,7 @@ MP_TEST(registry_fault_clock_of_requests_stops_during_a_pause) {
     MP_CHECK(mp_maintenance_clock(&maintenance, NULL) >= now); /* without ticks it runs on */
     atomic_store(&maintenance.beats[0].tick_ns, last);
     MP_CHECK_INT(mp_maintenance_clock(&maintenance, NULL), last + MP_PAUSE_NS);
-    clock = mp_maintenance_clock(&maintenance, NULL); /* the first read ticked, so that the clock runs on from there */
+    clock = mp_maintenance_clock(&maintenance, NULL); /* the first read has ticked: the clock continues */
     MP_CHECK(clock >= last + MP_PAUSE_NS && clock < now);
     MP_CHECK_INT(atomic_load(&maintenance.count), 1);
     mp_maintenance_deinit(&maintenance);

@@ -89,7 +89,7 @@ MP_TEST(models_encoder_plan_shares_a_step) {
     tiny_unload(&tiny);
 }
 
-/* A single text gets the threads that its tokens are worth. */
+/* A single text gets only as many threads as its tokens keep busy. */
 MP_TEST(models_encoder_plan_threads) {
     tiny_model tiny;
     mp_item item, *items[1] = {&item};

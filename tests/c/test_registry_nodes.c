@@ -418,8 +418,8 @@ MP_TEST(registry_nodes_threads_of_two_nodes_run_in_place) {
         check_places(allocator, &topology, 0, 1, "0:1,0");
         holder first = {.home = 0};
         take(allocator, &first, 1);
-        check_places(allocator, &topology, 0, 2, "1:0,2"); /* its home has one free CPU: both from the other node */
-        check_places(allocator, &topology, 0, 3, "0:1,2"); /* no node has three free CPUs: its home first */
+        check_places(allocator, &topology, 0, 2, "1:0,2"); /* only one free CPU at home: both elsewhere */
+        check_places(allocator, &topology, 0, 3, "0:1,2"); /* no node has three free CPUs: the home's CPU first */
         give(allocator, &first);
     }
     mp_cpu_allocator_close(allocator);

@@ -308,7 +308,8 @@ typedef struct late {
     int asked;
 } late;
 
-/* Has nothing to free. The 20th call ends a wait that should have ended before: it gives the memory back. */
+/* Has nothing to free. The 20th call means that the wait did not end in time: it releases the guard, so that the test
+ * fails instead of hanging. */
 static uint64_t reclaim_nothing(void *arg, const mp_shortage *shortage, bool whole) {
     late *self = arg;
     (void)shortage;

@@ -19,7 +19,7 @@ typedef struct q_part { /* each register: 4 products of each of 2 lanes of a qi 
 } q_part;
 
 enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_FLUSH_Q7 = 2, Q_BYTES_OFFSET = 0 };
-#define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* 32 registers: 16 parts, 8 floats, 8 others */
+#define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* registers: 16 q_part, 8 floats, 8 operands */
 #define Q_ROWS       4
 #define Q_TALL       4
 

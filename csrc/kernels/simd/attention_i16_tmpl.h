@@ -34,7 +34,7 @@ typedef struct i16_source {
     const int8_t *data;
     int64_t ld;           /* pairs between rows */
     const int8_t *next;   /* the same rows of the following block, to prefetch; or NULL */
-    const int8_t *factor; /* I8: the multipliers */
+    const int8_t *factor; /* I8: the multipliers of the block (kernels.h) */
 } i16_source;
 
 /* Compute columns of vecs [v, vecs) in steps of V vecs, while V vecs remain. Returns the first vec not computed. */

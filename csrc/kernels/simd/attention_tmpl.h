@@ -249,7 +249,7 @@ typedef struct attn_output {
     int columns;
     const float *by;    /* [rows] or NULL: store the sum unscaled */
     const float *a, *b; /* [rows] factors of the state (a) and of the new partial (b); NULL: overwrite out */
-    const float *action;  /* [rows] an ATTN_ action per row, if a and b are set */
+    const float *action;  /* [rows] ATTN_ action of each row; read only if a and b are set */
 } attn_output;
 
 /* Store rows x vecs sums of tile [rows, 16 * vecs] to the columns from `column` on. Not inlined, because its callers

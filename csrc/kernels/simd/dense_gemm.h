@@ -31,7 +31,7 @@
 #define MP_DENSE_TILE
 /* Arguments of a tile function; all kinds use this struct. */
 typedef struct dense_tile {
-    const uint8_t *w; /* first step of the first panel (plus half a step for its second half) */
+    const uint8_t *w; /* first step of the first panel; for the second half of a panel, half a step further */
     size_t panel_bytes;
     const uint8_t *a; /* first row */
     int64_t a_stride; /* bytes */

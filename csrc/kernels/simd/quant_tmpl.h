@@ -326,7 +326,8 @@ static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int
     }
 }
 
-/* True if a tile keeps the d and dmin of a superblock for its blocks. Tiles that memory limits are slower so. */
+/* True if a tile keeps the d and dmin of a superblock in registers for all its blocks. Memory-bound tiles would be
+ * slower. */
 static MP_INLINE int q_keeps_head(int kind, int R) { return q_is_coded(kind) && q_head_bytes(kind) && !q_beside(R); }
 
 /* The d of a superblock; for IQ types times the unit of their scales. */

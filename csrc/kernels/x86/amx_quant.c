@@ -9,7 +9,7 @@
  * need no offset, so the sums start at zero. Scales of rows and factors of minima are transposed once per pass, so that
  * a job reads whole lines. The bits are those of all other variants.
  *
- * Few rows do not pay for unpacking: they take the variant that the table had before (gemm_before). */
+ * Unpacking does not pay off for few rows: these use the variant that the table had before (gemm_before). */
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
@@ -316,10 +316,10 @@ static MP_NOINLINE void finish(const amx_product *g, const amx_job *j) {
         }
 }
 
-/* Unit u of the next job into the sums of tiles c0, c1. The sums of the unit before, in tiles d0, d1, are stored, and
- * a quarter of the rows of the job before are added, from row r on. These are small steps in turn, because the core
- * overlaps only instructions that are close together, and half as many if it runs two threads. A macro, because the
- * instructions take tile numbers as literals. */
+/* Multiplies unit u of the next job into the tiles c0, c1, stores the sums of the unit before from the tiles d0, d1,
+ * and adds a quarter of the rows of the job before, from row r on. Small steps alternate, because a core overlaps only
+ * instructions that are close together; half as many if two threads share the core. A macro, because the instructions
+ * take tile numbers as literals. */
 #define AMX_UNIT(u, c0, c1, rows, d0, d1, r)                                              \
     {                                                                                     \
         const uint8_t *w = g->weights + (u) * 2 * weight_tile;                            \

@@ -265,8 +265,8 @@ static MP_INLINE void load_columns(const float *const *row, int k, __m256 *v) {
     }
 }
 
-/* Eight outputs at a time, as the lanes of one accumulator. Eight rows read at once are as many streams as the
- * prefetchers of the CPUs measured follow; 32 rows at once took twice the time. */
+/* Eight outputs at a time, as the lanes of one accumulator: the prefetchers of the measured CPUs follow the eight
+ * weight rows that are read at once. Reading 32 rows at once took twice the time. */
 static void stored_f32(const uint8_t *rows, size_t stride, int n, const mp_acts *x, int m, float *y) {
     enum { ROWS = 8 };
     const float *a = x->f32 + m * x->ld_f32;

@@ -10,8 +10,8 @@
 enum {
     SLICE = 256,      /* maximum rows of a pass that computes a prompt */
     LEAST_SLICE = 16, /* rows of such a pass, however little time is left */
-    FEW_ROWS = 4,     /* rows per sequence that the draft model catches up with in any case */
-    HORIZON = 256,    /* tokens of a completion over which computing its prompt must pay */
+    FEW_ROWS = 4,     /* missing rows per sequence that the draft model always computes */
+    HORIZON = 256,    /* computing a prompt must pay off within this number of completion tokens */
     PAUSE = 256       /* steps */
 };
 
@@ -82,9 +82,9 @@ uint64_t mp_drafter_release(mp_drafter *drafter) {
     const uint64_t bytes = mp_drafter_trim(drafter);
     if (bytes > 0) {
         drafter->pause = PAUSE;
-        if (!drafter->told)
+        if (!drafter->logged)
             mp_log(MP_LOG_WARNING, "the draft model pauses: its KV cache was dropped, because memory is short");
-        drafter->told = true;
+        drafter->logged = true;
     }
     return bytes;
 }
@@ -96,7 +96,7 @@ typedef struct draft_seq { /* a sequence for which the draft model proposes toke
     mp_item *item;
     int choice, most; /* most: maximum number of its draft tokens */
     int rows;         /* rows in the next pass */
-    bool output;      /* the next pass gives a draft token */
+    bool output;      /* the next pass computes the logits of a draft token */
     bool over;        /* no more passes */
 } draft_seq;
 

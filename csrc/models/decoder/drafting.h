@@ -27,7 +27,7 @@ typedef struct mp_drafter { /* state of an engine */
     mp_prefix_cache cache;
     mp_shadow *shadows; /* those with blocks in `cache` */
     int pause;          /* steps without drafts of the model, because memory was short */
-    bool told;          /* a log record about the lack of memory was written */
+    bool logged;        /* a log record about the lack of memory was written */
 } mp_drafter;
 
 enum { MP_DRAFT_PADDING = 128 };

@@ -49,8 +49,8 @@ mp_sample_args mp_sequence_group_sample_args(const mp_item *item, int choice, ui
 /* Lets the draft model propose tokens for the n sequences, if it is expected to pay: its tokens then replace those of
  * their drafts. Uses the arena. */
 void mp_drafter_propose(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, mp_step_seq **steps, int n);
-/* Call after a pass over engine->steps: samples the next token of each sequence with logits, which are overwritten, and
- * one more for each accepted draft. scratch: mp_sample_bytes. outcomes [plan->count]. */
+/* Call after a pass over engine->steps. Samples the next token of each sequence that has logits, and one more token for
+ * each accepted draft token. Overwrites the logits. scratch: mp_sample_bytes. outcomes [plan->count]. */
 void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
                               mp_outcome *outcomes);
 

@@ -14,7 +14,7 @@ struct mp_tile;
 
 typedef struct mp_request_images { /* image state of an item's sequences */
     int32_t (*positions)[3];      /* [n_prompt] positions on the three axes of M-RoPE, or NULL */
-    int32_t shift;                /* difference between position and index after the prompt */
+    int32_t shift;                /* position minus index of the tokens after the prompt */
     struct mp_tile *tiles[1];     /* [n_tiles] image tiles that the group holds; NULL for a tile that it does not
                                    * hold */
 } mp_request_images;

@@ -44,15 +44,15 @@ static mp_status read_output(mp_sparse_head *head, mp_builder *builder, mp_error
     MP_TRY(mp_spec_bool(spec, "mpool.sparse_sum", &no, &head->sum, error));
     MP_TRY(mp_spec_int(spec, "mpool.sparse_logs", 1, 2, &one, &logs, error));
     head->logs = (int)logs;
-    /* Requests for other outputs never run this product, so that panels which are packed on use would never all be
-     * packed: the matrix is packed now, unless no matrix is. */
+    /* Pack this matrix at load, unless no matrix is ever packed: requests for other outputs do not use it, so packing
+     * on use might never be complete. */
     const mp_on_use before = builder->on_use;
     builder->on_use = builder->use == MP_WEIGHTS_MAPPED ? MP_ON_USE_ENCODER : MP_ON_USE_NEVER;
     mp_status status = mp_builder_linear(builder, &head->output, tied ? "token_embd.weight" : own,
                                          mp_weights_has(builder->weights, bias) ? bias : NULL, head->vocab,
                                          head->chain.out, error);
     builder->on_use = before;
-    if (tied) /* the table of tokens is counted as such */
+    if (tied) /* already counted as the token table */
         builder->parameters -= (int64_t)head->vocab * head->chain.out;
     return status;
 }

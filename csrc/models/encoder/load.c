@@ -253,7 +253,8 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
         const bool biased = model->flags & MP_ENCODER_BIAS || mp_weights_has(model->weights, bias);
         MP_TRY(mp_builder_linear(builder, linears[i].linear, name, biased ? bias : NULL, linears[i].N, linears[i].K,
                                  error));
-        if (i > 1 || !(model->flags & MP_ENCODER_DISENTANGLED)) /* its queries and keys of distances are tables */
+        /* Disentangled attention computes tables from the query and key weights, which adapters cannot update. */
+        if (i > 1 || !(model->flags & MP_ENCODER_DISENTANGLED))
             MP_TRY(mp_adapters_add(&model->adapters, builder, linears[i].linear, name, error));
     }
     return MP_OK;

@@ -94,7 +94,7 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
     return MP_OK;
 }
 
-/* True if the request's vectors are made of the first rows of its images alone. */
+/* True if the request needs only the first row of each image after the last layer. */
 static bool first_only(const mp_vit *model, const mp_image_embedding_request *request) {
     return !model->attention_pool && request->output != MP_IMAGE_TOKENS;
 }
@@ -190,9 +190,9 @@ static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns
            image_ns(engine->model, (const mp_image_embedding_request *)item->request, item->cursor) > budget_ns;
 }
 
-/* True if the item's next image, which has no slot, is like one in progress: the item takes the result later.
- * `present`: the slots whose items this step can continue. The item waits for no other slot, because the requests of
- * other slots may be paused. */
+/* True if the item's next image, which has no slot, equals an image in progress: the item then waits for that result.
+ * `present`: the slots whose items this step can continue. Images in other slots do not count, because their requests
+ * may be paused. */
 static bool awaits_equal(const vit_engine *engine, const mp_item *item, const bool *present) {
     for (int s = 0; s < MOST_LARGE; s++) {
         if (!present[s])

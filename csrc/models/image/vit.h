@@ -1,7 +1,8 @@
 /* image/vit.h: image transformers over packed rows: the patches of all images of a group are concatenated, attention
  * runs per image, and nothing is padded. Internal to this folder and vision/.
  *
- * If only the class token is read, the last layer computes the keys and values of all rows, and the rest of this row.
+ * If only the class token is read, the last layer computes keys and values for all rows, and all else for the class
+ * token alone.
  *
  *   pixels -> patches [n, 3 p^2] -> linear -> + positions -> (class token, registers, patches) -> layers (pre-norm)
  *   -> norm -> class token, or attention pooling -> projection (the head) -> vector */

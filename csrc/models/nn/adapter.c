@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef struct mp_updates { /* the updates of one layer by adapter */
+typedef struct mp_updates { /* the updates of one layer, indexed by adapter */
     struct mp_updates *next;
     mp_low_rank *by_adapter[];
 } mp_updates;
@@ -303,7 +303,8 @@ typedef struct adapted_rows { /* consecutive rows with the same adapter */
     const mp_low_rank *update;
 } adapted_rows;
 
-/* Finds the next rows after `at` whose adapter updates the layer. Begin with rows 0 of 0. Returns false at the end. */
+/* Finds the next run of rows after `at` that have the same adapter, if it updates the layer. Pass a zeroed `at` first.
+ * Returns false at the end. */
 static bool next_rows(const mp_row_context *context, const mp_linear *linear, int M, adapted_rows *at) {
     int row = at->row0 + at->rows;
     for (; row < M; row++) {

@@ -442,7 +442,7 @@ static void job_body(const mp_team_thread *thread, void *arg) {
         job->projected = row;
 }
 
-/* Drops the jobs of other tiles that this group computed last, and of tiles whose group is gone. */
+/* Drops the jobs of other tiles that this group computed last or that no group holds. */
 static void drop_others(mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                         int tile) {
     for (mp_tile_job **at = &store->jobs; *at;)

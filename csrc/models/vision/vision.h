@@ -126,8 +126,8 @@ bool mp_images_computing(const mp_image_store *store, const mp_text_request *req
  * of a step. */
 uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, int tile);
 uint64_t mp_images_part_ns(const mp_image_store *store);
-/* Computes a missing tile for about `budget_ns`, at least one part of it, and holds it when complete. Drops another
- * tile in computation that this group began, or whose group is gone. Stops early if the lease is cancelled or
+/* Computes a missing tile for about `budget_ns`, at least one part of it, and holds it when complete. Drops other
+ * unfinished tiles that this group computed last or that no group holds. Stops early if the lease is cancelled or
  * `unwanted` is set. */
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *request,
                             mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,

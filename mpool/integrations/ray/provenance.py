@@ -1,8 +1,8 @@
 """The record of a column of vectors in a Parquet file: model, revision, options and version that computed it.
 
-The metadata of the file has it as JSON under the key ``mpool.COLUMN``. Vectors of two models in one folder are worth
-nothing, and look like any others: :func:`mpool.integrations.ray.parquet.embed_parquet` compares the records before it
-continues in a folder with files.
+The metadata of the file has it as JSON under the key ``mpool.COLUMN``. Vectors of two models cannot
+be compared, and nothing else tells them apart: :func:`mpool.integrations.ray.parquet.embed_parquet` compares the
+records before it continues in a folder with files.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def read_distilbert(config: Fields, row: Architecture) -> Config:
 # ---- ELECTRA -------------------------------------------------------------------------------------------------------
 
 def _embedding_size(config: Fields, found: Config, default: int) -> int:
-    """Read the size of the embeddings into the sizes of a model. Returns it."""
+    """Add the size of the embeddings to the sizes of a model, and return it."""
     size = config.int("embedding_size", default, low=1, high=MAX_WIDTH)
     found.sizes["e"] = size
     return size

@@ -7,7 +7,6 @@ model if it has modules of sentence-transformers, a GGUF file if it states a poo
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
@@ -16,8 +15,6 @@ from ..spec import Value
 from .llama import decoder, finish, read_common, read_rope, read_window, windowed_layers
 from .reading import MAX_WIDTH, activation, check_neutral, plain_rope, sizes, unsupported
 from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
-
-log = logging.getLogger("mpool.models")
 
 
 def _tensors(*, qkv_bias: bool = False, head_norms: bool = False) -> tuple[Tensor, ...]:

@@ -378,7 +378,7 @@ class _Pattern:
     PEFT reads a key as a regular expression for the end of a module's name, after a ``.`` or from its start, and takes
     the first key that matches (``get_pattern_key`` in peft/utils). Expressions can take exponential time, so keys have
     only characters of names here: ``.`` stands for any character, ``\\.`` for a dot, and a leading ``^`` for the start
-    of the name. Of such a key all matches have the same length, so that it is compared at one place.
+    of the name. All matches of such a key have the same length, so each name is compared at one position.
     """
 
     def __init__(self, table: Fields | None) -> None:

@@ -136,7 +136,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
             normalize=False, scores=True, score_activation="sigmoid", answering=False if score_rows else None
         ) if heads or score_rows else _embedding(table, name, kv, size, [shapes[stored] for stored in dense])
     else:
-        generation = _generation(table, row, tokens, size)
+        generation = _generation(table, tokens, size)
     return ModelDescription(
         key=key, ref=ref, capability=row.capability,
         spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
@@ -302,7 +302,7 @@ def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str
                              output_size=dense[-1][0] if dense else size["D"], pooling=(pooling,), normalize=True)
 
 
-def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: Mapping[str, int]) -> GenerationSettings:
+def _generation(table: Fields, tokens: Sequence[Any], size: Mapping[str, int]) -> GenerationSettings:
     """Return the generation settings: the special tokens of the vocabulary and the context length."""
     ids: dict[str, int | None] = {}
     for name in ("bos", "eos", "eot", "eom"):

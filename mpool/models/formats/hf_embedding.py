@@ -17,7 +17,6 @@ from typing import Any
 
 from ...errors import FormatError, Unsupported
 from ..architectures import check_shape, missing
-from ..families import Architecture
 from ..fields import Fields, describe
 from ..files import Folder, refuse_missing_weights
 from ..json_strict import shorten
@@ -225,7 +224,7 @@ def _own_file(folder: Folder, stem: str) -> tuple[tuple[str, ...], dict[str, Ten
 
 # ---- sparse encoders -----------------------------------------------------------------------------------------------
 
-def read_masked_head(row: Architecture, config: Fields, stored: Mapping[str, TensorEntry], paths: tuple[str, ...],
+def read_masked_head(config: Fields, stored: Mapping[str, TensorEntry], paths: tuple[str, ...],
                      size: Mapping[str, int], kv: dict[str, Value], tensors: Tensors) -> None:
     """Add the head of a masked language model as the core's vocabulary head.
 
@@ -429,14 +428,14 @@ def _settings_of(found: Found) -> sentence_folder.ModuleSettings:
     return settings
 
 
-def read(found: Found, row: Architecture, config: Fields, stored: Mapping[str, TensorEntry], paths: tuple[str, ...],
+def read(found: Found, config: Fields, stored: Mapping[str, TensorEntry], paths: tuple[str, ...],
          size: Mapping[str, int], kv: dict[str, Value], tensors: Tensors,
          tokenizer: Mapping[str, Any]) -> tuple[EmbeddingSettings, bool]:
     """Read a sparse encoder or a model of token vectors.
 
     Args:
         found: the modules.
-        row, config, stored, paths, size: architecture, ``config.json``, weights and sizes of the encoder.
+        config, stored, paths, size: ``config.json``, weights and sizes of the encoder.
         kv, tensors: spec under construction, to which the heads are added.
         tokenizer: values of ``tokenizer_config.json``.
 
@@ -451,7 +450,7 @@ def read(found: Found, row: Architecture, config: Fields, stored: Mapping[str, T
         normalize=False, prompts=settings.prompts, default_prompt_name=settings.default_prompt_name,
         embeddings=("sparse",) if found.sparse else ("tokens",), similarity="dot")
     if found.sparse:
-        read_masked_head(row, config, stored, paths, size, kv, tensors)
+        read_masked_head(config, stored, paths, size, kv, tensors)
         _read_splade_pooling(found.modules[0], kv)
         weights = None if found.queries is None else _read_query_weights(found.queries, size["V"])
         return replace(embedding, query_weights=weights), settings.do_lower_case

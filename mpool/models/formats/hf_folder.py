@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...errors import FormatError, Unsupported
 from .. import architectures, layout
-from ..families import Architecture
+from ..families import Architecture, Config, Head
 from ..fields import Fields
 from ..files import Folder
 from ..spec import (
@@ -15,6 +14,7 @@ from ..spec import (
     ModelDescription,
     ModelSpec,
     TensorEntry,
+    Value,
 )
 from . import (
     hf_config,
@@ -42,7 +42,6 @@ from .hf_parts import (
 )
 from .pipelines import describe_pipeline
 
-log = logging.getLogger("mpool.models")
 
 def describe_folder(path: str, *, key: str, ref: str, repository: str = "") -> ModelDescription:
     """Describe the model in a folder.
@@ -110,66 +109,14 @@ def _describe(folder: Folder, key: str, ref: str) -> ModelDescription:
     paths, tensors = weights(encoder, row, size, read.tied, entry_paths, quantised)
     tokenizer_config = encoder.fields(TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(tokenizer_config, row)
+    network = _Network(folder, encoder, config, tokenizer_config, size, kv, entry_paths, entries, paths, tensors)
     embedding = generation_settings = None
     lower_case = False
     end_ids: tuple[int, ...] = ()
-    head = token_head = None
-    if row.capability == "text_embedding" and special is None and len(module_folders) < 2 and (
-            module_folders or not folder.has(layout.MODULES_NAME)):
-        head = scoring.find_head(row, config, entries, entry_paths[0], bool(module_folders))
-        token_head = scoring.find_token_head(row, config, entries, entry_paths[0]) if head is None else None
     if len(module_folders) == 2:
-        rows, answering = scoring.read_decoder(module_folders, config, tensors, entries, kv)
-        tensors += rows
-        prompts, default = scoring.read_prompts(folder)
-        module_config = encoder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
-        embedding = EmbeddingSettings(
-            max_tokens=sentence_folder.max_tokens(
-                sentence_folder.ModuleSettings(encoder,
-                                               max_seq_length=module_config.int("max_seq_length", None, low=1)),
-                tokenizer_config.values, size["P"]),
-            hidden_size=size["D"], output_size=1, pooling=("lasttoken",), normalize=False, scores=True,
-            score_activation=scoring.score_activation(folder, config), prompts=prompts, default_prompt_name=default,
-            answering=answering)
-    elif head is not None:
-        layers, labels = head
-        tensors += scoring.read_head(layers, labels, entries, entry_paths, size["D"], kv)
-        embedding = EmbeddingSettings(
-            max_tokens=sentence_folder.max_tokens(sentence_folder.ModuleSettings(encoder), tokenizer_config.values,
-                                                  size["P"]),
-            hidden_size=size["D"], output_size=labels, pooling=(layers.pooling,), normalize=False, scores=labels == 1,
-            score_activation=scoring.score_activation(folder, config) if labels == 1 else "identity",
-            classifier=scoring.read_classifier(config, labels))
-    elif token_head is not None:
-        layers, labels = token_head
-        tensors += scoring.read_token_head(layers, labels, entries, entry_paths, size["D"], kv)
-        embedding = EmbeddingSettings(
-            max_tokens=sentence_folder.max_tokens(sentence_folder.ModuleSettings(encoder), tokenizer_config.values,
-                                                  size["P"]),
-            hidden_size=size["D"], output_size=labels, normalize=False,
-            token_labels=scoring.label_names(config, labels))
-    elif row.capability == "text_embedding" and special is not None:
-        heads = hf_embedding.Tensors(paths, tensors)
-        embedding, lower_case = hf_embedding.read(special, row, config, entries, entry_paths, size, kv, heads,
-                                                  tokenizer_config.values)
+        embedding = _decoder_reranker(network, module_folders)
     elif row.capability == "text_embedding":
-        found = sentence_folder.read_modules(folder, size["D"], read.module)
-        kv |= found.kv
-        lower_case = found.do_lower_case
-        for entry, file in found.dense:
-            if file not in paths:
-                paths.append(file)
-            tensors.append(TensorEntry(entry.name, entry.dtype, entry.shape, paths.index(file), entry.offset,
-                                       entry.nbytes))
-        embedding = EmbeddingSettings(
-            max_tokens=sentence_folder.max_tokens(found, tokenizer_config.values, size["P"]), hidden_size=size["D"],
-            output_size=found.output_size, pooling=found.pooling, normalize=found.normalize,
-            include_prompt=found.include_prompt and not read.exclude_prompt, prompts=found.prompts,
-            default_prompt_name=found.default_prompt_name, similarity=found.similarity,
-            dimensions=tuple(sorted(set(config.list("matryoshka_dimensions", [], of=int, limit=64)))),
-            truncate_dim=found.truncate_dim, sizes=found.sizes)
-        embedding = hf_embedding.add_token_heads(folder, encoder, embedding, size, kv,
-                                                 hf_embedding.Tensors(paths, tensors))
+        embedding, lower_case = _text_encoder(network, row, read, special, bool(module_folders))
     else:
         generation_settings = generation(encoder, config, tokenizer_config, size)
         end_ids = generation_settings.eog_token_ids
@@ -180,6 +127,109 @@ def _describe(folder: Folder, key: str, ref: str) -> ModelDescription:
         tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, end_ids, read.append_eos),
         chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=generation_settings)
     return task_adapters.add_task_adapters(described, read.adapters, encoder, entries)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """The network of a folder, and its spec under construction.
+
+    Attributes:
+        folder: the model folder.
+        encoder: folder of the network.
+        config: its ``config.json``.
+        tokenizer: its ``tokenizer_config.json``.
+        size: sizes of the network by letter.
+        kv, paths, tensors: hyper-parameters, paths of the files, and tensors of the spec.
+        stored_paths, stored: paths of the weight files, and their tensors by name.
+    """
+
+    folder: Folder
+    encoder: Folder
+    config: Fields
+    tokenizer: Fields
+    size: dict[str, int]
+    kv: dict[str, Value]
+    stored_paths: tuple[str, ...]
+    stored: dict[str, TensorEntry]
+    paths: list[str]
+    tensors: list[TensorEntry]
+
+    def max_tokens(self, settings: sentence_folder.ModuleSettings | None = None) -> int:
+        """Return the maximum input length; without ``settings``, that of a folder without modules."""
+        return sentence_folder.max_tokens(settings or sentence_folder.ModuleSettings(self.encoder),
+                                          self.tokenizer.values, self.size["P"])
+
+
+def _decoder_reranker(network: _Network, module_folders: list[Folder]) -> EmbeddingSettings:
+    """Read a reranker that is a language model; adds the rows of the output layer that give the score."""
+    rows, answering = scoring.read_decoder(module_folders, network.config, network.tensors, network.stored, network.kv)
+    network.tensors.extend(rows)
+    prompts, default = scoring.read_prompts(network.folder)
+    module_config = network.encoder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
+    limit = sentence_folder.ModuleSettings(network.encoder,
+                                           max_seq_length=module_config.int("max_seq_length", None, low=1))
+    return EmbeddingSettings(
+        max_tokens=network.max_tokens(limit), hidden_size=network.size["D"], output_size=1, pooling=("lasttoken",),
+        normalize=False, scores=True, score_activation=scoring.score_activation(network.folder, network.config),
+        prompts=prompts, default_prompt_name=default, answering=answering)
+
+
+def _text_encoder(network: _Network, row: Architecture, read: Config, special: hf_embedding.Found | None,
+                  is_cross_encoder: bool) -> tuple[EmbeddingSettings, bool]:
+    """Read the head of a text encoder. Returns the settings, and True if texts are converted to lower case."""
+    if special is not None:
+        heads = hf_embedding.Tensors(network.paths, network.tensors)
+        return hf_embedding.read(special, network.config, network.stored, network.stored_paths, network.size,
+                                 network.kv, heads, network.tokenizer.values)
+    if is_cross_encoder or not network.folder.has(layout.MODULES_NAME):
+        head = scoring.find_head(row, network.config, network.stored, network.stored_paths[0], is_cross_encoder)
+        if head is not None:
+            return _classifier(network, *head), False
+        head = scoring.find_token_head(row, network.config, network.stored, network.stored_paths[0])
+        if head is not None:
+            return _token_classifier(network, *head), False
+    return _embedder(network, read)
+
+
+def _classifier(network: _Network, layers: Head, labels: int) -> EmbeddingSettings:
+    """Read a sequence classifier; adds the tensors of its head."""
+    network.tensors.extend(scoring.read_head(layers, labels, network.stored, network.stored_paths, network.size["D"],
+                                             network.kv))
+    activation = scoring.score_activation(network.folder, network.config) if labels == 1 else "identity"
+    return EmbeddingSettings(
+        max_tokens=network.max_tokens(), hidden_size=network.size["D"], output_size=labels, pooling=(layers.pooling,),
+        normalize=False, scores=labels == 1, score_activation=activation,
+        classifier=scoring.read_classifier(network.config, labels))
+
+
+def _token_classifier(network: _Network, layers: Head, labels: int) -> EmbeddingSettings:
+    """Read a token classifier; adds the tensors of its head."""
+    network.tensors.extend(scoring.read_token_head(layers, labels, network.stored, network.stored_paths,
+                                                   network.size["D"], network.kv))
+    return EmbeddingSettings(
+        max_tokens=network.max_tokens(), hidden_size=network.size["D"], output_size=labels, normalize=False,
+        token_labels=scoring.label_names(network.config, labels))
+
+
+def _embedder(network: _Network, read: Config) -> tuple[EmbeddingSettings, bool]:
+    """Read the modules around an encoder of dense vectors; adds their tensors."""
+    found = sentence_folder.read_modules(network.folder, network.size["D"], read.module)
+    network.kv.update(found.kv)
+    for entry, file in found.dense:
+        if file not in network.paths:
+            network.paths.append(file)
+        network.tensors.append(TensorEntry(entry.name, entry.dtype, entry.shape, network.paths.index(file),
+                                           entry.offset, entry.nbytes))
+    embedding = EmbeddingSettings(
+        max_tokens=network.max_tokens(found), hidden_size=network.size["D"],
+        output_size=found.output_size, pooling=found.pooling, normalize=found.normalize,
+        include_prompt=found.include_prompt and not read.exclude_prompt, prompts=found.prompts,
+        default_prompt_name=found.default_prompt_name, similarity=found.similarity,
+        dimensions=tuple(sorted(set(network.config.list("matryoshka_dimensions", [], of=int, limit=64)))),
+        truncate_dim=found.truncate_dim, sizes=found.sizes)
+    embedding = hf_embedding.add_token_heads(network.folder, network.encoder, embedding, network.size, network.kv,
+                                             hf_embedding.Tensors(network.paths, network.tensors))
+    return embedding, found.do_lower_case
 
 
 def _biases(row: Architecture, size: dict[str, int]) -> frozenset[str]:

@@ -43,7 +43,7 @@ def translated(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]
 
 
 def _rename_architecture(raw: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return the keys with the architecture ``old`` renamed to ``new``, in their prefixes and in its value."""
+    """Return the keys with the architecture ``old`` renamed to ``new``, in prefixes and in ``general.architecture``."""
     found = {new + key[len(old):] if key.startswith(f"{old}.") else key: value for key, value in raw.items()}
     return found | {"general.architecture": new}
 

@@ -55,7 +55,7 @@ class Settings:
         return float(found)
 
     def key(self, name: str) -> Value:
-        """Return a hyper-parameter, without the name of the architecture."""
+        """Return a hyper-parameter. ``name`` lacks the prefix of the architecture."""
         return self.keys[f"{self.architecture}.{name}"]
 
     def integer(self, name: str) -> int:
@@ -69,16 +69,16 @@ class Settings:
         return self.keys.get(f"{self.architecture}.rope.scaling.{name}", default)
 
     def drop(self, prefix: str) -> None:
-        """Remove the keys that begin with ``prefix``, after the name of the architecture."""
+        """Remove the hyper-parameters whose names begin with ``prefix``; it lacks the prefix of the architecture."""
         start = f"{self.architecture}.{prefix}"
         self.keys = {key: one for key, one in self.keys.items() if not key.startswith(start)}
 
     def put(self, name: str, value: Value) -> None:
-        """Add a key, without the name of the architecture."""
+        """Add a hyper-parameter. ``name`` lacks the prefix of the architecture."""
         self.keys[f"{self.architecture}.{name}"] = value
 
     def fixed(self, name: str, value: Value) -> None:
-        """Take a setting that readers of these files infer; refuse the folder if it differs from ``value``."""
+        """Take a setting that the file does not state, because readers assume ``value``; refuse any other value."""
         found = self.take(name, value)
         same = math.isclose(found, value, rel_tol=1e-6) if isinstance(found, float) and isinstance(value, float) \
             else found == value

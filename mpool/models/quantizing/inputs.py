@@ -127,12 +127,12 @@ def _from_folder(path: str) -> Input:
 
 
 def _tensors(entries: Sequence[TensorEntry], export: Export, heads: Mapping[str, int]) -> list[Tensor]:
-    """Return the tensors of the file, at the places of their first parts.
+    """Return the tensors of the file, in the order of their first parts in ``entries``.
 
     Args:
         entries: tensors of the folder.
         export: how the architecture is written.
-        heads: kind of tensor -> heads whose halves are interleaved, if the architecture orders rows so.
+        heads: kind of tensor -> number of heads whose halves the file interleaves; empty: none.
     """
     whole = {part: kind for kind, parts in export.fused.items() for part in parts}
     groups: dict[str, list[TensorEntry]] = {}

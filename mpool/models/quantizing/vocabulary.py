@@ -67,7 +67,7 @@ def tokenizer_keys(folder: Folder, model: ModelDescription, rows: int) -> dict[s
     ids = {text: token for token, text in enumerate(texts)}
     if bpe.get("byte_fallback"):
         _mark_sentencepiece(bpe, texts, types)
-        kind, pre, rest = "llama", "default", _sentencepiece(table, texts, types, ids, merges)
+        kind, pre, rest = "llama", "default", _sentencepiece(table, texts, types, merges)
     else:
         kind, pre = "gpt2", _pre_tokenizer(table)
         rest = {"merges": value([" ".join(merge) for merge in merges])}
@@ -103,7 +103,7 @@ def _mark_sentencepiece(bpe: Fields, texts: list[str], types: list[int]) -> None
                  "true")
 
 
-def _sentencepiece(table: Fields, texts: list[str], types: list[int], ids: dict[str, int],
+def _sentencepiece(table: Fields, texts: list[str], types: list[int],
                    merges: list[tuple[str, str]]) -> dict[str, bytes]:
     """Return the keys that only SentencePiece vocabularies have.
 

@@ -57,8 +57,8 @@ class _RemoteFile:
 
 
 @dataclass(frozen=True)
-class Held:
-    """Files that a download is held to.
+class Expected:
+    """Files that a download must consist of.
 
     Attributes:
         files: size and SHA-256 of all files to use, by path in the repository.
@@ -70,7 +70,7 @@ class Held:
 
 
 def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, recheck: bool = False,
-            held: Held | None = None) -> Resolved:
+            expected: Expected | None = None) -> Resolved:
     """Download the missing files of a repository into the hub's cache, all at one commit, and verify them.
 
     Args:
@@ -79,13 +79,13 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
         progress: True or False to show or hide progress bars; None: show them if standard error is a terminal and the
             settings of ``huggingface_hub`` allow it.
         recheck: True to hash every file again.
-        held: files that the reference must have; None: the files are chosen, and those of the hub are accepted.
+        expected: files that the reference must have; None: the files are chosen, and accepted as the hub states them.
 
     Raises:
         OfflineError: the model is not in the cache and downloads are disabled; the hint says how to download it.
         DownloadError: the repository, revision or file does not exist, is not accessible, or the download failed.
         IntegrityError: a file differs from the hub's record and was removed from the cache, or the hub has other files
-            than ``held``.
+            than ``expected``.
         InvalidArgument: the repository has no such quantisation.
         UnsafeFormat: the repository has only pickled weights, or the reference names a pickled file.
     """
@@ -98,23 +98,23 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
     from huggingface_hub import constants
 
     if offline or constants.HF_HUB_OFFLINE:
-        return _from_cache(ref, None, recheck, held)
+        return _from_cache(ref, None, recheck, expected)
     if ref.revision and _COMMIT.fullmatch(ref.revision):
         # a commit never changes, so a complete copy in the cache needs no network access
         try:
-            return _from_cache(ref, None, recheck, held)
+            return _from_cache(ref, None, recheck, expected)
         except OfflineError:
             pass
     reason = probe.unreachable(constants.ENDPOINT)
     if reason is not None:
         return _cached_or_refused(ConnectionError(f"{constants.ENDPOINT} cannot be reached: {reason}"), ref, recheck,
-                                  held)
+                                  expected)
     try:
-        return _Fetch(huggingface_hub, ref, progress, recheck, held).run()
+        return _Fetch(huggingface_hub, ref, progress, recheck, expected).run()
     except MpoolError:
         raise
     except Exception as error:
-        return _translate_error(error, ref, recheck, held)
+        return _translate_error(error, ref, recheck, expected)
 
 
 def _cache_folder(repo: str) -> str:
@@ -127,8 +127,8 @@ def _cache_folder(repo: str) -> str:
 class _Fetch:
     """A download from the hub: list the repository, select files, download and verify them."""
 
-    def __init__(self, hub: Any, ref: HubRef, progress: Progress, recheck: bool, held: Held | None) -> None:
-        self.hub, self.ref, self.recheck, self.held = hub, ref, recheck, held
+    def __init__(self, hub: Any, ref: HubRef, progress: Progress, recheck: bool, expected: Expected | None) -> None:
+        self.hub, self.ref, self.recheck, self.expected = hub, ref, recheck, expected
         self.bars = _bar_class(progress)
         self.commit = ""
         self.remote: dict[str, _RemoteFile] = {}
@@ -151,13 +151,13 @@ class _Fetch:
             sha256 = getattr(lfs, "sha256", None) or (lfs.get("sha256") if isinstance(lfs, dict) else None)
             size = getattr(lfs, "size", None) or file.size
             self.remote[file.rfilename] = _RemoteFile(size, "sha256" if sha256 else "git", sha256 or file.blob_id)
-        if self.held is not None:
-            self._compare(self.held)
-        chosen = list(self.held.files) if self.held else choose(self.ref, sorted(self.remote), self._read)
+        if self.expected is not None:
+            self._compare(self.expected)
+        chosen = list(self.expected.files) if self.expected else choose(self.ref, sorted(self.remote), self._read)
         folder = self._download(chosen)
         for name in chosen:
             _check(folder, name, self.remote[name], self.recheck)
-        _check_held(self.ref, folder, self.held)
+        _check_expected(self.ref, folder, self.expected)
         try:
             store.write_json(_record_path(self.ref, self.commit),
                              {"repo": self.ref.repo, "commit": self.commit, "files": chosen})
@@ -165,15 +165,15 @@ class _Fetch:
             log.debug("cannot write the record of %s: %s", self.ref, error)
         return _resolved(self.ref, folder, self.commit, chosen)
 
-    def _compare(self, held: Held) -> None:
-        """Compare the hub's listing with the files that the download is held to, before anything is downloaded."""
-        for name, fact in held.files.items():
+    def _compare(self, expected: Expected) -> None:
+        """Compare the hub's listing with the expected files, before anything is downloaded."""
+        for name, fact in expected.files.items():
             remote = self.remote.get(name)
             if remote is None:
-                raise IntegrityError(f"{self.ref}: the hub has no file {name} at {self.commit}", hint=held.hint)
+                raise IntegrityError(f"{self.ref}: the hub has no file {name} at {self.commit}", hint=expected.hint)
             if remote.kind == "sha256" and remote.digest != fact.sha256:
                 raise IntegrityError(f"{self.ref}: the hub states the SHA-256 {remote.digest} for {name} at "
-                                     f"{self.commit}, expected {fact.sha256}", hint=held.hint)
+                                     f"{self.commit}, expected {fact.sha256}", hint=expected.hint)
 
     def _download(self, names: Sequence[str]) -> str:
         """Download files, and return the folder of the snapshot."""
@@ -229,14 +229,14 @@ def _check(folder: str, name: str, remote: _RemoteFile, recheck: bool) -> None:
         raise
 
 
-def _check_held(ref: HubRef, folder: str, held: Held | None) -> None:
+def _check_expected(ref: HubRef, folder: str, expected: Expected | None) -> None:
     """Compare files in the cache with the expected sizes and hashes. They stay in the cache: the hub states others."""
-    for name, fact in held.files.items() if held is not None else ():
+    for name, fact in expected.files.items() if expected is not None else ():
         try:
             store.check(Folder(folder).path_of(name), size=fact.size, digest=fact.sha256)
         except IntegrityError as error:
-            assert held is not None
-            raise IntegrityError(f"{ref}: {error.message}", hint=held.hint) from error
+            assert expected is not None
+            raise IntegrityError(f"{ref}: {error.message}", hint=expected.hint) from error
 
 
 def _record_path(ref: HubRef, commit: str) -> str:
@@ -244,18 +244,18 @@ def _record_path(ref: HubRef, commit: str) -> str:
     return os.path.join(store.cache_dir(), "hub", ref.repo.replace("/", "--"), commit, f"{choice}.json")
 
 
-def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool, held: Held | None = None) -> Resolved:
+def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool, expected: Expected | None = None) -> Resolved:
     """Resolve a reference from the hub's cache without network access, and verify each file against its blob's name.
 
     Args:
         ref: reference to resolve.
         cause: error of the preceding download; None: downloads are disabled.
         recheck: True to hash every file again.
-        held: see :func:`resolve`.
+        expected: see :func:`resolve`.
 
     Raises:
         OfflineError: the model is not in the cache, or not completely.
-        IntegrityError: a file is damaged, or differs from ``held``.
+        IntegrityError: a file is damaged, or differs from ``expected``.
     """
     import huggingface_hub
 
@@ -267,11 +267,11 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool, held: Held 
     commit = os.path.basename(folder)
     names = sorted(os.path.relpath(os.path.join(parent, name), folder)
                    for parent, _, files in os.walk(folder) for name in files)
-    if held is None and not wants_gguf(ref, names):
+    if expected is None and not wants_gguf(ref, names):
         # choose from all files of the commit if the library has cached their list, so that missing files are noticed
         names = _cached_listing(ref.repo, commit) or names
     record = store.read_json(_record_path(ref, commit)) or {}
-    listed = list(held.files) if held is not None else record.get("files")
+    listed = list(expected.files) if expected is not None else record.get("files")
     try:
         chosen = [str(name) for name in listed] if isinstance(listed, list) and listed \
             else choose(ref, names, lambda name: _read_json(folder, name))
@@ -282,7 +282,7 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool, held: Held 
         raise _offline(ref, f"is incomplete on this machine: {absent[0]} is missing", cause) from cause
     for name in chosen:
         _check(folder, name, _cached_file(os.path.join(folder, name)), recheck)
-    _check_held(ref, folder, held)
+    _check_expected(ref, folder, expected)
     return _resolved(ref, folder, commit, chosen)
 
 
@@ -318,17 +318,17 @@ def _offline(ref: HubRef, why: str, cause: Exception | None) -> OfflineError:
                         hint=when_online(f"mpool pull {ref}") + "; or pass the path of a local copy")
 
 
-def _translate_error(error: Exception, ref: HubRef, recheck: bool, held: Held | None) -> Resolved:
+def _translate_error(error: Exception, ref: HubRef, recheck: bool, expected: Expected | None) -> Resolved:
     """Convert an error of the library to an error of mpool. If the hub cannot be reached, use the cached copy instead.
 
     Args:
         error: error of ``huggingface_hub``.
         ref: reference to resolve.
         recheck: True to hash every file of the cached copy again.
-        held: see :func:`resolve`.
+        expected: see :func:`resolve`.
 
     Raises:
-        IntegrityError: the hub has no longer the commit that ``held`` was recorded from.
+        IntegrityError: the hub no longer has the commit that ``expected`` was recorded from.
         DownloadError: the hub refused the request, or cannot be reached and the cache has no complete copy.
     """
     from huggingface_hub import errors
@@ -342,8 +342,8 @@ def _translate_error(error: Exception, ref: HubRef, recheck: bool, held: Held | 
         text = f"the hub has no repository {ref.repo}, or it is private"
         raise _failure(text, text, hint="Check the spelling; for a private repository, log in with: hf auth login") \
             from error
-    if isinstance(error, errors.RevisionNotFoundError) and held is not None:
-        raise IntegrityError(f"{where}: the hub has no such commit any more", hint=held.hint) from error
+    if isinstance(error, errors.RevisionNotFoundError) and expected is not None:
+        raise IntegrityError(f"{where}: the hub has no such commit any more", hint=expected.hint) from error
     if isinstance(error, (errors.RevisionNotFoundError, errors.EntryNotFoundError)) \
             and not isinstance(error, errors.LocalEntryNotFoundError):
         raise _failure(f"{where}: {str(error).splitlines()[0]}", f"the hub has no such file or revision of {where}") \
@@ -352,14 +352,14 @@ def _translate_error(error: Exception, ref: HubRef, recheck: bool, held: Held | 
     if status is not None and status < 500 and status not in (408, 429):
         text = f"the hub refused the request with HTTP status {status}"
         raise _failure(f"{where}: {text}", text) from error
-    return _cached_or_refused(error, ref, recheck, held)
+    return _cached_or_refused(error, ref, recheck, expected)
 
 
-def _cached_or_refused(error: Exception, ref: HubRef, recheck: bool, held: Held | None) -> Resolved:
+def _cached_or_refused(error: Exception, ref: HubRef, recheck: bool, expected: Expected | None) -> Resolved:
     """Return the cached copy because the hub did not answer, or raise DownloadError if there is none."""
     where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
     try:
-        found = _from_cache(ref, error, recheck, held)
+        found = _from_cache(ref, error, recheck, expected)
     except OfflineError as offline:
         raise _failure(f"{where} could not be downloaded: {type(error).__name__}: {error}",
                        "the hub cannot be reached" if isinstance(error, OSError) else "the hub does not answer",

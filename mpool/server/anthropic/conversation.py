@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..models import ServedModel
     from ..operations import Context
 
-#: Begin of a line of the system prompt that Claude Code changes with every request.
+#: Start of a line of the system prompt that Claude Code changes with every request.
 _BILLING = "x-anthropic-billing-header:"
 #: Type of ``tool_choice`` -> value of the library; the type "tool" has the name of a tool.
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

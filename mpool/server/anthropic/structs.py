@@ -297,7 +297,7 @@ class MessageStart(Struct, tag_field="type", tag="message_start"):
 
 
 class BlockStart(Struct, tag_field="type", tag="content_block_start"):
-    """The begin of a content block, which is empty."""
+    """The start of a content block, which is empty."""
 
     index: int
     content_block: ContentBlock

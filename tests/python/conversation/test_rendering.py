@@ -167,7 +167,7 @@ def test_endless_templates_leave_renderers_to_others(renderers: rendering.Render
 
 
 def test_a_hostile_template_is_remembered(renderers: rendering.Renderers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few renders over the limit it fails at once, for a time that doubles; one that succeeds is forgotten."""
+    """After STRIKES renders over the limit, the template fails at once for a time that doubles; a success ends this."""
     monkeypatch.setattr(limits, "max_template_seconds", 0.05)
     template = ChatTemplate("{% if loops %}" + ENDLESS + "{% endif %}fine")
     for _ in range(rendering.STRIKES):

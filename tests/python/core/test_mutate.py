@@ -99,7 +99,7 @@ def _shown(mutants: list[Mutant]) -> set[tuple[str, str]]:
 
 
 def test_c_operators() -> None:
-    """Exactly these mutants: no assertion, log record, comment, string, directive, type, size or declaration."""
+    """The tool makes exactly these mutants: none of an assertion, log record, comment, string, type or declaration."""
     mutants = coperators.mutants("csrc/tiny.c", C_SOURCE)
     assert _shown(mutants) == C_MUTANTS
     assert {mutant.line for mutant in mutants if mutant.operator == "delete"} == {11, 13, 14}
@@ -109,7 +109,7 @@ def test_c_operators() -> None:
 
 
 def test_python_operators() -> None:
-    """Exactly these mutants: no annotation, docstring, assertion, log record, error or import for type checks."""
+    """The tool makes exactly these mutants: none of an annotation, docstring, assertion, log record or error."""
     mutants = pyoperators.mutants("mpool/tiny.py", PY_SOURCE)
     assert _shown(mutants) == PY_MUTANTS
     assert {mutant.line for mutant in mutants if mutant.operator == "delete"} == {12, 14}
@@ -171,7 +171,7 @@ def test_table_counts() -> None:
 
 
 def test_coverage_map(tmp_path: Path) -> None:
-    """Cheap tests come first, continued lines take the line before them, and a map survives being saved."""
+    """Cheap tests come first, a continued line has the tests of its first line, and a saved map is read back."""
     made = coverage_map.CoverageMap()
     slow, quick = made.test("c:slow", 2.0), made.test("c:quick", 0.1)
     for test, line, ran in ((slow, 10, True), (quick, 10, True), (slow, 14, True), (slow, 20, False)):
