@@ -33,6 +33,7 @@ typedef struct sim_setup {
     uint32_t late;       /* the clock jumps to the nearest deadline although other fibres could run */
     uint32_t alloc;      /* an allocation is refused */
     uint32_t thread;     /* the creation of a thread is refused */
+    bool nudge;          /* see sim_is_nudging */
     bool coarse;         /* points only at locks, wake-ups, parks and mp_seam_point() */
     uint64_t horizon_ns; /* a longer run, in virtual time, counts as hung; 0 = one hour */
     uint64_t step_limit; /* 0 = 2,000,000 */
@@ -67,6 +68,11 @@ int sim_self(void);               /* number of the running fibre; -1 outside all
 bool sim_is_blocked(int fibre);   /* true if the fibre waits for a lock, a wake-up or the clock */
 bool sim_is_held(const mp_mutex *mutex);
 const sim_setup *sim_get_setup(void);
+/* A setup with `nudge` wakes each thread that waits for a condition variable or an event count, without a reason, when all
+ * threads wait. The clock stands still until all threads wait again. Each thread must then wait for the same object
+ * as before: otherwise the woken thread had something to do and nothing had woken it, so that only the end of a timed
+ * wait would have shown it. Returns true between the wake-up and the check. */
+bool sim_is_nudging(void);
 int sim_late_jumps(void); /* how often the clock of this run jumped to a deadline although a fibre could run */
 /* Requires that a lock initialised in `file` is taken only while all held locks have ranks below `rank`. Applies to all
  * later runs of the process. */

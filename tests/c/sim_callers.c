@@ -274,7 +274,7 @@ static bool may_give_up(void *arg) {
     (void)arg;
     mp_registry_stats stats;
     mp_registry_get_stats(w.registry, &stats);
-    return percent(30);
+    return !sim_is_nudging() && percent(30);
 }
 
 static bool submit(caller *self, record *r) {

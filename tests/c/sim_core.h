@@ -25,6 +25,8 @@ typedef struct sim_fibre {
     sim_state state;
     const void *object;   /* the object that the fibre waits for */
     uint64_t deadline_ns; /* end of the wait; 0 = none */
+    sim_state nudge_state; /* state and object before the last nudge */
+    const void *nudge_object;
     bool timed_out, joined, detached;
     void *(*body)(void *arg);
     void *arg;
@@ -41,7 +43,9 @@ typedef struct sim_core {
     int current;    /* -1: the scheduler itself, between runs */
     int inlined;    /* > 0: a watcher runs; its calls are not scheduling points */
     bool active, faults;
-    uint64_t clock_ns, nearest_ns, began_ns, steps, hash, random;
+    int nudged;      /* the fibre that was nudged, or -1 */
+    uint64_t nudges; /* one bit per fibre; 1 = nudged since the clock moved */
+    uint64_t clock_ns, nearest_ns, nudge_limit_ns, began_ns, steps, hash, random;
     int alive, most, late_jumps;
     void *main_sp;
     void (*watch_step)(void *arg), (*watch_quiet)(void *arg);

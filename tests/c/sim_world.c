@@ -254,6 +254,23 @@ static const sim_world worlds[] = {
     {.name = "kills", .body = registry_world, .callers = 4, .keys = 2, .operations = 5, .special = &sim_kills},
     {.name = "tenants", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_tenants},
     {.name = "crowd", .body = registry_world, .callers = 1, .keys = 1, .crowd = true, .special = &sim_tenants},
+    {.name = "nudges", .body = registry_world, .callers = 4, .keys = 2, .operations = 15, .nudge = true},
+    {.name = "swap nudges", .body = registry_world, .callers = 4, .keys = 2, .operations = 55, .swaps = 60, .nudge = true},
+    {.name = "cut nudges",
+     .body = registry_world,
+     .callers = 4,
+     .keys = 3,
+     .operations = 35,
+     .swaps = 30,
+     .shutdown = true,
+     .nudge = true},
+    {.name = "mask nudges",
+     .body = registry_world,
+     .callers = 4,
+     .keys = 2,
+     .operations = 10,
+     .special = &sim_masks,
+     .nudge = true},
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},
@@ -278,6 +295,9 @@ sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int d
     if (!world->callers || !world->keys || world->special == &sim_jumps ||
         world->special == &sim_tenants) /* their checks rely on the clock */
         setup.late = 0;
+    setup.nudge = world->nudge;
+    if (world->nudge)
+        setup.spurious = setup.late = 0;
     if (world->crowd)
         setup.step_limit = 100 * 1000 * 1000;
     if (world->faults) {

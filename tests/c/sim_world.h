@@ -22,6 +22,7 @@ typedef struct sim_world {
     bool stuck;    /* steps stall; idle workers leave soon */
     bool streams;  /* requests produce many stream chunks, and callers read each */
     bool crowd;    /* one run is long: it has 10,000 tenants, and is not audited */
+    bool nudge;    /* every waiting thread is nudged (sim.h) */
     bool at_once;  /* all callers load all keys when they start */
     const struct sim_special *special; /* hooks of this world (sim_special.c, sim_masks.c), or NULL */
 } sim_world;
