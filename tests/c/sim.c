@@ -5,8 +5,10 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static const uint64_t TICK_NS = 50; /* how far each reading advances the clock */
 static const uint64_t LATE_MOST_NS = 1000ull * 1000 * 1000;
@@ -380,6 +382,40 @@ static void row_thread_join(pthread_t thread) {
 /* The row `thread_detach` of the seam. */
 void sim_thread_detach(pthread_t thread);
 void sim_thread_detach(pthread_t thread) { fibre_of(thread)->detached = true; }
+
+/* --- fork --- */
+
+/* The first handler that runs in the child: the other fibres exist in the parent only. */
+static void fork_child(void) {
+    if (!sim.active)
+        return;
+    for (int i = 0; i < sim.most; i++)
+        if (i != sim.current)
+            sim.fibres[i].state = SIM_FREE;
+    sim.ready = 1ull << sim.current;
+    sim.alive = 1;
+    sim.nearest_ns = 0;
+    for (int i = 0; i < sim.most; i++)
+        sim.fibres[i].deadline_ns = 0;
+}
+
+void sim_fork_install(void) {
+    static bool done;
+    if (!done && pthread_atfork(NULL, NULL, fork_child) != 0)
+        sim_fail("the handler for forks was refused");
+    done = true;
+}
+
+int sim_fork(void) {
+    sim_fibre *self = &sim.fibres[sim.current];
+    fflush(NULL);
+    self->forking = true;
+    int child = (int)fork();
+    self->forking = false;
+    if (child == 0)
+        self->held_count = 0; /* the handlers made the locks anew */
+    return child;
+}
 
 /* --- a run --- */
 

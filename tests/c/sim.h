@@ -63,6 +63,10 @@ uint64_t sim_below(uint64_t n);
 bool sim_chance(uint32_t of_65536);
 uint64_t sim_now(void);           /* does not move the clock and is not a scheduling point */
 void sim_clock_jump(uint64_t ns); /* simulates a suspended or stopped machine */
+/* Forks the process. In the child only the calling fibre exists. Call sim_fork_install before the core registers its own
+ * fork handlers. */
+int sim_fork(void);
+void sim_fork_install(void);
 void sim_faults(bool on);         /* injected faults (refusals, late wake-ups) are enabled when a run begins */
 int sim_self(void);               /* number of the running fibre; -1 outside all fibres */
 bool sim_is_blocked(int fibre);   /* true if the fibre waits for a lock, a wake-up or the clock */

@@ -6,7 +6,7 @@
 
 #ifdef MP_SIM
 
-enum { SIM_FIBRES = 64, SIM_HELD = 8 };
+enum { SIM_FIBRES = 64, SIM_HELD = 40 };
 
 typedef enum sim_state {
     SIM_FREE,
@@ -28,6 +28,7 @@ typedef struct sim_fibre {
     sim_state nudge_state; /* state and object before the last nudge */
     const void *nudge_object;
     bool timed_out, joined, detached;
+    bool forking; /* it takes all locks, in the order of base/forked.h */
     void *(*body)(void *arg);
     void *arg;
     mp_seam_site site;

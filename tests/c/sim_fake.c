@@ -242,7 +242,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     bool broken = false, whole = !mp_lease_poll(lease); /* an abandoned worker has lost its compute threads */
     if (whole) {
-        int threads = lease->threads;
+        int threads = lease->threads, most = model->threads < fakes.threads ? model->threads : fakes.threads;
+        SIM_CHECK(!fakes.alone || threads == (most < 1 ? 1 : most));
         fakes.threads_in_steps += threads;
         SIM_CHECK(threads >= 1 && fakes.threads_in_steps <= fakes.threads);
         whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);

@@ -73,6 +73,7 @@ typedef struct sim_fakes {
     uint64_t backoff_ns; /* minimum time between a failed load and its retry; 0 = none */
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* not 0: a model must not fail 9 times within 50 s */
+    bool alone;          /* no other work wants CPUs: a step gets all the threads that it asks for */
     bool processes;      /* engines are processes: they may be lost, and a fault ends them */
     void (*ended)(const sim_call *call); /* called when a request is completed, or NULL */
     int again, given_way; /* again: admissions after an engine loss or fault; given_way: preemptions without one */
