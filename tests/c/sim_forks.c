@@ -14,7 +14,7 @@
 #include "registry/audit.h"
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
-enum { OWN = 4, OWN_BYTES = 1000 * 1000 }; /* requests of the forking thread; larger than all others together */
+enum { OWN = 4, OWN_BYTES = 1000 * 1000, LIMIT = 8 * OWN_BYTES }; /* requests of the forking thread; larger than all others together */
 
 static struct {
     mp_thread thread;
@@ -22,16 +22,22 @@ static struct {
     bool done[OWN]; /* had ended before the fork */
     int count;
     mp_notifier *notifier;
+    sim_model *replacement, *staged; /* of the key OWN_KEY, which callers do not use; NULL: none */
 } forks;
+static const char OWN_KEY[] = "e", BIG_KEY[] = "big";
+enum { REVISION = 7 };
 
 static void forks_tune(mp_registry_config *config) {
     config->keep_alive_ns = 20 * MS;
     config->max_workers = 1 + of(3);
+    config->memory_limit = LIMIT;
     w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] =
         config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_BULK] = 4;
 }
 
 static void forks_script(sim_model *model) {
+    model->model_bytes = 20000;
+    model->engine_bytes = 1000;
     model->load_failures = model->engine_failures = model->memory = 0;
     model->unhealthy = model->uneven = false;
     model->step_ns = MS * (1 + sim_below(20));
@@ -42,6 +48,12 @@ static void forks_script(sim_model *model) {
 }
 
 /* --- the child --- */
+
+static void expect_ok(mp_status status, const mp_error *error, const char *what) {
+    if (status != MP_OK)
+        sim_fail("in the child, %s ended in %s: %s", what, mp_status_find(status)->name, error->message);
+}
+
 
 static void check_nothing_runs(void *arg, const mp_entry_info *info) {
     (void)arg;
@@ -69,6 +81,36 @@ static void check_own_requests(void) {
     SIM_CHECK(mp_notifier_take(forks.notifier, ids, OWN) == 0);
 }
 
+/* A model that needs all memory: the registry evicts the idle models for it. Nothing that the parent's threads had
+ * reserved, queued or held keeps it from loading. */
+static void check_big_model(uint64_t left) {
+    mp_registry_stats stats;
+    mp_error error;
+    sim_model *big = sim_fakes_model();
+    big->model_bytes = LIMIT - left;
+    mp_loader loader = sim_fakes_loader(big);
+    expect_ok(mp_registry_add(w.registry, BIG_KEY, &loader, MP_ADD_NEW, &error), &error, "adding a model");
+    expect_ok(mp_registry_load(w.registry, BIG_KEY, false, sim_now() + 10 * SECOND, &error), &error, "a large load");
+    mp_registry_get_stats(w.registry, &stats);
+    SIM_CHECK(stats.memory_limit == LIMIT && stats.memory_used >= big->model_bytes);
+    expect_ok(mp_registry_remove(w.registry, BIG_KEY, sim_now() + SECOND, &error), &error, "a removal");
+}
+
+/* A replacement that was loading takes over, without a call that loads it. A staged one is gone. */
+static void check_replacements(void) {
+    const char *keys[] = {OWN_KEY};
+    mp_error error;
+    if (forks.replacement) {
+        int before = forks.replacement->steps;
+        expect_ok(sim_call_once(OWN_KEY, &error), &error, "a request");
+        SIM_CHECK(forks.replacement->steps > before);
+    }
+    if (forks.staged) {
+        SIM_CHECK(mp_registry_commit(w.registry, keys, 1, REVISION, &error) == MP_SEND);
+        SIM_CHECK(forks.staged->loaders == 0);
+    }
+}
+
 static void find_key(void *arg, const mp_entry_info *info) {
     bool *known = arg;
     for (int i = 0; i < KEYS; i++)
@@ -83,11 +125,6 @@ static void check_idle(void *arg, const mp_entry_info *info) {
         sim_fail("%s%s is %s and has %d workers, idle for %.3f ms of %.3f ms", info->key,
                  info->pinned ? ", which is pinned," : "", info->state, info->workers, (double)info->idle_ns * 1e-6,
                  (double)info->keep_alive_ns * 1e-6);
-}
-
-static void expect_ok(mp_status status, const mp_error *error, const char *what) {
-    if (status != MP_OK)
-        sim_fail("in the child, %s ended in %s: %s", what, mp_status_find(status)->name, error->message);
 }
 
 /* A request that waits behind a long one expires at its deadline, so the child's maintenance thread runs. */
@@ -161,6 +198,17 @@ static void run_child(void) {
         expect_ok(sim_call_once(sim_keys[i], &error), &error, "a request");
         fakes.alone = false;
     }
+    check_replacements();
+    for (int i = 0; i < KEYS; i++) /* no model is pinned any more */
+        if (known[i])
+            expect_ok(mp_registry_evict(w.registry, sim_keys[i], sim_now() + SECOND, &error), &error, "an eviction");
+    for (int i = 0; i < KEYS; i++)
+        if (known[i])
+            expect_ok(mp_registry_load(w.registry, sim_keys[i], false, sim_now() + SECOND, &error), &error, "a load");
+    for (int i = 0; i < KEYS; i++)
+        if (known[i]) /* loaded models are evictable once they have completed a request */
+            expect_ok(sim_call_once(sim_keys[i], &error), &error, "a request");
+    check_big_model(left);
     for (int i = 0; i < KEYS; i++) {
         if (!known[i])
             continue;
@@ -182,21 +230,37 @@ static void run_child(void) {
 
 /* --- the parent --- */
 
+static sim_model *add_own(mp_add add) {
+    mp_error error;
+    sim_model *model = sim_fakes_model();
+    forks_script(model);
+    mp_loader loader = sim_fakes_loader(model);
+    if (add == MP_ADD_STAGED)
+        loader.revision = REVISION;
+    SIM_CHECK(mp_registry_add(w.registry, OWN_KEY, &loader, add, &error) == MP_OK);
+    return model;
+}
+
 static void forker_main(void *arg) {
     (void)arg;
     mp_error error;
     mp_sys_sleep_ns(1 + sim_below(60 * MS));
+    add_own(MP_ADD_NEW);
     for (; forks.count < OWN && percent(75); forks.count++) {
         sim_call *call = sim_fakes_call(1 + (uint32_t)of(8));
         SIM_CHECK(call != NULL);
         call->innocent = true;
         call->base.bytes = OWN_BYTES;
         mp_submit_options options = {.priority = 2, .fail_fast = true, .policy = MP_POLICY_SHARED};
-        if (mp_registry_submit(w.registry, sim_keys[of(w.key_count)], &call->base, &options, &forks.own[forks.count],
+        if (mp_registry_submit(w.registry, OWN_KEY, &call->base, &options, &forks.own[forks.count],
                                &error) != MP_OK)
             break;
         SIM_CHECK(mp_ticket_bind(forks.own[forks.count], forks.notifier, 1));
     }
+    if (percent(30))
+        forks.replacement = add_own(MP_ADD_REPLACE);
+    else if (percent(50))
+        forks.staged = add_own(MP_ADD_STAGED);
     for (int i = 0, n = of(200); i < n; i++)
         mp_seam_point();
     if (percent(50))
