@@ -31,7 +31,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
                (r->call && !r->ticket && r->deadline_ns); /* refused: predicted to miss the deadline */
         break;
     case MP_CANCELLED:
-        fine = r->cancelled || w.shutting_down;
+        fine = r->cancelled || w.shutting_down || (r->call && r->call->cancelled_inside);
         break;
     case MP_SHUTTING_DOWN:
         fine = w.shutting_down;

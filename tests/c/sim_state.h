@@ -30,7 +30,7 @@ typedef struct sim_special {
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
     sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost,
-    sim_tenants, sim_kills, sim_thrash, sim_replaced, sim_forks;
+    sim_tenants, sim_kills, sim_thrash, sim_replaced, sim_forks, sim_cancels;
 
 typedef struct caller {
     int number, fibre;

@@ -272,6 +272,7 @@ static const sim_world worlds[] = {
      .special = &sim_masks,
      .nudge = true},
     {.name = "forks", .body = registry_world, .callers = 4, .keys = 2, .operations = 25, .swaps = 50, .special = &sim_forks},
+    {.name = "cancels", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_cancels},
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},
