@@ -390,8 +390,11 @@ static void fork_child(void) {
     if (!sim.active)
         return;
     for (int i = 0; i < sim.most; i++)
-        if (i != sim.current)
+        if (i != sim.current) {
+            if (sim.fibres[i].state == SIM_ON_COND)
+                sim_cond_forget(sim.fibres[i].object);
             sim.fibres[i].state = SIM_FREE;
+        }
     sim.ready = 1ull << sim.current;
     sim.alive = 1;
     sim.nearest_ns = 0;
