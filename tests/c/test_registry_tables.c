@@ -2,6 +2,7 @@
  * that follows the rules in the header. */
 #include <string.h>
 
+#include "base/sys.h"
 #include "mp_test.h"
 #include "registry/breaker.h"
 #include "registry/pool/queue.h"
@@ -242,7 +243,7 @@ MP_TEST(registry_tables_flows_follow_their_rules) {
 
 /* --- queue --- */
 
-enum { NODES = 60, TENANTS = 5 };
+enum { NODES = 80, TENANTS = 5 };
 
 typedef struct waiting { /* one flow: the work of a tenant of one kind, at one priority */
     uint64_t start, turn;
@@ -257,6 +258,33 @@ static struct {
     waiting flows[MP_QUEUE_PRIORITIES][MP_QUEUE_KINDS][TENANTS];
     uint64_t now[MP_QUEUE_PRIORITIES], rest[MP_QUEUE_PRIORITIES], turns;
 } line;
+
+/* How long a kind has been full: at least, and at most, because the test reads the clock before and after the queue does.
+ */
+static struct {
+    bool full;
+    uint64_t least, most, since_least, since_most;
+} fullness[MP_QUEUE_KINDS];
+
+static void check_fullness(int kind, int capacity, uint64_t before_ns) {
+    uint64_t after_ns = mp_sys_now_ns(), at_least = fullness[kind].least, at_most = fullness[kind].most;
+    bool full = line.queue.counts[kind] >= capacity;
+    if (fullness[kind].full) {
+        at_least += before_ns - fullness[kind].since_least;
+        at_most += after_ns - fullness[kind].since_most;
+    }
+    if (fullness[kind].full && !full) {
+        fullness[kind].least = at_least;
+        fullness[kind].most = at_most;
+    } else if (full && !fullness[kind].full) {
+        fullness[kind].since_least = after_ns;
+        fullness[kind].since_most = before_ns;
+        at_most += after_ns - before_ns;
+    }
+    fullness[kind].full = full;
+    uint64_t said = mp_queue_full_ns(&line.queue, kind, after_ns);
+    MP_CHECK(said >= at_least && said <= at_most);
+}
 
 static waiting *flow_of(const mp_queue_node *node) { return &line.flows[node->priority][node->kind][node->tenant]; }
 
@@ -371,6 +399,7 @@ MP_TEST(registry_tables_queue_follows_its_rules) {
     for (uint64_t seed = 0; seed < 12; seed++) {
         mp_error error;
         memset(&line, 0, sizeof(line));
+        memset(fullness, 0, sizeof(fullness));
         state = seed + 300;
         const int capacity[MP_QUEUE_KINDS] = {30, 20};
         MP_CHECK_OK(mp_queue_create(&line.queue, capacity, &error), &error);
@@ -378,6 +407,7 @@ MP_TEST(registry_tables_queue_follows_its_rules) {
         for (int step = 0; step < 1500; step++) {
             now += 1 + below(seed % 2 ? 1000 : MP_QUEUE_AGEING_NS / 8);
             int at = (int)below(NODES);
+            uint64_t before_ns = mp_sys_now_ns();
             mp_queue_node *node = &line.nodes[at], *best = mp_queue_best(&line.queue, now);
             if (!line.queued[at]) {
                 int kind = (int)below(2);
@@ -404,6 +434,8 @@ MP_TEST(registry_tables_queue_follows_its_rules) {
                 take_in_turn((int)(taken - line.nodes));
                 MP_CHECK(!mp_queue_holds(taken));
             }
+            for (int i = 0; i < MP_QUEUE_KINDS; i++)
+                check_fullness(i, capacity[i], before_ns);
             check_line(now);
         }
         for (int i = 0; i < NODES; i++)
