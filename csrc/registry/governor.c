@@ -309,6 +309,14 @@ void mp_guard_release(mp_guard *guard) {
     *guard = (mp_guard){0};
 }
 
+uint64_t mp_governor_reserved(mp_governor *governor, int *loads) {
+    mp_mutex_lock(&governor->lock);
+    uint64_t reserved = governor->reserved;
+    *loads = governor->loads;
+    mp_mutex_unlock(&governor->lock);
+    return reserved;
+}
+
 /* --- pressure --- */
 
 mp_pressure mp_governor_pressure(mp_governor *governor) {

@@ -78,6 +78,7 @@ void sim_take_notices(caller *self);
 void sim_add(const char *key, bool replace, record *r); /* adds a model with a random script */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
 void sim_check_end(const record *r); /* `r` must have ended */
+void sim_recount(mp_registry *registry); /* sim_recount.c; call only while all threads wait */
 /* sim_special.c: sends one request from the thread that runs the world, and waits for its end */
 void sim_pause(uint64_t ns); /* the process does not run for this time */
 mp_status sim_call_once(const char *key, mp_error *error);

@@ -61,6 +61,8 @@ static void check_at_rest(void *arg) {
     }
     if (w.registry)
         mp_registry_visit(w.registry, check_entry_at_rest, NULL);
+    if (w.registry && !w.kind->crowd)
+        sim_recount(w.registry);
     if (w.kind->special && w.kind->special->rest)
         w.kind->special->rest();
 }
