@@ -359,7 +359,10 @@ static void random_script(sim_model *model) {
     model->threads = 1 + of(fakes.threads);
     if (w.kind->stuck && percent(60)) {
         model->stuck_steps = 1 + of(3);
-        model->stuck_ns = 50 * MS << of(6);
+        /* often as long as the limit: the step then ends while the sweep abandons its worker */
+        model->stuck_ns = percent(50) ? 50 * MS << of(6) : w.stall_ns + sim_below(2000);
+        if (percent(10))
+            model->stuck_ns = 8 * SECOND; /* longer than a close may take */
     }
     if (w.kind->streams) {
         model->load_ns = 0;

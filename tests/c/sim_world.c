@@ -24,7 +24,7 @@ static void check_entry_at_rest(void *arg, const mp_entry_info *info) {
     bool idle = strcmp(info->state, "ready") == 0, busy = strcmp(info->state, "busy") == 0;
     /* While memory is short, an idle worker may wait for memory, and checks again soon. The death of a worker starts a
      * backoff. */
-    bool tight = w.tight || w.refused_memory;
+    bool tight = w.tight || w.refused_memory || w.gathers;
     bool no_worker = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
     if (info->queued > 0 && ((idle && !tight) || (no_worker && !w.stalls && !w.crashes && !w.killed)))
         sim_fail("%d requests wait for %s, which is %s, and every thread sleeps", info->queued, info->key, info->state);
@@ -72,7 +72,7 @@ static void audit_step(void *arg) {
 #ifdef HAS_AUDIT
     mp_error error;
     mp_error_clear(&error);
-    if (w.registry && !w.kind->crowd && w.steps++ % 4 == 0 &&
+    if (w.registry && !w.kind->crowd && !w.gathers && w.steps++ % 4 == 0 &&
         mp_registry_audit(w.registry, sim_is_held, &error) != MP_OK)
         sim_fail("%s", error.message);
 #endif
@@ -119,7 +119,7 @@ static mp_status create(void) {
     config.keep_alive_ns = lives[of(w.kind->stuck ? 4 : 5)];
     config.maintenance_every_ns = w.kind->stuck || percent(20) ? 10 * MS + sim_below(100 * MS) : 0;
     if (w.kind->stuck) {
-        config.stall_timeout_ns = 100 * MS + sim_below(300 * MS);
+        w.stall_ns = config.stall_timeout_ns = 100 * MS + sim_below(300 * MS);
         config.breaker_threshold = 1 + of(5);
         config.breaker_window_ns = SECOND;
         config.breaker_backoff_ns = 50 * MS;
@@ -198,7 +198,13 @@ static void registry_world(void *arg) {
     if (kind->special && kind->special->finish)
         kind->special->finish();
     begin_close();
-    mp_registry_close(w.registry, percent(50) ? 0 : sim_below(SECOND));
+    uint64_t grace_ns = percent(50) ? 0 : sim_below(SECOND), began_ns = sim_now();
+    int late_jumps = sim_late_jumps();
+    mp_registry_close(w.registry, grace_ns);
+    /* Workers that have not left two seconds after the grace period are abandoned. */
+    if (sim_late_jumps() == late_jumps && sim_now() > began_ns + grace_ns + 2 * SECOND + SECOND / 5)
+        sim_fail("a close with %.3f s of grace took %.3f s", (double)grace_ns * 1e-9,
+                 (double)(sim_now() - began_ns) * 1e-9);
     check_after_close();
     for (int i = 0; i < w.kept_count; i++)
         sim_check_end(&w.kept[i]);
@@ -275,6 +281,7 @@ static const sim_world worlds[] = {
      .nudge = true},
     {.name = "forks", .body = registry_world, .callers = 4, .keys = 2, .operations = 25, .swaps = 50, .special = &sim_forks},
     {.name = "cancels", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_cancels},
+    {.name = "batches", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_batches},
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},

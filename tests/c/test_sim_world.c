@@ -69,6 +69,7 @@ MP_TEST_SECONDS(sim_world_governor_alone, 60) { run("governor", 3000); }
 MP_TEST_SECONDS(sim_world_maintenance_alone, 60) { run("ticks", 3000); }
 MP_TEST_SECONDS(sim_world_forks, 120) { run("forks", 1500); }
 MP_TEST_SECONDS(sim_world_cancels, 60) { run("cancels", 4000); }
+MP_TEST_SECONDS(sim_world_batches, 60) { run("batches", 300); }
 /* A wait that ends although nothing woke it hides a lost wake-up. */
 MP_TEST_SECONDS(sim_world_no_wakeup_is_missing, 60) { run("nudges", 3000); }
 MP_TEST_SECONDS(sim_world_no_wakeup_is_missing_in_swaps, 60) { run("swap nudges", 3000); }
