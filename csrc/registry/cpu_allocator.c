@@ -251,8 +251,6 @@ static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease 
     int used = atomic_load_explicit(&allocator->used, memory_order_relaxed), left = allocator->threads - used;
     int runnable = atomic_load_explicit(&allocator->runnable, memory_order_relaxed);
     int share = runnable > 1 ? allocator->threads / runnable : allocator->threads;
-    if (share < 1)
-        share = 1;
     int granted = want < share ? want : share;
     if (granted < 1)
         granted = 1;

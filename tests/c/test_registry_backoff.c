@@ -200,6 +200,33 @@ MP_TEST(registry_backoff_sweep_of_idle_workers) {
     }
 }
 
+/* Predicted workers stay although they are idle, unless only one is left: it leaves as without a forecast. */
+MP_TEST(registry_backoff_sweep_of_predicted_workers) {
+    for (int workers = 1; workers <= 4; workers++)
+        for (int predicted = 0; predicted <= 3; predicted++) {
+            scene scene;
+            scene_open(&scene, "a", NULL, 1000 * 1000);
+            mp_entry *entry = scene.entry;
+            scene.services->predictive_scaling = true;
+            entry->policy = MP_POLICY_SHARED;
+            entry->keep_alive_ns = FAKE_MS(1000);
+            uint64_t now = mp_sys_now_ns();
+            for (int i = 0; i < 200 && predicted; i++)
+                mp_forecast_arrive(&entry->forecast, now - FAKE_MS(5) * (uint64_t)(200 - i));
+            for (double ns = 1000; predicted && mp_dispatch_predicted(entry, now) < predicted; ns *= 1.1)
+                entry->forecast.service_ns = ns;
+            MP_CHECK_INT(mp_dispatch_predicted(entry, now), predicted);
+            for (int i = 0; i < workers; i++)
+                scene_worker(&scene, MP_WORKER_IDLE)->idle_since_ns = now - FAKE_MS(2000 + i);
+            uint64_t next = mp_entry_sweep(entry, now);
+            int stay = workers > 1 && predicted > 1 ? (workers < predicted ? workers : predicted) : 0;
+            for (int i = 0; i < workers; i++) /* the last one has been idle for longest */
+                MP_CHECK_INT(scene.workers[i]->leave, i >= stay);
+            MP_CHECK(stay ? next == now + FAKE_MS(1000) : next == UINT64_MAX);
+            scene_close(&scene);
+        }
+}
+
 /* A load that waits for other threads is not timed. A running load is checked four times per limit, and its progress
  * counts as progress of the requests that wait for it, but only for the first load that a request waits for. */
 MP_TEST(registry_backoff_sweep_of_loads) {
