@@ -157,8 +157,8 @@ void sim_point(const char *op, const void *object) {
     switch_to(sim_sched_pick(sim.ready, sim.current));
 }
 
-/* Waits that end by design without a wake-up: a reservation of memory also checks models that become idle, and a wait for
- * CPUs is called off with its requests. */
+/* Returns true for a wait that only a wake-up may end. Others poll by design: a reservation of memory also checks models
+ * that become idle, and a wait for CPUs is called off with its requests. */
 static bool is_nudged(const sim_fibre *f) {
     static const char *const polls[] = {"&governor->changed", "&self.cond"};
     for (size_t i = 0; i < sizeof(polls) / sizeof(polls[0]); i++)
@@ -259,7 +259,7 @@ static uint64_t row_now_ns(void) {
         return sim.clock_ns += TICK_NS;
     sim_point("now", NULL);
     if (sim.nudged >= 0)
-        sim.clock_ns += TICK_NS; /* so that a spinning thread ends; deadlines that pass now wait for the check */
+        sim.clock_ns += TICK_NS; /* a spinning thread must end; waits whose deadline passes now end after the check */
     else
         set_clock(sim.clock_ns + TICK_NS);
     return sim.clock_ns;

@@ -63,8 +63,8 @@ uint64_t sim_below(uint64_t n);
 bool sim_chance(uint32_t of_65536);
 uint64_t sim_now(void);           /* does not move the clock and is not a scheduling point */
 void sim_clock_jump(uint64_t ns); /* simulates a suspended or stopped machine */
-/* Forks the process. In the child only the calling fibre exists. Call sim_fork_install before the core registers its own
- * fork handlers. */
+/* Forks the process. The child has only the calling fibre. Call sim_fork_install before the core registers its own fork
+ * handlers. */
 int sim_fork(void);
 void sim_fork_install(void);
 void sim_faults(bool on);         /* injected faults (refusals, late wake-ups) are enabled when a run begins */
@@ -72,10 +72,10 @@ int sim_self(void);               /* number of the running fibre; -1 outside all
 bool sim_is_blocked(int fibre);   /* true if the fibre waits for a lock, a wake-up or the clock */
 bool sim_is_held(const mp_mutex *mutex);
 const sim_setup *sim_get_setup(void);
-/* A setup with `nudge` wakes each thread that waits for a condition variable or an event count, without a reason, when all
- * threads wait. The clock stands still until all threads wait again. Each thread must then wait for the same object
- * as before: otherwise the woken thread had something to do and nothing had woken it, so that only the end of a timed
- * wait would have shown it. Returns true between the wake-up and the check. */
+/* A setup with `nudge` wakes each thread that waits for a condition variable or an event count, without a reason, when
+ * all threads wait. No wait reaches its deadline until all threads wait again. Each thread must then wait for the same
+ * object as before: otherwise the woken thread had something to do and nothing had woken it, which only the end of a
+ * timed wait would have shown. Returns true between the wake-up and the check. */
 bool sim_is_nudging(void);
 int sim_late_jumps(void); /* how often the clock of this run jumped to a deadline although a fibre could run */
 /* Requires that a lock initialised in `file` is taken only while all held locks have ranks below `rank`. Applies to all

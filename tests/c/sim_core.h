@@ -70,7 +70,8 @@ void sim_cond_deinit(pthread_cond_t *cond);
 int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns);
 void sim_cond_wake(pthread_cond_t *cond, bool all);
 void sim_cond_leave(const void *cond); /* removes a woken waiter; `cond` may be freed before the waiter runs */
-void sim_cond_forget(const void *cond); /* its waiters exist in the parent of a fork only: it must be initialised anew */
+/* The waiters of `cond` exist in the parent of a fork only: the child must initialise it anew. */
+void sim_cond_forget(const void *cond);
 void sim_wake_spuriously(void);
 const char *sim_name_of(const void *object, char *text, int size); /* `object`: a mutex or condition variable */
 /* sim_memory.c */

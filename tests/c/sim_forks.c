@@ -1,7 +1,7 @@
-/* sim_forks.c: the world `forks`: a thread forks the process while callers, workers, loads and removals are in any state.
- * The child has this thread alone. It must find no trace of the parent's threads: nothing queued or leased, no lock held,
- * the parent's unfinished requests cancelled. It then serves requests, removes, loads and evicts models, and closes.
- * The parent must not notice. See sim_state.h. */
+/* sim_forks.c: the world `forks`. A thread forks the process while callers, workers, loads and removals are in any
+ * state. The child has this thread alone. It must find no trace of the parent's threads: nothing queued or leased, no
+ * lock held, the parent's unfinished requests cancelled. It then serves requests, removes, loads and evicts models, and
+ * closes. The parent must not notice. See sim_state.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM
@@ -14,7 +14,8 @@
 #include "registry/audit.h"
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
-enum { OWN = 4, OWN_BYTES = 1000 * 1000, LIMIT = 8 * OWN_BYTES }; /* requests of the forking thread; larger than all others together */
+/* Requests of the forking thread. Each is larger than all requests of the callers together. */
+enum { OWN = 4, OWN_BYTES = 1000 * 1000, LIMIT = 8 * OWN_BYTES };
 
 static struct {
     mp_thread thread;
@@ -22,7 +23,7 @@ static struct {
     bool done[OWN]; /* had ended before the fork */
     int count;
     mp_notifier *notifier;
-    sim_model *replacement, *staged; /* of the key OWN_KEY, which callers do not use; NULL: none */
+    sim_model *replacement, *staged; /* added under OWN_KEY, which callers do not use; NULL: none */
 } forks;
 static const char OWN_KEY[] = "e", BIG_KEY[] = "big";
 enum { REVISION = 7 };

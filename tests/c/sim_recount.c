@@ -1,5 +1,5 @@
-/* sim_recount.c: compares every counter that the registry keeps beside its lists with a new count, while all threads wait.
- * No thread is then between a change of a list and the change of its counter. See sim_state.h. */
+/* sim_recount.c: compares every counter that the registry keeps beside its lists with a new count, while all threads
+ * wait. No thread is then between a change of a list and the change of its counter. See sim_state.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM

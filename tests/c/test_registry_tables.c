@@ -117,7 +117,8 @@ MP_TEST(registry_tables_breaker_follows_its_rules) {
     for (uint64_t seed = 0; seed < 24; seed++) {
         state = seed + 100;
         mp_breaker breaker = {.state = MP_BREAKER_CLOSED};
-        const mp_breaker_rule rule = {.threshold = seed == 0 ? 0 : seed == 1 ? MP_BREAKER_FAULTS_MAX : 1 + (int)below(6),
+        const int some = 1 + (int)below(6);
+        const mp_breaker_rule rule = {.threshold = seed == 0 ? 0 : seed == 1 ? MP_BREAKER_FAULTS_MAX : some,
                                       .probes = 1 + (int)below(3),
                                       .successes = 1 + (int)below(3),
                                       .window_ns = seed == 1 ? 2000 : 100,
@@ -197,7 +198,7 @@ MP_TEST(registry_tables_flows_follow_their_rules) {
     for (uint64_t seed = 0; seed < 20; seed++) {
         mp_flows flows;
         mp_error error;
-        uint64_t key_of[COUNT], left_at[COUNT] = {0}; /* of each slot: its flow, and when the last user left */
+        uint64_t key_of[COUNT], left_at[COUNT] = {0}; /* by slot: its flow, and when the last user left */
         int users[COUNT] = {0}, used = 0, entered[KEYS * 4], slot_of[KEYS * 4], count = 0;
         state = seed + 200;
         uint64_t keys = seed % 2 ? KEYS : COUNT + 2;
@@ -259,7 +260,7 @@ static struct {
     uint64_t now[MP_QUEUE_PRIORITIES], rest[MP_QUEUE_PRIORITIES], turns;
 } line;
 
-/* How long a kind has been full: at least, and at most, because the test reads the clock before and after the queue does.
+/* The least and the most time for which a kind has been full: the test reads the clock before and after the queue does.
  */
 static struct {
     bool full;
