@@ -157,8 +157,8 @@ void sim_point(const char *op, const void *object) {
     switch_to(sim_sched_pick(sim.ready, sim.current));
 }
 
-/* Returns true for a wait that only a wake-up may end. Others poll by design: a reservation of memory also checks models
- * that become idle, and a wait for CPUs is called off with its requests. */
+/* Returns true for a wait that only a wake-up may end. Others poll by design: a reservation of memory also checks
+ * models that become idle, and a wait for CPUs is called off with its requests. */
 static bool is_nudged(const sim_fibre *f) {
     static const char *const polls[] = {"&governor->changed", "&self.cond"};
     for (size_t i = 0; i < sizeof(polls) / sizeof(polls[0]); i++)

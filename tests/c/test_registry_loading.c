@@ -144,6 +144,11 @@ MP_TEST(registry_abandons_a_load_that_reports_nothing) {
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, fake_in_ms(20000), &error), MP_SPAWN_TIMEOUT, &error);
     MP_CHECK_STR(error.message, "a: the load made no progress for 0.03 s (stage: loading)");
     atomic_store(&fake.load_stalls, false);
+    mp_entry_info info;
+    do { /* until the thread of the abandoned worker has returned */
+        mp_sys_sleep_ns(FAKE_MS(1));
+        fake_info(registry, "a", &info);
+    } while (info.dead);
     fake_end(registry);
 }
 
