@@ -157,7 +157,6 @@ int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *lease
 }
 
 mp_cpu_counts mp_cpu_allocator_count(mp_cpu_allocator *allocator) {
-    mp_mutex_lock(&allocator->lock);
     mp_cpu_counts counts = {.runnable = atomic_load_explicit(&allocator->runnable, memory_order_relaxed),
                             .waiting = atomic_load_explicit(&allocator->waiting, memory_order_relaxed),
                             .spinning = atomic_load_explicit(&allocator->spinning, memory_order_relaxed)};
@@ -165,7 +164,6 @@ mp_cpu_counts mp_cpu_allocator_count(mp_cpu_allocator *allocator) {
         counts.queued++;
     for (int i = 0; i < allocator->topology.node_count; i++)
         counts.homes += allocator->workers[i];
-    mp_mutex_unlock(&allocator->lock);
     return counts;
 }
 

@@ -310,11 +310,8 @@ void mp_guard_release(mp_guard *guard) {
 }
 
 uint64_t mp_governor_reserved(mp_governor *governor, int *loads) {
-    mp_mutex_lock(&governor->lock);
-    uint64_t reserved = governor->reserved;
     *loads = governor->loads;
-    mp_mutex_unlock(&governor->lock);
-    return reserved;
+    return governor->reserved;
 }
 
 /* --- pressure --- */

@@ -162,7 +162,7 @@ void sim_point(const char *op, const void *object) {
 static bool is_nudged(const sim_fibre *f) {
     static const char *const polls[] = {"&governor->changed", "&self.cond"};
     for (size_t i = 0; i < sizeof(polls) / sizeof(polls[0]); i++)
-        if (f->site.what && strcmp(f->site.what, polls[i]) == 0)
+        if (!sim.setup->nudge_polls && f->site.what && strcmp(f->site.what, polls[i]) == 0)
             return false;
     return f->state == SIM_ON_COND || f->state == SIM_PARKED;
 }

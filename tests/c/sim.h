@@ -34,6 +34,7 @@ typedef struct sim_setup {
     uint32_t alloc;      /* an allocation is refused */
     uint32_t thread;     /* the creation of a thread is refused */
     bool nudge;          /* see sim_is_nudging */
+    bool nudge_polls;    /* also threads that poll by design */
     bool coarse;         /* points only at locks, wake-ups, parks and mp_seam_point() */
     uint64_t horizon_ns; /* a longer run, in virtual time, counts as hung; 0 = one hour */
     uint64_t step_limit; /* 0 = 2,000,000 */
@@ -71,6 +72,7 @@ void sim_faults(bool on);         /* injected faults (refusals, late wake-ups) a
 int sim_self(void);               /* number of the running fibre; -1 outside all fibres */
 bool sim_is_blocked(int fibre);   /* true if the fibre waits for a lock, a wake-up or the clock */
 bool sim_is_held(const mp_mutex *mutex);
+int sim_waiters(const mp_cond *cond); /* threads that wait for it */
 const sim_setup *sim_get_setup(void);
 /* A setup with `nudge` wakes each thread that waits for a condition variable or an event count, without a reason, when
  * all threads wait. No wait reaches its deadline until all threads wait again. Each thread must then wait for the same

@@ -110,6 +110,8 @@ bool sim_is_held(const mp_mutex *mutex) {
     return lock_of(&mutex->os)->magic == MUTEX && lock_of(&mutex->os)->owner >= 0;
 }
 
+int sim_waiters(const mp_cond *cond) { return cond_of(&cond->os)->waiters; }
+
 static void require(const void *object, uint32_t magic, const char *what) {
     uint32_t found = lock_of(object)->magic;
     if (found == magic)

@@ -12,7 +12,15 @@ typedef struct recount {
     int listed, abandoned, runnable, timed, loading;
 } recount;
 
-static void add_ticket(recount *sum, const mp_ticket *ticket) { sum->timed += ticket->timed; }
+static void expect(int said, int counted, const char *what) {
+    if (said != counted)
+        sim_fail("%s: the registry says %d, a new count gives %d", what, said, counted);
+}
+
+static void add_ticket(recount *sum, const mp_ticket *ticket) {
+    sum->timed += ticket->timed;
+    expect(ticket->waiters, sim_waiters(&ticket->changed), "threads that wait for a request");
+}
 
 static void add_entry(recount *sum, const mp_entry *entry) {
     for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
@@ -24,14 +32,11 @@ static void add_entry(recount *sum, const mp_entry *entry) {
         for (int j = 0; j < worker->active_count; j++)
             add_ticket(sum, worker->active[j]);
     }
+    if (entry->room_waiters > sim_waiters(&entry->room)) /* submitters that wait for memory wait there too */
+        expect(entry->room_waiters, sim_waiters(&entry->room), "submitters that wait for room");
     sum->listed += entry->worker_count;
     sum->abandoned += entry->abandoned;
     sum->loading += entry->starting + entry->abandoned;
-}
-
-static void expect(int said, int counted, const char *what) {
-    if (said != counted)
-        sim_fail("%s: the registry says %d, a new count gives %d", what, said, counted);
 }
 
 void sim_recount(mp_registry *registry) {

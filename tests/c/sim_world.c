@@ -298,6 +298,7 @@ static const sim_world worlds[] = {
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},
     {.name = "governor", .body = sim_parts_governor, .callers = 4},
+    {.name = "guards", .body = sim_parts_guards, .callers = 4, .nudge = true},
     {.name = "ticks", .body = sim_parts_ticks, .callers = 3},
 };
 
@@ -319,6 +320,7 @@ sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int d
         world->special == &sim_tenants) /* their checks rely on the clock */
         setup.late = 0;
     setup.nudge = world->nudge;
+    setup.nudge_polls = world->nudge && !world->keys; /* a part alone has nothing that changes without a wake-up */
     if (world->nudge)
         setup.spurious = setup.late = 0;
     if (world->crowd)

@@ -47,6 +47,7 @@ int sim_world_exhaust(const sim_world *world, uint64_t seed, int depth, int most
 void sim_parts_pool(void *world);
 void sim_parts_cores(void *world);
 void sim_parts_governor(void *world);
+void sim_parts_guards(void *world);
 void sim_parts_ticks(void *world);
 /* A registry with two threads (sim_tiny.c). The seed modulo sim_tiny_scripts chooses the operations of the threads. */
 void sim_tiny(void *world);

@@ -74,6 +74,7 @@ MP_TEST_SECONDS(sim_world_batches, 60) { run("batches", 300); }
 MP_TEST_SECONDS(sim_world_no_wakeup_is_missing, 60) { run("nudges", 3000); }
 MP_TEST_SECONDS(sim_world_no_wakeup_is_missing_in_swaps, 60) { run("swap nudges", 3000); }
 MP_TEST_SECONDS(sim_world_no_wakeup_is_missing_in_shutdowns, 60) { run("cut nudges", 3000); }
+MP_TEST_SECONDS(sim_world_no_wakeup_is_missing_for_guards, 60) { run("guards", 3000); }
 MP_TEST_SECONDS(sim_world_no_wakeup_is_missing_for_masks, 60) { run("mask nudges", 1000); }
 
 /* All schedules of tiny cases. */
