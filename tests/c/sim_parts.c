@@ -166,13 +166,14 @@ static void use_guards(void *arg) {
         part = mp_guard_split(&guard, sim_below(guard.bytes + 1));
         mp_sys_sleep_ns(MS + sim_below(MS));
         memory.taken -= guard.bytes;
-        if (sim_below(2)) { /* the bytes are charged, and freed again later */
-            uint64_t bytes = guard.bytes;
+        if (sim_below(2)) { /* a load charges less than it has reserved, ends, and is freed; each step makes bytes free */
+            uint64_t bytes = guard.bytes / 2;
             SIM_CHECK(mp_budget_take(mp_governor_budget(memory.governor), bytes));
             mp_guard_give(&guard);
             mp_sys_sleep_ns(MS);
             mp_budget_give(mp_governor_budget(memory.governor), bytes);
             mp_governor_notify(memory.governor);
+            mp_sys_sleep_ns(MS);
         }
         mp_guard_release(&guard);
         mp_sys_sleep_ns(1 + sim_below(MS));
