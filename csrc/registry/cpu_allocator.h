@@ -35,8 +35,8 @@ int mp_cpu_allocator_leased(mp_cpu_allocator *allocator);
 /* Returns the number of nodes; fills in the CPUs and the leased CPUs of each node: arrays of MP_NODES_MAX elements. */
 int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased);
 
-/* For audits, while no other thread runs. Takes no lock. `queued` is the length of the list that `waiting` counts, and `homes` the number of workers that have not
- * released their home. */
+/* For audits, while no other thread runs. Takes no lock. `queued` is the length of the list that `waiting` counts, and
+ * `homes` the number of workers that have not released their home. */
 typedef struct mp_cpu_counts {
     int runnable, waiting, queued, spinning, homes;
 } mp_cpu_counts;

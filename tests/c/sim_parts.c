@@ -166,7 +166,7 @@ static void use_guards(void *arg) {
         part = mp_guard_split(&guard, sim_below(guard.bytes + 1));
         mp_sys_sleep_ns(MS + sim_below(MS));
         memory.taken -= guard.bytes;
-        if (sim_below(2)) { /* a load charges less than it has reserved, ends, and is freed; each step makes bytes free */
+        if (sim_below(2)) { /* a load charges less than it has reserved, ends, and is freed: each makes bytes free */
             uint64_t bytes = guard.bytes / 2;
             SIM_CHECK(mp_budget_take(mp_governor_budget(memory.governor), bytes));
             mp_guard_give(&guard);
