@@ -313,7 +313,8 @@ static bool submit(caller *self, record *r) {
         options.keep_alive_ns = 1 + sim_below(50 * MS);
     if (percent(20))
         options.policy = (mp_policy)of(MP_POLICY_COUNT);
-    call->alone = options.policy == MP_POLICY_SEQUENTIAL;
+    mp_policy policy = options.policy == MP_POLICY_DEFAULT ? w.policy : options.policy;
+    call->alone = policy == MP_POLICY_SEQUENTIAL;
 #endif
     const char *key = sim_keys[of(w.key_count)];
     if (w.plain) {

@@ -193,6 +193,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     sim_model *model = engine->model;
     enter(engine);
     SIM_CHECK(n > 0 && n <= engine->admitted && budget_ns > 0);
+    SIM_CHECK(budget_ns == SIM_BUDGET_NS || budget_ns == 4 * SIM_BUDGET_NS);
+    SIM_CHECK(!fakes.alone || budget_ns == 4 * SIM_BUDGET_NS); /* a request that is alone gets longer steps */
     engine->offers = 0;
     memcpy(engine->offered, items, (size_t)n * sizeof(*items));
     engine->offers = n;

@@ -6,7 +6,7 @@
 #include "registry/registry.h"
 #include "sim.h"
 
-enum { SIM_FAKES = 48 };
+enum { SIM_FAKES = 48, SIM_BUDGET_NS = 25 * 1000 * 1000 }; /* SIM_BUDGET_NS: the step budget of all worlds */
 
 typedef struct sim_model { /* the model of one loader */
     /* script */

@@ -103,7 +103,7 @@ static mp_status create(void) {
     mp_error error;
     sim_fakes_begin(1 + of(3));
     w.capacity = 1 + of(4);
-    mp_registry_config config = {.threads = fakes.threads, .spin_ns = spins[of(3)], .step_budget_ns = 25 * MS};
+    mp_registry_config config = {.threads = fakes.threads, .spin_ns = spins[of(3)], .step_budget_ns = SIM_BUDGET_NS};
     config.memory_limit = w.kind->memory ? 60000 + 10000 * (uint64_t)of(6) : 1000 * 1000 * 1000;
     config.load_timeout_ns = w.stalls ? 200 * MS : 0;
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
@@ -112,6 +112,7 @@ static mp_status create(void) {
     config.max_workers = 1 + of(3);
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
         config.policy[i] = (mp_policy)of(MP_POLICY_COUNT);
+    w.policy = config.policy[MP_TEXT_EMBEDDING];
     config.shutdown_grace_ns = 1 + sim_below(SECOND);
     w.tight = w.kind->memory;
 #ifdef MP_FOREVER

@@ -166,6 +166,21 @@ MP_TEST(registry_backoff_sweep_of_requests) {
     scene_close(&scene);
 }
 
+/* A call that loads a model clears the backoff of deaths only if it starts the load: not while a worker exists. */
+MP_TEST(registry_backoff_stays_while_a_worker_exists) {
+    scene scene;
+    mp_error error;
+    bool gone, over;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene_worker(&scene, MP_WORKER_LOADING);
+    scene.entry->deaths = 3;
+    scene.entry->spawn_ns = 1;
+    MP_CHECK_INT(mp_entry_load(scene.entry, false, mp_sys_now_ns() + FAKE_MS(1), &gone, &over, &error), MP_TIMEOUT);
+    MP_CHECK_INT(scene.entry->deaths, 3);
+    MP_CHECK_INT(scene.entry->spawn_ns, 1);
+    scene_close(&scene);
+}
+
 /* The worker that is idle for longest leaves first, a pinned model keeps one, and the others are checked when they are
  * due. */
 MP_TEST(registry_backoff_sweep_of_idle_workers) {
