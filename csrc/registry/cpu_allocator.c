@@ -156,6 +156,17 @@ int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *lease
     return allocator->topology.node_count;
 }
 
+mp_cpu_counts mp_cpu_allocator_count(mp_cpu_allocator *allocator) {
+    mp_cpu_counts counts = {.runnable = atomic_load_explicit(&allocator->runnable, memory_order_relaxed),
+                            .waiting = atomic_load_explicit(&allocator->waiting, memory_order_relaxed),
+                            .spinning = atomic_load_explicit(&allocator->spinning, memory_order_relaxed)};
+    for (const thread_waiter *at = allocator->first; at; at = at->next)
+        counts.queued++;
+    for (int i = 0; i < allocator->topology.node_count; i++)
+        counts.homes += allocator->workers[i];
+    return counts;
+}
+
 static int free_on(const mp_cpu_allocator *allocator, int node) {
     return allocator->capacity[node] - allocator->leased[node];
 }
@@ -238,8 +249,6 @@ static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease 
     int used = atomic_load_explicit(&allocator->used, memory_order_relaxed), left = allocator->threads - used;
     int runnable = atomic_load_explicit(&allocator->runnable, memory_order_relaxed);
     int share = runnable > 1 ? allocator->threads / runnable : allocator->threads;
-    if (share < 1)
-        share = 1;
     int granted = want < share ? want : share;
     if (granted < 1)
         granted = 1;

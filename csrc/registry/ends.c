@@ -160,8 +160,7 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
         entry->units_in += in;
         entry->units_out += out;
         mp_histogram_add(&entry->latency, mp_sys_now_ns() - began);
-        if (services->predictive_scaling)
-            mp_forecast_serve(&entry->forecast, ticket->had_ns);
+        mp_forecast_serve(&entry->forecast, ticket->had_ns);
     } else {
         entry->last_error = status;
     }
@@ -174,10 +173,8 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
 /* Frees the request's bytes in the budget and the state that an engine left in the item. */
 static void free_parts(mp_entry *entry, mp_ticket *ticket) {
     mp_entry_uncharge(entry, ticket);
-    if (ticket->item.abandon) { /* the request was preempted and not admitted again */
+    if (ticket->item.abandon) /* the request was preempted and not admitted again */
         ticket->item.abandon(&ticket->item);
-        ticket->item.abandon = NULL;
-    }
 }
 
 void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket) {

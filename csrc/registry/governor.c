@@ -310,6 +310,11 @@ void mp_guard_release(mp_guard *guard) {
     *guard = (mp_guard){0};
 }
 
+uint64_t mp_governor_reserved(mp_governor *governor, int *loads) {
+    *loads = governor->loads;
+    return governor->reserved;
+}
+
 /* --- pressure --- */
 
 mp_pressure mp_governor_pressure(mp_governor *governor) {

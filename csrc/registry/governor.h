@@ -52,6 +52,10 @@ mp_guard mp_guard_split(mp_guard *guard, uint64_t bytes);
 void mp_guard_give(mp_guard *guard);
 void mp_guard_release(mp_guard *guard); /* legal for an empty guard */
 
+/* For audits, while no other thread runs. Takes no lock. Returns the bytes that guards hold, and sets *loads to the
+ * number of guards. */
+uint64_t mp_governor_reserved(mp_governor *governor, int *loads);
+
 /* --- pressure --- */
 
 typedef enum mp_pressure { MP_PRESSURE_LOW, MP_PRESSURE_NORMAL, MP_PRESSURE_HIGH, MP_PRESSURE_CRITICAL } mp_pressure;

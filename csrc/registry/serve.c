@@ -269,7 +269,6 @@ static bool take_work(mp_worker *w) {
         mp_mutex_unlock(&entry->lock);
     }
     mp_mutex_unlock(&entry->lock);
-    mp_worker_set_runnable(w, false);
     return false;
 }
 
@@ -736,7 +735,8 @@ void mp_worker_serve(mp_worker *w) {
         if (w->fault.code != MP_OK) { /* other workers continue the requests, with identical results */
             while (w->active_count)
                 preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
-            return;
+            break;
         }
     }
+    mp_worker_set_runnable(w, false); /* also after a fault: the worker must not keep a share of the CPUs */
 }

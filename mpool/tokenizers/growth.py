@@ -178,7 +178,7 @@ class _Walk:
             else:
                 if kind != "Lowercase":
                     unicode = 1
-                grown = self._normalizer_step(step)
+                grown = self._normalizer_step(place, step)
                 factor *= grown
                 plain *= 1 if pure and kind in _NORMALIZERS and kind != "ByteLevel" else grown
                 pure = pure and (kind in _NORMALIZERS or _is_ascii(step))

@@ -203,8 +203,8 @@ MUTATIONS = [
     # --- entries: ends
     Mutation(211, _X, "mp_entry_uncharge", "bytes are given back twice", "ticket->charged = 0;",
              "if (!BUG) ticket->charged = 0;", "calls", SOME),
-    Mutation(212, _X, "free_parts", "the saved state of a preempted request leaks", "if (ticket->item.abandon) {",
-             "if (ticket->item.abandon && !BUG) {", "memory", MANY),
+    Mutation(212, _X, "free_parts", "the saved state of a preempted request leaks", "if (ticket->item.abandon)",
+             "if (ticket->item.abandon && !BUG)", "memory", MANY),
     Mutation(213, _X, "mp_entry_notify_room", "a submitter that waits for space is not woken", "if"
              " (entry->room_waiters)",
              "if (entry->room_waiters && !BUG)", "calls", SOME),

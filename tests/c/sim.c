@@ -5,8 +5,10 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 static const uint64_t TICK_NS = 50; /* how far each reading advances the clock */
 static const uint64_t LATE_MOST_NS = 1000ull * 1000 * 1000;
@@ -84,6 +86,8 @@ void sim_find_nearest(void) {
 
 void sim_wake(int fibre, bool timed_out) {
     sim_fibre *f = &sim.fibres[fibre];
+    if (sim.nudged >= 0 && f->site.what && strcmp(f->site.what, "&self->changed") == 0)
+        sim.nudge_limit_ns = 1; /* an idle worker announces a check to the maintenance thread, which may act */
     if (f->state == SIM_ON_COND)
         sim_cond_leave(f->object);
     f->timed_out = timed_out;
@@ -153,11 +157,66 @@ void sim_point(const char *op, const void *object) {
     switch_to(sim_sched_pick(sim.ready, sim.current));
 }
 
+/* Returns true for a wait that only a wake-up may end. Others poll by design: a reservation of memory also checks
+ * models that become idle, and a wait for CPUs is called off with its requests. */
+static bool is_nudged(const sim_fibre *f) {
+    static const char *const polls[] = {"&governor->changed", "&self.cond"};
+    for (size_t i = 0; i < sizeof(polls) / sizeof(polls[0]); i++)
+        if (!sim.setup->nudge_polls && f->site.what && strcmp(f->site.what, polls[i]) == 0)
+            return false;
+    return f->state == SIM_ON_COND || f->state == SIM_PARKED;
+}
+
+bool sim_is_nudging(void) { return sim.nudged >= 0; }
+
+/* All fibres wait after the nudge. Each must wait for the same object as before. */
+static void check_nudged(void) {
+    int nudged = sim.nudged;
+    sim.nudged = -1;
+    if (sim.nudge_limit_ns && sim.clock_ns >= sim.nudge_limit_ns) /* a deadline passed, which ends waits too */
+        return;
+    for (int i = 0; i < sim.most; i++) {
+        const sim_fibre *f = &sim.fibres[i];
+        if (f->state == f->nudge_state && f->object == f->nudge_object)
+            continue;
+        sim_fail("thread %d \"%s\" had something to do and was not woken: after a nudge, thread %d \"%s\" %s", nudged,
+                 sim.fibres[nudged].name, i, f->name,
+                 f->state == SIM_ENDED  ? "has ended"
+                 : f->state == SIM_FREE ? "is gone"
+                                        : "waits for another object");
+    }
+}
+
+/* All fibres wait. Wakes the next one to be nudged; returns false if all were. */
+static bool nudge(void) {
+    if (sim.nudged >= 0)
+        check_nudged();
+    for (int i = 0; i < sim.most; i++) {
+        if (sim.nudges >> i & 1 || !is_nudged(&sim.fibres[i]))
+            continue;
+        sim_trace("nudge", &sim.fibres[i]);
+        for (int j = 0; j < sim.most; j++) {
+            sim.fibres[j].nudge_state = sim.fibres[j].state;
+            sim.fibres[j].nudge_object = sim.fibres[j].object;
+        }
+        sim.nudges |= 1ull << i;
+        sim.nudge_limit_ns = sim.nearest_ns;
+        sim_wake(i, false);
+        sim.nudged = i;
+        sim_find_nearest();
+        return true;
+    }
+    sim.nudges = 0;
+    return false;
+}
+
 static void fail_deadlock(void) { sim_fail("deadlock: every thread waits, and none has a deadline"); }
 
 /* No fibre can run: moves the clock to the nearest deadline. */
 static void wait_for_clock(void) {
     watch(sim.watch_quiet);
+    if (sim.setup->nudge && nudge())
+        return;
     if (!sim.nearest_ns)
         fail_deadlock();
     uint64_t horizon = sim.setup->horizon_ns ? sim.setup->horizon_ns : 3600ull * 1000 * 1000 * 1000;
@@ -199,7 +258,10 @@ static uint64_t row_now_ns(void) {
     if (sim.inlined || sim.current < 0)
         return sim.clock_ns += TICK_NS;
     sim_point("now", NULL);
-    set_clock(sim.clock_ns + TICK_NS);
+    if (sim.nudged >= 0)
+        sim.clock_ns += TICK_NS; /* a spinning thread must end; waits whose deadline passes now end after the check */
+    else
+        set_clock(sim.clock_ns + TICK_NS);
     return sim.clock_ns;
 }
 
@@ -321,6 +383,43 @@ static void row_thread_join(pthread_t thread) {
 void sim_thread_detach(pthread_t thread);
 void sim_thread_detach(pthread_t thread) { fibre_of(thread)->detached = true; }
 
+/* --- fork --- */
+
+/* The first handler that runs in the child: the other fibres exist in the parent only. */
+static void fork_child(void) {
+    if (!sim.active)
+        return;
+    for (int i = 0; i < sim.most; i++)
+        if (i != sim.current) {
+            if (sim.fibres[i].state == SIM_ON_COND)
+                sim_cond_forget(sim.fibres[i].object);
+            sim.fibres[i].state = SIM_FREE;
+        }
+    sim.ready = 1ull << sim.current;
+    sim.alive = 1;
+    sim.nearest_ns = 0;
+    for (int i = 0; i < sim.most; i++)
+        sim.fibres[i].deadline_ns = 0;
+}
+
+void sim_fork_install(void) {
+    static bool done;
+    if (!done && pthread_atfork(NULL, NULL, fork_child) != 0)
+        sim_fail("the handler for forks was refused");
+    done = true;
+}
+
+int sim_fork(void) {
+    sim_fibre *self = &sim.fibres[sim.current];
+    fflush(NULL);
+    self->forking = true;
+    int child = (int)fork();
+    self->forking = false;
+    if (child == 0)
+        self->held_count = 0; /* the handlers made the locks anew */
+    return child;
+}
+
 /* --- a run --- */
 
 static void *first_body(void *arg) {
@@ -373,6 +472,8 @@ void sim_run(const sim_setup *setup, void (*body)(void *arg), void *arg, sim_res
     sim.alive = sim.most = sim.inlined = 0;
     sim.steps = 0;
     sim.late_jumps = 0;
+    sim.nudged = -1;
+    sim.nudges = 0;
     sim.hash = 14695981039346656037u;
     sim.random = setup->seed ^ 0x5DEECE66Du;
     sim.clock_ns = sim.began_ns = 1000ull * 1000 * 1000 * 1000;

@@ -33,6 +33,8 @@ typedef struct sim_setup {
     uint32_t late;       /* the clock jumps to the nearest deadline although other fibres could run */
     uint32_t alloc;      /* an allocation is refused */
     uint32_t thread;     /* the creation of a thread is refused */
+    bool nudge;          /* see sim_is_nudging */
+    bool nudge_polls;    /* also threads that poll by design */
     bool coarse;         /* points only at locks, wake-ups, parks and mp_seam_point() */
     uint64_t horizon_ns; /* a longer run, in virtual time, counts as hung; 0 = one hour */
     uint64_t step_limit; /* 0 = 2,000,000 */
@@ -62,11 +64,21 @@ uint64_t sim_below(uint64_t n);
 bool sim_chance(uint32_t of_65536);
 uint64_t sim_now(void);           /* does not move the clock and is not a scheduling point */
 void sim_clock_jump(uint64_t ns); /* simulates a suspended or stopped machine */
+/* Forks the process. The child has only the calling fibre. Call sim_fork_install before the core registers its own fork
+ * handlers. */
+int sim_fork(void);
+void sim_fork_install(void);
 void sim_faults(bool on);         /* injected faults (refusals, late wake-ups) are enabled when a run begins */
 int sim_self(void);               /* number of the running fibre; -1 outside all fibres */
 bool sim_is_blocked(int fibre);   /* true if the fibre waits for a lock, a wake-up or the clock */
 bool sim_is_held(const mp_mutex *mutex);
+int sim_waiters(const mp_cond *cond); /* threads that wait for it */
 const sim_setup *sim_get_setup(void);
+/* A setup with `nudge` wakes each thread that waits for a condition variable or an event count, without a reason, when
+ * all threads wait. No wait reaches its deadline until all threads wait again. Each thread must then wait for the same
+ * object as before: otherwise the woken thread had something to do and nothing had woken it, which only the end of a
+ * timed wait would have shown. Returns true between the wake-up and the check. */
+bool sim_is_nudging(void);
 int sim_late_jumps(void); /* how often the clock of this run jumped to a deadline although a fibre could run */
 /* Requires that a lock initialised in `file` is taken only while all held locks have ranks below `rank`. Applies to all
  * later runs of the process. */

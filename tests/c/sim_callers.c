@@ -31,7 +31,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
                (r->call && !r->ticket && r->deadline_ns); /* refused: predicted to miss the deadline */
         break;
     case MP_CANCELLED:
-        fine = r->cancelled || w.shutting_down;
+        fine = r->cancelled || w.shutting_down || (r->call && r->call->cancelled_inside);
         break;
     case MP_SHUTTING_DOWN:
         fine = w.shutting_down;
@@ -274,7 +274,7 @@ static bool may_give_up(void *arg) {
     (void)arg;
     mp_registry_stats stats;
     mp_registry_get_stats(w.registry, &stats);
-    return percent(30);
+    return !sim_is_nudging() && percent(30);
 }
 
 static bool submit(caller *self, record *r) {
@@ -313,7 +313,8 @@ static bool submit(caller *self, record *r) {
         options.keep_alive_ns = 1 + sim_below(50 * MS);
     if (percent(20))
         options.policy = (mp_policy)of(MP_POLICY_COUNT);
-    call->alone = options.policy == MP_POLICY_SEQUENTIAL;
+    mp_policy policy = options.policy == MP_POLICY_DEFAULT ? w.policy : options.policy;
+    call->alone = policy == MP_POLICY_SEQUENTIAL;
 #endif
     const char *key = sim_keys[of(w.key_count)];
     if (w.plain) {
@@ -359,7 +360,10 @@ static void random_script(sim_model *model) {
     model->threads = 1 + of(fakes.threads);
     if (w.kind->stuck && percent(60)) {
         model->stuck_steps = 1 + of(3);
-        model->stuck_ns = 50 * MS << of(6);
+        /* often as long as the limit: the step then ends while the sweep abandons its worker */
+        model->stuck_ns = percent(50) ? 50 * MS << of(6) : w.stall_ns + sim_below(2000);
+        if (percent(10))
+            model->stuck_ns = 8 * SECOND; /* longer than a close may take */
     }
     if (w.kind->streams) {
         model->load_ns = 0;
@@ -406,7 +410,7 @@ static void operate(caller *self, record *r) {
             w.removed = true;
             mp_status status = mp_registry_remove(w.registry, key, some_deadline(r), &error);
             sim_check_status(status, &error, r, "remove");
-        } else if (fakes.count < SIM_FAKES) {
+        } else if (fakes.count < SIM_FAKES - 3) { /* the world may add some itself */
             sim_add(key, percent(80), r);
         }
         return;

@@ -6,7 +6,7 @@
 
 #ifdef MP_SIM
 
-enum { SIM_FIBRES = 64, SIM_HELD = 8 };
+enum { SIM_FIBRES = 64, SIM_HELD = 40 };
 
 typedef enum sim_state {
     SIM_FREE,
@@ -25,7 +25,10 @@ typedef struct sim_fibre {
     sim_state state;
     const void *object;   /* the object that the fibre waits for */
     uint64_t deadline_ns; /* end of the wait; 0 = none */
+    sim_state nudge_state; /* state and object before the last nudge */
+    const void *nudge_object;
     bool timed_out, joined, detached;
+    bool forking; /* it takes all locks, in the order of base/forked.h */
     void *(*body)(void *arg);
     void *arg;
     mp_seam_site site;
@@ -41,7 +44,9 @@ typedef struct sim_core {
     int current;    /* -1: the scheduler itself, between runs */
     int inlined;    /* > 0: a watcher runs; its calls are not scheduling points */
     bool active, faults;
-    uint64_t clock_ns, nearest_ns, began_ns, steps, hash, random;
+    int nudged;      /* the fibre that was nudged, or -1 */
+    uint64_t nudges; /* one bit per fibre; 1 = nudged since the clock moved */
+    uint64_t clock_ns, nearest_ns, nudge_limit_ns, began_ns, steps, hash, random;
     int alive, most, late_jumps;
     void *main_sp;
     void (*watch_step)(void *arg), (*watch_quiet)(void *arg);
@@ -65,6 +70,8 @@ void sim_cond_deinit(pthread_cond_t *cond);
 int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns);
 void sim_cond_wake(pthread_cond_t *cond, bool all);
 void sim_cond_leave(const void *cond); /* removes a woken waiter; `cond` may be freed before the waiter runs */
+/* The waiters of `cond` exist in the parent of a fork only: the child must initialise it anew. */
+void sim_cond_forget(const void *cond);
 void sim_wake_spuriously(void);
 const char *sim_name_of(const void *object, char *text, int size); /* `object`: a mutex or condition variable */
 /* sim_memory.c */

@@ -45,6 +45,18 @@ static void enter(fake_engine *engine) {
 
 static void leave(fake_engine *engine) { engine->inside--; }
 
+/* Sometimes cancels the request at the end of a call of the engine, as another thread might. The registry looks at
+ * cancellations before and after such calls, and must not lose a request in between. */
+static void maybe_cancel(mp_item *item) {
+    sim_call *call = (sim_call *)item->request;
+    if (!fakes.cancels || sim_below(100) >= (uint64_t)fakes.cancels)
+        return;
+    call->cancelled_inside = true;
+    if (!call->unwanted_ns)
+        call->unwanted_ns = sim_now();
+    call->taken_back |= mp_ticket_cancel(item->ticket);
+}
+
 /* --- engines that are processes --- */
 
 static void lose(fake_engine *engine, bool external_kill) {
@@ -138,6 +150,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
         }
     }
     leave(engine);
+    maybe_cancel(item);
     return status;
 }
 
@@ -180,6 +193,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     sim_model *model = engine->model;
     enter(engine);
     SIM_CHECK(n > 0 && n <= engine->admitted && budget_ns > 0);
+    SIM_CHECK(budget_ns == SIM_BUDGET_NS || budget_ns == 4 * SIM_BUDGET_NS);
+    SIM_CHECK(!fakes.alone || budget_ns == 4 * SIM_BUDGET_NS); /* a request that is alone gets longer steps */
     engine->offers = 0;
     memcpy(engine->offered, items, (size_t)n * sizeof(*items));
     engine->offers = n;
@@ -204,6 +219,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->threads = model->threads;
     engine->parked = plan->count == 0;
     leave(engine);
+    for (int i = 0; i < n; i++)
+        maybe_cancel(items[i]);
 }
 
 static bool compute(mp_lease *lease, uint64_t ns) {
@@ -242,7 +259,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     bool broken = false, whole = !mp_lease_poll(lease); /* an abandoned worker has lost its compute threads */
     if (whole) {
-        int threads = lease->threads;
+        int threads = lease->threads, most = model->threads < fakes.threads ? model->threads : fakes.threads;
+        SIM_CHECK(!fakes.alone || threads == (most < 1 ? 1 : most));
         fakes.threads_in_steps += threads;
         SIM_CHECK(threads >= 1 && fakes.threads_in_steps <= fakes.threads);
         whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);
@@ -318,6 +336,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         crash(model);
     model->steps++;
     leave(engine);
+    for (int i = 0; i < plan->count; i++)
+        maybe_cancel(plan->items[i]);
 }
 
 static void engine_preempt(mp_engine *base, mp_item *item) {
@@ -326,6 +346,7 @@ static void engine_preempt(mp_engine *base, mp_item *item) {
     SIM_CHECK(((sim_call *)item->request)->admitted);
     give_way(engine, item);
     leave(engine);
+    maybe_cancel(item);
 }
 
 static void engine_retire(mp_engine *base, mp_item *item) {
@@ -333,6 +354,7 @@ static void engine_retire(mp_engine *base, mp_item *item) {
     enter(engine);
     forget(engine, item, false);
     leave(engine);
+    maybe_cancel(item);
 }
 
 static uint64_t engine_trim(mp_engine *base) {

@@ -6,7 +6,7 @@
 #include "registry/registry.h"
 #include "sim.h"
 
-enum { SIM_FAKES = 48 };
+enum { SIM_FAKES = 48, SIM_BUDGET_NS = 25 * 1000 * 1000 }; /* SIM_BUDGET_NS: the step budget of all worlds */
 
 typedef struct sim_model { /* the model of one loader */
     /* script */
@@ -55,6 +55,7 @@ typedef struct sim_call {
     bool destroyed_is_error; /* the caller still uses the request */
     uint64_t unwanted_ns;    /* time of its cancellation or release; 0 = neither */
     bool taken_back;         /* mp_ticket_cancel returned true */
+    bool cancelled_inside;   /* it was cancelled during a call of its engine */
     bool masked;             /* each unit needs a grammar mask ... */
     uint32_t masks;          /* ... and this many masks were provided */
     bool waits;              /* set by the engine: the next unit waits for a mask */
@@ -73,6 +74,8 @@ typedef struct sim_fakes {
     uint64_t backoff_ns; /* minimum time between a failed load and its retry; 0 = none */
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* not 0: a model must not fail 9 times within 50 s */
+    int cancels;         /* percentage of calls of an engine during which the request is cancelled */
+    bool alone;          /* no other work wants CPUs: a step gets all the threads that it asks for */
     bool processes;      /* engines are processes: they may be lost, and a fault ends them */
     void (*ended)(const sim_call *call); /* called when a request is completed, or NULL */
     int again, given_way; /* again: admissions after an engine loss or fault; given_way: preemptions without one */

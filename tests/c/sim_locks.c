@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum { CLASSES = 64 };
-static const uint32_t MUTEX = 0x51317E78u, COND = 0x51310CD0u, GONE = 0x51310000u;
+static const uint32_t MUTEX = 0x51317E78u, COND = 0x51310CD0u, GONE = 0x51310000u, FORGOTTEN = 0x51310F02u;
 
 /* Locks that are initialised at one source line form a class. Any two classes must always be taken in one order. */
 typedef struct lock_class {
@@ -110,12 +110,15 @@ bool sim_is_held(const mp_mutex *mutex) {
     return lock_of(&mutex->os)->magic == MUTEX && lock_of(&mutex->os)->owner >= 0;
 }
 
+int sim_waiters(const mp_cond *cond) { return cond_of(&cond->os)->waiters; }
+
 static void require(const void *object, uint32_t magic, const char *what) {
     uint32_t found = lock_of(object)->magic;
     if (found == magic)
         return;
     sim_fail("%s: %p %s", what, object,
              found == GONE          ? "was destroyed"
+             : found == FORGOTTEN   ? "has waiters in the parent of a fork and was not initialised in the child"
              : found == 0xDDDDDDDDu ? "lies in memory that was freed"
                                     : "was never initialised");
 }
@@ -199,7 +202,7 @@ void sim_lock(pthread_mutex_t *mutex) {
     if (lock->owner == sim.current)
         sim_fail("a mutex is locked twice by one thread");
     sim_fibre *self = &sim.fibres[sim.current];
-    for (int i = 0; i < self->held_count; i++)
+    for (int i = 0; i < self->held_count && !self->forking; i++)
         check_order(lock_of(self->held[i])->class, lock->class);
     take(mutex);
 }
@@ -265,6 +268,8 @@ int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadlin
     take(mutex);
     return timed_out ? ETIMEDOUT : 0;
 }
+
+void sim_cond_forget(const void *cond) { cond_of(cond)->magic = FORGOTTEN; }
 
 void sim_cond_leave(const void *cond) { cond_of(cond)->waiters--; }
 

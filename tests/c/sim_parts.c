@@ -146,6 +146,52 @@ void sim_parts_governor(void *world) {
     mp_governor_close(memory.governor);
 }
 
+/* --- guards: reservations wait for other guards alone, so that each wait must end by a wake-up --- */
+
+static bool goes_on(void *arg) {
+    (void)arg;
+    return false;
+}
+
+static void use_guards(void *arg) {
+    (void)arg;
+    for (int i = 0; i < 3; i++) {
+        mp_error why;
+        mp_guard guard, part;
+        uint64_t needed = 100 + sim_below(900), wanted = sim_below(2) ? needed : LIMIT;
+        SIM_CHECK(mp_governor_reserve(memory.governor, "a", needed, wanted, sim_below(4) == 0, goes_on, NULL, &guard,
+                                      &why) == MP_OK);
+        memory.taken += guard.bytes;
+        SIM_CHECK(guard.bytes >= needed && memory.taken <= LIMIT);
+        part = mp_guard_split(&guard, sim_below(guard.bytes + 1));
+        mp_sys_sleep_ns(MS + sim_below(MS));
+        memory.taken -= guard.bytes;
+        if (sim_below(2)) { /* a load charges less than it has reserved, ends, and is freed: each makes bytes free */
+            uint64_t bytes = guard.bytes / 2;
+            SIM_CHECK(mp_budget_take(mp_governor_budget(memory.governor), bytes));
+            mp_guard_give(&guard);
+            mp_sys_sleep_ns(MS);
+            mp_budget_give(mp_governor_budget(memory.governor), bytes);
+            mp_governor_notify(memory.governor);
+            mp_sys_sleep_ns(MS);
+        }
+        mp_guard_release(&guard);
+        mp_sys_sleep_ns(1 + sim_below(MS));
+        memory.taken -= part.bytes;
+        mp_guard_release(&part);
+    }
+}
+
+void sim_parts_guards(void *world) {
+    int callers = ((const sim_world *)world)->callers, loads;
+    memset(&memory, 0, sizeof(memory));
+    SIM_CHECK(mp_governor_open(LIMIT, &memory.governor, &error) == MP_OK);
+    start(callers, use_guards, NULL);
+    join(callers);
+    SIM_CHECK(memory.taken == 0 && mp_governor_reserved(memory.governor, &loads) == 0 && loads == 0);
+    mp_governor_close(memory.governor);
+}
+
 /* --- cores: never more CPUs leased than there are, and every waiter gets some --- */
 
 static struct {

@@ -23,6 +23,7 @@ uint64_t __wrap_mp_cpu_memory_bytes(void) { return 8ull << 30; }
 
 /* Sets everything that a schedule depends on besides its seed to a fixed value. */
 static void prepare(void) {
+    sim_fork_install();
     mp_log_set_level(1000);
     setenv("MPOOL_SPIN_US", "1", 1);
     setenv("MPOOL_NODES", "0-1;2-3", 1);

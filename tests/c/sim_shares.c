@@ -77,4 +77,56 @@ static void tenants_begin(void) {
 
 const sim_special sim_tenants = {.tune = tenants_tune, .script = tenants_script, .begin = tenants_begin};
 
+/* --- batches: an idle worker waits for more requests, but no request waits longer than the limit --- */
+
+static const uint64_t BATCH_WAIT_NS = 2 * 1000 * 1000;
+
+static void batches_tune(mp_registry_config *config) {
+    config->batch_wait_ns = BATCH_WAIT_NS;
+    w.gathers = true;
+    w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] =
+        config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_BULK] = 4;
+    config->max_workers = 1;
+    config->keep_alive_ns = MP_FOREVER;
+}
+
+static void batches_script(sim_model *model) {
+    model->load_ns = 0;
+    model->step_ns = BATCH_WAIT_NS;
+    model->uneven = false;
+    model->plan_items = model->step_units = 0;
+}
+
+static void batches_finish(void) {
+    const sim_model *model = &fakes.models[0];
+    mp_submit_options options = {.priority = 2, .policy = MP_POLICY_SHARED};
+    mp_ticket *tickets[3];
+    mp_error error;
+    SIM_CHECK(mp_registry_load(w.registry, sim_keys[0], false, 0, &error) == MP_OK);
+    mp_sys_sleep_ns(10 * SECOND); /* until requests that callers have released are gone */
+    for (int round = 0; round < 10; round++) {
+        int steps = model->steps, count = 1 + of(3);
+        for (int i = 0; i < count; i++) {
+            if (i)
+                mp_sys_sleep_ns(1 + sim_below(BATCH_WAIT_NS / 4));
+            SIM_CHECK(mp_registry_submit(w.registry, sim_keys[0], &sim_fakes_call(1)->base, &options, &tickets[i],
+                                         &error) == MP_OK);
+        }
+        for (int i = 0; i < count; i++) {
+            uint64_t submitted, started, finished;
+            SIM_CHECK(mp_ticket_wait(tickets[i], UINT64_MAX, 0, NULL) && mp_ticket_status(tickets[i], &error) == MP_OK);
+            mp_ticket_times(tickets[i], &submitted, &started, &finished);
+            uint64_t waited = started - submitted;
+            bool late = waited > BATCH_WAIT_NS + BATCH_WAIT_NS / 10;
+            if (late || (i == 0 && waited + BATCH_WAIT_NS / 10 < BATCH_WAIT_NS))
+                sim_fail("request %d of %d waited %.3f ms for others", i, count, (double)waited * 1e-6);
+            mp_ticket_release(tickets[i]);
+        }
+        SIM_CHECK(model->steps == steps + 1);
+        mp_sys_sleep_ns(1 + sim_below(2 * BATCH_WAIT_NS));
+    }
+}
+
+const sim_special sim_batches = {.tune = batches_tune, .script = batches_script, .finish = batches_finish};
+
 #endif

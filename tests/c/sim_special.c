@@ -328,6 +328,39 @@ static void replaced_begin(void) {
 
 const sim_special sim_replaced = {.script = replaced_script, .begin = replaced_begin};
 
+/* --- cancels: requests are cancelled during calls of their engines, which also fail and lack memory --- */
+
+static void cancels_tune(mp_registry_config *config) {
+    crashes_tune(config);
+    config->breaker_threshold = -1;
+    fakes.cancels = 1 + of(15);
+    fakes.crashes_most = 0;
+    w.tight = w.numeric = true;
+}
+
+static void cancels_script(sim_model *model) {
+    model->memory = percent(50) ? 6 + of(12) : 0;
+    model->load_ns = 0;
+}
+
+static void cancels_call(record *r, mp_submit_options *options) {
+    options->keep_alive_ns = 0;
+    r->call->internal = percent(40) ? 1 + of(2) : 0;
+    r->call->numeric = r->call->numeric && !r->call->internal;
+    r->call->base.resumable = percent(50);
+    r->call->keeps_state = percent(50);
+    r->call->memory = 1 + of(4);
+    r->call->memory_a_step = of(3);
+}
+
+static void cancels_finish(void) { fakes.cancels = 0; }
+
+const sim_special sim_cancels = {.tune = cancels_tune,
+                                 .script = cancels_script,
+                                 .begin = crashes_begin,
+                                 .call = cancels_call,
+                                 .finish = cancels_finish};
+
 /* --- chaos: injected faults (registry/chaos.h) of every kind --- */
 
 static void chaos_tune(mp_registry_config *config) {

@@ -30,7 +30,7 @@ typedef struct sim_special {
 } sim_special;
 extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, sim_flapping, sim_crashes, sim_balance,
     sim_jumps, sim_cut, sim_chaos, sim_ahead, sim_masks, sim_lost,
-    sim_tenants, sim_kills, sim_thrash, sim_replaced;
+    sim_tenants, sim_kills, sim_thrash, sim_replaced, sim_forks, sim_cancels, sim_batches;
 
 typedef struct caller {
     int number, fibre;
@@ -59,8 +59,10 @@ typedef struct sim_scene {
     int jumps_before_close; /* sim_late_jumps() when the first close began */
     bool killed; /* another program kills worker processes */
     bool numeric, crashes, plain, jumped; /* plain: callers only send requests and wait */
+    bool gathers;                         /* idle workers leave requests queued for some time (batch_wait_ns) */
     int safe;                             /* callers never evict the first `safe` keys */
-    uint64_t steps;
+    mp_policy policy; /* default of the models */
+    uint64_t steps, stall_ns; /* stall_ns: the limit of steps without progress */
 } sim_scene;
 extern sim_scene w;
 
@@ -78,6 +80,7 @@ void sim_take_notices(caller *self);
 void sim_add(const char *key, bool replace, record *r); /* adds a model with a random script */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
 void sim_check_end(const record *r); /* `r` must have ended */
+void sim_recount(mp_registry *registry); /* sim_recount.c; call only while all threads wait */
 /* sim_special.c: sends one request from the thread that runs the world, and waits for its end */
 void sim_pause(uint64_t ns); /* the process does not run for this time */
 mp_status sim_call_once(const char *key, mp_error *error);

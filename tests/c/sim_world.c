@@ -24,7 +24,7 @@ static void check_entry_at_rest(void *arg, const mp_entry_info *info) {
     bool idle = strcmp(info->state, "ready") == 0, busy = strcmp(info->state, "busy") == 0;
     /* While memory is short, an idle worker may wait for memory, and checks again soon. The death of a worker starts a
      * backoff. */
-    bool tight = w.tight || w.refused_memory;
+    bool tight = w.tight || w.refused_memory || w.gathers;
     bool no_worker = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
     if (info->queued > 0 && ((idle && !tight) || (no_worker && !w.stalls && !w.crashes && !w.killed)))
         sim_fail("%d requests wait for %s, which is %s, and every thread sleeps", info->queued, info->key, info->state);
@@ -61,6 +61,8 @@ static void check_at_rest(void *arg) {
     }
     if (w.registry)
         mp_registry_visit(w.registry, check_entry_at_rest, NULL);
+    if (w.registry && !w.kind->crowd)
+        sim_recount(w.registry);
     if (w.kind->special && w.kind->special->rest)
         w.kind->special->rest();
 }
@@ -70,7 +72,7 @@ static void audit_step(void *arg) {
 #ifdef HAS_AUDIT
     mp_error error;
     mp_error_clear(&error);
-    if (w.registry && !w.kind->crowd && w.steps++ % 4 == 0 &&
+    if (w.registry && !w.kind->crowd && !w.gathers && w.steps++ % 4 == 0 &&
         mp_registry_audit(w.registry, sim_is_held, &error) != MP_OK)
         sim_fail("%s", error.message);
 #endif
@@ -101,7 +103,7 @@ static mp_status create(void) {
     mp_error error;
     sim_fakes_begin(1 + of(3));
     w.capacity = 1 + of(4);
-    mp_registry_config config = {.threads = fakes.threads, .spin_ns = spins[of(3)], .step_budget_ns = 25 * MS};
+    mp_registry_config config = {.threads = fakes.threads, .spin_ns = spins[of(3)], .step_budget_ns = SIM_BUDGET_NS};
     config.memory_limit = w.kind->memory ? 60000 + 10000 * (uint64_t)of(6) : 1000 * 1000 * 1000;
     config.load_timeout_ns = w.stalls ? 200 * MS : 0;
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
@@ -110,6 +112,7 @@ static mp_status create(void) {
     config.max_workers = 1 + of(3);
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
         config.policy[i] = (mp_policy)of(MP_POLICY_COUNT);
+    w.policy = config.policy[MP_TEXT_EMBEDDING];
     config.shutdown_grace_ns = 1 + sim_below(SECOND);
     w.tight = w.kind->memory;
 #ifdef MP_FOREVER
@@ -117,7 +120,7 @@ static mp_status create(void) {
     config.keep_alive_ns = lives[of(w.kind->stuck ? 4 : 5)];
     config.maintenance_every_ns = w.kind->stuck || percent(20) ? 10 * MS + sim_below(100 * MS) : 0;
     if (w.kind->stuck) {
-        config.stall_timeout_ns = 100 * MS + sim_below(300 * MS);
+        w.stall_ns = config.stall_timeout_ns = 100 * MS + sim_below(300 * MS);
         config.breaker_threshold = 1 + of(5);
         config.breaker_window_ns = SECOND;
         config.breaker_backoff_ns = 50 * MS;
@@ -196,7 +199,13 @@ static void registry_world(void *arg) {
     if (kind->special && kind->special->finish)
         kind->special->finish();
     begin_close();
-    mp_registry_close(w.registry, percent(50) ? 0 : sim_below(SECOND));
+    uint64_t grace_ns = percent(50) ? 0 : sim_below(SECOND), began_ns = sim_now();
+    int late_jumps = sim_late_jumps();
+    mp_registry_close(w.registry, grace_ns);
+    /* Workers that have not left two seconds after the grace period are abandoned. */
+    if (sim_late_jumps() == late_jumps && sim_now() > began_ns + grace_ns + 2 * SECOND + SECOND / 5)
+        sim_fail("a close with %.3f s of grace took %.3f s", (double)grace_ns * 1e-9,
+                 (double)(sim_now() - began_ns) * 1e-9);
     check_after_close();
     for (int i = 0; i < w.kept_count; i++)
         sim_check_end(&w.kept[i]);
@@ -254,10 +263,43 @@ static const sim_world worlds[] = {
     {.name = "kills", .body = registry_world, .callers = 4, .keys = 2, .operations = 5, .special = &sim_kills},
     {.name = "tenants", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_tenants},
     {.name = "crowd", .body = registry_world, .callers = 1, .keys = 1, .crowd = true, .special = &sim_tenants},
+    {.name = "nudges", .body = registry_world, .callers = 4, .keys = 2, .operations = 15, .nudge = true},
+    {.name = "swap nudges",
+     .body = registry_world,
+     .callers = 4,
+     .keys = 2,
+     .operations = 55,
+     .swaps = 60,
+     .nudge = true},
+    {.name = "cut nudges",
+     .body = registry_world,
+     .callers = 4,
+     .keys = 3,
+     .operations = 35,
+     .swaps = 30,
+     .shutdown = true,
+     .nudge = true},
+    {.name = "mask nudges",
+     .body = registry_world,
+     .callers = 4,
+     .keys = 2,
+     .operations = 10,
+     .special = &sim_masks,
+     .nudge = true},
+    {.name = "forks",
+     .body = registry_world,
+     .callers = 4,
+     .keys = 2,
+     .operations = 25,
+     .swaps = 50,
+     .special = &sim_forks},
+    {.name = "cancels", .body = registry_world, .callers = 4, .keys = 2, .operations = 10, .special = &sim_cancels},
+    {.name = "batches", .body = registry_world, .callers = 1, .keys = 1, .special = &sim_batches},
     {.name = "tiny", .body = sim_tiny},
     {.name = "pool", .body = sim_parts_pool, .callers = 3},
     {.name = "cores", .body = sim_parts_cores, .callers = 4},
     {.name = "governor", .body = sim_parts_governor, .callers = 4},
+    {.name = "guards", .body = sim_parts_guards, .callers = 4, .nudge = true},
     {.name = "ticks", .body = sim_parts_ticks, .callers = 3},
 };
 
@@ -278,6 +320,10 @@ sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int d
     if (!world->callers || !world->keys || world->special == &sim_jumps ||
         world->special == &sim_tenants) /* their checks rely on the clock */
         setup.late = 0;
+    setup.nudge = world->nudge;
+    setup.nudge_polls = world->nudge && !world->keys; /* a part alone has nothing that changes without a wake-up */
+    if (world->nudge)
+        setup.spurious = setup.late = 0;
     if (world->crowd)
         setup.step_limit = 100 * 1000 * 1000;
     if (world->faults) {

@@ -22,6 +22,7 @@ typedef struct sim_world {
     bool stuck;    /* steps stall; idle workers leave soon */
     bool streams;  /* requests produce many stream chunks, and callers read each */
     bool crowd;    /* one run is long: it has 10,000 tenants, and is not audited */
+    bool nudge;    /* every waiting thread is nudged (sim.h) */
     bool at_once;  /* all callers load all keys when they start */
     const struct sim_special *special; /* hooks of this world (sim_special.c, sim_masks.c), or NULL */
 } sim_world;
@@ -46,6 +47,7 @@ int sim_world_exhaust(const sim_world *world, uint64_t seed, int depth, int most
 void sim_parts_pool(void *world);
 void sim_parts_cores(void *world);
 void sim_parts_governor(void *world);
+void sim_parts_guards(void *world);
 void sim_parts_ticks(void *world);
 /* A registry with two threads (sim_tiny.c). The seed modulo sim_tiny_scripts chooses the operations of the threads. */
 void sim_tiny(void *world);

@@ -197,6 +197,44 @@ MP_TEST(chaos_slows_slow_steps_only) {
     }
 }
 
+/* Each kind of injected step gives every item of the plan the outcome that a real fault would give. */
+MP_TEST(chaos_outcomes_of_a_step) {
+    enum { ITEMS = 3 };
+    static const struct {
+        mp_chaos_rule rule;
+        mp_outcome outcome;
+        mp_status status;
+    } rows[] = {{{.fail = 1}, MP_OUTCOME_FAILED, MP_MODEL},
+                {{.die = 1}, MP_OUTCOME_FAILED, MP_INTERNAL},
+                {{.memory = 1}, MP_OUTCOME_WAIT_MEMORY, MP_OK},
+                {{.stall = 1}, MP_OUTCOME_MORE, MP_OK}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        scene scene;
+        mp_error error;
+        mp_plan plan = {.count = ITEMS};
+        mp_outcome outcomes[ITEMS] = {MP_OUTCOME_MORE, MP_OUTCOME_MORE, MP_OUTCOME_MORE};
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        scene.services->chaos = rows[i].rule;
+        scene.services->stall_timeout_ns = FAKE_MS(2);
+        mp_worker *worker = scene_ready(&scene);
+        MP_CHECK_OK(mp_chaos_wrap(scene.services, "a", 0, &worker->engine, &error), &error);
+        for (int j = 0; j < ITEMS; j++)
+            plan.items[j] = &scene_ticket(&scene, 1, (mp_submit_options){0})->item;
+        _Atomic int cancelled = 1;
+        mp_lease lease = {.cancelled = &cancelled, .threads = 1};
+        uint64_t began = mp_sys_now_ns();
+        worker->engine->ops->step(worker->engine, &lease, &plan, outcomes);
+        MP_CHECK(rows[i].rule.stall == 0 || mp_sys_now_ns() - began > FAKE_MS(2)); /* it ignores the cancellation */
+        for (int j = 0; j < ITEMS; j++) {
+            MP_CHECK_INT(outcomes[j], rows[i].outcome);
+            MP_CHECK_INT(plan.items[j]->error.code, rows[i].status);
+        }
+        MP_CHECK_INT(scene.fake.steps, 0);
+        MP_CHECK_INT(scene.services->metrics[MP_METRIC_chaos_faults], 1);
+        scene_close(&scene);
+    }
+}
+
 /* The wrapper reports the loss, the process and the prefix cache of the wrapped engine. */
 MP_TEST(chaos_wraps_what_an_engine_tells) {
     for (int lost = 0; lost < 2; lost++)

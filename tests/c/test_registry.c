@@ -677,6 +677,32 @@ MP_TEST(registry_staged_model_waits_for_its_commit) {
     fake_end(registry);
 }
 
+MP_TEST(registry_commits_as_many_keys_as_are_allowed) {
+    fake old[MP_COMMIT_MAX], new[MP_COMMIT_MAX];
+    static char names[MP_COMMIT_MAX][4];
+    const char *keys[MP_COMMIT_MAX];
+    mp_registry *registry = fake_registry(1, 0);
+    mp_error error;
+    for (int i = 0; i < MP_COMMIT_MAX; i++) {
+        snprintf(names[i], sizeof(names[i]), "k%d", i);
+        keys[i] = names[i];
+        fake_init(&old[i]);
+        fake_init(&new[i]);
+        new[i].version = 2;
+        fake_add(registry, keys[i], &old[i], false);
+        mp_loader loader = fake_loader(&new[i]);
+        loader.revision = 2;
+        MP_CHECK_OK(mp_registry_add(registry, keys[i], &loader, MP_ADD_STAGED, &error), &error);
+    }
+    MP_CHECK_OK(mp_registry_commit(registry, keys, MP_COMMIT_MAX, 2, &error), &error);
+    for (int i = 0; i < MP_COMMIT_MAX; i++) {
+        MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
+        MP_CHECK_INT(old[i].loaders, 0);
+        MP_CHECK_INT(new[i].loads, 1);
+    }
+    fake_end(registry);
+}
+
 MP_TEST(registry_removes_after_the_last_request) {
     fake fake;
     fake_init(&fake);

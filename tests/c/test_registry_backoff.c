@@ -166,6 +166,21 @@ MP_TEST(registry_backoff_sweep_of_requests) {
     scene_close(&scene);
 }
 
+/* A call that loads a model clears the backoff of deaths only if it starts the load: not while a worker exists. */
+MP_TEST(registry_backoff_stays_while_a_worker_exists) {
+    scene scene;
+    mp_error error;
+    bool gone, over;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene_worker(&scene, MP_WORKER_LOADING);
+    scene.entry->deaths = 3;
+    scene.entry->spawn_ns = 1;
+    MP_CHECK_INT(mp_entry_load(scene.entry, false, mp_sys_now_ns() + FAKE_MS(1), &gone, &over, &error), MP_TIMEOUT);
+    MP_CHECK_INT(scene.entry->deaths, 3);
+    MP_CHECK_INT(scene.entry->spawn_ns, 1);
+    scene_close(&scene);
+}
+
 /* The worker that is idle for longest leaves first, a pinned model keeps one, and the others are checked when they are
  * due. */
 MP_TEST(registry_backoff_sweep_of_idle_workers) {
@@ -198,6 +213,33 @@ MP_TEST(registry_backoff_sweep_of_idle_workers) {
         MP_CHECK_INT(scene.workers[0]->leave, !pinned);
         scene_close(&scene);
     }
+}
+
+/* Predicted workers stay although they are idle, unless only one is left: it leaves as without a forecast. */
+MP_TEST(registry_backoff_sweep_of_predicted_workers) {
+    for (int workers = 1; workers <= 4; workers++)
+        for (int predicted = 0; predicted <= 3; predicted++) {
+            scene scene;
+            scene_open(&scene, "a", NULL, 1000 * 1000);
+            mp_entry *entry = scene.entry;
+            scene.services->predictive_scaling = true;
+            entry->policy = MP_POLICY_SHARED;
+            entry->keep_alive_ns = FAKE_MS(1000);
+            uint64_t now = mp_sys_now_ns();
+            for (int i = 0; i < 200 && predicted; i++)
+                mp_forecast_arrive(&entry->forecast, now - FAKE_MS(5) * (uint64_t)(200 - i));
+            for (double ns = 1000; predicted && mp_dispatch_predicted(entry, now) < predicted; ns *= 1.1)
+                entry->forecast.service_ns = ns;
+            MP_CHECK_INT(mp_dispatch_predicted(entry, now), predicted);
+            for (int i = 0; i < workers; i++)
+                scene_worker(&scene, MP_WORKER_IDLE)->idle_since_ns = now - FAKE_MS(2000 + i);
+            uint64_t next = mp_entry_sweep(entry, now);
+            int stay = workers > 1 && predicted > 1 ? (workers < predicted ? workers : predicted) : 0;
+            for (int i = 0; i < workers; i++) /* the last one has been idle for longest */
+                MP_CHECK_INT(scene.workers[i]->leave, i >= stay);
+            MP_CHECK(stay ? next == now + FAKE_MS(1000) : next == UINT64_MAX);
+            scene_close(&scene);
+        }
 }
 
 /* A load that waits for other threads is not timed. A running load is checked four times per limit, and its progress

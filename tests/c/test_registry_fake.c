@@ -327,7 +327,8 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
                              mp_error *error) {
     static const mp_model_ops ops = {model_engine, model_check, model_healthy, model_bytes, model_destroy};
     fake *fake = self;
-    mp_progress_set(progress, "packing", 10); /* first: a test that sees the load counted sees this stage too */
+    if (!fake->load_silent)
+        mp_progress_set(progress, "packing", 10); /* first: a test that sees the load counted sees this stage too */
     atomic_store(&fake->load_threads, lease->threads);
     atomic_fetch_add(&fake->loads, 1);
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->load_ns);
@@ -335,7 +336,8 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
         mp_sys_sleep_ns(FAKE_MS(1) / 4);
         if (atomic_load(&fake->load_stalls))
             continue;
-        mp_progress_set(progress, "packing", 50);
+        if (!fake->load_silent)
+            mp_progress_set(progress, "packing", 50);
         if (mp_lease_poll(lease))
             break;
     }

@@ -16,6 +16,7 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic int load_failures;   /* number of further loads that fail with MP_IO */
     _Atomic bool one_engine;     /* creating an engine beside another one fails with MP_IO */
     _Atomic int engine_failures; /* number of further engines whose creation fails with MP_IO */
+    bool load_silent;            /* a load reports no progress at all */
     _Atomic bool load_stalls;    /* a load makes no progress and cannot be cancelled */
     _Atomic uint64_t step_ns;    /* how long a step takes */
     _Atomic uint32_t step_units; /* units per item and step; 0 = all */

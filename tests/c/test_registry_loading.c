@@ -132,6 +132,26 @@ MP_TEST(registry_abandons_a_load_without_progress) {
     fake_end(registry);
 }
 
+/* The limit applies to a loader that never reports progress, from the moment at which it gets its compute threads. */
+MP_TEST(registry_abandons_a_load_that_reports_nothing) {
+    fake fake;
+    mp_error error;
+    mp_registry *registry =
+        fake_registry_of((mp_registry_config){.threads = 1, .load_timeout_ns = FAKE_MS(30), .max_workers = 1});
+    fake_init(&fake);
+    fake.load_stalls = fake.load_silent = true;
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, fake_in_ms(20000), &error), MP_SPAWN_TIMEOUT, &error);
+    MP_CHECK_STR(error.message, "a: the load made no progress for 0.03 s (stage: loading)");
+    atomic_store(&fake.load_stalls, false);
+    mp_entry_info info;
+    do { /* until the thread of the abandoned worker has returned */
+        mp_sys_sleep_ns(FAKE_MS(1));
+        fake_info(registry, "a", &info);
+    } while (info.dead);
+    fake_end(registry);
+}
+
 MP_TEST(registry_a_slow_load_with_progress_does_not_time_out) {
     fake fake;
     fake_init(&fake);

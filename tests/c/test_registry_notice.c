@@ -1,4 +1,5 @@
 /* test_registry_notice.c: several event loops wait for one ticket. */
+#include <poll.h>
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -53,6 +54,35 @@ MP_TEST(registry_notifiers_are_all_notified) {
         MP_CHECK_INT(mp_notifier_take(notifiers[i], ids, 4), 0);
         mp_notifier_destroy(notifiers[i]);
     }
+    fake_end(registry);
+}
+
+/* The descriptor stays readable until the last id was taken, so an event loop may take as many as it has room for. */
+MP_TEST(registry_notifiers_stay_readable_until_they_are_empty) {
+    enum { COUNT = 3 };
+    fake fake;
+    mp_ticket *tickets[COUNT];
+    mp_notifier *notifier;
+    mp_error error;
+    fake_init(&fake);
+    mp_registry *registry = fake_registry(1, 0);
+    fake_add(registry, "a", &fake, false);
+    MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
+    for (int i = 0; i < COUNT; i++) {
+        tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
+        MP_CHECK_INT(fake_wait(tickets[i], NULL), MP_OK);
+        MP_CHECK(mp_ticket_bind(tickets[i], notifier, 10 + (uint64_t)i));
+    }
+    for (int i = 0; i <= COUNT; i++) {
+        uint64_t id = 0;
+        struct pollfd poller = {.fd = mp_notifier_fd(notifier), .events = POLLIN};
+        MP_CHECK_INT(poll(&poller, 1, 0), i < COUNT);
+        MP_CHECK_INT(mp_notifier_take(notifier, &id, 1), i < COUNT);
+        MP_CHECK(i == COUNT || id == 10 + (uint64_t)i);
+    }
+    mp_notifier_destroy(notifier);
+    for (int i = 0; i < COUNT; i++)
+        mp_ticket_release(tickets[i]);
     fake_end(registry);
 }
 

@@ -285,6 +285,24 @@ MP_TEST(registry_submit_wakes_workers_that_wait_for_masks) {
     }
 }
 
+/* No further worker starts while the engine of one refuses requests for lack of memory: it would need memory itself. */
+MP_TEST(registry_submit_tight_models_do_not_grow) {
+    for (int tight = 0; tight < 4; tight++) { /* one bit per worker */
+        scene scene;
+        mp_guard guard = {0};
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        scene_load(&scene);
+        for (int i = 0; i < 2; i++)
+            scene_worker(&scene, MP_WORKER_PROCESSING)->memory_tight = tight >> i & 1;
+        scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
+        MP_CHECK_INT(mp_dispatch_scale(scene.entry, &guard), tight == 0);
+        MP_CHECK_INT(scene.entry->starting, tight == 0);
+        scene.entry->starting = 0;
+        mp_guard_release(&guard);
+        scene_close(&scene);
+    }
+}
+
 /* Workers that the forecast asks for start one after the other. */
 MP_TEST(registry_submit_predicted_workers_start_in_turn) {
     static const struct {

@@ -67,6 +67,15 @@ MP_TEST_SECONDS(sim_world_pool_alone, 60) { run("pool", 3000); }
 MP_TEST_SECONDS(sim_world_cores_alone, 60) { run("cores", 3000); }
 MP_TEST_SECONDS(sim_world_governor_alone, 60) { run("governor", 3000); }
 MP_TEST_SECONDS(sim_world_maintenance_alone, 60) { run("ticks", 3000); }
+MP_TEST_SECONDS(sim_world_forks, 120) { run("forks", 1500); }
+MP_TEST_SECONDS(sim_world_cancels, 60) { run("cancels", 4000); }
+MP_TEST_SECONDS(sim_world_batches, 60) { run("batches", 300); }
+/* A wait that ends although nothing woke it hides a lost wake-up. */
+MP_TEST_SECONDS(sim_world_no_wakeup_is_missing, 60) { run("nudges", 3000); }
+MP_TEST_SECONDS(sim_world_no_wakeup_is_missing_in_swaps, 60) { run("swap nudges", 3000); }
+MP_TEST_SECONDS(sim_world_no_wakeup_is_missing_in_shutdowns, 60) { run("cut nudges", 3000); }
+MP_TEST_SECONDS(sim_world_no_wakeup_is_missing_for_guards, 60) { run("guards", 3000); }
+MP_TEST_SECONDS(sim_world_no_wakeup_is_missing_for_masks, 60) { run("mask nudges", 1000); }
 
 /* All schedules of tiny cases. */
 static void exhaust(const char *name, uint64_t seed, int depth, int most) {

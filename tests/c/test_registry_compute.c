@@ -1,0 +1,71 @@
+/* Work that leases compute threads of a registry without being a request of a model: mp_registry_compute. */
+#include "mp_test.h"
+#include "registry/state.h"
+#include "test_registry_fake.h"
+
+enum { THREADS = 2 };
+
+typedef struct seen {
+    mp_registry *registry;
+    int calls, threads, leased;
+    mp_cpu_counts counts;
+} seen;
+
+static mp_cpu_allocator *cpus_of(const mp_registry *registry) { return registry->services->allocator_pinned; }
+
+static void look(mp_lease *lease, void *arg) {
+    seen *self = arg;
+    self->calls++;
+    self->threads = lease->threads;
+    self->leased = mp_cpu_allocator_leased(cpus_of(self->registry));
+    self->counts = mp_cpu_allocator_count(cpus_of(self->registry));
+}
+
+static void expect_idle(mp_registry *registry) {
+    mp_cpu_counts counts;
+    uint64_t end = fake_in_ms(20000);
+    do { /* the thread of a worker that has left may still free it */
+        counts = mp_cpu_allocator_count(cpus_of(registry));
+        mp_sys_sleep_ns(FAKE_MS(1));
+    } while ((counts.homes || counts.runnable) && mp_sys_now_ns() < end);
+    MP_CHECK(counts.runnable == 0 && counts.homes == 0 && counts.waiting == 0);
+    MP_CHECK_INT(mp_cpu_allocator_leased(cpus_of(registry)), 0);
+    MP_CHECK_INT(registry->inside, 0);
+}
+
+MP_TEST(registry_compute_leases_all_free_threads) {
+    mp_registry *registry = fake_registry(THREADS, 0);
+    seen seen = {.registry = registry};
+    mp_error error;
+    MP_CHECK_OK(mp_registry_compute(registry, 0, look, &seen, &error), &error);
+    MP_CHECK(seen.calls == 1 && seen.threads == THREADS && seen.leased == THREADS);
+    MP_CHECK(seen.counts.runnable == 1 && seen.counts.homes == 1); /* it shares the CPUs as a worker does */
+    expect_idle(registry);
+    mp_registry_begin_shutdown(registry);
+    MP_CHECK_STATUS(mp_registry_compute(registry, 0, look, &seen, &error), MP_SHUTTING_DOWN, &error);
+    MP_CHECK_INT(seen.calls, 1);
+    expect_idle(registry);
+    fake_end(registry);
+}
+
+MP_TEST(registry_compute_waits_for_a_load_until_its_deadline) {
+    fake fake;
+    mp_error error;
+    mp_registry *registry = fake_registry(1, 0);
+    seen seen = {.registry = registry};
+    fake_init(&fake);
+    fake.load_stalls = true; /* the load holds the only CPU */
+    fake_add(registry, "a", &fake, false);
+    mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
+    fake_until(&fake.loads, 1);
+    MP_CHECK_STATUS(mp_registry_compute(registry, fake_in_ms(30), look, &seen, &error), MP_TIMEOUT, &error);
+    MP_CHECK_STR(error.message, "no CPU was free in time");
+    MP_CHECK_INT(seen.calls, 0);
+    atomic_store(&fake.load_stalls, false);
+    MP_CHECK_OK(mp_registry_compute(registry, fake_in_ms(20000), look, &seen, &error), &error);
+    MP_CHECK(seen.calls == 1 && seen.threads == 1);
+    MP_CHECK_INT(fake_finish(ticket), MP_OK);
+    MP_CHECK_OK(mp_registry_remove(registry, "a", 0, &error), &error);
+    expect_idle(registry);
+    fake_end(registry);
+}
