@@ -170,7 +170,8 @@ def test_every_field_of_a_snapshot_of_a_capability() -> None:
     pools = host(*texts, row("c", capability="vision")).pools
     assert pools["text_embedding"] == health.CapabilityPool(
         "text_embedding", "p2c", ("a", "b"), health.Workers(15, 6, 9, 4), 66, 99, (100, 50))
-    assert pools["vision"] == health.CapabilityPool("vision", "pack", ("c",), health.Workers(5, 2, 3, 0), 6, 9, (50, 50))
+    assert pools["vision"] == health.CapabilityPool(
+        "vision", "pack", ("c",), health.Workers(5, 2, 3, 0), 6, 9, (50, 50))
     assert list(pools) == [name for name, _, _ in _core.capabilities()] and len(pools) == len(list(pools))
     assert repr(pools).splitlines() == [repr(pools[name]) for name in pools]
     with pytest.raises(KeyError, match="'audio' is not a capability; the capabilities are text_embedding, "):
