@@ -101,7 +101,8 @@ def test_tiles_and_labels_of_idefics3(height: int, width: int, longest: int | No
 
     image, side = image_of(height, width), 32
     options = {"do_resize": False} if longest is None else {"size": {"longest_edge": longest}}
-    reference = Idefics3ImageProcessorPil(max_image_size={"longest_edge": side}, do_pad=False, resample=3, **RAW, **options)
+    reference = Idefics3ImageProcessorPil(max_image_size={"longest_edge": side}, do_pad=False, resample=3, **RAW,
+                                          **options)
     wanted = reference([[image]], return_tensors="np", return_row_col_info=True)
     settings = vision("split", longest=longest, split=True, merge=2)
     found = tiling.tile_image(image, settings, "image")
