@@ -1,5 +1,5 @@
-"""Image encoders, vision models and image processors as transformers' classes define them: the defaults of missing keys,
-and the names and shapes of tensors."""
+"""Image encoders, vision models and image processors as transformers' classes define them: the defaults of missing
+keys, and the names and shapes of tensors."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _vision(read: Callable[[Fields], Any]) -> Callable[[Fields], Any]:
         for key in ("key_length", "value_length"):  # optional: the core divides
             kv.setdefault(f"{row.name}.attention.{key}",
                           kv[f"{row.name}.embedding_length"] // kv[f"{row.name}.attention.head_count"])
-        return found.name, row.name, {**dataclasses.asdict(text), "kv": kv}, dataclasses.asdict(found.encoder), dataclasses.asdict(
-            found.projector), found.kv
+        return (found.name, row.name, {**dataclasses.asdict(text), "kv": kv}, dataclasses.asdict(found.encoder),
+                dataclasses.asdict(found.projector), found.kv)
     return run
 
 
