@@ -116,7 +116,7 @@ def test_wrong_timeouts(given: Any) -> None:
 
 
 def test_a_deadline_is_the_time_and_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(threads, "time", SimpleNamespace(monotonic=lambda: 100.0))
     assert threads.deadline_of(2.5) == 102.5 and threads.deadline_of(None) is None
     assert threads.remaining(102.5) == 2.5 and threads.remaining(None) is None
     for passed in (100.0, 99.0):

@@ -47,7 +47,7 @@ def host(*rows: dict[str, Any], closed: bool = False, **stats: Any) -> Any:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time of the reports."""
     found = SimpleNamespace(now=50.0)
-    monkeypatch.setattr(health.time, "monotonic", lambda: found.now)
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
 
 
