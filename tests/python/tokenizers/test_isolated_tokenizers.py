@@ -1,4 +1,4 @@
-"""The process of a tokenizer: what a call may take, what the error says about it, and how texts are divided into calls."""
+"""The process of a tokenizer: what a call may take, what its error says, and how texts are divided into calls."""
 
 from __future__ import annotations
 
