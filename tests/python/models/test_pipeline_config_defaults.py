@@ -1,5 +1,5 @@
-"""Networks of image-generation pipelines: a key that a configuration lacks has the default of transformers' or diffusers'
-class, and each value reaches its hyper-parameter."""
+"""Networks of image-generation pipelines: a key that a configuration lacks has the default of the class of transformers
+or diffusers, and each value reaches its hyper-parameter."""
 
 from __future__ import annotations
 
@@ -192,7 +192,8 @@ def test_refused_values(read: Callable[..., Any], part: str, changes: dict[str, 
     (True, {"patch_size": 2}, "patch_size", "2 with 64 channels"),
     (True, {"in_channels": 6}, "patch_size", "1 with 6 channels"),
     (False, {"patch_size": 1}, "patch_size", "1 with 16 channels"), (False, {"qk_norm": "l2"}, "qk_norm", "l2"),
-    (False, {"out_channels": 5}, "out_channels", 5), (False, {"caption_projection_dim": 7}, "caption_projection_dim", 7),
+    (False, {"out_channels": 5}, "out_channels", 5),
+    (False, {"caption_projection_dim": 7}, "caption_projection_dim", 7),
     (False, {"attention_head_dim": 7}, "attention_head_dim", "7"),
     (False, {"pos_embed_max_size": 4097}, "pos_embed_max_size", "4097"),
     (False, {"sample_size": 0}, "sample_size", "0")])
