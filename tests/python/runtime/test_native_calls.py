@@ -298,3 +298,19 @@ def test_nothing_uses_threads_that_the_exit_joins() -> None:
         text = path.read_text(encoding="utf-8")
         for word in ("to_thread(", "run_in_executor(", "ThreadPoolExecutor", "run_in_threadpool"):
             assert word not in text, f"{path}: {word}"
+
+
+def test_a_call_that_has_ended_is_not_refused(group: Any) -> None:
+    """Its result is there, although its deadline passes, or it is counted as stuck, before its caller looks again."""
+    threads = group()
+    call = native_calls._Call(divmod, (7, 2), threads, time.monotonic() - 1, lambda: None)
+    with pytest.raises(Timeout, match="within its timeout"):
+        threads._check(call)
+    call.ended = True
+    threads._check(call)
+    other = native_calls._Call(divmod, (7, 2), threads, None, lambda: None)
+    other.stuck = True
+    with pytest.raises(Timeout, match="made no progress"):
+        threads._check(other)
+    other.ended = True
+    threads._check(other)
