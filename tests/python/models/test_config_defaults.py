@@ -77,10 +77,10 @@ ZERO = {"deepseek_v2": {"head_dim"}, "deepseek_v3": {"head_dim"}, "granitemoehyb
         "gte": {"type_vocab_size"}}
 
 
-@pytest.mark.parametrize("name", [*NAMES, "nomic_bert"])
+@pytest.mark.parametrize("name", [*NAMES, "old nomic_bert"])
 def test_sizes_of_zero_are_refused(name: str) -> None:
     """The error names the key."""
-    base = NOMIC if name == "nomic_bert" else transformers.CONFIG_MAPPING[name](**NEEDED.get(name, {})).to_dict()
+    base = NOMIC if name.startswith("old ") else transformers.CONFIG_MAPPING[name](**NEEDED.get(name, {})).to_dict()
     _read(base)
     accepted = set()
     for key in SIZES_OF:
@@ -94,3 +94,17 @@ def test_sizes_of_zero_are_refused(name: str) -> None:
             else:
                 accepted.add(key)
     assert accepted == ZERO.get(name, set())
+
+
+@pytest.mark.parametrize("buckets, read", [(-1, 10), (0, 10), (2, 2), (17, 17), (1, None), (18, None), (-2, None)])
+def test_limits_of_debertas_buckets(buckets: int, read: int | None) -> None:
+    """The farthest of 10 distances allows 2 to 17 buckets; without buckets, each distance has a row."""
+    base = transformers.CONFIG_MAPPING["deberta-v2"](**NEEDED["deberta-v2"]).to_dict()
+    base |= {"max_relative_positions": 10, "position_buckets": buckets}
+    if read is None:
+        with pytest.raises(errors.FormatError, match="position_buckets"):
+            _read(base)
+        return
+    found = _read(base)[1]
+    assert found["sizes"]["r"] == 2 * read
+    assert found["kv"].get("mpool.relative_buckets", read) == read

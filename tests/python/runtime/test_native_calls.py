@@ -314,3 +314,15 @@ def test_a_call_that_has_ended_is_not_refused(group: Any) -> None:
         threads._check(other)
     other.ended = True
     threads._check(other)
+
+
+def test_a_pending_call_whose_result_is_not_needed(group: Any) -> None:
+    """It does not run if it still waits for a thread."""
+    threads, gate, ran = group(), Gate(), []
+    first = threads.begin(gate)
+    assert gate.entered.acquire(timeout=20)
+    second, third = threads.begin(ran.append, 2), threads.begin(ran.append, 3)
+    second.leave()
+    assert len(threads._waiting) == 1
+    gate.event.set()
+    assert first.result() == () and third.result() is None and ran == [3]
