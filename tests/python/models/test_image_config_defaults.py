@@ -17,6 +17,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 transformers = pytest.importorskip("transformers")
 
 from mpool import errors  # noqa: E402
+from mpool.models import describe  # noqa: E402
 from mpool.models.fields import Fields  # noqa: E402
 from mpool.models.files import Folder  # noqa: E402
 from mpool.models.formats import hf_config, image_networks, image_processor, vision_folder  # noqa: E402
@@ -151,6 +152,19 @@ def test_tensors_have_the_names_and_shapes_of_the_class(tmp_path: Path, name: st
     ignored = re.compile("|".join(network.ignored) or r"(?!)")
     left = [key for key in stored if key not in parts and not ignored.fullmatch(key) and not key.startswith(also)]
     assert left == [key for key in left if key.startswith("logit_")]
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+def test_descriptions_of_both_encoders_say_what_the_core_does(tmp_path: Path, family: str) -> None:
+    import imagemodels
+
+    found = describe(str(imagemodels.save(imagemodels.randomised(family, 1), family, tmp_path / family)), "m")
+    text, = found.networks
+    assert found.image is not None and text.embedding is not None
+    assert found.image.normalize is found.spec.kv["mpool.normalize"] is False
+    assert text.embedding.normalize is text.spec.kv["mpool.normalize"] is False
+    assert list(text.embedding.pooling) == text.spec.kv["mpool.pooling"] == ["lasttoken"]
+    assert text.embedding.max_tokens == text.spec.kv[f"{family}_text.context_length"]
 
 
 # ---- image processors ----------------------------------------------------------------------------------------------
