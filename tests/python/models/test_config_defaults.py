@@ -108,3 +108,12 @@ def test_limits_of_debertas_buckets(buckets: int, read: int | None) -> None:
     found = _read(base)[1]
     assert found["sizes"]["r"] == 2 * read
     assert found["kv"].get("mpool.relative_buckets", read) == read
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"num_local_experts": 8}, "num_local_experts"), ({"position_embedding_type": "nope"}, "position_embedding_type"),
+    ({"num_local_experts": None}, "num_local_experts"), ({"layer_types": ["mamba"] * 4}, "layer_types")])
+def test_granites_with_mamba_layers_or_experts_are_refused(change: dict[str, Any], words: str) -> None:
+    base = transformers.CONFIG_MAPPING["granitemoehybrid"](**NEEDED["granitemoehybrid"]).to_dict()
+    with pytest.raises(errors.Unsupported, match=f"config.json: .*{words}"):
+        _read(base | change)
