@@ -107,6 +107,16 @@ def test_a_key_that_is_missing_has_the_default_of_its_class(name: str) -> None:
     assert compared > 10 and not wrong
 
 
+@pytest.mark.parametrize("name", READERS)
+def test_keys_that_are_read_are_not_logged_as_unknown(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    kind, settings, _, _ = READERS[name]
+    caplog.set_level("DEBUG", "mpool")
+    _read(name, getattr(transformers, kind).from_dict(settings).to_dict())
+    logged = " ".join(record.getMessage() for record in caplog.records)
+    assert not re.findall(r"\b(?:hidden_size|intermediate_size|num_attention_heads|num_hidden_layers|patch_size|"
+                          r"image_size|hidden_act|layer_norm_eps|max_position_embeddings)\b", logged)
+
+
 @pytest.mark.parametrize("name, model, settings", [
     ("clip", "CLIPModel", {"vision_config": VISION, "text_config": TEXT, "projection_dim": 40}),
     ("clip text", "CLIPModel", {"vision_config": VISION, "text_config": TEXT, "projection_dim": 40}),
