@@ -65,7 +65,7 @@ def _number(text: str) -> object:
         try:
             return kind(text)
         except ValueError:
-            continue
+            pass
     return text
 
 

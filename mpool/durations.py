@@ -31,10 +31,7 @@ def seconds_of(value: object, name: str) -> float:
         text = value.strip()
         sign = -1.0 if text.startswith("-") else 1.0
         text = text[1:] if text.startswith("-") else text
-        try:
-            number = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
-        except ValueError:  # more digits than Python converts
-            number = None
+        number = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
         parts = _PART.findall(text)
         if number is None and parts and "".join(amount + unit for amount, unit in parts) == text:
             number = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
@@ -42,7 +39,7 @@ def seconds_of(value: object, name: str) -> float:
     elif isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         seconds = None
     else:
-        seconds = float(value) if abs(value) < 1e18 else math.copysign(math.inf, value)
+        seconds = float(value) if abs(value) < 1e18 else math.inf
     if seconds is None:
         refuse(name, value, 'seconds, or text such as "5m", "1h30m", "300ms"; below 0: for ever')
     return math.inf if seconds < 0 else seconds

@@ -58,8 +58,8 @@ def sentence(text: str) -> str:
 
 
 def _rebuild(cls: type[MpoolError], args: tuple[Any, ...], state: dict[str, Any]) -> MpoolError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, *args)
+    error = cls()  # cls.__new__(cls) refuses classes that derive from MemoryError
+    error.args = args
     error.__dict__.update(state)
     return error
 

@@ -83,7 +83,7 @@ class ToolCallParser:
         self._text = ""  # text that is not emitted yet; for a call that may turn out to be text, all of it
         self._gap = ""  # white space before it
         self._unmarked = False  # inside calls without markers, in a format that has markers
-        self._last = False
+        self._last: bool  # the completion ends with the chunk of this call of feed()
         self._out: list[str] = []
         self._deltas: list[CallDelta] = []
         self._found: list[tuple[str, str, list[str]]] = []  # id, name, parts of the arguments

@@ -80,18 +80,17 @@ class VisionModel:
 
 # ---- LLaVA -----------------------------------------------------------------------------------------------------------
 
-def _text_of(config: Fields, **defaults: Any) -> Fields:
+def _text_of(config: Fields) -> Fields:
     """Return the decoder's configuration with defaults filled in.
 
     Args:
         config: the model's ``config.json``. Its token ids apply where ``text_config`` has none.
-        defaults: defaults of the vision model's configuration class, which override those of the decoder's class.
     """
     section = config.section("text_config")
     kind = section.str("model_type", "llama")
     if kind not in _TEXT_DEFAULTS:
         section.fail("model_type", describe(kind), ", ".join(sorted(_TEXT_DEFAULTS)))
-    values = {**_TEXT_DEFAULTS[kind], **defaults, "model_type": kind, **section.values}
+    values = {**_TEXT_DEFAULTS[kind], "model_type": kind, **section.values}
     values.pop("architectures", None)  # may name a class outside transformers, such as SmolVLM's VLlama3ForCausalLM
     values["tie_word_embeddings"] = section.bool("tie_word_embeddings", False) \
         or config.bool("tie_word_embeddings", False)
@@ -128,7 +127,7 @@ def read_llava(config: Fields) -> VisionModel:
     if kind not in ("clip_vision_model", "siglip_vision_model"):
         vision.fail("model_type", describe(kind), "clip_vision_model, siglip_vision_model")
     clip = kind == "clip_vision_model"
-    layers = vision.int("num_hidden_layers", 24 if clip else 12, low=1, high=1024)
+    layers = vision.int("num_hidden_layers", 12, low=1, high=1024)
     encoder = image_networks.read_vision_encoder(vision, "clip" if clip else "siglip", _used_layers(config, layers),
                                                  norm=False)
     select = config.str("vision_feature_select_strategy", "default", choices=("default", "full"))
@@ -194,7 +193,7 @@ _ROUNDED = frozenset((19, 25, 29, 31, 38, 40, 41, 43, 47, 49, 50, 54, 55, 58, 59
 
 def read_idefics3(config: Fields) -> VisionModel:
     """Read Idefics3 (https://arxiv.org/abs/2408.12637) or SmolVLM (https://arxiv.org/abs/2504.05299)."""
-    text, vision = _text_of(config, rms_norm_eps=1e-5), config.section("vision_config")
+    text, vision = _text_of(config), config.section("vision_config")
     layers = vision.int("num_hidden_layers", 12, low=1, high=1024)
     encoder = image_networks.read_vision_encoder(vision, "siglip", layers, True, {
         "hidden_size": 1152, "num_attention_heads": 16, "num_hidden_layers": 12, "patch_size": 32, "image_size": 224})

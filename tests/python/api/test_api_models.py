@@ -40,6 +40,9 @@ def test_get_finds_catalogue_models_without_loading(pool: mpool.Pool) -> None:
     assert (model.key, model.capability, len(pool.ps())) == (CATALOGUED, "text_embedding", 0)
     assert pool.get(CATALOGUED, "text_embedding") == model and hash(pool.get(CATALOGUED)) == hash(model)
     assert repr(model) == "mpool.Model('all-MiniLM-L6-v2')"
+    whole = mpool.Model(model._entry, "float32")
+    assert repr(whole) == "mpool.Model('all-MiniLM-L6-v2', compute='float32')" and whole != model
+    assert whole == mpool.Model(model._entry, "float32") and hash(whole) != hash(model) and model != CATALOGUED
 
 
 @pytest.mark.parametrize(("key", "nearest"), [("all-MiniLM-L6-v3", CATALOGUED), ("minilm", CATALOGUED),
@@ -399,6 +402,20 @@ def test_default_pool_is_created_once() -> None:
     for thread in threads:
         thread.join()
     assert len({id(pool) for pool in found}) == 1
+
+
+def test_a_closed_default_pool_is_replaced_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mpool import _functions
+
+    monkeypatch.setattr(_functions, "_default", None)
+    first = _functions.default_pool()
+    assert _functions.default_pool() is first and _functions.is_default(first)
+    first.close()
+    second = _functions.default_pool()
+    assert second is not first and not _functions.is_default(first)
+    monkeypatch.setattr(_functions, "_ending", True)
+    second.close()
+    assert _functions.default_pool() is second
 
 
 # ---- pickling

@@ -284,20 +284,6 @@ def test_a_queue_that_stays_full_degrades(llama: Path) -> None:
         assert until(lambda: pool.health().status == "healthy")
 
 
-def test_a_slow_worker_degrades() -> None:
-    """Uses made-up statistics of the core, because no real worker is slow."""
-    row = dict(key="m", state="ready", breaker="closed", last_error="", dead=0, waiting=(0, 0), capacity=(1, 1),
-               queued=0, worker=[dict(id=1, served=20, busy_seconds=1.0), dict(id=2, served=20, busy_seconds=1.1),
-                                 dict(id=3, served=20, busy_seconds=9.0)])
-    from mpool.runtime.health import complaints
-
-    with mpool.Pool() as pool:
-        (complaint,) = complaints(pool, row)
-        assert "worker 3 takes 9 times as long" in complaint
-        row["worker"][2]["served"] = 3  # type: ignore[index]
-        assert not list(complaints(pool, row))
-
-
 def test_all_failed_is_unhealthy(bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cut"
     shutil.copytree(bert, folder)

@@ -326,6 +326,13 @@ def test_register_replace(own: mpool.Pool, bert: Path) -> None:
 
 # ---- refused swaps ---------------------------------------------------------------------------------------------------
 
+def test_a_wrong_timeout_is_refused_before_the_new_model_is_read(own: mpool.Pool, bert: Path, tmp_path: Path) -> None:
+    own.register("mine", bert)
+    for bad in (0, -1, float("nan"), "5"):
+        with pytest.raises(mpool.InvalidArgument, match="`timeout` must be a number of seconds above 0"):
+            own.swap("mine", tmp_path / "absent", timeout=bad)
+
+
 def test_names_that_cannot_be_swapped(own: mpool.Pool, bert: Path) -> None:
     own.register("models", bert)
     own.load(bert, alias="alias")

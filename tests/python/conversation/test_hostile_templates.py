@@ -123,6 +123,14 @@ def test_operations(source: str, others: list[int]) -> None:
     outcome(source, others)
 
 
+@pytest.mark.parametrize("source", ["{% set x = namespace(_a=1) %}", "{% set x = namespace({'_a': 1}) %}",
+                                    "{% set x = namespace({1: 1}) %}",
+                                    "{% set x = namespace(a=1) %}{% set x._a = 1 %}"])
+def test_attributes_of_a_namespace_that_begin_with_an_underscore(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source).render(USER)
+
+
 @pytest.mark.parametrize("source", ["{{ 'a' * 10 ** 9 }}", "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}",
                                     "{{ " + "-" * 20_000 + "1 }}", "{{ 9 ** (9 ** 9) }}", "{" * (1 << 20)],
                          ids=["text", "parentheses", "signs", "power", "braces"])

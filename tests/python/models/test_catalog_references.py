@@ -331,6 +331,36 @@ def test_choose_folder_selects_the_files_of_a_model() -> None:
         choose_folder(["config.json"], "", lambda name: None, where="w")
 
 
+@pytest.mark.parametrize("folder", ["", "sub"])
+def test_choose_folder_selects_the_files_of_a_pipeline(folder: str) -> None:
+    """Configurations, tokenizers and weights of the networks that the index names; one file wins over shards."""
+    from mpool.models.fields import Fields
+
+    start = f"{folder}/" if folder else ""
+    index: dict[str, Any] = {"_class_name": "X", "text_encoder": ["transformers", "A"], "vae": ["diffusers", "B"],
+                             "transformer": ["diffusers", "C"], "tokenizer": ["transformers", "D"],
+                             "scheduler": ["diffusers", "E"], "none": [None, None], "single": ["diffusers"], "other": 5}
+    shards = "transformer/diffusion_pytorch_model.safetensors.index.json"
+    wanted = ["model_index.json", "text_encoder/config.json", "text_encoder/model.safetensors", "vae/config.json",
+              "vae/diffusion_pytorch_model.safetensors", "transformer/config.json", shards, "transformer/a.safetensors",
+              "transformer/b.safetensors", "tokenizer/vocab.json", "tokenizer/merges.txt",
+              "tokenizer/tokenizer_config.json", "scheduler/scheduler_config.json"]
+    others = ["vae/diffusion_pytorch_model.safetensors.index.json", "vae/model.fp16.safetensors", "README.md",
+              "transformer/c.safetensors", "none/config.json", "none/model.safetensors", "single/config.json",
+              "x/model.safetensors", "text_encoder/pytorch_model.bin", "vae/a.safetensors"]
+    tables = {start + "model_index.json": Fields(index, file="i"),
+              start + shards: Fields({"weight_map": {"x": "b.safetensors", "y": "a.safetensors"}}, file="s")}
+    chosen = choose_folder([start + name for name in (*wanted, *others)], folder, tables.__getitem__, where="w")
+    assert chosen == sorted(start + name for name in wanted)
+    for part in ("../x", "/x"):
+        with pytest.raises(errors.FormatError, match="model_index.json"):
+            choose_folder([start + "model_index.json"], folder, lambda name: Fields({part: ["a", "b"]}, file="i"),
+                          where="w")
+    tables[start + shards] = Fields({"weight_map": {"x": "../a.safetensors"}}, file="s")
+    with pytest.raises(errors.FormatError):
+        choose_folder([start + name for name in wanted], folder, tables.__getitem__, where="w")
+
+
 def test_exports_are_lazy_and_complete() -> None:
     for name in mpool.models.__all__:
         found = getattr(mpool.models, name)

@@ -59,3 +59,61 @@ def test_a_key_that_is_missing_has_the_default_of_its_class(name: str) -> None:
             if found != _read(made.from_dict(given).to_dict()):
                 wrong.append((key, sizes))
     assert compared > 15 and not wrong
+
+
+#: Keys of sizes, in the spellings of all families.
+SIZES_OF = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+            "max_position_embeddings", "num_key_value_heads", "head_dim", "n_embd", "n_head", "n_layer", "n_positions",
+            "n_inner", "dim", "n_heads", "n_layers", "hidden_dim", "num_experts", "moe_intermediate_size",
+            "type_vocab_size")
+#: The configuration of nomic-embed-text-v1.5, whose class is not part of transformers.
+NOMIC: dict[str, Any] = {
+    "model_type": "nomic_bert", "n_positions": 8192, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072,
+    "vocab_size": 30528, "activation_function": "swiglu", "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0, "type_vocab_size": 2, "prenorm": False, "qkv_proj_bias": False,
+    "mlp_fc1_bias": False, "mlp_fc2_bias": False, "causal": False, "use_rms_norm": False}
+#: Family -> keys that it does not read, or of which 0 is an allowed value.
+ZERO = {"deepseek_v2": {"head_dim"}, "deepseek_v3": {"head_dim"}, "granitemoehybrid": {"intermediate_size"},
+        "gte": {"type_vocab_size"}}
+
+
+@pytest.mark.parametrize("name", [*NAMES, "old nomic_bert"])
+def test_sizes_of_zero_are_refused(name: str) -> None:
+    """The error names the key."""
+    base = NOMIC if name.startswith("old ") else transformers.CONFIG_MAPPING[name](**NEEDED.get(name, {})).to_dict()
+    _read(base)
+    accepted = set()
+    for key in SIZES_OF:
+        if type(base.get(key)) is not int or not base[key]:
+            continue
+        for bad in (0, -1):
+            try:
+                _read({**base, key: bad})
+            except errors.MpoolError as error:
+                assert key in str(error), (key, bad)
+            else:
+                accepted.add(key)
+    assert accepted == ZERO.get(name, set())
+
+
+@pytest.mark.parametrize("buckets, read", [(-1, 10), (0, 10), (2, 2), (17, 17), (1, None), (18, None), (-2, None)])
+def test_limits_of_debertas_buckets(buckets: int, read: int | None) -> None:
+    """The farthest of 10 distances allows 2 to 17 buckets; without buckets, each distance has a row."""
+    base = transformers.CONFIG_MAPPING["deberta-v2"](**NEEDED["deberta-v2"]).to_dict()
+    base |= {"max_relative_positions": 10, "position_buckets": buckets}
+    if read is None:
+        with pytest.raises(errors.FormatError, match="position_buckets"):
+            _read(base)
+        return
+    found = _read(base)[1]
+    assert found["sizes"]["r"] == 2 * read
+    assert found["kv"].get("mpool.relative_buckets", read) == read
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"num_local_experts": 8}, "num_local_experts"), ({"position_embedding_type": "nope"}, "position_embedding_type"),
+    ({"num_local_experts": None}, "num_local_experts"), ({"layer_types": ["mamba"] * 4}, "layer_types")])
+def test_granites_with_mamba_layers_or_experts_are_refused(change: dict[str, Any], words: str) -> None:
+    base = transformers.CONFIG_MAPPING["granitemoehybrid"](**NEEDED["granitemoehybrid"]).to_dict()
+    with pytest.raises(errors.Unsupported, match=f"config.json: .*{words}"):
+        _read(base | change)

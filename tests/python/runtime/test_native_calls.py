@@ -298,3 +298,31 @@ def test_nothing_uses_threads_that_the_exit_joins() -> None:
         text = path.read_text(encoding="utf-8")
         for word in ("to_thread(", "run_in_executor(", "ThreadPoolExecutor", "run_in_threadpool"):
             assert word not in text, f"{path}: {word}"
+
+
+def test_a_call_that_has_ended_is_not_refused(group: Any) -> None:
+    """Its result is there, although its deadline passes, or it is counted as stuck, before its caller looks again."""
+    threads = group()
+    call = native_calls._Call(divmod, (7, 2), threads, time.monotonic() - 1, lambda: None)
+    with pytest.raises(Timeout, match="within its timeout"):
+        threads._check(call)
+    call.ended = True
+    threads._check(call)
+    other = native_calls._Call(divmod, (7, 2), threads, None, lambda: None)
+    other.stuck = True
+    with pytest.raises(Timeout, match="made no progress"):
+        threads._check(other)
+    other.ended = True
+    threads._check(other)
+
+
+def test_a_pending_call_whose_result_is_not_needed(group: Any) -> None:
+    """It does not run if it still waits for a thread."""
+    threads, gate, ran = group(), Gate(), []
+    first = threads.begin(gate)
+    assert gate.entered.acquire(timeout=20)
+    second, third = threads.begin(ran.append, 2), threads.begin(ran.append, 3)
+    second.leave()
+    assert len(threads._waiting) == 1
+    gate.event.set()
+    assert first.result() == () and third.result() is None and ran == [3]

@@ -1,0 +1,280 @@
+"""The modules below all others: durations, arguments, errors, errors of the system, the interpreter of child processes,
+and what a configuration passes to the core."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import math
+import os
+import pickle
+import signal
+import sys
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool import checks, config, errors, interpreter, resources
+from mpool.durations import seconds_of
+
+
+# ---- durations -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("given, seconds", [
+    ("90", 90.0), ("1.5", 1.5), (" 5m ", 300.0), ("1h30m", 5400.0), ("300ms", 0.3), ("2s", 2.0), ("1m30s500ms", 90.5),
+    ("0", 0.0), ("-0", 0.0), ("-1", math.inf), ("-1h", math.inf), ("-0.5s", math.inf), (0, 0.0), (7, 7.0),
+    (0.25, 0.25), (-1, math.inf), (-0.001, math.inf), (math.inf, math.inf), (-math.inf, math.inf), (10**18, math.inf),
+    (10**18 - 1, 1e18), (10**400, math.inf), (-10**400, math.inf), ("9" * 5000, math.inf)], ids=lambda value: str(
+        value)[:20] if isinstance(value, (str, float)) or abs(value) < 1e20 else "large")
+def test_durations(given: Any, seconds: float) -> None:
+    assert seconds_of(given, "keep_alive") == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("given", ["", "-", "m", "5 m", "5x", "5m!", "x5m", "--5", "1e3", "5.", ".5", "+5", True,
+                                   False, math.nan, None, [], b"5"])
+def test_other_durations_are_refused(given: Any) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="seconds, or text such as") as caught:
+        seconds_of(given, "some_name")
+    assert (caught.value.param, caught.value.got) == ("some_name", checks.shown(given))
+
+
+# ---- values in messages --------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("value, shown", [
+    (math.nan, "NaN"), (math.inf, "inf"), (2**1024 - 1, repr(2**1024 - 1)[:57] + "..."),
+    (2**1024, "a number of 1,025 bits"), (np.zeros((2, 3)), "an array of shape (2, 3)"), (np.float32(2), "2.0"),
+    ("x" * 58, repr("x" * 58)), ("x" * 59, "'" + "x" * 56 + "..."), (b"x", "b'x'"), (None, "None"), (True, "True"),
+    ([1], "list"), ({}, "dict"), (object, "type")])
+def test_values_in_messages(value: Any, shown: str) -> None:
+    found = checks.shown(value)
+    assert (found == shown or found in ("np.float32(2.0)",)) and len(found) <= 60
+
+
+@pytest.mark.parametrize("message, options, text", [
+    ("", {"param": "top_k", "allowed": "1 or more", "got": "0"}, "`top_k` must be 1 or more, got 0"),
+    ("", {"param": "image 7", "allowed": "PNG", "got": "x"}, "image 7 must be PNG, got x"),
+    ("lost", {"key": "m"}, "m: lost"), ("m was lost", {"key": "m"}, "m was lost"),
+    ("lost", {"hint": "Try again"}, "lost. Try again"), ("lost?", {"hint": "Try again"}, "lost? Try again"),
+    ("lost!", {"hint": "Try again", "key": "m"}, "m: lost! Try again"), ("lost.", {"hint": "H"}, "lost. H")])
+def test_texts_of_errors(message: str, options: dict[str, Any], text: str) -> None:
+    error = mpool.InvalidArgument(message, **options)
+    assert str(error) == text and {name: getattr(error, name) for name in options} == options
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_keeps_its_fields_in_a_pickle(name: str) -> None:
+    """Each parameter of a class becomes the attribute of that name, and survives a pickle."""
+    cls = getattr(errors, name)
+    given: dict[str, Any] = {one: f"the {one}" for one in inspect.signature(cls.__init__).parameters
+                             if one not in ("self", "message")}
+    for error in (cls("words", **given), pickle.loads(pickle.dumps(cls("words", **given)))):
+        assert type(error) is cls and error.message == "words"
+        assert {one: getattr(error, one) for one in given} == given
+        assert str(error) == "the key: words. the hint"
+
+
+def test_messages_of_errors_with_places() -> None:
+    assert str(mpool.FormatError(file="f", field="x", got=1, allowed="2")) == "f: x is 1, allowed: 2"
+    error = mpool.FormatError(file="f", offset=0, field="x", got=1, allowed="2")
+    assert str(error) == "f at byte 0: x is 1, allowed: 2"
+    assert str(mpool.ContextOverflow(tokens=7, limit=5)) == "the input has 7 tokens, the model accepts at most 5"
+
+
+# ---- errors of the system ------------------------------------------------------------------------------------------
+
+def _caused(error: BaseException, cause: BaseException, depth: int) -> BaseException:
+    """Return an error that a cause explains, with other errors between them."""
+    for number in range(depth):
+        between = ValueError(str(number))
+        between.__context__ = cause
+        cause = between
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("error, cls, words, hint", [
+    (MemoryError(), mpool.MemoryExhausted, "Python could not allocate memory", "ulimit -v"),
+    (MemoryError("more"), mpool.MemoryExhausted, "could not allocate memory: more", "ulimit -v"),
+    (OSError(errno.ENOMEM, "no"), mpool.MemoryExhausted, "could not allocate memory", "ulimit -v"),
+    (RuntimeError("Can't allocate lock"), mpool.MemoryExhausted, "Can't allocate lock", "ulimit -v"),
+    (ImportError("x: failed to map segment from y"), mpool.MemoryExhausted, "failed to map", "ulimit -v"),
+    (_caused(ImportError("x"), MemoryError(), 0), mpool.MemoryExhausted, "could not allocate", "ulimit -v"),
+    (_caused(ImportError("x"), MemoryError(), 9), mpool.MemoryExhausted, "could not allocate", "ulimit -v"),
+    (_caused(ImportError("x"), MemoryError(), 10), mpool.Unsupported, "could not be imported: x", "pip install"),
+    (_caused(RuntimeError("x"), MemoryError(), 0), None, "", ""),
+    (ImportError("no module x"), mpool.Unsupported, "a module could not be imported: no module x", "--force-reinstall"),
+    (ImportError("x", name="mpool._core"), None, "", ""),
+    (OSError(errno.EMFILE, "Too many", "/f"), mpool.FileError, "/f: Too many", "ulimit -n"),
+    (OSError(errno.ENFILE, "Too many"), mpool.FileError, "Too many", "ulimit -n"),
+    (OSError(errno.ENOSPC, "Full", b"/f"), mpool.FileError, "/f: Full", "Free space on the disk"),
+    (OSError(errno.EIO, "Broken"), mpool.FileError, "Broken", ""),
+    (OSError("of a caller"), None, "", ""),
+    (RuntimeError("can't start new thread"), mpool.SpawnFailed, "a thread could not be started: can't start", ""),
+    (RuntimeError("cannot schedule new futures after shutdown"), mpool.ShuttingDown, "interpreter is shutting",
+     ""),
+    (RuntimeError("other"), None, "", ""), (ValueError("cannot allocate memory"), None, "", ""),
+    (mpool.FileError("words"), None, "", "")])
+def test_errors_of_the_system(error: Exception, cls: Any, words: str, hint: str) -> None:
+    found = resources.error_of(error)
+    if cls is None:
+        assert found is None
+        return
+    assert type(found) is cls and words in found.message and hint in (found.hint or "")
+
+    @resources.typed
+    def function() -> None:
+        raise error
+
+    with pytest.raises(cls) as caught:
+        function()
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("number, becomes", [(errno.EIO, None), (errno.EMFILE, mpool.FileError)])
+def test_errors_of_a_callers_code_keep_their_class(number: int, becomes: Any) -> None:
+    """Except for those that report an exhausted resource."""
+    def items() -> Any:
+        yield 1
+        raise OSError(number, "of the caller")
+
+    for use in (resources.list_of_caller, lambda given: list(resources.items_of_caller(given))):
+        with pytest.raises(OSError) as caught:
+            use(items())
+        found = resources.error_of(caught.value)
+        assert found is None if becomes is None else type(found) is becomes
+
+
+class _Handler:
+    def __call__(self, *given: Any) -> None:
+        raise OSError(errno.EIO, "of a handler")
+
+    def method(self, *given: Any) -> None:
+        self()
+
+
+@pytest.mark.parametrize("handler", [_Handler(), _Handler().method, functools.partial(functools.partial(_Handler()))],
+                         ids=["object", "method", "partial"])
+def test_errors_of_a_handler_of_signals_keep_their_class(handler: Any) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(OSError) as caught:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            for _ in range(1000):
+                pass
+        assert resources.error_of(caught.value) is None
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    found = resources.error_of(caught.value)  # no handler raised it, as far as is known now
+    assert type(found) is mpool.FileError
+
+
+# ---- the interpreter of child processes ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("executable, chosen, frozen, path, reason", [
+    ("/usr/bin/python3.11", None, False, "/usr/bin/python3.11", ""), ("/x/PYPY3", None, False, "/x/PYPY3", ""),
+    ("/x/graalpy", None, False, "/x/graalpy", ""), ("/x/py", None, False, "/x/py", "does not look like a Python"),
+    ("/x/app", None, False, "/x/app", "sys.executable is /x/app, which does not look like a Python interpreter"),
+    ("", None, False, "", "sys.executable is empty"), (None, None, False, "", "sys.executable is empty"),
+    ("/x/app", "/y/mine", False, "/y/mine", ""), ("/x/app", b"/y/mine", True, "/y/mine", ""),
+    ("/x/python", None, True, "/x/python", "this application is frozen"),
+    ("/x/python", "/x/python", True, "/x/python", "this application is frozen"),
+    ("", "/y/python", False, "/y/python", ""),
+    ("/x/app", "", False, "/x/app", "does not look like a Python")])
+def test_the_interpreter(monkeypatch: pytest.MonkeyPatch, executable: Any, chosen: Any, frozen: bool, path: str,
+                         reason: str) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    monkeypatch.setattr(sys, "frozen", frozen, raising=False)
+    monkeypatch.setitem(sys.modules, "multiprocessing.spawn", SimpleNamespace(
+        get_executable=lambda: executable if chosen is None else chosen))
+    found = interpreter.find()
+    assert found[0] == path and reason in found[1] and bool(found[1]) == bool(reason)
+
+
+# ---- configuration -------------------------------------------------------------------------------------------------
+
+#: Field -> value, and what the core gets for it.
+PASSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "threads": (3, {"threads": 3}), "memory_bytes": (5, {"memory_bytes": 5}),
+    "keep_alive": ("2m", {"keep_alive": 120.0}),
+    "max_workers_per_model": (7, {"max_workers": 7}), "breaker_threshold": (0, {"breaker_threshold": -1}),
+    "step_budget": (2, {"step_budget": 2.0}), "batch_wait": (0.001, {"batch_wait": 0.001}),
+    "request_timeout": (9, {"request_timeout": 9.0}), "predictive_scaling": (True, {"predictive_scaling": True}),
+    "scale_timeout": (True, {"scale_timeout": True}),
+    "policy": ("shared", {"policy": dict.fromkeys(config.CAPABILITIES, "shared")}),
+    "chaos": ("fail=0.5", None), "queue_capacity": ({"vision": 4}, None),
+    **{name: (11, {name: 11.0}) for name in ("shutdown_grace", "load_timeout", "load_ceiling", "stall_timeout",
+                                             "maintenance_interval", "breaker_window", "breaker_rest")}}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, wanted) in PASSED.items() if wanted is not None])
+def test_an_option_reaches_the_core(name: str) -> None:
+    """And changes no other of its arguments."""
+    value, wanted = PASSED[name]
+    usual = mpool.PoolConfig()._registry_options()
+    assert mpool.PoolConfig(**{name: value})._registry_options() == usual | wanted and usual.items() != wanted.items()
+
+
+def test_options_that_are_left_to_the_core() -> None:
+    usual = mpool.PoolConfig()._registry_options()
+    assert not {"step_budget", "batch_wait", "chaos"} & set(usual) and usual["request_timeout"] == 30.0
+    assert "request_timeout" not in mpool.PoolConfig(request_timeout=None)._registry_options()
+    assert usual["breaker_threshold"] == 5 and usual["keep_alive"] == 300.0 and usual["policy"] == {}
+
+
+@pytest.mark.parametrize("field, capability", [
+    (field, capability) for capability, names in config.CAPACITIES.items() for field in names])
+def test_capacities_of_queues(field: str, capability: str) -> None:
+    usual = mpool.PoolConfig()._registry_options()["queue_capacity"]
+    found = mpool.PoolConfig(**{field: 13})._registry_options()["queue_capacity"]
+    assert {name for name in usual if usual[name] != found[name]} == {capability}
+    place = config.CAPACITIES[capability].index(field)
+    pair = found[capability] if isinstance(found[capability], tuple) else (found[capability],)
+    assert pair[place] == 13
+    given = mpool.PoolConfig(queue_capacity={capability: 17})._registry_options()["queue_capacity"]
+    assert given == usual | {capability: 17 if len(config.CAPACITIES[capability]) == 1 else (17, 17)}
+    with pytest.raises(mpool.InvalidArgument, match=f"`{field}` are both given"):
+        mpool.PoolConfig(**{field: 13, "queue_capacity": {capability: 17}})
+    for bad in (0, 1_000_001, True, 1.5, "4", None, (1, 2, 3)):
+        with pytest.raises(mpool.InvalidArgument, match="1 to 1,000,000") as caught:
+            mpool.PoolConfig(queue_capacity={capability: bad})
+        assert caught.value.param == f"queue_capacity[{capability!r}]"
+    for limit in (1, 1_000_000):
+        assert mpool.PoolConfig(queue_capacity={capability: limit})
+    assert mpool.PoolConfig(queue_capacity={"text_embedding": [3, 4]})._registry_options()["queue_capacity"][
+        "text_embedding"] == (3, 4)
+
+
+@pytest.mark.parametrize("name, bad, allowed", [
+    ("request_timeout", 0, "a number of seconds above 0, or None"),
+    ("request_timeout", True, "a number of seconds above"),
+    ("request_timeout", "5", "a number of seconds above 0, or None"),
+    ("request_timeout", math.nan, "a number of seconds"),
+    ("isolation", "fork", "one of thread, process"), ("weights", "big", "one of auto, mapped, packed"),
+    ("fail_fast", 1, "True or False"), ("predictive_scaling", None, "True or False"),
+    ("scale_timeout", "yes", "True or False"), ("offline", 1, "True, False or None"),
+    ("policy", "best", "one of shared, pack, p2c, sequential, or a dict"), ("keep_alive", "soon", "seconds, or text"),
+    ("queue_capacity", 5, "a dict from capability to a number of requests, or None"),
+    ("threads", 257, "an integer from 0 to 256"), ("step_budget", 61, "a number of seconds from 0.0 to 60.0")])
+def test_refused_options_of_a_configuration(name: str, bad: Any, allowed: str) -> None:
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        mpool.PoolConfig(**{name: bad})
+    assert (caught.value.param, caught.value.got) == (name, checks.shown(bad))
+    assert (caught.value.allowed or "").startswith(allowed)
+
+
+def test_policies_of_capabilities() -> None:
+    given = {"vision": "pack", "text_embedding": "shared"}
+    assert mpool.PoolConfig(policy=given)._registry_options()["policy"] == given
+    for bad in ({"audio": "pack"}, {"vision": "best"}):
+        (capability, policy), = bad.items()
+        with pytest.raises(mpool.InvalidArgument) as caught:
+            mpool.PoolConfig(policy=bad)
+        assert (caught.value.param, caught.value.got) == ("policy", f"{capability!r}: {policy!r}")
+    assert hash(mpool.PoolConfig(policy=given)) == hash(mpool.PoolConfig(policy=dict(reversed(given.items()))))
+    assert hash(mpool.PoolConfig(threads=1)) != hash(mpool.PoolConfig(threads=2))
+    assert {field.name for field in fields(mpool.PoolConfig)} >= set(PASSED) and replace(mpool.PoolConfig(), threads=1)

@@ -1,0 +1,206 @@
+"""Configurations of vision models that do not fit: each error names its file, field, value and allowed values."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpool import errors
+from mpool.models.fields import Fields
+from mpool.models.files import Folder
+from mpool.models.formats import image_networks, image_processor, vision_folder
+
+TEXT = {"model_type": "llama", "hidden_size": 64, "vocab_size": 90}
+CLIP: dict[str, Any] = {"model_type": "clip_vision_model", "hidden_size": 48, "num_attention_heads": 4,
+                        "num_hidden_layers": 4, "image_size": 32, "patch_size": 8}
+SIGLIP = CLIP | {"model_type": "siglip_vision_model"}
+#: Model -> its configuration.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llava": {"model_type": "llava", "text_config": TEXT, "vision_config": CLIP},
+    "llava_next": {"model_type": "llava_next", "text_config": TEXT, "vision_config": CLIP,
+                   "image_grid_pinpoints": [[32, 64], [64, 32]]},
+    "idefics3": {"model_type": "idefics3", "text_config": TEXT, "vision_config": SIGLIP},
+    "qwen2_5_vl": {"model_type": "qwen2_5_vl", "text_config": {"hidden_size": 64}, "vision_config": {
+        "hidden_size": 48, "num_heads": 4, "out_hidden_size": 64}}}
+
+
+def config(name: str, changes: dict[str, Any]) -> Fields:
+    """Return a configuration with values changed; a dot separates a section and its key, None removes a key."""
+    made = json.loads(json.dumps(CONFIGS[name]))
+    for path, value in changes.items():
+        *sections, key = path.split(".")
+        inner = made
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[key] = value
+        if value is None:
+            del inner[key]
+    return Fields(made, file="/m/config.json")
+
+
+def processor(tmp_path: Path, **values: Any) -> Folder:
+    (tmp_path / image_processor.NAME).write_text(json.dumps(values))
+    return Folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("name, changes, field, got, allowed", [
+    ("llava", {"vision_config.model_type": "vit"}, "vision_config.model_type", "'vit'",
+     "clip_vision_model, siglip_vision_model"),
+    ("llava", {"text_config.model_type": "gpt2"}, "text_config.model_type", "'gpt2'", "llama, mistral, qwen2"),
+    ("llava", {"vision_feature_layer": 5}, "vision_feature_layer", 5, "1 to 4, or -4 to -1"),
+    ("llava", {"vision_feature_layer": 0}, "vision_feature_layer", 0, "1 to 4, or -4 to -1"),
+    ("llava", {"vision_feature_layer": -5}, "vision_feature_layer", -5, "1 to 4, or -4 to -1"),
+    ("llava", {"vision_config.num_attention_heads": 5}, "vision_config.num_attention_heads", 5,
+     "a divisor of hidden_size, 48"),
+    ("llava", {"vision_config.image_size": 7}, "vision_config.image_size", 7, "at least patch_size, 8"),
+    ("llava", {"vision_config.image_size": 0}, "vision_config.image_size", "0", "an integer from 1 to 16384"),
+    ("llava", {"vision_config.patch_size": [8, 8 << 20]}, None, None, "squares"),
+    ("llava", {"vision_config.num_hidden_layers": 1025}, "vision_config.num_hidden_layers", "1025",
+     "an integer from 1 to 1024"),
+    ("llava", {"image_token_index": -1}, "image_token_index", "-1", "an integer from 0 to"),
+    ("llava", {"vision_feature_select_strategy": "all"}, "vision_feature_select_strategy", "'all'",
+     "one of default, full"),
+    ("idefics3", {"scale_factor": 3}, "scale_factor", 3, "a divisor of the 4 patches per side"),
+    ("idefics3", {"scale_factor": 17}, "scale_factor", "17", "an integer from 1 to 16"),
+    ("qwen2_5_vl", {"vision_config.out_hidden_size": 65}, "vision_config.out_hidden_size", 65,
+     "64, the decoder's hidden_size"),
+    ("qwen2_5_vl", {"vision_config.num_heads": 5}, "vision_config.num_heads", 5, "a divisor of hidden_size, 48"),
+    ("qwen2_5_vl", {"vision_config.window_size": 27}, "vision_config.window_size", 27,
+     "at least 28, the side of a merged patch"),
+    ("qwen2_5_vl", {"vision_config.rope_parameters": {"rope_type": "linear"}},
+     "vision_config.rope_parameters.rope_type", "'linear'", "one of axial"),
+    ("qwen2_5_vl", {"vision_config.rope_parameters": {"factor": 2}}, "vision_config.rope_parameters.factor", "2",
+     "only the keys rope_theta, rope_type"),
+    ("qwen2_5_vl", {"text_config.rope_scaling": {"mrope_section": [1, 2]}}, "rope_scaling.mrope_section", "a list",
+     "three numbers above 0"),
+    ("qwen2_5_vl", {"text_config.rope_scaling": {"mrope_section": [1, 2, 0]}}, "rope_scaling.mrope_section", "a list",
+     "three numbers above 0")])
+def test_refused_configurations(name: str, changes: dict[str, Any], field: str | None, got: Any, allowed: str) -> None:
+    with pytest.raises((errors.FormatError, errors.Unsupported)) as caught:
+        vision_folder.READERS[name](config(name, changes))
+    if field is None:
+        assert isinstance(caught.value, errors.Unsupported) and allowed in str(caught.value)
+        return
+    error = caught.value
+    assert (error.file, error.field, error.got) == ("/m/config.json", field, got)  # type: ignore[union-attr]
+    assert str(error.allowed).startswith(allowed)
+
+
+@pytest.mark.parametrize("name, changes, words", [
+    ("llava", {"vision_feature_layer": [1, 2]}, "vision_feature_layer is a list; mpool supports a single layer"),
+    ("llava", {"vision_config": SIGLIP}, "vision_feature_select_strategy is default, which would drop an image patch"),
+    ("llava_next", {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is full; for models"),
+    ("llava", {"vision_config.num_channels": 1}, "num_channels"),
+    ("idefics3", {"vision_config.image_size": 152, "scale_factor": 1}, "images have 19 patches per side"),
+    ("idefics3", {"vision_config.image_size": 640}, "images have 80 patches per side"),
+    ("qwen2_5_vl", {"vision_config.in_channels": 1}, "in_channels"),
+    ("qwen2_5_vl", {"vision_config.in_chans": 4}, "in_channels")])
+def test_unsupported_configurations(name: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.Unsupported, match=words):
+        vision_folder.READERS[name](config(name, changes))
+
+
+@pytest.mark.parametrize("name, changes, layers", [
+    ("llava", {}, 3), ("llava", {"vision_feature_layer": -1}, 4), ("llava", {"vision_feature_layer": 4}, 4),
+    ("llava", {"vision_feature_layer": 1}, 1), ("llava", {"vision_feature_layer": -4}, 1),
+    ("idefics3", {"scale_factor": 4}, 4), ("idefics3", {"vision_config.image_size": 632, "scale_factor": 1}, 4)])
+def test_layers_that_are_computed(name: str, changes: dict[str, Any], layers: int) -> None:
+    found = vision_folder.READERS[name](config(name, changes)).encoder
+    assert found.kv[f"{found.architecture}.vision.block_count"] == layers
+    assert {f"v.blk.{at}.ln1.weight" for at in range(layers)} == {
+        tensor.name for tensor in found.tensors if tensor.name.endswith("ln1.weight")}
+
+
+PLAIN: dict[str, Any] = {"size": {"height": 32, "width": 32}, "do_center_crop": False}
+TILED: dict[str, Any] = {"image_processor_type": "LlavaNextImageProcessor", "size": {"height": 32, "width": 32},
+                         "do_center_crop": False, "image_grid_pinpoints": [[32, 64], [64, 32]]}
+
+
+@pytest.mark.parametrize("name, changes, values, file, field, got, allowed", [
+    ("llava", {}, TILED, "config.json", "model_type", "llava", "llava_next, because the image processor cuts images"),
+    ("llava_next", {}, PLAIN, image_processor.NAME, "image_grid_pinpoints", "a list",
+     "the same list as in config.json"),
+    ("llava_next", {}, TILED | {"image_grid_pinpoints": [[64, 32], [32, 64]]}, image_processor.NAME,
+     "image_grid_pinpoints", "a list", "the same list as in config.json"),
+    ("llava_next", {"image_grid_pinpoints": [[32, 65]]}, TILED | {"image_grid_pinpoints": [[32, 65]]}, "config.json",
+     "image_grid_pinpoints", "a list", "multiples of image_size, 32, of at most 64 tiles"),
+    ("llava_next", {"image_grid_pinpoints": [[32, 2080]]}, TILED | {"image_grid_pinpoints": [[32, 2080]]},
+     "config.json", "image_grid_pinpoints", "a list", "multiples of image_size, 32, of at most 64 tiles"),
+    ("llava", {}, PLAIN | {"size": {"height": 32, "width": 40}}, image_processor.NAME, "size", "40 x 32 pixels",
+     "32 x 32 pixels"),
+    ("llava", {}, PLAIN | {"size": {"shortest_edge": 32}}, image_processor.NAME, "size",
+     "sizes that depend on the image", "32 x 32 pixels"),
+    ("idefics3", {}, {"image_processor_type": "Idefics3ImageProcessor", "max_image_size": {"longest_edge": 40}},
+     "config.json", "vision_config.image_size", 32, f"max_image_size of {image_processor.NAME}, 40"),
+    ("qwen2_5_vl", {}, {"patch_size": 14, "merge_size": 3}, "config.json", "vision_config.patch_size",
+     "14 with spatial_merge_size 2", f"patch_size and merge_size of {image_processor.NAME}, 14 and 3")])
+def test_processors_that_do_not_fit(tmp_path: Path, name: str, changes: dict[str, Any], values: dict[str, Any],
+                                    file: str, field: str, got: Any, allowed: str) -> None:
+    model = vision_folder.READERS[name](config(name, changes))
+    with pytest.raises(errors.FormatError) as caught:
+        model.read_settings(processor(tmp_path, **values))
+    error = caught.value
+    assert (os.path.basename(error.file or ""), error.field, error.got) == (file, field, got)
+    assert str(error.allowed).startswith(allowed)
+
+
+@pytest.mark.parametrize("grid", [[[32, 2048]], [[64, 1024]], [[32, 32]]])
+def test_up_to_64_tiles_are_accepted(tmp_path: Path, grid: list[list[int]]) -> None:
+    model = vision_folder.READERS["llava_next"](config("llava_next", {"image_grid_pinpoints": grid}))
+    found, _ = model.read_settings(processor(tmp_path, **TILED | {"image_grid_pinpoints": grid}))
+    assert found.scheme == "tiles" and [list(pair) for pair in found.grid] == grid
+
+
+@pytest.mark.parametrize("values, pixels", [
+    ({}, (3136, 1003520)), ({"min_pixels": 1, "max_pixels": 10**9}, (1, 16384 * 14**2)),
+    ({"min_pixels": 10**8, "max_pixels": 10**9}, (16384 * 14**2,) * 2), ({"do_resize": False}, None)])
+def test_images_of_any_size_have_at_most_16384_patches(tmp_path: Path, values: dict[str, Any], pixels: Any) -> None:
+    found, _ = vision_folder.READERS["qwen2_5_vl"](config("qwen2_5_vl", {})).read_settings(
+        processor(tmp_path, **values))
+    assert (found.scheme, found.merge, found.pixels, found.image_token_id) == ("any", 2, pixels, 151655)
+
+
+@pytest.mark.parametrize("output, patch, any_size, fits", [
+    ((32, 32), 8, False, True), ((32, 40), 8, False, False), (None, 8, False, False), (None, 8, True, True),
+    ((8, 50), 8, True, True), ((50, 7), 8, True, False)])
+def test_sizes_of_processed_images(output: Any, patch: int, any_size: bool, fits: bool) -> None:
+    network = image_networks.NetworkSpec("clip", {}, image_size=32, patch_size=patch, any_size=any_size)
+    if fits:
+        image_networks.check_processor(network, output, "p")
+        return
+    with pytest.raises(errors.FormatError) as caught:
+        image_networks.check_processor(network, output, "p")
+    assert (caught.value.file, caught.value.field) == ("p", "size")
+    assert caught.value.allowed == ("sides of at least 8 pixels" if any_size else "32 x 32 pixels")
+
+
+def test_tensors_of_the_parts_of_a_model() -> None:
+    """Every spelling of a name leads to the same part; a tensor may have one spelling only."""
+    spelled = {
+        "text": ("lm_head.weight", ["language_model.lm_head.weight", "model.language_model.lm_head.weight",
+                                    "lm_head.weight", "language_model.model.lm_head.weight"]),
+        "projector": ("linear_1.weight", ["multi_modal_projector.linear_1.weight",
+                                          "model.multi_modal_projector.linear_1.weight",
+                                          "connector.linear_1.weight", "model.connector.linear_1.weight"]),
+        "encoder": ("embeddings.x", ["vision_model.embeddings.x", "model.vision_model.embeddings.x",
+                                     "vision_tower.vision_model.embeddings.x", "model.vision_tower.embeddings.x",
+                                     "visual.embeddings.x", "model.visual.embeddings.x"])}
+    for part, (name, names) in spelled.items():
+        for spelling in names:
+            found = vision_folder._parts({spelling: 1}, "f")  # type: ignore[dict-item]
+            assert found == {"text": {}, "encoder": {}, "projector": {}} | {part: {name: 1}}, spelling
+        with pytest.raises(errors.FormatError, match="under another name"):
+            vision_folder._parts({names[0]: 1, names[1]: 1}, "f")  # type: ignore[dict-item]
+    for spelling, part, name in (("model.embed_tokens.weight", "text", "model.embed_tokens.weight"),
+                                 ("model.text_model.norm.weight", "text", "model.norm.weight"),
+                                 ("language_model.model.layers.0.x", "text", "model.layers.0.x"),
+                                 ("visual.merger.mlp.0.bias", "projector", "mlp.0.bias"),
+                                 ("visual.merger.ln_q.weight", "encoder", "merger.ln_q.weight"),
+                                 ("model.image_newline", "projector", "image_newline")):
+        assert vision_folder._parts({spelling: 1}, "f")[part] == {name: 1}  # type: ignore[dict-item]
+    with pytest.raises(errors.FormatError, match="other.weight, which the model does not have"):
+        vision_folder._parts({"other.weight": 1}, "f")  # type: ignore[dict-item]
