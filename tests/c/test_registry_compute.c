@@ -48,6 +48,16 @@ MP_TEST(registry_compute_leases_all_free_threads) {
     fake_end(registry);
 }
 
+typedef struct patient {
+    seen seen;
+    mp_status status;
+} patient;
+
+static void compute_without_deadline(void *arg) {
+    patient *self = arg;
+    self->status = mp_registry_compute(self->seen.registry, 0, look, &self->seen, NULL);
+}
+
 MP_TEST(registry_compute_waits_for_a_load_until_its_deadline) {
     fake fake;
     mp_error error;
@@ -61,7 +71,15 @@ MP_TEST(registry_compute_waits_for_a_load_until_its_deadline) {
     MP_CHECK_STATUS(mp_registry_compute(registry, fake_in_ms(30), look, &seen, &error), MP_TIMEOUT, &error);
     MP_CHECK_STR(error.message, "no CPU was free in time");
     MP_CHECK_INT(seen.calls, 0);
+    patient patient = {.seen = {.registry = registry}, .status = MP_INTERNAL};
+    mp_thread thread;
+    MP_CHECK_OK(mp_thread_start(&thread, "patient", compute_without_deadline, &patient, &error), &error);
+    for (uint64_t end = fake_in_ms(20000); mp_sys_now_ns() < end && !mp_cpu_allocator_contended(cpus_of(registry));)
+        mp_sys_sleep_ns(FAKE_MS(1));
+    mp_sys_sleep_ns(FAKE_MS(60)); /* a wait is given up every 20 ms, if its deadline has passed */
     atomic_store(&fake.load_stalls, false);
+    mp_thread_join(&thread);
+    MP_CHECK(patient.status == MP_OK && patient.seen.calls == 1);
     MP_CHECK_OK(mp_registry_compute(registry, fake_in_ms(20000), look, &seen, &error), &error);
     MP_CHECK(seen.calls == 1 && seen.threads == 1);
     MP_CHECK_INT(fake_finish(ticket), MP_OK);
