@@ -227,7 +227,8 @@ def test_paths_of_generated_images(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 @pytest.mark.parametrize("dry", [False, True])
 @pytest.mark.parametrize("failing", [(), ("b",)])
-def test_rm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: bool, failing: tuple[str]) -> None:
+def test_rm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: bool,
+            failing: tuple[str]) -> None:
     """A model that cannot be deleted is reported, and the others still are."""
     def remove(name: str, dry_run: bool) -> Any:
         assert dry_run is dry
@@ -278,7 +279,8 @@ def test_quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_pull(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, verify: bool) -> None:
+def test_pull(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+              verify: bool) -> None:
     """A pulled model has a line with its size and path, which says if its hashes were verified."""
     (tmp_path / "file").write_bytes(b"x" * 2_500_000)
     found = SimpleNamespace(key=None, ref="org/name", source="hub", revision="r", path=str(tmp_path), kind="folder",
@@ -370,8 +372,8 @@ def test_settings_of_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     settings, path, is_new = serving.settings_of(parsed())
     assert (settings.host, settings.port, settings.token, path, is_new) == ("127.0.0.1", 11435, None, None, False)
-    given = parsed("--port", "5", "--allow-host", "a", "--allow-host", "b", "--allow-origin", "http://c", "--max-n", "3",
-                   "--grace", "0.5", "--token-file", f"{tmp_path}/token")
+    given = parsed("--port", "5", "--allow-host", "a", "--allow-host", "b", "--allow-origin", "http://c",
+                   "--max-n", "3", "--grace", "0.5", "--token-file", f"{tmp_path}/token")
     for new in (True, False):
         settings, path, is_new = serving.settings_of(given)
         assert (path, is_new) == (f"{tmp_path}/token", new)
@@ -475,7 +477,8 @@ def test_ray_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
                                    f"{tmp_path}/t with each request: Authorization: Bearer TOKEN\n")
 
 
-@pytest.mark.parametrize("count, levels", [(0, ["ERROR", "NOTSET"]), (1, ["WARNING", "INFO"]), (2, ["DEBUG", "NOTSET"])])
+@pytest.mark.parametrize("count, levels", [(0, ["ERROR", "NOTSET"]), (1, ["WARNING", "INFO"]),
+                                           (2, ["DEBUG", "NOTSET"])])
 def test_verbose(monkeypatch: pytest.MonkeyPatch, count: int, levels: list[str]) -> None:
     """One ``-v`` shows the records of mpool, two also those of other libraries."""
     loggers = [logging.getLogger(), logging.getLogger("mpool")]

@@ -71,7 +71,7 @@ def test_defaults_of_switches_and_access() -> None:
     ("localhost", True, False), ("127.0.0.1", True, False), ("127.8.8.8", True, False), ("::1", True, False),
     ("0.0.0.0", False, True), ("::", False, True), ("10.0.0.5", False, False), ("example.org", False, False)])
 def test_hosts(host: str, loopback: bool, everywhere: bool) -> None:
-    """Values of the Host header: the address, local names where they lead to the server, and without the port for 80."""
+    """The Host header is the address, or a local name that leads to the server. Port 80 may be left out."""
     found = Settings(host=host, token="t" * 16, allowed_hosts=("Proxy.Example",))
     assert (is_loopback(host), found.on_all_addresses) == (loopback, everywhere)
     own = f"[{host}]" if ":" in host else host
