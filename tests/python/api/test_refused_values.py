@@ -62,6 +62,12 @@ ROWS: list[tuple[Any, ...]] = [
     ("embed", "prompted", {"inputs": "x", "prompt": 5}, "prompt", "5", "text of at most 1,000,000 characters"),
     ("embed_iter", "bert", {"iterable": "text"}, "iterable", "'text'", "an iterable of str"),
     ("embed_iter", "bert", {"iterable": 5}, "iterable", "5", "an iterable of str"),
+    *((verb, "m3", {name: ["x"], "progress": 1}, "progress", "1", "True, False, None or a function of (done, total)")
+      for verb, name in (("embed_iter", "iterable"), ("embed_sparse", "inputs"), ("embed_tokens", "inputs"),
+                         ("embed_all", "inputs"))),
+    *((verb, model, {name: value, "progress": 1}, "progress", "1", "True, False, None or a function of (done, total)")
+      for verb, model, name, value in (("embed_image", "dino", "images", [IMAGE]), ("classify", "ranker", "texts", ["x"]),
+                                       ("classify_tokens", "tagger", "texts", ["x"]))),
     ("embed_iter", "bert", {"iterable": [], "batch_size": 0}, "batch_size", "0",
      "1 or more, or None for single vectors"),
     ("embed_iter", "bert", {"iterable": [], "precision": "int8"}, "precision", "'int8'",
@@ -173,6 +179,9 @@ ROWS: list[tuple[Any, ...]] = [
     ("generate_image", "flux", {"prompt": ["x"]}, "prompt", "list", "a str", ONE_IMAGE),
     ("generate_image", "flux", {"prompt": "x", "negative_prompt": "y"}, "negative_prompt", "'y'",
      "None, because this model does not support negative prompts"),
+    ("generate_image", "sd3", {"prompt": "x", "negative_prompt": 5}, "negative_prompt", "5", "a str"),
+    ("generate_image", "sd3", {"prompt": "x", "negative_prompt": "x" * 1_000_001}, "negative_prompt",
+     "1,000,001 characters", None),
     *(("generate_image", "flux", {"prompt": "x", name: value}, name, repr(value), f"an integer from {low} to {high:,}")
       for name, low, high in (("num_inference_steps", 1, 1000), ("n", 1, 64), ("preview_every", 0, 1000),
                               ("seed", 0, 2**64 - 1), ("width", 1, 8192), ("height", 1, 8192))
@@ -190,13 +199,19 @@ ROWS: list[tuple[Any, ...]] = [
 
 
 @pytest.fixture(scope="module")
-def models(request: pytest.FixtureRequest) -> Callable[[str], Path]:
-    """Folders of models, made when they are needed."""
+def sd3() -> str:
+    """A model for images that takes negative prompts."""
+    return "digits-sd3"
+
+
+@pytest.fixture(scope="module")
+def models(request: pytest.FixtureRequest) -> Callable[[str], Path | str]:
+    """Folders or names of models, made when they are needed."""
     return lambda name: request.getfixturevalue(name)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[3]}-{row[4]}"[:60])
-def test_refused_value(pool: mpool.Pool, models: Callable[[str], Path], row: tuple[Any, ...]) -> None:
+def test_refused_value(pool: mpool.Pool, models: Callable[[str], Path | str], row: tuple[Any, ...]) -> None:
     """The error names the parameter, the value and the allowed values, in this order."""
     verb, model, arguments, param, got, allowed, hint = (*row, None)[:7]
     with pytest.raises(mpool.InvalidArgument) as caught:
