@@ -66,7 +66,8 @@ ROWS: list[tuple[Any, ...]] = [
       for verb, name in (("embed_iter", "iterable"), ("embed_sparse", "inputs"), ("embed_tokens", "inputs"),
                          ("embed_all", "inputs"))),
     *((verb, model, {name: value, "progress": 1}, "progress", "1", "True, False, None or a function of (done, total)")
-      for verb, model, name, value in (("embed_image", "dino", "images", [IMAGE]), ("classify", "ranker", "texts", ["x"]),
+      for verb, model, name, value in (("embed_image", "dino", "images", [IMAGE]),
+                                       ("classify", "ranker", "texts", ["x"]),
                                        ("classify_tokens", "tagger", "texts", ["x"]))),
     ("embed_iter", "bert", {"iterable": [], "batch_size": 0}, "batch_size", "0",
      "1 or more, or None for single vectors"),
