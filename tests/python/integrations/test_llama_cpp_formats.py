@@ -1,4 +1,4 @@
-"""What ``Llama`` passes to mpool, and the dicts that it makes of known results, in the format of llama-cpp-python."""
+"""``Llama`` passes known options to mpool, and makes dicts in the format of llama-cpp-python of known results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def llama(model: Recorder) -> Llama:
     ({"seed": 3}, {"seed": 3}), ({"seed": 0}, {"seed": 0}), ({"seed": -1}, {}), ({"seed": 0xFFFFFFFF}, {}),
     ({"logit_bias": {5: 1.0}}, {"logit_bias": {5: 1.0}}), ({"logit_bias": {}}, {}),
     ({"grammar": "root"}, {"response_format": {"type": "grammar", "grammar": "root"}}),
-    ({"grammar": LlamaGrammar(schema={})}, {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})])
+    ({"grammar": LlamaGrammar(schema={})},
+     {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})])
 def test_options(llama: Llama, model: Recorder, given: dict[str, Any], changes: dict[str, Any]) -> None:
     """Each argument reaches the option that means the same, in a completion and in a chat."""
     llama.create_completion("p", **given)
