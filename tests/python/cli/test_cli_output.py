@@ -156,6 +156,37 @@ def test_messages_of_several_lines(monkeypatch: pytest.MonkeyPatch, lines: list[
     assert talk.read() == message
 
 
+@pytest.mark.parametrize("dropped, tokens, notes", [
+    (0, 1, "mpool: wrote the records of 1 token to c\n"), (0, 2, "mpool: wrote the records of 2 tokens to c\n"),
+    (3, 2, "mpool: 3 records were dropped; increase --records\nmpool: wrote the records of 2 tokens to c\n")])
+def test_notes_of_a_capture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dropped: int,
+                            tokens: int, notes: str) -> None:
+    """The command says how many records are missing."""
+    made = SimpleNamespace(written=True, dropped=dropped, path="c", flush=lambda: None, job=lambda name: name)
+    monkeypatch.setattr("mpool.tasks.captures.Capture", lambda *_, **__: made)
+    library = Library(generate=completion(tokens=tokens))
+    assert run(monkeypatch, library, "capture", "-m", "m", "-p", "p", "-o", "c") == 0
+    assert capsys.readouterr() == ("text\n", notes)
+    made.written = False
+    assert run(monkeypatch, library, "capture", "-m", "m", "-p", "p", "-o", "c") == 1
+    assert "c: the records could not be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("limit, notes", [
+    (5, ""), (3, "(the conversation exceeds the model's context: the oldest 2 messages were dropped)\n"),
+    (1, "(the conversation exceeds the model's context: the oldest 4 messages were dropped)\n")])
+def test_notes_of_a_long_conversation(capsys: pytest.CaptureFixture[str], limit: int, notes: str) -> None:
+    """The command says how many messages the model does not see."""
+    def chat(messages: list[Any], *_: Any, **__: Any) -> str:
+        if len(messages) > limit:
+            raise mpool.ContextOverflow(tokens=len(messages), limit=limit)
+        return "stream"
+
+    talk = Conversation(Library(chat=chat), None, make_parser().parse_args(["chat", "-m", "m"]))  # type: ignore
+    talk.messages = [{"role": "user", "content": text} for text in "12345"]
+    assert talk.begin() == "stream" and len(talk.messages) == limit and capsys.readouterr() == ("", notes)
+
+
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
 def outputs() -> dict[str, Any]:
