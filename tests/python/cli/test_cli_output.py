@@ -478,7 +478,8 @@ def test_worker(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
             ready()
 
     monkeypatch.setattr("mpool.server.worker.Worker", Worker)
-    monkeypatch.setattr("mpool.native_calls.end_process_if_busy", lambda code: None)
+    ended = list[int]()
+    monkeypatch.setattr("mpool.native_calls.end_process_if_busy", ended.append)
     for name in serving._NO_THREADS:
         monkeypatch.setenv(name, "7")
     assert main(["worker", "-m", "x", "--port", "4"]) == 0
@@ -494,6 +495,7 @@ def test_worker(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert more[:3] == ["int8", "refuse", 2.5] and str(more[3].path) == f"{tmp_path}/c"
     capsys.readouterr()
     assert main(["worker", "-m", "wrong", "--port", "4"]) == 1
+    assert ended == [0, 0]
     assert "mpool: MODEL_LOAD_FAILED\n" in capsys.readouterr().err and os.environ["OPENBLAS_NUM_THREADS"] == "7"
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("msgspec")
 from mpool import errors as library  # noqa: E402
 from mpool.server import classifying, labelling, ollama, ollama_models, operations, sampling, worker  # noqa: E402
 from mpool.server.errors import Refusal, refusal_of  # noqa: E402
+from mpool.server.openai import text  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
 
 MIB = 2**20
@@ -202,3 +203,32 @@ def test_queue_of_a_worker() -> None:
         waits[2].cancel()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_requests_that_run_together(failing: bool) -> None:
+    """The results have the order of the requests. The first failure cancels the others."""
+    ended = list[str]()
+
+    async def one(name: str, seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            ended.append(name)
+            raise
+        if failing:
+            raise ValueError(name)
+        return name
+
+    async def work(*given: tuple[str, float]) -> list[str]:
+        try:
+            return await text.run_concurrently([one(*each) for each in given])
+        finally:
+            await asyncio.sleep(0)
+
+    if failing:
+        with pytest.raises(ValueError, match="b"):
+            asyncio.run(work(("a", 3600), ("b", 0), ("c", 3600)))
+        assert sorted(ended) == ["a", "c"]
+    else:
+        assert asyncio.run(work(("a", 0.01), ("b", 0))) == ["a", "b"] and asyncio.run(work(("a", 0))) == ["a"]
