@@ -17,7 +17,7 @@ pytest.importorskip("msgspec")
 from mpool import errors as library  # noqa: E402
 from mpool.server import classifying, labelling, ollama, ollama_models, operations, sampling, worker  # noqa: E402
 from mpool.server.errors import Refusal, refusal_of  # noqa: E402
-from mpool.server.openai import text  # noqa: E402
+from mpool.server.openai import namespaces, text  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
 
 MIB = 2**20
@@ -232,3 +232,15 @@ def test_requests_that_run_together(failing: bool) -> None:
         assert sorted(ended) == ["a", "c"]
     else:
         assert asyncio.run(work(("a", 0.01), ("b", 0))) == ["a", "b"] and asyncio.run(work(("a", 0))) == ["a"]
+
+
+@pytest.mark.parametrize("namespace, name, joined", [
+    (None, "read", "read"), ("", "read", "read"), ("files", "read", "files__read"), ("files__", "read", "files__read"),
+    ("n" * 58, "read", "n" * 58 + "__read"), ("n" * 59, "read", "n" * 55 + "_")])
+def test_names_in_namespaces(namespace: str | None, name: str, joined: str) -> None:
+    """A name of more than 64 characters ends in eight digits that depend on all of it."""
+    found = namespaces.joined_name(namespace, name)
+    assert found.startswith(joined) and len(found) == (64 if joined.endswith("_") else len(joined))
+    if joined.endswith("_"):
+        assert all(digit in "0123456789abcdef" for digit in found[-8:])
+        assert found != namespaces.joined_name(namespace, name + "x")
