@@ -14,14 +14,12 @@ from .computing import computed
 from .errors import Refusal
 from .fields import Fields, Name, Text
 from .openai.structs import InputUsage
-from .operations import Context, Operation, large_response
+from .operations import MAX_RESPONSE, Context, Operation, large_response
 from .text_embeddings_inference import Direction, check_direction
 
 if TYPE_CHECKING:
     from .models import ServedModel
 
-#: Maximum size of the scores in a response, in bytes of JSON.
-_MAX_BYTES = 64 << 20
 #: Bytes of a score in JSON, beside its label.
 _SCORE_BYTES = 40
 
@@ -103,9 +101,9 @@ async def _check_size(served: ServedModel, field: str, inputs: int, *, labels: b
     settings = await native_calls.REQUESTS.arun(lambda: served.model.description.embedding)
     names = () if settings is None or settings.classifier is None else settings.classifier.labels
     size = _SCORE_BYTES * len(names) + (sum(len(name.encode()) for name in names) if labels else 0)
-    if inputs * size > _MAX_BYTES:
+    if inputs * size > MAX_RESPONSE:
         raise Refusal("request_too_large", f"The response of `{field}` would have {inputs * size:,} bytes, for "
-                                           f"{inputs:,} inputs and {len(names):,} labels; at most {_MAX_BYTES:,} are "
+                                           f"{inputs:,} inputs and {len(names):,} labels; at most {MAX_RESPONSE:,} are "
                                            "allowed. Send fewer inputs per request.", field)
     return inputs * size
 

@@ -74,13 +74,13 @@ class Plan(VectorPlan):
     max_tokens: int
     truncate: bool
     parse_special: bool
-    allow_ids: bool = True
+    allow_ids: bool
+    padding: str
+    template: ChatTemplate | None
+    generation_prompt: bool
+    special_tokens: bool
+    most_chars: int | None
     query: str | None = None
-    padding: str = ""
-    template: ChatTemplate | None = None
-    generation_prompt: bool = False
-    special_tokens: bool = True
-    most_chars: int | None = None
     adapter: int = 0
 
 

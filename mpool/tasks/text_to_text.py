@@ -80,13 +80,13 @@ class Request:
     prompt: NDArray[np.int32]
     sampling: Sampling
     max_tokens: int
-    splitter: Callable[[], Splitter] | None = None
-    images: Images | None = None
-    vision: bool = False
-    format: Format | None = None
-    capture: CaptureJob | None = None
-    tools: Tools | None = None
-    adapter: int = 0
+    splitter: Callable[[], Splitter] | None
+    images: Images | None
+    vision: bool
+    format: Format | None
+    capture: CaptureJob | None
+    tools: Tools | None
+    adapter: int
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Submit the request; ``fail_fast`` and ``again`` (as ``uncounted``) are passed to :meth:`Call.keywords`."""

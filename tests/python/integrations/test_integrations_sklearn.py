@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import subprocess
 import sys
@@ -143,3 +144,12 @@ def test_errors(bert: Path) -> None:
         EmbeddingTransformer("all-MiniLM-L6-v3").fit(TEXTS)
     rows = EmbeddingTransformer(str(bert), on_error="null").transform([TEXTS[0], None, ""])
     assert np.isnan(rows).all(axis=1).tolist() == [False, True, True]
+
+
+def test_defaults_are_those_of_embed() -> None:
+    """An option has the name and the default of the library's."""
+    from mpool.tasks.options import EmbedOptions
+
+    parameters = inspect.signature(EmbeddingTransformer).parameters
+    own, wanted = {name: one.default for name, one in parameters.items() if name != "model"}, EmbedOptions()
+    assert own == {name: getattr(wanted, name) for name in own} and parameters["model"].default is None

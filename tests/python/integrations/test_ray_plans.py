@@ -324,3 +324,8 @@ def test_documented_variables_are_those_of_the_proxy() -> None:
     found = dict(line.split("=", 1) for line in page.read_text(encoding="utf-8").splitlines()
                  if line.startswith("RAY_SERVE_"))
     assert found == proxy.ENVIRONMENT
+
+
+def test_fronts_take_the_bodies_that_servers_take() -> None:
+    """A front keeps a body of the largest default size, so that it can send the request again."""
+    assert proxy.MAX_BODY == Settings().max_body == 32 * 2**20

@@ -87,7 +87,7 @@ def test_refused_requests(server: Any, path: str, body: dict[str, Any], word: st
 
 
 def test_responses_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpool.server.classifying._MAX_BYTES", 340)
+    monkeypatch.setattr("mpool.server.classifying.MAX_RESPONSE", 340)
     assert ask(server, "/predict", {"inputs": [["a"], ["b"]]})[0] == 200
     for path, body in (("/predict", {"inputs": [["a"]] * 3}), ("/classify", {"model": "nli", "input": ["a"] * 3})):
         status, found = ask(server, path, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import sys
 import time
@@ -19,7 +20,7 @@ import mpool  # noqa: E402
 import msgspec  # noqa: E402 - servers.py skips the tests if it is not installed
 from mpool.runtime import metrics  # noqa: E402
 from mpool.server.dashboard import SeriesResponse, UsableModels  # noqa: E402
-from mpool.server.series import MODELS, RINGS, Series, columns  # noqa: E402
+from mpool.server.series import BOUNDS, MODELS, RINGS, Series, _quantile, columns  # noqa: E402
 
 TEXT: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0}
 
@@ -264,3 +265,20 @@ def test_models_have_the_tasks_for_which_they_are_fit(llama: Path, bert: Path, t
     assert tasks == {"llama": ["chat"], "bert": ["embed"], "digits-clip": ["embed", "embed_image"],
                      "ranker": ["rerank"], "digits-llava": ["chat", "vision"], "digits-sd3": ["image"]}
     assert found.token is False
+
+
+@pytest.mark.parametrize("latency, share, bucket", [
+    ({0: 1}, 0.5, 0), ({0: 1}, 0.99, 0), ({1: 1, 4: 1}, 0.5, 1), ({1: 1, 4: 1}, 0.51, 4), ({4: 1, 1: 2, 2: 1}, 0.5, 1),
+    ({1: 99, 5: 1}, 0.99, 1), ({1: 98, 5: 2}, 0.99, 5), ({len(BOUNDS): 1}, 0.5, len(BOUNDS) - 2)])
+def test_quantiles(latency: dict[int, int], share: float, bucket: int) -> None:
+    """A quantile is the bound of the bucket in which this share of the requests is completed; the last has no bound."""
+    assert _quantile(latency, share) == BOUNDS[bucket] and math.isnan(_quantile({}, share))
+
+
+def test_a_point_is_the_mean_of_its_readings() -> None:
+    """The first reading has no values; the others of the first ten seconds are the first point of ten seconds."""
+    clock = Clock()
+    for value in range(22):
+        clock.stats["memory_used"] = value
+        clock.tick()
+    assert clock.points(1)["memory"] == [None, *range(1, 22)] and clock.points(10)["memory"] == [5.0, 14.5]

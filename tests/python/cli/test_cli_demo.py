@@ -1,0 +1,123 @@
+"""``mpool demo`` with small models: its facts as JSON, compared with the library, and the lines that it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.cli import demo, main
+from mpool.cli.parser import make_parser
+
+QUESTION = "Who are you?"
+DIGITS = [f"{digit}.png" for digit in range(10)]
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@pytest.fixture(scope="module")
+def arguments(bert: Path, llama: Path) -> list[str]:
+    return ["demo", "--embedding-model", str(bert), "--text-model", str(llama), "--question", QUESTION, "--offline",
+            "--compute", "float32"]
+
+
+def test_facts(arguments: list[str], bert: Path, llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has the facts of all parts, with results of the library, and no other output."""
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    config: Any = mpool.show_config("dicts")
+    assert list(found) == ["machine", "embedding", "text", "image_embedding", "vision", "text_to_image"]
+    assert found["machine"] == {"version": mpool.__version__, "cpu": config["cpu"]["name"],
+                                "level": config["cpu"]["level"],
+                                **dict.fromkeys(("compute_threads", "lanes"), config["compute_threads"])}
+    for part, name in (("embedding", str(bert)), ("text", str(llama)), ("image_embedding", "digits-clip"),
+                       ("vision", "digits-llava"), ("text_to_image", "digits-sd3")):
+        facts = found[part]
+        assert (facts["model"], facts["fetched"], facts["compute"]) == (name, False, "float32")
+        size = sum(os.path.getsize(os.path.join(folder, file))
+                   for folder, _, files in os.walk(facts["path"]) for file in files)
+        assert facts["bytes"] == size or part not in ("embedding", "text") and size / 2 < facts["bytes"] < size
+        assert 0 <= facts["fetch_seconds"] < 60 and 0 <= facts["load_seconds"] < 60
+    query = mpool.embed(QUESTION, str(bert), task="query", compute="float32")
+    scores = mpool.similarity(query, mpool.embed(demo.SENTENCES, str(bert), task="document", compute="float32"))
+    ranking = sorted(zip(scores.tolist(), demo.SENTENCES), reverse=True)
+    assert found["embedding"]["ranking"] == [
+        {"similarity": pytest.approx(score, abs=1e-5), "text": text} for score, text in ranking]
+    assert found["embedding"]["texts_per_second"] > 0 and found["embedding"]["one_text_ms"] > 0
+    done = mpool.chat([{"role": "user", "content": QUESTION}], str(llama), temperature=0, max_tokens=96,
+                      compute="float32")
+    text = found["text"]
+    assert (text["answer"], text["finish_reason"], text["prompt_tokens"], text["completion_tokens"]) == (
+        done.text, done.finish_reason, done.usage.prompt_tokens, done.usage.completion_tokens)
+    assert text["tokens_per_second"] > 0
+    nearest = found["image_embedding"]["nearest"]
+    assert [row["image"] for row in nearest] == DIGITS
+    assert [row["text"] for row in nearest] == [f"a handwritten {name}" for name in NAMES]
+    vectors = mpool.embed_image(demo.digit_images(), "digits-clip", compute="float32")
+    texts = mpool.embed([row["text"] for row in nearest], "digits-clip", compute="float32")
+    assert np.allclose([row["similarity"] for row in nearest], np.diag(mpool.similarity(vectors, texts)), atol=1e-5)
+    assert found["image_embedding"]["correct"] == found["image_embedding"]["right"] == 10
+    assert [(row["images"], row["question"]) for row in found["vision"]["answers"]] == [
+        ("7.png", "What digit is this?"), ("7.png", "Is it even or odd?"), ("4.png", "Describe the image."),
+        ("3.png, 8.png", "Which digits are these?")]
+    assert [row["answer"] for row in found["vision"]["answers"]][:2] == ["This is a seven.", "It is odd."]
+    images = found["text_to_image"]["images"]
+    assert images == found["text_to_image"]["pictures"]
+    assert [(row["prompt"], row["seed"], row["guidance_scale"]) for row in images] == [
+        (f"a handwritten {NAMES[digit]}", 1, 2) for digit in (2, 5, 8, 9)]
+
+
+def test_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each part prints its model, its results and its speed; the last lines are the next steps."""
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"mpool {mpool.__version__} on ") and out.count("  loaded  in ") == 5
+    assert out.count("compute type float32") == 5 and out.count("already downloaded") == 2
+    assert out.count("bundled with mpool") == 3 and "  10 of 10 are correct" in out
+    rows = [float(found[1]) for found in re.finditer(r"^ {1,4}(-?\d\.\d{3})  [A-Z]", out, re.MULTILINE)]
+    assert len(rows) == len(demo.SENTENCES) and rows == sorted(rows, reverse=True)
+    assert [found[1] for found in re.finditer(r"^ +\d\.\d{3}  (\d\.png)  a handwritten", out, re.MULTILINE)] == DIGITS
+    for text in (r"for 256 texts of 20 words in one call", r"tokens/s decode, [\d,]+ tokens/s prefill",
+                 r"4 answers with \d+ tokens in", r"s per image, [\d,]+ steps/s"):
+        assert re.search(text, out), text
+    assert out.endswith("  python -c 'import mpool; help(mpool.embed)'\n")
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_models_that_are_downloaded(offline: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model that is not on this machine is downloaded unless that is disabled, and the line says so."""
+    asked, lines = list[Any](), list[str]()
+    (tmp_path / "f").write_bytes(b"x" * 2_500_000)
+
+    def resolve(name: str, offline: bool | None, progress: bool | None) -> Any:
+        asked.append((name, offline, progress))
+        if offline:
+            raise mpool.OfflineError("not here")
+        return type("Found", (), {"path": str(tmp_path), "files": (), "source": "hub", "revision": None, "ref": "r"})()
+
+    monkeypatch.setattr("mpool.models.resolve", resolve)
+    monkeypatch.setattr("mpool.models.is_offline", bool)
+    parsed = make_parser().parse_args(["demo", *["--offline"] * offline])
+    if offline:
+        with pytest.raises(mpool.OfflineError):
+            demo._fetch("m", parsed, lines.append)
+        assert (asked, lines) == ([("m", True, False)], [])
+        return
+    found = demo._fetch("m", parsed, lines.append)
+    assert asked == [("m", True, False), ("m", None, None)]
+    assert (found["fetched"], found["bytes"], found["revision"]) == (True, 2_500_000, None)
+    assert found["path"] == str(tmp_path)
+    assert lines[0] == "m: downloading ..." and lines[2] == f"  files   {tmp_path}"
+    assert re.fullmatch(r"m: downloaded in \d+\.\d s, 2\.5 MB, revision r", lines[1])
+
+
+def test_characters_of_images() -> None:
+    """White is a space and black the last character; a character stands for 4 rows and 2 columns."""
+    pixels = np.ones((8, 6, 3), np.float32)
+    pixels[:4, 2:4], pixels[4:, 4:] = 0.0, 0.5
+    assert demo._characters(pixels) == [" @ ", "  +"]

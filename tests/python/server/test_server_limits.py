@@ -1,0 +1,247 @@
+"""Limits and texts of the server that need no model: sizes of responses, codes of errors, a worker's jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import mpool
+
+pytest.importorskip("starlette")
+pytest.importorskip("msgspec")
+
+from mpool import errors as library  # noqa: E402
+from mpool.server import classifying, labelling, ollama, ollama_models, operations, sampling, worker  # noqa: E402
+from mpool.server.errors import Refusal, refusal_of  # noqa: E402
+from mpool.server.openai import namespaces, text  # noqa: E402
+from mpool.server.settings import Settings  # noqa: E402
+
+MIB = 2**20
+
+
+def refused(call: Any) -> Refusal:
+    """Return the refusal of a call."""
+    with pytest.raises(Refusal) as caught:
+        call()
+    return caught.value
+
+
+def test_size_of_a_response() -> None:
+    """A response may have 64 MiB; the error has the size and the limit."""
+    operations.check_response(64 * MIB, "input")
+    found = refused(lambda: operations.check_response(64 * MIB + 1, "input"))
+    assert (found.code, found.param, found.detail) == (
+        "request_too_large", "input", "The response of `input` would have about 67,108,865 bytes; at most 67,108,864 "
+        "are allowed. Send fewer inputs per request.")
+    assert (operations.MAX_RESPONSE, operations.NUMBER_BYTES) == (64 * MIB, 22)
+    assert operations.MAX_NUMBERS == 64 * MIB // 22 * 4
+
+
+@pytest.mark.parametrize("labels, inputs", [(False, 8 * MIB // 10), (True, 8 * MIB // 11)])
+def test_size_of_scores(labels: bool, inputs: int) -> None:
+    """A score has 40 bytes, and its label those of its name: 80 bytes for two labels, 88 with their names."""
+    served: Any = SimpleNamespace(model=SimpleNamespace(description=SimpleNamespace(embedding=SimpleNamespace(
+        classifier=SimpleNamespace(labels=("four", "äé"))))))
+    size = 88 if labels else 80
+    assert asyncio.run(classifying._check_size(served, "input", inputs, labels=labels)) == inputs * size <= 64 * MIB
+    found = refused(lambda: asyncio.run(classifying._check_size(served, "input", inputs + 1, labels=labels)))
+    assert (found.code, found.param) == ("request_too_large", "input")
+    assert found.detail == (f"The response of `input` would have {(inputs + 1) * size:,} bytes, for {inputs + 1:,} "
+                            "inputs and 2 labels; at most 67,108,864 are allowed. Send fewer inputs per request.")
+
+
+def test_size_of_spans() -> None:
+    """A span has 128 bytes, and 12 for each character of its label and of its word."""
+    def span(label: str, word: str) -> Any:
+        return SimpleNamespace(label=label, word=word)
+
+    assert labelling._size([]) == labelling._size([[]]) == 0  # type: ignore[arg-type]
+    assert labelling._size([[span("ab", "xyz")], [span("", ""), span("a", "")]]) == 3 * 128 + 6 * 12  # type: ignore
+
+
+@pytest.mark.parametrize("numbers, elsewhere", [(0, False), (32_767, False), (32_768, True)])
+def test_large_responses_are_encoded_on_another_thread(numbers: int, elsewhere: bool) -> None:
+    """The event loop encodes responses of fewer than 32,768 numbers itself."""
+    threads = list[bool]()
+
+    def made() -> list[int]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return [1, 2]
+
+    found = asyncio.run(operations.large_response(made, numbers))
+    assert (found.body, found.media_type, found.status_code) == (b"[1,2]", "application/json", 200)
+    assert threads == [not elsewhere]
+
+
+@pytest.mark.parametrize("error, reason", [
+    (library.OfflineError("x"), "Downloads are disabled (offline)."),
+    (library.IntegrityError("x"), "The files are not those that the catalogue states."),
+    (library.LimitError("x"), "The disk has too little free space."),
+    (library.DownloadError("http://secret"), "The server's log has the details."),
+    (library.FileError("/secret"), "The server's log has the details.")])
+def test_reasons_of_failed_downloads(error: mpool.MpoolError, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients see why a download failed, but no path and no address."""
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "MPOOL_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    assert ollama_models._reason(error) == reason
+    if isinstance(error, library.DownloadError):
+        error._reason = "the server did not answer"
+        assert ollama_models._reason(error) == "The server did not answer."
+
+
+#: Error of the library -> code of the server, also for the classes below it.
+CODES = {"ContextOverflow": "context_length_exceeded", "LimitError": "request_too_large",
+         "InvalidArgument": "invalid_value", "Unsupported": "unsupported_parameter",
+         "WrongCapability": "wrong_capability", "TemplateError": "template_refused", "UnknownModel": "model_not_found",
+         "OfflineError": "model_not_found", "SpawnTimeout": "load_failed", "SpawnFailed": "load_failed",
+         "DownloadError": "download_failed", "IntegrityError": "load_failed", "FormatError": "load_failed",
+         "FileError": "load_failed", "UnsafeFormat": "load_failed", "Timeout": "timeout",
+         "MemoryExhausted": "out_of_memory", "Overloaded": "overloaded", "CircuitOpen": "circuit_open",
+         "ShuttingDown": "shutting_down", "RecvError": "worker_lost", "SendError": "worker_lost",
+         "NoWorkers": "worker_lost", "ModelError": "model_failed", "NumericError": "model_failed",
+         "Cancelled": "cancelled"}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_codes_of_the_librarys_errors(name: str) -> None:
+    """Each error has its code. Only errors about the request itself have a detail, cut to 300 characters."""
+    found = refusal_of(getattr(library, name)("x" * 400), "id")
+    detailed = CODES[name] in ("invalid_value", "unsupported_parameter", "context_length_exceeded", "request_too_large")
+    detail = "X" + "x" * 299 + "." if detailed else "None: " + "x" * 400 + "." if name == "WrongCapability" else ""
+    assert (found.code, found.detail.lower()) == (CODES[name], detail.lower())
+
+
+@pytest.mark.parametrize("error, code", [
+    (asyncio.CancelledError(), "shutting_down"), (MemoryError(), "out_of_memory"), (ValueError("x"), "internal"),
+    (Refusal("busy"), "busy")])
+def test_codes_of_other_errors(error: BaseException, code: str) -> None:
+    """Errors of Python have no detail, and a refusal stays as it is."""
+    found = refusal_of(error, "id")
+    assert (found.code, found.detail, found.param) == (code, "", None) and (found is error) == (code == "busy")
+
+
+@pytest.mark.parametrize("param, field", [
+    ("temperature", "temperature"), ("stop[1]", "stop"), ("response_format.json_schema", "response_format"),
+    ("messages[0].content", "messages"), ("documents", None), (None, None), ("guidance_scale", "guidance_scale")])
+def test_fields_of_the_librarys_errors(param: str | None, field: str | None) -> None:
+    """The error names a field of the request only if it has the name of the parameter."""
+    assert refusal_of(library.InvalidArgument("x", param=param), "id").param == field
+    for name in ("response_format", "tools"):  # too complex, not too long
+        assert refusal_of(library.LimitError("x", param=name), "id").code == "invalid_value"
+
+
+@pytest.mark.parametrize("given, most, found", [
+    ({"min_tokens": 9}, 5, {"min_tokens": 5, "max_tokens": 5}),
+    ({"min_tokens": 3}, 5, {"min_tokens": 3, "max_tokens": 5}),
+    ({"top_p": 0}, 5, {"top_k": 1, "max_tokens": 5}), ({"top_p": 0.0, "top_k": 7}, 5, {"top_k": 1, "max_tokens": 5}),
+    ({"top_p": 0.5, "top_k": 7}, 5, {"top_p": 0.5, "top_k": 7, "max_tokens": 5}), ({}, None, {"max_tokens": 7}),
+    ({"seed": -1}, 5, {"seed": 2**64 - 1, "max_tokens": 5}), ({"seed": 0}, 5, {"seed": 0, "max_tokens": 5}),
+    ({"n": 2}, 5, {"n": 2, "max_tokens": 5}), ({}, 50, {"max_tokens": 20})])
+def test_sampling_options(given: dict[str, Any], most: int | None, found: dict[str, Any]) -> None:
+    """Options that are set, within the limits of the server, and its default number of tokens."""
+    settings = Settings(default_max_tokens=7, max_tokens=20, max_n=2)
+    context: Any = SimpleNamespace(state=SimpleNamespace(settings=settings))
+    body: Any = SimpleNamespace(**{"seed": None, **given})
+    assert sampling.sampling(context, SimpleNamespace(defaults={}), body, most) == found  # type: ignore[arg-type]
+    defaults = {"temperature": 0.5, "max_tokens": 3}
+    wanted = {"temperature": 0.5, **found, **({"max_tokens": 3} if most is None else {})}
+    served = SimpleNamespace(defaults=defaults)
+    assert sampling.sampling(context, served, body, most) == wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count, valid", [(1, True), (2, True), (3, False)])
+def test_number_of_results(count: int, valid: bool) -> None:
+    """The limit itself is allowed."""
+    if valid:
+        sampling.check_count(count, 2)
+    else:
+        assert refused(lambda: sampling.check_count(count, 2)).param == "n"
+
+
+@pytest.mark.parametrize("seconds, whole", [(0.0, 0), (1.5, 1_500_000_000), (-1.0, 0), (1e-9, 1)])
+def test_nanoseconds(seconds: float, whole: int) -> None:
+    """Ollama's durations are never negative."""
+    assert ollama.nanoseconds(seconds) == whole
+    assert ollama.now().endswith("Z") and "+" not in ollama.now()
+
+
+@pytest.mark.parametrize("busy", ["never", "", None])
+def test_what_a_busy_worker_does(busy: Any) -> None:
+    """The error has the allowed values, and no model is loaded."""
+    with pytest.raises(mpool.InvalidArgument) as caught:
+        worker.Worker("no such model", Settings(), mpool.PoolConfig(), busy=busy)
+    assert (caught.value.param, caught.value.allowed, caught.value.got) == ("busy", "'wait' or 'refuse'", repr(busy))
+
+
+def test_queue_of_a_worker() -> None:
+    """Jobs run one after the other, in order of arrival. A job that was cancelled while it was queued is left out."""
+    async def work() -> None:
+        queue, jobs = worker.JobQueue(), [worker.Job(name) for name in "abcd"]
+        await queue.wait(jobs[0])
+        waits = [asyncio.ensure_future(queue.wait(job)) for job in jobs[1:]]
+        await asyncio.sleep(0)
+        assert (queue.running, queue.waiting) == (jobs[0], 3)
+        assert [queue.find(name) for name in "adx"] == [jobs[0], jobs[3], None]
+        queue.cancel(jobs[1])
+        queue.cancel(jobs[0])
+        assert jobs[0].cancelled and jobs[1].cancelled and not jobs[2].cancelled and not jobs[0].turn.done()
+        await asyncio.sleep(0)
+        with pytest.raises(Refusal) as caught:
+            await waits[0]
+        assert caught.value.code == "cancelled"
+        queue.release(jobs[0])
+        assert queue.running is jobs[2] and queue.waiting == 1
+        await waits[1]
+        queue.release(jobs[3])  # its client left while it was queued
+        assert queue.waiting == 0 and queue.running is jobs[2]
+        queue.release(jobs[2])
+        assert queue.running is None and not waits[2].done()
+        waits[2].cancel()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_requests_that_run_together(failing: bool) -> None:
+    """The results have the order of the requests. The first failure cancels the others."""
+    ended, seen = list[str](), list[list[str]]()
+
+    async def one(name: str, seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            ended.append(name)
+            raise
+        if failing:
+            raise ValueError(name)
+        return name
+
+    async def work(*given: tuple[str, float]) -> list[str]:
+        try:
+            return await text.run_concurrently([one(*each) for each in given])
+        finally:
+            await asyncio.sleep(0)
+            seen.append(sorted(ended))  # the end of the event loop cancels all tasks
+
+    if failing:
+        with pytest.raises(ValueError, match="b"):
+            asyncio.run(work(("a", 3600), ("b", 0), ("c", 3600)))
+        assert seen == [["a", "c"]]
+    else:
+        assert asyncio.run(work(("a", 0.01), ("b", 0))) == ["a", "b"] and asyncio.run(work(("a", 0))) == ["a"]
+
+
+@pytest.mark.parametrize("namespace, name, joined", [
+    (None, "read", "read"), ("", "read", "read"), ("files", "read", "files__read"), ("files__", "read", "files__read"),
+    ("n" * 58, "read", "n" * 58 + "__read"), ("n" * 59, "read", "n" * 55 + "_")])
+def test_names_in_namespaces(namespace: str | None, name: str, joined: str) -> None:
+    """A name of more than 64 characters ends in eight digits that depend on all of it."""
+    found = namespaces.joined_name(namespace, name)
+    assert found.startswith(joined) and len(found) == (64 if joined.endswith("_") else len(joined))
+    if joined.endswith("_"):
+        assert all(digit in "0123456789abcdef" for digit in found[-8:])
+        assert found != namespaces.joined_name(namespace, name + "x")
