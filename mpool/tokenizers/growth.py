@@ -253,11 +253,11 @@ class _Walk:
         for part in ("single", "pair"):
             count = 0
             for at, item in enumerate(_items(step.get(part))):
-                piece = item.get("SpecialToken")
                 if "SpecialToken" not in item:
                     count += 1
                     continue
-                name = piece.get("id") if isinstance(piece, Mapping) else None
+                token = item["SpecialToken"]
+                name = token.get("id") if isinstance(token, Mapping) else None
                 if not isinstance(name, str) or name not in special:  # HF tokenizers panics at the first text
                     raise FormatError(file=self._path, field=f"{place}.{part}[{at}].SpecialToken.id",
                                       got=shorten(repr(name)), allowed="a key of special_tokens")

@@ -361,7 +361,7 @@ def load(path: str) -> Native:
         return Native(_for_inference(call(HFTokenizer.from_buffer, data)), bounds)
     except (FormatError, LimitError):
         raise
-    except Exception as error:  # of the JSON parsers; `call` gives the error of HF tokenizers as the cause
+    except Exception as error:  # a JSON parser's, or that of `call`, whose cause is the error of HF tokenizers
         reason = str(error.__cause__ or error)
     if _depth(data) > _MAX_JSON_DEPTH:
         raise LimitError(f"{path}: nested deeper than {_MAX_JSON_DEPTH} levels",
