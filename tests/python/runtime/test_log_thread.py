@@ -16,7 +16,7 @@ from mpool.runtime import logs
 
 @pytest.fixture()
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Record each step of the thread: levels passed to the core, reads of the ring, deliveries of events."""
+    """The steps of the thread: levels passed to the core, reads of the ring, deliveries of events."""
     found: list[Any] = []
     monkeypatch.setattr(_core, "set_log_level", lambda level: found.append(("level", level)))
     monkeypatch.setattr(_core, "drain_log", lambda: found.append("flush") or [])
