@@ -17,7 +17,7 @@ from ..errors import FormatError, LimitError
 from . import limits
 from .charsmap import CharsMap
 from .gguf_vocab import GGUFVocab, TokenType, unmatchable
-from .growth import Growth, longest_string
+from .growth import MAX_QUICK_TOKEN, Growth, longest_string
 from .patterns import Cost, cost
 from .pretokenizers import PreTokenizer
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: BERT's tokenizer maps longer words to the unknown token.
 _MAX_WORD_CHARS = 100
+#: Sum of the squares of the lengths of a SentencePiece vocabulary's tokens, in characters: the work of trying all
+#: splits of each token, and the size of the merges. 262,144 tokens of 16 characters have a quarter of it.
+_MAX_SPLITTING = 1 << 28
 
 
 _builds_without_gc = 0  # number of running builds that disabled the garbage collector
@@ -63,7 +66,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def growth_of(vocab: GGUFVocab) -> Growth:
     """Return the bounds of the tokenizer of a vocabulary."""
     patterns = vocab.pre.patterns if vocab.kind == "bpe" and vocab.pre is not None else ()
-    return Growth(cost=max(map(cost, patterns), default=Cost.CONSTANT))
+    growth = Growth(cost=max(map(cost, patterns), default=Cost.CONSTANT))
+    slow = vocab.kind == "unigram" and max(map(len, vocab.texts)) > MAX_QUICK_TOKEN
+    return growth.with_slow_model() if slow else growth
 
 
 def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] | None]:
@@ -131,12 +136,10 @@ def _tokens_in_merges(vocab: GGUFVocab, merges: list[tuple[str, str]]) -> set[in
     They are tokens that llama.cpp classifies as control tokens by their text alone, such as ``</s>`` in Qwen's files.
     """
     control = {vocab.texts[token]: token for token in vocab.control}
-    known = set(merges) if control else set()
-    kept = {token for text, token in control.items()
-            if any((text[:cut], text[cut:]) in known for cut in range(1, len(text)))}
-    for side in (0, 1):
-        kept |= {control[text] for text in control.keys() & {pair[side] for pair in merges}}
-    return kept
+    if not control:
+        return set()
+    used = {text for left, right in merges for text in (left, right, left + right)}
+    return {control[text] for text in control.keys() & used}
 
 
 def _bad_merge(vocab: GGUFVocab, merges: list[tuple[str, str]], error: Exception) -> FormatError:
@@ -173,6 +176,11 @@ def score_merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
     usable = {TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED}
     types, scores = vocab.types, vocab.scores
     texts = {text: token for token, text in enumerate(vocab.texts) if types[token] in usable}
+    work = sum(len(text) ** 2 for text in texts)
+    if work > _MAX_SPLITTING:
+        raise LimitError(f"{vocab.file or 'the GGUF file'}: tokenizer.ggml.tokens has long tokens: the squares of "
+                         f"their lengths add up to {work:,}, the limit is {_MAX_SPLITTING:,}",
+                         hint="The file is damaged: download it again")
     order = sorted((token for text, token in texts.items() if len(text) > 1),
                    key=lambda token: (-scores[token], token))
     merges: list[tuple[str, str]] = []
@@ -187,14 +195,14 @@ def score_merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
 
 
 def _leftmost_first(text: str, cuts: list[int]) -> list[int]:
-    size, ordered = len(text), list(cuts)
+    size, place = len(text), {cut: at for at, cut in enumerate(cuts)}
     for short in cuts:
         long = size - short
-        if short < long and long in cuts and text[short:] == text[:long] and text[long:] != text[:short]:
-            a, b = ordered.index(short), ordered.index(long)
+        if short < long and long in place and text[short:] == text[:long] and text[long:] != text[:short]:
+            a, b = place[short], place[long]
             if b < a:
-                ordered[a], ordered[b] = ordered[b], ordered[a]
-    return ordered
+                place[short], place[long] = b, a
+    return sorted(place, key=place.__getitem__)
 
 
 def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, Callable[[str], str]]:

@@ -11,7 +11,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import FormatError, LimitError
@@ -41,6 +41,11 @@ _TYPES = {
 #: Keys of the file that are read before HF tokenizers reads it.
 _KEYS = (*_LISTS, "added_tokens")
 _SPACE = re.compile(r"[ \t\r\n]*")
+#: Characters of a text that may need the square of its length in steps, and still takes negligible time.
+MAX_SQUARED = 3000
+#: Characters of the longest token of a Unigram model, which tries every token at every character of a text, for which
+#: a character takes negligible time: about 50 ns for each character of the token. Published tokens have 16.
+MAX_QUICK_TOKEN = 64
 #: ASCII letters and underscores that are written as escapes: they could hide one of the keys above.
 _HIDDEN = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
 
@@ -53,7 +58,8 @@ class Growth:
         normalizer: factor of the normalizer for any text.
         ascii: factor of the normalizer for ASCII text.
         pre_tokenizer, ascii_pre_tokenizer: the same factors of the pre-tokenizer.
-        cost: the highest cost of a regular expression that text passes.
+        cost: the highest cost of a step that text passes: a regular expression, a long pattern, or a slow model.
+        squared: factor by which a text has grown, at most, when it reaches a step whose cost is not constant.
     """
 
     normalizer: int = 1
@@ -61,6 +67,11 @@ class Growth:
     pre_tokenizer: int = 1
     ascii_pre_tokenizer: int = 1
     cost: Cost = Cost.CONSTANT
+    squared: int = 1
+
+    def with_slow_model(self) -> Growth:
+        """Return the bounds for a model that takes more than a constant time for a character."""
+        return replace(self, cost=max(self.cost, Cost.LINEAR), squared=self.normalizer * self.pre_tokenizer)
 
     def of(self, text: str) -> int:
         """Return the maximum number of characters that a text has after all steps."""
@@ -83,17 +94,22 @@ def read(data: bytes, path: str) -> Growth:
     found = _sections(data)
     walk = _Walk(path)
     factor, plain, pure = walk.normalizer(found.get("normalizer"), "normalizer")
-    before, plain_before = walk.pre_tokenizer(found.get("pre_tokenizer"), "pre_tokenizer", pure)
-    walk.post_processor(found.get("post_processor"), "post_processor")
-    cost_of_texts = walk.cost
-    walk.decoder(found.get("decoder"), "decoder")
+    # HF tokenizers normalises the added tokens while it reads the file, in this process
     added = sum(len(token["content"]) for token in _items(found.get("added_tokens"))
                 if token.get("normalized") and isinstance(token.get("content"), str))
-    if added * factor > limits.max_normalized_chars:  # HF tokenizers normalises them while it reads the file
+    if added * factor > limits.max_normalized_chars:
         raise LimitError(f"{path}: the added tokens have up to {added * factor:,} characters after the normalizer, the "
                          f"limit is {limits.max_normalized_chars:,}",
                          hint="Raise mpool.tokenizers.limits.max_normalized_chars if you trust the file")
-    return Growth(factor, plain, before, plain_before, cost_of_texts)
+    if walk.cost > Cost.CONSTANT and added * walk.squared > MAX_SQUARED:
+        raise LimitError(f"{path}: the added tokens have {added:,} characters, and the normalizer may need the square "
+                         f"of that number of steps; the limit is {MAX_SQUARED // walk.squared:,} characters",
+                         hint="The file is damaged: download it again")
+    before, plain_before = walk.pre_tokenizer(found.get("pre_tokenizer"), "pre_tokenizer", pure, factor)
+    walk.post_processor(found.get("post_processor"), "post_processor")
+    growth = Growth(factor, plain, before, plain_before, walk.cost, walk.squared)
+    walk.decoder(found.get("decoder"), "decoder")
+    return growth
 
 
 def _sections(data: bytes) -> dict[str, Any]:
@@ -134,11 +150,17 @@ def _items(value: Any) -> list[Mapping[str, Any]]:
 
 
 class _Walk:
-    """Walks over the steps of a file. ``cost`` is the highest cost of a regular expression so far."""
+    """Walks over the steps of a file.
+
+    Attributes:
+        cost: the highest cost of a step so far.
+        squared: see :class:`Growth`.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.cost = Cost.CONSTANT
+        self._before = 1  # factor of the steps before the current one
+        self.cost, self.squared = Cost.CONSTANT, 1
 
     def _steps(self, step: Any, name: str, depth: int = 0) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the steps of a section in order, each with its place in the file.
@@ -170,7 +192,7 @@ class _Walk:
         factor = plain = 1
         unicode, pure = 1, True  # factor of the current run of Unicode normalisations; text is still ASCII
         for place, step in self._steps(section, name):
-            kind = step["type"]
+            kind, self._before = step["type"], factor
             if kind in _UNICODE:  # a normalised text does not grow again
                 largest = max(unicode, _NORMALIZERS[kind])
                 factor, unicode = factor // unicode * largest, largest
@@ -199,9 +221,9 @@ class _Walk:
         """Return the factor of a replacement."""
         pattern, content = step.get("pattern"), _length(step.get("content"))
         pattern = pattern if isinstance(pattern, Mapping) else {}
+        self._note(pattern)
         if isinstance(pattern.get("String"), str) and pattern["String"]:
             return max(1, -(-content // len(pattern["String"])))
-        self._note(pattern)
         # an expression that matches the empty string is replaced at every position
         return max(1, 1 + content if _may_be_empty(pattern.get("Regex")) else content)
 
@@ -216,13 +238,27 @@ class _Walk:
         return longest_string(blob)
 
     def _note(self, pattern: Any) -> None:
-        if isinstance(pattern, Mapping) and isinstance(pattern.get("Regex"), str):
-            self.cost = max(self.cost, cost(pattern["Regex"]))
+        """Note the cost of a pattern. A string is compared at every place of a text, so a long one has a cost, too."""
+        if not isinstance(pattern, Mapping):
+            return
+        regex, string = pattern.get("Regex"), pattern.get("String")
+        found = cost(regex) if isinstance(regex, str) else Cost.CONSTANT
+        if _length(string) > _LONG_PATTERN:
+            found = max(found, Cost.LINEAR)
+        if found > Cost.CONSTANT:
+            self.cost, self.squared = max(self.cost, found), max(self.squared, self._before)
 
-    def pre_tokenizer(self, section: Any, name: str, pure: bool) -> tuple[int, int]:
-        """Return the factor for any text and for ASCII text. ``pure``: the normalizer leaves ASCII text ASCII."""
+    def pre_tokenizer(self, section: Any, name: str, pure: bool, normalizer: int) -> tuple[int, int]:
+        """Return the factor for any text and for ASCII text.
+
+        Args:
+            section, name: the section and its name.
+            pure: True if the normalizer leaves ASCII text ASCII.
+            normalizer: factor of the normalizer.
+        """
         factor = plain = 1
         for place, step in self._steps(section, name):
+            self._before = normalizer * factor
             self._note(step.get("pattern"))
             grown = _PRE_TOKENIZERS.get(step["type"], 1)
             factor *= grown
@@ -274,14 +310,16 @@ class _Walk:
                 factor *= self._replace(step)
             if self.cost > Cost.CONSTANT:
                 raise FormatError(file=self._path, field=place,
-                                  got="a regular expression with backtracking, which can take very long",
-                                  allowed="a string, or an expression without backtracking")
+                                  got="a long string, or a regular expression with backtracking, which can take very "
+                                      "long", allowed="a short string, or an expression without backtracking")
             self.cost = before
             if factor > _MAX_DECODED:
                 raise LimitError(f"{self._path}: {place} can make a text {factor:,} times as long, together with the "
                                  f"steps before it; the limit is {_MAX_DECODED}")
 
 
+#: Characters of the longest string for which the search in a text takes negligible time.
+_LONG_PATTERN = 256
 #: Maximum factor of a decoder. Published decoders have 1.
 _MAX_DECODED = 8
 
@@ -311,4 +349,4 @@ def longest_string(blob: bytes) -> int:
     return max(map(len, blob[start:].split(b"\0")), default=1) or 1
 
 
-__all__ = ["Growth", "longest_string", "read"]
+__all__ = ["MAX_QUICK_TOKEN", "MAX_SQUARED", "Growth", "longest_string", "read"]

@@ -47,7 +47,8 @@ class JSONTokenizer(Tokenizer):
         self._hf = self._native.hf
         added = self._hf.get_added_tokens_decoder()
         vocab = self._hf.get_vocab(with_added_tokens=True)
-        _check_model(path, self._hf.model, vocab)
+        if _check_model(path, self._hf.model, vocab):
+            self._native = self._native.with_slow_model()
         self.vocab_size = max(max(vocab.values(), default=-1), max(added, default=-1)) + 1
         if self.vocab_size == 0:
             raise FormatError(file=path, field="model.vocab", got="nothing", allowed="at least one token")
@@ -372,10 +373,15 @@ def load(path: str) -> Native:
 
 #: Maximum length in characters of a word of a WordPiece model, which tries every part of it. BERT's is 100.
 _MAX_WORD_CHARS = 500
+#: The same length, up to which a character takes negligible time.
+_MAX_QUICK_WORD = 200
 
 
-def _check_model(path: str, model: Any, vocab: Mapping[str, int]) -> None:
+def _check_model(path: str, model: Any, vocab: Mapping[str, int]) -> bool:
     """Check the settings of a model that multiply its work on a text.
+
+    Returns:
+        True if its work on a character is not negligible.
 
     Raises:
         LimitError: one is larger than any published tokenizer's.
@@ -389,6 +395,7 @@ def _check_model(path: str, model: Any, vocab: Mapping[str, int]) -> None:
     most = getattr(model, "max_input_chars_per_word", 0)
     if most > _MAX_WORD_CHARS:
         raise LimitError(f"{path}: model.max_input_chars_per_word is {most:,}, the limit is {_MAX_WORD_CHARS}")
+    return most > _MAX_QUICK_WORD or type(model).__name__ == "Unigram" and longest > growth.MAX_QUICK_TOKEN
 
 
 def _depth(data: bytes) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import InvalidArgument, LimitError, Unsupported
 from . import limits
-from .growth import Growth
+from .growth import MAX_SQUARED, Growth
 from .patterns import Cost
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ T = TypeVar("T")
 LONG_TEXT = 2048
 #: Characters that any expression can process in negligible time.
 _MAX_PROBE = 12
-#: Longest text that is encoded in this process if an expression may need the square of its length in steps.
-_MAX_SQUARED = 3000
 #: Bounds of a tokenizer that neither adds text nor has an expression with backtracking.
 _HARMLESS = Growth()
 #: Characters that are normalised at a time when the length of a normalised text is measured.
@@ -82,9 +80,13 @@ class Native:
         # texts up to this number of characters in one call need no further check
         self._free = limits.max_normalized_chars // (growth.normalizer * growth.pre_tokenizer)
         if growth.cost is Cost.LINEAR:
-            self._free = min(self._free, _MAX_SQUARED)
+            self._free = min(self._free, MAX_SQUARED // growth.squared)
         elif growth.cost is Cost.UNKNOWN:
             self._free = 0
+
+    def with_slow_model(self) -> Native:
+        """Return the tokenizer with the bounds of a model that takes more than a constant time for a character."""
+        return Native(self.hf, self._growth.with_slow_model())
 
     def variant(self, change: Callable[[tokenizers.Tokenizer], object]) -> Native:
         """Return a changed copy of the tokenizer with the same bounds."""
@@ -152,9 +154,10 @@ class Native:
                 for encoding in call(self.hf.encode_batch, list(texts), add_special_tokens=False)]
 
     def _is_bounded(self, texts: Sequence[str]) -> bool:
-        """Return True if the expressions of the tokenizer take a bounded time on these texts."""
+        """Return True if the steps of the tokenizer take a bounded time on these texts."""
         cost = self._growth.cost
-        return cost is Cost.CONSTANT or cost is Cost.LINEAR and max(map(len, texts)) <= _MAX_SQUARED
+        return cost is Cost.CONSTANT or \
+            cost is Cost.LINEAR and max(map(len, texts)) * self._growth.squared <= MAX_SQUARED
 
     def _bounded(self, texts: Sequence[str], add_special: bool) -> list[Sequence[int]]:
         if self._is_bounded(texts):
@@ -179,7 +182,7 @@ class Native:
         total = 0
         for text in texts:
             size = self._growth.of(text)
-            if size > limits.max_normalized_chars and self._growth.cost is not Cost.UNKNOWN:
+            if size > limits.max_normalized_chars and self._growth.cost is Cost.CONSTANT:
                 size = self._measured(text)
             if part and total + size > limits.max_normalized_chars:
                 yield part

@@ -419,8 +419,70 @@ def test_wait_for_a_busy_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_decoders_have_no_expression_with_backtracking(tmp_path: Path) -> None:
-    with pytest.raises(mpool.FormatError, match="regular expression"):
-        opened(tmp_path, tokenizer_json(decoder=replace({"Regex": CATASTROPHE}, "b")))
+    for pattern in ({"Regex": CATASTROPHE}, {"String": "a" * 257}):
+        with pytest.raises(mpool.FormatError, match="regular expression"):
+            opened(tmp_path, tokenizer_json(decoder=replace(pattern, "b")))
+
+
+LONG = {"String": "a" * 257}
+TRAILING = {"Regex": r"\s+$"}  # needs the square of the length of a run of white space
+UNIGRAM = {"type": "Unigram", "unk_id": 0, "byte_fallback": False,
+           "vocab": [["<unk>", 0.0], *(["a" * size, -1.0] for size in range(1, 66))]}
+WORDPIECE = {"type": "WordPiece", "vocab": {"a": 0, "##a": 1, "[UNK]": 2}, "unk_token": "[UNK]",
+             "continuing_subword_prefix": "##", "max_input_chars_per_word": 201}
+
+
+def splitting(pattern: dict[str, str]) -> dict[str, Any]:
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
+@pytest.mark.parametrize(("sections", "longest"), [
+    ({"normalizer": replace(LONG, "b")}, 3000), ({"pre_tokenizer": splitting(LONG)}, 3000),
+    ({"pre_tokenizer": splitting(TRAILING)}, 3000), ({"model": UNIGRAM}, 3000), ({"model": WORDPIECE}, 3000),
+    # a text that grows before the slow step must be shorter
+    ({"normalizer": chain(replace({"String": "a"}, "a" * 100), replace(TRAILING, ""))}, 30),
+    ({"normalizer": replace({"String": "a"}, "a" * 100), "pre_tokenizer": splitting(TRAILING)}, 30),
+    ({"normalizer": replace({"String": "a"}, "a" * 10), "model": UNIGRAM}, 300),
+    ({"normalizer": replace({"String": "a"}, "a" * 10), "model": WORDPIECE, "pre_tokenizer": {
+        "type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True}}, 150),
+    # growth after the slow step does not matter
+    ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [splitting(TRAILING), {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]}}, 3000),
+    # as in published files, at any length
+    ({"model": UNIGRAM | {"vocab": UNIGRAM["vocab"][:65]}}, None),
+    ({"pre_tokenizer": splitting({"String": "a" * 256})}, None),
+    ({"model": WORDPIECE | {"max_input_chars_per_word": 200}}, None)])
+def test_long_texts_of_slow_steps_are_encoded_in_a_process(tmp_path: Path, sections: dict[str, Any],
+                                                           longest: int | None) -> None:
+    """Each of these steps takes minutes for a text of a million characters. No call in this process can be stopped."""
+    tokenizer = opened(tmp_path, tokenizer_json(**sections))
+    found = tokenizer._native
+    assert longest is None or found._free == longest
+    ids = [list(tokenizer.encode("a" * size)) for size in ((longest or 4000), (longest or 4000) + 1)]
+    assert (found._isolated is not None) == (longest is not None)
+    assert ids[0] and ids[1] and (len(ids[1]) - len(ids[0])) in (0, 1)
+
+
+def test_text_for_which_a_slow_step_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "max_tokenizing_seconds", 0.5)
+    vocab = [["<unk>", 0.0], *(["a" * size, -1.0] for size in range(1, 1024))]
+    tokenizer = opened(tmp_path, tokenizer_json(model=UNIGRAM | {"vocab": vocab}))
+    with pytest.raises(mpool.LimitError, match="more than 0.5 seconds"):
+        tokenizer.encode("a" * 500_000)
+    assert list(tokenizer.encode("aa")) == [2]
+
+
+def test_added_tokens_of_a_slow_normalizer_are_refused(tmp_path: Path) -> None:
+    """HF tokenizers normalises them while it reads the file."""
+    def added(size: int) -> list[dict[str, Any]]:
+        return [{"id": 3, "content": "b" * size, "single_word": False, "lstrip": False, "rstrip": False,
+                 "normalized": True, "special": False}]
+
+    for normalizer, longest in ((replace(LONG, "b"), 3000), (replace(TRAILING, ""), 3000),
+                                (chain(replace({"String": "b"}, "b" * 10), replace(TRAILING, "")), 300)):
+        opened(tmp_path, tokenizer_json(normalizer=normalizer, added_tokens=added(longest)))
+        with pytest.raises(mpool.LimitError, match="added tokens have"):
+            opened(tmp_path, tokenizer_json(normalizer=normalizer, added_tokens=added(longest + 1)))
 
 
 def test_panic_of_the_library_is_converted() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import faulthandler
+import itertools
 import json
 import os
 import sys
@@ -25,7 +26,7 @@ from realmodels import real_path  # noqa: E402
 from mpool.models.spec import TokenizerSource  # noqa: E402
 from mpool.errors import ContextOverflow, FileError, FormatError, InvalidArgument, LimitError, Unsupported  # noqa: E402
 from mpool.tokenizers import Tokenizer, limits  # noqa: E402
-from mpool.tokenizers.gguf_build import build, growth_of  # noqa: E402
+from mpool.tokenizers.gguf_build import _leftmost_first, build, growth_of  # noqa: E402
 from mpool.tokenizers.gguf_vocab import GGUFVocab, byte_alphabet  # noqa: E402
 from mpool.tokenizers.patterns import Cost  # noqa: E402
 from mpool.tokenizers.pretokenizers import PRE_TOKENIZERS  # noqa: E402
@@ -460,6 +461,38 @@ def test_cost_of_the_expressions_of_a_vocabulary(pre: str, cost: Cost) -> None:
     """The cost limits the texts that are encoded in this process."""
     assert growth_of(GGUFVocab(bpe(pre=pre))).cost is cost
     assert growth_of(GGUFVocab(spm())).cost is Cost.CONSTANT
+
+
+@pytest.mark.parametrize(("longest", "cost"), [(64, Cost.CONSTANT), (65, Cost.LINEAR)])
+def test_cost_of_long_tokens_of_a_unigram_vocabulary(longest: int, cost: Cost) -> None:
+    kv = unigram()
+    kv[GGML + "tokens"] = [*kv[GGML + "tokens"][:-1], "c" * longest]
+    assert growth_of(GGUFVocab(kv)).cost is cost
+
+
+def test_vocabulary_whose_tokens_have_too_many_splits() -> None:
+    """With tokens of 1 to 2,000 times the same letter, merges would take gigabytes."""
+    kv = spm()
+    tokens = [*kv[GGML + "tokens"], *("c" * size for size in range(1, 2000))]
+    kv |= {GGML + "tokens": tokens, GGML + "token_type": [*kv[GGML + "token_type"], *[1] * 1999],
+           GGML + "scores": [*kv[GGML + "scores"], *[-1.0] * 1999]}
+    with pytest.raises(LimitError, match="the squares of their lengths add up to 2,664,"):
+        tokenizer_of(kv)
+
+
+def test_order_of_splits_that_overlap() -> None:
+    """The result is that of swaps in a list, one pair after the other, for every word of two letters."""
+    for size in range(1, 11):
+        for letters in itertools.product("ab", repeat=size):
+            text, cuts = "".join(letters), list(range(size - 1, 0, -1))
+            expected = list(cuts)
+            for short in cuts:
+                long = size - short
+                if short < long and text[short:] == text[:long] and text[long:] != text[:short]:
+                    a, b = expected.index(short), expected.index(long)
+                    if b < a:
+                        expected[a], expected[b] = expected[b], expected[a]
+            assert _leftmost_first(text, cuts) == expected
 
 
 def test_bos_is_wanted_but_missing() -> None:
