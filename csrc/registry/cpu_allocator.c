@@ -156,7 +156,7 @@ int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *lease
     return allocator->topology.node_count;
 }
 
-mp_cpu_counts mp_cpu_allocator_count(mp_cpu_allocator *allocator) {
+mp_cpu_counts mp_cpu_allocator_count_at_rest(mp_cpu_allocator *allocator) {
     mp_cpu_counts counts = {.runnable = atomic_load_explicit(&allocator->runnable, memory_order_relaxed),
                             .waiting = atomic_load_explicit(&allocator->waiting, memory_order_relaxed),
                             .spinning = atomic_load_explicit(&allocator->spinning, memory_order_relaxed)};
@@ -164,6 +164,13 @@ mp_cpu_counts mp_cpu_allocator_count(mp_cpu_allocator *allocator) {
         counts.queued++;
     for (int i = 0; i < allocator->topology.node_count; i++)
         counts.homes += allocator->workers[i];
+    return counts;
+}
+
+mp_cpu_counts mp_cpu_allocator_count(mp_cpu_allocator *allocator) {
+    mp_mutex_lock(&allocator->lock);
+    mp_cpu_counts counts = mp_cpu_allocator_count_at_rest(allocator);
+    mp_mutex_unlock(&allocator->lock);
     return counts;
 }
 

@@ -35,12 +35,15 @@ int mp_cpu_allocator_leased(mp_cpu_allocator *allocator);
 /* Returns the number of nodes; fills in the CPUs and the leased CPUs of each node: arrays of MP_NODES_MAX elements. */
 int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased);
 
-/* For audits, while no other thread runs. Takes no lock. `queued` is the length of the list that `waiting` counts, and
- * `homes` the number of workers that have not released their home. */
+/* `queued` is the length of the list that `waiting` counts, and `homes` the number of workers that have not released
+ * their home. */
 typedef struct mp_cpu_counts {
     int runnable, waiting, queued, spinning, homes;
 } mp_cpu_counts;
+/* For tests. Thread-safe. */
 mp_cpu_counts mp_cpu_allocator_count(mp_cpu_allocator *allocator);
+/* For audits, while no other thread runs. Takes no lock. */
+mp_cpu_counts mp_cpu_allocator_count_at_rest(mp_cpu_allocator *allocator);
 
 /* Chooses the home of a new worker, from 0 on; the worker must release it with mp_cpu_allocator_release_home. */
 int mp_cpu_allocator_assign_home(mp_cpu_allocator *allocator);

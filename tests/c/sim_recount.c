@@ -49,7 +49,7 @@ void sim_recount(mp_registry *registry) {
     }
     for (int i = 0; i < registry->leaving_count; i++)
         add_entry(&sum, registry->leaving[i]);
-    mp_cpu_counts cpu = mp_cpu_allocator_count(services->allocator_pinned);
+    mp_cpu_counts cpu = mp_cpu_allocator_count_at_rest(services->allocator_pinned);
     expect(cpu.runnable, sum.runnable, "workers that share the CPUs");
     /* The entry of an abandoned worker may have left the registry. */
     if (!w.stalls || cpu.homes < sum.listed + sum.abandoned)
