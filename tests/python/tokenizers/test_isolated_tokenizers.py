@@ -154,7 +154,7 @@ def test_texts_of_a_call(in_process: list[list[int]], monkeypatch: pytest.Monkey
                          here: list[list[int]], apart: list[list[int]], spans: bool) -> None:
     """Texts within the limit go together. Texts that may take long leave the process."""
     monkeypatch.setattr(limits, "max_normalized_chars", 100)
-    monkeypatch.setattr(native, "_MAX_SQUARED", 30)
+    monkeypatch.setattr(native, "MAX_SQUARED", 30)
     recorder: Any = Recorder()
     tokenizer = native.Native(recorder, Growth(cost=cost))
     texts = ["x" * length for length in lengths]
