@@ -49,6 +49,9 @@ MAX_QUICK_TOKEN = 64
 #: ASCII letters and underscores that are written as escapes: they could hide one of the keys above.
 _HIDDEN = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
 
+#: A prefix of a model's tokens that is not empty.
+_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -88,7 +91,8 @@ def read(data: bytes, path: str) -> Growth:
 
     Raises:
         LimitError: a step makes texts longer than :mod:`mpool.tokenizers.limits` allows.
-        FormatError: a step has an unknown type, or decodes with a regular expression whose cost is not known.
+        FormatError: a step has an unknown type, or decodes with a regular expression whose cost is not known; or a
+            merge does not fit the prefix of the model's tokens.
         ValueError, RecursionError: the file is not valid JSON.
     """
     found = _sections(data)
@@ -109,7 +113,27 @@ def read(data: bytes, path: str) -> Growth:
     walk.post_processor(found.get("post_processor"), "post_processor")
     growth = Growth(factor, plain, before, plain_before, walk.cost, walk.squared)
     walk.decoder(found.get("decoder"), "decoder")
+    if _PREFIX.search(data) and b"merges" in data or _HIDDEN.search(data):
+        _check_merges(json.loads(data).get("model"), path)
     return growth
+
+
+def _check_merges(model: Any, path: str) -> None:
+    """Check that the second token of each merge of a BPE model is as long as the prefix of such tokens.
+
+    HF tokenizers removes the prefix without a check: as many bytes as the prefix has characters.
+
+    Raises:
+        FormatError: a token is shorter, or would be cut inside a character.
+    """
+    fields = model if isinstance(model, Mapping) else {}
+    skipped = _length(fields.get("continuing_subword_prefix"))
+    for at, merge in enumerate(_list(fields.get("merges")) if skipped else ()):
+        parts = merge.split(" ") if isinstance(merge, str) else _list(merge)
+        second = parts[1].encode("utf-8", "replace") if len(parts) == 2 and isinstance(parts[1], str) else b""
+        if len(second) < skipped or second[skipped:skipped + 1] and second[skipped] & 0xC0 == 0x80:
+            raise FormatError(file=path, field=f"model.merges[{at}]", got=shorten(repr(merge)),
+                              allowed="two tokens, the second of which begins with continuing_subword_prefix")
 
 
 def _sections(data: bytes) -> dict[str, Any]:

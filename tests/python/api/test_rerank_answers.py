@@ -127,6 +127,34 @@ def test_pairs_are_not_rendered_on_the_event_loop(pool: mpool.Pool, folder: Path
     assert threads and all(name.startswith("mpool-") for name in threads)
 
 
+def test_a_pair_of_exactly_the_maximum_length(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
+    """It is complete; with one token less, the document loses its last token, and the rest of the prompt is kept."""
+    def score(document: str, limit: int, **options: Any) -> float:
+        at = tmp_path / str(limit)
+        if not at.exists():
+            _changed(folder, at, "tokenizer_config.json", model_max_length=limit)
+        return pool.rerank(QUERY, [document], str(at), **options).scores[0]
+
+    document = DOCUMENTS[0]
+    with pytest.raises(mpool.ContextOverflow) as refused:
+        score(document, 30, truncate=False)
+    tokens = refused.value.tokens
+    assert refused.value.limit == 30 and tokens is not None
+    assert score(document, tokens, truncate=False) == score(document, 500)
+    with pytest.raises(mpool.ContextOverflow, match=f"has {tokens} tokens, the limit is {tokens - 1}"):
+        score(document, tokens - 1, truncate=False)
+    shorter = score(document, tokens - 1)
+    assert shorter == score(document[:-1], 500) != score(document, 500)  # a token is a byte
+    with pytest.raises(mpool.InvalidArgument, match="`max_length` must be more than .* after a document"):
+        score(document, 10)
+
+
+@pytest.mark.parametrize("a, b, same", [([1, 2, 3], [9, 2, 3], [2, 3]), ([2, 3], [1, 2, 3], [2, 3]), ([1], [2], []),
+                                        ([1, 2], [1, 2], [1, 2]), ([], [1], [])])
+def test_common_end(a: list[int], b: list[int], same: list[int]) -> None:
+    assert embedding._common_end(a, b) == embedding._common_end(b, a) == same
+
+
 def test_prompts(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
     copy = _changed(folder, tmp_path / "m", "config_sentence_transformers.json", default_prompt_name="code",
                     prompts={"code": "Find code", "web": "Search the web"})

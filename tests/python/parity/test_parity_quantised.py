@@ -213,6 +213,8 @@ def test_hostile_tensors(tmp_path: Path, method: str, options: dict[str, Any], n
     ("awq", {"zero_point": False}, mpool.Unsupported, "zero_point is false"),
     ("awq", {"group_size": 48}, mpool.FormatError, "group_size.*48.*a multiple of 32"),
     ("gptq", {"group_size": 0}, mpool.FormatError, "group_size.*-1 .one group., or a multiple of 32"),
+    ("gptq", {"group_size": (1 << 20) + 32}, mpool.FormatError, "group_size.*1048608.*1048576"),
+    ("fp8", {"weight_block_size": [(1 << 20) + 1, 128]}, mpool.FormatError, "two sizes from 1 to 1048576"),
     ("gptq", {"bits": 3}, mpool.Unsupported, "bits is 3, mpool supports only 4"),
     ("gptq", {"checkpoint_format": "marlin"}, mpool.Unsupported, "checkpoint_format is 'marlin'"),
     ("fp8", {"fmt": "e5m2"}, mpool.Unsupported, "fmt is 'e5m2'"),

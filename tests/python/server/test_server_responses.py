@@ -244,6 +244,16 @@ def test_instructions_and_input_items(server: Any, client: Any) -> None:
         assert (found.output_text, found.usage.input_tokens) == (wanted.text, wanted.usage.prompt_tokens)
 
 
+def test_a_response_repeats_the_fields_of_its_request(client: Any) -> None:
+    options: dict[str, Any] = {"model": "llama", "max_output_tokens": 6, "temperature": 0.5, "top_p": 0.75,
+                               "instructions": "Be brief.", "metadata": {"user": "7"}, "parallel_tool_calls": False}
+    first = client.responses.create(input="Is it?", **options)
+    assert {name: getattr(first, name) for name in options} == options and first.previous_response_id is None
+    second = client.responses.create(model="llama", input="Sure?", max_output_tokens=6, previous_response_id=first.id)
+    assert (second.previous_response_id, second.metadata, second.instructions, second.temperature, second.top_p,
+            second.parallel_tool_calls) == (first.id, {}, None, None, None, True)
+
+
 def test_reasoning_effort_and_structured_output(client: Any) -> None:
     jsonschema = pytest.importorskip("jsonschema")
 

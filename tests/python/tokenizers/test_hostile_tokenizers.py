@@ -160,6 +160,26 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
         opened(tmp_path, json.dumps(tokenizer_json())[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}")
 
 
+@pytest.mark.parametrize(("prefix", "merge", "refused"), [
+    ("##", ["a", "b"], True), ("##", "a b", True), ("##", ["a", "##b"], False), ("##", "a ##b", False),
+    ("#", ["a", "\u00e9"], True), ("", ["a", "b"], False), (None, ["a", "b"], False), ("##", ["a"], True)])
+def test_merges_shorter_than_the_prefix_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], prefix: Any,
+                                                    merge: Any, refused: bool) -> None:
+    """HF tokenizers cuts the prefix off without a check, panics, and prints a backtrace."""
+    words = ["a", "b", "##b", "ab", "\u00e9", "a\u00e9"]
+    content = tokenizer_json(model={"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
+                                    "continuing_subword_prefix": prefix, "end_of_word_suffix": None,
+                                    "byte_fallback": False, "vocab": {word: at for at, word in enumerate(words)},
+                                    "merges": [merge]})
+    if refused:
+        for text in (json.dumps(content), json.dumps(content).replace("merges", "merge\\u0073")):
+            with pytest.raises(mpool.FormatError, match=r"model\.merges\[0\] is "):
+                opened(tmp_path, text)
+    else:
+        opened(tmp_path, content)
+    assert "panicked" not in capfd.readouterr().err
+
+
 def test_a_word_without_a_token_is_an_error_of_the_text(tmp_path: Path) -> None:
     """The library fails on such a word if the vocabulary lacks the token for unknown words."""
     tokenizer = opened(tmp_path, tokenizer_json(model={
