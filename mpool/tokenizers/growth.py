@@ -95,7 +95,8 @@ def read(data: bytes, path: str) -> Growth:
             merge does not fit the prefix of the model's tokens.
         ValueError, RecursionError: the file is not valid JSON.
     """
-    found = _sections(data)
+    hidden = _HIDDEN.search(data) is not None
+    found = _sections(data, hidden)
     walk = _Walk(path)
     factor, plain, pure = walk.normalizer(found.get("normalizer"), "normalizer")
     # HF tokenizers normalises the added tokens while it reads the file, in this process
@@ -113,7 +114,7 @@ def read(data: bytes, path: str) -> Growth:
     walk.post_processor(found.get("post_processor"), "post_processor")
     growth = Growth(factor, plain, before, plain_before, walk.cost, walk.squared)
     walk.decoder(found.get("decoder"), "decoder")
-    if _PREFIX.search(data) and b"merges" in data or _HIDDEN.search(data):
+    if hidden or b'"merges"' in data and _PREFIX.search(data):
         _check_merges(json.loads(data).get("model"), path)
     return growth
 
@@ -136,8 +137,13 @@ def _check_merges(model: Any, path: str) -> None:
                               allowed="two tokens, the second of which begins with continuing_subword_prefix")
 
 
-def _sections(data: bytes) -> dict[str, Any]:
-    """Return the values of :data:`_KEYS`. The model, most of the file, is parsed only if a key can follow it."""
+def _sections(data: bytes, hidden: bool) -> dict[str, Any]:
+    """Return the values of :data:`_KEYS`. The model, most of the file, is parsed only if a key can follow it.
+
+    Args:
+        data: content of the file.
+        hidden: True if a key may be written with escapes.
+    """
     text = data.decode()
     decoder = json.JSONDecoder()
     found: dict[str, Any] = {}
@@ -154,7 +160,7 @@ def _sections(data: bytes) -> dict[str, Any]:
         if text[at:at + 1] != ":" or not isinstance(key, str):
             raise ValueError(f"no key and value at character {at}")
         at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
-        if key == "model" and not _has_keys(data, len(text[:at].encode())):
+        if key == "model" and not hidden and not _has_keys(data, len(text[:at].encode())):
             return found
         value, at = decoder.raw_decode(text, at)
         if key in _KEYS:
@@ -165,8 +171,7 @@ def _sections(data: bytes) -> dict[str, Any]:
 
 def _has_keys(data: bytes, start: int) -> bool:
     """Return True if one of the keys may follow position ``start``."""
-    return any(data.find(b'"%b"' % key.encode(), start) >= 0 for key in _KEYS) \
-        or _HIDDEN.search(data, start) is not None
+    return any(data.find(b'"%b"' % key.encode(), start) >= 0 for key in _KEYS)
 
 
 def _items(value: Any) -> list[Mapping[str, Any]]:
@@ -186,15 +191,15 @@ class _Walk:
         self._before = 1  # factor of the steps before the current one
         self.cost, self.squared = Cost.CONSTANT, 1
 
-    def _steps(self, step: Any, name: str, depth: int = 0) -> list[tuple[str, Mapping[str, Any]]]:
+    def _steps(self, step: Any, name: str) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the steps of a section in order, each with its place in the file.
 
         Raises:
             FormatError: a step is not an object with a known type.
         """
-        if step is None and depth == 0:
-            return []
         section = name.partition(".")[0]
+        if step is None and name == section:
+            return []
         kind = step.get("type") if isinstance(step, Mapping) else None
         if not isinstance(step, Mapping) or not isinstance(kind, str) or kind not in _TYPES[section]:
             raise FormatError(file=self._path, field=f"{name}.type", got=shorten(repr(kind)),
@@ -203,7 +208,7 @@ class _Walk:
             return [(name, step)]
         inner = _LISTS[section]
         return [found for at, item in enumerate(_list(step.get(inner)))
-                for found in self._steps(item, f"{name}.{inner}[{at}]", depth + 1)]
+                for found in self._steps(item, f"{name}.{inner}[{at}]")]
 
     def _check(self, factor: int, name: str, step: Mapping[str, Any]) -> None:
         if factor > limits.max_growth:

@@ -10,7 +10,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import retrievalmodels  # noqa: E402
 import staticmodels  # noqa: E402
 import tinymodels  # noqa: E402
 import visionmodels  # noqa: E402
+from jsonplaces import places  # noqa: E402
 
 import mpool  # noqa: E402
 from mpool import errors  # noqa: E402
@@ -79,19 +80,10 @@ VALUES: list[Any] = [
     [None], [1 << 64], [[1]], [{}], {}, {"a": {"b": 1}}]
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each value below ``value``; of long lists, only the first 60 values."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for at, (key, inner) in enumerate(items):
-        if at < 60:
-            yield (*path, key)
-            yield from places(inner, (*path, key))
-
-
 def changed(rng: random.Random, value: Any) -> Any:
     """Return a copy of a JSON value with one place deleted, repeated, scaled or replaced."""
     value = copy.deepcopy(value)
-    found = list(places(value))
+    found = list(places(value, most=60))
     if not found:
         return rng.choice(VALUES)
     *path, last = rng.choice(found)

@@ -6,10 +6,11 @@ import copy
 import json
 import random
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from jsonplaces import places
 
 msgspec = pytest.importorskip("msgspec")
 
@@ -47,18 +48,11 @@ VALUES: list[Any] = [None, True, -1, 0, 1.5, 10**30, 1e300, "", "x", [], [1], ["
                      {"text": 3}, {"type": "text"}]
 
 
-def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in items:
-        yield (*path, key)
-        yield from paths_of(part, (*path, key))
-
-
 def damaged(rng: random.Random, value: dict[str, Any]) -> bytes:
     """A body with one or two values removed, added or replaced."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice([1, 1, 2])):
-        *parents, last = rng.choice(list(paths_of(value)))
+        *parents, last = rng.choice(list(places(value)))
         at: Any = value
         for key in parents:
             at = at[key]
