@@ -506,9 +506,9 @@ def test_a_stream_is_bound_once(pool: mpool.Pool, llama: Path, monkeypatch: pyte
     monkeypatch.setattr(_watching, "Followed", Counted)
 
     async def work() -> None:
-        stream = aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 300})
-        chunks = [chunk async for chunk in stream]
-        assert len(chunks) > 20 and len(made) == 1
+        stream = aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 2000})
+        chunks = [chunk async for chunk in stream]  # a slow loop gets several tokens in one chunk
+        assert len(chunks) > 2 and len(made) == 1
         watcher = _watching.watcher()
         assert not watcher._tickets and not watcher._followed and (await stream.result()).text
 
