@@ -25,7 +25,7 @@ typedef struct child_item {
     uint32_t id;
     uint64_t charged;
     struct child_item *next;
-    _Alignas(16) uint8_t record[];
+    _Alignas(16) uint8_t progress[];
 } child_item;
 
 typedef struct child {
@@ -77,7 +77,7 @@ static void free_item(child *c, child_item *item) {
 static mp_status create_item(child *c, const mp_item *fields, child_item **out, mp_error *error) {
     mp_request *request = NULL;
     MP_TRY(c->wire->get_request(&c->in, &request, error));
-    size_t bytes = sizeof(child_item) + c->wire->record_bytes(request);
+    size_t bytes = sizeof(child_item) + c->wire->progress_bytes(request);
     child_item *item = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
     if (!item) {
         mp_request_destroy(request);
@@ -95,7 +95,7 @@ static mp_status create_item(child *c, const mp_item *fields, child_item **out, 
     else if (status == MP_OK)
         item->charged = request->bytes;
     if (status == MP_OK)
-        status = c->wire->go_on(&c->in, &item->item, item->record, error);
+        status = c->wire->get_progress(&c->in, &item->item, item->progress, error);
     if (status != MP_OK) {
         free_item(c, item);
         return status;
@@ -256,7 +256,7 @@ static bool step(child *c) {
                 mp_fail(&item->item.error, MP_MODEL, "the model failed while computing");
             mp_put_error(&c->out, item->item.error.code, &item->item.error);
         }
-        c->wire->put_results(&c->out, &item->item, item->record);
+        c->wire->put_results(&c->out, &item->item, item->progress);
     }
     put_measurements(c);
     c->plan.count = 0;

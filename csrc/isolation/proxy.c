@@ -55,7 +55,7 @@ typedef struct proxy {
 typedef struct proxy_item { /* mp_item.state of an admitted item */
     uint32_t id;
     uint64_t idle; /* consecutive steps without progress on this item */
-    _Alignas(16) uint8_t note[];
+    _Alignas(16) uint8_t progress[];
 } proxy_item;
 
 /* The statuses that a child may report, by message. Any other status is refused. The parent has checked the request
@@ -170,12 +170,12 @@ static void put_item(proxy *p, const mp_item *item, proxy_item *state) {
     mp_put_u32(&p->out, item->tenant);
     mp_put_u32(&p->out, item->cursor);
     mp_put_u32(&p->out, item->total);
-    p->wire->put_request(&p->out, item, state->note);
+    p->wire->put_request(&p->out, item, state->progress);
 }
 
 static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
     proxy *p = (proxy *)base;
-    size_t bytes = sizeof(proxy_item) + p->wire->note_bytes(item->request);
+    size_t bytes = sizeof(proxy_item) + p->wire->progress_bytes(item->request);
     if (p->gone) {
         *error = p->lost;
         return error->code;
@@ -254,7 +254,7 @@ static void plan_nothing(mp_item **items, mp_plan *plan) {
 static bool all_wait(const proxy *p, mp_item **items, int n) {
     bool all = p->wire->waits != NULL;
     for (int i = 0; i < n && all; i++)
-        all = p->wire->waits(items[i], ((const proxy_item *)items[i]->state)->note);
+        all = p->wire->waits(items[i], ((const proxy_item *)items[i]->state)->progress);
     return all;
 }
 
@@ -301,7 +301,7 @@ static void proxy_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_
             proxy_item *state = items[i]->state;
             mp_put_u32(&p->out, state->id);
             if (p->wire->put_more)
-                p->wire->put_more(&p->out, items[i], state->note);
+                p->wire->put_more(&p->out, items[i], state->progress);
         }
         if (exchange(p, MP_FRAME_PLAN, true))
             get_plan(p, items, n, plan);
@@ -326,7 +326,7 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
         mp_wire_refuse(&p->in, "a request fails without a reason");
     if (p->in.failed)
         return;
-    bool moved = p->wire->get_results(&p->in, item, amount, *outcome, state->note);
+    bool moved = p->wire->get_results(&p->in, item, amount, *outcome, state->progress);
     bool goes_on = *outcome == MP_OUTCOME_MORE || *outcome == MP_OUTCOME_WAIT_MASK;
     if (moved || !goes_on || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         state->idle = 0;
@@ -425,7 +425,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     }
     uint64_t now_ns = mp_sys_now_ns();
     for (int i = 0; i < plan->count; i++)
-        p->wire->publish(plan->items[i], ((proxy_item *)plan->items[i]->state)->note, began_ns, now_ns);
+        p->wire->publish(plan->items[i], ((proxy_item *)plan->items[i]->state)->progress, began_ns, now_ns);
 }
 
 /* --- memory, life --- */

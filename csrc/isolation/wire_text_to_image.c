@@ -9,10 +9,10 @@
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
 
-typedef struct t2i_note { /* in both processes: the progress that was sent or received so far */
+typedef struct t2i_progress {
     uint32_t cursor;
     int32_t previews;
-} t2i_note;
+} t2i_progress;
 
 /* The images with indices [first, end). */
 typedef struct span {
@@ -26,9 +26,9 @@ static mp_status t2i_check(const mp_request *base, mp_error *error) {
     return MP_OK;
 }
 
-static size_t t2i_bytes(const mp_request *request) {
+static size_t t2i_progress_bytes(const mp_request *request) {
     (void)request;
-    return sizeof(t2i_note);
+    return sizeof(t2i_progress);
 }
 
 static int32_t decoded_at(const mp_image_generation_request *request, uint32_t cursor) {
@@ -66,10 +66,10 @@ static bool preview_open(const mp_image_generation_request *request, uint32_t cu
 
 /* --- the request and its progress --- */
 
-static void t2i_put_request(mp_wire_out *out, const mp_item *item, void *note) {
+static void t2i_put_request(mp_wire_out *out, const mp_item *item, void *progress) {
     const mp_image_generation_request *request = (const mp_image_generation_request *)item->request;
     const int32_t previews = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
-    *(t2i_note *)note = (t2i_note){item->cursor, previews};
+    *(t2i_progress *)progress = (t2i_progress){item->cursor, previews};
 #include "isolation/passes/put.def"
     mp_put_i32(out, previews);
     size_t bytes;
@@ -93,7 +93,7 @@ static mp_status t2i_get_request(mp_wire_in *in, mp_request **out, mp_error *err
     return status;
 }
 
-static mp_status t2i_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
+static mp_status t2i_get_progress(mp_wire_in *in, mp_item *item, void *progress, mp_error *error) {
     mp_image_generation_request *request = (mp_image_generation_request *)item->request;
     const uint32_t steps = mp_image_generation_steps(request);
     const int32_t previews = mp_get_i32(in);
@@ -107,7 +107,7 @@ static mp_status t2i_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error
     mp_get(in, latents, bytes);
     if (preview_open(request, item->cursor, previews))
         mp_get(in, request->preview_latents, latent_bytes(request));
-    *(t2i_note *)record = (t2i_note){item->cursor, previews};
+    *(t2i_progress *)progress = (t2i_progress){item->cursor, previews};
     atomic_store_explicit(&request->steps_done, (int32_t)(item->cursor < steps ? item->cursor : steps),
                           memory_order_relaxed);
     atomic_store_explicit(&request->previews_done, previews, memory_order_relaxed);
@@ -117,9 +117,9 @@ static mp_status t2i_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error
 
 /* ---- results ---- */
 
-static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *record) {
+static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *progress) {
     const mp_image_generation_request *request = (const mp_image_generation_request *)item->request;
-    t2i_note *sent = record;
+    t2i_progress *sent = progress;
     const int32_t previews = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
     const size_t pixels = (size_t)mp_image_generation_pixels(request);
     size_t bytes;
@@ -133,7 +133,7 @@ static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *record)
         mp_put(out, request->preview_latents, latent_bytes(request));
     for (int32_t p = decoded_at(request, sent->cursor); p < decoded_at(request, item->cursor); p++)
         mp_put(out, request->pixels + (size_t)p * pixels, pixels * sizeof(float));
-    *sent = (t2i_note){item->cursor, previews};
+    *sent = (t2i_progress){item->cursor, previews};
 }
 
 #define MP_REQUEST mp_image_generation_request
@@ -141,9 +141,9 @@ static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *record)
 
 /* Writes latents into the request before the message is known to be valid. If the message is refused, these latents are
  * unusable, but the step fails too, and the request restarts or fails. */
-static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
+static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *progress) {
     const mp_image_generation_request *request = (const mp_image_generation_request *)item->request;
-    t2i_note *seen = note;
+    t2i_progress *seen = progress;
     (void)amount;
     const uint32_t cursor = mp_get_u32(in);
     const int32_t previews = mp_get_i32(in), due = mp_image_generation_previews_due(request, cursor);
@@ -163,7 +163,7 @@ static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount
         !get_pixels(in, request, decoded_at(request, seen->cursor), decoded_at(request, cursor)))
         return false;
     const bool moved = cursor > seen->cursor || previews > seen->previews;
-    *seen = (t2i_note){cursor, previews};
+    *seen = (t2i_progress){cursor, previews};
     return moved;
 }
 
@@ -175,8 +175,8 @@ static uint64_t t2i_most_idle(const mp_request *request) {
     return 1 << 16;
 }
 
-static void t2i_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
-    const t2i_note *seen = note;
+static void t2i_publish(mp_item *item, void *progress, uint64_t began_ns, uint64_t now_ns) {
+    const t2i_progress *seen = progress;
     mp_image_generation_request *request = (mp_image_generation_request *)item->request;
     const uint32_t steps = mp_image_generation_steps(request);
     (void)began_ns;
@@ -191,14 +191,13 @@ static void t2i_close(mp_item *item) { (void)item; }
 
 const mp_request_wire mp_wire_text_to_image = {
     .check = t2i_check,
-    .note_bytes = t2i_bytes,
+    .progress_bytes = t2i_progress_bytes,
     .put_request = t2i_put_request,
     .get_results = t2i_get_results,
     .most_idle = t2i_most_idle,
     .publish = t2i_publish,
     .close = t2i_close,
     .get_request = t2i_get_request,
-    .record_bytes = t2i_bytes,
-    .go_on = t2i_go_on,
+    .get_progress = t2i_get_progress,
     .put_results = t2i_put_results,
 };

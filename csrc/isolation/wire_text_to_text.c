@@ -12,19 +12,19 @@
 #include "files/spec_build.h"
 #include "isolation/capability_wire.h"
 
-typedef struct choice_note { /* the part of a completion that was sent or received so far */
+typedef struct choice_progress {
     uint32_t tokens, text, decided;
     uint32_t masked; /* 1 + index of the last token whose mask the process has received; 0 = none */
     int32_t finish, stop_index;
-} choice_note;
+} choice_progress;
 
-typedef struct text_note {
+typedef struct text_progress {
     uint32_t cursor, cached;
     uint32_t local_cursor; /* cursor in this process: 0 when the process takes over the request */
     bool prompt_done;
     uint32_t captured; /* tokens whose records were sent or received */
-    choice_note choice[];
-} text_note;
+    choice_progress choice[];
+} text_progress;
 
 static uint32_t tokens_of(const mp_choice *choice) {
     return atomic_load_explicit(&choice->token_count, memory_order_relaxed);
@@ -44,8 +44,8 @@ static int alternatives(const mp_text_request *request) {
     return request->sampling.logprobs > 0 ? (int)request->sampling.logprobs : 0;
 }
 
-static size_t text_bytes(const mp_request *base) {
-    return sizeof(text_note) + (size_t)((const mp_text_request *)base)->n_choices * sizeof(choice_note);
+static size_t text_progress_bytes(const mp_request *base) {
+    return sizeof(text_progress) + (size_t)((const mp_text_request *)base)->n_choices * sizeof(choice_progress);
 }
 
 static mp_status text_check(const mp_request *base, mp_error *error) {
@@ -60,17 +60,17 @@ static mp_status text_check(const mp_request *base, mp_error *error) {
 static size_t mask_bytes(const mp_text_request *request) { return (size_t)request->mask_words * sizeof(uint32_t); }
 
 /* Send each mask that is ready for the next token of a completion and was not sent yet. */
-static void text_put_more(mp_wire_out *out, const mp_item *item, void *record) {
+static void text_put_more(mp_wire_out *out, const mp_item *item, void *progress) {
     const mp_text_request *request = (const mp_text_request *)item->request;
-    text_note *note = record;
+    text_progress *sent = progress;
     for (int c = 0; request->masks && c < request->n_choices; c++) {
         uint32_t next = tokens_of(&request->choices[c]);
-        const uint32_t *bits = note->choice[c].masked > next ? NULL : mp_text_request_mask_at(request, c, next);
+        const uint32_t *bits = sent->choice[c].masked > next ? NULL : mp_text_request_mask_at(request, c, next);
         mp_put_u8(out, bits != NULL);
         if (!bits)
             continue;
         mp_put(out, bits, mask_bytes(request));
-        note->choice[c].masked = next + 1;
+        sent->choice[c].masked = next + 1;
     }
 }
 
@@ -87,12 +87,12 @@ static bool text_get_more(mp_wire_in *in, mp_item *item) {
 
 /* True if every unfinished completion needs a mask for its next token. False before the prompt is prefilled, here or in
  * an earlier process. (A process that must prefill again returns a plan for that.) */
-static bool text_waits(const mp_item *item, const void *record) {
+static bool text_waits(const mp_item *item, const void *progress) {
     const mp_text_request *request = (const mp_text_request *)item->request;
-    const text_note *note = record;
-    bool waits = request->masks && note->prompt_done;
+    const text_progress *seen = progress;
+    bool waits = request->masks && seen->prompt_done;
     for (int c = 0; c < request->n_choices && waits; c++)
-        waits = note->choice[c].finish != MP_FINISH_NONE || note->choice[c].masked <= note->choice[c].tokens;
+        waits = seen->choice[c].finish != MP_FINISH_NONE || seen->choice[c].masked <= seen->choice[c].tokens;
     return waits;
 }
 
@@ -102,7 +102,7 @@ static bool allows(const mp_text_request *request, int c, int32_t id) {
 }
 
 /* True if the mask allows an end that added no token to the completion. */
-static bool may_end(const mp_text_request *request, int c, const choice_note *seen) {
+static bool may_end(const mp_text_request *request, int c, const choice_progress *seen) {
     if (seen->finish == MP_FINISH_STOP)
         return allows(request, c, request->stop_ids[seen->stop_index - request->n_stop]);
     for (int32_t i = 0; i < request->n_ends; i++)
@@ -113,7 +113,8 @@ static bool may_end(const mp_text_request *request, int c, const choice_note *se
 
 /* Check a completion's progress after token `from`. One mask was sent for it, so at most one token or end is new, and
  * the mask must allow this token or end. */
-static bool keeps_mask(mp_wire_in *in, const mp_text_request *request, int c, const choice_note *seen, uint32_t from) {
+static bool keeps_mask(mp_wire_in *in, const mp_text_request *request, int c, const choice_progress *seen,
+                       uint32_t from) {
     const bool by_id =
         seen->finish == MP_FINISH_EOS || (seen->finish == MP_FINISH_STOP && seen->stop_index >= request->n_stop);
     const uint32_t sampled = seen->tokens - from + by_id;
@@ -137,7 +138,7 @@ static size_t capture_floats(const mp_capture *capture, uint32_t from, uint32_t 
     return (to - from) * mp_capture_floats(capture);
 }
 
-static void put_capture(mp_wire_out *out, const mp_capture *capture, text_note *sent) {
+static void put_capture(mp_wire_out *out, const mp_capture *capture, text_progress *sent) {
     if (capture->values == 0)
         return;
     const uint32_t sampled = atomic_load_explicit(&capture->sampled, memory_order_relaxed);
@@ -149,32 +150,32 @@ static void put_capture(mp_wire_out *out, const mp_capture *capture, text_note *
 }
 
 /* Captured values are not checked: a correct model may produce NaN or infinities. */
-static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *note) {
+static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_progress *seen) {
     if (capture->values == 0)
         return !in->failed;
-    const uint32_t sampled = mp_get_u32(in), tokens = note->choice[0].tokens;
+    const uint32_t sampled = mp_get_u32(in), tokens = seen->choice[0].tokens;
     if (in->failed)
         return false;
-    if (sampled < note->captured || sampled < tokens || sampled > tokens + 1)
+    if (sampled < seen->captured || sampled < tokens || sampled > tokens + 1)
         return mp_wire_refuse(in, "captured records do not match the sampled tokens");
-    const size_t floats = capture_floats(capture, note->captured, sampled);
+    const size_t floats = capture_floats(capture, seen->captured, sampled);
     if (floats)
-        mp_get(in, capture->data + note->captured * mp_capture_floats(capture), floats * sizeof(float));
-    note->captured = sampled;
+        mp_get(in, capture->data + seen->captured * mp_capture_floats(capture), floats * sizeof(float));
+    seen->captured = sampled;
     return !in->failed;
 }
 
 /* --- the request and its progress --- */
 
-static void put_progress(mp_wire_out *out, const mp_text_request *request, text_note *note) {
+static void put_progress(mp_wire_out *out, const mp_text_request *request, text_progress *sent) {
     mp_put_u8(out, request->prompt_done_ns != 0);
     mp_put_u32(out, (uint32_t)request->cached_tokens);
-    note->prompt_done = request->prompt_done_ns != 0;
-    note->cached = (uint32_t)request->cached_tokens;
+    sent->prompt_done = request->prompt_done_ns != 0;
+    sent->cached = (uint32_t)request->cached_tokens;
     for (int c = 0; c < request->n_choices; c++) {
         const mp_choice *choice = &request->choices[c];
         const uint32_t count = tokens_of(choice);
-        note->choice[c] = (choice_note){.tokens = count,
+        sent->choice[c] = (choice_progress){.tokens = count,
                                         .text = text_end(choice),
                                         .decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed),
                                         .finish = finish_of(choice),
@@ -184,12 +185,12 @@ static void put_progress(mp_wire_out *out, const mp_text_request *request, text_
             mp_put_i32(out, choice->tokens[i].id);
             mp_put_f32(out, choice->tokens[i].logprob);
         }
-        mp_put_u32(out, note->choice[c].text);
-        mp_put_i32(out, note->choice[c].finish);
+        mp_put_u32(out, sent->choice[c].text);
+        mp_put_i32(out, sent->choice[c].finish);
         mp_put_i32(out, choice->stop_index);
     }
-    note->captured = atomic_load_explicit(&request->capture.sampled, memory_order_relaxed);
-    mp_put_u32(out, note->captured);
+    sent->captured = atomic_load_explicit(&request->capture.sampled, memory_order_relaxed);
+    mp_put_u32(out, sent->captured);
 }
 
 /* Pixels are always sent. The child identifies images by their hashes and computes only images that it has not
@@ -209,7 +210,7 @@ static void free_images(mp_text_image_args *args) {
 #undef MP_SCHEMA
 
 #define MP_SCHEMA "models/requests/text_to_text.def"
-static void text_put_request(mp_wire_out *out, const mp_item *item, void *note) {
+static void text_put_request(mp_wire_out *out, const mp_item *item, void *progress) {
     const mp_text_request *request = (const mp_text_request *)item->request;
     const bool vision = request->base.capability == MP_VISION;
 #include "isolation/passes/put.def"
@@ -217,8 +218,8 @@ static void text_put_request(mp_wire_out *out, const mp_item *item, void *note) 
     if (vision)
         put_images(out, &request->images);
     mp_put_i32(out, request->mask_words);
-    ((text_note *)note)->cursor = item->cursor;
-    put_progress(out, request, note);
+    ((text_progress *)progress)->cursor = item->cursor;
+    put_progress(out, request, progress);
 }
 
 static mp_status text_get_request(mp_wire_in *in, mp_request **out, mp_error *error) {
@@ -246,13 +247,13 @@ static mp_status text_get_request(mp_wire_in *in, mp_request **out, mp_error *er
 }
 #undef MP_SCHEMA
 
-static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
+static mp_status text_get_progress(mp_wire_in *in, mp_item *item, void *progress, mp_error *error) {
     mp_text_request *request = (mp_text_request *)item->request;
-    text_note *note = record;
-    note->prompt_done = mp_get_u8(in) != 0;
-    note->cached = mp_get_count(in, (uint32_t)request->n_prompt, "more tokens are cached than the prompt has");
-    request->prompt_done_ns = note->prompt_done ? mp_sys_now_ns() : 0;
-    request->cached_tokens = (int32_t)note->cached;
+    text_progress *seen = progress;
+    seen->prompt_done = mp_get_u8(in) != 0;
+    seen->cached = mp_get_count(in, (uint32_t)request->n_prompt, "more tokens are cached than the prompt has");
+    request->prompt_done_ns = seen->prompt_done ? mp_sys_now_ns() : 0;
+    request->cached_tokens = (int32_t)seen->cached;
     for (int c = 0; c < request->n_choices; c++) {
         mp_choice *choice = &request->choices[c];
         uint32_t count = mp_get_count(in, (uint32_t)request->sampling.max_tokens, "a completion is too long");
@@ -262,23 +263,24 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
                 mp_wire_refuse(in, "a completion has an id that cannot be sampled");
             choice->tokens[i] = (mp_token_out){.id = in->failed ? 0 : id, .logprob = mp_get_f32(in)};
         }
-        note->choice[c].tokens = count;
-        note->choice[c].text = mp_get_u32(in);
-        note->choice[c].finish = mp_get_i32(in);
+        seen->choice[c].tokens = count;
+        seen->choice[c].text = mp_get_u32(in);
+        seen->choice[c].finish = mp_get_i32(in);
         choice->stop_index = mp_get_i32(in);
         atomic_store_explicit(&choice->token_count, count, memory_order_relaxed);
-        atomic_store_explicit(&choice->finish, note->choice[c].finish, memory_order_relaxed);
+        atomic_store_explicit(&choice->finish, seen->choice[c].finish, memory_order_relaxed);
         if (request->masks)
             atomic_store_explicit(&request->masks[c].ready, 0, memory_order_relaxed);
     }
-    note->captured = mp_get_u32(in);
-    atomic_store_explicit(&request->capture.sampled, note->captured, memory_order_relaxed);
+    seen->captured = mp_get_u32(in);
+    atomic_store_explicit(&request->capture.sampled, seen->captured, memory_order_relaxed);
     return in->failed ? mp_fail(error, MP_RECV, "a request was truncated") : MP_OK;
 }
 
 /* --- results --- */
 
-static void put_choice(mp_wire_out *out, const mp_text_request *request, const mp_choice *choice, choice_note *sent) {
+static void put_choice(mp_wire_out *out, const mp_text_request *request, const mp_choice *choice,
+                       choice_progress *sent) {
     uint32_t count = tokens_of(choice), end = text_end(choice);
     int k = alternatives(request);
     mp_put_u8(out, (uint8_t)finish_of(choice));
@@ -302,9 +304,9 @@ static void put_choice(mp_wire_out *out, const mp_text_request *request, const m
     sent->finish = finish_of(choice);
 }
 
-static void text_put_results(mp_wire_out *out, const mp_item *item, void *record) {
+static void text_put_results(mp_wire_out *out, const mp_item *item, void *progress) {
     const mp_text_request *request = (const mp_text_request *)item->request;
-    text_note *sent = record;
+    text_progress *sent = progress;
     mp_put_u32(out, item->cursor);
     mp_put_u32(out, (uint32_t)request->cached_tokens);
     mp_put_u8(out, request->prompt_done_ns != 0);
@@ -345,7 +347,7 @@ static bool splits_character(const mp_choice *choice, uint32_t at, uint32_t end)
 /* Check the end of a completion's text against its tokens, which were received before. When a completion finishes, an
  * incomplete character may become U+FFFD, and a stop string is cut off. The last token completes the stop string, so
  * earlier tokens end within it at most. */
-static bool ends_with_tokens(const mp_text_request *request, const mp_choice *choice, const choice_note *seen,
+static bool ends_with_tokens(const mp_text_request *request, const mp_choice *choice, const choice_progress *seen,
                              uint32_t end, uint32_t from) {
     enum { REPLACEMENT = 3 };
     uint32_t last = seen->tokens ? choice->tokens[seen->tokens - 1].byte_end : 0;
@@ -360,7 +362,7 @@ static bool ends_with_tokens(const mp_text_request *request, const mp_choice *ch
 }
 
 /* `from`: index of the first token received with this text. */
-static bool get_text(mp_wire_in *in, const mp_text_request *request, mp_choice *choice, choice_note *seen,
+static bool get_text(mp_wire_in *in, const mp_text_request *request, mp_choice *choice, choice_progress *seen,
                      uint32_t from) {
     uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), before = seen->text;
     bool over = seen->finish != MP_FINISH_NONE;
@@ -397,7 +399,7 @@ static bool is_among(const int32_t *ids, int32_t count, int32_t id) {
 /* Check that a completion continues or ends where its limits and end tokens require. The model may sample an end token
  * anywhere else. */
 static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *request, const mp_choice *choice,
-                               const choice_note *seen, uint32_t from) {
+                               const choice_progress *seen, uint32_t from) {
     int32_t left = request->context - request->n_prompt + 1; /* the last token is sampled, but never an input */
     int32_t most = left < request->sampling.max_tokens ? left : request->sampling.max_tokens;
     bool full = (int64_t)seen->tokens >= most, eos = seen->finish == MP_FINISH_EOS;
@@ -419,7 +421,7 @@ static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *request, c
     return true;
 }
 
-static bool get_choice(mp_wire_in *in, const mp_text_request *request, mp_choice *choice, choice_note *seen) {
+static bool get_choice(mp_wire_in *in, const mp_text_request *request, mp_choice *choice, choice_progress *seen) {
     uint8_t finish = mp_get_u8(in);
     int32_t stop_index = mp_get_i32(in);
     uint32_t from = seen->tokens;
@@ -441,39 +443,39 @@ static bool get_choice(mp_wire_in *in, const mp_text_request *request, mp_choice
     return ends_where_it_must(in, request, choice, seen, from) && get_text(in, request, choice, seen, from);
 }
 
-static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
+static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *progress) {
     const mp_text_request *request = (const mp_text_request *)item->request;
-    text_note *note = data;
+    text_progress *seen = progress;
     (void)amount; /* planned rows, which do not limit the new tokens: rows of earlier steps may yield tokens now */
     /* A process that takes over a request prefills again. Its cursor may be lower than the request's without an error,
      * and the request's cursor never decreases. */
     uint32_t cursor = mp_get_count(in, item->total, "a request's progress is past its end");
-    bool moved = cursor > note->local_cursor;
-    note->cursor = cursor > note->cursor ? cursor : note->cursor;
-    note->local_cursor = moved ? cursor : note->local_cursor;
-    note->cached = mp_get_count(in, (uint32_t)request->n_prompt, "more tokens are cached than the prompt has");
+    bool moved = cursor > seen->local_cursor;
+    seen->cursor = cursor > seen->cursor ? cursor : seen->cursor;
+    seen->local_cursor = moved ? cursor : seen->local_cursor;
+    seen->cached = mp_get_count(in, (uint32_t)request->n_prompt, "more tokens are cached than the prompt has");
     uint8_t prompt_done = mp_get_u8(in);
-    if (prompt_done > 1 || prompt_done < note->prompt_done)
+    if (prompt_done > 1 || prompt_done < seen->prompt_done)
         return mp_wire_refuse(in, "a finished prefill became unfinished");
-    note->prompt_done = prompt_done;
+    seen->prompt_done = prompt_done;
     bool all = true;
     for (int c = 0; c < request->n_choices && !in->failed; c++) {
-        uint32_t before = note->choice[c].tokens;
-        if (note->choice[c].finish == MP_FINISH_NONE) {
-            if (!get_choice(in, request, &request->choices[c], &note->choice[c]) ||
-                (request->masks && !keeps_mask(in, request, c, &note->choice[c], before)))
+        uint32_t before = seen->choice[c].tokens;
+        if (seen->choice[c].finish == MP_FINISH_NONE) {
+            if (!get_choice(in, request, &request->choices[c], &seen->choice[c]) ||
+                (request->masks && !keeps_mask(in, request, c, &seen->choice[c], before)))
                 return false;
-            moved |= note->choice[c].tokens > before || note->choice[c].finish != MP_FINISH_NONE;
+            moved |= seen->choice[c].tokens > before || seen->choice[c].finish != MP_FINISH_NONE;
         }
-        if (note->choice[c].tokens && !prompt_done)
+        if (seen->choice[c].tokens && !prompt_done)
             mp_wire_refuse(in, "a completion has tokens before its prefill is finished");
-        all = all && note->choice[c].finish != MP_FINISH_NONE;
+        all = all && seen->choice[c].finish != MP_FINISH_NONE;
     }
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != all)
         mp_wire_refuse(in, "an outcome does not match the finished completions");
     if (outcome == MP_OUTCOME_WAIT_MASK && !request->masks)
         mp_wire_refuse(in, "a request without masks waits for a mask");
-    return get_capture(in, &request->capture, note) && moved;
+    return get_capture(in, &request->capture, seen) && moved;
 }
 
 /* A process that takes over a request computes prompt and completions again, one row per step when memory is short, and
@@ -486,29 +488,29 @@ static uint64_t text_most_idle(const mp_request *base) {
            BEGUN * request->images.most_parts;
 }
 
-static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t now_ns) {
+static void text_publish(mp_item *item, void *progress, uint64_t began_ns, uint64_t now_ns) {
     mp_text_request *request = (mp_text_request *)item->request;
-    const text_note *note = data;
+    const text_progress *seen = progress;
     bool all = true;
-    item->cursor = note->cursor;
-    request->cached_tokens = (int32_t)note->cached;
+    item->cursor = seen->cursor;
+    request->cached_tokens = (int32_t)seen->cached;
     if (!request->started_ns)
         request->started_ns = began_ns;
-    if (note->prompt_done && !request->prompt_done_ns)
+    if (seen->prompt_done && !request->prompt_done_ns)
         request->prompt_done_ns = now_ns;
     for (int c = 0; c < request->n_choices; c++) {
-        const choice_note *seen = &note->choice[c];
+        const choice_progress *received = &seen->choice[c];
         mp_choice *choice = &request->choices[c];
-        all = all && seen->finish != MP_FINISH_NONE;
+        all = all && received->finish != MP_FINISH_NONE;
         if (finish_of(choice) != MP_FINISH_NONE)
             continue;
-        choice->stop_index = seen->stop_index;
-        atomic_store_explicit(&choice->token_count, seen->tokens, memory_order_release);
-        atomic_store_explicit(&choice->text_bytes, seen->decided, memory_order_release);
-        atomic_store_explicit(&choice->finish, seen->finish, memory_order_release);
+        choice->stop_index = received->stop_index;
+        atomic_store_explicit(&choice->token_count, received->tokens, memory_order_release);
+        atomic_store_explicit(&choice->text_bytes, received->decided, memory_order_release);
+        atomic_store_explicit(&choice->finish, received->finish, memory_order_release);
     }
     if (request->capture.values > 0)
-        atomic_store_explicit(&request->capture.sampled, note->captured, memory_order_release);
+        atomic_store_explicit(&request->capture.sampled, seen->captured, memory_order_release);
     if (all)
         request->finished_ns = now_ns;
 }
@@ -524,10 +526,10 @@ static void text_close(mp_item *item) {
     }
 }
 
-#define TEXT_FUNCTIONS                                                                                          \
-    .check = text_check, .note_bytes = text_bytes, .put_request = text_put_request, .put_more = text_put_more,     \
-    .waits = text_waits, .get_results = text_get_results, .most_idle = text_most_idle, .publish = text_publish, \
-    .close = text_close, .get_request = text_get_request, .record_bytes = text_bytes, .go_on = text_go_on,         \
+#define TEXT_FUNCTIONS                                                                                                \
+    .check = text_check, .progress_bytes = text_progress_bytes, .put_request = text_put_request,                      \
+    .put_more = text_put_more, .waits = text_waits, .get_results = text_get_results, .most_idle = text_most_idle,     \
+    .publish = text_publish, .close = text_close, .get_request = text_get_request, .get_progress = text_get_progress, \
     .get_more = text_get_more, .put_results = text_put_results
 
 const mp_request_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};

@@ -11,14 +11,14 @@ static size_t cross(mp_request *request, int at, mp_request **got) {
     static mp_wire_in in;
     const mp_request_wire *wire = mp_request_wire_of(request->capability);
     mp_item item = {.request = request};
-    uint64_t note[64] = {0};
+    uint64_t progress[64] = {0};
     mp_error error;
     pair p;
     *got = NULL;
-    MP_CHECK(wire->note_bytes(request) <= sizeof note);
+    MP_CHECK(wire->progress_bytes(request) <= sizeof progress);
     pair_init(&p);
     mp_wire_begin(&out, &p.parent, MP_FRAME_ADMIT);
-    wire->put_request(&out, &item, note);
+    wire->put_request(&out, &item, progress);
     const size_t bytes = out.used;
     MP_CHECK(bytes < MP_FRAME_MOST);
     if (at >= 0)

@@ -422,11 +422,11 @@ static mp_status cross(bool images, int at, mp_error *error) {
                                            .sources = sources, .n_sources = 3};
     MP_TRY(mp_text_request_create(&args, &call, error));
     mp_item item = {.request = &call->base};
-    uint64_t note[64] = {0};
-    MP_CHECK(mp_wire_vision.note_bytes(&call->base) <= sizeof note);
+    uint64_t progress[64] = {0};
+    MP_CHECK(mp_wire_vision.progress_bytes(&call->base) <= sizeof progress);
     pair_init(&p);
     mp_wire_begin(&out, &p.parent, MP_FRAME_ADMIT);
-    mp_wire_vision.put_request(&out, &item, note);
+    mp_wire_vision.put_request(&out, &item, progress);
     MP_CHECK(out.used < MP_FRAME_MOST);
     if (at >= 0 && (size_t)at < out.used)
         out.buffer[at] ^= 0x81;
