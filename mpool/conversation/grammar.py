@@ -23,14 +23,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .. import native_calls
 from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Overloaded, Unsupported
 from ..resources import error_of, install_hint, of_caller, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
-from . import schema_references
+from . import grammar_trial, schema_references
 from .running_text import MaskReuse
 from .tool_grammar import BLANKS, ResponseFormat
 
@@ -45,8 +45,11 @@ if TYPE_CHECKING:
 MAX_CHARS, MAX_DEPTH = 65536, 64
 _ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "regex", '
             '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
-#: Number of compiled formats cached per tokenizer; maximum number of threads that compute masks.
-_CACHED_FORMATS, _MAX_THREADS = 32, 4
+#: What error messages call each kind of format.
+_SUBJECTS = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar",
+             "tools": "a schema"}
+#: Number and bytes of compiled formats cached per tokenizer; maximum number of threads that compute masks.
+_CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
 #: Seconds that the masks after one token may take before their thread is replaced. Usual are 1 to 50 ms.
 _STUCK_SECONDS = 5.0
 #: Seconds that a mask thread waits after an exception of its own, such as MemoryError.
@@ -151,7 +154,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
 
     Raises:
         InvalidArgument: the value is not a format, is malformed, or ``sampling`` keeps completions from ending.
-        LimitError: the format is too large or nested too deeply.
+        LimitError: the format is too large, nested too deeply, or too complex to compile.
         Unsupported: llguidance is not installed.
     """
     kind, source, model = _read(response_format)
@@ -159,11 +162,12 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
         return None
     _check_ends("a response_format", sampling)
     try:
-        compiler, first, matcher = _compiled(tokenizer, kind, source)
+        compiler, compiled = _compiled(tokenizer, kind, source)
     except ImportError:
         raise Unsupported("`response_format` needs the package llguidance", param="response_format",
                           hint=install_hint("grammar")) from None
-    return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer, failure=compiler.failure)
+    return Format(compiled.first, compiled.matcher, kind == "schema", model, tokenizer=tokenizer,
+                  failure=compiler.failure)
 
 
 def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]:
@@ -197,8 +201,7 @@ def is_usable(pattern: str) -> bool:
     back-references."""
     import llguidance
 
-    made = llguidance.LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
-    return not llguidance.LLMatcher.validate_grammar(made)
+    return grammar_trial.is_valid(llguidance.LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}))
 
 
 def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOptions, is_json: bool = False,
@@ -216,12 +219,12 @@ def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOption
         InvalidArgument: a schema cannot be used, or ``sampling`` keeps completions from ending.
     """
     _check_ends("tools", sampling)
-    compiler, first, matcher = _compiled(tokenizer, "tools", grammar.lark)
+    compiler, compiled = _compiled(tokenizer, "tools", grammar.lark)
     reuse = None
     if grammar.markers is not None:
         reuse = partial(MaskReuse, tuple(marker.encode() for marker in grammar.markers), grammar.prefixes,
                         compiler.tokens.__getitem__)
-    return Format(first, matcher, is_json, model, reuse, tokenizer, "tools", compiler.failure)
+    return Format(compiled.first, compiled.matcher, is_json, model, reuse, tokenizer, "tools", compiler.failure)
 
 
 def _check_ends(what: str, sampling: EndOptions) -> None:
@@ -241,13 +244,17 @@ def check(response_format: Any) -> None:
 
 
 def _unusable(kind: str, why: str) -> InvalidArgument:
-    subject = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar",
-               "tools": "a schema"}[kind]
     param = "tools" if kind == "tools" else "response_format"
     if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
         why = ("a rule refers to itself without an end" if kind == "grammar" else
                "a reference ($ref, $anchor, $id) refers to itself without an end")
-    return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param)
+    return InvalidArgument(f"`{param}`: {_SUBJECTS[kind]} cannot be used: {' '.join(why.split())[:300]}", param=param)
+
+
+def _too_large(kind: str, why: str) -> LimitError:
+    param = "tools" if kind == "tools" else "response_format"
+    return LimitError(f"`{param}`: {_SUBJECTS[kind]} is too complex: {why}", param=param,
+                      hint="Use fewer optional, repeated and nested parts")
 
 
 def _read(response_format: Any) -> tuple[str, str, Any]:
@@ -379,6 +386,20 @@ class _TokenizerAdapter:
         return ids
 
 
+class _Compiled(NamedTuple):
+    """A compiled format.
+
+    Attributes:
+        first: mask of the first token.
+        matcher: matcher at the start of a completion. It must be copied before it is advanced.
+        memory: bytes that the matcher needs.
+    """
+
+    first: bytes
+    matcher: llguidance.LLMatcher
+    memory: int
+
+
 class _Compiler:
     """Compiles formats for one tokenizer.
 
@@ -391,15 +412,17 @@ class _Compiler:
         if not tokenizer.eog_ids:
             raise InvalidArgument("`response_format` requires a tokenizer with an end-of-text token; this model's has "
                                   "none", param="response_format")
+        grammar_trial.start()  # while this process builds the tokenizer
         blanks, *others = llguidance.LLTokenizer.general_slices()
         adapter = _TokenizerAdapter(tokenizer)
         self.tokens, self.failure = adapter.tokens, adapter.failure
-        self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
-            eos_token=list(tokenizer.eog_ids), slices=[blanks, *_WORDS, *others])
-        self._formats: OrderedDict[tuple[str, str], tuple[bytes, llguidance.LLMatcher]] = OrderedDict()
+        eos, slices = list(tokenizer.eog_ids), [blanks, *_WORDS, *others]
+        self._trial = grammar_trial.Trial(adapter.tokens, adapter.special_token_ids, eos, slices)
+        self._tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(adapter), n_vocab=tokenizer.vocab_size,
+                                                 eos_token=eos, slices=slices)
+        self._formats: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()
 
-    def cached(self, kind: str, source: str) -> tuple[bytes, llguidance.LLMatcher] | None:
+    def cached(self, kind: str, source: str) -> _Compiled | None:
         """Return what :meth:`compiled` returned for this format recently, or None."""
         with _lock:
             found = self._formats.get((kind, source))
@@ -407,11 +430,13 @@ class _Compiler:
                 self._formats.move_to_end((kind, source))
             return found
 
-    def compiled(self, kind: str, source: str) -> tuple[bytes, llguidance.LLMatcher]:
-        """Return the mask of the first token, and a matcher at the start of a completion. Copy the matcher to use it.
+    def compiled(self, kind: str, source: str) -> _Compiled:
+        """Compile a format, or return the result of an earlier call.
 
         Raises:
             InvalidArgument: llguidance cannot compile the format.
+            LimitError: compiling it needs too much time or memory.
+            SpawnFailed: no process could be started for the trial.
         """
         found = self.cached(kind, source)
         if found is not None:
@@ -419,11 +444,12 @@ class _Compiler:
         found = self._compile(kind, source)
         with _lock:
             self._formats[kind, source] = found
-            while len(self._formats) > _CACHED_FORMATS:
+            while len(self._formats) > _CACHED_FORMATS or len(self._formats) > 1 and sum(
+                    one.memory for one in self._formats.values()) > _CACHED_BYTES:
                 self._formats.popitem(last=False)
         return found
 
-    def _compile(self, kind: str, source: str) -> tuple[bytes, llguidance.LLMatcher]:
+    def _compile(self, kind: str, source: str) -> _Compiled:
         import llguidance
 
         make = llguidance.LLMatcher
@@ -434,8 +460,11 @@ class _Compiler:
                 grammar = make.grammar_from_lark(_lark(source) if kind == "grammar" else source)
             else:
                 grammar = make.grammar_from_json_schema(source, overrides={"whitespace_pattern": BLANKS})
+            needed = self._trial.compile(grammar)
         except ValueError as error:
             raise _unusable(kind, str(error)) from None
+        except grammar_trial.Refused as error:
+            raise _too_large(kind, str(error)) from None
         self.failure.error = None
         # verbose errors would put the schema and the completion into logs
         limits = llguidance.LLParserLimits(verbose_errors=False)
@@ -445,7 +474,7 @@ class _Compiler:
             raise self.failure.error
         if matcher.is_error():
             raise _unusable(kind, matcher.get_error())
-        return first, matcher
+        return _Compiled(first, matcher, needed)
 
 
 #: The first rule of llama.cpp's grammar language, GBNF.
@@ -456,29 +485,22 @@ def _lark(source: str) -> str:
     """Convert a grammar in GBNF to Lark's language; one in Lark's language is returned as it is.
 
     Raises:
-        ValueError: the grammar is in GBNF and malformed.
+        ValueError, Refused: see :func:`grammar_trial.lark_of_gbnf`.
     """
-    if _GBNF.search(source) is None:
-        return source
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return gbnf_to_lark(source)
-    except Exception as error:  # the converter raises an error of its own, and KeyError for an unknown rule
-        raise ValueError(f"it is not valid GBNF: {error}") from None
+    return source if _GBNF.search(source) is None else grammar_trial.lark_of_gbnf(source)
 
 
 _lock = threading.Lock()
 _compilers: weakref.WeakKeyDictionary[Tokenizer, _Compiler] = weakref.WeakKeyDictionary()
 
 
-def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, bytes, llguidance.LLMatcher]:
+def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, _Compiled]:
     """Return the compiler of a tokenizer, and its result for a format. Both are created on a thread for native calls
     if they are not cached.
 
     Raises:
         ImportError: llguidance is not installed.
-        InvalidArgument: llguidance cannot compile the format.
+        InvalidArgument, LimitError, SpawnFailed: see :meth:`_Compiler.compiled`.
         Timeout, Overloaded: see :meth:`mpool.native_calls.ThreadGroup.run`.
     """
     import llguidance  # noqa: F401
@@ -488,10 +510,10 @@ def _compiled(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, 
     found = None if compiler is None else compiler.cached(kind, source)
     if compiler is None or found is None:
         compiler, found = native_calls.GRAMMARS.run(_compile, tokenizer, kind, source)
-    return compiler, *found
+    return compiler, found
 
 
-def _compile(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, tuple[bytes, llguidance.LLMatcher]]:
+def _compile(tokenizer: Tokenizer, kind: str, source: str) -> tuple[_Compiler, _Compiled]:
     compiler = _compiler(tokenizer)
     return compiler, compiler.compiled(kind, source)
 

@@ -1,0 +1,101 @@
+"""Compiles grammars on trial, in child processes that can be killed (:mod:`mpool.child_processes`).
+
+A grammar comes from a client. llguidance limits the size of a grammar, but neither the time and the memory for its
+compilation nor the depth of its own recursion: 20,000 optional characters need 1.5 GB, and a chain of 3,000 rules
+overflows the stack, which ends the process. mpool compiles a grammar in its own process only after the same compilation
+has succeeded in a child process with limits of time and memory and half the stack.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+from ..child_processes import Children, Limits, Program, Source
+
+#: The program of the processes; each keeps the vocabularies of two models.
+PROGRAM = Program(file=os.path.join(os.path.dirname(os.path.abspath(__file__)), "grammar_trial_program.py"),
+                  packages=("llguidance",), what="compile the grammar", most=2, kept=2, worn=1 << 30)
+#: CPU seconds and bytes of memory to compile a grammar. The memory includes the vocabularies.
+SECONDS, MEMORY = 3.0, 512 << 20
+#: CPU seconds to load a vocabulary; maximum length of a response in bytes.
+_LOADING, _RESPONSE = 30.0, 1 << 20
+
+
+class Refused(Exception):
+    """The compilation exceeded a limit, or ended its process. The text is the reason."""
+
+
+class Trial:
+    """Compiles grammars on trial for one vocabulary. Thread-safe.
+
+    Args:
+        tokens: the bytes of each token.
+        special: ids of the tokens that add no text.
+        eos: ids of the tokens that end a completion.
+        slices: llguidance's option of this name.
+    """
+
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int], eos: Sequence[int],
+                 slices: Sequence[str]) -> None:
+        self._source = Source(json.dumps([[token.decode("latin-1") for token in tokens], list(special), list(eos),
+                                          list(slices)]))
+
+    def compile(self, grammar: str) -> int:
+        """Compile a grammar. An invalid one is not an error: the caller will compile it again.
+
+        Returns:
+            Bytes of memory that the compiled grammar needs.
+
+        Raises:
+            Refused: the grammar needs too much time, memory or stack.
+            SpawnFailed, ShuttingDown: no process could be started.
+        """
+        status, data = _run("compile", grammar, self._source)
+        return 0 if status == "failed" else int(data)
+
+
+def start() -> None:
+    """Start a process unless there is one, and do not wait for it."""
+    _children.start()
+
+
+def is_valid(grammar: str) -> bool:
+    """Return True if llguidance can compile a grammar, whatever the vocabulary, within the limits of a trial.
+
+    Raises:
+        SpawnFailed, ShuttingDown: no process could be started.
+    """
+    try:
+        return _run("check", grammar)[0] != "failed"
+    except Refused:
+        return False
+
+
+def lark_of_gbnf(grammar: str) -> str:
+    """Convert a grammar of llama.cpp's language, GBNF, to Lark's language.
+
+    Raises:
+        ValueError: it is malformed.
+        Refused: the conversion needs too much time or memory.
+        SpawnFailed, ShuttingDown: no process could be started.
+    """
+    status, data = _run("convert", grammar)
+    if status == "failed":
+        raise ValueError(f"it is not valid GBNF: {data.decode('utf-8', 'replace')[:300]}")
+    return data.decode()
+
+
+def _run(task: str, grammar: str, vocabulary: Source | None = None) -> tuple[str, bytes]:
+    status, data = _children.run((task, grammar), Limits(SECONDS, _LOADING, MEMORY, _RESPONSE), vocabulary)
+    if status == "died":
+        raise Refused(f"it needs more than {MEMORY >> 20} MB to compile, or refers to rules too deeply")
+    if status not in (task, "failed"):
+        raise Refused(f"it needs more than {SECONDS:g} seconds or {MEMORY >> 20} MB to compile")
+    return status, data
+
+
+_children = Children(PROGRAM)
+
+__all__ = ["Refused", "Trial", "is_valid", "lark_of_gbnf", "start"]

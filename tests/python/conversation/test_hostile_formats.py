@@ -1,0 +1,143 @@
+"""Formats of hostile clients: each would take gigabytes, minutes or the stack if this process compiled it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toolmodels as tm
+
+import mpool
+
+llguidance = pytest.importorskip("llguidance")
+
+from mpool.conversation import grammar, grammar_trial  # noqa: E402
+
+
+def chain(rules: int, is_is: str = ":", first: str = "start") -> str:
+    """A grammar of rules that each refer to the next one."""
+    return (f"{first} {is_is} r0\n" + "".join(f'r{at} {is_is} "a" r{at + 1}\n' for at in range(rules))
+            + f'r{rules} {is_is} "b"')
+
+
+def doubled(times: int) -> str:
+    """A grammar of a terminal with ``2 ** times`` optional characters."""
+    return f"start: T{times}\nT0: /a?/\n" + "".join(f"T{at}: T{at - 1} T{at - 1}\n" for at in range(1, times + 1))
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "chain of rules": {"type": "grammar", "grammar": chain(2800)},
+    "doubled terminals": {"type": "grammar", "grammar": doubled(16)},
+    "optional characters": {"type": "regex", "regex": "a?" * 30000},
+    "multiples": {"anyOf": [{"type": "integer", "multipleOf": 10007 + at} for at in range(100)]},
+    "chain of rules in GBNF": {"type": "grammar", "grammar": chain(2800, "::=", "root")},
+}
+
+
+@pytest.fixture(autouse=True)
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[grammar_trial.Children]:
+    """Processes of the test's own, with a second instead of three."""
+    children = grammar_trial.Children(grammar_trial.PROGRAM)
+    monkeypatch.setattr(grammar_trial, "_children", children)
+    monkeypatch.setattr(grammar_trial, "SECONDS", 1.0)
+    yield children
+
+
+def resident() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("no VmHWM")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_formats_are_refused(pool: mpool.Pool, llama: Path, kind: str) -> None:
+    """The error names the option; this process neither ends nor grows, and compiles the next format."""
+    done = pool.generate("Once", llama, response_format={"type": "regex", "regex": "ab"}, max_tokens=8)
+    before = resident()
+    with pytest.raises(mpool.LimitError, match="`response_format`: the .* is too complex: it needs more") as caught:
+        pool.generate("Once", llama, response_format=HOSTILE[kind])
+    assert caught.value.param == "response_format" and caught.value.hint
+    assert resident() - before < 32 << 20
+    assert done.text == pool.generate("Once", llama, response_format={"type": "regex", "regex": "(ab)"},
+                                      max_tokens=8).text == "ab"
+
+
+def test_large_formats_are_compiled(pool: mpool.Pool, llama: Path) -> None:
+    """The limits leave room for large formats that are linear."""
+    words = "|".join(f"w{at}.*z" for at in range(5000))
+    for wanted in ({"type": "regex", "regex": words}, {"enum": [f"e{at}" for at in range(5000)]},
+                   {"type": "grammar", "grammar": chain(200)}, {"type": "grammar", "grammar": doubled(5)},
+                   {"type": "object", "properties": {f"key{at}": {"type": "integer"} for at in range(500)}}):
+        assert pool.generate("Once", llama, response_format=wanted, max_tokens=1).finish_reason in ("length", "stop")
+
+
+def test_the_deepest_grammar_that_passes_does_not_overflow_the_stack(pool: mpool.Pool, llama: Path) -> None:
+    """A thread of this process has twice the stack of the process that tries a grammar."""
+    trial = grammar._compiler(pool.get(llama)._entry.tokenizer())._trial
+
+    def passes(rules: int) -> bool:
+        try:
+            return trial.compile(llguidance.LLMatcher.grammar_from_lark(chain(rules))) >= 0
+        except grammar_trial.Refused:
+            return False
+
+    low, high = 200, 2900
+    assert passes(low) and not passes(high)
+    while high - low > 20:
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    assert pool.generate("Once", llama, response_format={"type": "grammar", "grammar": chain(low)}, max_tokens=1).text
+
+
+def test_memory_of_cached_formats_is_limited(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = grammar._compiler(pool.get(llama)._entry.tokenizer())
+    needed = {"a": 50 << 20, "b": 60 << 20, "c": 70 << 20, "d": 200 << 20, "e": 1}
+    monkeypatch.setattr(grammar_trial.Trial, "compile", lambda self, text: needed[json.loads(text)[
+        "grammars"][0]["lark_grammar"][-2]])
+    compiler._formats.clear()
+    kept = []
+    for regex in needed:
+        compiler.compiled("regex", regex)
+        kept.append("".join(source for _, source in compiler._formats))
+    assert kept == ["a", "ab", "c", "d", "e"]  # 110 MB fit, 180 do not; the last one stays in any case
+
+
+def test_the_memory_of_a_format_is_measured(pool: mpool.Pool, llama: Path) -> None:
+    trial = grammar._compiler(pool.get(llama)._entry.tokenizer())._trial
+
+    def needed(regex: str) -> int:
+        return trial.compile(llguidance.LLMatcher.grammar_from_regex(regex))
+
+    assert needed("ab") < 2 << 20 < 5 << 20 < needed("(?i:" + "abcdefghij" * 6000 + ")") < 100 << 20
+
+
+def test_a_hostile_schema_of_a_tool(pool: mpool.Pool, llama: Path) -> None:
+    pool.register("tools", str(llama), chat_template=tm.HERMES, replace=True)
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": HOSTILE["multiples"]}, "required": ["a"]}}
+    with pytest.raises(mpool.LimitError, match="`tools`: a schema is too complex: it needs") as caught:
+        pool.chat([{"role": "user", "content": "Hi"}], "tools", tools=[tool], tool_choice="required")
+    assert caught.value.param == "tools"
+
+
+def test_a_pattern_that_exceeds_a_limit_is_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exceeds(task: str, text: str, vocabulary: None = None) -> tuple[str, bytes]:
+        raise grammar_trial.Refused(task)
+
+    assert grammar.is_usable("a{3}b") and not grammar.is_usable("(?=a)b")
+    monkeypatch.setattr(grammar_trial, "_run", exceeds)
+    assert not grammar.is_usable("a{4}b")
+
+
+def test_without_processes_no_format_is_compiled(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 processes: grammar_trial.Children) -> None:
+    monkeypatch.setattr(processes, "program", processes.program._replace(packages=("not_installed",)))
+    compiler = grammar._compiler(pool.get(llama)._entry.tokenizer())
+    compiler._formats.clear()
+    with pytest.raises(mpool.SpawnFailed, match="not_installed"):
+        pool.generate("Once", llama, response_format={"type": "regex", "regex": "unseen"})
+    assert pool.generate("Once", llama, max_tokens=2).text
