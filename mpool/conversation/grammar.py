@@ -32,7 +32,7 @@ from ..resources import error_of, install_hint, of_caller, start_thread
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from . import grammar_trial, schema_references
 from .running_text import MaskReuse
-from .tool_grammar import BLANKS, ResponseFormat
+from .tool_grammar import BLANKS, ResponseFormat, may_have_patterns, without_patterns
 
 if TYPE_CHECKING:
     import llguidance
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 MAX_CHARS, MAX_DEPTH = 65536, 64
 _ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "regex", '
             '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
+#: Parts of regular expressions that look around or refer back, and a few others.
+_LOOKS = re.compile(r"\(\?[=!<]|\\[1-9k]")
 #: What error messages call each kind of format.
 _SUBJECTS = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar",
              "tools": "a schema"}
@@ -157,7 +159,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
         LimitError: the format is too large, nested too deeply, or too complex to compile.
         Unsupported: llguidance is not installed.
     """
-    kind, source, model = _read(response_format)
+    kind, source, model = _enforceable(*_read(response_format))
     if kind == "text":
         return None
     _check_ends("a response_format", sampling)
@@ -180,7 +182,7 @@ def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]
     Raises:
         InvalidArgument, LimitError: as :func:`prepare`; also for a grammar, which cannot be combined with tools.
     """
-    kind, source, model = _read(response_format)
+    kind, source, model = _enforceable(*_read(response_format))
     if kind == "text":
         return None, None
     if kind == "schema" or kind == "regex":
@@ -248,7 +250,10 @@ def _unusable(kind: str, why: str) -> InvalidArgument:
     if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
         why = ("a rule refers to itself without an end" if kind == "grammar" else
                "a reference ($ref, $anchor, $id) refers to itself without an end")
-    return InvalidArgument(f"`{param}`: {_SUBJECTS[kind]} cannot be used: {' '.join(why.split())[:300]}", param=param)
+    hint = ("Set strict to False in json_schema to ignore keywords that a grammar cannot enforce"
+            if kind == "schema" and "Unimplemented keys" in why else None)
+    return InvalidArgument(f"`{param}`: {_SUBJECTS[kind]} cannot be used: {' '.join(why.split())[:300]}", param=param,
+                           hint=hint)
 
 
 def _too_large(kind: str, why: str) -> LimitError:
@@ -258,11 +263,12 @@ def _too_large(kind: str, why: str) -> LimitError:
 
 
 def _read(response_format: Any) -> tuple[str, str, Any]:
-    """Return the kind (``text``, ``schema``, ``regex`` or ``grammar``), the source, and the pydantic class or None."""
+    """Return the kind (``text``, ``schema``, ``lenient``, ``regex`` or ``grammar``), the source, and the pydantic class
+    or None. ``lenient``: a schema whose keywords are ignored if a grammar cannot enforce them."""
     if isinstance(response_format, type) and hasattr(response_format, "model_json_schema"):
         with of_caller():
             made = response_format.model_json_schema()
-        return "schema", _schema(made), response_format
+        return "lenient", _schema(made), response_format  # the class checks the completion: see Format.parse
     if not isinstance(response_format, Mapping):
         refuse("response_format", response_format, _ALLOWED)
     kind = response_format.get("type")
@@ -286,10 +292,27 @@ def _read(response_format: Any) -> tuple[str, str, Any]:
         schema = outer.get("schema") if isinstance(outer, Mapping) else response_format.get("schema")
         if not isinstance(schema, (Mapping, bool)):
             refuse("response_format.json_schema.schema", schema, "a JSON schema")
-        return "schema", _schema(schema), None
+        strict = outer.get("strict") if isinstance(outer, Mapping) else response_format.get("strict")
+        if strict is not None and not isinstance(strict, bool):
+            refuse("response_format.json_schema.strict", strict, "True or False")
+        return "lenient" if strict is False else "schema", _schema(schema), None
     if not response_format or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
         refuse("response_format.type", kind, "one of the types in " + _ALLOWED)
     return "schema", _schema(response_format), None
+
+
+def _enforceable(kind: str, source: str, model: Any) -> tuple[str, str, Any]:
+    """Turn a lenient schema into one without patterns that look around or refer back, which a grammar cannot enforce.
+    Its options let llguidance ignore other unsupported keywords. Other malformed patterns stay errors."""
+    if kind != "lenient":
+        return kind, source, model
+    schema = json.loads(source)
+    if may_have_patterns(schema):
+        schema = native_calls.GRAMMARS.run(without_patterns, schema, lambda pattern: (
+            _LOOKS.search(pattern) is None or is_usable(pattern)))
+    if isinstance(schema, dict):
+        schema = {"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, **schema}
+    return "schema", json.dumps(schema), model
 
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")

@@ -46,7 +46,8 @@ def openai_format(value: dict[str, Any] | None, name: str = "response_format", f
         if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict):
             where = f"{name}.schema" if flat else f"{name}.json_schema.schema"
             raise Refusal("invalid_value", f"`{where}` must be a JSON schema.", name)
-        value = {"type": "json_schema", "json_schema": outer}
+        # as in OpenAI's API, keywords that cannot be enforced are errors only if the format is strict
+        value = {"type": "json_schema", "json_schema": {**outer, "strict": outer.get("strict") is True}}
     return _response_format(value, name)
 
 
@@ -69,7 +70,7 @@ def ollama_format(value: str | dict[str, Any] | None) -> dict[str, Any]:
 
 
 def schema_format(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """Convert a JSON schema to options of the library.
+    """Convert a JSON schema to options of the library. Keywords that a grammar cannot enforce are ignored.
 
     Args:
         schema: JSON schema that the completion must match.
@@ -78,7 +79,7 @@ def schema_format(schema: dict[str, Any], name: str) -> dict[str, Any]:
     Raises:
         Refusal: The schema exceeds the limits.
     """
-    return _response_format({"type": "json_schema", "json_schema": {"schema": schema}}, name)
+    return _response_format({"type": "json_schema", "json_schema": {"schema": schema, "strict": False}}, name)
 
 
 def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:

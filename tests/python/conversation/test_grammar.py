@@ -152,6 +152,41 @@ def test_pydantic(pool: mpool.Pool, llama: Path) -> None:
     assert done.parsed == Pet.model_validate_json(done.text)
 
 
+#: A schema with a keyword, a pattern and a format that a grammar cannot enforce, beside a bound that it can.
+UNENFORCEABLE = {"type": "object", "properties": {
+    "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3, "uniqueItems": True},
+    "name": {"type": "string", "pattern": "^(?=a)", "maxLength": 4},
+    "at": {"type": "string", "format": "odd", "maxLength": 4}},
+    "required": ["tags", "name", "at"], "additionalProperties": False}
+
+
+def test_keywords_that_cannot_be_enforced(pool: mpool.Pool, llama: Path) -> None:
+    """They are ignored with ``strict`` False and in pydantic classes, which check the completion themselves; otherwise
+    they are errors. The other keywords are enforced in any case."""
+    def wanted(**options: Any) -> dict[str, Any]:
+        return {"type": "json_schema", "json_schema": {"schema": UNENFORCEABLE, **options}}
+
+    relaxed = json.loads(pool.generate("Once", llama, response_format=wanted(strict=False), seed=2, **HOT).text)
+    assert len(relaxed["tags"]) <= 3 and len(relaxed["name"]) <= 4 and len(relaxed["at"]) <= 4
+    for options in ({}, {"strict": None}, {"strict": True}):
+        with pytest.raises(mpool.InvalidArgument, match="the JSON schema cannot be used"):
+            pool.generate("Once", llama, response_format=wanted(**options))
+    unique = {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}
+    with pytest.raises(mpool.InvalidArgument, match="uniqueItems") as caught:
+        pool.generate("Once", llama, response_format=unique)
+    assert "strict" in caught.value.hint
+    with pytest.raises(mpool.InvalidArgument, match="json_schema.strict` must be True or False, got 3"):
+        pool.generate("Once", llama, response_format=wanted(strict=3))
+    malformed = {"schema": {"type": "string", "pattern": "(a"}, "strict": False}
+    with pytest.raises(mpool.InvalidArgument, match="the JSON schema cannot be used"):
+        pool.generate("Once", llama, response_format={"type": "json_schema", "json_schema": malformed})
+    pydantic = pytest.importorskip("pydantic")
+    few = pydantic.Field(max_length=2)
+    Tags = pydantic.create_model("Tags", tags=(set[bool], few))
+    parsed = {pool.generate("Once", llama, response_format=Tags, seed=seed, **HOT).parsed is None for seed in range(4)}
+    assert False in parsed  # the class turns repeated values into one
+
+
 def test_same_tokens_alone_and_among_others(pool: mpool.Pool, llama: Path) -> None:
     """The result is the same streamed or not, alone or with concurrent requests, with and without draft tokens."""
     def one(seed: int, stream: bool = False) -> tuple[str, str]:

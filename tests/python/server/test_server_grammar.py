@@ -49,6 +49,24 @@ def test_openai_schema_agrees_with_the_library(server: Any, llama: Path) -> None
     assert [one.text for one in done.choices] == [one["message"]["content"] for one in found["choices"]]
 
 
+def test_keywords_that_cannot_be_enforced_are_ignored_unless_strict(server: Any) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": True}
+    options = {"model": "llama", "max_tokens": 60, **HOT}
+
+    def chat(**strict: Any) -> tuple[int, Any]:
+        return ask(server, "/v1/chat/completions", {**options, "messages": CHAT, "response_format": {
+            "type": "json_schema", "json_schema": {"name": "x", "schema": schema, **strict}}})
+
+    for strict in ({}, {"strict": False}, {"strict": None}):
+        status, found = chat(**strict)
+        assert status == 200 and len(json.loads(found["choices"][0]["message"]["content"])) <= 2
+    status, found = chat(strict=True)
+    assert status == 400 and "uniqueItems" in found["error"]["message"]
+    status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, "format": schema, "stream": False,
+                                              "options": {"num_predict": 60, **HOT}})
+    assert status == 200 and len(json.loads(found["message"]["content"])) <= 2
+
+
 def test_openai_client_streams_structured_output(server: Any) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
