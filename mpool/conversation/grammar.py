@@ -501,7 +501,7 @@ class _Compiler:
 
 
 #: The first rule of llama.cpp's grammar language, GBNF.
-_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
+_GBNF = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
 
 
 def _lark(source: str) -> str:

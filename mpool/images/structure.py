@@ -23,10 +23,11 @@ MAX_BLOCKS = 1 << 13
 MAX_RLE_PIXELS = 1 << 22
 
 _SOS, _EOI, _SOI = 0xDA, 0xD9, 0xD8
-#: A marker: the last byte that is neither a fill byte nor a stuffed zero.
-_MARKER = re.compile(rb"\xff+([^\xff\x00])", re.DOTALL)
+#: The end of a marker: its last fill byte, and the byte after it, which is no stuffed zero. An expression that also
+#: matched the other fill bytes would take quadratic time for fill bytes without an end.
+_MARKER = re.compile(rb"\xff([^\xff\x00])", re.DOTALL)
 #: A marker that ends the entropy-coded data of a scan. Restart markers are part of that data.
-_END_OF_SCAN = re.compile(rb"\xff+([^\xff\x00\xd0-\xd7])", re.DOTALL)
+_END_OF_SCAN = re.compile(rb"\xff([^\xff\x00\xd0-\xd7])", re.DOTALL)
 
 
 def check_head(data: bytes, name: str) -> None:
