@@ -363,11 +363,12 @@ def load(path: str) -> Native:
     except (FormatError, LimitError):
         raise
     except Exception as error:  # a JSON parser's, or that of `call`, whose cause is the error of HF tokenizers
-        reason = str(error.__cause__ or error)
+        reason = " ".join(str(error.__cause__ or error).split())[:200]  # it may contain a whole value of the file
     if _depth(data) > _MAX_JSON_DEPTH:
         raise LimitError(f"{path}: nested deeper than {_MAX_JSON_DEPTH} levels",
                          hint="The file is damaged: download it again")
-    raise FormatError(file=path, field="tokenizer.json", got=reason, allowed="a tokenizer of HF tokenizers",
+    raise FormatError(file=path, field="tokenizer.json", got=f"malformed ({reason})",
+                      allowed="a tokenizer of HF tokenizers",
                       hint="The file is damaged, or needs a newer version of tokenizers")
 
 

@@ -149,10 +149,12 @@ def test_every_step_of_the_library_is_known() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"x": %s}' % ("9" * 5000), '{"version": "1.0", "model": }', "[1]", "", "{",
-                                  '{"a" 1}', "{" + '"model": {}, ' * 3 + "}"])
+                                  '{"a" 1}', "{" + '"model": {}, ' * 3 + "}",
+                                  '{"model": {"type": "%s"}}' % ("x" * 5000)])
 def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(mpool.FormatError, match="tokenizer.json is "):
+    with pytest.raises(mpool.FormatError, match="tokenizer.json is ") as refused:
         opened(tmp_path, text)
+    assert len(str(refused.value)) < 800
 
 
 def test_deep_nesting_is_refused(tmp_path: Path) -> None:
