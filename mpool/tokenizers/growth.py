@@ -90,11 +90,16 @@ def read(data: bytes, path: str) -> Growth:
         path: path for error messages.
 
     Raises:
-        LimitError: a step makes texts longer than :mod:`mpool.tokenizers.limits` allows.
+        LimitError: a step makes texts longer than :mod:`mpool.tokenizers.limits` allows, or a token is longer.
         FormatError: a step has an unknown type, or decodes with a regular expression whose cost is not known; or a
             merge does not fit the prefix of the model's tokens.
         ValueError, RecursionError: the file is not valid JSON.
     """
+    # The trie of a Unigram model is as deep as its longest token, and the library frees it by recursion, which
+    # overflows the stack at about 200,000 bytes. The vocabulary is a list of lists that begin with a token.
+    if re.search(rb'\[\s*"(?:[^"\\]|\\.){%d}' % (limits.max_token_bytes + 1), data, re.DOTALL):
+        raise LimitError(f"{path}: a token has more than {limits.max_token_bytes:,} bytes",
+                         hint="Raise mpool.tokenizers.limits.max_token_bytes")
     hidden = _HIDDEN.search(data) is not None
     found = _sections(data, hidden)
     walk = _Walk(path)

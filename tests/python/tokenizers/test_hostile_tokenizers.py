@@ -150,11 +150,24 @@ def test_every_step_of_the_library_is_known() -> None:
 
 @pytest.mark.parametrize("text", ['{"x": %s}' % ("9" * 5000), '{"version": "1.0", "model": }', "[1]", "", "{",
                                   '{"a" 1}', "{" + '"model": {}, ' * 3 + "}",
-                                  '{"model": {"type": "%s"}}' % ("x" * 5000)])
+                                  json.dumps({**tokenizer_json(), "version": "x" * 5000})])
 def test_malformed_files_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(mpool.FormatError, match="tokenizer.json is ") as refused:
         opened(tmp_path, text)
     assert len(str(refused.value)) < 800
+
+
+@pytest.mark.parametrize("kind", ['"type": "Unigram", ', ""])
+def test_long_tokens_of_unigram_models_do_not_overflow_the_stack(tmp_path: Path, kind: str) -> None:
+    """The library frees the trie of the tokens by recursion, also that of a tokenizer that is refused."""
+    vocab = '[["<unk>", 0.0], ["b", -1.0], [ "%s", -1.0]]'
+    text = '{"version": "1.0", "model": {%s"unk_id": 0, "byte_fallback": false, "vocab": %s}}'
+    load = "from mpool.tokenizers import json_tokenizer; import sys; json_tokenizer.load(sys.argv[1])"
+    path = tmp_path / "tokenizer.json"
+    for token, ends in (("a" * 400_000, "LimitError"), (r"\u0061" * 70_000, "LimitError"), ("a" * 4000, "")):
+        path.write_text(text % (kind, vocab % token), encoding="utf-8")
+        done = subprocess.run([sys.executable, "-c", load, path], capture_output=True, text=True)
+        assert done.returncode == (1 if ends else 0) and ends in done.stderr, (done.returncode, done.stderr[-300:])
 
 
 def test_deep_nesting_is_refused(tmp_path: Path) -> None:
