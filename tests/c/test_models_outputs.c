@@ -1,6 +1,7 @@
 /* Outputs of encoders beside pooled vectors: hidden states, rows of a head, sparse vectors. Each has the same bits
  * whether its text runs alone or in a batch, with any number of threads, and whatever else the pass computes. */
 #include "heads_fixture.h"
+#include "sizes_fixture.h"
 
 static mp_spec *with_heads(const void *arg) {
     void (*const *more)(tiny_file *) = arg;
@@ -46,6 +47,50 @@ MP_TEST(models_outputs_late_threads) {
         check_late_threads(&(grouped){TEXTS, OUTPUT_HASHES, i ? MP_COMPUTE_F32 : MP_COMPUTE_I8, with_heads, &heads[i],
                                       &all, run_outputs, compute_all},
                            5, 2, UINT64_MAX);
+}
+
+/* For each combination of outputs: the sizes that a request gets, as defined, and the scratch, as recorded. */
+MP_TEST(models_outputs_sizes) {
+    enum { HEADS = 3, T = 2, M = 20, THREADS = 3, COUNT = 6 };
+    void (*const heads[HEADS])(tiny_file *) = {add_vocabulary_head, add_sum_head, add_token_head};
+    static const unsigned masks[COUNT / 2] = {MP_EMBED_POOLED, MP_EMBED_ROWS, MP_EMBED_SPARSE};
+    static const uint64_t recorded[HEADS][COUNT] = {
+        {36480, 28672, 36480, 28672, 42496, 28672},
+        {36480, 28672, 36480, 28672, 42496, 28672},
+        {36480, 28672, 36480, 28672, 36480, 28672},
+    };
+    static texts all;
+    int wrong = 0;
+    make_texts(&all);
+    for (int h = 0; h < HEADS; h++) {
+        tiny_model tiny;
+        mp_error error;
+        uint64_t got[COUNT], cost;
+        uint32_t total;
+        tiny_load(&tiny, tiny_encoder_spec_with(false, false, heads[h]), MP_COMPUTE_F32, 1);
+        const mp_encoder *model = (const mp_encoder *)tiny.model;
+        for (unsigned outputs = 1; outputs <= MP_EMBED_ALL; outputs++) {
+            const bool sparse = outputs & MP_EMBED_SPARSE;
+            mp_embedding_request *call = make_outputs(&all, 3, T, outputs);
+            MP_CHECK_OK(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), &error);
+            MP_CHECK_INT(total, T);
+            MP_CHECK_INT(call->sizes.width, outputs & MP_EMBED_POOLED ? TINY_WIDTH : 0);
+            MP_CHECK_INT(call->sizes.hidden, outputs & MP_EMBED_TOKENS ? TINY_WIDTH : 0);
+            MP_CHECK_INT(call->sizes.row_width, outputs & MP_EMBED_ROWS ? ROW_WIDTH : 0);
+            MP_CHECK_INT(call->sizes.sparse_most, sparse && h < 2 ? TINY_VOCAB : 0);
+            MP_CHECK_INT(call->sizes.vocab, sparse ? TINY_VOCAB : 0);
+            mp_request_destroy(&call->base);
+        }
+        for (int m = 0; m < COUNT / 2; m++) {
+            got[2 * m] = mp_encoder_group_scratch(model, M, THREADS, masks[m]);
+            got[2 * m + 1] = mp_encoder_thread_scratch(model, 1, M, masks[m]);
+        }
+        char what[32];
+        snprintf(what, sizeof what, "head %d", h);
+        wrong += !sizes_are(what, got, recorded[h], COUNT);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK_INT(wrong, 0);
 }
 
 /* Requests for different outputs share a step, and each output has the bits that it has alone. */

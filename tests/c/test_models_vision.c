@@ -11,6 +11,7 @@
 #include "models/vision/vision.h"
 #include "vision_fixture.h"
 #include "recorded_fixture.h"
+#include "sizes_fixture.h"
 #include "speculation_fixture.h"
 #include "missing_fixture.h"
 
@@ -291,6 +292,46 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     *cached = jobs[0].call->cached_tokens;
     mp_request_destroy(&jobs[0].call->base);
     return steps;
+}
+
+/* Predicted memory, and operations and parts of an image, with and without windows, as recorded. */
+MP_TEST(models_vision_sizes_recorded) {
+    enum { DOWN = 13, ACROSS = 21, COUNT = 10 };
+    static const mp_dtype floats[] = {MP_F32};
+    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
+    static const tiny_kind *const kinds[] = {&llava_kind, &axial_kind};
+    static const uint64_t recorded[2][3][COUNT] = {
+        {{7433152, 83937920, 7440128, 29195136, 20336832, 880, 29195136, 880, 0, 2560},
+         {3747776, 83924864, 3754752, 29195136, 20336832, 880, 29195136, 880, 0, 4224},
+         {1905984, 83924864, 1912960, 29195136, 20336832, 880, 29195136, 880, 0, 3520}},
+        {{7238528, 102239360, 7245696, 17100960, 14835360, 1012, 18544032, 1126, 8704, 5056},
+         {3653504, 99092864, 3660672, 17100960, 14835360, 1012, 18544032, 1126, 8704, 7552},
+         {1852672, 99092864, 1859840, 17100960, 14835360, 1012, 18544032, 1126, 8704, 6848}},
+    };
+    int wrong = 0;
+    for (int i = 0; i < 6; i++) {
+        tiny_model tiny;
+        uint64_t got[COUNT];
+        char what[64];
+        tiny_load(&tiny, tiny_decoder_spec_as(kinds[i / 3], floats, 1, 42, -1), classes[i % 3], 1);
+        const mp_vision *vision = ((const mp_decoder *)tiny.model)->vision;
+        mp_vit *network = (mp_vit *)&vision->image_encoder;
+        tiny.loader.ops->footprint(tiny.loader.self, &got[0], &got[1]);
+        got[2] = tiny.model->ops->bytes(tiny.model);
+        got[3] = mp_vit_image_ops(network, DOWN, ACROSS, false);
+        got[4] = mp_vit_image_ops(network, DOWN, ACROSS, true);
+        network->grain = 5;
+        got[5] = mp_vit_image_parts(network, DOWN, ACROSS);
+        network->window = 3;
+        got[6] = mp_vit_image_ops(network, DOWN, ACROSS, false);
+        got[7] = mp_vit_image_parts(network, DOWN, ACROSS);
+        got[8] = network->axial ? mp_vit_axes_bytes(network, DOWN - 1, ACROSS - 1) : 0;
+        got[9] = mp_vit_part_bytes(network, DOWN, 2);
+        snprintf(what, sizeof what, "%s, compute type %d", kinds[i / 3]->arch, (int)classes[i % 3]);
+        wrong += !sizes_are(what, got, recorded[i / 3][i % 3], COUNT);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK_INT(wrong, 0);
 }
 
 MP_TEST(models_vision_counts_its_parameters) {
