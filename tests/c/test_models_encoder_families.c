@@ -1,5 +1,6 @@
 /* Encoders of all families keep the numeric contract: windows, rotary tables, gates and score biases depend on one text
  * alone. The Python tests compare values with references. */
+#include "defaults_fixture.h"
 #include "encoder_fixture.h"
 #include "missing_fixture.h"
 #include "ranges_fixture.h"
@@ -804,4 +805,69 @@ MP_TEST(models_encoder_families_latents_of_mapped_weights) {
     embed_one(latent_family(), mapped);
     tiny_weights = NULL;
     MP_CHECK(memcmp(packed, mapped, sizeof packed) == 0);
+}
+
+/* ---- optional keys ----------------------------------------------------------------------------------------------- */
+
+static uint64_t hash_of_texts(mp_spec *spec) {
+    static texts all;
+    float out[2 * WIDTH];
+    tiny_model tiny;
+    make_texts(&all);
+    tiny_load(&tiny, spec, MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run(&tiny, &all, 5, 2, UINT64_MAX, out), MP_OUTCOME_DONE);
+    tiny_unload(&tiny);
+    return tiny_hash_bytes(1, out, sizeof out);
+}
+
+MP_TEST(models_encoder_families_defaults) {
+    static const optional_key all[] = {
+        {"mpool.attention_scale", "0.25", "0.4"}, /* heads of size 16 */
+        {".attention.key_length", "16", NULL},
+        {".attention.value_length", "16", NULL},
+        {"mpool.embedding_scale", "1.0", "2.0"},
+        {"mpool.norm_offset", "0.0", "0.5"},
+        {"mpool.normalize", "true", "false"},
+        {"mpool.activation", "gelu", "relu"},
+        {"mpool.sparse", "", NULL},
+        {"mpool.rows_count", "0", NULL},
+        {"mpool.dense_count", "0", NULL},
+    };
+    static const optional_key dense[] = {{".expert_count", "0", NULL}};
+    static const optional_key with_rope[] = {
+        {".attention.causal", "false", "true"},
+        {".rope.freq_base", "10000.0", "300.0"},
+        {".rope.dimension_count", "16", "8"},
+        {".rope.scaling.type", "none", NULL},
+        {".attention.head_count_kv", "4", NULL},
+    };
+    static const optional_key of_experts[] = {
+        {"mpool.expert_gate", "softmax", "sigmoid"},
+        {"mpool.expert_normalise", "true", "false"},
+        {"mpool.expert_scale", "1.0", "2.0"},
+        {"mpool.expert_corrected", "false", NULL},
+        {"mpool.expert_groups", "1", NULL},
+        {"mpool.expert_groups_used", "1", NULL},
+    };
+    static const optional_key of_distances[] = {
+        {"mpool.relative_buckets", "0", "8"},
+        {"mpool.relative_farthest", "8", "25"},
+        {"mpool.relative_keys", "false", "true"},
+        {"mpool.relative_queries", "false", "true"},
+        {"mpool.relative_shared", "false", "true"},
+        {"mpool.relative_normed", "false", "true"},
+    };
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        const family *f = &families[i];
+        if (!f->embedding && !f->causal)
+            check_defaults(make_spec(f), hash_of_texts, KEYS(all));
+        if (f->rope && f->kv_heads == 4)
+            check_defaults(make_spec(f), hash_of_texts, KEYS(with_rope));
+        if (f->experts)
+            check_defaults(make_spec(f), hash_of_texts, KEYS(of_experts));
+        else
+            check_defaults(make_spec(f), hash_of_texts, KEYS(dense));
+        if (f->disentangled)
+            check_defaults(make_spec(f), hash_of_texts, KEYS(of_distances));
+    }
 }

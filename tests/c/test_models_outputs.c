@@ -1,5 +1,6 @@
 /* Outputs of encoders beside pooled vectors: hidden states, rows of a head, sparse vectors. Each has the same bits
  * whether its text runs alone or in a batch, with any number of threads, and whatever else the pass computes. */
+#include "defaults_fixture.h"
 #include "heads_fixture.h"
 #include "sizes_fixture.h"
 
@@ -51,13 +52,13 @@ MP_TEST(models_outputs_late_threads) {
 
 /* For each combination of outputs: the sizes that a request gets, as defined, and the scratch, as recorded. */
 MP_TEST(models_outputs_sizes) {
-    enum { HEADS = 3, T = 2, M = 20, THREADS = 3, COUNT = 6 };
+    enum { HEADS = 3, T = 2, M = 5000, THREADS = 3, COUNT = 8 };
     void (*const heads[HEADS])(tiny_file *) = {add_vocabulary_head, add_sum_head, add_token_head};
-    static const unsigned masks[COUNT / 2] = {MP_EMBED_POOLED, MP_EMBED_ROWS, MP_EMBED_SPARSE};
+    static const unsigned masks[COUNT / 2] = {MP_EMBED_POOLED, MP_EMBED_TOKENS, MP_EMBED_ROWS, MP_EMBED_SPARSE};
     static const uint64_t recorded[HEADS][COUNT] = {
-        {36480, 28672, 36480, 28672, 42496, 28672},
-        {36480, 28672, 36480, 28672, 42496, 28672},
-        {36480, 28672, 36480, 28672, 36480, 28672},
+        {9120000, 28672, 9120000, 28672, 9120000, 1540096, 10620032, 1540096},
+        {9120000, 28672, 9120000, 28672, 9120000, 1540096, 10620032, 1540096},
+        {9120000, 28672, 9120000, 28672, 9120000, 1540096, 9120000, 1540096},
     };
     static texts all;
     int wrong = 0;
@@ -69,6 +70,10 @@ MP_TEST(models_outputs_sizes) {
         uint32_t total;
         tiny_load(&tiny, tiny_encoder_spec_with(false, false, heads[h]), MP_COMPUTE_F32, 1);
         const mp_encoder *model = (const mp_encoder *)tiny.model;
+        mp_encoder narrow = *model; /* heads take more scratch than attention */
+        narrow.row_head.chain.dense[0].out = 3000;
+        narrow.attention.head_dim = narrow.attention.heads = narrow.attention.kv_heads = 1;
+        MP_CHECK_INT(mp_encoder_outputs(model), MP_EMBED_ALL);
         for (unsigned outputs = 1; outputs <= MP_EMBED_ALL; outputs++) {
             const bool sparse = outputs & MP_EMBED_SPARSE;
             mp_embedding_request *call = make_outputs(&all, 3, T, outputs);
@@ -83,7 +88,7 @@ MP_TEST(models_outputs_sizes) {
         }
         for (int m = 0; m < COUNT / 2; m++) {
             got[2 * m] = mp_encoder_group_scratch(model, M, THREADS, masks[m]);
-            got[2 * m + 1] = mp_encoder_thread_scratch(model, 1, M, masks[m]);
+            got[2 * m + 1] = mp_encoder_thread_scratch(&narrow, 1, M, masks[m]);
         }
         char what[32];
         snprintf(what, sizeof what, "head %d", h);
@@ -633,4 +638,28 @@ MP_TEST(models_outputs_scratch_is_enough_for_fewer_rows) {
     for (int size = 8; size <= 256; size += 8)
         for (int keys = 33; keys < 2200; keys++)
             MP_CHECK(mp_attn_full_scratch(keys, size) >= mp_attn_full_scratch(keys - 1, size));
+}
+
+static uint64_t hash_of_outputs(mp_spec *spec) {
+    static texts all;
+    float out[2 * OUTPUT_HASHES];
+    tiny_model tiny;
+    make_texts(&all);
+    asked = MP_EMBED_ALL;
+    tiny_load(&tiny, spec, MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run_outputs(&tiny, &all, 5, 2, UINT64_MAX, out), MP_OUTCOME_DONE);
+    tiny_unload(&tiny);
+    return tiny_hash_bytes(1, out, sizeof out);
+}
+
+MP_TEST(models_outputs_defaults) {
+    static const optional_key keys[] = {
+        {"mpool.rows_normalize", "false", "true"},
+        {"mpool.rows.0.activation", "identity", "silu"},
+        {"mpool.rows.1.activation", "identity", "sigmoid"},
+        {"mpool.sparse.0.activation", "identity", "gelu_tanh"},
+        {"mpool.sparse_sum", "false", "true"},
+        {"mpool.sparse_logs", "1", "2"},
+    };
+    check_defaults(tiny_encoder_spec_with(false, false, add_sum_head), hash_of_outputs, KEYS(keys));
 }

@@ -14,6 +14,7 @@
 #include "sizes_fixture.h"
 #include "speculation_fixture.h"
 #include "missing_fixture.h"
+#include "defaults_fixture.h"
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     mp_error error;
@@ -757,4 +758,39 @@ MP_TEST_SECONDS(models_vision_survives_each_refused_allocation_in_halves, 300) {
     tile_rows = ROWS / 4;
     halves = true;
     sweep(&axial_kind);
+}
+
+static uint64_t hash_of_prompts(mp_spec *spec) {
+    tiny_model tiny;
+    uint64_t hashes[ITEMS];
+    tiny_load(&tiny, spec, MP_COMPUTE_F32, 1);
+    run_alone(&tiny, hashes);
+    tiny_unload(&tiny);
+    return tiny_hash_bytes(1, hashes, sizeof hashes);
+}
+
+static uint64_t hash_with_class(mp_spec *spec) { /* prompts with a row for the class token, if it is kept */
+    const mp_value *keep = mp_spec_find(spec, "mpool.vision.keep_class");
+    tile_rows = ROWS + (keep && keep->as.integer);
+    const uint64_t hash = hash_of_prompts(spec);
+    tile_rows = ROWS;
+    return hash;
+}
+
+MP_TEST_SECONDS(models_vision_defaults, 60) {
+    static const mp_dtype floats[] = {MP_F32};
+    static const optional_key keys[] = {
+        {"mpool.vision.merge", "1", NULL},
+        {"mpool.vision.activation", "gelu", "relu"},
+        {"mpool.vision.norm", "false", NULL},
+        {"mpool.image.activation", "gelu", "relu"},
+        {"mpool.image.registers", "0", NULL},
+    };
+    static const optional_key keep_class[] = {{"mpool.vision.keep_class", "false", "true"}};
+    static const optional_key axes[] = {{"mpool.image.rope_base", "10000.0", "100.0"}};
+    check_defaults(tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), hash_of_prompts, KEYS(keys));
+    check_defaults(tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), hash_with_class, KEYS(keep_class));
+    tile_rows = ROWS / 4;
+    check_defaults(tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1), hash_of_prompts, KEYS(axes));
+    tile_rows = ROWS;
 }

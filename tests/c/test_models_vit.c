@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "base/platform.h"
+#include "defaults_fixture.h"
 #include "missing_fixture.h"
 #include "recorded_fixture.h"
 #include "sizes_fixture.h"
@@ -855,4 +856,30 @@ MP_TEST(models_vit_layers_have_the_same_biases) {
     }
     MP_CHECK_INT(tried, LAYERS * 9 - LAYERS);
     mp_spec_unpin(whole);
+}
+
+static uint64_t hash_of_images(mp_spec *spec) {
+    static test_images all;
+    float out[2 * WIDTH];
+    tiny_model tiny;
+    make_images(&all, strcmp(mp_spec_architecture(spec), "siglip") != 0);
+    tiny_load(&tiny, spec, MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run(&tiny, &all, 0, 2, UINT64_MAX, out), MP_OUTCOME_DONE);
+    tiny_unload(&tiny);
+    return tiny_hash_bytes(1, out, sizeof out);
+}
+
+MP_TEST(models_vit_defaults) {
+    static const optional_key keys[] = {
+        {"mpool.image.mean", "0,0,0", "0,0.5,0"},
+        {"mpool.image.std", "1,1,1", "1,0.5,1"},
+        {"mpool.image.rescale_factor", "0.00392156862745098", "0.01"},
+        {"mpool.image.gated", "false", NULL},
+        {"mpool.image.activation", "gelu", "relu"},
+        {"mpool.normalize", "true", "false"},
+    };
+    static const optional_key registers[] = {{"mpool.image.registers", "0", NULL}};
+    check_defaults(make_spec("dinov2", false), hash_of_images, KEYS(keys));
+    check_defaults(make_spec("siglip", false), hash_of_images, KEYS(keys));
+    check_defaults(make_spec("dinov2_with_registers", false), hash_of_images, KEYS(registers));
 }

@@ -129,7 +129,7 @@ static const struct {
 
 static inline void make_call(int index, mp_text_request **call, mp_error *error) {
     static uint8_t pixels[MOST * PIXELS], keys[MOST * MP_IMAGE_KEY], run_keys[MOST * MP_IMAGE_KEY];
-    int32_t prompt[512], sizes[2 * MOST], runs[3 * MOST], sources[MOST * (ROWS + 1)], at = 0, used = 0;
+    int32_t prompt[512], sizes[2 * MOST], runs[3 * MOST], sources[MOST * (ROWS + 2)], at = 0, used = 0;
     mp_test_random text = {77};
     memset(keys, 0, sizeof keys);
     memset(run_keys, 0, sizeof run_keys);
