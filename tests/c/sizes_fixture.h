@@ -1,8 +1,8 @@
 /* sizes_fixture.h: sizes, counts and predictions compared with recorded ones.
  *
  * A size that is too large, a number of operations or a predicted time changes no result, so other tests miss most
- * mistakes in them. The recorded numbers were printed by these tests after the formulas had been read. A mismatch prints
- * the new row: record it if the change is intended. */
+ * mistakes in them. The tests printed the recorded numbers after the formulas had been read. A mismatch prints the new
+ * row: record it if the change is intended. */
 #ifndef SIZES_FIXTURE_H
 #define SIZES_FIXTURE_H
 

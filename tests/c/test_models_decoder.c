@@ -1,5 +1,7 @@
 /* test_models_decoder.c: rotary divisors of a decoder, shared weights, and the description that requests receive. */
 #include "defaults_fixture.h"
+#include "late_threads.h"
+#include "sizes_fixture.h"
 #include "models/decoder/engine.h"
 
 enum { PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
@@ -392,4 +394,23 @@ MP_TEST(models_decoder_defaults) {
     check_defaults(tiny_decoder_spec_as(&latents, floats, 1, 42, -1), hash_of_tokens, KEYS(of_latents));
     check_defaults(tiny_decoder_spec_as(&yarn, floats, 1, 42, -1), hash_of_tokens, KEYS(of_yarn));
     check_defaults(tiny_decoder_spec_as(&rope, floats, 1, 42, -1), hash_of_tokens, KEYS(of_long_rope));
+}
+
+/* The polls of a prompt and two tokens, as recorded: every few layers, and in the experts. */
+MP_TEST(models_decoder_polls_recorded) {
+    enum { COUNT = 5 };
+    static const tiny_kind kinds[COUNT] = {{.arch = "llama"},
+                                           {.arch = "qwen3moe", .head_norms = true, .experts = 6},
+                                           {.arch = "gpt_oss", .window = 9, .experts = 5, .biased = true},
+                                           {.arch = "deepseek2", .experts = 6, .latents = true},
+                                           {.arch = "phi3", .long_from = 20}};
+    static const uint64_t recorded[COUNT] = {2, 62, 53, 56, 2};
+    uint64_t got[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        mp_spec *spec = tiny_decoder_spec_as(&kinds[i], floats, 1, 42, -1);
+        (void)lease_polls();
+        (void)hash_of_tokens(spec);
+        got[i] = (uint64_t)lease_polls();
+    }
+    MP_CHECK(sizes_are("polls", got, recorded, COUNT));
 }

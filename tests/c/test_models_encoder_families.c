@@ -2,6 +2,7 @@
  * alone. The Python tests compare values with references. */
 #include "defaults_fixture.h"
 #include "encoder_fixture.h"
+#include "late_threads.h"
 #include "missing_fixture.h"
 #include "ranges_fixture.h"
 #include "recorded_fixture.h"
@@ -870,4 +871,17 @@ MP_TEST(models_encoder_families_defaults) {
         if (f->disentangled)
             check_defaults(make_spec(f), hash_of_texts, KEYS(of_distances));
     }
+}
+
+/* The polls of a pass over two texts, as recorded: before each layer, and in attention and experts. */
+MP_TEST(models_encoder_families_polls_recorded) {
+    enum { COUNT = sizeof families / sizeof *families };
+    static const uint64_t recorded[COUNT] = {4, 4, 4, 4, 4, 4, 4, 4, 4, 14, 7, 4, 4};
+    uint64_t got[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        (void)lease_polls();
+        (void)hash_of_texts(make_spec(&families[i]));
+        got[i] = (uint64_t)lease_polls();
+    }
+    MP_CHECK(sizes_are("polls", got, recorded, COUNT));
 }

@@ -307,6 +307,7 @@ MP_TEST(models_kv_cache_blocks_without_window_parts) {
             budget.limit = budget.used + MP_HUGE_PAGE;
             MP_CHECK_STATUS(mp_kv_take(&cache, &id, &error), MP_MEMORY_EXHAUSTED, &error);
             MP_CHECK(cache.free_count == 1 && cache.free_ids[0] == i && !mp_kv_has_window(&cache, i));
+            MP_CHECK(cache.references[i] == 0 && cache.seen[i] == 0);
             budget.limit = UINT64_MAX;
         }
         MP_CHECK_OK(mp_kv_take(&cache, &id, &error), &error);

@@ -5,6 +5,7 @@
 
 #include "base/platform.h"
 #include "defaults_fixture.h"
+#include "late_threads.h"
 #include "missing_fixture.h"
 #include "recorded_fixture.h"
 #include "sizes_fixture.h"
@@ -882,4 +883,25 @@ MP_TEST(models_vit_defaults) {
     check_defaults(make_spec("dinov2", false), hash_of_images, KEYS(keys));
     check_defaults(make_spec("siglip", false), hash_of_images, KEYS(keys));
     check_defaults(make_spec("dinov2_with_registers", false), hash_of_images, KEYS(registers));
+}
+
+/* The polls of a pass over two images, whole and in parts, as recorded: after each part, and in attention. */
+MP_TEST(models_vit_polls_recorded) {
+    static const char *const archs[] = {"dinov2", "dinov2_with_registers", "siglip"};
+    static const uint64_t recorded[6] = {21, 21, 21, 21, 22, 28};
+    static test_images all;
+    float out[2 * WIDTH];
+    uint64_t got[6];
+    for (int i = 0; i < 6; i++) {
+        tiny_model tiny;
+        make_images(&all, i / 2 < 2);
+        tiny_load(&tiny, make_spec(archs[i / 2], false), MP_COMPUTE_F32, 1);
+        if (i % 2)
+            cut(&tiny);
+        (void)lease_polls();
+        MP_CHECK_INT(run(&tiny, &all, 0, 2, UINT64_MAX, out), MP_OUTCOME_DONE);
+        got[i] = (uint64_t)lease_polls();
+        tiny_unload(&tiny);
+    }
+    MP_CHECK(sizes_are("polls", got, recorded, 6));
 }
