@@ -885,6 +885,27 @@ MP_TEST(models_vit_defaults) {
     check_defaults(make_spec("dinov2_with_registers", false), hash_of_images, KEYS(registers));
 }
 
+/* A byte becomes its product with the factor, less the mean, divided by the deviation, for each channel. */
+MP_TEST(models_vit_normalises_pixels) {
+    static const char *const keys[] = {"mpool.image.mean", "mpool.image.std", "mpool.image.rescale_factor"};
+    static const char *const texts[] = {"0.25,0.5,0.125", "0.5,0.25,2", "0.01"};
+    static const float mean[] = {0.25f, 0.5f, 0.125f}, deviation[] = {0.5f, 0.25f, 2};
+    tiny_model tiny;
+    mp_spec *spec = make_spec("dinov2", false);
+    for (int k = 0; k < 3; k++) {
+        double list[VALUES_MOST];
+        const mp_value value = value_of(texts[k], list);
+        mp_spec *base = spec;
+        spec = spec_with(base, keys[k], &value);
+        mp_spec_unpin(base);
+    }
+    tiny_load(&tiny, spec, MP_COMPUTE_F32, 1);
+    for (int c = 0; c < 3; c++)
+        for (int v = 0; v < 256; v++)
+            MP_CHECK(((const mp_vit *)tiny.model)->pixel[c][v] == ((float)(0.01 * v) - mean[c]) / deviation[c]);
+    tiny_unload(&tiny);
+}
+
 /* The polls of a pass over two images, whole and in parts, as recorded: after each part, and in attention. */
 MP_TEST(models_vit_polls_recorded) {
     static const char *const archs[] = {"dinov2", "dinov2_with_registers", "siglip"};
