@@ -189,6 +189,14 @@ MP_TEST(models_image_generation_memory_is_predicted) {
     MP_CHECK_INT(model, 0);
     MP_CHECK_INT(engine, weights + (16 << 20) +
                              sizeof(float) * (6 * TEXTS * WIDTH + 8 * MP_DIFF_ROWS * WIDTH + 4 * TEXTS * HEAD));
+    static const char *const keys[] = {"transformer.head_count", "transformer.head_length"};
+    for (int k = 0; k < 2; k++) { /* without sizes, the scratch is unknown */
+        mp_spec *base = spec;
+        spec = spec_with(base, keys[k], NULL);
+        mp_spec_unpin(base);
+    }
+    mp_diffusion_footprint(spec, MP_COMPUTE_F32, &model, &engine);
+    MP_CHECK_INT(engine, weights + (16 << 20));
     mp_spec_unpin(spec);
 }
 

@@ -186,3 +186,57 @@ MP_TEST(models_expert_layouts_join_codes_and_scales) {
         mp_spec_unpin(spec);
     }
 }
+
+/* A transposed matrix of each type; those of gate and up alternate column by column. */
+MP_TEST(models_expert_layouts_transpose_columns) {
+    enum { BYTES = COUNT * COLUMNS * 2 * ROWS * 4 };
+    static uint8_t bytes[BYTES];
+    static const mp_dtype types[] = {MP_F32, MP_F16, MP_BF16};
+    static const struct {
+        const char *part, *name;
+        int step, first;
+    } parts[] = {{"gate", PAIR "columns", 2, 0}, {"up", PAIR "columns", 2, 1}, {"down", ALL "columns", 1, 0}};
+    mp_test_random random = {32};
+    char path[512];
+    mp_error error;
+    for (int i = 0; i < BYTES; i++)
+        bytes[i] = (uint8_t)mp_test_random_u64(&random);
+    snprintf(path, sizeof path, "%s/columns.bin", mp_test_directory());
+    mp_test_write_file(path, bytes, sizeof bytes);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (int i = 0; i < 9; i++) {
+        const mp_dtype type = types[i % 3];
+        const size_t item = mp_dtype_get(type)->bytes;
+        const int step = parts[i / 3].step, width = step * ROWS;
+        mp_weights *weights;
+        mp_builder builder;
+        mp_expert_matrix matrix;
+        uint64_t used = 0;
+        mp_spec *spec = mp_spec_create();
+        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+        add_tensor(spec, &(stored_tensor){parts[i / 3].name, type, 3, {COUNT, COLUMNS, width}}, &used);
+        MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
+        mp_builder_init(&builder, weights, MP_COMPUTE_F32);
+        MP_CHECK_OK(mp_expert_matrix_init(&matrix, &builder, 0, parts[i / 3].part, COUNT, ROWS, COLUMNS, false, &error),
+                    &error);
+        MP_CHECK_INT(mp_expert_bytes(&matrix), ROWS * COLUMNS * item);
+        for (int e = 0; e < COUNT; e++) {
+            enum { FROM = 3, SOME = 7 };
+            uint8_t scratch[MP_PANEL_N * COLUMNS * 4];
+            MP_CHECK_INT(mp_expert_rows_scratch(&matrix), MP_PANEL_N * COLUMNS * item);
+            const mp_tensor rows = mp_expert_rows(&matrix, e, FROM, SOME, scratch);
+            MP_CHECK(rows.dtype == type && rows.nbytes == SOME * COLUMNS * item);
+            for (int r = 0; r < SOME; r++)
+                for (int k = 0; k < COLUMNS; k++) {
+                    const size_t column = (size_t)(parts[i / 3].first + step * (FROM + r));
+                    MP_CHECK(memcmp(mp_tensor_row(&rows, r) + (size_t)k * item,
+                                    bytes + ((size_t)(e * COLUMNS + k) * (size_t)width + column) * item, item) == 0);
+                }
+        }
+        mp_expert_matrix_deinit(&matrix);
+        mp_builder_deinit(&builder);
+        mp_weights_close(weights);
+        mp_spec_unpin(spec);
+    }
+}

@@ -660,5 +660,7 @@ MP_TEST(models_outputs_defaults) {
         {"mpool.sparse_sum", "false", "true"},
         {"mpool.sparse_logs", "1", "2"},
     };
+    static const optional_key skipped[] = {{"mpool.sparse_skipped", NULL, NULL}};
     check_defaults(tiny_encoder_spec_with(false, false, add_sum_head), hash_of_outputs, KEYS(keys));
+    check_defaults(tiny_encoder_spec_with(false, false, add_token_head), hash_of_outputs, KEYS(skipped));
 }
