@@ -271,6 +271,8 @@ MP_TEST(models_vision_recorded) {
     int wrong = vision_is_recorded(&llava_kind, (double[]){-253.6371, 22.87656});
     tile_rows = ROWS / 4;
     wrong += vision_is_recorded(&axial_kind, (double[]){-66.39118, 203.0811});
+    oblong = true;
+    wrong += vision_is_recorded(&axial_kind, (double[]){-71.1333, 404.1674});
     MP_CHECK_INT(wrong, 0);
 }
 
