@@ -1,5 +1,5 @@
-/* late_threads.c: see late_threads.h. The linker sends the core's calls of mp_team_barrier and mp_lease_run to the
- * functions __wrap_... below (build.py). */
+/* late_threads.c: see late_threads.h. The linker sends the core's calls of mp_team_barrier, mp_lease_run and
+ * mp_lease_poll to the functions __wrap_... below (build.py). */
 #include "late_threads.h"
 
 #ifndef MP_SIM /* the simulator has no teams */
@@ -15,7 +15,6 @@ void __real_mp_team_barrier(const mp_team_thread *thread);
 void __wrap_mp_team_barrier(const mp_team_thread *thread);
 void __real_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
 void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
-
 bool __real_mp_lease_poll(mp_lease *lease);
 bool __wrap_mp_lease_poll(mp_lease *lease);
 
