@@ -779,7 +779,7 @@ static uint64_t hash_with_class(mp_spec *spec) { /* prompts with a row for the c
     return hash;
 }
 
-MP_TEST_SECONDS(models_vision_defaults, 60) {
+MP_TEST_SECONDS(models_vision_defaults, 120) {
     static const mp_dtype floats[] = {MP_F32};
     static const optional_key keys[] = {
         {"mpool.vision.merge", "1", NULL},
