@@ -54,7 +54,6 @@ static mp_status fail_unknown_arch(const char *name, mp_error *error) {
             }
             memcpy(known + used, archs[i].name, length);
             used += length;
-            known[used] = 0;
         }
     return mp_fail_file(error, MP_FORMAT, "", -1, "general.architecture", known, "%s", name[0] ? name : "missing");
 }

@@ -33,6 +33,41 @@ static inline void check_least(_Atomic uint64_t *estimate, void (*run)(void *arg
 #endif
 }
 
+typedef struct planned_step { /* a step of one item */
+    tiny_model *tiny;
+    mp_item *item;
+    uint32_t amount;
+    int earlier; /* readings of the clock before the one from which the time is measured */
+} planned_step;
+
+#ifdef MP_SEAM
+static int clock_left;
+static uint64_t step_ns;
+static inline uint64_t clock_of_a_step(void) { return 1000000000 + (clock_left-- < 0 ? step_ns : 0); }
+#endif
+
+/* Run a step that takes `ns` by a clock that advances once. The estimate `old` becomes
+ * `expected`. */
+static inline void check_learned(_Atomic uint64_t *estimate, uint64_t old, uint64_t ns, uint64_t expected,
+                                 const planned_step *step) {
+    mp_plan plan = {.count = 1, .items = {step->item}, .amount = {step->amount}, .threads = 1};
+    mp_outcome outcome;
+    atomic_store(estimate, old);
+#ifdef MP_SEAM
+    clock_left = step->earlier;
+    step_ns = ns;
+    mp_sys_table.now_ns = clock_of_a_step;
+#endif
+    step->tiny->engine->ops->step(step->tiny->engine, &step->tiny->lease, &plan, &outcome);
+#ifdef MP_SEAM
+    mp_sys_table = mp_sys_real;
+    MP_CHECK_INT(atomic_load(estimate), expected);
+#else
+    (void)ns, (void)expected;
+#endif
+    MP_CHECK(outcome == MP_OUTCOME_MORE || outcome == MP_OUTCOME_DONE);
+}
+
 /* Weights so large that a plan has about `threads` threads if it counts `barriers` barriers. */
 static inline void make_weights_large(mp_model_facts *facts, int barriers) {
     enum { THREADS = 200, BARRIER_NS = 100, BYTES_PER_NS = 20 };

@@ -1,5 +1,5 @@
-/* late_threads.c: see late_threads.h. The linker sends the core's calls of mp_team_barrier and mp_lease_run to the
- * functions __wrap_... below (build.py). */
+/* late_threads.c: see late_threads.h. The linker sends the core's calls of mp_team_barrier, mp_lease_run and
+ * mp_lease_poll to the functions __wrap_... below (build.py). */
 #include "late_threads.h"
 
 #ifndef MP_SIM /* the simulator has no teams */
@@ -15,10 +15,12 @@ void __real_mp_team_barrier(const mp_team_thread *thread);
 void __wrap_mp_team_barrier(const mp_team_thread *thread);
 void __real_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
 void __wrap_mp_lease_run(mp_lease *lease, region_body *body, void *arg);
+bool __real_mp_lease_poll(mp_lease *lease);
+bool __wrap_mp_lease_poll(mp_lease *lease);
 
 enum { MOST_THREADS = 8, PAUSE_US = 10, MOST_PAUSES = 100000 };
 
-static _Atomic int late = -1, met;
+static _Atomic int late = -1, met, polls;
 static _Atomic uint32_t reached[MOST_THREADS]; /* barriers that each thread has reached; UINT32_MAX after its end */
 
 typedef struct region {
@@ -29,6 +31,13 @@ typedef struct region {
 void late_thread(int index) { atomic_store(&late, index); }
 
 int late_thread_barriers(void) { return atomic_exchange(&met, 0); }
+
+int lease_polls(void) { return atomic_exchange(&polls, 0); }
+
+bool __wrap_mp_lease_poll(mp_lease *lease) {
+    atomic_fetch_add_explicit(&polls, 1, memory_order_relaxed);
+    return __real_mp_lease_poll(lease);
+}
 
 /* The number of pauses is bounded: a thread that waits for the late one elsewhere than at a barrier ends the lateness,
  * not the test. */

@@ -1,5 +1,7 @@
 /* test_models_decoder.c: rotary divisors of a decoder, shared weights, and the description that requests receive. */
-#include "ranges_fixture.h"
+#include "defaults_fixture.h"
+#include "late_threads.h"
+#include "sizes_fixture.h"
 #include "models/decoder/engine.h"
 
 enum { PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
@@ -296,4 +298,119 @@ MP_TEST(models_decoder_pads_small_heads) {
     }
     MP_CHECK(hash[0] == hash[1]);
     tiny_unload(&tiny);
+}
+
+/* ---- optional keys ----------------------------------------------------------------------------------------------- */
+
+static uint64_t hash_of_tokens(mp_spec *spec) {
+    enum { PROMPT = 30 };
+    int32_t prompt[PROMPT];
+    tiny_model tiny;
+    tiny_job job;
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = i * 37 % TINY_VOCAB;
+    const mp_text_args args = {
+        .n_prompt = PROMPT,
+        .prompt = prompt,
+        .n_choices = 1,
+        .want_prompt_logits = true,
+        .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2, .logprobs = 3, .ignore_eos = true},
+    };
+    tiny_load(&tiny, spec, MP_COMPUTE_F32, 1);
+    tiny_job_make(&tiny, &job, &args, 0);
+    tiny_job_admit(&tiny, &job);
+    tiny_job_finish(&tiny, &job);
+    const uint64_t hash = tiny_job_hash(&job);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+    return hash;
+}
+
+static void add_yarn(tiny_file *file) {
+    tiny_string(file->spec, "llama.rope.scaling.type", "yarn");
+    tiny_float(file->spec, "llama.rope.scaling.factor", 4);
+    tiny_float(file->spec, "llama.rope.scaling.original_context_length", 64);
+}
+
+MP_TEST(models_decoder_defaults) {
+    static const optional_key all[] = {
+        {".rope.freq_base", "10000.0", "500.0"},
+        {".rope.scaling.type", "none", NULL},
+        {"mpool.embedding_scale", "1.0", "2.0"},
+        {"mpool.residual_scale", "1.0", "0.5"},
+        {"mpool.output_scale", "1.0", "0.5"},
+        {"mpool.attention_scale", NULL, "0.5"},
+        {"mpool.attention_softcap", NULL, "0.1"},
+        {"mpool.output_softcap", NULL, "2.0"},
+        {"mpool.norm_offset", "0.0", "0.25"},
+        {"mpool.activation", "silu", "gelu"},
+        {"mpool.kv_dtype", "auto", NULL},
+        {".leading_dense_block_count", "0", NULL},
+        {".expert_shared_feed_forward_length", "0", NULL},
+        {".attention.sliding_window", "0", NULL},
+    };
+    static const optional_key dense[] = {
+        {".rope.dimension_count", "32", "16"},
+        {".attention.key_length", "32", NULL},
+        {".attention.value_length", "32", NULL},
+        {".attention.sliding_window", "0", "5"},
+        {".expert_count", "0", NULL},
+        {"mpool.rope_neox", NULL, "true"},
+        {"mpool.kv_dtype", "auto", "int8"},
+        {"mpool.latent_epsilon", "0.00001", NULL},
+    };
+    static const optional_key of_experts[] = {
+        {"mpool.expert_gate", "softmax", "sigmoid"},
+        {"mpool.expert_normalise", "true", "false"},
+        {"mpool.expert_scale", "1.0", "2.0"},
+        {"mpool.expert_corrected", "false", NULL},
+        {"mpool.expert_groups", "1", NULL},
+        {"mpool.expert_clamp", NULL, "0.001"},
+    };
+    static const optional_key of_latents[] = {
+        {"mpool.latent_epsilon", "0.00001", "0.5"},
+        {"mpool.expert_scale", "1.0", "2.0"},
+    };
+    static const optional_key of_yarn[] = {
+        {".rope.scaling.factor", "1.0", "8.0"},
+        {".rope.scaling.yarn_beta_fast", "32.0", "4.0"},
+        {".rope.scaling.yarn_beta_slow", "1.0", "0.25"},
+        {".rope.scaling.attn_factor", "1.0", "1.5"},
+        {"mpool.rope_attention_factor", NULL, "2.0"},
+        {"mpool.rope_yarn_truncate", "true", "false"},
+    };
+    static const optional_key of_long_rope[] = {
+        {"mpool.rope_attention_factor", "1.0", "1.5"},
+        {".rope.freq_base", "10000.0", "500.0"},
+    };
+    static const tiny_kind llama = {.arch = "llama"}, yarn = {.arch = "llama", .more = add_yarn},
+                           experts = {.arch = "qwen3moe", .head_norms = true, .experts = 6},
+                           latents = {.arch = "deepseek2", .experts = 6, .latents = true},
+                           rope = {.arch = "phi3", .long_from = 20};
+    check_defaults(tiny_decoder_spec_as(&llama, floats, 1, 42, -1), hash_of_tokens, KEYS(all));
+    check_defaults(tiny_decoder_spec_as(&experts, floats, 1, 42, -1), hash_of_tokens, KEYS(all));
+    check_defaults(tiny_decoder_spec_as(&llama, floats, 1, 42, -1), hash_of_tokens, KEYS(dense));
+    check_defaults(tiny_decoder_spec_as(&experts, floats, 1, 42, -1), hash_of_tokens, KEYS(of_experts));
+    check_defaults(tiny_decoder_spec_as(&latents, floats, 1, 42, -1), hash_of_tokens, KEYS(of_latents));
+    check_defaults(tiny_decoder_spec_as(&yarn, floats, 1, 42, -1), hash_of_tokens, KEYS(of_yarn));
+    check_defaults(tiny_decoder_spec_as(&rope, floats, 1, 42, -1), hash_of_tokens, KEYS(of_long_rope));
+}
+
+/* The polls of a prompt and two tokens, as recorded: every few layers, and in the experts. */
+MP_TEST(models_decoder_polls_recorded) {
+    enum { COUNT = 5 };
+    static const tiny_kind kinds[COUNT] = {{.arch = "llama"},
+                                           {.arch = "qwen3moe", .head_norms = true, .experts = 6},
+                                           {.arch = "gpt_oss", .window = 9, .experts = 5, .biased = true},
+                                           {.arch = "deepseek2", .experts = 6, .latents = true},
+                                           {.arch = "phi3", .long_from = 20}};
+    static const uint64_t recorded[COUNT] = {2, 62, 53, 56, 2};
+    uint64_t got[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        mp_spec *spec = tiny_decoder_spec_as(&kinds[i], floats, 1, 42, -1);
+        (void)lease_polls();
+        (void)hash_of_tokens(spec);
+        got[i] = (uint64_t)lease_polls();
+    }
+    MP_CHECK(sizes_are("polls", got, recorded, COUNT));
 }

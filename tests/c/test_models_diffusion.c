@@ -3,6 +3,7 @@
 
 #include "estimate_fixture.h"
 #include "image_generation_fixture.h"
+#include "sizes_fixture.h"
 #include "late_threads.h"
 #include "models/diffusion/schedule.h"
 #include "models/diffusion/texts.h"
@@ -188,6 +189,14 @@ MP_TEST(models_image_generation_memory_is_predicted) {
     MP_CHECK_INT(model, 0);
     MP_CHECK_INT(engine, weights + (16 << 20) +
                              sizeof(float) * (6 * TEXTS * WIDTH + 8 * MP_DIFF_ROWS * WIDTH + 4 * TEXTS * HEAD));
+    static const char *const keys[] = {"transformer.head_count", "transformer.head_length"};
+    for (int k = 0; k < 2; k++) { /* without sizes, the scratch is unknown */
+        mp_spec *base = spec;
+        spec = spec_with(base, keys[k], NULL);
+        mp_spec_unpin(base);
+    }
+    mp_diffusion_footprint(spec, MP_COMPUTE_F32, &model, &engine);
+    MP_CHECK_INT(engine, weights + (16 << 20));
     mp_spec_unpin(spec);
 }
 
@@ -254,6 +263,59 @@ MP_TEST(models_image_generation_scratch_covers_the_image) {
     tiny.engine->ops->retire(tiny.engine, &item);
     mp_request_destroy(item.request);
     tiny_unload(&tiny);
+}
+
+/* Predicted memory, the memory that each step of a request takes, and its polls, as recorded. */
+MP_TEST(models_image_generation_sizes_recorded) {
+    enum { MOST = 64, COUNT = 6 };
+    static const uint64_t recorded[2][COUNT] = {{0, 18167616, 106184, 384000, 64, 796},
+                                                {0, 18316352, 72315, 384000, 46, 551}};
+    static const uint64_t steps_recorded[2][MOST] = {
+        {68696, 68696, 53080, 68696, 68696, 53080, 76248, 76248, 54360, 76248, 76248, 54360, 93592, 93592, 50968,
+         93592, 93592, 50968, 5720, 173784, 371416, 287192, 173784, 173784, 371416, 287192, 173784, 173784, 371416,
+         287192, 173784, 173784, 371416, 287192, 173784, 116888, 260056, 123224, 260056, 260056, 260056, 241496,
+         253144, 167960, 112472, 173784, 371416, 287192, 173784, 173784, 371416, 287192, 173784, 5720, 109912, 253080,
+         116248, 253080, 253080, 253080, 234520, 246168, 160984, 105496},
+        {64296, 64296, 46568, 89192, 89192, 46568, 1320, 152808, 320744, 320744, 232168, 232168, 152808, 152808,
+         320744, 320744, 232168, 232168, 152808, 111784, 254952, 118120, 254952, 254952, 254952, 236392, 248040,
+         162856, 107368, 152808, 320744, 320744, 232168, 232168, 152808, 1320, 105512, 248680, 111848, 248680, 248680,
+         248680, 230120, 241768, 156584, 101096, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+    };
+    int wrong = 0;
+    for (int flux = 0; flux < 2; flux++) {
+        mp_error error;
+        tiny_model tiny;
+        mp_item item = {0}, *items[1] = {&item};
+        mp_plan plan;
+        mp_outcome outcomes[MP_PLAN_MAX];
+        uint64_t got[COUNT], steps[MOST] = {0};
+        int count = 0;
+        tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
+        (void)lease_polls();
+        const mp_diffusion *model = (const mp_diffusion *)tiny.model;
+        MP_CHECK_OK(make_call(flux, 1, &item.request, &error), &error);
+        tiny.loader.ops->footprint(tiny.loader.self, &got[0], &got[1]);
+        MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &got[2], &item.total, &error), &error);
+        MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+        got[3] = mp_vae_floats(model, 100, 60);
+        do {
+            tiny_trim(&tiny); /* each step reserves what it needs */
+            tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
+            tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+            if (count < MOST)
+                steps[count] = tiny.engine->ops->bytes(tiny.engine);
+            count++;
+        } while (outcomes[0] == MP_OUTCOME_MORE);
+        MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
+        got[4] = (uint64_t)count;
+        got[5] = (uint64_t)lease_polls();
+        wrong += !sizes_are(flux ? "flux" : "sd3", got, recorded[flux], COUNT);
+        wrong += !sizes_are(flux ? "flux, steps" : "sd3, steps", steps, steps_recorded[flux], MOST);
+        tiny.engine->ops->retire(tiny.engine, &item);
+        mp_request_destroy(item.request);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK_INT(wrong, 0);
 }
 
 /* The plan continues the request that the previous step computed, at any position in the list, until a more urgent

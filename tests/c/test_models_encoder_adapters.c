@@ -6,6 +6,7 @@
 #include "adapter_fixture.h"
 #include "encoder_fixture.h"
 #include "missing_fixture.h"
+#include "sizes_fixture.h"
 
 enum { WHOLE = 7, SMALL = 8, EMPTY = 9, ADAPTERS = 3, CALLS = ADAPTERS + 1, SOME = 20 };
 static const int64_t ids[ADAPTERS] = {WHOLE, SMALL, EMPTY};
@@ -151,6 +152,34 @@ static void check_bits(mp_compute compute, bool cls) {
         MP_CHECK(dedup_of(tiny.engine)->recalled >= CALLS * SOME / 2);
         tiny_unload(&tiny);
     }
+}
+
+/* Scratch, predicted memory, parameters and barriers of an encoder with adapters, as recorded. */
+MP_TEST(models_encoder_adapters_sizes_recorded) {
+    enum { M = 20, COUNT = 6 };
+    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
+    static const uint64_t recorded[3][COUNT] = {
+        {550784, 16777216, 552704, 41856, 37, 94656},
+        {416896, 16777216, 421632, 46976, 45, 94656},
+        {349952, 16777216, 359680, 44672, 45, 94656},
+    };
+    int wrong = 0;
+    for (int c = 0; c < 3; c++) {
+        tiny_model tiny;
+        uint64_t got[COUNT];
+        char what[32];
+        tiny_load(&tiny, tiny_encoder_spec_with(false, false, add_adapters), classes[c], 1);
+        const mp_encoder *model = (const mp_encoder *)tiny.model;
+        tiny.loader.ops->footprint(tiny.loader.self, &got[0], &got[1]);
+        got[2] = tiny.model->ops->bytes(tiny.model);
+        got[3] = mp_encoder_group_scratch(model, M, 1, MP_EMBED_POOLED);
+        got[4] = (uint64_t)mp_encoder_barriers(model);
+        got[5] = (uint64_t)model->base.facts.parameters;
+        snprintf(what, sizeof what, "compute type %d", (int)classes[c]);
+        wrong += !sizes_are(what, got, recorded[c], COUNT);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK_INT(wrong, 0);
 }
 
 MP_TEST_SECONDS(models_encoder_adapters_float32, 60) { check_bits(MP_COMPUTE_F32, false); }

@@ -130,3 +130,18 @@ MP_TEST(models_encoder_plan_learns_the_time_of_tokens) {
     check_least(estimate, run_one, &tiny);
     tiny_unload(&tiny);
 }
+
+/* A step of 12 tokens takes 12,000 ns: 1,000 ns per token. */
+MP_TEST(models_encoder_plan_learns_the_exact_time) {
+    enum { COUNT = 3 };
+    tiny_model tiny;
+    mp_item item;
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
+    begin(&tiny, &item, COUNT, SHORT);
+    compute_all(&tiny);
+    check_learned(&((mp_encoder *)tiny.model)->token_ns, 8000, COUNT * SHORT * 1000, (7 * 8000 + 1000) / 8 + 1,
+                  &(planned_step){&tiny, &item, COUNT, 0});
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_request_destroy(item.request);
+    tiny_unload(&tiny);
+}

@@ -1,5 +1,7 @@
 /* test_models_expert_layouts.c: the layouts in which files store the matrices of experts, and the error of each layout
  * that is refused. */
+#include <math.h>
+
 #include "kernels/kernels.h"
 #include "models/nn/experts.h"
 #include "parts_fixture.h"
@@ -120,4 +122,121 @@ MP_TEST(models_expert_layouts) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         check_experts(&rows[i], path);
     free(zeros);
+}
+
+/* ---- the rows of experts in each layout -------------------------------------------------------------------------- */
+
+/* A 4-bit number with 2 bits of exponent and 1 of mantissa, as OCP's microscaling formats define it. */
+static float fp4(int code) {
+    static const float sizes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    return code & 8 ? -sizes[code & 7] : sizes[code & 7];
+}
+
+/* Codes of gate and up alternate row by row. A byte has two neighbouring inputs, the first in its low bits. */
+MP_TEST(models_expert_layouts_join_codes_and_scales) {
+    enum { BLOCKS = COLUMNS / 32, ALL_ROWS = 2 * ROWS, CODES = COUNT * ALL_ROWS * COLUMNS / 2,
+           SCALES = COUNT * ALL_ROWS * BLOCKS };
+    static uint8_t bytes[CODES + SCALES];
+    static const char *const parts[] = {"gate", "up"};
+    mp_test_random random = {31};
+    char path[512];
+    mp_error error;
+    for (int i = 0; i < CODES; i++)
+        bytes[i] = (uint8_t)mp_test_random_u64(&random);
+    for (int i = 0; i < SCALES; i++)
+        bytes[CODES + i] = (uint8_t)(120 + mp_test_random_u64(&random) % 16);
+    snprintf(path, sizeof path, "%s/codes.bin", mp_test_directory());
+    mp_test_write_file(path, bytes, sizeof bytes);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (int p = 0; p < 2; p++) {
+        mp_weights *weights;
+        mp_builder builder;
+        mp_expert_matrix matrix;
+        uint64_t used = 0;
+        mp_spec *spec = mp_spec_create();
+        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+        add_tensor(spec, &(stored_tensor){PAIR "codes", MP_I8, 4, {COUNT, ALL_ROWS, BLOCKS, 16}}, &used);
+        MP_CHECK_INT(used, CODES);
+        add_tensor(spec, &(stored_tensor){PAIR "scales", MP_I8, 3, {COUNT, ALL_ROWS, BLOCKS}}, &used);
+        MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
+        mp_builder_init(&builder, weights, MP_COMPUTE_F32);
+        MP_CHECK_OK(mp_expert_matrix_init(&matrix, &builder, 0, parts[p], COUNT, ROWS, COLUMNS, false, &error), &error);
+        for (int e = 0; e < COUNT; e++)
+            for (int n0 = 0; n0 < ROWS; n0 += 5) {
+                const int n = ROWS - n0 < 5 ? ROWS - n0 : 5;
+                static uint8_t scratch[MP_PANEL_N * 4 * COLUMNS];
+                MP_CHECK(mp_expert_rows_scratch(&matrix) <= sizeof scratch);
+                const mp_tensor rows = mp_expert_rows(&matrix, e, n0, n, scratch);
+                MP_CHECK(rows.shape[0] == n && rows.shape[1] == COLUMNS);
+                for (int r = 0; r < n; r++) {
+                    float got[COLUMNS];
+                    const int row = (e * ALL_ROWS + 2 * (n0 + r) + p);
+                    mp_dequantize_row(rows.dtype, mp_tensor_row(&rows, r), COLUMNS, got);
+                    for (int k = 0; k < COLUMNS; k++) {
+                        const int code = bytes[row * COLUMNS / 2 + k / 2] >> (k % 2 ? 4 : 0) & 15;
+                        const float scale = ldexpf(1, bytes[CODES + row * BLOCKS + k / 32] - 127);
+                        MP_CHECK(got[k] == fp4(code) * scale);
+                    }
+                }
+            }
+        mp_expert_matrix_deinit(&matrix);
+        mp_builder_deinit(&builder);
+        mp_weights_close(weights);
+        mp_spec_unpin(spec);
+    }
+}
+
+/* A transposed matrix of each type; those of gate and up alternate column by column. */
+MP_TEST(models_expert_layouts_transpose_columns) {
+    enum { BYTES = COUNT * COLUMNS * 2 * ROWS * 4 };
+    static uint8_t bytes[BYTES];
+    static const mp_dtype types[] = {MP_F32, MP_F16, MP_BF16};
+    static const struct {
+        const char *part, *name;
+        int step, first;
+    } parts[] = {{"gate", PAIR "columns", 2, 0}, {"up", PAIR "columns", 2, 1}, {"down", ALL "columns", 1, 0}};
+    mp_test_random random = {32};
+    char path[512];
+    mp_error error;
+    for (int i = 0; i < BYTES; i++)
+        bytes[i] = (uint8_t)mp_test_random_u64(&random);
+    snprintf(path, sizeof path, "%s/columns.bin", mp_test_directory());
+    mp_test_write_file(path, bytes, sizeof bytes);
+    MP_CHECK_OK(mp_cpu_init("", &error), &error);
+    mp_kernels_init();
+    for (int i = 0; i < 9; i++) {
+        const mp_dtype type = types[i % 3];
+        const size_t item = mp_dtype_get(type)->bytes;
+        const int step = parts[i / 3].step, width = step * ROWS;
+        mp_weights *weights;
+        mp_builder builder;
+        mp_expert_matrix matrix;
+        uint64_t used = 0;
+        mp_spec *spec = mp_spec_create();
+        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+        add_tensor(spec, &(stored_tensor){parts[i / 3].name, type, 3, {COUNT, COLUMNS, width}}, &used);
+        MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
+        mp_builder_init(&builder, weights, MP_COMPUTE_F32);
+        MP_CHECK_OK(mp_expert_matrix_init(&matrix, &builder, 0, parts[i / 3].part, COUNT, ROWS, COLUMNS, false, &error),
+                    &error);
+        MP_CHECK_INT(mp_expert_bytes(&matrix), ROWS * COLUMNS * item);
+        for (int e = 0; e < COUNT; e++) {
+            enum { FROM = 3, SOME = 7 };
+            uint8_t scratch[MP_PANEL_N * COLUMNS * 4];
+            MP_CHECK_INT(mp_expert_rows_scratch(&matrix), MP_PANEL_N * COLUMNS * item);
+            const mp_tensor rows = mp_expert_rows(&matrix, e, FROM, SOME, scratch);
+            MP_CHECK(rows.dtype == type && rows.nbytes == SOME * COLUMNS * item);
+            for (int r = 0; r < SOME; r++)
+                for (int k = 0; k < COLUMNS; k++) {
+                    const size_t column = (size_t)(parts[i / 3].first + step * (FROM + r));
+                    MP_CHECK(memcmp(mp_tensor_row(&rows, r) + (size_t)k * item,
+                                    bytes + ((size_t)(e * COLUMNS + k) * (size_t)width + column) * item, item) == 0);
+                }
+        }
+        mp_expert_matrix_deinit(&matrix);
+        mp_builder_deinit(&builder);
+        mp_weights_close(weights);
+        mp_spec_unpin(spec);
+    }
 }

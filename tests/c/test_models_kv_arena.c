@@ -175,6 +175,25 @@ MP_TEST_SECONDS(models_kv_arena_random_use, 60) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
 }
 
+/* The table of regions doubles, so that many regions take few copies. */
+MP_TEST(models_kv_arena_table_doubles) {
+    enum { FIRST = 16, REGIONS = 4 * FIRST };
+    mp_budget budget = {.limit = UINT64_MAX};
+    mp_kv_arena arena;
+    mp_error error;
+    void *slots[REGIONS * PER_REGION];
+    mp_kv_arena_init(&arena, SLOT, &budget);
+    for (int i = 0; i < REGIONS * PER_REGION; i++) {
+        MP_CHECK_OK(take(&arena, &slots[i], &error), &error);
+        const uint32_t capacity = arena.count <= FIRST ? FIRST : arena.count <= 2 * FIRST ? 2 * FIRST : 4 * FIRST;
+        MP_CHECK_INT(arena.capacity, capacity);
+    }
+    MP_CHECK_INT(arena.count, REGIONS);
+    for (int i = 0; i < REGIONS * PER_REGION; i++)
+        mp_kv_arena_give(&arena, slots[i]);
+    mp_kv_arena_deinit(&arena);
+}
+
 /* Slots that are taken again fill the regions at low addresses, so the others become empty. */
 MP_TEST(models_kv_arena_fills_low_regions_first) {
     enum { REGIONS = 6 };
@@ -307,6 +326,7 @@ MP_TEST(models_kv_cache_blocks_without_window_parts) {
             budget.limit = budget.used + MP_HUGE_PAGE;
             MP_CHECK_STATUS(mp_kv_take(&cache, &id, &error), MP_MEMORY_EXHAUSTED, &error);
             MP_CHECK(cache.free_count == 1 && cache.free_ids[0] == i && !mp_kv_has_window(&cache, i));
+            MP_CHECK(cache.references[i] == 0 && cache.seen[i] == 0);
             budget.limit = UINT64_MAX;
         }
         MP_CHECK_OK(mp_kv_take(&cache, &id, &error), &error);

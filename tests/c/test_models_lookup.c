@@ -1,5 +1,6 @@
 /* Static embeddings: vectors have the same bits alone and in a batch, with any number of threads; a row that is not
  * finite fails its request only; tables, mappings and ids out of range are refused. */
+#include "estimate_fixture.h"
 #include "encoder_fixture.h"
 #include "ranges_fixture.h"
 #include "models/lookup/lookup.h"
@@ -444,4 +445,26 @@ MP_TEST_SECONDS(models_lookup_allocation_sweep, 60) {
                       .make = sweep_make, .compare = sweep_compare};
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
+}
+
+/* A step of 10 tokens takes 10,000 ns: 1,000 ns per token. */
+MP_TEST(models_lookup_learns_the_exact_time) {
+    static const int32_t ids[] = {9, 10, 11, 12, 13, 9, 10, 11, 12, 13};
+    static const int64_t offsets[] = {0, 4, 10};
+    const kind of = {false, false};
+    tiny_model tiny;
+    mp_item item = {0};
+    mp_error error;
+    uint64_t cost;
+    mp_embedding_request *call;
+    tiny_load(&tiny, plain(&of), MP_COMPUTE_AUTO, 1);
+    MP_CHECK_OK(make_embedding_request(2, ids, offsets, NULL, &call, &error), &error);
+    item.request = &call->base;
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+    check_learned(&((mp_lookup *)tiny.model)->token_ns, 8000, 10000, (7 * 8000 + 1000) / 8 + 1,
+                  &(planned_step){&tiny, &item, 2, 0});
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_request_destroy(item.request);
+    tiny_unload(&tiny);
 }

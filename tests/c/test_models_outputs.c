@@ -1,6 +1,8 @@
 /* Outputs of encoders beside pooled vectors: hidden states, rows of a head, sparse vectors. Each has the same bits
  * whether its text runs alone or in a batch, with any number of threads, and whatever else the pass computes. */
+#include "defaults_fixture.h"
 #include "heads_fixture.h"
+#include "sizes_fixture.h"
 
 static mp_spec *with_heads(const void *arg) {
     void (*const *more)(tiny_file *) = arg;
@@ -46,6 +48,53 @@ MP_TEST(models_outputs_late_threads) {
         check_late_threads(&(grouped){TEXTS, OUTPUT_HASHES, i ? MP_COMPUTE_F32 : MP_COMPUTE_I8, with_heads, &heads[i],
                                       &all, run_outputs, compute_all},
                            5, 2, UINT64_MAX);
+}
+
+/* For each combination of outputs: the sizes that a request gets, as defined, and the scratch, as recorded. */
+MP_TEST(models_outputs_sizes) {
+    enum { HEADS = 3, T = 2, M = 5000, THREADS = 3, COUNT = 8, ROWS_MASK = 2 };
+    void (*const heads[HEADS])(tiny_file *) = {add_vocabulary_head, add_sum_head, add_token_head};
+    static const unsigned masks[COUNT / 2] = {MP_EMBED_POOLED, MP_EMBED_TOKENS, MP_EMBED_ROWS, MP_EMBED_SPARSE};
+    static const uint64_t recorded[HEADS][COUNT] = {
+        {9120000, 28672, 9120000, 28672, 9120000, 1540096, 10620032, 640000},
+        {9120000, 28672, 9120000, 28672, 9120000, 1540096, 10620032, 640000},
+        {9120000, 28672, 9120000, 28672, 9120000, 1540096, 9120000, 28672},
+    };
+    static texts all;
+    int wrong = 0;
+    make_texts(&all);
+    for (int h = 0; h < HEADS; h++) {
+        tiny_model tiny;
+        mp_error error;
+        uint64_t got[COUNT], cost;
+        uint32_t total;
+        tiny_load(&tiny, tiny_encoder_spec_with(false, false, heads[h]), MP_COMPUTE_F32, 1);
+        const mp_encoder *model = (const mp_encoder *)tiny.model;
+        mp_encoder large = *model; /* a row head that takes more scratch than attention */
+        large.row_head.chain.dense[0].out = 3000;
+        MP_CHECK_INT(mp_encoder_outputs(model), MP_EMBED_ALL);
+        for (unsigned outputs = 1; outputs <= MP_EMBED_ALL; outputs++) {
+            const bool sparse = outputs & MP_EMBED_SPARSE;
+            mp_embedding_request *call = make_outputs(&all, 3, T, outputs);
+            MP_CHECK_OK(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), &error);
+            MP_CHECK_INT(total, T);
+            MP_CHECK_INT(call->sizes.width, outputs & MP_EMBED_POOLED ? TINY_WIDTH : 0);
+            MP_CHECK_INT(call->sizes.hidden, outputs & MP_EMBED_TOKENS ? TINY_WIDTH : 0);
+            MP_CHECK_INT(call->sizes.row_width, outputs & MP_EMBED_ROWS ? ROW_WIDTH : 0);
+            MP_CHECK_INT(call->sizes.sparse_most, sparse && h < 2 ? TINY_VOCAB : 0);
+            MP_CHECK_INT(call->sizes.vocab, sparse ? TINY_VOCAB : 0);
+            mp_request_destroy(&call->base);
+        }
+        for (int m = 0; m < COUNT / 2; m++) {
+            got[2 * m] = mp_encoder_group_scratch(model, M, THREADS, masks[m]);
+            got[2 * m + 1] = mp_encoder_thread_scratch(m == ROWS_MASK ? &large : model, T, M, masks[m]);
+        }
+        char what[32];
+        snprintf(what, sizeof what, "head %d", h);
+        wrong += !sizes_are(what, got, recorded[h], COUNT);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK_INT(wrong, 0);
 }
 
 /* Requests for different outputs share a step, and each output has the bits that it has alone. */
@@ -588,4 +637,30 @@ MP_TEST(models_outputs_scratch_is_enough_for_fewer_rows) {
     for (int size = 8; size <= 256; size += 8)
         for (int keys = 33; keys < 2200; keys++)
             MP_CHECK(mp_attn_full_scratch(keys, size) >= mp_attn_full_scratch(keys - 1, size));
+}
+
+static uint64_t hash_of_outputs(mp_spec *spec) {
+    static texts all;
+    float out[2 * OUTPUT_HASHES];
+    tiny_model tiny;
+    make_texts(&all);
+    asked = MP_EMBED_ALL;
+    tiny_load(&tiny, spec, MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run_outputs(&tiny, &all, 5, 2, UINT64_MAX, out), MP_OUTCOME_DONE);
+    tiny_unload(&tiny);
+    return tiny_hash_bytes(1, out, sizeof out);
+}
+
+MP_TEST(models_outputs_defaults) {
+    static const optional_key keys[] = {
+        {"mpool.rows_normalize", "false", "true"},
+        {"mpool.rows.0.activation", "identity", "silu"},
+        {"mpool.rows.1.activation", "identity", "sigmoid"},
+        {"mpool.sparse.0.activation", "identity", "gelu_tanh"},
+        {"mpool.sparse_sum", "false", "true"},
+        {"mpool.sparse_logs", "1", "2"},
+    };
+    static const optional_key skipped[] = {{"mpool.sparse_skipped", NULL, NULL}};
+    check_defaults(tiny_encoder_spec_with(false, false, add_sum_head), hash_of_outputs, KEYS(keys));
+    check_defaults(tiny_encoder_spec_with(false, false, add_token_head), hash_of_outputs, KEYS(skipped));
 }

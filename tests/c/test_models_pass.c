@@ -1,7 +1,9 @@
 /* test_models_pass.c: how a decoder's pass divides its attention among threads, and the memory that it takes. */
 #include "base/arena.h"
 #include "model_fixture.h"
+#include "models/decoder/engine.h"
 #include "models/decoder/pass.h"
+#include "sizes_fixture.h"
 
 enum { SEQUENCES = 5, MOST_THREADS = 8 };
 
@@ -86,6 +88,76 @@ MP_TEST(models_pass_shares_and_memory) {
         }
     MP_CHECK(modes[MP_ATTEND_FUSED] > 0 && modes[MP_ATTEND_TILES] > 0 && modes[MP_ATTEND_SPLIT] > 0);
     tiny_unload(&tiny);
+}
+
+/* The memory of a model, of an engine and of passes over each of the shapes, as recorded. */
+MP_TEST(models_pass_sizes_recorded) {
+    enum { SHAPES = sizeof shapes / sizeof *shapes, OTHERS = 7, COUNT = OTHERS + SHAPES };
+    static const mp_dtype floats[] = {MP_F32}, quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K};
+    static const struct {
+        tiny_kind kind;
+        uint64_t recorded[2][COUNT];
+    } kinds[] = {
+        {{.arch = "llama"},
+         {{7061504, 67108864, 7068672, 5376, 1536, 43648, 1758208, 139904, 145856, 172800, 196352, 1841344, 1935168,
+          434304},
+          {1474304, 67108864, 1481472, 5376, 816, 46464, 1758208, 149056, 155008, 183360, 208320, 1984960, 2078784,
+           465984}}},
+        {{.arch = "qwen3", .head_norms = true},
+         {{7061504, 67108864, 7069440, 5376, 1536, 43648, 1758400, 139904, 145856, 172800, 196352, 1841344, 1935168,
+          434304},
+          {1474304, 67108864, 1482240, 5376, 816, 46464, 1758400, 149056, 155008, 183360, 208320, 1984960, 2078784,
+           465984}}},
+        {{.arch = "gemma3", .window = 80, .head_norms = true, .output_norms = true, .scaled = true},
+         {{7061504, 67108864, 7075584, 5376, 1536, 43648, 1759936, 140032, 145984, 173184, 196992, 1866944, 1969472,
+          438528},
+          {1474304, 67108864, 1488384, 5376, 816, 46464, 1759936, 149184, 155136, 183744, 208960, 2010560, 2113088,
+           470208}}},
+        {{.arch = "qwen3moe", .head_norms = true, .experts = 6},
+         {{2441216, 67108864, 2449152, 5376, 1536, 92800, 4122304, 294016, 299968, 339328, 375168, 3295168, 4334656,
+          787584},
+          {611072, 67108864, 619008, 5376, 816, 70144, 4122304, 227136, 233088, 274560, 312512, 3438400, 4549696,
+           754496}}},
+        {{.arch = "gpt_oss", .window = 80, .experts = 5, .biased = true},
+         {{2441216, 67108864, 2456448, 5376, 1536, 92800, 3533479, 294016, 299968, 339200, 375168, 3293632, 4332480,
+          787328},
+          {611072, 67108864, 626304, 5376, 816, 70144, 3533479, 227136, 233088, 274432, 312512, 3436864, 4547520,
+           754240}}},
+        {{.arch = "deepseek2", .experts = 6, .latents = true},
+         {{8437760, 67108864, 8451264, 5376, 6528, 206464, 5622802, 656192, 697664, 836352, 950080, 7914112, 10490752,
+          1900736},
+          {3085376, 67108864, 3098880, 5376, 3288, 183808, 5622802, 589312, 630784, 771584, 887424, 8057344, 10705792,
+           1867648}}},
+    };
+    int wrong = 0;
+    for (size_t i = 0; i < 2 * sizeof kinds / sizeof *kinds; i++) {
+        tiny_model tiny;
+        uint64_t got[COUNT];
+        char what[64];
+        const tiny_kind *kind = &kinds[i / 2].kind;
+        tiny_load(&tiny, tiny_decoder_spec_as(kind, i % 2 ? quantised : floats, i % 2 ? 3 : 1, 42, -1),
+                  i % 2 ? MP_COMPUTE_AUTO : MP_COMPUTE_F32, 1);
+        const mp_decoder *model = (const mp_decoder *)tiny.model;
+        tiny.loader.ops->footprint(tiny.loader.self, &got[0], &got[1]);
+        got[2] = tiny.model->ops->bytes(tiny.model);
+        got[3] = mp_sample_bytes(model);
+        got[4] = (uint64_t)mp_kv_token_bytes(&model->kv);
+        got[5] = mp_decoder_thread_layout(model, 5).bytes;
+        got[6] = (uint64_t)model->base.facts.parameters;
+        for (int s = 0; s < SHAPES; s++) {
+            mp_row_seq seq[SEQUENCES] = {{0}};
+            mp_rows rows = {.n_seq = shapes[s].n, .seq = seq};
+            for (int n = 0; n < rows.n_seq; n++) {
+                seq[n] = (mp_row_seq){.row0 = rows.M, .rows = shapes[s].seq[n].rows, .past = shapes[s].seq[n].past};
+                rows.M += seq[n].rows;
+            }
+            got[OTHERS + s] = mp_decoder_pass_bytes(model, &rows, 3);
+        }
+        snprintf(what, sizeof what, "%s, %s", kind->arch, i % 2 ? "quantised" : "float32");
+        wrong += !sizes_are(what, got, kinds[i / 2].recorded[i % 2], COUNT);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK_INT(wrong, 0);
 }
 
 /* Row blocks have at most MP_DECODER_ROWS rows, whole tiles of them, and differ by less than a tile per block. A model

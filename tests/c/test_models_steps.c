@@ -271,6 +271,23 @@ static void run_one(void *arg) {
 }
 
 /* The estimates do not become 0, however short a step is. */
+/* A pass of many rows updates the time of a row, and a pass of few rows the time of a pass. */
+MP_TEST(models_steps_learn_the_exact_time) {
+    tiny_model tiny;
+    tiny_job job;
+    load_tiny(&tiny);
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    make(&tiny, &job, 5, &(mp_text_args){0});
+    tiny_job_admit(&tiny, &job);
+    check_learned(&model->row_ns, 2000, 100000, (3 * 2000 + 1000) / 4 + 1, &(planned_step){&tiny, &job.item, 100, 1});
+    check_learned(&model->row_ns, 0, 100000, 1000, &(planned_step){&tiny, &job.item, 100, 1});
+    check_learned(&model->decode_ns, 2000, 8000, (3 * 2000 + 8000) / 4 + 1, &(planned_step){&tiny, &job.item, 2, 1});
+    check_learned(&model->decode_ns, 0, 8000, 8000, &(planned_step){&tiny, &job.item, 2, 1});
+    tiny_job_finish(&tiny, &job);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
+
 MP_TEST(models_steps_learn_times_above_zero) {
     tiny_model tiny;
     load_tiny(&tiny);

@@ -376,3 +376,24 @@ MP_TEST_SECONDS(models_stored_allocation_sweep, 120) {
     mp_test_alloc_sweep(tiny_live, &life);
     mp_spec_unpin(life.spec);
 }
+
+/* The scratch for unpacked panels fits the largest matrix, and SLACK more, in any order of the matrices. */
+MP_TEST(models_stored_scratch_fits_the_largest_panel) {
+    static const size_t panels[] = {640, 704, 64, 768};
+    mp_stored_part parts[4] = {{0}}, *part;
+    mp_error error;
+    mp_stored *stored = mp_alloc(sizeof *stored + sizeof parts, MP_TAG_WEIGHTS);
+    MP_CHECK(stored);
+    memset(stored, 0, sizeof *stored + sizeof parts);
+    stored->capacity = 4;
+    size_t most = 0;
+    for (int i = 0; i < 4; i++) {
+        const mp_wmat w = {.panels = 1, .panel_bytes = panels[i]};
+        const mp_tensor tensor = {.dtype = MP_Q8_0};
+        most = panels[i] > most ? panels[i] : most;
+        MP_CHECK_OK(mp_stored_add(stored, &w, &tensor, &part, &error), &error);
+        MP_CHECK_INT(stored->scratch, most + MP_WMAT_SLACK);
+        mp_free(part->state);
+    }
+    mp_free(stored);
+}

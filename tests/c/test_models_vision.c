@@ -11,8 +11,10 @@
 #include "models/vision/vision.h"
 #include "vision_fixture.h"
 #include "recorded_fixture.h"
+#include "sizes_fixture.h"
 #include "speculation_fixture.h"
 #include "missing_fixture.h"
+#include "defaults_fixture.h"
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     mp_error error;
@@ -269,6 +271,8 @@ MP_TEST(models_vision_recorded) {
     int wrong = vision_is_recorded(&llava_kind, (double[]){-253.6371, 22.87656});
     tile_rows = ROWS / 4;
     wrong += vision_is_recorded(&axial_kind, (double[]){-66.39118, 203.0811});
+    oblong = true;
+    wrong += vision_is_recorded(&axial_kind, (double[]){-71.1333, 404.1674});
     MP_CHECK_INT(wrong, 0);
 }
 
@@ -291,6 +295,46 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     *cached = jobs[0].call->cached_tokens;
     mp_request_destroy(&jobs[0].call->base);
     return steps;
+}
+
+/* Predicted memory, and operations and parts of an image, with and without windows, as recorded. */
+MP_TEST(models_vision_sizes_recorded) {
+    enum { DOWN = 13, ACROSS = 21, COUNT = 10 };
+    static const mp_dtype floats[] = {MP_F32};
+    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
+    static const tiny_kind *const kinds[] = {&llava_kind, &axial_kind};
+    static const uint64_t recorded[2][3][COUNT] = {
+        {{7433152, 83937920, 7440128, 29195136, 20336832, 880, 29195136, 880, 0, 2560},
+         {3747776, 83924864, 3754752, 29195136, 20336832, 880, 29195136, 880, 0, 4224},
+         {1905984, 83924864, 1912960, 29195136, 20336832, 880, 29195136, 880, 0, 3520}},
+        {{7238528, 102239360, 7245696, 17100960, 14835360, 1012, 18544032, 1126, 8704, 5056},
+         {3653504, 99092864, 3660672, 17100960, 14835360, 1012, 18544032, 1126, 8704, 7552},
+         {1852672, 99092864, 1859840, 17100960, 14835360, 1012, 18544032, 1126, 8704, 6848}},
+    };
+    int wrong = 0;
+    for (int i = 0; i < 6; i++) {
+        tiny_model tiny;
+        uint64_t got[COUNT];
+        char what[64];
+        tiny_load(&tiny, tiny_decoder_spec_as(kinds[i / 3], floats, 1, 42, -1), classes[i % 3], 1);
+        const mp_vision *vision = ((const mp_decoder *)tiny.model)->vision;
+        mp_vit *network = (mp_vit *)&vision->image_encoder;
+        tiny.loader.ops->footprint(tiny.loader.self, &got[0], &got[1]);
+        got[2] = tiny.model->ops->bytes(tiny.model);
+        got[3] = mp_vit_image_ops(network, DOWN, ACROSS, false);
+        got[4] = mp_vit_image_ops(network, DOWN, ACROSS, true);
+        network->grain = 5;
+        got[5] = mp_vit_image_parts(network, DOWN, ACROSS);
+        network->window = 3;
+        got[6] = mp_vit_image_ops(network, DOWN, ACROSS, false);
+        got[7] = mp_vit_image_parts(network, DOWN, ACROSS);
+        got[8] = network->axial ? mp_vit_axes_bytes(network, DOWN - 1, ACROSS - 1) : 0;
+        got[9] = mp_vit_part_bytes(network, DOWN, 2);
+        snprintf(what, sizeof what, "%s, compute type %d", kinds[i / 3]->arch, (int)classes[i % 3]);
+        wrong += !sizes_are(what, got, recorded[i / 3][i % 3], COUNT);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK_INT(wrong, 0);
 }
 
 MP_TEST(models_vision_counts_its_parameters) {
@@ -716,4 +760,39 @@ MP_TEST_SECONDS(models_vision_survives_each_refused_allocation_in_halves, 300) {
     tile_rows = ROWS / 4;
     halves = true;
     sweep(&axial_kind);
+}
+
+static uint64_t hash_of_prompts(mp_spec *spec) {
+    tiny_model tiny;
+    uint64_t hashes[ITEMS];
+    tiny_load(&tiny, spec, MP_COMPUTE_F32, 1);
+    run_alone(&tiny, hashes);
+    tiny_unload(&tiny);
+    return tiny_hash_bytes(1, hashes, sizeof hashes);
+}
+
+static uint64_t hash_with_class(mp_spec *spec) { /* prompts with a row for the class token, if it is kept */
+    const mp_value *keep = mp_spec_find(spec, "mpool.vision.keep_class");
+    tile_rows = ROWS + (keep && keep->as.integer);
+    const uint64_t hash = hash_of_prompts(spec);
+    tile_rows = ROWS;
+    return hash;
+}
+
+MP_TEST_SECONDS(models_vision_defaults, 120) {
+    static const mp_dtype floats[] = {MP_F32};
+    static const optional_key keys[] = {
+        {"mpool.vision.merge", "1", NULL},
+        {"mpool.vision.activation", "gelu", "relu"},
+        {"mpool.vision.norm", "false", NULL},
+        {"mpool.image.activation", "gelu", "relu"},
+        {"mpool.image.registers", "0", NULL},
+    };
+    static const optional_key keep_class[] = {{"mpool.vision.keep_class", "false", "true"}};
+    static const optional_key axes[] = {{"mpool.image.rope_base", "10000.0", "100.0"}};
+    check_defaults(tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), hash_of_prompts, KEYS(keys));
+    check_defaults(tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), hash_with_class, KEYS(keep_class));
+    tile_rows = ROWS / 4;
+    check_defaults(tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1), hash_of_prompts, KEYS(axes));
+    tile_rows = ROWS;
 }

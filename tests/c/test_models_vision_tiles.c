@@ -133,6 +133,24 @@ MP_TEST(models_vision_memory_of_an_image_is_predicted) {
     }
 }
 
+/* The parts of a request are those of each of its tiles, which have different sizes. */
+MP_TEST(models_vision_parts_of_tiles_are_predicted) {
+    enum { MERGED = 2, TILES = 3, GRAIN = 5 };
+    mp_vit_layer layer = {0};
+    mp_vision vision = {.image_encoder = {.hidden = 64, .heads = 4, .head_dim = 16, .ffn = 96, .layer_count = 1,
+                                          .patch = PATCH, .layers = &layer, .any_size = true, .grain = GRAIN},
+                        .merge = MERGED, .image_token = -1};
+    int32_t sizes[2 * TILES] = {8 * PATCH, 12 * PATCH, 16 * PATCH, 4 * PATCH, 4 * PATCH, 20 * PATCH};
+    mp_text_request request = {.images = {.n_tiles = TILES, .sizes = sizes}};
+    mp_error error;
+    uint64_t parts = 0;
+    for (int t = 0; t < TILES; t++)
+        parts += mp_vit_image_parts(&vision.image_encoder, sizes[2 * t] / PATCH, sizes[2 * t + 1] / PATCH) +
+                 (uint64_t)(mp_vision_rows(&vision, sizes[2 * t], sizes[2 * t + 1]) / GRAIN + 1);
+    MP_CHECK_OK(mp_vision_check(&vision, &request, &error), &error);
+    MP_CHECK_INT(request.images.most_parts, parts);
+}
+
 /* The predicted time of a tile is that of the image network and of both layers of the projector, less the operations
  * that are done. */
 MP_TEST(models_vision_time_of_a_tile_is_predicted) {

@@ -84,3 +84,44 @@ MP_TEST(models_vit_learns_the_time_of_operations) {
     check_least(estimate, run_one, &tiny);
     tiny_unload(&tiny);
 }
+
+/* 3 million operations in 6,000 ns are 2,000 ns per million. No operations change nothing, and the time has an upper
+ * bound. */
+MP_TEST(models_vit_learns_the_exact_time) {
+    enum { SLOWEST = 100000000 };
+    mp_vit model = {.mega_ns = 1000};
+    mp_vit_learn(&model, 3000000, 6000);
+    MP_CHECK_INT(model.mega_ns, (3 * 1000 + 2000) / 4 + 1);
+    mp_vit_learn(&model, 0, 6000);
+    MP_CHECK_INT(model.mega_ns, 1251);
+    mp_vit_learn(&model, 1, UINT64_MAX / 2);
+    MP_CHECK_INT(model.mega_ns, (3 * 1251 + (uint64_t)SLOWEST) / 4 + 1);
+    model.mega_ns = 1000;
+    mp_vit_learn(&model, 1000, 100500); /* just above the bound */
+    MP_CHECK_INT(model.mega_ns, (3 * 1000 + (uint64_t)SLOWEST) / 4 + 1);
+    model.mega_ns = 1000;
+    mp_vit_learn(&model, 1000, 99999); /* just below it */
+    MP_CHECK_INT(model.mega_ns, (3 * 1000 + 99999000) / 4 + 1);
+}
+
+/* The operations of a step are those that were predicted for its images. */
+MP_TEST(models_vit_learns_the_time_of_a_step) {
+    static test_images all;
+    tiny_model tiny;
+    mp_item item = {0};
+    mp_error error;
+    uint64_t cost;
+    make_images(&all, true);
+    tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
+    compute_all(&tiny);
+    mp_vit *model = (mp_vit *)tiny.model;
+    item.request = &make_call(&all, 0, 1)->base;
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
+    const uint64_t ops = mp_vit_image_ops(model, GRID, GRID, true);
+    check_learned(&model->mega_ns, 4000, ops / 1000, (3 * 4000 + ops / 1000 * 1000000 / ops) / 4 + 1,
+                  &(planned_step){&tiny, &item, 1, 0});
+    tiny.engine->ops->retire(tiny.engine, &item);
+    mp_request_destroy(item.request);
+    tiny_unload(&tiny);
+}

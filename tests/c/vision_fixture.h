@@ -8,6 +8,7 @@ enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDE
        MOST = 3, ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
 
 static int tile_rows = ROWS; /* rows per tile */
+static bool oblong;          /* tiles are alternately 2 SIDE wide and 2 SIDE high, and each has SIDE * SIDE pixels */
 static bool halves;          /* the first matrix of an axial network is stored as two, as in GGUF files */
 
 static inline void set_string(mp_spec *spec, const char *key, const char *text) {
@@ -129,7 +130,7 @@ static const struct {
 
 static inline void make_call(int index, mp_text_request **call, mp_error *error) {
     static uint8_t pixels[MOST * PIXELS], keys[MOST * MP_IMAGE_KEY], run_keys[MOST * MP_IMAGE_KEY];
-    int32_t prompt[512], sizes[2 * MOST], runs[3 * MOST], sources[MOST * (ROWS + 1)], at = 0, used = 0;
+    int32_t prompt[512], sizes[2 * MOST], runs[3 * MOST], sources[MOST * (ROWS + 2)], at = 0, used = 0;
     mp_test_random text = {77};
     memset(keys, 0, sizeof keys);
     memset(run_keys, 0, sizeof run_keys);
@@ -142,7 +143,9 @@ static inline void make_call(int index, mp_text_request **call, mp_error *error)
             pixels[i * PIXELS + p] = (uint8_t)mp_test_random_u64(&own);
         keys[i * MP_IMAGE_KEY] = run_keys[i * MP_IMAGE_KEY] = (uint8_t)rows[index].images[i];
         run_keys[i * MP_IMAGE_KEY + 1] = rows[index].turned;
-        sizes[2 * i] = sizes[2 * i + 1] = SIDE;
+        sizes[2 * i] = !oblong ? SIDE : i % 2 ? 2 * SIDE : SIDE / 2;
+        sizes[2 * i + 1] = SIDE * SIDE / sizes[2 * i];
+        keys[i * MP_IMAGE_KEY + 1] = run_keys[i * MP_IMAGE_KEY + 2] = oblong && i % 2;
         runs[3 * i] = at;
         runs[3 * i + 1] = count;
         runs[3 * i + 2] = 1;

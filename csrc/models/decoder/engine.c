@@ -635,7 +635,6 @@ static size_t logit_bytes(const mp_text_engine *engine, const mp_rows *rows) {
 static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, int M, int drafts, mp_rows *rows,
                     mp_outcome *outcomes) {
     mp_error error;
-    mp_error_clear(&error);
     size_t seqs = (size_t)engine->step_count;
     step_lists lists = {
         .id_bytes = mp_arena_cost((size_t)(M + drafts) * sizeof(int32_t)),

@@ -91,7 +91,6 @@ static mp_status ensure_block(mp_diffusion_engine *engine, int stage, int index,
         make_space(engine, stage);
     mp_builder builder = {0};
     mp_status status;
-    *block = (mp_diff_block){0};
     MP_TRY_GOTO(mp_diff_build(engine->model, stage, index, &builder, block, error));
     mp_budget *budget = engine->budget;
     if (!take(engine, builder.slab_bytes + MP_WMAT_SLACK, stage)) {

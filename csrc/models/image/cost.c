@@ -82,6 +82,5 @@ void mp_vit_learn(mp_vit *model, uint64_t ops, uint64_t ns) {
         return;
     uint64_t now = ns / ops < SLOWEST_NS / 1000000 ? ns * 1000000 / ops : SLOWEST_NS;
     uint64_t old = atomic_load_explicit(&model->mega_ns, memory_order_relaxed);
-    now = now < SLOWEST_NS ? now : SLOWEST_NS;
     atomic_store_explicit(&model->mega_ns, (3 * old + now) / 4 + 1, memory_order_relaxed);
 }

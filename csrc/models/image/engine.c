@@ -669,10 +669,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         conclude(engine, plan, images, outcomes);
     }
     for (int i = 0; !stopped && i < plan->count; i++)
-        if (is_planned(engine, plan->items[i])) {
+        if (is_planned(engine, plan->items[i]))
             ops += compute_large(engine, lease, mp_sys_now_ns(), &outcomes[i]);
-            break;
-        }
     engine->planned = NULL;
     if (!stopped)
         mp_vit_learn(engine->model, ops, mp_sys_now_ns() - start);

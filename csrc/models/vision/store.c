@@ -314,7 +314,6 @@ static mp_vit_image describe(const mp_vision *vision, const mp_text_images *imag
     int32_t down = images->sizes[2 * tile] / image_encoder->patch,
             across = images->sizes[2 * tile + 1] / image_encoder->patch;
     return (mp_vit_image){
-        .pixels = images->pixels + images->offsets[tile],
         .width = images->sizes[2 * tile + 1],
         .down = down,
         .across = across,
