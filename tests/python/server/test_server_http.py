@@ -16,7 +16,7 @@ import pytest
 
 from servers import Raw, idle, serving
 
-from mpool.server import protocol  # noqa: E402
+from mpool.server import protocol
 
 LIMITS: dict[str, Any] = dict(header_timeout=0.4, body_timeout=0.6, max_header=4096)
 
@@ -368,14 +368,6 @@ def test_expect_continue_is_ignored_with_http_1_0(server: Any) -> None:
         raw.send(data[:-1])
         time.sleep(0.05)
         assert read_to_end(raw.send(data[-1:])).startswith(b"HTTP/1.1 200 OK")
-
-
-def test_uvicorn_logs_no_requests(server: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """The server has an access log of its own."""
-    caplog.set_level("DEBUG")
-    with Raw(server) as raw:
-        assert raw.send(post(server, "/v1/embeddings", embed("x"))).answer()[0] == 200
-    assert not [record for record in caplog.records if record.name == "uvicorn.access"]
 
 
 def test_buffered_bytes_of_a_closing_connection_have_a_time_limit() -> None:
