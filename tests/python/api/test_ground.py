@@ -21,6 +21,7 @@ import pytest
 import mpool
 from mpool import _forks, checks, config, errors, interpreter, resources
 from mpool.durations import seconds_of
+from mpool.tasks import streams
 
 
 # ---- durations -----------------------------------------------------------------------------------------------------
@@ -291,3 +292,11 @@ def test_a_fork_waits_for_imports_of_other_threads_only(monkeypatch: pytest.Monk
         locks.clear()
         locks.update(dict.fromkeys(names))
         assert own["ask"]() is others, names
+
+
+@pytest.mark.parametrize("cancelled, done, state", [(True, True, "cancelled"), (True, False, "cancelled"),
+                                                    (False, True, "done"), (False, False, "running")])
+def test_states_of_streams(cancelled: bool, done: bool, state: str) -> None:
+    stream: Any = object.__new__(streams.Stream)
+    stream._cancelled, stream._key, stream._ticket = cancelled, "m", SimpleNamespace(done=lambda: done)
+    assert repr(stream) == f"<mpool.Stream of m, {state}>"
