@@ -23,8 +23,8 @@ def test_every_architecture_has_one_row() -> None:
 
 
 #: Implementations that the columns name.
-PEERS = ("transformers", "sentence-transformers", "llama.cpp", "diffusers", "text-embeddings-inference", "model2vec", "contrastors",
-         "ONNX Runtime")
+PEERS = ("transformers", "sentence-transformers", "llama.cpp", "diffusers", "text-embeddings-inference", "model2vec",
+         "contrastors", "ONNX Runtime")
 
 
 def test_columns_name_implementations() -> None:

@@ -90,9 +90,10 @@ def table(read: Callable[[Any], Any], base: Any, *, name: str = "", hidden: Mapp
           places: Callable[[Where], bool] = lambda where: True) -> dict[str, dict[str, str]]:
     """Return place -> outcome -> names of :data:`VALUES`.
 
-    The places are the keys that the reader asks for, and the values of their lists. An outcome is ``"used"`` (the result
-    differs from that of ``base``), or an error. An error with the file, field and value found as expected is written as
-    ``=``, its class, and its allowed values; of any other error, the table has the whole text.
+    The places are the keys that the reader asks for, and the values of their lists. An outcome is ``"used"`` (the
+    result differs from that of ``base``), or an error. An error with the file, field and value found as expected is
+    written as ``=`` and its allowed values, with ``Unsupported`` if it has this class; of any other error, the table
+    has the whole text.
 
     Args:
         read: the reader; it must not keep or change its input.

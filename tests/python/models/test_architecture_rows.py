@@ -19,7 +19,7 @@ SNAPSHOT = Path(__file__).with_name("architecture_rows.json")
 
 
 def written(row: Architecture) -> dict[str, Any]:
-    """Return the fields of a row as JSON: functions by their names, tensors as ``hf ; gguf ; shape ; when ; stored``."""
+    """Return the fields of a row: functions by their names, tensors as ``hf ; gguf ; shape ; when ; stored``."""
     fields = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     found = {name: sorted(value) if isinstance(value, frozenset) else value.__name__ if callable(value) else value
              for name, value in fields.items() if name != "tensors"}

@@ -111,7 +111,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "resized": lambda values: image_processor.read_dynamic_size(Files(values)),  # type: ignore[arg-type]
     "scheduler": lambda values: pipelines._scheduler(Files(values)),  # type: ignore[arg-type]
     "clip": _part("clip", 0, "clip", "words", False), "projected": _part("clip", 1, "clip", "words", True),
-    "t5": _part("t5", "t5", "words"), "flux": _part("transformer", True, None), "sd3": _part("transformer", False, None),
+    "t5": _part("t5", "t5", "words"), "flux": _part("transformer", True, None),
+    "sd3": _part("transformer", False, None),
     "vae": _part("decoder", _SIZES), "gguf": _gguf,
     "projector": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "llava"),
     "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),

@@ -270,8 +270,9 @@ def test_statistics_of_a_pool_without_a_registry() -> None:
 def test_events_of_other_registries_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool may be gone when its events are delivered. Each callback gets the fields of the events of its kind."""
     seen = list[Any]()
-    pool: Any = SimpleNamespace(_registry=SimpleNamespace(number=lambda: 7), _callbacks=((events.KINDS[1], seen.append),))
-    idle: Any = SimpleNamespace(_registry=None, _callbacks=((events.KINDS[1], seen.append),))
+    callbacks = ((events.KINDS[1], seen.append),)
+    pool: Any = SimpleNamespace(_registry=SimpleNamespace(number=lambda: 7), _callbacks=callbacks)
+    idle: Any = SimpleNamespace(_registry=None, _callbacks=callbacks)
     monkeypatch.setattr(events, "hosts", lambda: [idle, pool])
     monkeypatch.setattr(events, "_deliver_health", lambda: None)
     monkeypatch.setattr("mpool._core.drain_events", lambda: [

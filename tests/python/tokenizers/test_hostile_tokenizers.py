@@ -453,8 +453,9 @@ def test_limit_of_the_factor_of_decoders(lengths: tuple[int, ...], factor: int |
         return
     with pytest.raises(mpool.LimitError) as caught:
         growth.read(data, "t.json")
-    assert str(caught.value) == (f"t.json: decoder.decoders[{len(lengths) - 1}] can make a text {factor} times as long, "
-                                 "together with the steps before it; the limit is 8")
+    last = len(lengths) - 1
+    assert str(caught.value) == (f"t.json: decoder.decoders[{last}] can make a text {factor} times as long, together "
+                                 "with the steps before it; the limit is 8")
 
 
 LONG = {"String": "a" * 257}
