@@ -19,8 +19,9 @@ class MaskReuse:
     def __init__(self, markers: tuple[bytes, ...], prefixes: tuple[str, ...], bytes_of: Callable[[int], bytes]) -> None:
         self._markers, self._bytes_of = markers, bytes_of
         self._prefixes = tuple(prefix.encode() for prefix in prefixes)
-        self._keep = max(map(len, markers), default=1)
-        self._tail = b""  # last bytes of the text: a marker may begin in them and continue in the next tokens
+        #: Bytes of the text to keep: all but the last of a marker, or of a UTF-8 character, may already be there.
+        self._keep = max(max(map(len, markers), default=1) - 1, 3)
+        self._tail = b""  # last bytes of the text
         self._in_text = self._in_calls = False
         self._mask: bytes | None = None
         self._reusable = False  # the current position is free text, so its mask can be reused

@@ -87,7 +87,7 @@ class Plan:
                 refuse(name, value, f"{'a number' if name == 'calls' else 'an integer'} from {low:,} to {high:,}")
 
 
-def make(plan: Plan, nodes: int = 1) -> serve.Application:
+def make(plan: Plan, nodes: int) -> serve.Application:
     """Return the application of a plan, for ``serve.run``.
 
     A front receives the requests from Ray Serve's proxy on its node, and checks Host, Origin and token as ``mpool

@@ -312,7 +312,7 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture, period:
     first = config.int("max_window_layers", row.full_layers or 0)
     windowed = [kind == "sliding_attention" for kind in types] if types is not None else \
         windowed_layers(layers, period) if period else [i >= first for i in range(layers)]
-    if config.get("model_type") == "llama" and window < cast(int, kv["llama.context_length"]):
+    if config.get("model_type") == "llama" and window < cast(int, kv[f"{row.name}.context_length"]):
         unsupported(config, "sliding_window", "models without a sliding window if model_type is llama (Mistral models "
                     "with a window have model_type mistral)")
     if any(windowed):

@@ -200,10 +200,10 @@ class Transformer:
     channels: int
     texts: int
     pooled: int
-    guidance: bool = False
-    qk_norm: bool = True
-    dual: tuple[int, ...] = ()
-    positions: int = 0
+    guidance: bool
+    qk_norm: bool
+    dual: tuple[int, ...]
+    positions: int
 
     @property
     def hidden(self) -> int:

@@ -211,11 +211,12 @@ def _list_modules(folder: Folder, ordered: bool = True, supported: tuple[str, ..
         arguments = row.list("kwargs", [], of=str, limit=MAX_MODULES) if name == OWN_MODULE else []
         if row.get("kwargs") and not (arguments and set(arguments) <= set(_OWN_ARGUMENTS)):
             row.fail("kwargs", describe(row.get("kwargs")), "none")
-        sub = folder.sub(row.str("path", ""), declared_in=path, field=row.name("path"))
+        place = row.str("path", "")
+        sub = folder.sub(place, declared_in=path, field=row.name("path"))
         # Dropout and Normalize may have no folder or use the model's own. They read no file, so no cycle is possible.
         if kind in ("Transformer", "Pooling", "Dense"):
             if sub.real in seen:
-                row.fail("path", f"{row.get('path')!r}, the folder of module {seen[sub.real]}", "a folder of its own")
+                row.fail("path", f"{place!r}, the folder of module {seen[sub.real]}", "a folder of its own")
             seen[sub.real] = i
             if kind != "Transformer" and (folder.real + "/").startswith(sub.real.rstrip("/") + "/"):
                 row.fail("path", f"{row.get('path')!r}, a cycle back to the model's own folder", "a folder of its own")

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import checks, config, errors, interpreter, resources
+from mpool import _forks, checks, config, errors, interpreter, resources
 from mpool.durations import seconds_of
+from mpool.tasks import streams
 
 
 # ---- durations -----------------------------------------------------------------------------------------------------
@@ -278,3 +279,24 @@ def test_policies_of_capabilities() -> None:
     assert hash(mpool.PoolConfig(policy=given)) == hash(mpool.PoolConfig(policy=dict(reversed(given.items()))))
     assert hash(mpool.PoolConfig(threads=1)) != hash(mpool.PoolConfig(threads=2))
     assert {field.name for field in fields(mpool.PoolConfig)} >= set(PASSED) and replace(mpool.PoolConfig(), threads=1)
+
+
+def test_a_fork_waits_for_imports_of_other_threads_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The locks are those of the modules that are being imported. A module of this thread has a frame."""
+    locks: dict[str, Any] = {}
+    monkeypatch.setattr(_forks, "_locks", locks)
+    own: dict[str, Any] = {"__name__": "numpy.own", "asked": _forks._others_import}
+    exec("def ask():\n    return asked()", own)
+    for names, others in (((), False), (("program",), False), (("numpy.own",), False), (("numpy.other",), True),
+                          (("numpy.own", "json.other"), True), (("numpy.own", "program"), False)):
+        locks.clear()
+        locks.update(dict.fromkeys(names))
+        assert own["ask"]() is others, names
+
+
+@pytest.mark.parametrize("cancelled, done, state", [(True, True, "cancelled"), (True, False, "cancelled"),
+                                                    (False, True, "done"), (False, False, "running")])
+def test_states_of_streams(cancelled: bool, done: bool, state: str) -> None:
+    stream: Any = object.__new__(streams.Stream)
+    stream._cancelled, stream._key, stream._ticket = cancelled, "m", SimpleNamespace(done=lambda: done)
+    assert repr(stream) == f"<mpool.Stream of m, {state}>"

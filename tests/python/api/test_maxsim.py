@@ -238,3 +238,12 @@ def test_equal_tokens_become_one() -> None:
     tokens = np.repeat(np.eye(4, dtype=np.float32), 6, axis=0)
     pooled = mpool.pool_tokens([tokens], factor=2, protected=0)
     assert (pooled.values == np.eye(4)).all()
+
+
+@pytest.mark.parametrize("scales, rows", [(None, [[2, -4], [6, 8]]), ([0.5, 2.0], [[1, -2], [12, 16]])])
+def test_vectors_with_scales(scales: list[float] | None, rows: list[list[float]]) -> None:
+    """Each vector is multiplied by its scale."""
+    stored = late_interaction.PackedTokens(np.int8([[2, -4], [6, 8]]), np.array([0, 1, 2]),
+                                           None if scales is None else np.float32(scales))
+    found = late_interaction.dense(stored)
+    assert found.dtype == np.float32 and found.tolist() == rows

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -85,7 +88,53 @@ def test_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None
     for text in (r"for 256 texts of 20 words in one call", r"tokens/s decode, [\d,]+ tokens/s prefill",
                  r"4 answers with \d+ tokens in", r"s per image, [\d,]+ steps/s"):
         assert re.search(text, out), text
+    images = demo.digit_images()
+    tokens = sum(mpool.vision([images[at] for at in shown], question, "digits-llava", temperature=0, max_tokens=40,
+                              compute="float32").usage.completion_tokens for shown, question in (
+        ([7], "What digit is this?"), ([7], "Is it even or odd?"), ([4], "Describe the image."),
+        ([3, 8], "Which digits are these?")))
+    assert f"4 answers with {tokens} tokens in" in out
     assert out.endswith("  python -c 'import mpool; help(mpool.embed)'\n")
+
+
+def test_text_is_shown_as_it_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk of the answer reaches the terminal before the next one is asked for."""
+    seen, shown = list[str](), io.StringIO()
+
+    class Output(io.StringIO):
+        def flush(self) -> None:
+            shown.write(self.getvalue()[len(shown.getvalue()):])
+
+    class Stream:
+        def __enter__(self) -> Stream:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def __iter__(self) -> Iterator[Any]:
+            for text in ("one\n", "two"):
+                yield SimpleNamespace(text=text)
+                seen.append(shown.getvalue())
+
+        def result(self) -> Any:
+            return SimpleNamespace(text="one\ntwo", finish_reason="length", usage=SimpleNamespace(
+                prompt_tokens=8, completion_tokens=6), timings=SimpleNamespace(prefill=2.0, decode=3.0))
+
+    asked, lines = list[Any](), list[str]()
+    model = SimpleNamespace(chat=lambda *given, **options: asked.append((given, options)) or Stream())
+    monkeypatch.setattr(demo, "_fetch", lambda *given: {"model": "m"})
+    monkeypatch.setattr(demo, "_load", lambda *given: model)
+    monkeypatch.setattr(demo, "speed", lambda done: (4.04, 2.06))
+    monkeypatch.setattr("sys.stdout", Output())
+    parsed = make_parser().parse_args(["demo", "--question", QUESTION])
+    found = demo._text(None, "m", parsed, lines.append)  # type: ignore[arg-type]
+    assert seen == ["  one\n  ", "  one\n  two"]
+    assert asked == [(([{"role": "user", "content": QUESTION}],), {"stream": True, "temperature": 0, "max_tokens": 96})]
+    assert lines == [f"\n  Question: {QUESTION}",
+                     " (stopped after 96 tokens)\n\n  speed   2 tokens/s decode, 4 tokens/s prefill\n"]
+    assert found == {"model": "m", "answer": "one\ntwo", "finish_reason": "length", "prompt_tokens": 8,
+                     "completion_tokens": 6, "prompt_tokens_per_second": 4.0, "tokens_per_second": 2.1}
 
 
 @pytest.mark.parametrize("offline", [False, True])

@@ -524,3 +524,32 @@ def test_verbose(monkeypatch: pytest.MonkeyPatch, count: int, levels: list[str])
     finally:
         for logger, level in zip(loggers, before):
             logger.setLevel(level)
+
+
+def test_end_of_the_input_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-D ends the prompt's line, so that the shell's prompt begins a new one."""
+    def end(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    talk: Any = object.__new__(Conversation)
+    talk.interactive = True
+    assert talk.line("> ") is None
+    assert capsys.readouterr().out == "\n"
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_architectures_are_listed_with_all_models(local: bool, monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    """``mpool models --local`` has the downloaded models, and nothing else."""
+    monkeypatch.setattr("mpool.models.verified.table", lambda: [
+        ("bert", "text_embedding", "MiniLM", "torch", ""), ("llama", "text_to_text", "Llama 3", "", "llama.cpp")])
+    assert main(["models", "--capability", "text_to_text", *["--local"] * local]) == 0
+    out = capsys.readouterr().out
+    models_listed, _, architectures = out.partition("\nArchitectures, and the implementations whose results are "
+                                                    "compared with mpool's on the same weights:\n\n")
+    assert models_listed.startswith("MODEL ") and "MiniLM" not in out
+    assert [line.split() for line in architectures.splitlines()] == ([] if local else [
+        ["ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS", "TESTED", "WITH", "GGUF", "TESTED", "WITH"],
+        ["llama", "text_to_text", "Llama", "3", "-", "llama.cpp"]])
+    assert local or "qwen" in models_listed

@@ -294,3 +294,28 @@ def test_many_threads() -> None:
         thread.join(60)
     over.set()
     assert not failures and len(rendering.renderers().children._all) <= rendering.MOST
+
+
+def test_a_waiting_render_is_woken_by_the_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that has not been rendered yet uses one renderer; another request for it waits for a notification."""
+    waiting, woken = threading.Event(), list[bool]()
+
+    def wait(condition: threading.Condition, deadline: float | None) -> None:
+        waiting.set()
+        woken.append(condition.wait(5.0))
+
+    class OneAfterTheOther:
+        def run(self, *given: Any) -> tuple[str, bytes]:
+            assert woken or waiting.wait(5.0)
+            return "ok", b"text"
+
+    monkeypatch.setattr(rendering, "wait", wait)
+    made = rendering.Renderers()
+    made.children = OneAfterTheOther()  # type: ignore[assignment]
+    source = rendering.Source("{{ x }}")
+    threads = [threading.Thread(target=made.run, args=(source, "render", {})) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert woken == [True]

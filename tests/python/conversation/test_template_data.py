@@ -12,7 +12,7 @@ import jinja2
 import numpy as np
 import pytest
 
-from mpool.conversation import renderer
+from mpool.conversation import messages as check, renderer
 from mpool.conversation.rendering import TemplateResult
 from mpool.conversation.template import ChatTemplate, _dicts, _map_strings, _to_plain, _with_reasoning, each_string
 from mpool.errors import FormatError, InvalidArgument, LimitError, TemplateError
@@ -257,3 +257,21 @@ def test_a_syntax_error_names_its_line() -> None:
     with pytest.raises(FormatError, match="a template with an error in line 2: ") as caught:
         ChatTemplate("a\n{% if %}", file="f.jinja").render(USER)
     assert caught.value.file == "f.jinja" and caught.value.field == "chat_template"
+
+
+@pytest.mark.parametrize("messages, chars", [
+    (["abcde", "fghij"], 10), (["abcdef", "fghij"], 11), ([[{"type": "text", "text": "abcde"}] * 2], 10),
+    ([[{"type": "text", "text": "abcde"}] * 2, "k"], 11)])
+def test_characters_of_all_messages_are_limited(messages: list[Any], chars: int,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "MAX_CHARS", 10)
+    given = [{"role": "assistant", "content": content} for content in messages]
+    for images in (None, list[Any]()):
+        if chars <= 10:
+            assert len(check.check_messages(given, images)) == len(messages)
+            continue
+        with pytest.raises(InvalidArgument) as caught:
+            check.check_messages(given, images)
+        error = caught.value
+        assert (error.param, error.got, error.allowed, error.hint) == (
+            "messages", "11 characters", "at most 10 characters in all messages", "Remove the oldest messages")

@@ -11,6 +11,7 @@ import pytest
 
 import toolmodels as tm
 from mpool.conversation import tool_schemas
+from mpool.conversation.running_text import MaskReuse
 from mpool.conversation.template import ChatTemplate
 from mpool.conversation import reasoning, tool_formats, tool_grammar
 from mpool.conversation.tool_calls import ToolCallParser, parse_arguments
@@ -274,6 +275,19 @@ def letters() -> Any:
 SPLITTERS = {"none": None, "thinks": reasoning.ThinkSplitter, "opened": reasoning.OpenedThinkSplitter}
 
 
+@pytest.mark.parametrize("markers, text, reused", [
+    ((b"<call>", b"[x"), "Hi <call>x y", ".rr........."), ((b"<call>", b"<think>"), "Hi<think>b c", ".r........rr"),
+    ((), "a\U0001f600b", "....rr"), ((b"[",), "a\U0001f600b[c", "....rr.."), ((b"<call>",), "ab<c<ca", ".r.....")])
+def test_masks_are_reused_after_whole_characters_and_outside_of_markers(markers: tuple[bytes, ...], text: str,
+                                                                        reused: str) -> None:
+    """Each token is a byte. The first marker begins the calls, after which no mask is reused."""
+    reuse, found = MaskReuse(markers, (), lambda token: bytes([token])), ""
+    for byte in text.encode():
+        found += "." if reuse.lookup([byte]) is None else "r"
+        reuse.store(b"mask")
+    assert found == reused
+
+
 @pytest.mark.parametrize("splitter", SPLITTERS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_random_walks_through_the_grammar(letters: Any, name: str, splitter: str) -> None:
@@ -281,8 +295,6 @@ def test_random_walks_through_the_grammar(letters: Any, name: str, splitter: str
     and reused masks equal computed ones."""
     import llguidance
     import numpy as np
-
-    from mpool.conversation.running_text import MaskReuse
 
     jsonschema = pytest.importorskip("jsonschema")
     tokens, tokenizer = letters

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.debug import comparing
 from mpool.tasks import captures
 from mpool.tasks.capture_files import CaptureRecord
 from realmodels import real_path
@@ -649,3 +650,11 @@ def test_invalid_commands(arguments: list[str], said: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert main(["capture", *arguments]) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("grade, most", [("exact", 1e-5), ("close", 1e-3), ("acceptable", 0.1)])
+def test_limits_of_grades(grade: str, most: float) -> None:
+    """A difference of exactly the limit has the grade, the next larger number the grade after it."""
+    names = list(comparing.GRADES)
+    assert comparing.grade_of(most) == grade
+    assert comparing.grade_of(float(np.nextafter(most, 1.0))) == names[names.index(grade) + 1]

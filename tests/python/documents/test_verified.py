@@ -22,6 +22,20 @@ def test_every_architecture_has_one_row() -> None:
     assert [row[0] for row in verified.table()] == [name for name, _ in _core.architectures()]
 
 
+#: Implementations that the columns name.
+PEERS = ("transformers", "sentence-transformers", "llama.cpp", "diffusers", "text-embeddings-inference", "model2vec",
+         "contrastors", "ONNX Runtime")
+
+
+def test_columns_name_implementations() -> None:
+    """Only safetensors folders are compared with forks of a repository's code; models are no implementations."""
+    for row in verified.ROWS:
+        for cell, forks in ((row.folder, True), (row.gguf, False)):
+            parts = cell.split(", ") if cell else []
+            assert all(part in PEERS or forks and part.startswith("a fork of ") for part in parts), (row, cell)
+        assert row.models not in PEERS and "::" not in row.models, row
+
+
 def test_a_missing_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the architecture and the file to edit."""
     monkeypatch.setattr(verified, "ROWS", verified.ROWS[1:])
@@ -62,6 +76,7 @@ def test_every_claim_has_a_test(request: pytest.FixtureRequest) -> None:
         for name in row.tests:
             assert any(stands_for(name, test) for test in tests), f"{row.architecture}: no test {name}"
         assert not row.gguf or any("gguf" in name for name in row.tests), row
+        assert row.gguf or not any("gguf" in name.lower() for name in row.tests), row
     assert not any(stands_for("parity/test_parity_tiny.py::test_decoder_layers[llama_5]", test) for test in tests)
 
 

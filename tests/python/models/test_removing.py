@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mpool import errors
 from mpool.cli import main
-from mpool.models import remove, resolve
+from mpool.models import describing, remove, resolve
+from mpool.models.sources import Resolved
 
 FIRST, SECOND = "1" * 40, "2" * 40
 
@@ -101,3 +103,16 @@ def test_models_that_were_not_downloaded_are_refused(cache: Cache, tmp_path: Pat
     for part in ("is a local path", "is bundled with mpool", "is not on this machine"):
         assert part in seen.err
     assert resolve("digits-clip").source == "bundled"
+
+
+def test_hashes_that_the_catalogue_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``mpool pull --verify`` compares each file with its own hash; the key of a single file is ``""``."""
+    files = {"": SimpleNamespace(sha256="single"), "a/b": SimpleNamespace(sha256="inner")}
+    rows = {"m": SimpleNamespace(files=files), "none": SimpleNamespace(files=None)}
+    monkeypatch.setattr("mpool.models.catalogue.load", lambda: rows)
+
+    def recorded(key: str | None, path: str) -> str | None:
+        return describing._recorded(Resolved("r", "folder", "/m", "pip", key=key), path)
+
+    assert (recorded("m", "/m"), recorded("m", "/m/a/b"), recorded("m", "/m/c")) == ("single", "inner", None)
+    assert (recorded("none", "/m"), recorded("other", "/m"), recorded(None, "/m")) == (None, None, None)

@@ -12,7 +12,7 @@ import pytest
 import mpool
 from mpool import _core, native_calls
 from mpool.native_calls import NativeCalls
-from mpool.runtime import health, metrics, prometheus
+from mpool.runtime import events, health, metrics, prometheus
 
 
 def worker(number: int = 7, **fields: Any) -> dict[str, Any]:
@@ -265,3 +265,19 @@ def test_statistics_of_a_pool_without_a_registry() -> None:
     unused = SimpleNamespace(_registry=None, _closed=False, registry=used.registry)
     assert metrics.stats(unused)["total_requests"] == 77 and metrics.sample(unused) == ({}, [])
     assert metrics.sample(used) == (used._stats(), [row()])
+
+
+def test_events_of_other_registries_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool may be gone when its events are delivered. Each callback gets the fields of the events of its kind."""
+    seen = list[Any]()
+    callbacks = ((events.KINDS[1], seen.append),)
+    pool: Any = SimpleNamespace(_registry=SimpleNamespace(number=lambda: 7), _callbacks=callbacks)
+    idle: Any = SimpleNamespace(_registry=None, _callbacks=callbacks)
+    monkeypatch.setattr(events, "hosts", lambda: [idle, pool])
+    monkeypatch.setattr(events, "_deliver_health", lambda: None)
+    monkeypatch.setattr("mpool._core.drain_events", lambda: [
+        (6, 1, "gone", 1, 2, "OK", 3.0), (7, 1, "m", 4, 0, "OK", 5.0), (7, 0, "other", 1, 2, "OK", 3.0),
+        (7, 1, "n", 0, 6, "TIMEOUT", 8.0)])
+    events.deliver()
+    assert seen == [events.PoolEvent(events.KINDS[1], "m", 4, None, "OK", 5.0),
+                    events.PoolEvent(events.KINDS[1], "n", None, 6, "TIMEOUT", 8.0)]

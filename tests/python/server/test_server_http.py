@@ -9,11 +9,14 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from servers import Raw, idle, serving
+
+from mpool.server import protocol
 
 LIMITS: dict[str, Any] = dict(header_timeout=0.4, body_timeout=0.6, max_header=4096)
 
@@ -365,3 +368,32 @@ def test_expect_continue_is_ignored_with_http_1_0(server: Any) -> None:
         raw.send(data[:-1])
         time.sleep(0.05)
         assert read_to_end(raw.send(data[-1:])).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_buffered_bytes_of_a_closing_connection_have_a_time_limit() -> None:
+    connection: Any = object.__new__(protocol.Connection)
+    connection.server_state, connection.loop = SimpleNamespace(total_requests=3), SimpleNamespace(time=lambda: 100.0)
+    connection.settings, connection.write_deadline = SimpleNamespace(write_timeout=7.0), None
+    connection.transport = SimpleNamespace(is_closing=lambda: True)
+    connection.on_response_complete()
+    assert (connection.write_deadline, connection.server_state.total_requests) == (107.0, 4)
+
+
+@pytest.mark.parametrize("state, alive, written", [
+    ({"response_started": False}, True, b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ({"response_started": False, "version": "1.0"}, False, b""),
+    ({"_pending_head": b"head"}, True, b"head"), ({"_filler": b": x"}, True, b"3\r\n: x\r\n"),
+    ({"_filler": b": x", "chunked_encoding": False}, True, b": x"), ({"_filler": b": x", "paused": True}, True, b""),
+    ({}, False, b""), ({"_filler": b": x", "_remaining": 5}, False, b""),
+    ({"_filler": b": x", "_bodiless": True}, False, b"")])
+def test_probes_of_a_client(state: dict[str, Any], alive: bool, written: bytes) -> None:
+    """A probe writes bytes that a client ignores, if there are any at this point of the response."""
+    cycle: Any = object.__new__(protocol._Cycle)
+    sent = bytearray()
+    values = {"response_started": True, "chunked_encoding": True, "_remaining": None, "_bodiless": False, **state}
+    cycle.scope = {"http_version": values.pop("version", "1.1")}
+    cycle.flow = SimpleNamespace(write_paused=values.pop("paused", False))
+    cycle.transport = SimpleNamespace(write=sent.extend)
+    for name, value in values.items():
+        setattr(cycle, name, value)
+    assert (cycle.probe(), bytes(sent)) == (alive, written)

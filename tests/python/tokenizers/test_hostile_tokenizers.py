@@ -459,6 +459,20 @@ def test_decoders_have_no_expression_with_backtracking(tmp_path: Path) -> None:
             opened(tmp_path, tokenizer_json(decoder=replace(pattern, "b")))
 
 
+@pytest.mark.parametrize("lengths, factor", [((8,), None), ((9,), 9), ((2, 4), None), ((3, 3), 9), ((1, 1, 8), None)])
+def test_limit_of_the_factor_of_decoders(lengths: tuple[int, ...], factor: int | None) -> None:
+    steps = [replace({"String": "a"}, "b" * length) for length in lengths]
+    data = json.dumps(tokenizer_json(decoder={"type": "Sequence", "decoders": steps})).encode()
+    if factor is None:
+        assert growth.read(data, "t.json").normalizer == 1
+        return
+    with pytest.raises(mpool.LimitError) as caught:
+        growth.read(data, "t.json")
+    last = len(lengths) - 1
+    assert str(caught.value) == (f"t.json: decoder.decoders[{last}] can make a text {factor} times as long, together "
+                                 "with the steps before it; the limit is 8")
+
+
 LONG = {"String": "a" * 257}
 TRAILING = {"Regex": r"\s+$"}  # needs the square of the length of a run of white space
 UNIGRAM = {"type": "Unigram", "unk_id": 0, "byte_fallback": False,

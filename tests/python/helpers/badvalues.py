@@ -1,0 +1,149 @@
+"""Bad values at every place of a reader's input, and what the reader makes of each: a table that a test compares with a
+committed one. It has the whole text of every error, so it also shows swapped arguments and changed limits."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from mpool import errors
+from mpool.models.fields import Fields, describe, kind
+
+#: Name in the table -> value. ``...`` removes the key.
+VALUES: dict[str, Any] = {"missing": ..., "null": None, "-1": -1, "0": 0, "1": 1, "huge": 1 << 40, "half": 0.5,
+                          "true": True, "false": False, "text": "x", "list": [], "list of 1": [7], "object": {}}
+_PART = re.compile(r"\[(\d+)\]|([^.\[]+)\.?")
+Where = tuple[Any, ...]
+
+
+def _places(value: Any, where: Where = ()) -> Iterator[Where]:
+    """Yield the place of each value inside a value; of a list, the first three."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield (*where, key)
+        yield from _places(one, (*where, key))
+
+
+def _changed(base: Any, where: Where, value: Any) -> Any:
+    """Return a copy with another value at a place, whose sections are made if they are missing; None: not possible."""
+    made = copy.deepcopy(base)
+    at = made
+    for key in where[:-1]:
+        if isinstance(at, dict):
+            at = at.setdefault(key, {})
+        elif isinstance(at, list) and isinstance(key, int) and key < len(at):
+            at = at[key]
+        else:
+            return None
+    if not isinstance(at, dict) and not (isinstance(at, list) and isinstance(where[-1], int) and where[-1] < len(at)):
+        return None
+    if value is not ...:
+        at[where[-1]] = value
+    elif isinstance(at, list) or where[-1] in at:
+        del at[where[-1]]
+    return made
+
+
+def _list_of(where: Where) -> Where:
+    """Return the place of the outermost of the lists around a value."""
+    while where and isinstance(where[-1], int):
+        where = where[:-1]
+    return where
+
+
+def _joined(names: list[str]) -> str:
+    """Return names of :data:`VALUES`; if they are more than half of them, the names of the others."""
+    absent = [name for name in VALUES if name not in names]
+    if len(names) <= len(absent):
+        return ", ".join(names)
+    return f"all but {', '.join(absent)}" if absent else "all"
+
+
+def _text(where: Where) -> str:
+    """Return the name of a place as errors write it: ``files/0.name``, ``layers[0].size``."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in where).lstrip(".")
+
+
+def outcome(read: Callable[[Any], Any], given: Any, hidden: Mapping[str, str] = {}) -> tuple[str, Any]:
+    """Return the error's class and text, or ``""`` and the result.
+
+    Args:
+        read: the reader.
+        given: its input.
+        hidden: texts of this run, such as paths -> their names in the table.
+    """
+    try:
+        return "", read(copy.deepcopy(given))
+    except errors.MpoolError as error:
+        text = f"{type(error).__name__}: {error}"
+        for one, name in hidden.items():
+            text = text.replace(one, name)
+        return text, None
+
+
+def table(read: Callable[[Any], Any], base: Any, *, name: str = "", hidden: Mapping[str, str] = {},
+          places: Callable[[Where], bool] = lambda where: True) -> dict[str, dict[str, str]]:
+    """Return place -> outcome -> names of :data:`VALUES`.
+
+    The places are the keys that the reader asks for, and the values of their lists. An outcome is ``"used"`` (the
+    result differs from that of ``base``), or an error. An error with the file, field and value found as expected is
+    written as ``=`` and its allowed values, with ``Unsupported`` if it has this class; of any other error, the table
+    has the whole text.
+
+    Args:
+        read: the reader; it must not keep or change its input.
+        base: its input, JSON.
+        name: name of the file in errors.
+        hidden: see :func:`outcome`.
+        places: filter of places.
+    """
+    asked: dict[Where, None] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for method in ("_pick", "get", "__contains__"):
+            def record(self: Fields, key: Any, *more: Any, _whole: Any = getattr(Fields, method)) -> Any:
+                if (name or "config.json") in self.file:
+                    asked[(*(int(n) if n else word for n, word in _PART.findall(self.at)), key)] = None
+                return _whole(self, key, *more)
+            patch.setattr(Fields, method, record)
+        usual = outcome(read, base, hidden)
+    usual_text = repr(usual[1])
+    found: dict[str, dict[str, str]] = {}
+    inside = [where for where in _places(base) if isinstance(where[-1], int) and _list_of(where) in asked]
+    for where in sorted({*inside, *asked}, key=_text):
+        row: dict[str, list[str]] = {}
+        for value_name, value in VALUES.items() if places(where) else ():
+            given = _changed(base, where, value)
+            if given is None or repr(given) == repr(base):
+                continue
+            text, result = outcome(read, given, hidden)
+            file = f"{name or 'config.json'}: {_text(where)}"
+            for got in ("missing",) if value is ... else (describe(value), kind(value)):
+                if text.startswith(f"FormatError: {file} is {got}, allowed: "):
+                    text = f"= {text[len(f'FormatError: {file} is {got}, allowed: '):]}"
+                elif text.startswith(f"Unsupported: {file} is {got}, mpool supports only "):
+                    text = f"= Unsupported: {text[len(f'Unsupported: {file} is {got}, mpool supports only '):]}"
+            if not text and repr(result) != usual_text:
+                text = "used"
+            if text and text != usual[0]:
+                row.setdefault(text, []).append(value_name)
+        if row:
+            found[_text(where)] = {text: _joined(names) for text, names in row.items()}
+    return found
+
+
+def written(tables: Mapping[str, Any]) -> str:
+    """Return tables as JSON, one place a line."""
+    return "{" + ",\n".join(f"{json.dumps(name)}: {{\n" + ",\n".join(
+        f" {json.dumps(place)}: {json.dumps(row, ensure_ascii=False)}" for place, row in rows.items()) + "}"
+        for name, rows in tables.items()) + "}\n"
+
+
+def compare(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Compare a table with the committed one, place by place."""
+    for place in {**wanted, **found}:
+        assert found.get(place) == wanted.get(place), place

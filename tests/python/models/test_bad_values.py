@@ -1,0 +1,141 @@
+"""Bad values of every key that a reader of model files asks for, and the whole text of each error.
+
+``bad_values.json`` has the configurations and the outcomes. This writes the outcomes again, after a reader or a text
+changed on purpose:
+
+    PYTHONPATH=tests/python/helpers python tests/python/models/test_bad_values.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import badvalues
+from mpool.models import architectures
+from mpool.models.fields import Fields
+from mpool.models.formats import (gguf_model, hf_config, hf_quantised, image_networks, image_processor, pipelines,
+                                  vision_folder, vision_gguf)
+from mpool.models.formats.pipeline_tensors import Transformer
+
+SNAPSHOT = Path(__file__).with_name("bad_values.json")
+COMMITTED: dict[str, Any] = json.loads(SNAPSHOT.read_text("utf-8"))
+NAME = "config.json"
+
+
+class Files:
+    """A folder whose JSON files all have the same content."""
+
+    path = "/m"
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def has(self, name: str) -> bool:
+        return name == image_processor.NAME
+
+    def names(self) -> list[str]:
+        return []
+
+    def fields(self, name: str) -> Fields:
+        return Fields.of(self.values, file=NAME)
+
+
+def _network(embeds: bool) -> Callable[[Any], Any]:
+    def read(values: Any) -> Any:
+        row, found = hf_config.read_config(Fields.of(values, file=NAME), embeds)
+        return row.name, found, architectures.sizes(row, found.kv, file=NAME, token_types=found.token_types)
+    return read
+
+
+def _vision(values: Any) -> Any:
+    config = Fields.of(values, file=NAME)
+    found = vision_folder.READERS[str(config.get("model_type"))](config)
+    return found.name, found.text.values, found.encoder, found.projector, found.kv
+
+
+def _part(method: str, *given: Any) -> Callable[[Any], Any]:
+    """Return a reader of a part of a pipeline, without its weights and tokenizer."""
+
+    class Reader(pipelines._PipelineReader):
+        def config(self, part: str, classes: tuple[str, ...]) -> Any:
+            return self.folder, self.folder.fields(NAME)
+
+        def weights(self, subfolder: Any, kind: str) -> Any:
+            return {}
+
+        def add(self, slices: Any, tensors: Any, ignored: Any = ()) -> None:
+            self.tensors += [*itertools.islice(slices, 300), ignored]  # a size may be huge
+
+        def _tokenizer(self, part: str, pad: str, clip: bool) -> tuple[str, str]:
+            return part, pad
+
+    def read(values: Any) -> Any:
+        reader = Reader(Files(values), Fields({}, file="model_index.json"))  # type: ignore[arg-type]
+        return getattr(reader, method)(*given), reader.kv, reader.tensors
+    return read
+
+
+def _gguf(values: Any) -> Any:
+    """Read the keys of a GGUF file without tensors."""
+    table = Fields.of(values, file=NAME)
+    name = table.str("general.architecture")
+    row = architectures.find(architectures.IN_GGUF, name, file=NAME, field="general.architecture")[0]
+    kv = {row.name + key[len(name):]: value for key, value in values.items() if key.startswith(f"{name}.")}
+    gguf_model._merge_layer_sizes(kv, row.name, NAME)
+    kv[f"{row.name}.vocab_size"] = gguf_model._vocabulary_rows(table, name, {"token_embd.weight": (9, 8)}, NAME)
+    gguf_model._add_defaults(table, row, name, kv)
+    size = architectures.sizes(row, kv, file=NAME, token_types=0)
+    tokens = gguf_model._tokens(table)
+    if row.capability == "text_embedding":
+        return kv, size, gguf_model._embedding(table, name, kv, size, [])
+    return kv, size, gguf_model._generation(table, tokens, size), gguf_model._license(table)
+
+
+_SIZES = Transformer(flux=False, layers=1, singles=0, heads=1, head=64, channels=4, texts=1, pooled=1, guidance=False,
+                     qk_norm=False, dual=(), positions=1)
+#: First word of a name in the file -> reader.
+READERS: dict[str, Callable[[Any], Any]] = {
+    "encoder": _network(True), "decoder": _network(False),
+    "image": lambda values: image_networks.read(Fields.of(values, file=NAME)),
+    "captions": lambda values: image_networks.read_text(Fields.of(values, file=NAME), values.get("model_type")),
+    "vision": _vision,
+    "quantised": lambda values: hf_quantised.read_scheme(Fields.of(values, file=NAME)),
+    "processor": lambda values: image_processor.read(Files(values)),  # type: ignore[arg-type]
+    "tiles": lambda values: image_processor.read_tiling(Files(values)),  # type: ignore[arg-type]
+    "resized": lambda values: image_processor.read_dynamic_size(Files(values)),  # type: ignore[arg-type]
+    "scheduler": lambda values: pipelines._scheduler(Files(values)),  # type: ignore[arg-type]
+    "clip": _part("clip", 0, "clip", "words", False), "projected": _part("clip", 1, "clip", "words", True),
+    "t5": _part("t5", "t5", "words"), "flux": _part("transformer", True, None),
+    "sd3": _part("transformer", False, None),
+    "vae": _part("decoder", _SIZES), "gguf": _gguf,
+    "projector": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "llava"),
+    "shuffled": lambda values: vision_gguf._vit_settings(Fields.of(values, file=NAME), "idefics3"),
+    "windowed": lambda values: vision_gguf._qwen_settings(Fields.of(values, file=NAME), "qwen2_5_vl")}
+
+
+def found(name: str, config: Any) -> dict[str, dict[str, str]]:
+    """Return the table of a reader. Keys that all networks share have one place in the file. The C core checks lists of
+    tokens."""
+    kind = name.split()[0]
+    skipped = {"tokenizer.ggml.tokens"}
+    if name not in ("encoder bert_roberta", "decoder llama"):
+        skipped |= {"auto_map", "custom_pipelines", "trust_remote_code", "model_type"}
+    return badvalues.table(READERS[kind], config, places=lambda where: where[0] not in skipped)
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_outcomes_are_the_committed_ones(name: str) -> None:
+    config = COMMITTED[name][""]
+    assert badvalues.outcome(READERS[name.split()[0]], config)[0] == ""
+    badvalues.compare(COMMITTED[name], {"": config, **found(name, config)})
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(badvalues.written({name: {"": rows[""], **found(name, rows[""])}
+                                           for name, rows in COMMITTED.items()}), "utf-8")
