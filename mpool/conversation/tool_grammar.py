@@ -437,8 +437,8 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-#: One character of a regular expression, an escape sequence, or a character class. A class without an end reaches to the
-#: end of the expression: if it were one character, many of them would take quadratic time.
+#: One character of a regular expression, an escape sequence, or a character class. A class without an end reaches to
+#: the end of the expression: if it were one character, many of them would take quadratic time.
 _CHARS = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|.", re.DOTALL)
 
 

@@ -85,7 +85,6 @@ mpool.cli.talking  mpool.errors  5  start-up
 mpool.cli.talking  mpool.tasks.sampling  1  start-up
 mpool.cli.talking  readline  1  start-up
 mpool.conversation.grammar  llguidance  4  optional
-mpool.conversation.grammar  llguidance.gbnf_to_lark  1  optional
 mpool.conversation.grammar  mpool._core  2  core
 mpool.conversation.messages  mpool.conversation.tools  1  start-up
 mpool.debug.show  html  1  start-up
