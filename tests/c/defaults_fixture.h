@@ -57,6 +57,12 @@ static inline void check_defaults(mp_spec *base, uint64_t (*hash)(mp_spec *spec)
     mp_spec_unpin(base);
 }
 
+/* Keys of experts that decoders and encoders share. */
+#define EXPERT_KEYS                                                                       \
+    {"mpool.expert_gate", "softmax", "sigmoid"}, {"mpool.expert_normalise", "true", "false"}, \
+    {"mpool.expert_scale", "1.0", "2.0"}, {"mpool.expert_corrected", "false", NULL},          \
+    {"mpool.expert_groups", "1", NULL}
+
 #define KEYS(list) ((int)(sizeof(list) / sizeof *(list))), list
 
 #endif

@@ -46,8 +46,7 @@ static uint64_t step_ns;
 static inline uint64_t clock_of_a_step(void) { return 1000000000 + (clock_left-- < 0 ? step_ns : 0); }
 #endif
 
-/* Run a step that takes `ns` by a clock that advances once. The estimate `old` becomes
- * `expected`. */
+/* Run a step that takes `ns` by a clock that advances once. The estimate `old` becomes `expected`. */
 static inline void check_learned(_Atomic uint64_t *estimate, uint64_t old, uint64_t ns, uint64_t expected,
                                  const planned_step *step) {
     mp_plan plan = {.count = 1, .items = {step->item}, .amount = {step->amount}, .threads = 1};

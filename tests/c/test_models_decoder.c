@@ -360,11 +360,7 @@ MP_TEST(models_decoder_defaults) {
         {"mpool.latent_epsilon", "0.00001", NULL},
     };
     static const optional_key of_experts[] = {
-        {"mpool.expert_gate", "softmax", "sigmoid"},
-        {"mpool.expert_normalise", "true", "false"},
-        {"mpool.expert_scale", "1.0", "2.0"},
-        {"mpool.expert_corrected", "false", NULL},
-        {"mpool.expert_groups", "1", NULL},
+        EXPERT_KEYS,
         {"mpool.expert_clamp", NULL, "0.001"},
     };
     static const optional_key of_latents[] = {

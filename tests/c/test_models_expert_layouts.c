@@ -35,27 +35,41 @@ static void add_tensor(mp_spec *spec, const stored_tensor *from, uint64_t *used)
     *used += (entry.nbytes + 63) / 64 * 64;
 }
 
-static void check_experts(const stored_experts *row, const char *path) {
-    mp_error error;
+typedef struct opened {
+    mp_spec *spec;
     mp_weights *weights;
     mp_builder builder;
     mp_expert_matrix matrix;
+} opened;
+
+/* Read a matrix of experts from up to MOST tensors, which stand one after another in the file. */
+static mp_status open_matrix(opened *o, const char *path, const stored_experts *row, mp_error *error) {
     uint64_t used = 0;
-    mp_spec *spec = mp_spec_create();
-    MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+    o->spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_add_file(o->spec, path, error), error);
     for (int t = 0; t < MOST && row->tensors[t].name; t++)
-        add_tensor(spec, &row->tensors[t], &used);
-    MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
-    mp_builder_init(&builder, weights, MP_COMPUTE_F32);
-    mp_status status = mp_expert_matrix_init(&matrix, &builder, 0, row->part, COUNT, row->rows, row->columns,
-                                             row->biased, &error);
+        add_tensor(o->spec, &row->tensors[t], &used);
+    MP_CHECK_OK(mp_weights_open(o->spec, &o->weights, error), error);
+    mp_builder_init(&o->builder, o->weights, MP_COMPUTE_F32);
+    return mp_expert_matrix_init(&o->matrix, &o->builder, 0, row->part, COUNT, row->rows, row->columns, row->biased,
+                                 error);
+}
+
+static void close_matrix(opened *o) {
+    mp_expert_matrix_deinit(&o->matrix);
+    mp_builder_deinit(&o->builder);
+    mp_weights_close(o->weights);
+    mp_spec_unpin(o->spec);
+}
+
+static void check_experts(const stored_experts *row, const char *path) {
+    mp_error error;
+    opened o;
+    mp_status status = open_matrix(&o, path, row, &error);
     MP_CHECK_STATUS(status, row->status, &error);
     if (status != MP_OK)
         MP_CHECK_HAS(error.message, row->message);
-    mp_expert_matrix_deinit(&matrix);
-    mp_builder_deinit(&builder);
-    mp_weights_close(weights);
-    mp_spec_unpin(spec);
+    close_matrix(&o);
 }
 
 #define ALL "blk.0.ffn_down_exps."
@@ -150,24 +164,22 @@ MP_TEST(models_expert_layouts_join_codes_and_scales) {
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     for (int p = 0; p < 2; p++) {
-        mp_weights *weights;
-        mp_builder builder;
-        mp_expert_matrix matrix;
-        uint64_t used = 0;
-        mp_spec *spec = mp_spec_create();
-        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
-        add_tensor(spec, &(stored_tensor){PAIR "codes", MP_I8, 4, {COUNT, ALL_ROWS, BLOCKS, 16}}, &used);
-        MP_CHECK_INT(used, CODES);
-        add_tensor(spec, &(stored_tensor){PAIR "scales", MP_I8, 3, {COUNT, ALL_ROWS, BLOCKS}}, &used);
-        MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
-        mp_builder_init(&builder, weights, MP_COMPUTE_F32);
-        MP_CHECK_OK(mp_expert_matrix_init(&matrix, &builder, 0, parts[p], COUNT, ROWS, COLUMNS, false, &error), &error);
+        const stored_experts stored = {
+            .part = parts[p],
+            .rows = ROWS,
+            .columns = COLUMNS,
+            .tensors = {{PAIR "codes", MP_I8, 4, {COUNT, ALL_ROWS, BLOCKS, 16}},
+                        {PAIR "scales", MP_I8, 3, {COUNT, ALL_ROWS, BLOCKS}}},
+        };
+        opened o;
+        _Static_assert(CODES % 64 == 0, "the scales follow the codes without a gap");
+        MP_CHECK_OK(open_matrix(&o, path, &stored, &error), &error);
         for (int e = 0; e < COUNT; e++)
             for (int n0 = 0; n0 < ROWS; n0 += 5) {
                 const int n = ROWS - n0 < 5 ? ROWS - n0 : 5;
                 static uint8_t scratch[MP_PANEL_N * 4 * COLUMNS];
-                MP_CHECK(mp_expert_rows_scratch(&matrix) <= sizeof scratch);
-                const mp_tensor rows = mp_expert_rows(&matrix, e, n0, n, scratch);
+                MP_CHECK(mp_expert_rows_scratch(&o.matrix) <= sizeof scratch);
+                const mp_tensor rows = mp_expert_rows(&o.matrix, e, n0, n, scratch);
                 MP_CHECK(rows.shape[0] == n && rows.shape[1] == COLUMNS);
                 for (int r = 0; r < n; r++) {
                     float got[COLUMNS];
@@ -180,10 +192,7 @@ MP_TEST(models_expert_layouts_join_codes_and_scales) {
                     }
                 }
             }
-        mp_expert_matrix_deinit(&matrix);
-        mp_builder_deinit(&builder);
-        mp_weights_close(weights);
-        mp_spec_unpin(spec);
+        close_matrix(&o);
     }
 }
 
@@ -209,23 +218,20 @@ MP_TEST(models_expert_layouts_transpose_columns) {
         const mp_dtype type = types[i % 3];
         const size_t item = mp_dtype_get(type)->bytes;
         const int step = parts[i / 3].step, width = step * ROWS;
-        mp_weights *weights;
-        mp_builder builder;
-        mp_expert_matrix matrix;
-        uint64_t used = 0;
-        mp_spec *spec = mp_spec_create();
-        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
-        add_tensor(spec, &(stored_tensor){parts[i / 3].name, type, 3, {COUNT, COLUMNS, width}}, &used);
-        MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
-        mp_builder_init(&builder, weights, MP_COMPUTE_F32);
-        MP_CHECK_OK(mp_expert_matrix_init(&matrix, &builder, 0, parts[i / 3].part, COUNT, ROWS, COLUMNS, false, &error),
-                    &error);
-        MP_CHECK_INT(mp_expert_bytes(&matrix), ROWS * COLUMNS * item);
+        const stored_experts stored = {
+            .part = parts[i / 3].part,
+            .rows = ROWS,
+            .columns = COLUMNS,
+            .tensors = {{parts[i / 3].name, type, 3, {COUNT, COLUMNS, width}}},
+        };
+        opened o;
+        MP_CHECK_OK(open_matrix(&o, path, &stored, &error), &error);
+        MP_CHECK_INT(mp_expert_bytes(&o.matrix), ROWS * COLUMNS * item);
         for (int e = 0; e < COUNT; e++) {
             enum { FROM = 3, SOME = 7 };
             uint8_t scratch[MP_PANEL_N * COLUMNS * 4];
-            MP_CHECK_INT(mp_expert_rows_scratch(&matrix), MP_PANEL_N * COLUMNS * item);
-            const mp_tensor rows = mp_expert_rows(&matrix, e, FROM, SOME, scratch);
+            MP_CHECK_INT(mp_expert_rows_scratch(&o.matrix), MP_PANEL_N * COLUMNS * item);
+            const mp_tensor rows = mp_expert_rows(&o.matrix, e, FROM, SOME, scratch);
             MP_CHECK(rows.dtype == type && rows.nbytes == SOME * COLUMNS * item);
             for (int r = 0; r < SOME; r++)
                 for (int k = 0; k < COLUMNS; k++) {
@@ -234,9 +240,6 @@ MP_TEST(models_expert_layouts_transpose_columns) {
                                     bytes + ((size_t)(e * COLUMNS + k) * (size_t)width + column) * item, item) == 0);
                 }
         }
-        mp_expert_matrix_deinit(&matrix);
-        mp_builder_deinit(&builder);
-        mp_weights_close(weights);
-        mp_spec_unpin(spec);
+        close_matrix(&o);
     }
 }

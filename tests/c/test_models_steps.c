@@ -270,7 +270,6 @@ static void run_one(void *arg) {
     mp_request_destroy(&job.call->base);
 }
 
-/* The estimates do not become 0, however short a step is. */
 /* A pass of many rows updates the time of a row, and a pass of few rows the time of a pass. */
 MP_TEST(models_steps_learn_the_exact_time) {
     tiny_model tiny;
@@ -288,6 +287,7 @@ MP_TEST(models_steps_learn_the_exact_time) {
     tiny_unload(&tiny);
 }
 
+/* The estimates do not become 0, however short a step is. */
 MP_TEST(models_steps_learn_times_above_zero) {
     tiny_model tiny;
     load_tiny(&tiny);

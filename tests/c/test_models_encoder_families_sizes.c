@@ -1,0 +1,142 @@
+/* test_models_encoder_families_sizes.c: sizes, counts and defaults of encoders of all families. */
+#include "defaults_fixture.h"
+#include "encoder_families_fixture.h"
+#include "late_threads.h"
+#include "sizes_fixture.h"
+
+/* Scratch, predicted memory, parameters and barriers of every family, as recorded. */
+MP_TEST(models_encoder_families_sizes_recorded) {
+    enum { T = 40, M = 100, THREADS = 3, COUNT = 7 };
+    static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
+    static const uint64_t recorded[sizeof families / sizeof *families][3][COUNT] = {
+        {{329728, 16777216, 346624, 240000, 38912, 29, 103872},
+         {164864, 16777216, 182784, 188800, 38912, 37, 103872},
+         {82432, 16777216, 105472, 253696, 38912, 37, 103872}},
+        {{267776, 16777216, 287728, 182400, 38912, 25, 94528},
+         {133888, 16777216, 156656, 182400, 38912, 33, 94528},
+         {66944, 16777216, 94704, 196096, 38912, 33, 94528}},
+        {{329216, 16777216, 346368, 246400, 38912, 29, 103808},
+         {164608, 16777216, 182528, 195200, 38912, 37, 103808},
+         {82304, 16777216, 105216, 260096, 38912, 37, 103808}},
+        {{295936, 16777216, 312576, 214400, 38912, 29, 95360},
+         {147968, 16777216, 165120, 163200, 38912, 37, 95360},
+         {73984, 16777216, 95488, 228096, 38912, 37, 95360}},
+        {{279808, 16777216, 312832, 201600, 38912, 29, 91328},
+         {139904, 16777216, 165376, 150400, 38912, 37, 91328},
+         {69952, 16777216, 95744, 215296, 38912, 37, 91328}},
+        {{280832, 16777216, 313856, 208000, 38912, 33, 91584},
+         {140416, 16777216, 166400, 156800, 38912, 41, 91584},
+         {70208, 16777216, 96768, 221696, 38912, 41, 91584}},
+        {{506112, 16777216, 526080, 316800, 38912, 37, 148032},
+         {253056, 16777216, 274944, 214400, 38912, 45, 148032},
+         {126528, 16777216, 154240, 343296, 38912, 45, 148032}},
+        {{334336, 16777216, 354288, 233600, 38912, 27, 105024},
+         {167168, 16777216, 190448, 182400, 38912, 35, 105024},
+         {83584, 16777216, 113136, 247296, 38912, 35, 105024}},
+        {{337408, 16777216, 357360, 259200, 38912, 29, 105792},
+         {168704, 16777216, 193520, 208000, 38912, 37, 105792},
+         {84352, 16777216, 116208, 272896, 38912, 37, 105792}},
+        {{202752, 16777216, 226816, 349952, 49152, 39, 154112},
+         {101376, 16777216, 128512, 375552, 40960, 47, 154112},
+         {50688, 16777216, 82176, 377216, 38912, 47, 154112}},
+        {{273920, 16777216, 290816, 182400, 38912, 46, 78888},
+         {136960, 16777216, 157696, 182400, 38912, 66, 78888},
+         {68480, 16777216, 93440, 196096, 38912, 66, 78888}},
+        {{284160, 16777216, 301820, 182400, 55808, 25, 106176},
+         {150272, 16777216, 170748, 182400, 55808, 33, 106176},
+         {83328, 16777216, 108796, 196096, 55808, 33, 106176}},
+        {{267776, 16777216, 284672, 188800, 38912, 27, 88384},
+         {133888, 16777216, 153600, 188800, 38912, 35, 88384},
+         {66944, 16777216, 91648, 202496, 38912, 35, 88384}},
+    };
+    int wrong = 0;
+    for (size_t i = 0; i < 3 * sizeof families / sizeof *families; i++) {
+        tiny_model tiny;
+        uint64_t got[COUNT];
+        char what[64];
+        tiny_load(&tiny, make_spec(&families[i / 3]), classes[i % 3], 1);
+        const mp_encoder *model = (const mp_encoder *)tiny.model;
+        tiny.loader.ops->footprint(tiny.loader.self, &got[0], &got[1]);
+        got[2] = tiny.model->ops->bytes(tiny.model);
+        got[3] = mp_encoder_group_scratch(model, M, THREADS, MP_EMBED_POOLED);
+        got[4] = mp_encoder_thread_scratch(model, T, M, MP_EMBED_POOLED);
+        got[5] = (uint64_t)mp_encoder_barriers(model);
+        got[6] = (uint64_t)model->base.facts.parameters;
+        snprintf(what, sizeof what, "%s, compute type %d", families[i / 3].arch, (int)classes[i % 3]);
+        wrong += !sizes_are(what, got, recorded[i / 3][i % 3], COUNT);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK_INT(wrong, 0);
+}
+
+static uint64_t hash_of_texts(mp_spec *spec) {
+    static texts all;
+    float out[2 * WIDTH];
+    tiny_model tiny;
+    make_texts(&all);
+    tiny_load(&tiny, spec, MP_COMPUTE_F32, 1);
+    MP_CHECK_INT(run(&tiny, &all, 5, 2, UINT64_MAX, out), MP_OUTCOME_DONE);
+    tiny_unload(&tiny);
+    return tiny_hash_bytes(1, out, sizeof out);
+}
+
+MP_TEST(models_encoder_families_defaults) {
+    static const optional_key all[] = {
+        {"mpool.attention_scale", "0.25", "0.4"}, /* heads of size 16 */
+        {".attention.key_length", "16", NULL},
+        {".attention.value_length", "16", NULL},
+        {"mpool.embedding_scale", "1.0", "2.0"},
+        {"mpool.norm_offset", "0.0", "0.5"},
+        {"mpool.normalize", "true", "false"},
+        {"mpool.activation", "gelu", "relu"},
+        {"mpool.sparse", "", NULL},
+        {"mpool.rows_count", "0", NULL},
+        {"mpool.dense_count", "0", NULL},
+    };
+    static const optional_key dense[] = {{".expert_count", "0", NULL}};
+    static const optional_key with_rope[] = {
+        {".attention.causal", "false", "true"},
+        {".rope.freq_base", "10000.0", "300.0"},
+        {".rope.dimension_count", "16", "8"},
+        {".rope.scaling.type", "none", NULL},
+        {".attention.head_count_kv", "4", NULL},
+    };
+    static const optional_key of_experts[] = {
+        EXPERT_KEYS,
+        {"mpool.expert_groups_used", "1", NULL},
+    };
+    static const optional_key of_distances[] = {
+        {"mpool.relative_buckets", "0", "8"},
+        {"mpool.relative_farthest", "8", "25"},
+        {"mpool.relative_keys", "false", "true"},
+        {"mpool.relative_queries", "false", "true"},
+        {"mpool.relative_shared", "false", "true"},
+        {"mpool.relative_normed", "false", "true"},
+    };
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        const family *f = &families[i];
+        if (!f->embedding && !f->causal)
+            check_defaults(make_spec(f), hash_of_texts, KEYS(all));
+        if (f->rope && f->kv_heads == 4)
+            check_defaults(make_spec(f), hash_of_texts, KEYS(with_rope));
+        if (f->experts)
+            check_defaults(make_spec(f), hash_of_texts, KEYS(of_experts));
+        else
+            check_defaults(make_spec(f), hash_of_texts, KEYS(dense));
+        if (f->disentangled)
+            check_defaults(make_spec(f), hash_of_texts, KEYS(of_distances));
+    }
+}
+
+/* The polls of a pass over two texts, as recorded: before each layer, and in attention and experts. */
+MP_TEST(models_encoder_families_polls_recorded) {
+    enum { COUNT = sizeof families / sizeof *families };
+    static const uint64_t recorded[COUNT] = {4, 4, 4, 4, 4, 4, 4, 4, 4, 14, 7, 4, 4};
+    uint64_t got[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        (void)lease_polls();
+        (void)hash_of_texts(make_spec(&families[i]));
+        got[i] = (uint64_t)lease_polls();
+    }
+    MP_CHECK(sizes_are("polls", got, recorded, COUNT));
+}
