@@ -8,8 +8,9 @@ import re
 from .checks import refuse
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_MAX_CHARS = 100
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+#: A text of such parts. To search for the parts of any other text takes quadratic time.
+_PARTS = re.compile(rf"(?:{_PART.pattern})+")
 
 
 def seconds_of(value: object, name: str) -> float:
@@ -33,9 +34,8 @@ def seconds_of(value: object, name: str) -> float:
         sign = -1.0 if text.startswith("-") else 1.0
         text = text[1:] if text.startswith("-") else text
         number = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
-        parts = _PART.findall(text) if len(text) <= _MAX_CHARS else []  # the search takes quadratic time
-        if number is None and parts and "".join(amount + unit for amount, unit in parts) == text:
-            number = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
+        if number is None and _PARTS.fullmatch(text):
+            number = sum(float(amount) * _UNITS[unit] for amount, unit in _PART.findall(text))
         seconds: float | None = None if number is None else sign * number
     elif isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         seconds = None

@@ -47,9 +47,9 @@ _ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"s
             '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
 #: Parts of regular expressions that look around or refer back, and a few others.
 _LOOKS = re.compile(r"\(\?[=!<]|\\[1-9k]")
-#: What error messages call each kind of format.
-_SUBJECTS = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar",
-             "tools": "a schema"}
+#: The option that sets each kind of format, and what error messages call it.
+_KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_format", "the regular expression"),
+          "grammar": ("response_format", "the grammar"), "tools": ("tools", "a schema")}
 #: Number and bytes of compiled formats cached per tokenizer; maximum number of threads that compute masks.
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
 #: Seconds that the masks after one token may take before their thread is replaced. Usual are 1 to 50 ms.
@@ -246,19 +246,19 @@ def check(response_format: Any) -> None:
 
 
 def _unusable(kind: str, why: str) -> InvalidArgument:
-    param = "tools" if kind == "tools" else "response_format"
+    param, subject = _KINDS[kind]
     if "NoExtensionBias" in why:  # llguidance's name of its state for a grammar without a finite text
         why = ("a rule refers to itself without an end" if kind == "grammar" else
                "a reference ($ref, $anchor, $id) refers to itself without an end")
     hint = ("Set strict to False in json_schema to ignore keywords that a grammar cannot enforce"
             if kind == "schema" and "Unimplemented keys" in why else None)
-    return InvalidArgument(f"`{param}`: {_SUBJECTS[kind]} cannot be used: {' '.join(why.split())[:300]}", param=param,
+    return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param,
                            hint=hint)
 
 
 def _too_large(kind: str, why: str) -> LimitError:
-    param = "tools" if kind == "tools" else "response_format"
-    return LimitError(f"`{param}`: {_SUBJECTS[kind]} is too complex: {why}", param=param,
+    param, subject = _KINDS[kind]
+    return LimitError(f"`{param}`: {subject} is too complex: {why}", param=param,
                       hint="Use fewer optional, repeated and nested parts")
 
 
@@ -307,7 +307,7 @@ def _enforceable(kind: str, source: str, model: Any) -> tuple[str, str, Any]:
     if kind != "lenient":
         return kind, source, model
     schema = json.loads(source)
-    if may_have_patterns(schema):
+    if may_have_patterns(schema) and installed():
         schema = native_calls.GRAMMARS.run(without_patterns, schema, lambda pattern: (
             _LOOKS.search(pattern) is None or is_usable(pattern)))
     if isinstance(schema, dict):

@@ -83,7 +83,7 @@ def lark_of_gbnf(grammar: str) -> str:
     """
     status, data = _run("convert", grammar)
     if status == "failed":
-        raise ValueError(f"it is not valid GBNF: {data.decode('utf-8', 'replace')[:300]}")
+        raise ValueError(f"it is not valid GBNF: {data.decode('utf-8', 'replace')}")
     return data.decode()
 
 

@@ -473,8 +473,12 @@ def test_format_text_has_no_effect(pool: mpool.Pool, llama: Path) -> None:
 
 def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(mpool.Unsupported, match='pip install "llguidance'):
-        pool.generate("Once", llama, response_format=SHORT)
+    monkeypatch.setattr(grammar, "installed", lambda: False)
+    for schema in (SHORT, UNENFORCEABLE):
+        wanted = {"type": "json_schema", "json_schema": {"schema": schema, "strict": False}}
+        for form in (schema, wanted):
+            with pytest.raises(mpool.Unsupported, match='pip install "llguidance'):
+                pool.generate("Once", llama, response_format=form)
 
 
 def test_results_of_worker_processes_are_the_same(pool: mpool.Pool, tiny: Path) -> None:
