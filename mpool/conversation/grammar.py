@@ -54,6 +54,8 @@ _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
 #: Seconds that the masks after one token may take before their thread is replaced. Usual are 1 to 50 ms.
 _STUCK_SECONDS = 5.0
+#: CPU seconds for all masks of a request: as many at its start, and as many more for each sampled token.
+_MASK_SECONDS, _MASK_SECONDS_PER_TOKEN = 5.0, 0.1
 #: Seconds that a mask thread waits after an exception of its own, such as MemoryError.
 _PAUSE = 0.01
 #: Token sets that llguidance checks as a whole: if the format allows an entire set, its tokens need no separate check.
@@ -562,6 +564,7 @@ class _MaskedRequest:
         self.ticket, self._format, self._matchers, self._key = ticket, format, matchers, key
         self._counts, self._ended = [0] * len(matchers), [False] * len(matchers)
         self._reuse, self._end = reuse or [None] * len(matchers), end
+        self._seconds = 0.0  # CPU time of the masks so far
 
     def advance(self) -> bool:
         """Compute masks for the tokens sampled since the last call. Returns False if the request needs no more."""
@@ -588,7 +591,9 @@ class _MaskedRequest:
         if failure is not None:
             failure.error = None
         known = None if reuse is None else reuse.lookup(ids)
+        begun = time.thread_time()
         mask = b"" if not matcher.consume_tokens(ids) else known or matcher.compute_bitmask()
+        self._seconds += time.thread_time() - begun
         if failure is not None and failure.error is not None:  # the tokenizer failed: the matcher is in error, too
             raise failure.error
         if matcher.is_error():  # a limit of llguidance was exceeded: the mask allowed every sampled token
@@ -599,6 +604,13 @@ class _MaskedRequest:
         if self._end is not None and self._end.ends(self.ticket, choice):
             mask = self._end.mask
         self._counts[choice] += len(ids)
+        tokens = sum(self._counts)
+        if self._seconds > _MASK_SECONDS + _MASK_SECONDS_PER_TOKEN * tokens:
+            got = f"{self._seconds:.1f} s of CPU time for {tokens} tokens"
+            allowed = f"{_MASK_SECONDS:g} s and {_MASK_SECONDS_PER_TOKEN:g} s per token"
+            raise LimitError(f"`{self._format.param}`: the token masks of the grammar are too slow: {got}, the limit "
+                             f"is {allowed}", param=self._format.param, got=got, allowed=allowed,
+                             hint="Use a grammar with fewer ways to read the same text")
         self.ticket.mask(choice, self._counts[choice], mask)
 
 

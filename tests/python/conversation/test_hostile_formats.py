@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,3 +143,46 @@ def test_without_processes_no_format_is_compiled(pool: mpool.Pool, llama: Path, 
     with pytest.raises(mpool.SpawnFailed, match="not_installed"):
         pool.generate("Once", llama, response_format={"type": "regex", "regex": "unseen"})
     assert pool.generate("Once", llama, max_tokens=2).text
+
+
+AMBIGUOUS = {"type": "grammar", "grammar": "start: s \"0\"\ns: s s s s | s s | /[a-z ]/"}
+
+
+def test_a_grammar_with_slow_masks_ends_its_request(pool: mpool.Pool, llama: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its masks need more time with each token. Without a limit, they would occupy one of at most four threads."""
+    monkeypatch.setattr(grammar, "_MASK_SECONDS", 0.2)
+    monkeypatch.setattr(grammar, "_MASK_SECONDS_PER_TOKEN", 0.0)
+    endless = {id: -100.0 for id in pool.tokenize("0", llama, add_special=False)}
+    with pytest.raises(mpool.LimitError, match="masks .* are too slow: .* limit is 0.2 s and 0 s per token") as caught:
+        pool.generate("Once", llama, response_format=AMBIGUOUS, logit_bias=endless, max_tokens=200, temperature=1.0,
+                      seed=1)
+    assert caught.value.param == "response_format"
+    assert pool.generate("Once", llama, response_format={"type": "regex", "regex": "ab"}, max_tokens=8).text == "ab"
+
+
+def test_the_time_of_masks_is_limited_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request may use 5 s, and 0.1 s for each token of any of its completions."""
+    now, sent = [0.0], list[int]()
+    monkeypatch.setattr(time, "thread_time", lambda: now[0])
+
+    def request(tokens: int, seconds: float) -> bool:
+        """Return True if a request may use so many seconds for the masks after a first burst of tokens."""
+        def consume(ids: list[int]) -> bool:
+            now[0] += seconds / 4
+            return True
+
+        def mask() -> bytes:
+            now[0] += seconds / 4
+            return b"\xff"
+
+        matchers: Any = [SimpleNamespace(consume_tokens=consume, compute_bitmask=mask, is_error=lambda: False)] * 2
+        ticket: Any = SimpleNamespace(sampled_ids=lambda choice, start: ([1] * (tokens // 2), False),
+                                      mask=lambda *args: sent.append(args[0]), cancel=lambda: None, done=lambda: False)
+        form: Any = SimpleNamespace(failure=None, param="response_format", _errors={})
+        return grammar._MaskedRequest(ticket, form, matchers, "key").advance()
+
+    assert request(100, 14.99) and not request(100, 15.01)
+    assert request(2, 5.19) and not request(2, 5.21)
+    assert request(2000, 204.9) and not request(2000, 205.1)
+    assert sent == [0, 1, 0] * 3  # a mask that exceeds the limit is not used
