@@ -109,6 +109,13 @@ enum { MP_TEST_SHARE = 5 };
 enum { MP_TEST_SHARE = 1 };
 #endif
 
+/* Skip a test in a sanitizer build. For tests that compare results, and whose code other tests run as well. */
+#define MP_RESULTS_ONLY()                                                  \
+    do {                                                                   \
+        if (MP_TEST_SHARE > 1)                                             \
+            MP_SKIP("compares results only: not under sanitizers");        \
+    } while (0)
+
 /* Number of interchangeable rounds to run: `rounds`, or in a sanitizer build a fifth of it, rounded up. */
 static inline int mp_test_rounds(int rounds) { return (rounds + MP_TEST_SHARE - 1) / MP_TEST_SHARE; }
 

@@ -333,6 +333,7 @@ static void add_yarn(tiny_file *file) {
 }
 
 MP_TEST(models_decoder_defaults) {
+    MP_RESULTS_ONLY();
     static const optional_key all[] = {
         {".rope.freq_base", "10000.0", "500.0"},
         {".rope.scaling.type", "none", NULL},

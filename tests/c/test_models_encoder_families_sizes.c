@@ -81,6 +81,7 @@ static uint64_t hash_of_texts(mp_spec *spec) {
 }
 
 MP_TEST(models_encoder_families_defaults) {
+    MP_RESULTS_ONLY();
     static const optional_key all[] = {
         {"mpool.attention_scale", "0.25", "0.4"}, /* heads of size 16 */
         {".attention.key_length", "16", NULL},

@@ -652,6 +652,7 @@ static uint64_t hash_of_outputs(mp_spec *spec) {
 }
 
 MP_TEST(models_outputs_defaults) {
+    MP_RESULTS_ONLY();
     static const optional_key keys[] = {
         {"mpool.rows_normalize", "false", "true"},
         {"mpool.rows.0.activation", "identity", "silu"},

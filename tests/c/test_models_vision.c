@@ -780,6 +780,7 @@ static uint64_t hash_with_class(mp_spec *spec) { /* prompts with a row for the c
 }
 
 MP_TEST_SECONDS(models_vision_defaults, 120) {
+    MP_RESULTS_ONLY();
     static const mp_dtype floats[] = {MP_F32};
     static const optional_key keys[] = {
         {"mpool.vision.merge", "1", NULL},

@@ -48,6 +48,7 @@ def test_pages_of_encoders_name_models_and_repositories(page: str, keys: list[st
     assert "has no classifier" not in text
 
 
+@pytest.mark.builds
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_runs(page: Path, models: Path, tmp_path: Path) -> None:
     """Every Python and console block runs, in order, and prints the output on the page."""

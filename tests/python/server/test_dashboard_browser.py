@@ -26,7 +26,7 @@ from selenium import webdriver  # noqa: E402 - browsers.py skips the tests if it
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.builds]
 TOKEN = "a-token-of-some-length"
 
 

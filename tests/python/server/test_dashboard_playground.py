@@ -27,7 +27,7 @@ from servers import idle, serving
 from selenium.webdriver.common.by import By  # noqa: E402 - browsers.py skips the tests if it is not installed
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.builds]
 TOKEN = "a-token-of-some-length"
 
 
