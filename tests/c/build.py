@@ -84,15 +84,19 @@ BUSY = ("tests/c/test_kernels", "tests/c/test_dequantize", "tests/c/test_vectors
 # variant has their warnings; -O0 warns of loop annotations.
 UNUSED = ["-O0", "-g0", "-fno-sanitize=all", "-w"]
 
+# With -O1, gcc ends functions with vzeroupper only if this option is given. Without vzeroupper, code for SSE that runs
+# after code for AVX, as in tests and the C library, takes up to 40 times as long on some CPUs.
+O1 = ["-O1", "-fexpensive-optimizations"]
+
 VARIANTS: dict[str, Variant] = {
     # idle kernels: -O1 suffices for warnings
     "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True, test_flags=["-O1"],
                        idle_flags=["-O1"], extension=True),
-    "debug": Variant("gcc", ["-O1", "-g"], idle_flags=UNUSED),
-    "seam": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM"], idle_flags=UNUSED, quick_flags=QUICK),
+    "debug": Variant("gcc", [*O1, "-g"], idle_flags=UNUSED),
+    "seam": Variant("gcc", [*O1, "-g1", "-DMP_SEAM"], idle_flags=UNUSED, quick_flags=QUICK),
     # -g1, the line numbers in reports: full variable tracking in the kernels takes gcc twice as long as the rest of the
     # build.
-    "asan": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+    "asan": Variant("gcc", [*O1, "-g1", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
                             "-fno-omit-frame-pointer"],
                     # UBSan checks the core. ASan stays on in tests: it sees what the core writes beside their buffers.
                     test_flags=["-fno-sanitize=undefined"], quick_flags=QUICK, idle_flags=UNUSED),
@@ -100,12 +104,12 @@ VARIANTS: dict[str, Variant] = {
     # The tests are those of code with threads (test_c_races.py). They compute small models in worker processes, with
     # the kernels of AVX2: the threads are the same with any kernels, and to compile those of the other instruction sets
     # takes more than half of the build's time.
-    "tsan": Variant("gcc", ["-O1", "-g1", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"],
+    "tsan": Variant("gcc", [*O1, "-g1", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"],
                     tests=["base", "faults", "isolation_child", "isolation_models", "isolation_process", "pool",
                            "registry"],
                     left_out=["csrc/kernels/x86/avx512", "csrc/kernels/x86/avxvnni", "csrc/kernels/x86/amx"]),
     # The system calls of systems other than Linux (csrc/base/platform.h), run on Linux.
-    "portable": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM", "-DMP_PORTABLE"],
+    "portable": Variant("gcc", [*O1, "-g1", "-DMP_SEAM", "-DMP_PORTABLE"],
                         tests=["base", "events", "forks", "isolation_child", "isolation_models", "isolation_process",
                                "pool", "registry_notice",
                                "registry_fake", "registry_forks"], quick_flags=QUICK, idle_flags=UNUSED),
