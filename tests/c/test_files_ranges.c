@@ -1,5 +1,5 @@
 /* test_files_ranges.c: properties over many inputs: UTF-8 against the table of the Unicode standard, ranges of pages
- * that are given back, sizes that overflow, and locks that a fork waits for. */
+ * that are given back, sizes that overflow, biases of random layers, and locks that a fork waits for. */
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,6 +9,7 @@
 #include "files/bpe.h"
 #include "files/file_map.h"
 #include "files/spec_build.h"
+#include "files/weights.h"
 #include "test_files.h"
 
 /* --- UTF-8 --- */
@@ -184,6 +185,80 @@ MP_TEST(files_most_tokens) {
         mp_spec_unpin(spec);
     }
     free(texts), free(offsets), free(control);
+}
+
+/* --- biases of layers --- */
+
+enum { LAYERS = 5, PARTS = 7 };
+static const char *const parts[PARTS] = {"q", "k", "ffn_gate_inp", "ffn_down", "qq", "k_", "ffn_gate_exps"};
+
+/* The bias that is missing, by the rule of weights.h: the nearest layers before and after, in a loop over all layers. */
+static void expect_missing(const bool has[2][LAYERS][PARTS], const int *order, int count, char name[64]) {
+    name[0] = 0;
+    for (int i = 0; i < count; i++) {
+        const int layer = order[i] / 2 / PARTS, part = order[i] / 2 % PARTS;
+        if (order[i] % 2 == 0)
+            continue;
+        const int owner = has[0][layer][part] ? part : has[0][layer][2] ? 2 : -1;
+        for (int step = -1; owner >= 0 && step <= 1; step += 2)
+            for (int other = layer + step; other >= 0 && other < LAYERS; other += step) {
+                if (!has[0][other][owner])
+                    continue;
+                if (!has[1][other][part]) {
+                    snprintf(name, 64, "blk.%d.%s.bias", other, parts[part]);
+                    return;
+                }
+                break;
+            }
+    }
+}
+
+/* Random layers, in random order. */
+MP_TEST(files_weights_biases_of_random_layers) {
+    char path[400], name[64];
+    mp_error error;
+    mp_test_random random = {5};
+    int missing = 0, complete = 0;
+    mp_file_map_init();
+    mp_test_write_file(test_path(path, sizeof path, "w"), "1234", 4);
+    for (int round = 0; round < mp_test_rounds(3000); round++) {
+        bool has[2][LAYERS][PARTS] = {0};
+        int order[2 * LAYERS * PARTS], count = 0;
+        const uint64_t share = 2 + mp_test_random_u64(&random) % 8;
+        for (int part = 0; part < PARTS; part++) { /* most layers are alike */
+            const bool weight = mp_test_random_u64(&random) % 3, bias = mp_test_random_u64(&random) % 2;
+            for (int layer = 0; layer < LAYERS; layer++) {
+                has[0][layer][part] = weight ^ (mp_test_random_u64(&random) % (4 * share) == 0);
+                has[1][layer][part] = bias ^ (mp_test_random_u64(&random) % (8 * share) == 0);
+            }
+        }
+        for (int i = 0; i < 2 * LAYERS * PARTS; i++)
+            if (has[i % 2][i / 2 / PARTS][i / 2 % PARTS])
+                order[count++] = i;
+        for (int i = count - 1; i > 0; i--) {
+            const int j = (int)(mp_test_random_u64(&random) % (uint64_t)(i + 1)), kept = order[i];
+            order[i] = order[j];
+            order[j] = kept;
+        }
+        mp_spec *spec = mp_spec_create();
+        mp_weights *weights;
+        MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+        for (int i = 0; i < count; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s.%s", order[i] / 2 / PARTS, parts[order[i] / 2 % PARTS],
+                     order[i] % 2 ? "bias" : "weight");
+            const mp_tensor_entry entry = {.name = name, .dtype = MP_F32, .ndim = 1, .shape = {1}, .nbytes = 4};
+            MP_CHECK_OK(mp_spec_add_tensor(spec, &entry, &error), &error);
+        }
+        MP_CHECK_OK(mp_weights_open(spec, &weights, &error), &error);
+        expect_missing(has, order, count, name);
+        const mp_status status = mp_weights_check_biases(weights, "blk.", LAYERS, &error);
+        if (strcmp(status == MP_OK ? "" : error.field, name) != 0)
+            MP_FAIL("round %d: %s, expected \"%s\"", round, status == MP_OK ? "none is missing" : error.message, name);
+        name[0] ? missing++ : complete++;
+        mp_weights_close(weights);
+        mp_spec_unpin(spec);
+    }
+    MP_CHECK(missing > 50 && complete > 50);
 }
 
 /* --- the lock of identities --- */
