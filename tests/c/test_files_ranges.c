@@ -192,7 +192,7 @@ MP_TEST(files_most_tokens) {
 enum { LAYERS = 5, PARTS = 7 };
 static const char *const parts[PARTS] = {"q", "k", "ffn_gate_inp", "ffn_down", "qq", "k_", "ffn_gate_exps"};
 
-/* The bias that is missing, by the rule of weights.h: the nearest layers before and after, in a loop over all layers. */
+/* The bias that is missing, by the rule of weights.h: a loop finds the nearest layers before and after. */
 static void expect_missing(const bool has[2][LAYERS][PARTS], const int *order, int count, char name[64]) {
     name[0] = 0;
     for (int i = 0; i < count; i++) {
