@@ -87,6 +87,8 @@ MP_TEST(files_scaled_layouts) {
         {FP8(BLOCK(8, 1), SHAPE(N, K)), 1, 1, K, false},
         {FP8(BLOCK(0, 0), SHAPE(1, 1), .nth = 1, .value = 18568), N, K, 1, false},
         {FP8(BLOCK(0, 0), SHAPE(1, 1), .nth = 1, .value = -18568), N, K, 1, false},
+        {FP8(BLOCK(8, 5), SHAPE(N, 20), .nth = N * 20 + 1, .value = 0), 1, 5, 20, false}, /* behind the last scale */
+        {FP8(BLOCK(0, 0), SHAPE(1, 1), .nth = 2, .value = NAN), N, K, 1, false},
         {INTEGERS(MP_AWQ4, BLOCK(0, 32)), 1, 32, 3, false},
         {INTEGERS(MP_AWQ4, BLOCK(0, 32), .nth = 1, .value = 4094), 1, 32, 3, false},
         {INTEGERS(MP_GPTQ4, BLOCK(0, 64), SHAPE(2, N)), 1, 64, 2, false},
