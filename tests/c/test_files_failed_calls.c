@@ -8,25 +8,40 @@
 #include "test_files.h"
 
 #ifdef MP_SEAM
+static uint64_t named(const mp_error *error) {
+    const char *number = strstr(error->message, " needs ");
+    unsigned long long bytes = 0;
+    if (!number || sscanf(number, " needs %llu bytes", &bytes) != 1)
+        MP_FAIL("\"%s\" has no size", error->message);
+    return bytes;
+}
+
+static uint64_t refused_bytes;
+
 static void *refuse_large(size_t bytes, size_t alignment) {
-    return bytes > 50000 ? NULL : mp_sys_real.alloc(bytes, alignment);
+    if (bytes <= 50000)
+        return mp_sys_real.alloc(bytes, alignment);
+    refused_bytes = bytes;
+    return NULL;
 }
 #endif
 
 /* The error has the number of bytes that were asked for: of a key or a string with its terminator, or of the elements
- * of an array in memory, where integers and floats have 8 bytes. */
+ * of an array in memory, where integers and floats have 8 bytes. All are multiples of 16, so that a spec adds only the
+ * headers of its block. */
 MP_TEST(files_gguf_refused_memory_has_its_size) {
 #ifdef MP_SEAM
     enum { MOST = 200000 };
-    static const struct { size_t key; uint32_t type, each, bytes; uint64_t count; const char *part; } cases[] = {
-        {1, G_STRING, 0, 1, 200000, "needs 200001 bytes"},
-        {60000, G_STRING, 0, 1, 1, "needs 60001 bytes"},
-        {1, G_ARRAY, G_BOOL, 1, 60001, "needs 60001 bytes"},
-        {1, G_ARRAY, G_U8, 1, 7000, "needs 56000 bytes"},
-        {1, G_ARRAY, G_F32, 4, 7001, "needs 56008 bytes"},
-        {1, G_ARRAY, G_F64, 8, 7002, "needs 56016 bytes"},
-        {1, G_ARRAY, G_STRING, 8, 7003, "needs 56032 bytes"}, /* offsets, one more than strings */
+    static const struct { size_t key; uint32_t type, each, bytes; uint64_t count, needed; } cases[] = {
+        {1, G_STRING, 0, 1, 199999, 200000},
+        {59999, G_STRING, 0, 1, 1, 60000},
+        {1, G_ARRAY, G_BOOL, 1, 60000, 60000},
+        {1, G_ARRAY, G_U8, 1, 7000, 56000},
+        {1, G_ARRAY, G_F32, 4, 7002, 56016},
+        {1, G_ARRAY, G_F64, 8, 7004, 56032},
+        {1, G_ARRAY, G_STRING, 8, 7003, 56032}, /* offsets, one more than strings */
     };
+    uint64_t headers = 0;
     uint8_t *zeros = calloc(1, MOST);
     MP_CHECK(zeros);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -45,7 +60,10 @@ MP_TEST(files_gguf_refused_memory_has_its_size) {
         mp_sys_table.alloc = refuse_large;
         MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_MEMORY_EXHAUSTED, &error);
         mp_sys_table = mp_sys_real;
-        MP_CHECK_HAS(error.message, cases[i].part);
+        MP_CHECK_INT(named(&error), cases[i].needed);
+        headers = headers ? headers : refused_bytes - cases[i].needed;
+        MP_CHECK(headers <= 128);
+        MP_CHECK_INT(refused_bytes, cases[i].needed + headers);
         free(b.data);
     }
     /* the bytes of all strings of an array */
@@ -57,13 +75,14 @@ MP_TEST(files_gguf_refused_memory_has_its_size) {
     put_u32(&b, G_STRING);
     put_u64(&b, 3);
     for (uint64_t i = 0; i < 3; i++) {
-        put_u64(&b, 20000 + i);
-        put(&b, zeros, 20000 + i);
+        put_u64(&b, 20004 + i);
+        put(&b, zeros, 20004 + i);
     }
     mp_sys_table.alloc = refuse_large;
     MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_MEMORY_EXHAUSTED, &error);
     mp_sys_table = mp_sys_real;
-    MP_CHECK_HAS(error.message, "needs 60003 bytes");
+    MP_CHECK_INT(named(&error), 60015);
+    MP_CHECK_INT(refused_bytes, 60016 + headers);
     free(b.data);
     free(zeros);
 #else
@@ -90,14 +109,6 @@ static mp_status run_refused(mp_status (*body)(void *, mp_error *), void *arg, i
     const mp_status status = body(arg, error);
     mp_sys_table = mp_sys_real;
     return status;
-}
-
-static uint64_t named(const mp_error *error) {
-    const char *number = strstr(error->message, " needs ");
-    unsigned long long bytes = 0;
-    if (!number || sscanf(number, " needs %llu bytes", &bytes) != 1)
-        MP_FAIL("\"%s\" has no size", error->message);
-    return bytes;
 }
 
 static mp_spec *vocabulary(void) {

@@ -134,10 +134,21 @@ MP_TEST(files_messages_of_headers_and_values) {
     array_of(G_STRING, 2), put_u64(&b, 0), put_u64(&b, 3), zeros(2);
     SAYS(parsed(), MP_FORMAT, "f at byte 57: k is 3 bytes long with 2 left, allowed: a string that ends within the "
          "file");
-    array_of(G_U64, 2), put_u64(&b, 1), put_u64(&b, UINT64_MAX);
-    SAYS(parsed(), MP_FORMAT, "f at byte 57: k is 18446744073709551615, allowed: an integer below 2^63");
-    array_of(G_BOOL, 3), put_u8(&b, 1), put_u8(&b, 1), put_u8(&b, 3);
-    SAYS(parsed(), MP_FORMAT, "f at byte 51: k is a bool of value 3, allowed: 0 or 1");
+    for (uint64_t bad = 0; bad < 3; bad++) { /* each element is checked, and the first bad one is named */
+        char text[200];
+        array_of(G_U64, 3);
+        for (uint64_t i = 0; i < 3; i++)
+            put_u64(&b, i < bad ? 1 : UINT64_MAX - i);
+        snprintf(text, sizeof text, "f at byte %d: k is %llu, allowed: an integer below 2^63", 49 + 8 * (int)bad,
+                 (unsigned long long)(UINT64_MAX - bad));
+        SAYS(parsed(), MP_FORMAT, text);
+        array_of(G_BOOL, 3);
+        for (uint64_t i = 0; i < 3; i++)
+            put_u8(&b, i < bad ? 1 : (uint8_t)(2 + i));
+        snprintf(text, sizeof text, "f at byte %d: k is a bool of value %d, allowed: 0 or 1", 49 + (int)bad,
+                 2 + (int)bad);
+        SAYS(parsed(), MP_FORMAT, text);
+    }
     free(b.data);
 }
 
