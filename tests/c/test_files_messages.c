@@ -82,6 +82,11 @@ MP_TEST(files_messages_of_headers_and_values) {
     SAYS(parsed(), MP_FORMAT, "f at byte 24: key length is 11, with 10 bytes left, allowed: 1 to 65535, and at most "
          "the "
          "bytes left");
+    put_u64(file_of(0, 1), 65536), zeros(65536 + 5);
+    SAYS(parsed(), MP_FORMAT, "f at byte 24: key length is 65536, with 65541 bytes left, allowed: 1 to 65535, and at "
+         "most the bytes left");
+    put_u8(value_of("\tab", G_U8), 0);
+    SAYS(parsed(), MP_FORMAT, "f at byte 32: key is byte 09, allowed: printable ASCII");
     put_u8(value_of("ab\x1f", G_U8), 0);
     SAYS(parsed(), MP_FORMAT, "f at byte 34: key is byte 1f, allowed: printable ASCII");
     put_u8(value_of("k\xc3", G_U8), 0);
@@ -150,6 +155,28 @@ MP_TEST(files_messages_of_headers_and_values) {
         SAYS(parsed(), MP_FORMAT, text);
     }
     free(b.data);
+}
+
+/* The bytes behind the last value, which would be refused as part of it, are padding. */
+MP_TEST(files_gguf_values_end_before_padding) {
+    static const struct { uint32_t type; size_t bytes; } types[] = {
+        {G_BOOL, 1}, {G_U64, 8}, {G_I8, 1}, {G_F32, 4}, {G_F64, 8}, {G_STRING, 8}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        for (uint64_t count = 0; count < 4; count++) {
+            mp_spec *spec;
+            if (count == 0) /* a scalar */
+                value_of("k", types[i].type), zeros(types[i].bytes);
+            else
+                array_of(types[i].type, count), zeros(count * types[i].bytes);
+            while (b.size % 32)
+                put_u8(&b, 0xff);
+            MP_CHECK_OK(mp_gguf_parse(b.data, b.size, "f", &spec, &error), &error);
+            const mp_value *value = mp_spec_find(spec, "k");
+            MP_CHECK_INT(value->count, types[i].type == G_STRING && count == 0 ? 0 : count ? count : 1);
+            mp_spec_unpin(spec);
+        }
+    free(b.data);
+    b = (test_bytes){0};
 }
 
 /* A file with one value, "k" (38 bytes with the header), and one tensor, whose parts the caller chooses. */

@@ -42,6 +42,8 @@ static mp_status get(const layout *l, mp_scaled *matrix, mp_error *error) {
         data[l->nth - 1] = l->value;
     for (int32_t k = 0; k < K; k++)
         memcpy(&data[ORDER / 4 + k], &(int32_t){k == l->order_at && l->order ? l->order : k % 3}, sizeof(int32_t));
+    memcpy(&data[ORDER / 4 - 1], &(int32_t){-1}, sizeof(int32_t)); /* before and behind the order: no group */
+    memcpy(&data[ORDER / 4 + K], &(int32_t){1000}, sizeof(int32_t));
     mp_file_map_init();
     mp_test_write_file(test_path(path, sizeof path, "scaled.bin"), data, sizeof data);
     mp_spec *spec = mp_spec_create();
