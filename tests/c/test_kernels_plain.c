@@ -131,7 +131,8 @@ MP_TEST(kernels_blas_closes_other_libraries) {
 /* The whole reason of a library that was opened: it serves, or its self-test failed. `name` is that of its kernels. */
 static void check_reason(const char *core, const char *why, const char *name) {
     char serves[200], refused[200];
-    snprintf(serves, sizeof serves, "OpenBLAS (%s) for large unpacked fp32 products: same bits as mpool's kernels", name);
+    snprintf(serves, sizeof serves, "OpenBLAS (%s) for large unpacked fp32 products: same bits as mpool's kernels",
+             name);
     snprintf(refused, sizeof refused,
              "mpool's own kernels: OpenBLAS (%s) is not used, its sums differ from ours in the last bits", name);
     MP_CHECK_STR(why, core[0] ? serves : refused);
