@@ -1,5 +1,7 @@
-/* test_kernels_ranges.c: products of no rows or no panels write nothing, and the types that a computation uses. */
+/* test_kernels_ranges.c: products of no rows or no panels write nothing; the types that a computation uses; the kernel
+ * and the initial state of attention. */
 #include "kernel_test.h"
+#include "kernels/attention_scratch.h"
 
 enum { ROWS = 40, OUTPUTS = 1024, INPUTS = 1536 };
 
@@ -88,4 +90,47 @@ MP_TEST(kernels_types_of_computations) {
             MP_CHECK_INT(mp_float_class(MP_COMPUTE_AUTO), has ? MP_COMPUTE_BF16 : MP_COMPUTE_F32);
     }
     kt_use("");
+}
+
+/* The rounding of attention depends on the kernel, so the sizes that use tiles must not change unnoticed. */
+MP_TEST(kernels_attention_in_bf16_by_size) {
+    static const struct { mp_compute compute; int T, D; bool tiles; } cases[] = {
+        {MP_COMPUTE_BF16, 48, 64, true},   {MP_COMPUTE_BF16, 47, 64, false},
+        {MP_COMPUTE_BF16, 4096, 8, true},  {MP_COMPUTE_BF16, 48, MP_ATTN_BF16_DEPTH, true},
+        {MP_COMPUTE_BF16, 48, MP_ATTN_BF16_DEPTH + 8, false}, {MP_COMPUTE_BF16, 48, 60, false},
+        {MP_COMPUTE_BF16, 48, 63, false},  {MP_COMPUTE_F32, 512, 64, false},
+        {MP_COMPUTE_AUTO, 512, 64, false}, {MP_COMPUTE_I8, 512, 64, false},
+    };
+    for (int i = 0; i < KT_MASKS; i++) {
+        if (!kt_use(kt_masks[i]))
+            continue;
+        const mp_kernels *k = mp_kernels_get();
+        const bool has = mp_cpu_features() & MP_CPU_AMX;
+        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++)
+            if (mp_attn_full_for(cases[c].compute, cases[c].T, cases[c].D) !=
+                (has && cases[c].tiles ? k->attn_full_bf16 : k->attn_full))
+                MP_FAIL("%s: %s, T=%d D=%d", kt_masks[i], mp_compute_name(cases[c].compute), cases[c].T, cases[c].D);
+    }
+    kt_use("");
+}
+
+/* Each row of a new state has seen no key, whatever the memory contained, and nothing behind the state is written. */
+MP_TEST(kernels_attention_begins_without_keys) {
+    for (int rows = 1; rows <= 9; rows++)
+        for (int v_dim = 16; v_dim <= 48; v_dim += 16) {
+            mp_attn_partial p = {kt_alloc(sizeof(float) * (size_t)(rows + 1)),
+                                 kt_alloc(sizeof(float) * (size_t)(rows + 1)),
+                                 kt_alloc(sizeof(float) * (size_t)((rows + 1) * v_dim))};
+            for (int i = 0; i < (rows + 1) * v_dim; i++)
+                p.o[i] = 7.0f;
+            for (int i = 0; i <= rows; i++)
+                p.m[i] = p.l[i] = 7.0f;
+            mp_attn_begin(rows, v_dim, &p);
+            for (int i = 0; i < rows; i++)
+                MP_CHECK(p.m[i] == -INFINITY && p.l[i] == 0.0f);
+            for (int i = 0; i < rows * v_dim; i++)
+                MP_CHECK(p.o[i] == 0.0f);
+            MP_CHECK(p.m[rows] == 7.0f && p.l[rows] == 7.0f && p.o[rows * v_dim] == 7.0f);
+            kt_free(p.m), kt_free(p.l), kt_free(p.o);
+        }
 }
