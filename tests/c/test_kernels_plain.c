@@ -30,6 +30,15 @@ static void check_plain(int M, int N, int K, int stride, mp_test_random *random)
     for (int64_t i = 0; i < (int64_t)M * ldy; i++)
         y[i] = GUARD;
     mp_gemm_f32_plain(M, N, K, x, ldx, w, ldw, y, ldy);
+    if (M <= 40) { /* without OpenBLAS, into memory with other values: the same bits */
+        float *own = kt_alloc(sizeof(float) * (size_t)M * (size_t)ldy);
+        for (int64_t i = 0; i < (int64_t)M * ldy; i++)
+            own[i] = GUARD;
+        mp_gemm_f32_own(M, N, K, x, ldx, w, ldw, own, ldy);
+        for (int64_t i = 0; i < (int64_t)M * ldy; i++)
+            MP_CHECK(kt_equal(own[i], y[i]));
+        kt_free(own);
+    }
     for (int m = 0; m < M; m++) {
         MP_CHECK(y[m * ldy + N] == GUARD && y[m * ldy + N + 1] == GUARD);
         for (int n = m % stride; n < N; n += stride) {
@@ -175,6 +184,45 @@ MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
     check_plain(1, 2700, 384, 7, &random); /* one row or one column: OpenBLAS may use gemv */
     check_plain(2700, 1, 384, 1, &random);
     check_plain(2, 1400, 384, 7, &random);
+}
+
+/* Rows of FP32 that are not packed, in several tiles of rows and of outputs. OpenBLAS computes all of them. */
+MP_TEST_SECONDS(kernels_blas_gives_stored_products, 60) {
+    enum { K = 520 };
+    const char *path = getenv("MPOOL_BLAS");
+    mp_test_random random = {850};
+    kt_use("");
+    mp_blas_set_path(path ? path : "none");
+    if (!mp_blas_takes(300, 300, 300))
+        MP_SKIP("needs an OpenBLAS with the bits of our kernels: set MPOOL_BLAS to its path");
+    static const int shapes[][4] = {{96, 700, 0, 700}, {300, 1100, 0, 1100}, {257, 1030, 3, 1027}, {513, 97, 0, 97}};
+    float *tile = kt_alloc(sizeof(float) * MP_STORED_TILE);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        const int M = shapes[s][0], N = shapes[s][1], n0 = shapes[s][2], n1 = shapes[s][3];
+        float *x = kt_alloc(sizeof(float) * (size_t)M * K), *w = kt_alloc(sizeof(float) * (size_t)N * K);
+        float *y = kt_alloc(sizeof(float) * (size_t)M * (size_t)N);
+        kt_random(&random, x, (int64_t)M * K);
+        kt_random(&random, w, (int64_t)N * K);
+        for (int64_t i = 0; i < (int64_t)M * N; i++)
+            y[i] = GUARD;
+        const mp_tensor tensor = {.dtype = MP_F32, .ndim = 2, .shape = {N, K}, .data = (const uint8_t *)w,
+                                  .nbytes = sizeof(float) * (uint64_t)N * K};
+        mp_acts acts;
+        mp_acts_init(&acts, MP_A_F32, M, K, NULL);
+        mp_acts_fill(&acts, x, K, 0, M);
+        const uint64_t before = mp_blas_work();
+        MP_CHECK(mp_gemm_stored(&tensor, &acts, n0, n1, NULL, tile, y, N));
+        MP_CHECK_INT(mp_blas_work() - before, (int64_t)M * (n1 - n0) * K);
+        for (int m = 0; m < M; m += 3)
+            for (int n = 0; n < N; n++) {
+                const float e = n < n0 || n >= n1 ? GUARD : chain(x + (int64_t)m * K, w + (int64_t)n * K, K);
+                if (!kt_equal(e, y[(int64_t)m * N + n]))
+                    MP_FAIL("M=%d N=%d [%d, %d]: got %.9g, expected %.9g", M, N, m, n,
+                            (double)y[(int64_t)m * N + n], (double)e);
+            }
+        kt_free(x), kt_free(w), kt_free(y);
+    }
+    kt_free(tile);
 }
 
 MP_TEST(kernels_blas_under_avx2) {
