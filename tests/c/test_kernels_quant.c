@@ -564,11 +564,13 @@ MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
     }
 }
 
-/* The epilogue adds the bias, then the residual; here the residual is y itself. No row of a tile is added twice. */
+/* The epilogue adds the bias, applies the activation and adds the residual, here y itself. No row of a tile is added
+ * twice. */
 MP_TEST(kernels_quant_gemm_epilogue) {
     mp_test_random random = {25};
-    for (int i = 0; i < 2 * TYPES; i++) {
-        const int t = i / 2, M = i % 2 ? 41 : 7, N = 75, K = 512;
+    for (int round = 0; round < 4 * TYPES; round++) {
+        const int t = round / 4, M = round % 2 ? 41 : 7, N = 75, K = 512;
+        const mp_act act = round % 4 < 2 ? MP_ACT_NONE : MP_ACT_GELU;
         mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 9);
         mp_wmat w = pack_by(&types[t], &src, 1);
         float *x = kt_alloc((size_t)(M * K) * 4), *bias = kt_alloc((size_t)N * 4);
@@ -579,11 +581,16 @@ MP_TEST(kernels_quant_gemm_epilogue) {
             mp_acts acts = make_acts(x, M, K);
             float *plain = gemm_all(&w, &acts, NULL, N);
             for (int i = 0; i < M * N; i++)
-                expected[i] = (plain[i] + bias[i % N]) + residual[i];
+                expected[i] = plain[i] + bias[i % N];
+            if (act != MP_ACT_NONE)
+                v.call.activate(act, M * N, expected);
+            for (int i = 0; i < M * N; i++)
+                expected[i] += residual[i];
             memcpy(y, residual, (size_t)(M * N) * 4);
-            mp_epilogue ep = {.bias = bias, .residual = y, .ld_residual = N};
+            mp_epilogue ep = {.bias = bias, .act = act, .residual = y, .ld_residual = N};
             mp_gemm(&w, &acts, 0, M, 0, w.panels, &ep, y, N);
-            kt_same_matrix(&v, expected, y, M, N, N, "%s with bias and residual", name_of(&types[t]));
+            kt_same_matrix(&v, expected, y, M, N, N, "%s with an epilogue, activation %d", name_of(&types[t]),
+                           (int)act);
             kt_free(plain);
             drop_acts(&acts);
             if (!kt_next(&v, types[t].slot))
