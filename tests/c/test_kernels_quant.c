@@ -566,7 +566,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
 
 /* The epilogue adds the bias, applies the activation and adds the residual, here y itself. No row of a tile is added
  * twice. */
-MP_TEST(kernels_quant_gemm_epilogue) {
+MP_TEST_SECONDS(kernels_quant_gemm_epilogue, 60) {
     mp_test_random random = {25};
     for (int round = 0; round < 4 * TYPES; round++) {
         const int t = round / 4, M = round % 2 ? 41 : 7, N = 75, K = 512;
