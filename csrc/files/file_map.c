@@ -121,11 +121,8 @@ void mp_file_map_init(void) {
     if (!atomic_compare_exchange_strong(&installed, &expected, 1))
         return;
     page_mask = ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_sigaction = on_sigbus;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
+    /* The zeros of sa_mask are an empty set on Linux and macOS. */
+    const struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     /* Read the old action first: a fault between the two calls must find `previous` filled. */
     sigaction(SIGBUS, NULL, &previous);
     sigaction(SIGBUS, &action, NULL);

@@ -34,7 +34,6 @@ static const struct { int32_t id; const char *name; } unsupported_types[] = {
 typedef struct reader {
     mp_cursor c;
     mp_spec *spec;
-    int file; /* index into the spec's files */
     uint64_t value_count, tensor_count, alignment;
     uint64_t elements;   /* elements of all arrays so far; each uses up to 8 bytes in memory, 1 or more in the file */
     uint64_t data_bytes; /* bytes of all tensors read so far, each padded to `alignment` */
@@ -337,11 +336,10 @@ static mp_status read_type(reader *r, const char *name, const char *field, mp_dt
 
 static mp_status read_tensor(reader *r, mp_error *error) {
     char name[MP_GGUF_MAX_NAME + 1], field[MP_GGUF_MAX_NAME + 24], text[96];
-    mp_tensor_entry entry;
-    memset(&entry, 0, sizeof entry);
+    mp_tensor_entry entry = {.name = name};
     MP_TRY(read_name(r, name, error));
 #define FIELD(part) (snprintf(field, sizeof field, "%s: %s", name, part), field)
-    uint64_t at = r->c.at, shape_at, row_bytes, padded, next;
+    uint64_t at = r->c.at, shape_at, row_bytes, padded;
     uint32_t ndim;
     MP_TRY(mp_cursor_u32(&r->c, FIELD("dimensions"), &ndim, error));
     if (ndim < 1 || ndim > MP_MAX_DIMS)
@@ -354,9 +352,7 @@ static mp_status read_tensor(reader *r, mp_error *error) {
             return REFUSE(r->c.at - 8, field, "sizes from 1 to 2^63 - 1", "%llu", LL(size));
         entry.shape[ndim - 1 - i] = (int64_t)size; /* the file has the innermost dimension first */
     }
-    entry.name = name;
     entry.ndim = (int32_t)ndim;
-    entry.file = r->file;
     int64_t items;
     if (!mp_shape_items(entry.ndim, entry.shape, &items)) {
         mp_shape_text(entry.ndim, entry.shape, text, sizeof text);
@@ -384,28 +380,26 @@ static mp_status read_tensor(reader *r, mp_error *error) {
         snprintf(text, sizeof text, "%llu, the end of the preceding tensor", LL(r->data_bytes));
         return REFUSE(at, field, text, "%llu", LL(entry.offset));
     }
-    /* The sums stay below 2^64. resolve_offsets checks the end again, once the start of the tensor data is known. */
-    if (__builtin_add_overflow(r->data_bytes, padded, &next) || next > INT64_MAX ||
-        entry.offset + entry.nbytes > r->c.size)
+    /* The sums stay below 2^64: all tensors before this one end within the file, and its own size is below 2^63.
+     * resolve_offsets checks the end again, once the start of the tensor data is known. */
+    if (entry.offset + entry.nbytes > r->c.size)
         return REFUSE(at, FIELD("size"), "an end within the file", "%llu bytes at offset %llu in a file of %llu",
                       LL(entry.nbytes), LL(entry.offset), LL(r->c.size));
-    r->data_bytes = next;
+    r->data_bytes += padded;
     return mp_spec_add_tensor(r->spec, &entry, error);
 #undef FIELD
 }
 
-/* Turn offsets within the tensor data into offsets within the file, now that the start of the data is known. */
-static mp_status resolve_offsets(reader *r, int first, mp_error *error) {
-    uint64_t end = r->c.at, start, padded_end;
-    if (__builtin_add_overflow(end, r->alignment - 1, &start))
-        return REFUSE(end, "header", "an end below 2^63", "%llu", LL(end));
-    start &= ~(r->alignment - 1);
+/* Turn offsets within the tensor data into offsets within the file, now that the start of the data is known. The sums
+ * stay below 2^64: read_tensor has compared the end of each tensor within the data with the size of the file. */
+static mp_status resolve_offsets(reader *r, mp_error *error) {
+    const uint64_t end = r->c.at, start = (end + r->alignment - 1) & ~(r->alignment - 1);
+    const uint64_t padded_end = start + r->data_bytes;
     int count = mp_spec_tensor_count(r->spec);
-    for (int i = first; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         mp_tensor_entry *entry = mp_spec_tensor_edit(r->spec, i);
-        uint64_t tensor_end;
-        if (__builtin_add_overflow(entry->offset, start, &entry->offset) ||
-            __builtin_add_overflow(entry->offset, entry->nbytes, &tensor_end) || tensor_end > r->c.size) {
+        entry->offset += start;
+        if (entry->offset + entry->nbytes > r->c.size) {
             char field[MP_GGUF_MAX_NAME + 24];
             snprintf(field, sizeof field, "%s: size", entry->name);
             return REFUSE(end, field, "an end within the file", "%llu bytes at offset %llu in a file of %llu",
@@ -413,8 +407,6 @@ static mp_status resolve_offsets(reader *r, int first, mp_error *error) {
         }
     }
     /* Padding after the header of a file without tensors, and after the last tensor, is optional. */
-    if (__builtin_add_overflow(start, r->data_bytes, &padded_end))
-        return REFUSE(end, "file size", "below 2^63", "at least 2^63 bytes");
     if (r->c.size > padded_end)
         return REFUSE(padded_end, "file size", "an end after the last tensor and its padding", "%llu bytes longer",
                       LL(r->c.size - padded_end));
@@ -423,21 +415,16 @@ static mp_status resolve_offsets(reader *r, int first, mp_error *error) {
 
 /* --- files --- */
 
-/* Parse one file into the spec. `file` is its index in the spec's files. */
-static mp_status parse(const uint8_t *data, uint64_t size, const char *name, int file, mp_spec *spec,
-                       mp_error *error) {
-    reader state = {.c = {.data = data, .size = size, .file = name},
-                    .spec = spec,
-                    .file = file,
-                    .alignment = DEFAULT_ALIGNMENT};
+/* Parse one file into a spec, whose only file it is. */
+static mp_status parse(const uint8_t *data, uint64_t size, const char *name, mp_spec *spec, mp_error *error) {
+    reader state = {.c = {.data = data, .size = size, .file = name}, .spec = spec, .alignment = DEFAULT_ALIGNMENT};
     reader *r = &state;
-    int first = mp_spec_tensor_count(spec);
     MP_TRY(read_header(r, error));
     for (uint64_t i = 0; i < r->value_count; i++)
         MP_TRY(read_value(r, error));
     for (uint64_t i = 0; i < r->tensor_count; i++)
         MP_TRY(read_tensor(r, error));
-    return resolve_offsets(r, first, error);
+    return resolve_offsets(r, error);
 }
 
 static mp_status set_architecture(mp_spec *spec, mp_error *error) {
@@ -454,7 +441,7 @@ static mp_status parse_new(const uint8_t *data, uint64_t size, const char *name,
     if (!created)
         return mp_fail_memory(error, 1024, "a model spec");
     MP_TRY_GOTO(mp_spec_add_file(created, name, error));
-    MP_TRY_GOTO(parse(data, size, name, 0, created, error));
+    MP_TRY_GOTO(parse(data, size, name, created, error));
     *spec = created;
     created = NULL;
 cleanup:

@@ -31,6 +31,16 @@ static void check_halves(void) {
 
 MP_TEST(kernels_half_by_definition) { check_halves(); }
 
+/* Every half converts to a float and back; a NaN becomes the quiet one of its sign. */
+MP_TEST(kernels_half_round_trip) {
+    for (uint32_t half = 0; half < 65536; half++) {
+        const uint32_t wanted = (half & 0x7fff) > 0x7c00 ? (half & 0x8000) | 0x7e00 : half;
+        const uint16_t got = mp_half_from_float(mp_half_to_float((uint16_t)half));
+        if (got != wanted)
+            MP_FAIL("half %04x became %04x, expected %04x", half, got, wanted);
+    }
+}
+
 MP_TEST(kernels_half_ignores_flush_to_zero) {
     const uint32_t control = mp_cpu_flush_denormals();
     check_halves();

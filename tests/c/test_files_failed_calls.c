@@ -8,25 +8,40 @@
 #include "test_files.h"
 
 #ifdef MP_SEAM
+static uint64_t named(const mp_error *error) {
+    const char *number = strstr(error->message, " needs ");
+    unsigned long long bytes = 0;
+    if (!number || sscanf(number, " needs %llu bytes", &bytes) != 1)
+        MP_FAIL("\"%s\" has no size", error->message);
+    return bytes;
+}
+
+static uint64_t refused_bytes;
+
 static void *refuse_large(size_t bytes, size_t alignment) {
-    return bytes > 50000 ? NULL : mp_sys_real.alloc(bytes, alignment);
+    if (bytes <= 50000)
+        return mp_sys_real.alloc(bytes, alignment);
+    refused_bytes = bytes;
+    return NULL;
 }
 #endif
 
 /* The error has the number of bytes that were asked for: of a key or a string with its terminator, or of the elements
- * of an array in memory, where integers and floats have 8 bytes. */
+ * of an array in memory, where integers and floats have 8 bytes. All are multiples of 16, so that a spec adds only the
+ * headers of its block. */
 MP_TEST(files_gguf_refused_memory_has_its_size) {
 #ifdef MP_SEAM
     enum { MOST = 200000 };
-    static const struct { size_t key; uint32_t type, each, bytes; uint64_t count; const char *part; } cases[] = {
-        {1, G_STRING, 0, 1, 200000, "needs 200001 bytes"},
-        {60000, G_STRING, 0, 1, 1, "needs 60001 bytes"},
-        {1, G_ARRAY, G_BOOL, 1, 60001, "needs 60001 bytes"},
-        {1, G_ARRAY, G_U8, 1, 7000, "needs 56000 bytes"},
-        {1, G_ARRAY, G_F32, 4, 7001, "needs 56008 bytes"},
-        {1, G_ARRAY, G_F64, 8, 7002, "needs 56016 bytes"},
-        {1, G_ARRAY, G_STRING, 8, 7003, "needs 56032 bytes"}, /* offsets, one more than strings */
+    static const struct { size_t key; uint32_t type, each, bytes; uint64_t count, needed; } cases[] = {
+        {1, G_STRING, 0, 1, 199999, 200000},
+        {59999, G_STRING, 0, 1, 1, 60000},
+        {1, G_ARRAY, G_BOOL, 1, 60000, 60000},
+        {1, G_ARRAY, G_U8, 1, 7000, 56000},
+        {1, G_ARRAY, G_F32, 4, 7002, 56016},
+        {1, G_ARRAY, G_F64, 8, 7004, 56032},
+        {1, G_ARRAY, G_STRING, 8, 7003, 56032}, /* offsets, one more than strings */
     };
+    uint64_t headers = 0;
     uint8_t *zeros = calloc(1, MOST);
     MP_CHECK(zeros);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -45,7 +60,10 @@ MP_TEST(files_gguf_refused_memory_has_its_size) {
         mp_sys_table.alloc = refuse_large;
         MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_MEMORY_EXHAUSTED, &error);
         mp_sys_table = mp_sys_real;
-        MP_CHECK_HAS(error.message, cases[i].part);
+        MP_CHECK_INT(named(&error), cases[i].needed);
+        headers = headers ? headers : refused_bytes - cases[i].needed;
+        MP_CHECK(headers <= 128);
+        MP_CHECK_INT(refused_bytes, cases[i].needed + headers);
         free(b.data);
     }
     /* the bytes of all strings of an array */
@@ -57,15 +75,161 @@ MP_TEST(files_gguf_refused_memory_has_its_size) {
     put_u32(&b, G_STRING);
     put_u64(&b, 3);
     for (uint64_t i = 0; i < 3; i++) {
-        put_u64(&b, 20000 + i);
-        put(&b, zeros, 20000 + i);
+        put_u64(&b, 20004 + i);
+        put(&b, zeros, 20004 + i);
     }
     mp_sys_table.alloc = refuse_large;
     MP_CHECK_STATUS(mp_gguf_parse(b.data, b.size, "memory", &spec, &error), MP_MEMORY_EXHAUSTED, &error);
     mp_sys_table = mp_sys_real;
-    MP_CHECK_HAS(error.message, "needs 60003 bytes");
+    MP_CHECK_INT(named(&error), 60015);
+    MP_CHECK_INT(refused_bytes, 60016 + headers);
     free(b.data);
     free(zeros);
+#else
+    MP_SKIP("needs the seam build");
+#endif
+}
+
+#ifdef MP_SEAM
+/* Sizes of all allocations of a run, of which one is refused. */
+enum { HEADER = 64, MOST_ALLOCATIONS = 64 }; /* mp_alloc adds a header to each block */
+static uint64_t asked[MOST_ALLOCATIONS];
+static int asked_count, refused_at;
+
+static void *refuse_one(size_t bytes, size_t alignment) {
+    MP_CHECK(asked_count < MOST_ALLOCATIONS);
+    asked[asked_count] = bytes - HEADER;
+    return asked_count++ == refused_at ? NULL : mp_sys_real.alloc(bytes, alignment);
+}
+
+static mp_status run_refused(mp_status (*body)(void *, mp_error *), void *arg, int at, mp_error *error) {
+    refused_at = at;
+    asked_count = 0;
+    mp_sys_table.alloc = refuse_one;
+    const mp_status status = body(arg, error);
+    mp_sys_table = mp_sys_real;
+    return status;
+}
+
+static mp_spec *vocabulary(void) {
+    static const uint64_t tokens[] = {0, 1, 2, 4, 5, 7}, merges[] = {0, 3, 6};
+    mp_error error;
+    mp_spec *spec = mp_spec_create();
+    mp_value token = {.type = MP_VALUE_STRINGS, .count = 5, .as.strings = {"ababcba", tokens}};
+    mp_value merge = {.type = MP_VALUE_STRINGS, .count = 2, .as.strings = {"a bb a", merges}};
+    MP_CHECK_OK(mp_spec_set(spec, "tokenizer.ggml.tokens", &token, &error), &error);
+    MP_CHECK_OK(mp_spec_set(spec, "tokenizer.ggml.merges", &merge, &error), &error);
+    return spec;
+}
+
+static mp_status use_vocabulary(void *spec, mp_error *error) {
+    mp_bpe *bpe;
+    mp_bpe_part part = {0};
+    mp_status status = mp_bpe_create(spec, &bpe, error);
+    if (status == MP_OK)
+        status = mp_bpe_part_init(&part, bpe, error);
+    if (status == MP_OK) {
+        mp_bpe_part_add(&part, bpe, "abc", 3); /* not "ba" */
+        status = mp_bpe_part_finish(&part, bpe, error);
+    }
+    mp_bpe_part_deinit(&part);
+    mp_bpe_destroy(bpe);
+    return status;
+}
+
+static mp_status add_files(void *arg, mp_error *error) {
+    mp_spec *spec = arg;
+    mp_status status = MP_OK;
+    for (int i = 0; i < 5 && status == MP_OK; i++)
+        status = mp_spec_add_file(spec, "/a", error);
+    return status;
+}
+
+static mp_status add_key(void *arg, mp_error *error) {
+    const mp_value value = {.type = MP_VALUE_INT};
+    return mp_spec_set(arg, "k", &value, error);
+}
+
+static mp_status add_tensor(void *arg, mp_error *error) {
+    const mp_tensor_entry tensor = {.name = "t", .dtype = MP_F32, .ndim = 1, .shape = {1}, .nbytes = 4};
+    return mp_spec_add_tensor(arg, &tensor, error);
+}
+
+static mp_status open_map(void *arg, mp_error *error) {
+    mp_file_map *map;
+    mp_status status = mp_file_map_open(arg, &map, error);
+    mp_file_map_close(map);
+    return status;
+}
+
+static mp_status open_weights(void *arg, mp_error *error) {
+    mp_weights *weights;
+    mp_status status = mp_weights_open(arg, &weights, error);
+    if (status == MP_OK)
+        status = mp_weights_check_biases(weights, "blk.", 1, error);
+    mp_weights_close(weights);
+    return status;
+}
+#endif
+
+/* Each error has the bytes of the refused block, or of all blocks that are allocated together. */
+MP_TEST(files_refused_memory_has_its_size) {
+#ifdef MP_SEAM
+    mp_error error;
+    char path[400];
+    mp_spec *spec = vocabulary();
+    /* the vocabulary; its table and its merges; marks; tokens and merges of a part */
+    MP_CHECK_OK(run_refused(use_vocabulary, spec, -1, &error), &error);
+    MP_CHECK_INT(asked_count, 6);
+    const uint64_t blocks[] = {asked[0], 64 * 4 + 2 * 12, 64 * 4 + 2 * 12, 5, 4 * 4 + 8, 4 * 4 + 8};
+    MP_CHECK_INT(asked[1] + asked[2], blocks[1]);
+    MP_CHECK_INT(asked[4] + asked[5], blocks[4]);
+    for (int i = 0; i < 6; i++) {
+        MP_CHECK_STATUS(run_refused(use_vocabulary, spec, i, &error), MP_MEMORY_EXHAUSTED, &error);
+        MP_CHECK_INT(named(&error), blocks[i]);
+    }
+    mp_spec_unpin(spec);
+
+    spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_add_file(spec, "/a", &error), &error); /* takes the first block of memory, and room for four */
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_OK(mp_spec_add_file(spec, "/a", &error), &error);
+    MP_CHECK_STATUS(run_refused(add_files, spec, 0, &error), MP_MEMORY_EXHAUSTED, &error);
+    MP_CHECK_INT(named(&error), 8 * sizeof(char *));
+    MP_CHECK_INT(asked[0], 8 * sizeof(char *));
+    /* the table of names, then names and their values: the larger of both is named */
+    for (int tensors = 0; tensors < 2; tensors++)
+        for (int i = 0; i < 3; i++) {
+            MP_CHECK_STATUS(run_refused(tensors ? add_tensor : add_key, spec, i, &error), MP_MEMORY_EXHAUSTED, &error);
+            MP_CHECK_INT(asked_count, i + 1);
+            MP_CHECK_INT(named(&error), i == 0    ? 2 * 64 * sizeof(uint32_t)
+                                        : tensors ? 64 * sizeof(mp_tensor_entry)
+                                                  : 64 * sizeof(mp_value));
+            if (i != 1)
+                MP_CHECK_INT(asked[i], named(&error));
+        }
+    mp_spec_unpin(spec);
+
+    mp_file_map_init();
+    mp_test_write_file(test_path(path, sizeof path, "w"), "12345678", 8);
+    for (int i = 0; i < 2; i++) {
+        MP_CHECK_STATUS(run_refused(open_map, path, i, &error), MP_MEMORY_EXHAUSTED, &error);
+        MP_CHECK_INT(named(&error), asked[i]);
+    }
+    MP_CHECK_INT(asked[1], strlen(path) + 1);
+    spec = mp_spec_create();
+    const mp_tensor_entry tensor = {.name = "blk.0.w", .dtype = MP_F32, .ndim = 1, .shape = {2}, .nbytes = 8};
+    MP_CHECK_OK(mp_spec_add_file(spec, path, &error), &error);
+    MP_CHECK_OK(mp_spec_add_tensor(spec, &tensor, &error), &error);
+    MP_CHECK_OK(run_refused(open_weights, spec, -1, &error), &error); /* stores the identity of the file */
+    MP_CHECK_OK(run_refused(open_weights, spec, -1, &error), &error);
+    const int count = asked_count; /* the weights, a mapping, its path, the parts of layers */
+    MP_CHECK_INT(count, 4);
+    for (int i = 0; i < count; i++) {
+        MP_CHECK_STATUS(run_refused(open_weights, spec, i, &error), MP_MEMORY_EXHAUSTED, &error);
+        MP_CHECK_INT(named(&error), asked[i]);
+    }
+    mp_spec_unpin(spec);
 #else
     MP_SKIP("needs the seam build");
 #endif

@@ -18,6 +18,7 @@ typedef struct layout {
     int nth; /* replaces the nth scale, counted from 1, by `value` */
     float value;
     int order_at, order;
+    bool no_block; /* without mpool.scale_block */
 } layout;
 
 static void add(mp_spec *spec, const char *name, mp_dtype dtype, int64_t rows, int64_t columns, uint64_t offset) {
@@ -41,13 +42,17 @@ static mp_status get(const layout *l, mp_scaled *matrix, mp_error *error) {
         data[l->nth - 1] = l->value;
     for (int32_t k = 0; k < K; k++)
         memcpy(&data[ORDER / 4 + k], &(int32_t){k == l->order_at && l->order ? l->order : k % 3}, sizeof(int32_t));
+    memcpy(&data[ORDER / 4 - 1], &(int32_t){-1}, sizeof(int32_t)); /* before and behind the order: no group */
+    memcpy(&data[ORDER / 4 + K], &(int32_t){1000}, sizeof(int32_t));
     mp_file_map_init();
     mp_test_write_file(test_path(path, sizeof path, "scaled.bin"), data, sizeof data);
     mp_spec *spec = mp_spec_create();
     MP_CHECK_OK(mp_spec_set_architecture(spec, "test", error), error);
     MP_CHECK_OK(mp_spec_add_file(spec, path, error), error);
     mp_value block = {.type = MP_VALUE_INTS, .count = 2, .as.integers = l->block};
-    MP_CHECK_OK(mp_spec_set(spec, "mpool.scale_block", &block, error), error);
+    if (!l->no_block)
+        MP_CHECK_OK(mp_spec_set(spec, "mpool.scale_block", &block, error), error);
+    memset(matrix, 0xa5, sizeof *matrix);
     const int64_t rows = l->rows ? l->rows : N;
     add(spec, "q.weight", l->codes, rows, K, CODES);
     add(spec, "q.scales", l->scales, l->shape[0] ? l->shape[0] : 3, l->shape[0] ? l->shape[1] : rows, 0);
@@ -84,11 +89,15 @@ MP_TEST(files_scaled_layouts) {
         {FP8(BLOCK(8, 1), SHAPE(N, K)), 1, 1, K, false},
         {FP8(BLOCK(0, 0), SHAPE(1, 1), .nth = 1, .value = 18568), N, K, 1, false},
         {FP8(BLOCK(0, 0), SHAPE(1, 1), .nth = 1, .value = -18568), N, K, 1, false},
+        {FP8(BLOCK(8, 5), SHAPE(N, 20), .nth = N * 20 + 1, .value = 0), 1, 5, 20, false}, /* behind the last scale */
+        {FP8(BLOCK(0, 0), SHAPE(1, 1), .nth = 2, .value = NAN), N, K, 1, false},
         {INTEGERS(MP_AWQ4, BLOCK(0, 32)), 1, 32, 3, false},
         {INTEGERS(MP_AWQ4, BLOCK(0, 32), .nth = 1, .value = 4094), 1, 32, 3, false},
         {INTEGERS(MP_GPTQ4, BLOCK(0, 64), SHAPE(2, N)), 1, 64, 2, false},
         {INTEGERS(MP_GPTQ4, BLOCK(0, 0), SHAPE(1, N), .zeros = "zeros_less_one"), 1, K, 1, true},
         {INTEGERS(MP_GPTQ4, BLOCK(0, 128), SHAPE(1, N)), 1, K, 1, false}, /* larger than the row */
+        {INTEGERS(MP_GPTQ4, SHAPE(1, N), .no_block = true), 1, K, 1, false}, /* as a block of 0 */
+        {FP8(SHAPE(N, 1), .no_block = true), 1, K, 1, false},
         {INTEGERS(MP_GPTQ4_ORDERED, BLOCK(0, 32), .order_at = K - 1, .order = 2), 1, 32, 3, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -121,6 +130,10 @@ MP_TEST(files_scaled_refusals) {
          "[2, 6]"},
         {FP8(BLOCK(32, 0), SHAPE(2, 6)), "q.scales", "[1, 1], [64, 1], or one scale for each block of 32 x 0",
          "[2, 6]"},
+        {FP8(SHAPE(2, 6), .no_block = true), "q.scales", "[1, 1], [64, 1], or one scale for each block of 0 x 0",
+         "[2, 6]"},
+        {FP8(SHAPE(N, K), .no_block = true), "q.scales", "[1, 1], [64, 1], or one scale for each block of 0 x 0",
+         "[64, 96]"},
         {FP8(BLOCK(0, 0), SHAPE(1, 32), .scales = MP_Q8_0), "q.scales", floats, "Q8_0"},
         {FP8(BLOCK(0, 0), SHAPE(1, 1), .nth = 1, .value = 0), "q.scales", fp8_values, "0 at index 0"},
         {FP8(BLOCK(0, 0), SHAPE(N, 1), .nth = 64, .value = INFINITY), "q.scales", fp8_values, "inf at index 63"},

@@ -30,6 +30,15 @@ static void check_plain(int M, int N, int K, int stride, mp_test_random *random)
     for (int64_t i = 0; i < (int64_t)M * ldy; i++)
         y[i] = GUARD;
     mp_gemm_f32_plain(M, N, K, x, ldx, w, ldw, y, ldy);
+    if (M <= 40) { /* without OpenBLAS, into memory with other values: the same bits */
+        float *own = kt_alloc(sizeof(float) * (size_t)M * (size_t)ldy);
+        for (int64_t i = 0; i < (int64_t)M * ldy; i++)
+            own[i] = GUARD;
+        mp_gemm_f32_own(M, N, K, x, ldx, w, ldw, own, ldy);
+        for (int64_t i = 0; i < (int64_t)M * ldy; i++)
+            MP_CHECK(kt_equal(own[i], y[i]));
+        kt_free(own);
+    }
     for (int m = 0; m < M; m++) {
         MP_CHECK(y[m * ldy + N] == GUARD && y[m * ldy + N + 1] == GUARD);
         for (int n = m % stride; n < N; n += stride) {
@@ -89,18 +98,27 @@ MP_TEST(kernels_stored_f32_variants) {
         }
 }
 
+/* The whole reason of each outcome without a library. */
 MP_TEST(kernels_blas_missing) {
+    static const struct { const char *path, *why; } cases[] = {
+        {NULL, "mpool's own kernels: no OpenBLAS was named"},
+        {"", "mpool's own kernels: no OpenBLAS was named"},
+        {"none", "mpool's own kernels: OpenBLAS is turned off"},
+        {"libm.so.6", "mpool's own kernels: libm.so.6 is not an OpenBLAS library"},
+        {"/nowhere/libopenblas.so", "mpool's own kernels: OpenBLAS could not be opened: /nowhere/libopenblas.so"},
+    };
     mp_test_random random = {700};
     const char *why;
     kt_use("");
-    mp_blas_set_path("/nowhere/libopenblas.so");
-    MP_CHECK_STR(mp_blas_core(&why), "");
-    MP_CHECK_HAS(why, "could not be opened");
-    check_plain(64, 70, 384, 5, &random);
-    mp_blas_set_path("libm.so.6"); /* a library other than OpenBLAS */
-    MP_CHECK_STR(mp_blas_core(&why), "");
-    MP_CHECK_HAS(why, "not an OpenBLAS");
-    check_plain(64, 70, 384, 5, &random);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        mp_blas_set_path(cases[i].path);
+        MP_CHECK_STR(mp_blas_core(&why), "");
+        char begin[200]; /* the C library ends the text of a file that is missing */
+        snprintf(begin, sizeof begin, "%.*s", (int)strlen(i < 4 ? why : cases[i].why), why);
+        MP_CHECK_STR(begin, cases[i].why);
+        MP_CHECK_STR(mp_blas_core(NULL), "");
+        check_plain(64, 70, 384, 5, &random);
+    }
 }
 
 /* A library that is refused is closed. */
@@ -119,6 +137,16 @@ MP_TEST(kernels_blas_closes_other_libraries) {
     MP_CHECK(dlopen(other, RTLD_NOW | RTLD_NOLOAD) == NULL);
 }
 
+/* The whole reason of a library that was opened: it serves, or its self-test failed. `name` is that of its kernels. */
+static void check_reason(const char *core, const char *why, const char *name) {
+    char serves[200], refused[200];
+    snprintf(serves, sizeof serves, "OpenBLAS (%s) for large unpacked fp32 products: same bits as mpool's kernels",
+             name);
+    snprintf(refused, sizeof refused,
+             "mpool's own kernels: OpenBLAS (%s) is not used, its sums differ from ours in the last bits", name);
+    MP_CHECK_STR(why, core[0] ? serves : refused);
+}
+
 /* With OpenBLAS, results have the same bits whether or not it passes the self-test; the environment is unchanged. */
 MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
     const char *path = getenv("MPOOL_BLAS"), *why;
@@ -131,6 +159,8 @@ MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
     mp_blas_set_path(path);
     const char *core = mp_blas_core(&why);
     fprintf(stderr, "%s: %s\n", core, why);
+    if (core[0])
+        check_reason(core, why, core);
     MP_CHECK_STR(getenv("OPENBLAS_CORETYPE"), "Prescott");
     MP_CHECK(!getenv("OPENBLAS_NUM_THREADS"));
     if (mp_cpu_features() & MP_CPU_AVX512 && strstr(path, "scipy_openblas"))
@@ -156,6 +186,45 @@ MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
     check_plain(2, 1400, 384, 7, &random);
 }
 
+/* Rows of FP32 that are not packed, in several tiles of rows and of outputs. OpenBLAS computes all of them. */
+MP_TEST_SECONDS(kernels_blas_gives_stored_products, 60) {
+    enum { K = 520 };
+    const char *path = getenv("MPOOL_BLAS");
+    mp_test_random random = {850};
+    kt_use("");
+    mp_blas_set_path(path ? path : "none");
+    if (!mp_blas_takes(300, 300, 300))
+        MP_SKIP("needs an OpenBLAS with the bits of our kernels: set MPOOL_BLAS to its path");
+    static const int shapes[][4] = {{96, 700, 0, 700}, {300, 1100, 0, 1100}, {257, 1030, 3, 1027}, {513, 97, 0, 97}};
+    float *tile = kt_alloc(sizeof(float) * MP_STORED_TILE);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        const int M = shapes[s][0], N = shapes[s][1], n0 = shapes[s][2], n1 = shapes[s][3];
+        float *x = kt_alloc(sizeof(float) * (size_t)M * K), *w = kt_alloc(sizeof(float) * (size_t)N * K);
+        float *y = kt_alloc(sizeof(float) * (size_t)M * (size_t)N);
+        kt_random(&random, x, (int64_t)M * K);
+        kt_random(&random, w, (int64_t)N * K);
+        for (int64_t i = 0; i < (int64_t)M * N; i++)
+            y[i] = GUARD;
+        const mp_tensor tensor = {.dtype = MP_F32, .ndim = 2, .shape = {N, K}, .data = (const uint8_t *)w,
+                                  .nbytes = sizeof(float) * (uint64_t)N * K};
+        mp_acts acts;
+        mp_acts_init(&acts, MP_A_F32, M, K, NULL);
+        mp_acts_fill(&acts, x, K, 0, M);
+        const uint64_t before = mp_blas_work();
+        MP_CHECK(mp_gemm_stored(&tensor, &acts, n0, n1, NULL, tile, y, N));
+        MP_CHECK_INT(mp_blas_work() - before, (int64_t)M * (n1 - n0) * K);
+        for (int m = 0; m < M; m += 3)
+            for (int n = 0; n < N; n++) {
+                const float e = n < n0 || n >= n1 ? GUARD : chain(x + (int64_t)m * K, w + (int64_t)n * K, K);
+                if (!kt_equal(e, y[(int64_t)m * N + n]))
+                    MP_FAIL("M=%d N=%d [%d, %d]: got %.9g, expected %.9g", M, N, m, n,
+                            (double)y[(int64_t)m * N + n], (double)e);
+            }
+        kt_free(x), kt_free(w), kt_free(y);
+    }
+    kt_free(tile);
+}
+
 MP_TEST(kernels_blas_under_avx2) {
     const char *path = getenv("MPOOL_BLAS"), *why;
     mp_test_random random = {900};
@@ -164,8 +233,10 @@ MP_TEST(kernels_blas_under_avx2) {
     if (!kt_use("avx2"))
         MP_SKIP("needs AVX2");
     mp_blas_set_path(path);
-    mp_blas_core(&why);
+    const char *core = mp_blas_core(&why);
     fprintf(stderr, "%s\n", why);
+    if (mp_cpu_features() & MP_CPU_AVX2 && strstr(path, "scipy_openblas"))
+        check_reason(core, why, "Haswell");
     check_plain(37, 201, 500, 7, &random);
     check_plain(100, 99, 384, 7, &random);
 }

@@ -567,11 +567,13 @@ MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
     }
 }
 
-/* The epilogue adds the bias, then the residual; here the residual is y itself. */
-MP_TEST(kernels_quant_gemm_epilogue) {
+/* The epilogue adds the bias, applies the activation and adds the residual, here y itself. No row of a tile is added
+ * twice. */
+MP_TEST_SECONDS(kernels_quant_gemm_epilogue, 60) {
     mp_test_random random = {25};
-    for (int t = 0; t < TYPES; t++) {
-        const int M = 7, N = 75, K = 512;
+    for (int round = 0; round < 4 * TYPES; round++) {
+        const int t = round / 4, M = round % 2 ? 41 : 7, N = 75, K = 512;
+        const mp_act act = round % 4 < 2 ? MP_ACT_NONE : MP_ACT_GELU;
         mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 9);
         mp_wmat w = pack_by(&types[t], &src, 1);
         float *x = kt_alloc((size_t)(M * K) * 4), *bias = kt_alloc((size_t)N * 4);
@@ -582,11 +584,16 @@ MP_TEST(kernels_quant_gemm_epilogue) {
             mp_acts acts = make_acts(x, M, K);
             float *plain = gemm_all(&w, &acts, NULL, N);
             for (int i = 0; i < M * N; i++)
-                expected[i] = (plain[i] + bias[i % N]) + residual[i];
+                expected[i] = plain[i] + bias[i % N];
+            if (act != MP_ACT_NONE)
+                v.call.activate(act, M * N, expected);
+            for (int i = 0; i < M * N; i++)
+                expected[i] += residual[i];
             memcpy(y, residual, (size_t)(M * N) * 4);
-            mp_epilogue ep = {.bias = bias, .residual = y, .ld_residual = N};
+            mp_epilogue ep = {.bias = bias, .act = act, .residual = y, .ld_residual = N};
             mp_gemm(&w, &acts, 0, M, 0, w.panels, &ep, y, N);
-            kt_same_matrix(&v, expected, y, M, N, N, "%s with bias and residual", name_of(&types[t]));
+            kt_same_matrix(&v, expected, y, M, N, N, "%s with an epilogue, activation %d", name_of(&types[t]),
+                           (int)act);
             kt_free(plain);
             drop_acts(&acts);
             if (!kt_next(&v, types[t].slot))
@@ -737,4 +744,39 @@ MP_TEST(kernels_stored_product_for) {
     }
     MP_CHECK(!mp_stored_product_for(MP_F32, MP_A_Q8, 1) && !mp_stored_product_for(MP_Q8_0, MP_A_F32, 1));
     MP_CHECK(!mp_stored_product_for(MP_BF16, MP_A_BF16, 1) && !mp_stored_product_for(MP_F32, MP_A_BF16, 1));
+}
+
+/* mp_gemm_stored gives the bits of mp_gemm for a part of the outputs, with an epilogue, and writes nothing else. It
+ * refuses three rows, and types without a slot. */
+MP_TEST(kernels_stored_with_an_epilogue) {
+    enum { MOST = 3, N = 75, LD = N + 2, FROM = 5, TO = 70 };
+    mp_test_random random = {29};
+    static float tile[MP_STORED_TILE];
+    for (int t = 0; t < TYPES; t++) {
+        const int K = 2 * unit_of(&types[t]);
+        mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 7);
+        mp_wmat w = pack_by(&types[t], &src, 1);
+        float x[MOST * 512], bias[N], residual[(MOST + 1) * LD], expected[(MOST + 1) * LD], got[(MOST + 1) * LD];
+        MP_CHECK(K <= 512);
+        kt_random(&random, x, MOST * K), kt_random(&random, bias, N), kt_random(&random, residual, (MOST + 1) * LD);
+        kt_use("");
+        for (int M = 1; M <= MOST; M++) {
+            mp_acts acts = make_acts(x, M, K);
+            const mp_epilogue ep = {.bias = bias, .act = MP_ACT_GELU, .residual = residual, .ld_residual = LD};
+            for (int i = 0; i < (MOST + 1) * LD; i++)
+                expected[i] = got[i] = -77.0f;
+            const bool taken = mp_gemm_stored(&src, &acts, FROM, TO, &ep, tile, got, LD);
+            MP_CHECK_INT(taken, mp_stored_product_for(types[t].dtype, MP_A_Q8, M) != NULL);
+            if (taken)
+                mp_gemm(&w, &acts, 0, M, 0, w.panels, &ep, expected, LD);
+            for (int i = 0; i < (MOST + 1) * LD; i++) {
+                const float e = i % LD >= FROM && i % LD < TO ? expected[i] : -77.0f;
+                if (!kt_equal(e, got[i]))
+                    MP_FAIL("%s, %d rows: output %d of row %d", name_of(&types[t]), M, i % LD, i / LD);
+            }
+            drop_acts(&acts);
+        }
+        kt_free(w.data);
+        drop_weights(&src);
+    }
 }

@@ -405,7 +405,7 @@ static MP_INLINE void pass(int kind, amx_product *g, int r0, int r1, int panel0,
             }
         }
     }
-    g->panel = panel1 - 1;
+    assert(g->panel == panel1 - 1); /* set by the last job: units are a multiple of 16, and so more than UNITS */
     jobs[turn].units = 0;
     jobs[turn].last = false;
     (g->mins ? job_mins : job_plain)(g, &jobs[1 - turn], &jobs[turn], sums[turn]);
