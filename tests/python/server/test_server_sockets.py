@@ -1,4 +1,4 @@
-"""The socket that the server listens on."""
+"""The socket that the server listens on, and addresses in the header Host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mpool
 
 pytest.importorskip("uvicorn")
 
-from mpool.server import serving  # noqa: E402
+from mpool.server import interfaces, serving  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
 
 
@@ -43,3 +43,13 @@ def test_options_of_the_socket(host: str, family: Any) -> None:
     with made:
         assert (made.family, made.type, made.proto) == (family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in (serving._SEND_BUFFER, 2 * serving._SEND_BUFFER)
+
+
+@pytest.mark.parametrize("host, expected", [
+    ("127.0.0.1", True), ("10.1.2.3:1", True), ("10.1.2.3:65535", True), ("10.1.2.3:65536", False),
+    ("10.1.2.3:0", False), ("10.1.2.3:123456", False), ("10.1.2.3:", False), ("10.1.2", False), ("[10.1.2.3]", False),
+    ("[::1]", True), ("[::1]:8000", True), ("[::1]:0", False), ("::1", False), ("[::1", False), ("::1]", False),
+    ("[]", False), ("", False), ("localhost", False), ("localhost:80", False), ("[localhost]", False)])
+def test_addresses_in_a_host_header(host: str, expected: bool) -> None:
+    """IPv6 addresses have brackets, others have none; a port is from 1 to 65535."""
+    assert interfaces.is_address(host) is expected
