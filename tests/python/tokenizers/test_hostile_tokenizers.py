@@ -343,6 +343,14 @@ def test_costs(pattern: str, found: Cost) -> None:
     assert cost(pattern) is found
 
 
+@pytest.mark.parametrize("known, unknown", [
+    ("a{0,255}b", "a{0,256}b"), ("a{1,256}b", "a{1,257}b"), ("(?:a|ab){0,7}c", "(?:a|ab){0,8}c"),
+    ("(?:a|ab){8}c", "(?:a|ab){9}c")])
+def test_ways_of_a_repetition(known: str, unknown: str) -> None:
+    """An expression that can match in at most 256 ways before what follows has a known cost."""
+    assert (cost(known), cost(unknown)) == (Cost.CONSTANT, Cost.UNKNOWN)
+
+
 def test_published_expressions_run_in_process() -> None:
     slow = {pattern for row in PRE_TOKENIZERS.values() for pattern in row.patterns
             if cost(pattern) is not Cost.CONSTANT}
