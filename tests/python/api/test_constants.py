@@ -1,7 +1,7 @@
 """Numbers of every module: limits, intervals and sizes at file scope, and defaults of parameters and fields.
 
-``constants.json`` has the values. It asks for a second look at every change of a number, as ``public_api.json`` does for
-names; tests of each module check what the numbers do. This writes the file again, after a number changed on purpose:
+``constants.json`` has the values. It asks for a second look at every change of a number, as ``public_api.json`` does
+for names; tests of each module check what the numbers do. This writes the file again, after a number changed on purpose:
 
     python tests/python/api/test_constants.py
 """
@@ -49,8 +49,8 @@ def constants(module: Any, tree: ast.Module) -> dict[str, str]:
         if value is None or any(isinstance(part, (ast.Name, ast.Call, ast.Attribute)) for part in ast.walk(value)):
             continue
         for target in [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]:
-            if isinstance(target, ast.Name) and target.id.isupper() and any(isinstance(part, ast.Constant) and is_number(part.value)
-                                                    for part in ast.walk(value)):
+            if isinstance(target, ast.Name) and target.id.isupper() and any(
+                    isinstance(part, ast.Constant) and is_number(part.value) for part in ast.walk(value)):
                 found[target.id] = repr(getattr(module, target.id))
     return found
 

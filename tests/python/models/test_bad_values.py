@@ -1,7 +1,7 @@
 """Bad values of every key that a reader of model files asks for, and the whole text of each error.
 
-``bad_values.json`` has the configurations and the outcomes. ``known_keys.json`` has the keys that each reader knows, and
-what the values of other keys do. This writes the outcomes again, after a reader or a text changed on purpose:
+``bad_values.json`` has the configurations and the outcomes. ``known_keys.json`` has the keys that each reader knows,
+and what the values of other keys do. This writes the outcomes again, after a reader or a text changed on purpose:
 
     PYTHONPATH=tests/python/helpers python tests/python/models/test_bad_values.py
 """

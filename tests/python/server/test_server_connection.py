@@ -1,4 +1,4 @@
-"""The state of one HTTP connection, step by step: its time limits on a made-up clock, when it reads, and how it ends."""
+"""The state of one HTTP connection: its time limits on a made-up clock, when it reads, and how it ends."""
 
 from __future__ import annotations
 
