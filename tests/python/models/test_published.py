@@ -348,7 +348,7 @@ def _as_ollama(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> tuple[d
     (["attention.layer_norm_rms_epsilon"], "dense.0.weight", True),
     (["attention.layer_norm_rms_epsilon"], "v.blk.0.attn_q.weight", True),
     (["attention.layer_norm_rms_epsilon"], "dense_2.weight", False)])
-def test_who_wrote_a_gemma_file(keys: list[str], tensor: str, expected: bool) -> None:
+def test_converters_of_gemma_files(keys: list[str], tensor: str, expected: bool) -> None:
     """Each difference of the two converters alone tells that a file is Ollama's."""
     from mpool.models.formats import ollama_gguf
 

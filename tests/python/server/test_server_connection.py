@@ -90,14 +90,14 @@ class Wire:
     async def feed(self, data: bytes, at: float | None = None) -> Wire:
         self.now = self.now if at is None else at
         self.at.data_received(data)
-        return await self.settle()
+        return await self.run_ready()
 
     async def answer(self, number: int = -1, at: float | None = None) -> Wire:
         self.now = self.now if at is None else at
         self.requests[number][1].set_result(b"ok")
-        return await self.settle()
+        return await self.run_ready()
 
-    async def settle(self) -> Wire:
+    async def run_ready(self) -> Wire:
         for _ in range(8):
             await asyncio.sleep(0)
         return self
@@ -181,7 +181,7 @@ def test_a_request_that_takes_too_long(data: bytes, sent: bytes, limits: tuple[f
         assert wire.taken() == ["close"] and wire.transport.sent[:13] == sent and wire.limits == limits
         wire.at.check_deadlines(due + 1)
         assert wire.taken() == [] and wire.limits == limits
-        await wire.settle()
+        await wire.run_ready()
         for _, answer in wire.requests:
             answer.cancel()
 
@@ -288,7 +288,7 @@ def test_reading_stops_while_requests_wait(size: int, calls: list[str]) -> None:
         wire.at.connection_lost(None)
         for _, answer in wire.requests:
             answer.cancel()
-        await wire.settle()
+        await wire.run_ready()
 
     driven(run)
 
@@ -379,7 +379,7 @@ def test_a_body_is_read_up_to_twice_its_limit(size: int, refused: bool) -> None:
         for _, answer in wire.requests:
             answer.cancel()
         wire.at.connection_lost(None)
-        await wire.settle()
+        await wire.run_ready()
 
     driven(run)
 
@@ -392,7 +392,7 @@ def test_a_refusal_after_the_response_began_aborts() -> None:
         wire.at._refuse(protocol.Refusal("request_timeout"))
         assert wire.taken() == ["abort"] and wire.transport.sent == b"" and wire.limits == (None, 130, None)
         wire.at.connection_lost(None)
-        await wire.settle()
+        await wire.run_ready()
         for _, answer in wire.requests:
             answer.cancel()
 
@@ -436,7 +436,7 @@ def test_a_client_that_went_away() -> None:
         wire.at.connection_lost(ConnectionResetError())
         assert called == [1]
         wire.requests[0][1].cancel()
-        await wire.settle()
+        await wire.run_ready()
 
     driven(run)
 
@@ -453,6 +453,6 @@ def test_the_end_of_input_closes_a_connection_that_owes_nothing(data: bytes, ans
         wire.at.connection_lost(None)
         for _, answer in wire.requests:
             answer.cancel()
-        await wire.settle()
+        await wire.run_ready()
 
     driven(run)
