@@ -1,7 +1,7 @@
 """Numbers of every module: limits, intervals and sizes at file scope, and defaults of parameters and fields.
 
 ``constants.json`` has the values. It asks for a second look at every change of a number, as ``public_api.json`` does
-for names; tests of each module check what the numbers do. This writes the file again, after a number changed on purpose:
+for names; tests of each module check what the numbers do. This writes the file again after a number changed on purpose:
 
     python tests/python/api/test_constants.py
 """
