@@ -17,7 +17,7 @@ _WITH_BODY = (404, 408, 413, 415, 504)
 
 
 @functools.lru_cache(maxsize=2)
-def document(strict: bool = False) -> bytes:
+def document(strict: bool) -> bytes:
     """Return the OpenAPI document of all operations as JSON. ``strict``: unknown fields of requests are errors."""
     from .application import OPERATIONS
 

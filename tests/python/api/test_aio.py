@@ -227,6 +227,7 @@ def test_a_full_queue_does_not_block_the_loop(llama: Path) -> None:
 
     with mpool.Pool(mpool.PoolConfig(prompt_queue_capacity=1)) as own:
         run(work(own))
+        assert own.metrics()["total_requests"] == 61  # an attempt that is repeated counts in no metric
 
 
 def test_tasks_that_wait_for_a_full_queue_can_be_cancelled(llama: Path) -> None:

@@ -90,6 +90,10 @@ def test_forms_of_arguments() -> None:
     assert (mpool.maxsim(QUERIES, cube) == mpool.maxsim(QUERIES, list(cube))).all()
     assert mpool.maxsim(QUERIES[0], cube[0]).shape == (1,)
     assert mpool.maxsim(QUERIES[:1], cube).shape == (1, 6)
+    for rows in (list(cube[0]), cube[0].tolist()):  # one vector a token: one text
+        found = mpool.maxsim(rows, cube)
+        assert isinstance(found, np.ndarray) and found.shape == (6,)
+        np.testing.assert_allclose(found, mpool.maxsim(cube[0], cube), rtol=1e-6)
     strided = np.repeat(store.values, 2, axis=1)[:, ::2]
     assert (mpool.maxsim(QUERIES, store._replace(values=strided)) == scores).all()
     none = mpool.PackedTokens(np.empty((0, DIM), np.float32), np.zeros(1, np.int64))

@@ -30,6 +30,8 @@ def doubled(times: int) -> str:
     return f"start: T{times}\nT0: /a?/\n" + "".join(f"T{at}: T{at - 1} T{at - 1}\n" for at in range(1, times + 1))
 
 
+TRIAL_SECONDS = grammar_trial.SECONDS  # the tests use less: see `processes`
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "chain of rules": {"type": "grammar", "grammar": chain(2800)},
     "doubled terminals": {"type": "grammar", "grammar": doubled(16)},
@@ -186,3 +188,16 @@ def test_the_time_of_masks_is_limited_per_token(monkeypatch: pytest.MonkeyPatch)
     assert request(2, 5.19) and not request(2, 5.21)
     assert request(2000, 204.9) and not request(2000, 205.1)
     assert sent == [0, 1, 0] * 3  # a mask that exceeds the limit is not used
+
+
+def test_the_documents_state_the_limits() -> None:
+    root = Path(__file__).resolve().parents[3]
+    security, guide = (" ".join((root / name).read_text().split())
+                       for name in ("SECURITY.md", "docs/guides/structured-output.md"))
+    seconds, megabytes = f"{TRIAL_SECONDS:g} s of CPU time", f"{grammar_trial.MEMORY >> 20} MB"
+    cached, masks = grammar._CACHED_BYTES >> 20, f"{grammar._MASK_SECONDS:g} s"
+    per_token = f"{grammar._MASK_SECONDS_PER_TOKEN:g} s for each token"
+    assert f"killed after {seconds} or at {megabytes}" in security and f"within {seconds} and {megabytes}" in guide
+    assert f"cached up to {cached} MB" in security and f"up to {cached} MB" in guide
+    assert f"The last {grammar._CACHED_FORMATS} formats" in guide
+    assert f"{masks} of CPU time and {per_token}" in security and f"more than {masks} and {per_token}" in guide

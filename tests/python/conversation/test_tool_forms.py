@@ -248,6 +248,20 @@ def test_earlier_calls_reach_the_prompt(name: str) -> None:
     assert complete_calls(parse(format_named(name), [text[at:]])[1]) == [("get_weather", {"city": "Rome", "days": 2})]
 
 
+@pytest.mark.parametrize("content, expected", [
+    ("Let me see.", "Let me see.CALL"), (None, "CALL"), ("", "CALL"),
+    ([{"type": "text", "text": "Let me see."}], [{"type": "text", "text": "Let me see."},
+                                                 {"type": "text", "text": "CALL"}])])
+def test_calls_follow_the_content_that_contains_them(content: Any, expected: Any) -> None:
+    """For a template without calls, the content of a turn ends with them, whether it is a text or a list of parts."""
+    name = next(name for name, (_, calls) in HOW.items() if calls == "content")
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": {}}}
+    message = {"role": "assistant", "content": content, "tool_calls": [call]}
+    found, = with_calls([message], tool_support(ChatTemplate(tm.TEMPLATES[name])), FORMATS[name])
+    text = json.dumps(format_named(name).render([("clock", {})]))[1:-1]
+    assert found == {"role": "assistant", "content": json.loads(json.dumps(expected).replace("CALL", text))}
+
+
 # ---- grammars --------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,10 @@ their cards on held-out images. Images and split come from ``training/``."""
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +51,23 @@ def test_files_match_the_catalogue(key: str) -> None:
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert there == {*(row.files or ()), "README.md"}
     assert row.parameters == shipping.tensors(folder)[0]
+
+
+def test_each_changed_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``verify`` compares each file with the hash of its own name in the catalogue, and names the one that differs."""
+    monkeypatch.setenv("MPOOL_CACHE", str(tmp_path / "cache"))  # no hash is recorded there
+    found = resolve(KEYS[0], offline=True)
+    names = [os.path.relpath(path, found.path) for path in found.files]
+    assert len(names) > 2
+    for changed in names:
+        place = tmp_path / changed.replace("/", "-")
+        shutil.copytree(found.path, place)
+        copy = replace(found, path=str(place), files=tuple(str(place / name) for name in (*names, "README.md")))
+        with open(place / changed, "ab") as file:
+            file.write(b" ")
+        with pytest.raises(errors.IntegrityError, match=changed):
+            verify(copy)
+    verify(replace(found, files=(*found.files, os.path.join(found.path, "README.md"))))  # no hash is known of the card
 
 
 @pytest.mark.parametrize("key", KEYS)

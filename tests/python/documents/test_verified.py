@@ -33,6 +33,7 @@ def test_columns_name_implementations() -> None:
         for cell, forks in ((row.folder, True), (row.gguf, False)):
             parts = cell.split(", ") if cell else []
             assert all(part in PEERS or forks and part.startswith("a fork of ") for part in parts), (row, cell)
+        assert set(row.gguf.split(", ")) <= {"", "transformers", "llama.cpp", "diffusers"}, row  # they read GGUF files
         assert row.models not in PEERS and "::" not in row.models, row
 
 

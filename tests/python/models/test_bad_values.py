@@ -1,7 +1,7 @@
 """Bad values of every key that a reader of model files asks for, and the whole text of each error.
 
-``bad_values.json`` has the configurations and the outcomes. This writes the outcomes again, after a reader or a text
-changed on purpose:
+``bad_values.json`` has the configurations and the outcomes. ``known_keys.json`` has the keys that each reader knows,
+and what the values of other keys do. This writes the outcomes again, after a reader or a text changed on purpose:
 
     PYTHONPATH=tests/python/helpers python tests/python/models/test_bad_values.py
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 import badvalues
 from mpool.models import architectures
+from mpool.models.families import reading
 from mpool.models.fields import Fields
 from mpool.models.formats import (gguf_model, hf_config, hf_quantised, image_networks, image_processor, pipelines,
                                   vision_folder, vision_gguf)
@@ -136,6 +138,65 @@ def test_outcomes_are_the_committed_ones(name: str) -> None:
     badvalues.compare(COMMITTED[name], {"": config, **found(name, config)})
 
 
+# ---- keys that a reader does not use ---------------------------------------------------------------------------------
+
+KNOWN = Path(__file__).with_name("known_keys.json")
+#: Values of keys that change nothing in some of the families.
+VALUES: tuple[Any, ...] = (None, False, True, 0, 1, 2, 0.5, 1.0, 512, "absolute", "x", [], [1], {}, {"x": 1})
+_CHECKS = {"check_neutral": reading, "check_keys": image_processor, "_check_keys": pipelines}
+
+
+def known_keys(name: str) -> list[str]:
+    """Return the keys of each call that checks for unknown ones, with the place of the section in the file."""
+    calls = list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        for check, home in _CHECKS.items():
+            original = getattr(home, check)
+
+            def record(config: Fields, known: set[str], *more: Any, _original: Any = original) -> None:
+                neutral = [f"{key}={values}" for table in more for key, values in sorted(table.items())]
+                calls.append(f"{config.at}: {' '.join([*sorted(known), *neutral])}")
+                _original(config, known, *more)
+
+            for module in [module for place, module in sys.modules.items() if place.startswith("mpool.models.")]:
+                if getattr(module, check, None) is original:
+                    patch.setattr(module, check, record)
+        badvalues.outcome(READERS[name.split()[0]], COMMITTED[name][""])
+    return calls
+
+
+def other_keys(check: str, key: str) -> dict[str, list[Any]]:
+    """Return error, or ``""`` -> values of a key that no reader knows."""
+    found: dict[str, list[Any]] = {}
+    for value in VALUES:
+        config = Fields.of({key: value}, file=NAME)
+        more = [image_processor._NEUTRAL] if check == "check_keys" else []
+        text, _ = badvalues.outcome(lambda given: getattr(_CHECKS[check], check)(given, set(), *more), config)
+        found.setdefault(text.partition("; known: ")[0], []).append(value)
+    return found
+
+
+#: Check -> keys that have a row in its table.
+_TABLES = {"check_neutral": [*sorted(reading._SKIPPED), *reading._NEUTRAL, "unknown"],
+           "check_keys": [*image_processor._NEUTRAL, "unknown"], "_check_keys": [*pipelines._NEUTRAL, "unknown"]}
+
+
+def known_snapshot() -> dict[str, Any]:
+    same: dict[str, list[str]] = {}
+    for name in COMMITTED:
+        same.setdefault(json.dumps(known_keys(name)), []).append(name)
+    return {"readers": {", ".join(names): json.loads(calls) for calls, names in same.items()},
+            **{check: {key: other_keys(check, key) for key in keys} for check, keys in _TABLES.items()}}
+
+
+def test_keys_of_every_reader() -> None:
+    """Each reader accepts the keys that it reads, ignores those without an effect, and refuses the others."""
+    wanted, found = json.loads(KNOWN.read_text("utf-8")), json.loads(json.dumps(known_snapshot()))
+    for part in {**wanted, **found}:
+        badvalues.compare(wanted.get(part, {}), found.get(part, {}))
+
+
 if __name__ == "__main__":
+    KNOWN.write_text(badvalues.written(known_snapshot()), "utf-8")
     SNAPSHOT.write_text(badvalues.written({name: {"": rows[""], **found(name, rows[""])}
                                            for name, rows in COMMITTED.items()}), "utf-8")

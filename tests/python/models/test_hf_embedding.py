@@ -153,6 +153,18 @@ def test_default_prompt(tmp_path: Path) -> None:
 
 
 _MODULES = "modules.json"
+@pytest.mark.parametrize("kind", ["splade", "pylate"])
+def test_the_number_of_prompts_is_limited(tmp_path: Path, kind: str) -> None:
+    prompts = {f"p{number}": f"{number}: " for number in range(257)}
+    files = KINDS[kind]()
+    top = files["config_sentence_transformers.json"]
+    with pytest.raises(FormatError, match="sentence_transformers.json: prompts is 257 prompts, allowed: at most 256"):
+        settings_of(tmp_path / "many", files | {"config_sentence_transformers.json": {**top, "prompts": prompts}})
+    del prompts["p0"]
+    files["config_sentence_transformers.json"] = {**top, "prompts": prompts}
+    assert settings_of(tmp_path / "most", files).prompts == prompts
+
+
 _TOP = "config_sentence_transformers.json"
 #: kind, file, path of the value in its JSON (for tensors: the name), value (None: removed), file and field of the error
 BROKEN: list[tuple[str, str, tuple[Any, ...], Any, str, str]] = [

@@ -341,6 +341,21 @@ def _as_ollama(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> tuple[d
     return kv, renamed
 
 
+@pytest.mark.parametrize("keys, tensor, expected", [
+    (["attention.layer_norm_rms_epsilon"], "output_norm.weight", False), ([], "output_norm.weight", True),
+    (["attention.layer_norm_rms_epsilon", "rope.local.freq_base"], "output_norm.weight", True),
+    (["rope.local.freq_base"], "output_norm.weight", True),
+    (["attention.layer_norm_rms_epsilon"], "dense.0.weight", True),
+    (["attention.layer_norm_rms_epsilon"], "v.blk.0.attn_q.weight", True),
+    (["attention.layer_norm_rms_epsilon"], "dense_2.weight", False)])
+def test_converters_of_gemma_files(keys: list[str], tensor: str, expected: bool) -> None:
+    """Each difference of the two converters alone tells that a file is Ollama's."""
+    from mpool.models.formats import ollama_gguf
+
+    entry = TensorEntry(tensor, "F32", (8,), 0, 0, 32)
+    assert ollama_gguf._is_ollama_gemma({f"gemma3.{key}": 1.0 for key in keys}, (entry,)) is expected
+
+
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen2", "gemma3"])
 def test_files_of_ollamas_converter(tmp_path: Path, family: str) -> None:
     """The translated tables equal those of llama.cpp's converter."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -346,3 +348,44 @@ def test_settings_of_other_models() -> None:
     alone = described("image_embedding", image=IMAGE)
     with pytest.raises(mpool.InvalidArgument, match="`max_length` must be None: the model embeds no texts, got 9"):
         override(alone, {"max_length": 9})
+
+
+# ---- waiting, and names of models whose files were read --------------------------------------------------------------
+
+def test_a_load_without_options_waits_for_no_swap() -> None:
+    """Other options wait until the thread that replaces the model in the core has finished."""
+    made = entry()
+    made.require_current = lambda: None
+    started, ended = list[str](), list[str]()
+
+    def load(name: str, options: LoadOptions) -> None:
+        started.append(name)
+        made.set_loading(options)
+        ended.append(name)
+
+    calls = {"none": LoadOptions(), "one": LoadOptions(weights="mapped")}
+    threads = {name: threading.Thread(target=load, args=(name, options), daemon=True)
+               for name, options in calls.items()}
+    with made.changing:
+        for thread in threads.values():
+            thread.start()
+        threads["none"].join(10)
+        threads["one"].join(0.1)
+        assert sorted(started) == ["none", "one"] and ended == ["none"] and made.loading.weights is None
+    threads["one"].join(10)
+    assert ended == ["none", "one"] and made.loading.weights == "mapped"
+
+
+def test_names_of_models_whose_files_were_read_are_kept(bert: Path, tmp_path: Path) -> None:
+    """Files that cannot be read a second time may be in the middle of a change; a wrong path is forgotten."""
+    pool: Any = SimpleNamespace(config=mpool.PoolConfig())
+    names = Names(pool)
+    gone = names.find(str(tmp_path / "none"))
+    assert names.by_key[gone.key] is gone
+    with pytest.raises(mpool.FileError):
+        names.require(gone, "text_embedding")
+    assert gone.key not in names.by_key and gone not in names.by_name.values()
+    found = names.find(str(bert))
+    found.describe()
+    names.forget(found)
+    assert names.by_key[found.key] is names.by_name[found.key] is found

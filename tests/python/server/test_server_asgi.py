@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -143,6 +144,40 @@ def test_token_allows_addresses_other_than_loopback(bert: Path) -> None:
 
     assert asyncio.run(run({})) == 401
     assert asyncio.run(run({"authorization": f"Bearer {TOKEN}"})) == 200
+
+
+def test_a_disconnect_after_the_response_is_none(app: Application, caplog: pytest.LogCaptureFixture) -> None:
+    """Some servers report a disconnect as soon as the response is complete: the request was not disconnected."""
+    async def run() -> list[str]:
+        complete, body = asyncio.Event(), json.dumps({"model": "bert", "input": "x"}).encode()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        types = list[str]()
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await complete.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            types.append(message["type"])
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                complete.set()
+                await asyncio.sleep(0.05)
+
+        headers = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
+        async with lifespan(app):
+            await app({"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+                       "path": "/v1/embeddings", "raw_path": b"/v1/embeddings", "query_string": b"", "root_path": "",
+                       "scheme": "http", "client": ("127.0.0.1", 1), "server": ("localhost", 80),
+                       "headers": [(name.encode(), value.encode()) for name, value in headers.items()]},
+                      receive, send)
+        return types
+
+    with caplog.at_level(logging.INFO, "mpool.server"):
+        assert asyncio.run(run()) == ["http.response.start", "http.response.body"]
+    line, = [text for text in caplog.messages if "POST /v1/embeddings" in text]
+    assert "POST /v1/embeddings 200 in " in line
 
 
 @pytest.mark.parametrize("length", ["-1", "1x", ""])

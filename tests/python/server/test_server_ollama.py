@@ -130,6 +130,9 @@ def test_ps_reports_memory_and_the_time_left(server: Any, client: Any, monkeypat
     row, = client.ps().models
     assert row.size == idle_row.model_bytes + idle_row.engine_bytes
     assert row.expires_at.timestamp() - time.time() == pytest.approx(4200, abs=60)
+    idle_row = replace(idle_row, keep_alive=float("inf"))  # a date of the protocol cannot be "never": 100 years
+    row, = client.ps().models
+    assert row.expires_at.timestamp() - time.time() == pytest.approx(100 * 365 * 86400, abs=86400)
 
 
 def test_loading_unloading_and_keep_alive(server: Any, client: Any) -> None:

@@ -170,6 +170,16 @@ def test_long_tokens_of_unigram_models_do_not_overflow_the_stack(tmp_path: Path,
         assert done.returncode == (1 if ends else 0) and ends in done.stderr, (done.returncode, done.stderr[-300:])
 
 
+def test_vocabularies_of_no_token_and_of_one(tmp_path: Path) -> None:
+    def words(*tokens: str) -> dict[str, Any]:
+        vocab = {token: number for number, token in enumerate(tokens)}
+        return tokenizer_json(model={"type": "WordLevel", "vocab": vocab, "unk_token": "a"})
+
+    with pytest.raises(mpool.FormatError, match="model.vocab is nothing, allowed: at least one token"):
+        opened(tmp_path, words())
+    assert opened(tmp_path, words("a")).vocab_size == 1
+
+
 def test_deep_nesting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(mpool.LimitError, match="nested deeper than 127 levels"):
         opened(tmp_path, json.dumps(tokenizer_json())[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}")
@@ -331,6 +341,14 @@ def test_costs_that_are_not_bounded(pattern: str) -> None:
     (r"a*b", Cost.LINEAR), (r"a+?b", Cost.LINEAR), (r"\s+(?!\S)", Cost.LINEAR)])
 def test_costs(pattern: str, found: Cost) -> None:
     assert cost(pattern) is found
+
+
+@pytest.mark.parametrize("known, unknown", [
+    ("a{0,255}b", "a{0,256}b"), ("a{1,256}b", "a{1,257}b"), ("(?:a|ab){0,7}c", "(?:a|ab){0,8}c"),
+    ("(?:a|ab){8}c", "(?:a|ab){9}c")])
+def test_ways_of_a_repetition(known: str, unknown: str) -> None:
+    """An expression that can match in at most 256 ways before what follows has a known cost."""
+    assert (cost(known), cost(unknown)) == (Cost.CONSTANT, Cost.UNKNOWN)
 
 
 def test_published_expressions_run_in_process() -> None:

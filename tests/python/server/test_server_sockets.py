@@ -1,0 +1,55 @@
+"""The socket that the server listens on, and addresses in the header Host."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+import mpool
+
+pytest.importorskip("uvicorn")
+
+from mpool.server import interfaces, serving  # noqa: E402
+from mpool.server.settings import Settings  # noqa: E402
+
+
+def test_a_port_is_free_again_while_its_connections_linger() -> None:
+    """The side that closes a connection first keeps it in TIME_WAIT for a minute; a restarted server must not wait."""
+    first = serving._listen(Settings(port=0))
+    host, port = first.getsockname()
+    first.listen()
+    first.setblocking(True)
+    with socket.create_connection((host, port)) as client:
+        accepted, _ = first.accept()
+        with first:
+            accepted.close()
+            assert client.recv(1) == b""
+    with serving._listen(Settings(port=port)) as second:
+        assert second.getsockname() == (host, port) and not second.getblocking()
+        second.listen()
+        with pytest.raises(mpool.FileError, match=rf"cannot listen on 127\.0\.0\.1:{port}: Address already in use"):
+            serving._listen(Settings(port=port))
+
+
+@pytest.mark.parametrize("host, family", [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_options_of_the_socket(host: str, family: Any) -> None:
+    """Accepted connections inherit the size of the buffer; Linux doubles it. asyncio needs the explicit protocol."""
+    try:
+        made = serving._listen(Settings(host=host, port=0))
+    except mpool.FileError:
+        pytest.skip(f"no address {host}")
+    with made:
+        assert (made.family, made.type, made.proto) == (family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) in (serving._SEND_BUFFER, 2 * serving._SEND_BUFFER)
+
+
+@pytest.mark.parametrize("host, expected", [
+    ("127.0.0.1", True), ("10.1.2.3:1", True), ("10.1.2.3:65535", True), ("10.1.2.3:65536", False),
+    ("10.1.2.3:0", False), ("10.1.2.3:123456", False), ("10.1.2.3:", False), ("10.1.2", False), ("[10.1.2.3]", False),
+    ("[::1]", True), ("[::1]:8000", True), ("[::1]:0", False), ("::1", False), ("[::1", False), ("::1]", False),
+    ("[]", False), ("", False), ("localhost", False), ("localhost:80", False), ("[localhost]", False)])
+def test_addresses_in_a_host_header(host: str, expected: bool) -> None:
+    """IPv6 addresses have brackets, others have none; a port is from 1 to 65535."""
+    assert interfaces.is_address(host) is expected
