@@ -68,7 +68,7 @@ static bool read_merge(const mp_bpe *bpe, const char *text, uint64_t bytes, int3
     const char *space = memchr(text, ' ', bytes);
     if (!space || bytes > sizeof joint || !mp_is_utf8(text, bytes))
         return false;
-    uint64_t left = (uint64_t)(space - text), right = bytes - left - 1; /* mp_bpe_find refuses an empty half */
+    uint64_t left = (uint64_t)(space - text), right = bytes - left - 1; /* an empty half is in no table */
     memcpy(joint, text, left);
     memcpy(joint + left, space + 1, right);
     ids[0] = mp_bpe_find(bpe, text, left);

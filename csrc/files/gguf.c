@@ -380,8 +380,8 @@ static mp_status read_tensor(reader *r, mp_error *error) {
         snprintf(text, sizeof text, "%llu, the end of the preceding tensor", LL(r->data_bytes));
         return REFUSE(at, field, text, "%llu", LL(entry.offset));
     }
-    /* The sums stay below 2^64: all tensors before this one end within the file, and its own size is below 2^63.
-     * resolve_offsets checks the end again, once the start of the tensor data is known. */
+    /* The sum stays below 2^64: a file has less than 2^63 bytes, all tensors before this one end within it, and the
+     * size of a tensor is below 2^63. resolve_offsets checks the end again, once the start of the data is known. */
     if (entry.offset + entry.nbytes > r->c.size)
         return REFUSE(at, FIELD("size"), "an end within the file", "%llu bytes at offset %llu in a file of %llu",
                       LL(entry.nbytes), LL(entry.offset), LL(r->c.size));
@@ -391,7 +391,8 @@ static mp_status read_tensor(reader *r, mp_error *error) {
 }
 
 /* Turn offsets within the tensor data into offsets within the file, now that the start of the data is known. The sums
- * stay below 2^64: read_tensor has compared the end of each tensor within the data with the size of the file. */
+ * stay below 2^64: read_tensor has compared the end of each tensor within the data with the size of the file, and
+ * padded_end is used only if the last tensor ends within the file. */
 static mp_status resolve_offsets(reader *r, mp_error *error) {
     const uint64_t end = r->c.at, start = (end + r->alignment - 1) & ~(r->alignment - 1);
     const uint64_t padded_end = start + r->data_bytes;

@@ -54,7 +54,7 @@ _KINDS = {"schema": ("response_format", "the JSON schema"), "regex": ("response_
 _CACHED_FORMATS, _CACHED_BYTES, _MAX_THREADS = 32, 128 << 20, 4
 #: Seconds that the masks after one token may take before their thread is replaced. Usual are 1 to 50 ms.
 _STUCK_SECONDS = 5.0
-#: CPU seconds for all masks of a request: as many at its start, and as many more for each sampled token.
+#: CPU seconds that all masks of a request may take: a constant, and more for each sampled token.
 _MASK_SECONDS, _MASK_SECONDS_PER_TOKEN = 5.0, 0.1
 #: Seconds that a mask thread waits after an exception of its own, such as MemoryError.
 _PAUSE = 0.01
@@ -608,9 +608,9 @@ class _MaskedRequest:
         if self._seconds > _MASK_SECONDS + _MASK_SECONDS_PER_TOKEN * tokens:
             got = f"{self._seconds:.1f} s of CPU time for {tokens} tokens"
             allowed = f"{_MASK_SECONDS:g} s and {_MASK_SECONDS_PER_TOKEN:g} s per token"
-            raise LimitError(f"`{self._format.param}`: the token masks of the grammar are too slow: {got}, the limit "
+            raise LimitError(f"`{self._format.param}`: the token masks of this format are too slow: {got}, the limit "
                              f"is {allowed}", param=self._format.param, got=got, allowed=allowed,
-                             hint="Use a grammar with fewer ways to read the same text")
+                             hint="Use a format that is less ambiguous")
         self.ticket.mask(choice, self._counts[choice], mask)
 
 

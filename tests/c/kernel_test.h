@@ -115,7 +115,7 @@ static inline int kt_pick(mp_test_random *random, int low, int high) {
     return low + (int)(mp_test_random_u64(random) % (uint64_t)(high - low + 1));
 }
 
-/* Fill x with uniform numbers in (-1, 1) and occasional zeros of both signs. */
+/* Fill x with uniform numbers in [-1, 1], whose mantissas have all bits, and occasional zeros of both signs. */
 static inline void kt_random(mp_test_random *random, float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const uint64_t pick = mp_test_random_u64(random) % 64;

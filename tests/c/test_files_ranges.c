@@ -71,12 +71,12 @@ MP_TEST(files_utf8_follows_the_table) {
 /* --- pages --- */
 
 #ifdef MP_SEAM
-static uintptr_t given_from, given_to;
-static int given;
+static uintptr_t released_from, released_to;
+static int releases;
 
 static int record_advice(void *data, size_t bytes, int advice) {
-    given_from = (uintptr_t)data, given_to = (uintptr_t)data + bytes;
-    given++;
+    released_from = (uintptr_t)data, released_to = (uintptr_t)data + bytes;
+    releases++;
     return mp_sys_real.madvise(data, bytes, advice);
 }
 #endif
@@ -95,20 +95,20 @@ MP_TEST(files_map_release_gives_back_whole_pages) {
     MP_CHECK_OK(mp_file_map_open(path, &map, &error), &error);
     mp_sys_table.madvise = record_advice;
     const uint64_t edges[] = {0,        1,        page - 1,     page,     page + 1,       3 * page - 1, 3 * page,
-                              9 * page, size - 1, size - page,  size - 0, 10 * page,      10 * page - 1, size + 1,
+                              9 * page, size - 1, size - page,  size, 10 * page,      10 * page - 1, size + 1,
                               UINT64_MAX - 1, UINT64_MAX};
     for (size_t i = 0; i < sizeof edges / sizeof *edges; i++)
         for (size_t j = 0; j < sizeof edges / sizeof *edges; j++) {
             const uint64_t offset = edges[i], bytes = edges[j];
             const uint64_t end = offset > size ? offset : bytes > size - offset ? size : offset + bytes;
             const uint64_t from = offset > size ? offset : (offset + page - 1) / page * page, to = end / page * page;
-            given = 0;
+            releases = 0;
             mp_file_map_release(map, offset, bytes);
-            const uint64_t got_from = given_from - (uintptr_t)mp_file_map_data(map);
-            const uint64_t got_to = given_to - (uintptr_t)mp_file_map_data(map);
-            if (given != (offset < size && from < to) || (given && (got_from != from || got_to != to)))
+            const uint64_t got_from = released_from - (uintptr_t)mp_file_map_data(map);
+            const uint64_t got_to = released_to - (uintptr_t)mp_file_map_data(map);
+            if (releases != (offset < size && from < to) || (releases && (got_from != from || got_to != to)))
                 MP_FAIL("%llu bytes at %llu: %d ranges, %llu to %llu", (unsigned long long)bytes,
-                        (unsigned long long)offset, given, (unsigned long long)got_from, (unsigned long long)got_to);
+                        (unsigned long long)offset, releases, (unsigned long long)got_from, (unsigned long long)got_to);
         }
     mp_sys_table = mp_sys_real;
     mp_file_map_close(map);
@@ -144,10 +144,10 @@ MP_TEST(files_weights_release_of_each_file) {
         char name[] = "t0";
         name[1] = (char)('0' + i);
         MP_CHECK_OK(mp_weights_get_any(weights, name, 1, (int64_t[]){-1}, &tensor, &error), &error);
-        given = 0;
+        releases = 0;
         mp_weights_release(weights, &tensor);
-        MP_CHECK_INT(given, 1);
-        MP_CHECK(given_from == (uintptr_t)tensor.data && given_to == (uintptr_t)tensor.data + 2 * page);
+        MP_CHECK_INT(releases, 1);
+        MP_CHECK(released_from == (uintptr_t)tensor.data && released_to == (uintptr_t)tensor.data + 2 * page);
     }
     mp_sys_table = mp_sys_real;
     mp_weights_close(weights);
@@ -163,9 +163,8 @@ MP_TEST(files_weights_release_of_each_file) {
  * too, with another error. */
 MP_TEST(files_spec_counts_that_overflow) {
     static const uint64_t falling[] = {0, 1, 0, 0}, bad_first[] = {7, 7};
-    static const struct { mp_value_type type; int bytes, more; } types[] = { /* bytes of an element; elements added */
-        {MP_VALUE_STRING, 1, 1}, {MP_VALUE_BOOLS, 1, 1}, {MP_VALUE_INTS, 8, 0}, {MP_VALUE_FLOATS, 8, 0},
-        {MP_VALUE_STRINGS, 8, 1}};
+    static const struct { mp_value_type type; int bytes; } types[] = { /* bytes of an element */
+        {MP_VALUE_STRING, 1}, {MP_VALUE_BOOLS, 1}, {MP_VALUE_INTS, 8}, {MP_VALUE_FLOATS, 8}, {MP_VALUE_STRINGS, 8}};
     mp_error error;
     mp_spec *spec = mp_spec_create();
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {

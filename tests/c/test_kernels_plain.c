@@ -100,12 +100,12 @@ MP_TEST(kernels_stored_f32_variants) {
 
 /* The whole reason of each outcome without a library. */
 MP_TEST(kernels_blas_missing) {
-    static const struct { const char *path, *why; } cases[] = {
-        {NULL, "mpool's own kernels: no OpenBLAS was named"},
-        {"", "mpool's own kernels: no OpenBLAS was named"},
-        {"none", "mpool's own kernels: OpenBLAS is turned off"},
-        {"libm.so.6", "mpool's own kernels: libm.so.6 is not an OpenBLAS library"},
-        {"/nowhere/libopenblas.so", "mpool's own kernels: OpenBLAS could not be opened: /nowhere/libopenblas.so"},
+    static const struct { const char *path, *why; bool goes_on; } cases[] = {
+        {NULL, "mpool's own kernels: no OpenBLAS was named", false},
+        {"", "mpool's own kernels: no OpenBLAS was named", false},
+        {"none", "mpool's own kernels: OpenBLAS is turned off", false},
+        {"libm.so.6", "mpool's own kernels: libm.so.6 is not an OpenBLAS library", false},
+        {"/nowhere/libopenblas.so", "mpool's own kernels: OpenBLAS could not be opened: /nowhere/libopenblas.so", true},
     };
     mp_test_random random = {700};
     const char *why;
@@ -113,9 +113,8 @@ MP_TEST(kernels_blas_missing) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mp_blas_set_path(cases[i].path);
         MP_CHECK_STR(mp_blas_core(&why), "");
-        char begin[200]; /* the C library ends the text of a file that is missing */
-        snprintf(begin, sizeof begin, "%.*s", (int)strlen(i < 4 ? why : cases[i].why), why);
-        MP_CHECK_STR(begin, cases[i].why);
+        MP_CHECK(strncmp(why, cases[i].why, strlen(cases[i].why)) == 0);
+        MP_CHECK(cases[i].goes_on || strlen(why) == strlen(cases[i].why));
         MP_CHECK_STR(mp_blas_core(NULL), "");
         check_plain(64, 70, 384, 5, &random);
     }

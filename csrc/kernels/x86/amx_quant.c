@@ -405,11 +405,15 @@ static MP_INLINE void pass(int kind, amx_product *g, int r0, int r1, int panel0,
             }
         }
     }
-    assert(g->panel == panel1 - 1); /* set by the last job: units are a multiple of 16, and so more than UNITS */
+    /* The last job has set it, since that is not the first job of its panel: a pass of at most UNITS units has at least
+     * two groups. */
+    assert(g->panel == panel1 - 1);
     jobs[turn].units = 0;
     jobs[turn].last = false;
     (g->mins ? job_mins : job_plain)(g, &jobs[1 - turn], &jobs[turn], sums[turn]);
 }
+
+_Static_assert(MIN_ROWS > TILE, "pass: the last job of a panel is not its first");
 
 typedef void pass_function(amx_product *g, int r0, int r1, int panel0, int panel1);
 

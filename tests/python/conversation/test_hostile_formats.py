@@ -153,12 +153,13 @@ AMBIGUOUS = {"type": "grammar", "grammar": "start: s \"0\"\ns: s s s s | s s | /
 def test_a_grammar_with_slow_masks_ends_its_request(pool: mpool.Pool, llama: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """Its masks need more time with each token. Without a limit, they would occupy one of at most four threads."""
-    monkeypatch.setattr(grammar, "_MASK_SECONDS", 0.2)
-    monkeypatch.setattr(grammar, "_MASK_SECONDS_PER_TOKEN", 0.0)
-    endless = {id: -100.0 for id in pool.tokenize("0", llama, add_special=False)}
-    with pytest.raises(mpool.LimitError, match="masks .* are too slow: .* limit is 0.2 s and 0 s per token") as caught:
-        pool.generate("Once", llama, response_format=AMBIGUOUS, logit_bias=endless, max_tokens=200, temperature=1.0,
-                      seed=1)
+    unlikely = {token: -100.0 for token in pool.tokenize("0", llama, add_special=False)}
+    options: dict[str, Any] = {"logit_bias": unlikely, "max_tokens": 200, "temperature": 1.0, "seed": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(grammar, "_MASK_SECONDS", 0.02)
+        patch.setattr(grammar, "_MASK_SECONDS_PER_TOKEN", 0.0)
+        with pytest.raises(mpool.LimitError, match="masks .* are too slow: .* limit is 0.02 s and 0 s per") as caught:
+            pool.generate("Once", llama, response_format=AMBIGUOUS, **options)
     assert caught.value.param == "response_format"
     assert pool.generate("Once", llama, response_format={"type": "regex", "regex": "ab"}, max_tokens=8).text == "ab"
 
@@ -181,8 +182,8 @@ def test_the_time_of_masks_is_limited_per_token(monkeypatch: pytest.MonkeyPatch)
         matchers: Any = [SimpleNamespace(consume_tokens=consume, compute_bitmask=mask, is_error=lambda: False)] * 2
         ticket: Any = SimpleNamespace(sampled_ids=lambda choice, start: ([1] * (tokens // 2), False),
                                       mask=lambda *args: sent.append(args[0]), cancel=lambda: None, done=lambda: False)
-        form: Any = SimpleNamespace(failure=None, param="response_format", _errors={})
-        return grammar._MaskedRequest(ticket, form, matchers, "key").advance()
+        limited: Any = SimpleNamespace(failure=None, param="response_format", _errors={})
+        return grammar._MaskedRequest(ticket, limited, matchers, "key").advance()
 
     assert request(100, 14.99) and not request(100, 15.01)
     assert request(2, 5.19) and not request(2, 5.21)

@@ -152,7 +152,6 @@ def test_default_prompt(tmp_path: Path) -> None:
         assert found.default_prompt_name == "search" and found.prompts == {"search": "w1 "}
 
 
-_MODULES = "modules.json"
 @pytest.mark.parametrize("kind", ["splade", "pylate"])
 def test_the_number_of_prompts_is_limited(tmp_path: Path, kind: str) -> None:
     prompts = {f"p{number}": f"{number}: " for number in range(257)}
@@ -165,6 +164,7 @@ def test_the_number_of_prompts_is_limited(tmp_path: Path, kind: str) -> None:
     assert settings_of(tmp_path / "most", files).prompts == prompts
 
 
+_MODULES = "modules.json"
 _TOP = "config_sentence_transformers.json"
 #: kind, file, path of the value in its JSON (for tensors: the name), value (None: removed), file and field of the error
 BROKEN: list[tuple[str, str, tuple[Any, ...], Any, str, str]] = [

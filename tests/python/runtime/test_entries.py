@@ -356,10 +356,10 @@ def test_a_load_without_options_waits_for_no_swap() -> None:
     """Other options wait until the thread that replaces the model in the core has finished."""
     made = entry()
     made.require_current = lambda: None
-    started, ended = list[str](), list[str]()
+    started, ended = {name: threading.Event() for name in ("none", "one")}, list[str]()
 
     def load(name: str, options: LoadOptions) -> None:
-        started.append(name)
+        started[name].set()
         made.set_loading(options)
         ended.append(name)
 
@@ -370,8 +370,9 @@ def test_a_load_without_options_waits_for_no_swap() -> None:
         for thread in threads.values():
             thread.start()
         threads["none"].join(10)
+        assert started["one"].wait(10)
         threads["one"].join(0.1)
-        assert sorted(started) == ["none", "one"] and ended == ["none"] and made.loading.weights is None
+        assert ended == ["none"] and made.loading.weights is None
     threads["one"].join(10)
     assert ended == ["none", "one"] and made.loading.weights == "mapped"
 

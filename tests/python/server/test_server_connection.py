@@ -78,11 +78,11 @@ class Wire:
         self.later.append((delay, lambda: call(*args)))
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        answer = asyncio.get_running_loop().create_future()
-        self.requests.append((scope, answer))
+        response = asyncio.get_running_loop().create_future()
+        self.requests.append((scope, response))
         while (await receive()).get("more_body"):
             pass
-        body = await answer
+        body = await response
         await send({"type": "http.response.start", "status": 200,
                     "headers": [(b"content-length", b"%d" % len(body))]})
         await send({"type": "http.response.body", "body": body})
@@ -92,7 +92,7 @@ class Wire:
         self.at.data_received(data)
         return await self.run_ready()
 
-    async def answer(self, number: int = -1, at: float | None = None) -> Wire:
+    async def respond(self, number: int = -1, at: float | None = None) -> Wire:
         self.now = self.now if at is None else at
         self.requests[number][1].set_result(b"ok")
         return await self.run_ready()
@@ -126,10 +126,10 @@ def test_limits_of_one_request_after_another() -> None:
         assert (await wire.feed(HEAD[9:], 102)).limits == (122, None, None)
         assert (await wire.feed(b"ab", 103)).limits == (122, None, None)
         assert (await wire.feed(b"cd", 104)).limits == (None, None, None)
-        assert (await wire.answer(at=105)).limits == (None, None, 145)
+        assert (await wire.respond(at=105)).limits == (None, None, 145)
         assert (await wire.feed(b"\r\n", 106)).limits == (116, None, None)
         assert (await wire.feed(GET, 107)).limits == (None, None, None)
-        assert (await wire.answer(at=108)).limits == (None, None, 148)
+        assert (await wire.respond(at=108)).limits == (None, None, 148)
         assert wire.transport.sent.count(b"200 OK") == 2 and not wire.transport.closing
         assert wire.state.total_requests == 2
 
@@ -143,11 +143,11 @@ def test_limits_of_a_request_that_waited(begun: bytes, limit: float | None) -> N
         wire = await Wire().feed(GET + begun, 101)
         assert wire.limits == ({b"": None, HEAD[:9]: 111.0, HEAD: 121.0}[begun], None, None)
         assert len(wire.requests) == 1
-        await wire.answer(0, at=105)
+        await wire.respond(0, at=105)
         assert wire.at.receive_deadline == limit and len(wire.requests) == 1 + (begun == HEAD)
         if begun == HEAD:
             await wire.feed(b"abcd", 106)
-            assert (await wire.answer(1, at=107)).limits == (None, None, 147)
+            assert (await wire.respond(1, at=107)).limits == (None, None, 147)
 
     driven(run)
 
@@ -182,8 +182,8 @@ def test_a_request_that_takes_too_long(data: bytes, sent: bytes, limits: tuple[f
         wire.at.check_deadlines(due + 1)
         assert wire.taken() == [] and wire.limits == limits
         await wire.run_ready()
-        for _, answer in wire.requests:
-            answer.cancel()
+        for _, response in wire.requests:
+            response.cancel()
 
     driven(run)
 
@@ -194,7 +194,7 @@ def test_no_limit_while_an_earlier_response_is_due() -> None:
         wire.taken()
         wire.at.check_deadlines(1000.0)
         assert wire.taken() == [] and wire.limits == (120, None, None)
-        await wire.answer(0)
+        await wire.respond(0)
         wire.at.check_deadlines(1000.0)
         assert wire.taken() == ["close"]
 
@@ -282,12 +282,12 @@ def test_reading_stops_while_requests_wait(size: int, calls: list[str]) -> None:
         assert wire.taken() == calls and len(wire.at._unparsed) == size
         wire.at.body_is_read()
         assert wire.taken() == []  # it is not paused, or has too much
-        await wire.answer(0)
+        await wire.respond(0)
         assert len(wire.requests) == 2 and wire.at.pipeline and len(wire.at._unparsed) < size
         assert wire.taken() == (["resume"] if calls else [])  # the application of the second request reads
         wire.at.connection_lost(None)
-        for _, answer in wire.requests:
-            answer.cancel()
+        for _, response in wire.requests:
+            response.cancel()
         await wire.run_ready()
 
     driven(run)
@@ -312,7 +312,7 @@ def test_reading_continues_after_a_response() -> None:
     async def run() -> None:
         wire = await Wire().feed(GET)
         wire.at.flow.pause_reading()
-        await wire.answer()
+        await wire.respond()
         assert wire.taken()[-2:] == ["pause", "resume"]
 
     driven(run)
@@ -340,9 +340,9 @@ def test_a_refused_request_after_one_that_is_served() -> None:
         wire.taken()
         await wire.feed(HEAD + b"abcdnonsense\r\n\r\n")
         assert wire.transport.sent == b"" and len(wire.requests) == 1
-        await wire.answer(0)
+        await wire.respond(0)
         assert len(wire.requests) == 2
-        await wire.answer(1)
+        await wire.respond(1)
         assert wire.transport.sent.count(b"HTTP/1.1 200") == 2 and wire.transport.sent.count(b"HTTP/1.1 400") == 1
         assert wire.taken()[-1] == "close"
         sent = wire.transport.sent
@@ -361,7 +361,7 @@ def test_a_refused_body_takes_its_request_along() -> None:
         wire.at._refuse(protocol.Refusal("bad_request"))
         assert wire.taken() == ["pause"] and not wire.at.pipeline and wire.at._phase == protocol._HEAD
         assert wire.transport.sent == b"" and wire.limits == (None, None, None)
-        await wire.answer(0, at=103)
+        await wire.respond(0, at=103)
         assert wire.transport.sent.count(b"HTTP/1.1 400") == 1 and len(wire.requests) == 1
         assert wire.taken() == ["close"] and wire.limits == (None, 133, None)
 
@@ -376,8 +376,8 @@ def test_a_body_is_read_up_to_twice_its_limit(size: int, refused: bool) -> None:
         assert (wire.transport.sent.startswith(b"HTTP/1.1 400 "), "close" in wire.taken()) == (refused, refused)
         if refused:  # the application learns that the rest of the body will not arrive
             assert wire.at.cycle.disconnected
-        for _, answer in wire.requests:
-            answer.cancel()
+        for _, response in wire.requests:
+            response.cancel()
         wire.at.connection_lost(None)
         await wire.run_ready()
 
@@ -393,8 +393,8 @@ def test_a_refusal_after_the_response_began_aborts() -> None:
         assert wire.taken() == ["abort"] and wire.transport.sent == b"" and wire.limits == (None, 130, None)
         wire.at.connection_lost(None)
         await wire.run_ready()
-        for _, answer in wire.requests:
-            answer.cancel()
+        for _, response in wire.requests:
+            response.cancel()
 
     driven(run)
 
@@ -411,7 +411,7 @@ def test_a_half_closed_client_gets_its_response() -> None:
             probe()
         assert pauses == pytest.approx([0.005, 0.05, 0.5, 5.0, 5.0, 5.0])
         assert wire.transport.sent == b"HTTP/1.1 100 Continue\r\n\r\n" * 7
-        await wire.answer()
+        await wire.respond()
         assert wire.transport.sent.endswith(b"ok") and wire.taken() == ["close"] and wire.limits == (None, None, None)
         count = len(wire.later)
         wire.later.pop()[1]()
@@ -441,18 +441,18 @@ def test_a_client_that_went_away() -> None:
     driven(run)
 
 
-@pytest.mark.parametrize("data, answered", [(b"", False), (HEAD[:9], False), (HEAD, False), (GET, True)])
-def test_the_end_of_input_closes_a_connection_that_owes_nothing(data: bytes, answered: bool) -> None:
+@pytest.mark.parametrize("data, responded", [(b"", False), (HEAD[:9], False), (HEAD, False), (GET, True)])
+def test_the_end_of_input_closes_a_connection_that_owes_nothing(data: bytes, responded: bool) -> None:
     async def run() -> None:
         wire = Wire()
         if data:
             await wire.feed(data)
-        if answered:
-            await wire.answer()
+        if responded:
+            await wire.respond()
         assert wire.at.eof_received() is False and not wire.at._half_closed
         wire.at.connection_lost(None)
-        for _, answer in wire.requests:
-            answer.cancel()
+        for _, response in wire.requests:
+            response.cancel()
         await wire.run_ready()
 
     driven(run)
