@@ -314,6 +314,8 @@ def test_ollama_models_and_embeddings(server: Any) -> None:
     assert len(found.embeddings) == 2 and None not in (found.model, found.total_duration, found.load_duration,
                                                        found.prompt_eval_count)
     check(EmbeddingsResponse, raw(server, "/api/embeddings", {"model": "bert", "prompt": "one"})[1])
+    # /api/ps lists loaded models: a second one
+    raw(server, "/api/generate", {"model": "llama", "prompt": "a", "stream": False, "options": {"num_predict": 1}})
     # Ollama's client turns times and sizes into objects: strict validation would refuse their JSON form.
     for path, kind in (("/api/tags", ListResponse), ("/api/ps", ProcessResponse)):
         listed = kind.model_validate_json(raw(server, path)[1])
