@@ -22,7 +22,7 @@ static struct {
 
 /* Sizes of the allocations of the last run without faults, with the header of mp_alloc, and of the
  * first that failed. */
-enum { MAX_SIZES = 1 << 16, HEADER = 64 };
+enum { MAX_SIZES = 1 << 16 };
 static _Atomic uint64_t sizes[MAX_SIZES], refused;
 
 static bool fails(enum mp_test_fault fault) {
@@ -103,7 +103,7 @@ static bool is_sum(double told, double slack, int64_t first, int64_t last) {
     enum { LARGE = 8192, MORE = 48 };
     double sum = 0, most = 0;
     for (int64_t i = first; i <= last; i++) {
-        sum += (double)(sizes[i] - HEADER);
+        sum += (double)(sizes[i] - MP_TEST_HEADER);
         most += sizes[i] >= LARGE ? MORE : 0;
     }
     return told - slack <= sum && sum <= told + slack + most;
@@ -112,7 +112,7 @@ static bool is_sum(double told, double slack, int64_t first, int64_t last) {
 /* Returns true if the error names what the refused allocation needs, or the allocations that are made with it. Few
  * errors name only one of these, so neighbours count. */
 static bool names_size(int64_t call, const char *message) {
-    enum { TOGETHER = 80, SHARED = HEADER + 32 + 32 * 1024 }; /* a block that small parts of a spec share */
+    enum { TOGETHER = 80, SHARED = MP_TEST_HEADER + 32 + 32 * 1024 }; /* a block that small parts of a spec share */
     const char *number = strstr(message, "needs ");
     if (call >= MAX_SIZES || sizes[call] != refused || refused == SHARED || !number || strstr(message, "a model spec "))
         return true;
@@ -165,7 +165,7 @@ static int64_t run(enum mp_test_fault fault, int64_t from, int64_t to, bool firs
     if (fault == MP_FAULT_ALLOC && to == from + 1 && status == MP_MEMORY_EXHAUSTED && created_after == created &&
         !names_size(from, error.message))
         MP_FAIL("allocation %lld of %lld bytes was refused, but the error says \"%s\"", n,
-                (long long)(refused - HEADER), error.message);
+                (long long)(refused - MP_TEST_HEADER), error.message);
     return atomic_load(&plan.calls);
 }
 

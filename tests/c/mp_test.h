@@ -129,6 +129,8 @@ static inline bool mp_test_take(uint32_t *asked) {
 
 /* --- failure injection: in the seam builds (build.py: seam, asan); other builds skip these tests --- */
 
+enum { MP_TEST_HEADER = 64 }; /* bytes that mp_alloc adds to each block */
+
 enum mp_test_fault { /* the system call that fails */
                      MP_FAULT_ALLOC,
                      MP_FAULT_THREAD,

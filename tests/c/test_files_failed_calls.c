@@ -92,13 +92,13 @@ MP_TEST(files_gguf_refused_memory_has_its_size) {
 
 #ifdef MP_SEAM
 /* Sizes of all allocations of a run, of which one is refused. */
-enum { HEADER = 64, MOST_ALLOCATIONS = 64 }; /* mp_alloc adds a header to each block */
+enum { MOST_ALLOCATIONS = 64 };
 static uint64_t asked[MOST_ALLOCATIONS];
 static int asked_count, refused_at;
 
 static void *refuse_one(size_t bytes, size_t alignment) {
     MP_CHECK(asked_count < MOST_ALLOCATIONS);
-    asked[asked_count] = bytes - HEADER;
+    asked[asked_count] = bytes - MP_TEST_HEADER;
     return asked_count++ == refused_at ? NULL : mp_sys_real.alloc(bytes, alignment);
 }
 

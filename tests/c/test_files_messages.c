@@ -68,8 +68,7 @@ MP_TEST(files_messages_of_headers_and_values) {
          "file can hold");
     file_of(1, 3), zeros(33 + 3 * 14 - 1);
     SAYS(parsed(), MP_FORMAT, "f at byte 16: kv_count is 3, with 74 bytes left, allowed: as many as the rest of the "
-         "file "
-         "can hold");
+         "file can hold");
     file_of(65537, 0), zeros(65537 * 33);
     SAYS(parsed(), MP_LIMIT, "f at byte 8: tensor_count is 65537, allowed: at most 65536 (MP_GGUF_MAX_TENSORS)");
     file_of(0, 65538), zeros(65538 * 14);
@@ -80,8 +79,7 @@ MP_TEST(files_messages_of_headers_and_values) {
          "bytes left");
     put_u64(file_of(0, 1), 11), zeros(10);
     SAYS(parsed(), MP_FORMAT, "f at byte 24: key length is 11, with 10 bytes left, allowed: 1 to 65535, and at most "
-         "the "
-         "bytes left");
+         "the bytes left");
     put_u64(file_of(0, 1), 65536), zeros(65536 + 5);
     SAYS(parsed(), MP_FORMAT, "f at byte 24: key length is 65536, with 65541 bytes left, allowed: 1 to 65535, and at "
          "most the bytes left");
@@ -123,12 +121,10 @@ MP_TEST(files_messages_of_headers_and_values) {
     SAYS(parsed(), MP_FORMAT, "f at byte 37: k is an array of type 13, allowed: an element type from 0 to 12");
     array_of(G_I16, 4), zeros(7);
     SAYS(parsed(), MP_FORMAT, "f at byte 41: k is 4 elements of at least 2 bytes with 7 left, allowed: an array that "
-         "ends "
-         "within the file");
+         "ends within the file");
     array_of(G_I16, (uint64_t)1 << 63), zeros(7);
     SAYS(parsed(), MP_FORMAT, "f at byte 41: k is 9223372036854775808 elements of at least 2 bytes with 7 left, "
-         "allowed: "
-         "an array that ends within the file");
+         "allowed: an array that ends within the file");
     array_of(G_STRING, 2), zeros(15);
     SAYS(parsed(), MP_FORMAT, "f at byte 41: k is 2 elements of at least 8 bytes with 15 left, allowed: an array that "
          "ends within the file");
@@ -197,12 +193,10 @@ MP_TEST(files_messages_of_tensors) {
                    wide[] = {(uint64_t)1 << 60, 2};
     tensor_of("", 1, eight, 0, 0), zeros(64);
     SAYS(parsed(), MP_FORMAT, "f at byte 38: tensor name is 0 bytes long, allowed: 1 to 64 bytes, and at most the "
-         "bytes "
-         "left");
+         "bytes left");
     tensor_of("12345678901234567890123456789012345678901234567890123456789012345", 1, eight, 0, 0), zeros(64);
     SAYS(parsed(), MP_FORMAT, "f at byte 38: tensor name is 65 bytes long, allowed: 1 to 64 bytes, and at most the "
-         "bytes "
-         "left");
+         "bytes left");
     tensor_of("a\xc3", 1, eight, 0, 0), zeros(64);
     SAYS(parsed(), MP_FORMAT, "f at byte 38: tensor name is not UTF-8, or contains NUL, allowed: UTF-8 without NUL");
     tensor_of("ab", 1, eight, 0, 0)->data[47] = 0, zeros(64);
@@ -221,8 +215,7 @@ MP_TEST(files_messages_of_tensors) {
     SAYS(parsed(), MP_FORMAT, "f at byte 51: t: shape is 9223372036854775808, allowed: sizes from 1 to 2^63 - 1");
     tensor_of("t", 2, half, 0, 0), zeros(64);
     SAYS(parsed(), MP_FORMAT, "f at byte 51: t: shape is [2147483648, 4294967296], allowed: sizes whose product is "
-         "below "
-         "2^63");
+         "below 2^63");
     tensor_of("t", 1, eight, 99, 0), zeros(64);
     SAYS(parsed(), MP_FORMAT, "f at byte 59: t: type is 99, allowed: a type of the GGUF format");
     tensor_of("t", 1, eight, 15, 0), zeros(64);
@@ -248,20 +241,16 @@ MP_TEST(files_messages_of_tensors) {
     tensor_of("t", 1, (uint64_t[]){(uint64_t)1 << 60}, 0, 0)->data[8] = 2;
     put_tensor(&b, "u", 1, eight, 0, (uint64_t)1 << 62), zeros(64);
     SAYS(parsed(), MP_FORMAT, "f at byte 63: t: size is 4611686018427387904 bytes at offset 0 in a file of 168, "
-         "allowed: "
-         "an end within the file");
+         "allowed: an end within the file");
     tensor_of("t", 1, (uint64_t[]){135}, 24, 0), zeros(64); /* I8, as long as the whole file */
     SAYS(parsed(), MP_FORMAT, "f at byte 71: t: size is 135 bytes at offset 96 in a file of 135, allowed: an end "
-         "within "
-         "the file");
+         "within the file");
     tensor_of("t", 1, eight, 0, 0), zeros(96 + 31 - 71);
     SAYS(parsed(), MP_FORMAT, "f at byte 71: t: size is 32 bytes at offset 96 in a file of 127, allowed: an end "
-         "within the "
-         "file");
+         "within the file");
     tensor_of("t", 1, eight, 0, 0), zeros(96 + 34 - 71);
     SAYS(parsed(), MP_FORMAT, "f at byte 128: file size is 2 bytes longer, allowed: an end after the last tensor and "
-         "its "
-         "padding");
+         "its padding");
     free(b.data);
 }
 
@@ -350,8 +339,8 @@ MP_TEST(files_messages_of_specs) {
         if (has_file) {
             tensor.name = "t";
             MP_CHECK_OK(mp_spec_add_tensor(spec, &tensor, &error), &error);
-            SAYS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT, OF("t is a duplicate, allowed: each tensor "
-         "once"));
+            SAYS(mp_spec_add_tensor(spec, &tensor, &error), MP_FORMAT,
+                 OF("t is a duplicate, allowed: each tensor once"));
         }
         mp_spec_unpin(spec);
     }

@@ -542,7 +542,7 @@ static void *refusing_alloc(size_t bytes, size_t alignment) {
 /* A list of a step that cannot grow stays as it was: the step fails, the next one computes, and nothing leaks. */
 MP_TEST(models_encoder_lists_that_cannot_grow) {
 #ifdef MP_SEAM
-    enum { HEADER = 64, MANY = 9 };
+    enum { MANY = 9 };
     static const size_t each[] = {sizeof(mp_encoder_text), sizeof(mp_encoder_copy)};
     static texts all;
     static float expected[MANY * WIDTH], out[MANY * WIDTH];
@@ -556,7 +556,7 @@ MP_TEST(models_encoder_lists_that_cannot_grow) {
         mp_status code;
         mp_embedding_request *call;
         MP_CHECK_OK(make_embedding_request(MANY, all.ids, all.offsets, NULL, &call, &error), &error);
-        refused_bytes = MANY * each[i] + HEADER;
+        refused_bytes = MANY * each[i] + MP_TEST_HEADER;
         mp_sys_table.alloc = refusing_alloc;
         MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code), MP_OUTCOME_FAILED);
         mp_sys_table = mp_sys_real;
