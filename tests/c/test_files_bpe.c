@@ -1,6 +1,6 @@
 /* test_files_bpe.c: parts of byte-pair vocabularies that given words need, and vocabularies that are refused. */
 #include "base/alloc.h"
-#include "files/bpe.h"
+#include "bpe_fixture.h"
 #include "kernel_edge.h"
 #include "test_files.h"
 
@@ -201,24 +201,8 @@ MP_TEST(files_bpe_refuses_other_types) {
         }
 }
 
-static mp_status make_part(void *arg, mp_error *error) {
-    mp_spec *spec = arg;
-    mp_bpe *bpe;
-    mp_bpe_part part = {0};
-    mp_status status = mp_bpe_create(spec, &bpe, error);
-    if (status == MP_OK)
-        status = mp_bpe_part_init(&part, bpe, error);
-    if (status == MP_OK) {
-        mp_bpe_part_add(&part, bpe, "abc", 3);
-        status = mp_bpe_part_finish(&part, bpe, error);
-    }
-    mp_bpe_part_deinit(&part);
-    mp_bpe_destroy(bpe);
-    return status;
-}
-
 MP_TEST(files_bpe_allocation_failures) {
     mp_spec *spec = spec_of(COUNT(letters), letters, COUNT(joins), joins);
-    mp_test_alloc_sweep(make_part, spec);
+    mp_test_alloc_sweep(use_vocabulary, spec);
     mp_spec_unpin(spec);
 }

@@ -2,7 +2,7 @@
 #include <stddef.h>
 
 #include "base/sys.h"
-#include "files/bpe.h"
+#include "bpe_fixture.h"
 #include "files/file_map.h"
 #include "files/weights.h"
 #include "test_files.h"
@@ -120,21 +120,6 @@ static mp_spec *vocabulary(void) {
     MP_CHECK_OK(mp_spec_set(spec, "tokenizer.ggml.tokens", &token, &error), &error);
     MP_CHECK_OK(mp_spec_set(spec, "tokenizer.ggml.merges", &merge, &error), &error);
     return spec;
-}
-
-static mp_status use_vocabulary(void *spec, mp_error *error) {
-    mp_bpe *bpe;
-    mp_bpe_part part = {0};
-    mp_status status = mp_bpe_create(spec, &bpe, error);
-    if (status == MP_OK)
-        status = mp_bpe_part_init(&part, bpe, error);
-    if (status == MP_OK) {
-        mp_bpe_part_add(&part, bpe, "abc", 3); /* not "ba" */
-        status = mp_bpe_part_finish(&part, bpe, error);
-    }
-    mp_bpe_part_deinit(&part);
-    mp_bpe_destroy(bpe);
-    return status;
 }
 
 static mp_status add_files(void *arg, mp_error *error) {

@@ -10,6 +10,7 @@
 #include "files/file_map.h"
 #include "files/spec_build.h"
 #include "files/weights.h"
+#include "released_fixture.h"
 #include "test_files.h"
 
 /* --- UTF-8 --- */
@@ -70,17 +71,6 @@ MP_TEST(files_utf8_follows_the_table) {
 
 /* --- pages --- */
 
-#ifdef MP_SEAM
-static uintptr_t released_from, released_to;
-static int releases;
-
-static int record_advice(void *data, size_t bytes, int advice) {
-    released_from = (uintptr_t)data, released_to = (uintptr_t)data + bytes;
-    releases++;
-    return mp_sys_real.madvise(data, bytes, advice);
-}
-#endif
-
 /* For every range, the whole pages inside it and inside the file, and no others. */
 MP_TEST(files_map_release_gives_back_whole_pages) {
 #ifdef MP_SEAM
@@ -102,13 +92,15 @@ MP_TEST(files_map_release_gives_back_whole_pages) {
             const uint64_t offset = edges[i], bytes = edges[j];
             const uint64_t end = offset > size ? offset : bytes > size - offset ? size : offset + bytes;
             const uint64_t from = offset > size ? offset : (offset + page - 1) / page * page, to = end / page * page;
-            releases = 0;
+            released_ranges = 0;
             mp_file_map_release(map, offset, bytes);
             const uint64_t got_from = released_from - (uintptr_t)mp_file_map_data(map);
             const uint64_t got_to = released_to - (uintptr_t)mp_file_map_data(map);
-            if (releases != (offset < size && from < to) || (releases && (got_from != from || got_to != to)))
+            const int expected = offset < size && from < to;
+            if (released_ranges != expected || (released_ranges && (got_from != from || got_to != to)))
                 MP_FAIL("%llu bytes at %llu: %d ranges, %llu to %llu", (unsigned long long)bytes,
-                        (unsigned long long)offset, releases, (unsigned long long)got_from, (unsigned long long)got_to);
+                        (unsigned long long)offset, released_ranges, (unsigned long long)got_from,
+                        (unsigned long long)got_to);
         }
     mp_sys_table = mp_sys_real;
     mp_file_map_close(map);
@@ -144,9 +136,9 @@ MP_TEST(files_weights_release_of_each_file) {
         char name[] = "t0";
         name[1] = (char)('0' + i);
         MP_CHECK_OK(mp_weights_get_any(weights, name, 1, (int64_t[]){-1}, &tensor, &error), &error);
-        releases = 0;
+        released_ranges = 0;
         mp_weights_release(weights, &tensor);
-        MP_CHECK_INT(releases, 1);
+        MP_CHECK_INT(released_ranges, 1);
         MP_CHECK(released_from == (uintptr_t)tensor.data && released_to == (uintptr_t)tensor.data + 2 * page);
     }
     mp_sys_table = mp_sys_real;

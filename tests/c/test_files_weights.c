@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "files/spec_build.h"
 #include "files/weights.h"
+#include "released_fixture.h"
 #include "test_files.h"
 
 static void write_pattern(const char *path, size_t bytes) {
@@ -327,17 +328,6 @@ MP_TEST(files_weights_release_keeps_the_data) {
     MP_CHECK(!mp_weights_poisoned(weights) && mp_weights_unchanged(weights));
     mp_weights_close(weights);
 }
-
-#ifdef MP_SEAM
-static uintptr_t released_from, released_to;
-static int released_ranges;
-
-static int record_advice(void *data, size_t bytes, int advice) {
-    released_from = (uintptr_t)data, released_to = (uintptr_t)data + bytes;
-    released_ranges++;
-    return mp_sys_real.madvise(data, bytes, advice);
-}
-#endif
 
 /* Release gives back the whole pages of the tensor's range, and no others. */
 MP_TEST(files_weights_release_gives_pages_back) {
