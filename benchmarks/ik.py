@@ -4,8 +4,8 @@ ik_llama.cpp has no Python package: ``--program ik=FOLDER`` names the folder of 
 their own token ids, which changes no rate. Each figure is the better one of two runs, with and without repacking at run
 time. For eight sequences the programs report the decode rate alone, without prefill.
 
-``llama-batched-bench`` gives every sequence the same token at every position. All sequences of a mixture of experts then
-choose the same experts, and it reads a fraction of the weights that different sequences read: build it with random
+``llama-batched-bench`` gives every sequence the same token at every position. All sequences of a mixture of experts
+then choose the same experts, and it reads a fraction of the weights that different sequences read: build it with random
 tokens (``std::rand() % llama_n_vocab(model)`` in place of 0 in its two calls of ``common_batch_add`` after the warm-up)
 before eight sequences of such a model are compared.
 """

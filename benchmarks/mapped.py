@@ -76,7 +76,8 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the encoder")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--maker", default=sys.executable, help="interpreter that writes the encoder (default: this one)")
+    parser.add_argument("--maker", default=sys.executable,
+                        help="interpreter that writes the encoder (default: this one)")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()
     weights = folder / "model.safetensors"

@@ -1,5 +1,5 @@
-"""``python -m benchmarks maxsim``: MaxSim compared with torch, for 1,000 documents of 128 tokens of 128 components and one
-query of 32 tokens.
+"""``python -m benchmarks maxsim``: MaxSim compared with torch, for 1,000 documents of 128 tokens of 128 components and
+one query of 32 tokens.
 
 Every turn runs torch (einsum, maximum, sum), mpool in float32 and mpool in int8 one after the other, with the same
 number of threads. A line for each gives the minimum and the median of its times, and the median over the turns of the

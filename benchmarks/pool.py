@@ -61,7 +61,7 @@ def part_calls(embedding: str, text: str, threads: int, quick: bool) -> dict[str
         pool.embed("warm", embedding)
         for name, pause in (("spinning", 0.0), ("parked", 0.005)):
             starts, answers = [], []
-            for number, one in enumerate(texts(40 if quick else 400)):
+            for one in texts(40 if quick else 400):
                 time.sleep(pause)
                 begin = time.perf_counter()
                 job = pool.submit("text_embedding", inputs=f"{name} {one}", model=embedding)

@@ -6,8 +6,8 @@ topic that ``help(query)`` shows has grade 2, and those that it lists as related
 between versions of Python, so figures are comparable within one version only.
 
 Dense vectors come from the weights of ``--model``. The sparse encoder and the cross-encoder are seeded with random
-weights: their nDCG says nothing about quality, only whether both libraries rank alike. Every engine runs in a process of
-its own. Nothing here measures speed.
+weights: their nDCG says nothing about quality, only whether both libraries rank alike. Every engine runs in a process
+of its own. Nothing here measures speed.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Reference:
 # ---- the seeded models -----------------------------------------------------------------------------------------------
 
 def write_seeded(folder: Path, texts: list[str]) -> tuple[str, str]:
-    """Write a sparse encoder and a cross-encoder with random weights: BERT, two layers, a vocabulary of the texts' words.
+    """Write a sparse encoder and a cross-encoder with random weights: BERT, two layers, the texts' words.
 
     Returns:
         The folders of both.
@@ -268,7 +268,8 @@ def rankings(engine: str, threads: int, model: str, seeded: tuple[str, str], eve
     found = {"dense, whole topics": run.dense(model, given.queries, given.texts),
              "dense, passages": by_document(run.dense(model, given.queries, parts), owners),
              "sparse, seeded": sparse,
-             "reranked, seeded": run.rerank(seeded[1], given.queries, given.texts, [row[:CANDIDATES] for row in sparse])}
+             "reranked, seeded": run.rerank(seeded[1], given.queries, given.texts, [
+                 row[:CANDIDATES] for row in sparse])}
     return {"rankings": {name: [[int(at) for at in row[:BEST]] for row in rows] for name, rows in found.items()},
             "rss MB": rss()}
 

@@ -9,9 +9,9 @@
     worker      ``mpool worker``: first token; /health below 10 ms and cancellation below 100 ms while a job runs
 
 A criterion without a target is measured and neither passes nor fails. The files have random weights, no holes, and the
-tokenizer of ``--vocabulary``; they are written to ``--folder`` one after the other, after a check of the free disk space,
-and removed. A cold cache is one from which the system dropped the file's pages; ``fincore``, if it is installed, shows
-whether it did. Exit code 0: all criteria passed. 1: some failed. 2: not enough disk space or memory.
+tokenizer of ``--vocabulary``; they are written to ``--folder`` one after the other, after a check of the free disk
+space, and removed. A cold cache is one from which the system dropped the file's pages; ``fincore``, if it is installed,
+shows whether it did. Exit code 0: all criteria passed. 1: some failed. 2: not enough disk space or memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from . import random_gguf, record as records, report
+from . import random_gguf, report
+from . import record as records
 from .probe import Frame, Probe, Watch
 from .record import Turn
 from .timed_worker import time_worker
@@ -237,8 +238,10 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks success", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=_sizes, default="1,5,20", help="sizes of the files in GB (default: %(default)s)")
-    parser.add_argument("--folder", default=tempfile.gettempdir(), help="folder for the files (default: %(default)s)")
+    parser.add_argument("--sizes", type=_sizes, default="1,5,20",
+                        help="sizes of the files in GB (default: %(default)s)")
+    parser.add_argument("--folder", default=tempfile.gettempdir(),
+                        help="folder for the files (default: %(default)s)")
     parser.add_argument("--vocabulary", metavar="FILE", help="a GGUF file with a tokenizer (default: that of "
                         "SmolLM2-135M-Instruct)")
     parser.add_argument("--threads", type=int, default=0, help="compute threads; 0: all CPUs (default: %(default)s)")

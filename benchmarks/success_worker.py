@@ -1,4 +1,4 @@
-"""Program of a process that measures one part of ``python -m benchmarks success``: see :mod:`benchmarks.own_process`."""
+"""A process that measures one part of ``python -m benchmarks success``: see :mod:`benchmarks.own_process`."""
 
 from __future__ import annotations
 

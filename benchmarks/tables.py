@@ -22,7 +22,7 @@ from typing import Any
 from . import plot
 from . import record as records
 from .engines import EMBEDDERS, split
-from .report import LESS, number
+from .report import number
 
 #: A cell with fewer undisturbed turns says how many it has.
 ENOUGH = 5
@@ -305,7 +305,8 @@ def search(record: dict[str, Any], path: str) -> str:
         if name in same:
             rows.append([name, *(f"{row[engine]['median']:.4f}" for engine in engines),
                          f"{same[name]} of {options['queries']}"])
-    counts = (f"Topics and index of Python {record['machine']['python']}: {options['queries']} queries, {options['documents']} documents, {options['passages']} passages, "
+    counts = (f"Topics and index of Python {record['machine']['python']}: {options['queries']} queries, "
+              f"{options['documents']} documents, {options['passages']} passages, "
               f"{options['judgements']} judgements.")
     return wrapped(f"{source(record, path)} {counts}") + "\n\n" + grid(
         ["nDCG@10", *(named(engine) for engine in engines), "queries with the same first ten"], rows)

@@ -36,7 +36,7 @@ def _post(port: int, path: str, body: dict[str, Any]) -> http.client.HTTPRespons
 
 
 def _job(port: int, name: str, begun: Callable[[], None]) -> tuple[float, float]:
-    """Run a job. Calls ``begun`` at the first token. Returns the seconds to the first token, and the time of the end."""
+    """Run a job. Calls ``begun`` at the first token. Returns the seconds to it, and the time of the end."""
     start, first = time.perf_counter(), 0.0
     response = _post(port, "/execute", {"job_id": name, "prompt": "Once upon a time", "max_tokens": 2048, "seed": 1})
     if response.status != 200:
@@ -55,8 +55,8 @@ def time_worker(path: str, threads: int) -> WorkerTimes:
         RuntimeError: the worker does not start, or a job fails or ends too early.
     """
     # run elsewhere: in the clone, Python would import its sources instead of the installed package
-    process = subprocess.Popen([sys.executable, "-m", "mpool", "worker", "--model", os.path.abspath(path), "--port", "0",
-                                "--threads", str(threads)], cwd=os.sep, stdout=subprocess.PIPE,
+    process = subprocess.Popen([sys.executable, "-m", "mpool", "worker", "--model", os.path.abspath(path), "--port",
+                                "0", "--threads", str(threads)], cwd=os.sep, stdout=subprocess.PIPE,
                                stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

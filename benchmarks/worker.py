@@ -17,7 +17,6 @@ import texts
 from own_process import rss, run_task
 from timing import percentile, seconds_of, together
 
-
 P99 = "8 threads p99 ms"
 
 

@@ -36,7 +36,7 @@ def main(folder: Path, names: list[str]) -> None:
         try:
             model = llama_cpp.Llama(str(path), n_ctx=256, n_batch=256, n_ubatch=256, n_threads=1, logits_all=True,
                                     flash_attn=False, type_k=0, type_v=0, verbose=False)
-        except Exception as error:  # noqa: BLE001: it says no more than that it failed
+        except Exception as error:  # llama.cpp says no more than that it failed
             print(f"{path.stem}: refused by llama.cpp: {error}")
             continue
         model.eval(TOKENS.tolist())

@@ -232,7 +232,7 @@ def nv_embed(folder: Path, checkout: Path) -> Callable[..., Any]:
 def public(command: str, folder: Path, checkout: Path) -> dict[str, np.ndarray]:
     """Return the goldens of a public implementation in torch."""
     import torch
-    import transformers.modeling_utils  # noqa: F401: it asks for packages, before they are replaced
+    import transformers.modeling_utils  # noqa: F401 - it asks for packages, before they are replaced
 
     name = PUBLIC[command]
     run = {"contrastors": contrastors, "jina": jina, "tei": tei, "nv_embed": nv_embed}[command](folder / name, checkout)

@@ -88,7 +88,8 @@ CODE = [
     "0xDEADBEEF 0b1010 1_000_000 3.14159e+00 1e-7f 0o777 'c' L\"wide\" R\"(raw)\" a->b::c !== === <=> ?? ?. ... ..=",
 ]
 
-EMOJI = ["😀", "👍🏽", "👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪🇯🇵", "❤️", "☃", "1️⃣", "🤷🏻‍♀️", "🧑🏿‍🚀", "©️", "™", "🫠", "🎉🎊", "⌚️", "🈚", "🕴🏼"]
+EMOJI = ["😀", "👍🏽", "👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪🇯🇵", "❤️", "☃", "1️⃣", "🤷🏻‍♀️", "🧑🏿‍🚀", "©️", "™", "🫠", "🎉🎊", "⌚️", "🈚",
+         "🕴🏼"]
 
 WORDS = ("a I the and hello world isn't we'll they've I'M YOU'RE o'clock 'tis 's 'S 'll x's HTTPServer camelCase "
          "snake_case kebab-case naïve café ÀÉÎÕÜ ﬁne ﬂow ﬀ ǅ ß ẞ İ ı ſ 'ſ Ω Å K µ º ª Mc'Donald e.g. i.e. U.S.A. "

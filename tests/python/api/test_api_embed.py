@@ -24,7 +24,7 @@ import tinymodels
 from mpool import native_calls
 from mpool.tasks import text_embedding as embedding
 from mpool.tasks.vectors import DEPTH, quantize
-from idling import idle
+from waiting import idle
 
 TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3.", "äöü", "x"]
 
@@ -123,7 +123,7 @@ def test_equal_texts_with_different_options(pool: mpool.Pool, bert: Path) -> Non
         ({"normalize": False}, raw), ({}, unit(raw)), ({"dimensions": 8}, unit(raw[:8])),
         ({"dimensions": 9}, unit(raw[:9])), ({"dimensions": 8, "normalize": False}, raw[:8]),
         ({"prompt": "dog: "}, prompted)]
-    for round in range(2):
+    for _ in range(2):
         jobs = [pool.submit("text_embedding", inputs=text, model=bert, **options) for options, _ in wanted]
         for job, (options, vector) in zip(jobs, wanted, strict=True):
             for got in (job.result(30), pool.embed(text, bert, **options)):

@@ -18,17 +18,9 @@ import mpool
 import tinymodels
 from mpool.tasks import chat_prompt as chatting
 from realmodels import real_path
+from waiting import idle
 
 PROMPT = "The quick brown"
-
-
-def idle(pool: mpool.Pool) -> None:
-    """Wait until a pool has no running and no queued request; fail after 5 s."""
-    for _ in range(500):
-        if not any(row.running or row.queued for row in pool.ps()):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"requests still run:\n{pool.ps()}")
 
 
 def greedy(pool: mpool.Pool, model: Path, prompt: Any = PROMPT, **options: Any) -> mpool.Completion:

@@ -20,7 +20,7 @@ from mpool.models import load_catalogue
 from mpool.errors import FileError, FormatError, InvalidArgument, LimitError, UnsafeFormat, Unsupported, WrongCapability
 
 import imagemodels
-from idling import idle
+from waiting import idle
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,9 @@ from paritymodels import torch, transformers
 from tokenclassifiers import FAMILIES, LABELS, make_token_classifier
 
 TEXTS = ["A cat sat on the mat, and the Dog barked at it twice.", "", "   ", "\n\t", "a",
-         "Zoë's café in Québec: naïve!", "e\u0301 o\u0308 cafe\u0301s \u1e9b\u0323 \ufb01sh", "日本語のテキスト and 東京都 in one",
-         "ok 🙂👩‍👩‍👧 dog \U0001f1eb\U0001f1f7 end", "def main(argument):\n    return argument + 1\n",
+         "Zoë's café in Québec: naïve!", "e\u0301 o\u0308 cafe\u0301s \u1e9b\u0323 \ufb01sh",
+         "日本語のテキスト and 東京都 in one", "ok 🙂👩‍👩‍👧 dog \U0001f1eb\U0001f1f7 end",
+         "def main(argument):\n    return argument + 1\n",
          "İstanbul \u00adsoft\u200bzero \u0130", " two  spaces ", "[SE] [CL S] the-dog's (quick), fox_1.5%",
          "dog " * 80, "Привет ﷺ ½ ﬃ", "x" * 130]
 AGGREGATIONS = ("none", "simple", "first", "average", "max")

@@ -134,7 +134,7 @@ def test_names_of_the_package_say_what_to_use(name: str, use: str) -> None:
         getattr(mpool, name)
     assert not hasattr(mpool, name)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'$"):
-        getattr(mpool, "nothing")
+        mpool.nothing
 
 
 def test_attributes_of_results_and_models_say_what_to_use(pool: mpool.Pool, llama: Path) -> None:
@@ -148,7 +148,7 @@ def test_attributes_of_results_and_models_say_what_to_use(pool: mpool.Pool, llam
         with pytest.raises(AttributeError, match=f"'{type(value).__name__}' object has no attribute '{name}'; .*{use}"):
             getattr(value, name)
         with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
-            getattr(value, "nothing")
+            value.nothing
     with pytest.raises(TypeError, match="is not a dict: use its attributes"):
         completion["choices"]
     with pytest.raises(TypeError, match="not iterable"):

@@ -7,7 +7,6 @@ import asyncio
 import gc
 import json
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from mpool import cli
 from cancelling import cancelled_job, distinct_texts
 from outputcalls import OUTPUTS, Output, bytes_of, bytes_of_one, texts_of
 from servers import ask, serving
+from waiting import idle
 
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
@@ -170,7 +170,7 @@ def test_iterators_read_a_bounded_number_of_texts_ahead(pool: mpool.Pool, iterat
         assert read <= 4097
     with pytest.raises(StopIteration):
         next(iterator)
-    _idle(pool)
+    idle(pool)
 
 
 @pytest.mark.parametrize("name", ("tokens", "all"))
@@ -190,7 +190,7 @@ def test_iterators_fail_at_the_text_that_is_invalid(pool: mpool.Pool, iterated: 
         for _ in output.iterate(pool, [*TEXTS * 25, 3, "w1"], model):
             seen += 1
     assert seen <= 1500
-    _idle(pool)
+    idle(pool)
 
 
 @pytest.mark.parametrize(("output", "option", "value", "words"), [
@@ -223,14 +223,6 @@ def test_largest_weights_of_iterators(pool: mpool.Pool, m3: Path) -> None:
 LONG = distinct_texts(8000)
 
 
-def _idle(pool: mpool.Pool) -> None:
-    """Wait until no request is queued or running."""
-    end = time.monotonic() + 20
-    while any(row["running"] or row["queued"] for row in pool.registry.entries()):
-        assert time.monotonic() < end, pool.registry.entries()
-        time.sleep(0.005)
-
-
 def test_cancelled_requests_end(pool: mpool.Pool, case: tuple[Output, str]) -> None:
     output, model = case
     expected = bytes_of(output.call(pool, TEXTS, model))
@@ -250,7 +242,7 @@ def test_cancelled_requests_end(pool: mpool.Pool, case: tuple[Output, str]) -> N
         output.call(pool, LONG, model, timeout=0.02)
     with pytest.raises(mpool.Timeout):
         asyncio.run(_await(output.acall(pool, LONG, model, timeout=0.02)))
-    _idle(pool)
+    idle(pool)
     assert bytes_of(output.call(pool, TEXTS, model)) == expected
 
 
@@ -280,7 +272,7 @@ def test_iterators_that_are_left_cancel_their_requests(pool: mpool.Pool, iterate
 
         iterator.close()
         asyncio.run(left())
-    _idle(pool)
+    idle(pool)
 
 
 # ---- HTTP and commands ---------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ import pytest
 
 import mpool
 from mpool import _core
-from poolstates import LONG, TEXT, broken as broken, until
+from poolstates import LONG, TEXT, broken as broken
 from pooloptions import Models, held, load_once, pool_of, raised, texts, wide as wide
+from waiting import until
 
 
 def raised_or(call: Callable[..., Any], *given: Any) -> type[mpool.MpoolError] | None:

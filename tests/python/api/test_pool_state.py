@@ -18,7 +18,8 @@ import pytest
 import mpool
 from mpool import _core
 from mpool.runtime import events as _events, metrics as _metrics
-from poolstates import LONG, TEXT, broken as broken, row_of, until
+from poolstates import LONG, TEXT, broken as broken, row_of
+from waiting import until
 
 
 # ---- loading, jobs, ps

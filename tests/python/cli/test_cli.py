@@ -490,7 +490,7 @@ def test_import_error_that_ctrl_c_caused(monkeypatch: pytest.MonkeyPatch, capsys
         try:
             raise cause
         except BaseException:
-            raise ImportError("failed to import")
+            raise ImportError("failed to import")  # noqa: B904 - its context decides
 
     monkeypatch.setattr("mpool.cli._run", lambda argv: imports(KeyboardInterrupt()))
     assert main([]) == 130 and capsys.readouterr().err == "mpool: interrupted\n"

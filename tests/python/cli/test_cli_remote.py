@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import mpool
 import tinymodels
 from mpool.cli import main
 from servers import serving

@@ -213,7 +213,7 @@ def test_names_of_characters_and_identifiers() -> None:
 
 def test_data_arrives_unchanged() -> None:
     """Types, keys and numbers that JSON would change."""
-    data = {"pair": (1, "é🙂"), "keys": {1: "a", None: "b", 2.5: "c", True: "d"}, "big": 10 ** 40, "nan": float("inf"),
+    data = {"pair": (1, "é🙂"), "keys": {1: "a", None: "b", 2.5: "c", False: "d"}, "big": 10 ** 40, "nan": float("inf"),
             "zero": -0.0, "nul": "a\0b"}
     source = "{{ x.pair }}{{ x['keys'] }}{{ x.big }}{{ x.nan }}{{ x.zero }}{{ x.nul }}"
     assert ChatTemplate(source).render(USER, x=data) == "".join(

@@ -23,19 +23,13 @@ from mpool.tokenizers import limits
 
 import childprograms
 from childprograms import alive, end, forked, states
+from waiting import until
 
 USER = [{"role": "user", "content": "hi"}]
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 #: Takes hours, and tenths of a second.
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 SLOW = "{% for i in range(1500) %}{% for j in range(1500) %}{% endfor %}{% endfor %}done"
-
-
-def until(met: Callable[[], Any], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end, "the condition is still false"
-        time.sleep(0.005)
 
 
 @pytest.fixture

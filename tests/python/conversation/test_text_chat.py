@@ -6,7 +6,7 @@ import resource
 import subprocess
 import sys
 import threading
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,13 @@ def reference(source: str, messages: list[dict[str, Any]], **variables: Any) -> 
     return render_jinja_template([messages], chat_template=source, **variables)[0][0]
 
 
-@lru_cache(maxsize=None)
+@cache
 def real(name: str) -> tuple[str, Tokenizer]:
     kv = make_goldens.read_gguf(real_path(name))
     return kv["tokenizer.chat_template"].decode(), Tokenizer.from_source(TokenizerSource(gguf=kv))
 
 
-@lru_cache(maxsize=None)
+@cache
 def synthetic() -> Tokenizer:
     """Byte-level BPE with <|im_start|> and <|im_end|> as control tokens."""
     kv = dict(make_vocabs.load()["bpe"])

@@ -175,7 +175,8 @@ PARTS = ["```json\n", "```", '<tool_call>', "\n", '{"name": "clock", ', '"argume
          "<", "x", " ", '{"name": "get_weather", "arguments": {"city": "\\"}"}}', "<function=clock>", "</function>",
          "[ARGS]", "{}", "clock", "<|tool_call|>", "<|/tool_call|>", '"', "\\", "<parameter=a>\n1\n</parameter>",
          "<|python_tag|>",
-         "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>",
+         "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "\n```json\n",
+         "\n```<｜tool▁call▁end｜>",
          "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":0", "<|tool_call_argument_begin|>", "ü"]
 
 

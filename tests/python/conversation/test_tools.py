@@ -13,7 +13,7 @@ import pickle
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import chainmodels
 import pytest
@@ -615,7 +615,7 @@ class Span:
 
 def forecast(city: str, unit: Unit, kind: Literal["short", "long"], place: Place, span: Span, names: list[str],
              more: dict[str, int], pair: tuple[int, str], anything: Any, note: Annotated[str, "What to note."],
-             days: int = 3, wind: Optional[float] = None, rain: bool | str = True) -> str:
+             days: int = 3, wind: float | None = None, rain: bool | str = True) -> str:
     """Says how the weather will be.
 
     At any place.

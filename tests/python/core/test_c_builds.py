@@ -7,7 +7,6 @@ all schedules, the variant of the extension, sanitizers (with failure injection)
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -21,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 if not (ROOT / "csrc").is_dir():
     pytest.skip("the C sources are not available", allow_module_level=True)
 
-import coretests
+import coretests  # noqa: E402
 
 check_tiers = coretests.load("check_tiers")
 

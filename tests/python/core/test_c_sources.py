@@ -18,7 +18,7 @@ TESTS_C = ROOT / "tests" / "c"
 if not (ROOT / "csrc").is_dir():
     pytest.skip("the C sources are not available", allow_module_level=True)
 
-import coretests
+import coretests  # noqa: E402
 
 check_tiers = coretests.load("check_tiers")
 

@@ -23,6 +23,7 @@ import pytest
 
 import mpool
 from processes import script_result
+from waiting import idle
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG: dict[str, Any] = dict(max_tokens=16000, ignore_eos=True, temperature=0)
@@ -53,14 +54,6 @@ def together(work: list[Callable[[], None]], seconds: float = 120) -> None:
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     if errors:
         raise errors[0]
-
-
-def quiet(pool: mpool.Pool, seconds: float = 10.0) -> None:
-    """Wait until the pool has no running and no queued request."""
-    end = time.monotonic() + seconds
-    while any(row.running or row.queued for row in pool.ps()):
-        assert time.monotonic() < end, pool.ps()
-        time.sleep(0.002)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -313,7 +306,7 @@ def test_wall_clock_changes_move_no_deadline(bert: Path, llama: Path, monkeypatc
             with pytest.raises(mpool.Timeout):
                 job.result(timeout=20)
             assert 0.2 < time.monotonic() - start < 5
-        quiet(pool)
+        idle(pool)
 
 
 def test_nothing_reads_the_wall_clock() -> None:
@@ -353,7 +346,7 @@ def test_a_progress_function_that_raises(bert: Path, error: type[BaseException])
         with pytest.raises(error):
             for _ in pool.embed_iter(iter(texts), bert, progress=progress):
                 pass
-        quiet(pool)
+        idle(pool)
         assert pool.embed(texts[:5], bert).tobytes() == want.tobytes()
         assert all(row.errors == 0 for row in pool.ps())
 
@@ -454,7 +447,7 @@ def test_a_stream_that_is_never_read(llama: Path) -> None:
         streams = [pool.generate("The", llama, stream=True, timeout=0.5, **LONG) for _ in range(4)]
         start = time.monotonic()
         assert len(pool.generate("A cat", llama, max_tokens=5, temperature=0, ignore_eos=True).token_ids) == 5
-        quiet(pool, 20)
+        idle(pool, 20)
         assert time.monotonic() - start < 15
         held = pool.registry.stats()["bytes_by_tag"]["request"]
         assert held < 64 << 20
@@ -486,7 +479,7 @@ def test_abandoned_streams_free_their_slots(llama: Path, leave: str) -> None:
             LEAVE[leave](stream)
             del stream
             start = time.monotonic()
-            quiet(pool, 2)
+            idle(pool, 2)
             assert time.monotonic() - start < 1.0
         stats = pool.registry.stats()
         assert stats["cancelled"] == 20 and stats["completed"] == 1
@@ -515,7 +508,7 @@ def test_asynchronous_streams_that_are_dropped(llama: Path) -> None:
             gc.collect()
 
         asyncio.run(main())
-        quiet(pool)
+        idle(pool)
 
 
 # ---- many callers at once --------------------------------------------------------------------------------------------
@@ -674,4 +667,4 @@ def test_expired_requests_do_not_change_the_rest_of_their_batch(bert: Path, llam
                 with pytest.raises(mpool.Timeout):
                     job.result(60)
         assert ended["ok"] >= 150 and sum(ended.values()) == 300
-        quiet(pool)
+        idle(pool)

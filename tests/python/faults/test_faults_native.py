@@ -27,8 +27,8 @@ from mpool.tokenizers.tokenizer import Tokenizer
 
 import hostileimages
 import tinymodels
-from poolstates import until
 from servers import Raw, ask, serving
+from waiting import until
 
 pytest.importorskip("llguidance")
 

@@ -103,9 +103,10 @@ def table(read: Callable[[Any], Any], base: Any, *, name: str = "", hidden: Mapp
         places: filter of places.
     """
     asked: dict[Where, None] = {}
+    whole = {method: getattr(Fields, method) for method in ("_pick", "get", "__contains__")}
     with pytest.MonkeyPatch.context() as patch:
-        for method in ("_pick", "get", "__contains__"):
-            def record(self: Fields, key: Any, *more: Any, _whole: Any = getattr(Fields, method)) -> Any:
+        for method in whole:
+            def record(self: Fields, key: Any, *more: Any, _whole: Any = whole[method]) -> Any:
                 if (name or "config.json") in self.file:
                     asked[(*(int(n) if n else word for n, word in _PART.findall(self.at)), key)] = None
                 return _whole(self, key, *more)

@@ -6,8 +6,7 @@ Importing this module skips the tests if selenium is not installed.
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from docmodels import cross_encoder
 from servers import serving
+from waiting import until
 
 pytest.importorskip("selenium")
 from selenium import webdriver  # noqa: E402
@@ -67,17 +67,6 @@ def page(driver: Any, server: Any) -> Any:
     until(lambda: text(driver, "status") == "healthy")
     yield driver
     assert not [entry for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-
-def until(done: Callable[[], Any]) -> Any:
-    """Wait until a function returns a true value, and return this value."""
-    deadline = time.monotonic() + WAITS
-    while True:
-        found = done()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"the condition was not met within {WAITS} s"
-        time.sleep(0.02)
 
 
 def text(driver: Any, name: str) -> str:

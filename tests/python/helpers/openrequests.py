@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from mpool import child_processes, native_calls
 from mpool.conversation import grammar, rendering
 from mpool.runtime import awaiting
+
+from waiting import until
 
 
 def opened() -> dict[str, int]:
@@ -25,7 +25,4 @@ def opened() -> dict[str, int]:
 
 def check_all_ended(before: dict[str, int], seconds: float = 10.0) -> None:
     """Wait until no more is open than `before`: threads take notice of the end of a request after its caller."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(count > before.get(name, 0) for name, count in opened().items()):
-        time.sleep(0.01)
-    assert not {name: count for name, count in opened().items() if count > before.get(name, 0)}
+    until(lambda: not any(count > before.get(name, 0) for name, count in opened().items()), seconds, opened)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import tinymodels
-from poolstates import LONG, until
+from poolstates import LONG
 from poolstates import broken as broken
+from waiting import until
 
 import mpool
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,6 @@ import mpool
 
 TEXT: dict[str, Any] = dict(temperature=0, max_tokens=2, ignore_eos=True)
 LONG: dict[str, Any] = dict(prompt="a", max_tokens=1900, n=64, ignore_eos=True)
-
-
-def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait until `what` returns a true value, and return it."""
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, f"the condition was still false after {seconds} s"
-        time.sleep(0.005)
-    return found
 
 
 def row_of(pool: mpool.Pool) -> Any:

@@ -17,6 +17,7 @@ from mpool.server.settings import Settings
 
 TOKEN = "a token of this test!".replace(" ", "-")
 SETTINGS = Settings(port=8000)
+LIMITS = Limits()
 
 
 class Responses:
@@ -66,7 +67,7 @@ def dies(after: int, healthy: Callable[..., AsyncIterator[Any]]) -> Callable[...
     return respond
 
 
-def ask(handle: Any, path: str, body: Any = None, settings: Settings = SETTINGS, limits: Limits = Limits(),
+def ask(handle: Any, path: str, body: Any = None, settings: Settings = SETTINGS, limits: Limits = LIMITS,
         **headers: str) -> Any:
     """Send a request to a front with this handle and return the response."""
     return asyncio.run(request(handle, path, body, settings, limits, **headers))

@@ -36,7 +36,7 @@ def _wanted(name: str) -> bool:
     return name not in LARGE or _on("MPOOL_SLOW") or "--slow" in sys.argv
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _find(name: str) -> tuple[Path | None, str]:
     """Return the path of the weights, or None and the reason why they are not available."""
     folder = os.environ.get("MPOOL_TEST_WEIGHTS")

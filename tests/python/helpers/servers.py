@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +21,9 @@ pytest.importorskip("msgspec")
 import mpool  # noqa: E402
 from mpool.server.serving import Serving  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
+
+import waiting  # noqa: E402
+from waiting import until  # noqa: E402
 
 
 @contextmanager
@@ -205,10 +207,6 @@ def ask(server: Serving | Process, path: str, body: Any = None, *lines: str) -> 
 
 def idle(server: Serving, seconds: float = 10.0) -> None:
     """Wait until the server has no running request or stream. A client may get its response slightly earlier."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        state = server.state
-        if not state.streams and not state.running and not any(row.running or row.queued for row in state.pool.ps()):
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"requests still run: {server.state.streams} streams\n{server.state.pool.ps()}")
+    state = server.state
+    until(lambda: not state.streams and not state.running, seconds, lambda: f"{state.streams} streams")
+    waiting.idle(state.pool, seconds)

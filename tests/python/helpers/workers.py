@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from servers import Raw, idle, running
+from waiting import until
 from mpool.server.worker import Worker, worker_config, worker_settings
 
 TERMINAL = ("end", "error")
@@ -102,14 +102,6 @@ def refused(server: Any, **body: Any) -> tuple[int, dict[str, Any]]:
 def text_of(events: list[Event]) -> str:
     """Return the text that a job generated."""
     return "".join(data["t"] for name, data in events if name == "token")
-
-
-def until(met: Any, seconds: float = 60.0) -> None:
-    """Wait until a condition is true."""
-    deadline = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < deadline, f"the condition was still false after {seconds} s"
-        time.sleep(0.002)
 
 
 def free(worker: Worker) -> None:

@@ -27,7 +27,7 @@ import mpool  # noqa: E402
 from mpool.integrations.ray import _share, routing  # noqa: E402
 from mpool.integrations.ray import pools as replicas  # noqa: E402
 from mpool.integrations.ray.pools import Pools, operations  # noqa: E402
-from mpool.integrations.ray.race import Limits
+from mpool.integrations.ray.race import Limits  # noqa: E402
 
 from raycalls import (  # noqa: E402
     CHAT, HEAD, Handle, SETTINGS, STREAM_HEAD, ask, contents, dies, forever, part, request,
@@ -200,8 +200,8 @@ def test_a_slow_replica_keeps_its_request() -> None:
         yield answer
 
     ended_before_the_response = list[str]()
-    for replicas, attempts, ended in (((busy,), 1, 0), ((late, lambda scope, body: forever([])), 2, 1)):
-        handle, selector = Handle(*replicas), InstantSelector()
+    for listed, attempts, ended in (((busy,), 1, 0), ((late, lambda scope, body: forever([])), 2, 1)):
+        handle, selector = Handle(*listed), InstantSelector()
         loop = asyncio.SelectorEventLoop(selector)
         loop.time = lambda selector=selector: selector.now  # type: ignore[method-assign]
         try:

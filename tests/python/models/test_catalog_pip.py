@@ -15,7 +15,8 @@ import threading
 import time
 import zipfile
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from wheels import write_wheel

@@ -21,7 +21,6 @@ from mpool.models import (
     KeyRef,
     LocalRef,
     PipRef,
-    describe,
     load_catalogue,
     parse_reference,
     resolve,

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from hubserver import Child, Hub, Repo, commit, sha256

@@ -255,8 +255,8 @@ def test_image_placeholders_are_not_tokens(tmp_path: Path) -> None:
         assert runs == [[len(head), 25, 1], [len(head) + 25 + len(line), 25, 1]]
         assert (made.prompt == UNKNOWN).sum() > 50 + len(line)  # the words of the text are unknown too
         done = pool.vision(image, "w10 \u00fc w11", str(tmp_path), temperature=0, max_tokens=3)
-        assert len(done.token_ids) <= 3 and done.usage.prompt_tokens == len(vision_request(pool, 
-            image, "w10 \u00fc w11", str(tmp_path), {}).prompt)
+        assert len(done.token_ids) <= 3 and done.usage.prompt_tokens == len(vision_request(
+            pool, image, "w10 \u00fc w11", str(tmp_path), {}).prompt)
         with pytest.raises(errors.InvalidArgument, match=r"U\+FDD8 to U\+FDDB"):
             pool.vision(image, "\ufdd8\ufdd9\ufdda\ufddb", str(tmp_path))
         talk = [{"role": role, "content": word} for role, word in (

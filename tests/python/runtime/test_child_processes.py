@@ -24,6 +24,7 @@ from mpool import child_processes
 from mpool.child_processes import Children, Source
 from mpool.errors import SpawnFailed, Timeout
 
+import waiting
 from childprograms import LIMITS, alive, end, forked, pids, program, states
 
 ENDLESS = "while True: pass"
@@ -44,15 +45,14 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     yield make
     for one in made:
         end(one)
-    until(lambda: [process.poll() for process in child_processes._unreaped] is not None and set(states()) <= before)
+    for process in [*child_processes._unreaped]:
+        process.wait(30)
+    until(lambda: set(states()) <= before)
     until(lambda: len(os.listdir("/proc/self/fd")) <= len(files))
 
 
 def until(met: Callable[[], Any], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end, f"the condition is still false; child processes: {states()}"
-        time.sleep(0.002)
+    waiting.until(met, seconds, states)
 
 
 def ask(made: Children, value: bytes = b"v", source: Source | None = None, deadline: float | None = None,

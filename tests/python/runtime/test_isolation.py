@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import pytest
 import mpool
 from mpool.runtime import isolation as _isolated
 from pooloptions import wide as wide
-from poolstates import LONG, TEXT, row_of, until
+from poolstates import LONG, TEXT, row_of
 from isolated import children, pool_of, processes, signal_all
+from waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
 FATAL = [signal.SIGKILL, signal.SIGSEGV]

@@ -16,8 +16,9 @@ import mpool
 
 import visionmodels
 from isolated import children, pool_of, processes, signal_all
-from poolstates import row_of, until
+from poolstates import row_of
 from visionmodels import image, text
+from waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "compute": "float32", "ignore_eos": True}

@@ -19,6 +19,7 @@ from mpool.errors import Overloaded, ShuttingDown, SpawnFailed, Timeout
 from mpool.native_calls import ThreadGroup
 
 from processes import script_result
+from waiting import until
 
 
 @pytest.fixture
@@ -43,13 +44,6 @@ class Gate:
         self.entered.release()
         assert self.event.wait(30)
         return values
-
-
-def until(met: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_results_and_errors(group: Any) -> None:

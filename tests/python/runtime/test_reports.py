@@ -216,10 +216,10 @@ def test_every_metric_has_its_own_value() -> None:
         assert series[f"mpool_{name}",] == found[name]
     labels = ("capability", "text_embedding"), ("model", "a")
     for name in metrics.MODEL_GAUGES:
-        assert series[f"mpool_model_{name}", *labels] == model[name]
+        assert series[(f"mpool_model_{name}", *labels)] == model[name]
     for name in metrics.MODEL_COUNTERS:
-        assert series[f"mpool_model_{name}_total", *labels] == model[name]
-    assert series["mpool_model_healthy", *labels] == 0
+        assert series[(f"mpool_model_{name}_total", *labels)] == model[name]
+    assert series[("mpool_model_healthy", *labels)] == 0
     for name, suffix in [*((name, "_total") for name in metrics.WORKER_COUNTERS),
                          *((name, "") for name in metrics.WORKER_GAUGES)]:
         assert series[f"mpool_worker_{name}{suffix}", ("model", "a"), ("worker", "0")] == model["per_worker"][0][name]
@@ -229,8 +229,9 @@ def test_every_metric_has_its_own_value() -> None:
         for state, count in counts.items():
             assert series["mpool_native_calls", ("kind", kind), ("state", state)] == count
     for name in ("min", "max", "p50", "p99"):
-        assert series[f"mpool_latency_{name}_seconds", *labels] == model["latency"][name]
-    assert series["mpool_latency_seconds_sum", *labels] == 0.75 and series["mpool_latency_seconds_count", *labels] == 3
+        assert series[(f"mpool_latency_{name}_seconds", *labels)] == model["latency"][name]
+    assert series[("mpool_latency_seconds_sum", *labels)] == 0.75
+    assert series[("mpool_latency_seconds_count", *labels)] == 3
     buckets = {name[2]: value for name, value in (((key[0], key[1:3], dict(key[1:]).get("le")), value)
                                                   for key, value in series.items() if ("model", "a") in key)
                if name[0] == "mpool_latency_seconds_bucket"}

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from scheduler import Scheduler, answered, cooperative, explore
 
 import mpool
 from mpool import _core, _functions, aio
-from mpool.runtime import awaiting, logs, watching
+from mpool.runtime import awaiting, logs
 
 SEEDS = range(5)
 MANY = range(800)

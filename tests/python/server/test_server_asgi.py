@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -30,6 +29,8 @@ import mpool  # noqa: E402
 from mpool.server import create_app  # noqa: E402
 from mpool.server.application import Application  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
+
+from waiting import idle  # noqa: E402
 
 TOKEN = "0123456789abcdefABCDEF"
 LONG = {"model": "llama", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -224,14 +225,6 @@ def listening() -> Iterator[socket.socket]:
     """A listening socket on a free port of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as made:
         yield made
-
-
-def idle(pool: mpool.Pool, seconds: float = 20.0) -> None:
-    """Wait until the pool has no running or queued request."""
-    end = time.monotonic() + seconds
-    while any(row.running or row.queued for row in pool.ps()):
-        assert time.monotonic() < end, pool.ps()
-        time.sleep(0.01)
 
 
 # ---- servers ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+import waiting
 from servers import Raw, ask, idle, serving
+from waiting import until
 
 import msgspec  # noqa: E402 - servers.py skips the tests if it is not installed
 from mpool.server.dashboard import FILES  # noqa: E402
@@ -128,22 +130,18 @@ def test_openapi_document_has_the_routes_of_the_dashboard(server: Any) -> None:
 # ---- requests in flight ----------------------------------------------------------------------------------------------
 
 def _running(server: Any, path: str) -> Any:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        found = [one for one in ask(server, "/api/mpool/state")[1]["requests"] if one["path"] == path]
-        if found:
-            return found[0]
-        time.sleep(0.01)
-    raise AssertionError("the request is not in the snapshot")
+    def found() -> Any:
+        return [one for one in ask(server, "/api/mpool/state")[1]["requests"] if one["path"] == path]
+
+    return until(found)[0]
 
 
 def test_cancelled_stream_has_one_final_event(llama: Path) -> None:
     with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
         path = "/v1/chat/completions"
         raw.request(path, json.dumps(ENDLESS).encode())
-        deadline = time.monotonic() + 30
-        while not (found := _running(server, path))["chunks"]:
-            assert time.monotonic() < deadline
+        until(lambda: _running(server, path)["chunks"])
+        found = _running(server, path)
         assert found["model"] == "llama" and found["seconds"] >= 0
         assert ask(server, "/api/mpool/cancel", {"id": found["id"]}) == (200, {"id": found["id"], "cancelled": True})
         status, headers, data = raw.answer()  # the chunked body is complete
@@ -224,10 +222,7 @@ def test_cancel_of_a_stream_whose_client_does_not_read(llama: Path) -> None:
         found = _running(server, "/v1/chat/completions")
         time.sleep(0.5)
         assert ask(server, "/api/mpool/cancel", {"id": found["id"]})[1]["cancelled"]
-        deadline = time.monotonic() + 20
-        while any(row.running or row.queued for row in server.state.pool.ps()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        waiting.idle(server.state.pool)
         status, _, data = raw.answer()
         assert status == 200 and data.count(b'"error"') == 1 and b"[DONE]" not in data
 
@@ -245,11 +240,11 @@ def test_cancel_of_an_unknown_id(server: Any) -> None:
 # ---- requests that ended ---------------------------------------------------------------------------------------------
 
 def _history(server: Any, count: int) -> list[Any]:
-    deadline = time.monotonic() + 30
-    while len(found := ask(server, "/api/mpool/history")[1]["requests"]) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return list(found)
+    def found() -> Any:
+        return ask(server, "/api/mpool/history")[1]["requests"]
+
+    until(lambda: len(found()) >= count)
+    return list(found())
 
 
 def test_history_has_the_tokens_and_the_outcome_of_every_protocol(llama: Path, bert: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import mpool
 from servers import Raw, ask, idle, serving
+from waiting import until
 
 openai = pytest.importorskip("openai")
 
@@ -335,10 +336,7 @@ def test_disconnect_cancels_the_request(server: Any, streams: bool) -> None:
     for body in (LONG, {**LONG, "messages": [{"role": "user", "content": "word " * 2900}], "max_tokens": 1000}):
         with Raw(server) as raw:
             raw.request("/v1/chat/completions", json.dumps({**body, "stream": streams}).encode())
-            until = time.monotonic() + 20
-            while not any(row.running for row in pool.ps()) and time.monotonic() < until:
-                time.sleep(0.001)
-            assert any(row.running for row in pool.ps())
+            until(lambda: any(row.running for row in pool.ps()))
         disconnected = time.monotonic()
         idle(server)
         assert time.monotonic() - disconnected < 5.0
@@ -349,9 +347,7 @@ def test_client_that_does_not_read_is_paused_and_then_disconnected(llama: Path) 
         with Raw(made) as raw:
             body = {**LONG, "n": 8, "stream": True}
             raw.request("/v1/chat/completions", json.dumps(body).encode())
-            until = time.monotonic() + 20
-            while not made.state.streams and time.monotonic() < until:
-                time.sleep(0.001)
+            until(lambda: made.state.streams)
             idle(made, 60)  # the client has read nothing: the server ended the request
             assert raw.closed()
         assert ask(made, "/health")[0] == 200
@@ -389,10 +385,7 @@ def test_stopped_server_ends_every_stream(llama: Path) -> None:
         threads = [threading.Thread(target=request) for _ in range(4)]
         for thread in threads:
             thread.start()
-        until = time.monotonic() + 20
-        while made.state.streams < 4 and time.monotonic() < until:
-            time.sleep(0.005)
-        assert made.state.streams == 4
+        until(lambda: made.state.streams == 4)
     for thread in threads:
         thread.join(30)
     assert len(found) == 4

@@ -142,7 +142,7 @@ def test_tokens_are_streamed_while_the_job_runs(slow_worker: Worker) -> None:
     """The client receives tokens before the job is complete."""
     events = Events(slow_worker.serving, job_id="made", prompt="Count: one, two,", max_tokens=400, **GREEDY)
     seen = 0
-    for name, data in events:
+    for name, _ in events:
         if name == "token":
             seen += 1
             if seen == 3:

@@ -6,7 +6,7 @@ import lzma
 import re
 import sys
 import unicodedata
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ GOLDENS = PARITY / "goldens"
 TEXTS = lines(make_goldens.LINES)
 
 
-@lru_cache(maxsize=None)
+@cache
 def vocabs() -> dict[str, dict[str, Any]]:
     return make_vocabs.load()
 
@@ -71,7 +71,7 @@ def test_lines_are_those_of_the_goldens() -> None:
 LINES_DIGEST = "f3b52dd4"
 
 
-@lru_cache(maxsize=None)
+@cache
 def pre_goldens() -> dict[str, bytes]:
     data = lzma.decompress((GOLDENS / "pre.xz").read_bytes())
     size = make_goldens.PRE_LINES // make_goldens.PRE_GROUP * 4

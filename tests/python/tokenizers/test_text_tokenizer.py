@@ -9,9 +9,10 @@ import json
 import os
 import sys
 import threading
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def refused(kv: dict[str, Any], field: str, error: type = FormatError) -> Any:
     return caught.value
 
 
-@lru_cache(maxsize=None)
+@cache
 def big(name: str) -> Tokenizer:
     return tokenizer_of(make_vocabs.load()[name])
 

@@ -1,0 +1,23 @@
+"""Waits for a condition, and for an idle pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import mpool
+
+
+def until(met: Callable[[], Any], seconds: float = 30.0, state: Callable[[], Any] | None = None) -> Any:
+    """Wait until `met` returns a true value, and return it. After `seconds`, fail with the value of `state`."""
+    end = time.monotonic() + seconds
+    while not (found := met()):
+        assert time.monotonic() < end, f"the condition was still false after {seconds} s: {state and state()}"
+        time.sleep(0.002)
+    return found
+
+
+def idle(pool: mpool.Pool, seconds: float = 20.0) -> None:
+    """Wait until the pool has no running and no queued request."""
+    until(lambda: not any(row.running or row.queued for row in pool.ps()), seconds, pool.ps)
