@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import mpool
+import quantisedfiles
 import tinymodels
 from realmodels import real_path
 
@@ -564,8 +565,8 @@ def test_random_blocks_have_values_of_weights(kind: str) -> None:
 def test_synthetic_models_are_loaded(write: Any, sizes: dict[str, int], read: str, tmp_path: Path) -> None:
     """A small model of each shape generates text, and the bytes that a token reads are those of the used weights."""
     gguf = pytest.importorskip("gguf")
-    path = str(tmp_path / "model.gguf")
-    count = write(path, str(real_path("smollm2")), layers=1, width=256, words=49_152, **sizes)
+    path, vocabulary = str(tmp_path / "model.gguf"), quantisedfiles.write("llama", "F32", tmp_path)
+    count = write(path, str(vocabulary), layers=1, width=256, words=2000, **sizes)
     with mpool.Pool() as pool:
         done = pool.generate([1, 2, 3], model=path, max_tokens=4, temperature=0, ignore_eos=True)
     assert done.usage.completion_tokens == 4
