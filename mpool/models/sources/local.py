@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 
 from ...errors import FileError, FormatError, InvalidArgument
-from ..files import PICKLE_SUFFIXES, Folder, close, file_kind, open_regular, read_exactly, refuse_pickle
+from ..files import (
+    PICKLE_SUFFIXES,
+    SAFE_FORMATS,
+    Folder,
+    close,
+    file_kind,
+    open_regular,
+    read_exactly,
+    refuse_pickle,
+    unread_hint,
+)
+from ..json_strict import shorten
 from ..layout import gguf_models
 from ..references import LocalRef
 from . import Resolved
@@ -41,7 +53,20 @@ def kind_of_file(path: str) -> str:
         refuse_pickle(path, name)
     raise FormatError(f"{path}: unknown file format: the magic number is {start[:4].hex() or 'missing'}, expected "
                       "47475546 (GGUF)", file=path, offset=0, field="magic", got=start[:4].hex() or "nothing",
-                      allowed="47475546 (GGUF)", hint="Pass a .gguf file, or a folder with config.json")
+                      allowed="47475546 (GGUF)",
+                      hint=unread_hint([name]) or "Pass a .gguf file, or a folder with config.json")
+
+
+def _hint_without_model(folder: Folder) -> str:
+    """Return what to pass in place of a folder without a model."""
+    names = folder.names()
+    cached = re.fullmatch("models--(.+?)--(.+)", os.path.basename(folder.path))
+    if cached and "snapshots" in names:
+        return f"This folder is a part of the hub's cache: pass {cached[1]}/{cached[2]}"
+    inside = [name for name in names if os.path.isfile(os.path.join(folder.path, name, "config.json"))]
+    if inside:
+        return f"These folders inside have config.json, pass one of them: {', '.join(map(shorten, inside[:8]))}"
+    return unread_hint(names) or f"mpool needs config.json with {SAFE_FORMATS}"
 
 
 def resolve(ref: LocalRef) -> Resolved:
@@ -79,5 +104,5 @@ def resolve(ref: LocalRef) -> Resolved:
     for name in folder.pickles():
         refuse_pickle(path, name)
     raise FormatError(f"{path}: the folder holds no model: it has neither config.json, modules.json, model_index.json "
-                      "nor a .gguf file", file=path, field="files",
+                      "nor a .gguf file", file=path, field="files", hint=_hint_without_model(folder),
                       allowed="a folder of transformers, sentence-transformers or diffusers, or one with a GGUF model")

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -164,10 +165,28 @@ def test_config_as_a_fifo_does_not_hang(tmp_path: Path) -> None:
         describe_folder(path, key="k", ref="r")
 
 
-def test_a_folder_without_a_model(pool: mpool.Pool, tmp_path: Path) -> None:
-    message = r": the folder holds no model: it has neither config.json, .* nor a .gguf file$"
-    with pytest.raises(errors.FormatError, match=message):
-        pool.load(tmp_path)
+@pytest.mark.parametrize("place, made, hint", [
+    ("a", [], "mpool needs config.json with model.safetensors "),
+    ("a", ["model.onnx"], "mpool does not read model.onnx. Use model.safetensors "),
+    ("a", ["x/config.json", "y/config.json", "z/notes.txt"], "These folders inside have config.json, .*: x, y$"),
+    ("models--org--a--b", ["snapshots/1/config.json"], "This folder is a part of the hub's cache: pass org/a--b$"),
+    ("models--org--a", ["x/config.json"], "These folders inside have config.json, .*: x$")])
+def test_a_folder_without_a_model(pool: mpool.Pool, tmp_path: Path, place: str, made: list[str], hint: str) -> None:
+    """The error says what to pass instead."""
+    for name in made:
+        (tmp_path / place / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / name).write_bytes(b"")
+    (tmp_path / place).mkdir(exist_ok=True)
+    message = r": the folder holds no model: it has neither config.json, .* nor a .gguf file"
+    with pytest.raises(errors.FormatError, match=message) as caught:
+        pool.load(tmp_path / place)
+    assert re.match(hint, caught.value.hint or "")
+
+
+def test_a_file_for_another_engine_is_named(pool: mpool.Pool, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x07")
+    with pytest.raises(errors.FormatError, match="expected 47475546 .*mpool does not read model.onnx. Use "):
+        pool.load(tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("name, named", [("model.onnx", "model.onnx"), ("onnx/model.onnx", "onnx"),
