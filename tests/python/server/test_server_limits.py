@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("msgspec")
 
 from mpool import errors as library  # noqa: E402
-from mpool.server import classifying, labelling, ollama, ollama_models, operations, sampling, worker  # noqa: E402
+from mpool.server import bodies, classifying, labelling, ollama, ollama_models, operations, sampling  # noqa: E402
+from mpool.server import worker  # noqa: E402
 from mpool.server.errors import Refusal, refusal_of  # noqa: E402
 from mpool.server.openai import namespaces, text  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
@@ -52,6 +54,19 @@ def test_size_of_scores(labels: bool, inputs: int) -> None:
     assert (found.code, found.param) == ("request_too_large", "input")
     assert found.detail == (f"The response of `input` would have {(inputs + 1) * size:,} bytes, for {inputs + 1:,} "
                             "inputs and 2 labels; at most 67,108,864 are allowed. Send fewer inputs per request.")
+
+
+@pytest.mark.parametrize("name, most, make, words", [
+    ("_MAX_CONTAINERS", 7, lambda n: [[]] * (n - 1), "lists and objects"),
+    ("_MAX_FIELDS", 5, lambda n: {str(at): 0 for at in range(n)}, "fields"),
+    ("_MAX_VALUES", 9, lambda n: [0] * n, "values")])
+def test_numbers_of_parts_of_a_body(monkeypatch: pytest.MonkeyPatch, name: str, most: int, make: Any,
+                                    words: str) -> None:
+    for limit in ("_MAX_CONTAINERS", "_MAX_FIELDS", "_MAX_VALUES"):
+        monkeypatch.setattr(bodies, limit, most if limit == name else 1000)
+    bodies.check_size(json.dumps(make(most)).encode())
+    found = refused(lambda: bodies.check_size(json.dumps(make(most + 1)).encode()))
+    assert (found.code, found.detail) == ("request_too_large", f"A body must have at most {most} {words}.")
 
 
 def test_size_of_spans() -> None:

@@ -311,6 +311,35 @@ def test_truncation_and_padding_of_the_json_file_are_disabled(tmp_path: Path) ->
     assert [table.data[table.offsets[at]:table.offsets[at + 1]] for at in (2, 4, 6)] == [b"", b" a", b"b"]
 
 
+_REPLACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+_DECODERS: dict[str, tuple[dict[str, Any], list[str], list[bytes]]] = {
+    "ByteLevel": ({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+                  ["Ġa", "Ã", "©", "▁"], [b" a", b"\xc3", b"\xa9", "▁".encode()]),
+    "WordPiece": ({"type": "WordPiece", "prefix": "@@", "cleanup": False}, ["a", "@@b", "##c"], [b" a", b"b", b" ##c"]),
+    "Metaspace": ({"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},
+                  ["_a", "b_c", "▁"], [b" a", b"b c", "▁".encode()]),
+    "BPEDecoder": ({"type": "BPEDecoder", "suffix": "</e>"}, ["a", "b</e>", "c</w>"], [b"a", b"b ", b"c</w>"]),
+    "Replace": (_REPLACE, ["▁a▁", "<0xC3>"], [b" a ", b"<0xC3>"]),
+    "Llama": ({"type": "Sequence", "decoders": [_REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"},
+                                                {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+              ["▁a", "b▁c", "<0xC3>", "<0xA9>", "<0x4>"], [b" a", b"b c", b"\xc3", b"\xa9", b"<0x4>"]),
+}
+
+
+@pytest.mark.parametrize("kind", _DECODERS)
+def test_bytes_of_json_tokens_for_each_decoder(tmp_path: Path, kind: str) -> None:
+    decoder, texts, expected = _DECODERS[kind]
+    vocab = {text: token for token, text in enumerate(["[UNK]", *texts])}
+    path = write_json(tmp_path, added_tokens=[], normalizer=None, pre_tokenizer=None, post_processor=None,
+                      truncation=None, padding=None, decoder=decoder,
+                      model={"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"})
+    tokenizer = json_tokenizer(path)
+    table = tokenizer.token_table()
+    found = [table.data[table.offsets[at]:table.offsets[at + 1]] for at in range(1, len(vocab))]
+    assert found == expected
+    assert tokenizer.decode(range(1, len(vocab))).strip() == b"".join(expected).decode().strip()
+
+
 def test_json_control_tokens_in_text(tmp_path: Path) -> None:
     tokenizer = json_tokenizer(write_json(tmp_path))
     assert tokenizer.encode("a [SEP] b").tolist() == [2, 4, 8, 11, 9, 5, 3]
