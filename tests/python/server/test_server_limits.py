@@ -16,8 +16,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("msgspec")
 
 from mpool import errors as library  # noqa: E402
-from mpool.server import bodies, classifying, labelling, ollama, ollama_models, operations, sampling  # noqa: E402
-from mpool.server import worker  # noqa: E402
+from mpool.server import bodies, classifying, fill_in, labelling, ollama, ollama_models, operations  # noqa: E402
+from mpool.server import sampling, worker  # noqa: E402
 from mpool.server.errors import Refusal, refusal_of  # noqa: E402
 from mpool.server.openai import namespaces, text  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
@@ -67,6 +67,21 @@ def test_numbers_of_parts_of_a_body(monkeypatch: pytest.MonkeyPatch, name: str, 
     bodies.check_size(json.dumps(make(most)).encode())
     found = refused(lambda: bodies.check_size(json.dumps(make(most + 1)).encode()))
     assert (found.code, found.detail) == ("request_too_large", f"A body must have at most {most} {words}.")
+
+
+def test_a_prompt_with_a_suffix_has_special_tokens_once() -> None:
+    """They stand before the whole prompt, and not before its two texts."""
+    def tokenize(text: str, add_special: bool = True) -> list[int]:
+        return [1] * add_special + [ord(char) for char in text]
+
+    def served(tokens: tuple[int, int, int] | None) -> Any:
+        tokenizer = SimpleNamespace(fill_in_tokens=lambda: tokens, prefix_ids=(1,))
+        return SimpleNamespace(model=SimpleNamespace(tokenize=tokenize, _entry=SimpleNamespace(
+            tokenizer=lambda: tokenizer)))
+
+    assert asyncio.run(fill_in.prompt_ids(served((5, 6, 7)), "ab", "c")) == [1, 5, 97, 98, 6, 99, 7]
+    found = refused(lambda: asyncio.run(fill_in.prompt_ids(served(None), "ab", "c")))
+    assert (found.code, found.param) == ("unsupported_parameter", "suffix")
 
 
 def test_size_of_spans() -> None:
