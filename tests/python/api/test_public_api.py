@@ -165,6 +165,7 @@ for old, homes in _renamed.MODULES.items():
             if not name.startswith("__"):
                 assert getattr(module, name) is getattr(target, name), (old, home, name)
         assert own, home
+    assert not hasattr(module, "__all__") and not hasattr(module, "__path__"), old
     try:
         module.no_such_name
     except AttributeError as error:
