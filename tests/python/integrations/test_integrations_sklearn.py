@@ -77,7 +77,7 @@ def test_vectors_equal_those_of_embed(bert: Path) -> None:
 
 
 def test_tags_describe_the_inputs(bert: Path) -> None:
-    """Tools of scikit-learn choose inputs by these tags: texts, in one dimension; no numbers; NaN as ``on_error`` says."""
+    """Tools of scikit-learn choose inputs by these tags: texts in one dimension, NaN as ``on_error`` says."""
     for on_error in ("raise", "null"):
         tags = get_tags(EmbeddingTransformer(str(bert), on_error=on_error))
         given = tags.input_tags

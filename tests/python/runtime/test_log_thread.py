@@ -131,7 +131,8 @@ def test_a_start_that_fails_is_tried_again_and_warned_of_once(steps: list[Any], 
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_a_thread_whose_start_was_interrupted_takes_its_place(steps: list[Any], drain: logs._Drain, stops: bool) -> None:
+def test_a_thread_whose_start_was_interrupted_takes_its_place(steps: list[Any], drain: logs._Drain,
+                                                              stops: bool) -> None:
     """A signal can interrupt ``start`` after the thread exists and before it is recorded."""
     seen: list[Any] = []
 

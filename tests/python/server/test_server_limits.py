@@ -18,7 +18,7 @@ pytest.importorskip("msgspec")
 from mpool import errors as library  # noqa: E402
 from mpool.server import bodies, classifying, fill_in, labelling, ollama, ollama_models, operations  # noqa: E402
 from mpool.server import sampling, worker  # noqa: E402
-from mpool.server.errors import Refusal, refusal_of  # noqa: E402
+from mpool.server.errors import TABLE, Refusal, refusal_of  # noqa: E402
 from mpool.server.openai import namespaces, text  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
 
@@ -121,6 +121,15 @@ def test_reasons_of_failed_downloads(error: mpool.MpoolError, reason: str, monke
     if isinstance(error, library.DownloadError):
         error._reason = "the server did not answer"
         assert ollama_models._reason(error) == "The server did not answer."
+
+
+@pytest.mark.parametrize("code", TABLE)
+def test_statuses_and_types_of_errors_agree(code: str) -> None:
+    """A client repeats a request only after an error of the server, a conflict or a limit of rates."""
+    row = Refusal(code).row
+    assert 400 <= row.status < 600 and row.kind.endswith("_error") and row.text.endswith((".", "?"))
+    assert (row.kind == "server_error") == (row.status >= 500)
+    assert row.retry_after == 0 or row.status >= 500 or row.status in (409, 429)
 
 
 #: Error of the library -> code of the server, also for the classes below it.
