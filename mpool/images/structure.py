@@ -26,8 +26,8 @@ _SOS, _EOI, _SOI = 0xDA, 0xD9, 0xD8
 #: The end of a marker: its last fill byte, and the byte after it, which is no stuffed zero. An expression that also
 #: matched the other fill bytes would take quadratic time for fill bytes without an end.
 _MARKER = re.compile(rb"\xff([^\xff\x00])", re.DOTALL)
-#: A marker that ends the entropy-coded data of a scan. Restart markers are part of that data.
-_END_OF_SCAN = re.compile(rb"\xff([^\xff\x00\xd0-\xd7])", re.DOTALL)
+#: A marker that is no restart marker: these are part of the entropy-coded data of a scan.
+_SEGMENT = re.compile(rb"\xff([^\xff\x00\xd0-\xd7])", re.DOTALL)
 
 
 def check_head(data: bytes, name: str) -> None:
@@ -85,18 +85,17 @@ def check_run_lengths(compression: object, pixels: int, name: str) -> None:
 
 def _count_scans(data: bytes, most: int) -> int:
     """Return the number of scans, at most ``most + 1``. Follows the segments as libjpeg does, up to the end marker."""
-    scans, at, inside = 0, 2, False
-    while (found := (_END_OF_SCAN if inside else _MARKER).search(data, at)) is not None:
+    scans, at = 0, 2
+    while (found := _SEGMENT.search(data, at)) is not None:
         marker, at = found[1][0], found.end()
         if marker == _EOI:
             break
-        if marker <= 1 or 0xD0 <= marker <= _SOI:  # markers without a length
+        if marker in (1, _SOI):  # markers without a length
             continue
         if marker == _SOS:
             scans += 1
             if scans > most:
                 break
-        inside = inside or marker == _SOS
         at += int.from_bytes(data[at:at + 2], "big")
     return scans
 

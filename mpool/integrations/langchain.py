@@ -293,7 +293,7 @@ class MpoolEmbeddings(BaseModel, Embeddings):
         384
     """
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid")
 
     model: Any = None
     options: dict[str, Any] = Field(default_factory=dict)

@@ -26,7 +26,7 @@ def prometheus(pool: Host) -> str:
     except ImportError:
         raise Unsupported("Prometheus metrics need the package prometheus_client", hint=install_hint("server")) \
             from None
-    registry = CollectorRegistry(auto_describe=False)
+    registry = CollectorRegistry()
     registry.register(_Source(collect(pool)))  # type: ignore[arg-type]
     return generate_latest(registry).decode()
 

@@ -211,8 +211,6 @@ def _later_characters(units: np.ndarray, root: int) -> list[str]:
         # walk one character from every state in `heads`: `states` and the bytes of the character so far
         states, prefixes, ends = heads, [b""] * heads.size, []
         for _ in range(4):
-            if not states.size:
-                break
             parent, label, index = _children(units, states, np.arange(1, 256, dtype=np.int64))
             target = index ^ _jump(units[index])
             grown: dict[tuple[int, bytes], None] = {}

@@ -7,7 +7,7 @@ template can write, and the bytes of every token for streaming.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -247,11 +247,7 @@ class Tokenizer:
                     bodies[at] = body[len(body) - room:] if self._truncate_left else body[:room]
         offsets = np.zeros(len(bodies) + 1, dtype=np.int64)
         np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=len(bodies)) + around, out=offsets[1:])
-        rows: Iterator[Sequence[int]]
-        if around:
-            rows = chain.from_iterable((prefix, body, suffix) for body in bodies)
-        else:
-            rows = iter(bodies)
+        rows = chain.from_iterable((prefix, body, suffix) for body in bodies)
         ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
         return Packed(ids, offsets)
 

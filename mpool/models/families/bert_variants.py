@@ -110,7 +110,7 @@ def read_albert(config: Fields, row: Architecture) -> Config:
         raise LimitError(f"{config.file}: {config.name('num_hidden_layers')} times inner_group_num is "
                          f"{layers * inner}, mpool supports at most {MAX_LAYERS} layers")
     each = layers / groups  # transformers divides in floating point too, so the rounding agrees
-    group = [min(int(number / each), groups - 1) for number in range(layers)]
+    group = [int(number / each) for number in range(layers)]
     found.kv["bert.block_count"] = groups * inner
     found.kv["mpool.layer_order"] = [at * inner + part for at in group for part in range(inner)]
     found.sizes["inner"] = inner

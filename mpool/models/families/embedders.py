@@ -8,7 +8,7 @@ model if it has modules of sentence-transformers, a GGUF file if it states a poo
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
@@ -134,7 +134,7 @@ def read_gemma(config: Fields, row: Architecture) -> Config:
         kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in layers]
     kv.setdefault("mpool.rope_local_base", 10000.0)
     kv["mpool.attention_scale"] = 1 / math.sqrt(config.number("query_pre_attn_scalar", 256.0, above=0.0))
-    kv["mpool.embedding_scale"] = math.sqrt(config.int("hidden_size", low=1))
+    kv["mpool.embedding_scale"] = math.sqrt(cast(int, kv[f"{a}.embedding_length"]))
     kv["mpool.norm_offset"] = 1.0
     return finish(config, kv, used | {"query_pre_attn_scalar", "sliding_window_pattern", "_sliding_window_pattern",
                                       "rope_local_base_freq", "hidden_act", "use_bidirectional_attention"}, tied=True)

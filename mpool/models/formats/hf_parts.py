@@ -183,8 +183,8 @@ def _harmony_end_ids(tokenizer: Fields, vocabulary: int) -> set[int]:
     for token in added if added is not None else ():
         entry = added.get(token)
         if isinstance(entry, dict) and entry.get("content") in HARMONY_ENDS and token.isdecimal():
-            if int(token[:10]) < vocabulary:
-                found.add(int(token[:10]))
+            if len(token) <= 10 and int(token) < vocabulary:
+                found.add(int(token))
     return found
 
 

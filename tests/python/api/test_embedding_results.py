@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpool import SparseVectors, TextEmbeddings, TokenVectors
+from mpool import LabelledSpan, LabelScore, RankedDocument, SparseVectors, TextEmbeddings, TokenVectors
 
 
 class Tokenizer:
@@ -73,3 +73,10 @@ def test_pickles(make: Any) -> None:
         if make is sparse:
             assert found.decoded() == whole.decoded() == [[("t4", 2.0), ("t1", 1.0)], [], [("t0", 3.0)],
                                                           [("t4", 6.0), ("t3", 5.0), ("t2", 4.0)]]
+
+
+@pytest.mark.parametrize("result, text", [
+    (LabelScore(1, "red", 0.5), "red"), (RankedDocument(0, 0.5, "a cat"), "a cat"),
+    (LabelledSpan("PER", 0.5, 3, 6, "Ada"), "Ada")], ids=lambda value: type(value).__name__)
+def test_texts_of_results(result: Any, text: str) -> None:
+    assert str(result) == text == f"{result}"

@@ -9,6 +9,7 @@ import inspect
 import math
 import os
 import pickle
+import re
 import signal
 import sys
 from dataclasses import fields, replace
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool import _forks, checks, config, errors, interpreter, resources
+from mpool import _forks, chaos, checks, config, errors, interpreter, resources
 from mpool.durations import seconds_of
 from mpool.tasks import streams
 
@@ -194,6 +195,31 @@ def test_the_interpreter(monkeypatch: pytest.MonkeyPatch, executable: Any, chose
         get_executable=lambda: executable if chosen is None else chosen))
     found = interpreter.find()
     assert found[0] == path and reason in found[1] and bool(found[1]) == bool(reason)
+
+
+# ---- injected faults -----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("given, rates", [
+    ("fail=1", (0, 1, 0, 0, 0, 0)), ("seed=0,stall=0.25", (0, 0, 0.25, 0, 0, 0)),
+    ({"seed": 2**64 - 1, "die": 1.0}, (2**64 - 1, 0, 0, 1, 0, 0)),
+    ({"slow": 0.5, "memory": 0.5}, (0, 0, 0, 0, 0.5, 0.5)),
+    ({"seed": 1, "fail": 0, "stall": 0.1, "die": 0.2, "slow": 0.3, "memory": 0.4}, (1, 0, 0.1, 0.2, 0.3, 0.4))])
+def test_probabilities_of_faults(given: Any, rates: tuple[float, ...]) -> None:
+    assert chaos.chaos_of(given) == rates
+
+
+@pytest.mark.parametrize("given, words", [
+    ({"seed": -1, "fail": 1}, "seed must be an integer from 0 to 2**64 - 1, got -1"),
+    ({"seed": 2**64, "fail": 1}, "seed must be"), ({"seed": True, "fail": 1}, "seed must be"),
+    ({"seed": 1.0, "fail": 1}, "seed must be"), ({"fail": -0.01}, "fail must be a probability from 0 to 1, got -0.01"),
+    ({"die": 1.01}, "die must be"), ({"slow": True}, "slow must be"), ({"memory": "1"}, "memory must be"),
+    ({"other": 1}, "'other' is unknown"), ("fail=1,fail=1", "'fail' is given twice"),
+    ("fail", "'fail' is not name=number"),
+    ("fail=", "is not name=number"), ("=1", "is not name=number"), ({"fail": 0.6, "die": 0.41}, "at most 1, got 1.01"),
+    ({"seed": 3}, "every probability is 0"), (5, "neither a string nor a mapping")])
+def test_invalid_probabilities_of_faults(given: Any, words: str) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=re.escape(words)):
+        chaos.chaos_of(given)
 
 
 # ---- configuration -------------------------------------------------------------------------------------------------

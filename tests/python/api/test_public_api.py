@@ -108,6 +108,16 @@ def test_arguments_by_position() -> None:
             wrong()
 
 
+def test_wrapped_lines_of_stubs_keep_every_word() -> None:
+    """A parameter that is longer than a line, or has hyphens, is not split."""
+    parameters = ["self", *(f"option_{n}: Literal['a-b-c', 'd e'] = 'a-b-c'" for n in range(6)),
+                  f"long: Literal[{', '.join(repr('x-' * n) for n in range(30))}] = ''", "last: int = 1"]
+    text = stubs._definition("    ", "def f", parameters, "None")
+    assert text.replace(" ", "").replace("\n", "") == f"def f({', '.join(parameters)}) -> None: ...".replace(" ", "")
+    lines = text.split("\n")
+    assert len(lines) >= 5 and all(any(one in line for line in lines) for one in parameters)
+
+
 # ---- old names -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
@@ -139,6 +149,32 @@ assert all(one.category is DeprecationWarning for one in warned)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
+
+def test_old_modules_have_the_names_of_each_new_module() -> None:
+    code = """
+import warnings
+from importlib import import_module
+from mpool import _renamed
+warnings.simplefilter("ignore")
+for old, homes in _renamed.MODULES.items():
+    module = import_module(f"mpool.{old}")
+    for home in homes:
+        target = import_module(f"mpool.{home}")
+        own = [name for name, value in vars(target).items() if getattr(value, "__module__", "").startswith("mpool.")]
+        for name in own:
+            if not name.startswith("__"):
+                assert getattr(module, name) is getattr(target, name), (old, home, name)
+        assert own, home
+    assert not hasattr(module, "__all__") and not hasattr(module, "__path__"), old
+    try:
+        module.no_such_name
+    except AttributeError as error:
+        assert str(error) == f"module 'mpool.{old}' has no attribute 'no_such_name'", error
+    else:
+        raise AssertionError(old)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 

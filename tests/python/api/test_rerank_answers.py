@@ -17,6 +17,7 @@ import mpool
 from mpool.conversation.template import ChatTemplate
 from mpool.tasks import text_embedding as embedding
 from mpool.tasks.options import RerankOptions
+from mpool.tasks.rerank import plan_of
 from mpool.tasks.requests import text_plan
 
 from paritymodels import randomise, torch, transformers
@@ -198,7 +199,7 @@ def test_generation_prompt_of_the_template(pool: mpool.Pool, folder: Path, tmp_p
 def test_control_tokens_in_texts_are_plain_text(pool: mpool.Pool, folder: Path) -> None:
     text = "<|im_end|> <|im_start|>"
     plan = text_plan(pool, str(folder), RerankOptions())
-    ids = embedding.pack(mpool.tasks.rerank.plan_of(plan, text), [text]).ids.tolist()
+    ids = embedding.pack(plan_of(plan, text), [text]).ids.tolist()
     assert ids.count(260) == 3 and ids.count(261) == 2  # only those of the template
 
 

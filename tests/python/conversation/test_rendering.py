@@ -18,6 +18,7 @@ import pytest
 
 from mpool.conversation import rendering
 from mpool.conversation.template import ChatTemplate
+from mpool.conversation.tool_templates import tool_support
 from mpool.errors import SpawnFailed, TemplateError, Timeout
 from mpool.tokenizers import limits
 
@@ -189,6 +190,27 @@ def test_a_hostile_template_is_remembered(renderers: rendering.Renderers, monkey
     assert isinstance(trial.ended().error, TemplateError)
     record.until = 0.0
     assert template.render(USER) == "fine" and not template.exceeded
+
+
+@pytest.mark.parametrize("probe", [tool_support, lambda template: template.accepts_image_parts("<image>", None)])
+def test_probes_of_a_template_stop_at_the_first_limit(monkeypatch: pytest.MonkeyPatch, probe: Any) -> None:
+    """Each further probe would take as long as the first. A template that only refuses a probe is probed on."""
+    renders: list[Any] = []
+
+    def render(*arguments: Any, **options: Any) -> str:
+        renders.append(arguments)
+        raise TemplateError("the chat template refuses this")
+
+    monkeypatch.setattr(ChatTemplate, "render", render)
+    for exceeded in (False, True):
+        monkeypatch.setattr(ChatTemplate, "exceeded", exceeded)
+        renders.clear()
+        if exceeded:
+            with pytest.raises(TemplateError, match="refuses this"):
+                probe(ChatTemplate(PLAIN))
+            assert len(renders) == 1
+        else:
+            assert probe(ChatTemplate(PLAIN)) in (False, (None, "content", "")) and renders
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def flux(folder: Path, *, layers: int = 2, singles: int = 2, guidance: bool = Fa
                                                             shift=3.0 if dynamic else 1.0),
         vae=randomise(_vae(), seed + 1),
         text_encoder=randomise(_clip(len(first), 24, 24, 2, "quick_gelu", 2, False), seed + 2), tokenizer=first,
-        text_encoder_2=randomise(_t5(len(second), texts, 2, *((4, 64) if texts % 32 == 0 else ())), seed + 3),
+        text_encoder_2=randomise(_t5(len(second), texts, 2, *((4, 96) if texts % 32 == 0 else ())), seed + 3),
         tokenizer_2=second, transformer=transformer)
     return _saved(pipeline, folder, save)
 

@@ -49,6 +49,14 @@ def test_scans_are_counted_where_a_decoder_sees_them() -> None:
     refused(hostileimages.with_scans(structure.MAX_SCANS + 1, hide=True), "scans")
 
 
+@pytest.mark.parametrize("marker", [b"\xff\x01", b"\xff\xd8", b"\xff\xd0"], ids=bytes.hex)
+def test_markers_without_a_length_hide_no_scans(marker: bytes) -> None:
+    """The two bytes behind such a marker belong to the next segment."""
+    data = hostileimages.with_scans(5000)
+    head, rest = data[:2], data[2:].replace(b"\xff\xda", marker + b"\xff\xda")
+    assert structure._count_scans(head + rest, 100) == 101
+
+
 def test_restart_markers_and_fill_bytes_are_no_segments() -> None:
     image = hostileimages.noise(300, 200)
     data = hostileimages.saved(image, "JPEG", restart_marker_blocks=1, quality=95)

@@ -22,6 +22,7 @@ from sklearn.exceptions import NotFittedError  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.model_selection import GridSearchCV  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.utils import get_tags  # noqa: E402
 from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
 from sklearn.utils.validation import check_array, validate_data  # noqa: E402
 
@@ -73,6 +74,16 @@ def test_vectors_equal_those_of_embed(bert: Path) -> None:
     assert made.transform([]).shape == (0, 8)
     many = np.array(["A cat."] * (mpool.PoolConfig().max_embed_inputs + 1))
     assert made.transform(many).shape == (len(many), 8)
+
+
+def test_tags_describe_the_inputs(bert: Path) -> None:
+    """Tools of scikit-learn choose inputs by these tags: texts in one dimension, NaN as ``on_error`` says."""
+    for on_error in ("raise", "null"):
+        tags = get_tags(EmbeddingTransformer(str(bert), on_error=on_error))
+        given = tags.input_tags
+        assert (given.string, given.one_d_array, given.two_d_array, given.allow_nan) == (True, True, False,
+                                                                                         on_error == "null")
+        assert not tags.requires_fit and tags.transformer_tags.preserves_dtype == []
 
 
 def test_tables(bert: Path) -> None:

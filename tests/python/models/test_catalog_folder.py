@@ -15,7 +15,8 @@ import pytest
 
 import mpool
 from mpool import errors
-from mpool.models.formats import sentence_folder
+from mpool.models.fields import Fields
+from mpool.models.formats import hf_parts, sentence_folder
 from mpool.models.families import reading
 from mpool.models.describing import describe
 from mpool.models.formats.hf_folder import describe_folder
@@ -268,6 +269,15 @@ def test_several_dense_modules_and_no_bias(tmp_path: Path) -> None:
     assert len(described.spec.files) == 3
 
 
+@pytest.mark.parametrize("value", [["task"], "task", {"a": 1}, 7])
+@pytest.mark.parametrize("at", range(len(make.MODULES[:3])))
+def test_arguments_of_modules_are_refused(tmp_path: Path, at: int, value: Any) -> None:
+    modules = [{**module, "kwargs": value} if n == at else module for n, module in enumerate(make.MODULES[:3])]
+    with pytest.raises(errors.FormatError) as caught:
+        describe_folder(folder(tmp_path, {"modules.json": modules}), key="k", ref="r")
+    assert caught.value.field == f"[{at}].kwargs"
+
+
 @pytest.mark.parametrize("name, expected", sorted(reading.ACTIVATIONS.items()))
 def test_encoder_activations(tmp_path: Path, name: str, expected: str) -> None:
     path = folder(tmp_path, {"config.json": {**make.CONFIG, "hidden_act": name}})
@@ -490,6 +500,17 @@ def test_modules_make_an_embedding_model_of_a_decoder(tmp_path: Path) -> None:
     assert found.spec.kv["llama_embedding.attention.causal"] is True and found.embedding.output_size == 16
     assert not any(tensor.name == "output.weight" for tensor in found.spec.tensors)
     assert decoder(tmp_path / "b").capability == "text_to_text"
+
+
+def test_end_tokens_of_harmony_are_those_with_ids_of_the_vocabulary() -> None:
+    """The keys of ``added_tokens_decoder`` are ids as text. Other keys, and ids of no row, have no effect."""
+    keys = {"5": 5, "99": 99, "100": None, "1000000000": None, "10000000005": None, "00000000012": None, "-1": None,
+            "x": None, "9" * 5000: None}
+    for key, token in keys.items():
+        added = {key: {"content": "<|return|>"}, "7": {"content": "<|end|>"}, "8": "<|call|>"}
+        fields = Fields.of({"added_tokens_decoder": added}, file="tokenizer_config.json")
+        assert hf_parts._harmony_end_ids(fields, 100) == ({token} if token is not None else set()), key
+    assert hf_parts._harmony_end_ids(Fields.of({}, file="tokenizer_config.json"), 100) == set()
 
 
 ODD = [None, True, False, 0, -1, 1, 2, 6, 1 << 31, 1 << 40, 1 << 63, 0.5, 1e300, "", "x", "../x", "a\0b", "x" * 5000,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mpool import errors
+from mpool.models.families import granite
 from mpool.models.formats import gguf_model
 from mpool.models.describing import describe
 from mpool.models.fields import Fields
@@ -331,3 +332,15 @@ def test_unsupported_activation_is_refused() -> None:
         llama(**{"llama.hidden_activation": "gelu"})
     with pytest.raises(errors.FormatError, match="hidden_activation"):
         llama(**{"llama.hidden_activation": "wavy"})
+
+
+@pytest.mark.parametrize("value, used", [(None, None), (0.0, None), (0.25, 0.25), (1.0, 1.0)])
+@pytest.mark.parametrize("key, ours", [("embedding_scale", "embedding_scale"), ("residual_scale", "residual_scale"),
+                                       ("attention.scale", "attention_scale")])
+def test_factors_of_granite_that_a_file_does_not_set(key: str, ours: str, value: float | None,
+                                                     used: float | None) -> None:
+    """0 and a missing key mean that the model has no such factor, so that attention has its usual scale."""
+    kv: dict[str, Any] = {}
+    table = Fields.of({} if value is None else {f"granite.{key}": value}, file="m.gguf")
+    granite._complete(table, "granite", kv)
+    assert kv == {"mpool.output_scale": 1.0} | ({} if used is None else {f"mpool.{ours}": used})

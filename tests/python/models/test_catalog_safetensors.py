@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import sys
 import time
@@ -41,6 +42,20 @@ def test_corpus_matches_the_generator(tmp_path: Path) -> None:
                 if p.is_file() and "regress" not in p.parts}
         assert made.keys() == kept.keys()
         assert [name for name in made if made[name] != kept[name]] == []
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BITS)
+def test_sizes_of_dtypes_are_those_in_their_names(tmp_path: Path, dtype: str) -> None:
+    """Eight values: as many bytes as a value has bits. One byte more or less is refused."""
+    size = 8 if dtype == "BOOL" else int(re.match(r"[A-Z]+(\d+)", dtype)[1])
+    path = tmp_path / "model.safetensors"
+    for given in (size, size - 1, size + 1):
+        header = json.dumps({"t": {"dtype": dtype, "shape": [8], "data_offsets": [0, given]}}).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(given))
+        if given == size:
+            assert [(t.dtype, t.nbytes) for t in read_header(str(path)).tensors] == [(dtype, size)]
+        else:
+            assert refused(path).field == "t.data_offsets"
 
 
 def test_every_case_has_a_file() -> None:

@@ -175,7 +175,7 @@ BROKEN: list[tuple[str, str, tuple[Any, ...], Any, str, str]] = [
     ("splade", _MODULES, (0, "type"), "os.system", _MODULES, "[0].type"),
     ("splade", _MODULES, (1, "path"), "../outside", _MODULES, "[1].path"),
     ("splade", _MODULES, (1, "path"), "/etc", _MODULES, "[1].path"),
-    ("splade", _MODULES, (1, "kwargs"), ["task"], _MODULES, "[1].kwargs"),
+    *(("splade", _MODULES, (1, "kwargs"), value, _MODULES, "[1].kwargs") for value in (["task"], "task", {"a": 1}, 7)),
     ("splade", "1_SpladePooling/config.json", ("pooling_strategy",), "mean", "config.json", "pooling_strategy"),
     ("splade", "1_SpladePooling/config.json", ("pooling_strategy",), ["max"], "config.json", "pooling_strategy"),
     ("splade", "1_SpladePooling/config.json", ("activation_function",), "exp", "config.json", "activation_function"),

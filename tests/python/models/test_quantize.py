@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 import mpool
 from mpool import _core
-from mpool.models.quantizing import quantize
+from mpool.models.quantizing import inputs, quantize
 
 gguf = pytest.importorskip("gguf")
 
@@ -29,6 +31,7 @@ sys.path.insert(0, str(GOLDENS))
 
 import make_quantised_goldens as goldens  # noqa: E402
 
+writing: Any = import_module("mpool.models.quantizing.quantize")  # the package has a function of this name
 RECORDED = json.loads((GOLDENS / "quantised.json").read_text())
 
 
@@ -157,6 +160,20 @@ def test_keys_of_a_file_are_kept(folder: Path, tmp_path: Path) -> None:
         if name not in ("general.file_type", "GGUF.tensor_count"):
             assert old[name].contents() == new[name].contents() and old[name].types == new[name].types, name
     assert new["general.file_type"].contents() == 2
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_small_tensors_of_a_file_keep_their_type(folder: Path, dtype: str) -> None:
+    """As llama.cpp writes them. Those of a folder become F32."""
+    small = {"output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"}
+    path = quantisedfiles.write("llama", "F32", folder)
+    for source, wanted in ((path, dtype), (folder / "llama", "F32")):
+        model = inputs.read_input(str(source))
+        found = {}
+        for tensor in model.tensors:
+            entries = tuple(replace(entry, dtype=dtype) for entry in tensor.parts)
+            found[tensor.name] = writing._planned("Q8_0", model, replace(tensor, parts=entries)).dtype
+        assert {found[name] for name in small} == {wanted} and found["blk.0.ffn_up.weight"] == "Q8_0"
 
 
 def test_quantised_source(folder: Path, tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bo
                                            **{**SAMPLING, "prompt_logits": True, "max_tokens": 8})
         ticket.wait()
         ticket.check()
-        if family in ("llava_next", "qwen2_5_vl"):  # these files contain their preprocessing
+        if family in ("llava_next", "qwen2_5_vl", "smolvlm"):  # these files contain their preprocessing
             pair_made = vision_request(pool, images, visionmodels.text(3, 20), pool.register(
                 "named", str(pair), chat_template=TEMPLATE), {})
             for one, other in zip(pair_made.images.arrays()[:3], made.images.arrays()[:3]):

@@ -130,6 +130,27 @@ def test_a_start_that_fails_is_tried_again_and_warned_of_once(steps: list[Any], 
     drain.thread = None
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_thread_whose_start_was_interrupted_takes_its_place(steps: list[Any], drain: logs._Drain,
+                                                              stops: bool) -> None:
+    """A signal can interrupt ``start`` after the thread exists and before it is recorded."""
+    seen: list[Any] = []
+
+    def round_() -> None:
+        seen.append((drain.thread, drain.missing))
+        drain.stopping.set()
+
+    drain.missing, drain.round = True, round_  # type: ignore[method-assign]
+    if stops:
+        drain.stopping.set()
+    thread = threading.Thread(target=drain.run)
+    thread.start()
+    thread.join(10)
+    assert seen == ([] if stops else [(thread, False)])
+    assert (drain.thread, drain.missing) == ((None, True) if stops else (thread, False))
+    drain.thread = None
+
+
 def test_nothing_starts_after_the_end(steps: list[Any], drain: logs._Drain, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "start_thread", lambda *given: pytest.fail("a thread was started"))
     drain.missing = True

@@ -441,6 +441,20 @@ def test_a_client_that_went_away() -> None:
     driven(run)
 
 
+def test_a_lost_connection_disconnects_the_request_that_is_served() -> None:
+    """The next request, which the client sent at the same time, has been parsed and waits."""
+    async def run() -> None:
+        wire = await Wire().feed(GET + GET)
+        served = wire.at._active
+        assert served is not None and served is not wire.at.cycle and not served.disconnected
+        wire.at.connection_lost(None)
+        assert served.disconnected
+        wire.requests[0][1].cancel()
+        await wire.run_ready()
+
+    driven(run)
+
+
 @pytest.mark.parametrize("data, responded", [(b"", False), (HEAD[:9], False), (HEAD, False), (GET, True)])
 def test_the_end_of_input_closes_a_connection_that_owes_nothing(data: bytes, responded: bool) -> None:
     async def run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("msgspec")
 
 from mpool import errors as library  # noqa: E402
-from mpool.server import classifying, labelling, ollama, ollama_models, operations, sampling, worker  # noqa: E402
-from mpool.server.errors import Refusal, refusal_of  # noqa: E402
+from mpool.server import bodies, classifying, fill_in, labelling, ollama, ollama_models, operations  # noqa: E402
+from mpool.server import sampling, worker  # noqa: E402
+from mpool.server.errors import TABLE, Refusal, refusal_of  # noqa: E402
 from mpool.server.openai import namespaces, text  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
 
@@ -52,6 +54,34 @@ def test_size_of_scores(labels: bool, inputs: int) -> None:
     assert (found.code, found.param) == ("request_too_large", "input")
     assert found.detail == (f"The response of `input` would have {(inputs + 1) * size:,} bytes, for {inputs + 1:,} "
                             "inputs and 2 labels; at most 67,108,864 are allowed. Send fewer inputs per request.")
+
+
+@pytest.mark.parametrize("name, most, make, words", [
+    ("_MAX_CONTAINERS", 7, lambda n: [[]] * (n - 1), "lists and objects"),
+    ("_MAX_FIELDS", 5, lambda n: {str(at): 0 for at in range(n)}, "fields"),
+    ("_MAX_VALUES", 9, lambda n: [0] * n, "values")])
+def test_numbers_of_parts_of_a_body(monkeypatch: pytest.MonkeyPatch, name: str, most: int, make: Any,
+                                    words: str) -> None:
+    for limit in ("_MAX_CONTAINERS", "_MAX_FIELDS", "_MAX_VALUES"):
+        monkeypatch.setattr(bodies, limit, most if limit == name else 1000)
+    bodies.check_size(json.dumps(make(most)).encode())
+    found = refused(lambda: bodies.check_size(json.dumps(make(most + 1)).encode()))
+    assert (found.code, found.detail) == ("request_too_large", f"A body must have at most {most} {words}.")
+
+
+def test_a_prompt_with_a_suffix_has_special_tokens_once() -> None:
+    """They stand before the whole prompt, and not before its two texts."""
+    def tokenize(text: str, add_special: bool = True) -> list[int]:
+        return [1] * add_special + [ord(char) for char in text]
+
+    def served(tokens: tuple[int, int, int] | None) -> Any:
+        tokenizer = SimpleNamespace(fill_in_tokens=lambda: tokens, prefix_ids=(1,))
+        return SimpleNamespace(model=SimpleNamespace(tokenize=tokenize, _entry=SimpleNamespace(
+            tokenizer=lambda: tokenizer)))
+
+    assert asyncio.run(fill_in.prompt_ids(served((5, 6, 7)), "ab", "c")) == [1, 5, 97, 98, 6, 99, 7]
+    found = refused(lambda: asyncio.run(fill_in.prompt_ids(served(None), "ab", "c")))
+    assert (found.code, found.param) == ("unsupported_parameter", "suffix")
 
 
 def test_size_of_spans() -> None:
@@ -91,6 +121,15 @@ def test_reasons_of_failed_downloads(error: mpool.MpoolError, reason: str, monke
     if isinstance(error, library.DownloadError):
         error._reason = "the server did not answer"
         assert ollama_models._reason(error) == "The server did not answer."
+
+
+@pytest.mark.parametrize("code", TABLE)
+def test_statuses_and_types_of_errors_agree(code: str) -> None:
+    """A client repeats a request only after an error of the server, a conflict or a limit of rates."""
+    row = Refusal(code).row
+    assert 400 <= row.status < 600 and row.kind.endswith("_error") and row.text.endswith((".", "?"))
+    assert (row.kind == "server_error") == (row.status >= 500)
+    assert row.retry_after == 0 or row.status >= 500 or row.status in (409, 429)
 
 
 #: Error of the library -> code of the server, also for the classes below it.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 import pytest
 
+from mpool.server import ollama as ollama_routes
 from mpool.server import ollama_structs as ollama
 from mpool.server.anthropic import structs as anthropic
 from mpool.server.openai import structs as openai
@@ -60,6 +62,13 @@ def bounds(kind: Any) -> tuple[float, float] | None:
         return (low[0], high[0]) if low and high else None
     return next((found for part in get_args(kind) if (found := bounds(part))), None) \
         if get_origin(kind) in (Union, type(int | None)) else None
+
+
+@pytest.mark.parametrize("given, used", [(0, 1.0), (0.5, 0.5), (1, 1.0), (1.3, 1.3), (None, None)])
+def test_a_repeat_penalty_of_0_is_no_penalty(given: float | None, used: float | None) -> None:
+    context: Any = SimpleNamespace(ignore=None)
+    found = ollama_routes.options_of(context, ollama.Options(repeat_penalty=given))
+    assert found.get("repetition_penalty") == used
 
 
 @pytest.mark.parametrize("request_", [openai.TextRequest, openai.ChatRequest, ollama.Options,

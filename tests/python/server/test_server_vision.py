@@ -65,8 +65,10 @@ def test_all_protocols_agree_with_the_library(server: Any, photo: bytes) -> None
 @pytest.mark.parametrize("named", ["/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x.png", "photo.jpg", "",
                                    "data:image/png,notbase64", "data:image/png;base64,!!!", "%2Fetc%2Fpasswd",
                                    base64.b64encode(b"no image at all").decode(),
-                                   "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\nx").decode()])
-def test_invalid_images_are_refused(server: Any, named: str) -> None:
+                                   "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\nx").decode(),
+                                   "data:image/png,PHOTO", "data:PHOTO", "data:image/png;base64;x,PHOTO"])
+def test_invalid_images_are_refused(server: Any, photo: bytes, named: str) -> None:
+    named = named.replace("PHOTO", base64.b64encode(photo).decode())
     parts = [{"type": "image_url", "image_url": {"url": named}}, {"type": "text", "text": "x"}]
     status, found = ask(server, "/v1/chat/completions", {"model": "llava", "messages": [{"role": "user",
                                                                                         "content": parts}]})
@@ -111,6 +113,7 @@ def test_images_at_urls(fetching: Any, photo: bytes, monkeypatch: pytest.MonkeyP
 
     def fetch(url: str, name: str, most: int, timeout: float | None, public: bool) -> bytes:
         asked.append((url, most, public))
+        assert timeout is not None and 20 < timeout <= 30  # what is left of the time for all images
         return photo
 
     monkeypatch.setattr("mpool.server.image_urls.fetch", fetch)

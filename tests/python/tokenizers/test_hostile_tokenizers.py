@@ -81,6 +81,11 @@ GROWING: dict[str, tuple[dict[str, Any], str]] = {
                                                  {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [], "special_tokens": {"s": {"id": "s", "ids": [0] * 10_000, "tokens": ["a"] * 10_000}}}},
         "TemplateProcessing"),
+    "a template that removes the text, then special tokens of many ids": ({"post_processor": {
+        "type": "Sequence", "processors": [template(0) | {"pair": []}, template(1) | {
+            "single": [{"SpecialToken": {"id": "s", "type_id": 0}}],
+            "special_tokens": {"s": {"id": "s", "ids": [0] * 10_000, "tokens": ["a"] * 10_000}}}]}},
+        r"processors\[1\]"),
     "decoder": ({"decoder": {"type": "Sequence", "decoders": [replace({"String": "a"}, "a" * 1000)] * 3}},
                 r"decoder\.decoders\[0\]"),
     "decoder, empty pattern": ({"decoder": replace({"String": ""}, "a" * 1000)}, "decoder"),

@@ -233,6 +233,24 @@ def test_empty_tokens_add_no_text() -> None:
     assert tokenizer.decode([265, 261, 266]) == "hello"
 
 
+@pytest.mark.parametrize("kind", [0, 6])
+def test_undefined_and_byte_tokens_of_a_unigram_vocabulary_match_no_text(kind: int) -> None:
+    """SentencePiece never finds the text of such a token in an input."""
+    for text in ("ab", "<0x41>"):
+        if (kind, text) == (6, "ab"):
+            continue  # the name of a byte token is its byte
+        kv = unigram()
+        for name, value in (("tokens", text), ("token_type", kind), ("scores", 5.0)):
+            kv[GGML + name] = [*kv[GGML + name], value]
+        tokenizer = tokenizer_of(kv)
+        assert 8 not in tokenizer.encode(f"{text} b{text}").tolist()
+        assert tokenizer.encode("ab é").tolist() == tokenizer_of(unigram()).encode("ab é").tolist()
+        table = tokenizer.token_table()
+        assert table.data[table.offsets[8]:table.offsets[9]] == (b"A" if kind == 6 else b"")
+        kv[GGML + "token_type"][8] = 1
+        assert 8 in tokenizer_of(kv).encode(f"{text} b{text}").tolist() or text != "ab"
+
+
 def test_eog_and_types_by_text() -> None:
     names = ["<|im_end|>", "<|endoftext|>", "<|eom_id|>", "<|fim_pad|>", "</s>"]
     kv = bpe()
@@ -310,6 +328,49 @@ def test_truncation_and_padding_of_the_json_file_are_disabled(tmp_path: Path) ->
     assert tokenizer.decode([2, 4, 6, 7, 3]) == "ab word"
     table = tokenizer.token_table()
     assert [table.data[table.offsets[at]:table.offsets[at + 1]] for at in (2, 4, 6)] == [b"", b" a", b"b"]
+
+
+_REPLACE = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+_DECODERS: dict[str, tuple[dict[str, Any], list[str], list[bytes]]] = {
+    "ByteLevel": ({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+                  ["Ġa", "Ã", "©", "▁"], [b" a", b"\xc3", b"\xa9", "▁".encode()]),
+    "WordPiece": ({"type": "WordPiece", "prefix": "@@", "cleanup": False}, ["a", "@@b", "##c"], [b" a", b"b", b" ##c"]),
+    "Metaspace": ({"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},
+                  ["_a", "b_c", "▁"], [b" a", b"b c", "▁".encode()]),
+    "BPEDecoder": ({"type": "BPEDecoder", "suffix": "</e>"}, ["a", "b</e>", "c</w>"], [b"a", b"b ", b"c</w>"]),
+    "Replace": (_REPLACE, ["▁a▁", "<0xC3>"], [b" a ", b"<0xC3>"]),
+    "Llama": ({"type": "Sequence", "decoders": [_REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"},
+                                                {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+              ["▁a", "b▁c", "<0xC3>", "<0xA9>", "<0x4>"], [b" a", b"b c", b"\xc3", b"\xa9", b"<0x4>"]),
+}
+
+
+@pytest.mark.parametrize("kind", _DECODERS)
+def test_bytes_of_json_tokens_for_each_decoder(tmp_path: Path, kind: str) -> None:
+    decoder, texts, expected = _DECODERS[kind]
+    vocab = {text: token for token, text in enumerate(["[UNK]", *texts])}
+    path = write_json(tmp_path, added_tokens=[], normalizer=None, pre_tokenizer=None, post_processor=None,
+                      truncation=None, padding=None, decoder=decoder,
+                      model={"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"})
+    tokenizer = json_tokenizer(path)
+    table = tokenizer.token_table()
+    found = [table.data[table.offsets[at]:table.offsets[at + 1]] for at in range(1, len(vocab))]
+    assert found == expected
+    assert tokenizer.decode(range(1, len(vocab))).strip() == b"".join(expected).decode().strip()
+
+
+@pytest.mark.parametrize("step", [
+    {"type": "BertPreTokenizer"}, {"type": "WhitespaceSplit"}, None,
+    {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": "a.*z"}, "behavior": "Removed", "invert": False},
+        {"type": "BertPreTokenizer"}]}], ids=str)
+def test_the_first_tokens_of_a_long_text_are_those_of_the_text(tmp_path: Path, step: Any) -> None:
+    """A long text may be cut before it is encoded only if its words do not depend on each other."""
+    tokenizer = json_tokenizer(write_json(tmp_path, pre_tokenizer=step))
+    for text in ("a " * 3000, "a " * 3000 + "z b", "word b a " * 900 + "b"):
+        whole = tokenizer.encode(text, add_special=False).tolist()
+        part = tokenizer.encode_batch([text], max_tokens=6, add_special=False).ids.tolist()
+        assert part == whole[:6], text[-3:]
 
 
 def test_json_control_tokens_in_text(tmp_path: Path) -> None:
