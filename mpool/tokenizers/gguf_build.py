@@ -112,12 +112,20 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
         model = models.BPE(vocab=ids, merges=merges, **options)
     except Exception as error:
         raise _bad_merge(vocab, merges, error) from None
+    if pre.whole_newlines and not _reaches_newlines(model, ids):
+        model.ignore_merges = True
     tokenizer = Tokenizer(model)
     if not pre.byte_level:
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = word_splitter(pre)
     _add_user_defined(tokenizer, vocab)
     return tokenizer, None
+
+
+def _reaches_newlines(model: tokenizers.models.BPE, ids: dict[str, int]) -> bool:
+    """Return True if merges alone make each token of newlines from its text, as in the files of Gemma 4."""
+    return all([found.id for found in model.tokenize(text)] == [token]
+               for text, token in ids.items() if not text.strip("\n"))
 
 
 def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:

@@ -26,7 +26,7 @@ class PreTokenizer:
         default_bos: True if BOS has the default id when the file states none.
         byte_level: True if words are written in GPT-2's byte alphabet; False if they stay UTF-8, with ``▁`` for a
             space.
-        whole_newlines: True if a word of newlines only is one token if the vocabulary has it.
+        whole_newlines: True if a word of newlines that is itself a token becomes that token, whatever the merges say.
         lstrip: texts of tokens that remove the white space before them.
     """
 

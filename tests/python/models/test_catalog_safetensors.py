@@ -49,10 +49,10 @@ def test_sizes_of_dtypes_are_those_in_their_names(tmp_path: Path, dtype: str) ->
     """Eight values: as many bytes as a value has bits. One byte more or less is refused."""
     size = 8 if dtype == "BOOL" else int(re.match(r"[A-Z]+(\d+)", dtype)[1])
     path = tmp_path / "model.safetensors"
-    for given in (size, size - 1, size + 1):
-        header = json.dumps({"t": {"dtype": dtype, "shape": [8], "data_offsets": [0, given]}}).encode()
-        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(given))
-        if given == size:
+    for count in (size, size - 1, size + 1):
+        header = json.dumps({"t": {"dtype": dtype, "shape": [8], "data_offsets": [0, count]}}).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(count))
+        if count == size:
             assert [(t.dtype, t.nbytes) for t in read_header(str(path)).tensors] == [(dtype, size)]
         else:
             assert refused(path).field == "t.data_offsets"

@@ -518,6 +518,21 @@ def test_files_of_gemma_4_get_the_bos_token(pre: str, given: bool | None, wanted
     assert tokenizer_of(bpe(pre=pre, add_bos_token=given)).encode("he").tolist()[:1] == ([0] if wanted else [258])
 
 
+@pytest.mark.parametrize(("pre", "merges", "wanted"), [
+    ("gemma4", ["\n \n", "\n\n \n\n"], {2: [2], 3: [3], 4: [4], 5: [4, 1]}),
+    ("sarvam-moe", ["\n \n", "\n\n \n\n"], {2: [2], 3: [2, 1], 4: [4], 5: [4, 1]}),
+    ("gemma4", ["\n \n", "\n\n \n", "\n\n \n\n"], {2: [2], 3: [3], 4: [4], 5: [2, 3]}),
+    ("gemma4", [], {2: [2], 3: [3], 4: [4], 5: [1, 1, 1, 1, 1]})])
+def test_newlines_that_are_a_token(pre: str, merges: list[str], wanted: dict[int, list[int]]) -> None:
+    """For Gemma 4, as in llama.cpp, a run of newlines is one token if the vocabulary has it."""
+    tokens = ["<s>", "\n", "\n\n", "\n\n\n", "\n\n\n\n", "a"]
+    made = tokenizer_of({GGML + "model": "gpt2", GGML + "pre": pre, GGML + "tokens": tokens, GGML + "merges": merges,
+                         GGML + "token_type": [3, 1, 1, 1, 1, 1], GGML + "bos_token_id": 0, GGML + "eos_token_id": 0})
+    bos = [0] if pre == "gemma4" else []
+    for count, ids in wanted.items():
+        assert made.encode(f"a{chr(10) * count}a").tolist() == [*bos, 5, *ids, 5]
+
+
 @pytest.mark.parametrize(("pre", "cost"), [("deepseek-llm", Cost.LINEAR), ("gpt-2", Cost.CONSTANT)])
 def test_cost_of_the_expressions_of_a_vocabulary(pre: str, cost: Cost) -> None:
     """The cost limits the texts that are encoded in this process."""
