@@ -380,12 +380,18 @@ MP_TEST(forks_while_a_replacement_loads) {
     if (child == 0) {
         alarm(10);
         atomic_store(&next.load_ns, FAKE_MS(20));
+        mp_entry *entry = registry->slots[0].incoming;
+        int references = atomic_load(&entry->references);
         int version = version_of(registry), wrong = version != 1;
         for (uint64_t end = fake_in_ms(5000); mp_sys_now_ns() < end && version == 1;) {
             mp_sys_sleep_ns(FAKE_MS(1));
             version = version_of(registry);
         }
         wrong |= (version != 2) << 1;
+        references++; /* the worker that has loaded the model holds one */
+        for (uint64_t end = fake_in_ms(5000); atomic_load(&entry->references) != references && mp_sys_now_ns() < end;)
+            mp_sys_sleep_ns(FAKE_MS(1));
+        wrong |= (atomic_load(&entry->references) != references) << 4;
         wrong |= (mp_registry_remove(registry, "a", fake_in_ms(5000), &error) != MP_OK) << 2;
         _exit(wrong | (fake.loaders || next.loaders) << 3);
     }
