@@ -343,6 +343,37 @@ MP_TEST(registry_clock_memory_of_a_request) {
     close_scene(&scene);
 }
 
+static mp_entry *removed;
+
+static void remove_it(void) { removed->removal = MP_REMOVAL_DRAINING; }
+static void close_it(void) { removed->shutdown = MP_SHUTDOWN_CLOSED; }
+
+/* A caller that waits for memory learns at the next check that the model was removed, or that the pool shuts down. */
+MP_TEST(registry_clock_memory_of_a_model_that_ends) {
+    for (int closed = 0; closed < 2; closed++) {
+        scene scene;
+        mp_guard guard;
+        bool gone;
+        open_scene(&scene);
+        mp_governor *governor = scene.services->governor;
+        mp_submit_options options = {0};
+        mp_ticket *ticket = scene_ticket(&scene, 1, options);
+        MP_CHECK(mp_governor_try_reserve(governor, 10, &guard));
+        MP_CHECK(mp_budget_take(mp_governor_budget(governor), 999000));
+        mp_ticket_request(ticket)->bytes = 2000;
+        removed = scene.entry;
+        in_wait = closed ? close_it : remove_it;
+        MP_CHECK_STATUS(mp_entry_submit(scene.entry, ticket, &options, &gone, &error),
+                        closed ? MP_SHUTTING_DOWN : MP_UNKNOWN_MODEL, &error);
+        MP_CHECK_INT(gone, !closed);
+        EXPECT_WAITS(5 * MS);
+        mp_budget_give(mp_governor_budget(governor), 999000);
+        mp_guard_release(&guard);
+        removed->removal = MP_REMOVAL_NONE;
+        close_scene(&scene);
+    }
+}
+
 /* A request with a deadline is refused if the predicted wait exceeds four times the time left. */
 MP_TEST(registry_clock_hopeless_deadlines) {
     scene scene;
