@@ -92,6 +92,53 @@ MP_TEST(registry_clock_batches) {
     close_scene(&scene);
 }
 
+static scene *served;
+
+static void queue_another(void) {
+    if (served->ticket_count == 1)
+        queue_one(served);
+}
+
+/* A worker that has active requests takes new ones at once: the next step is the larger batch. */
+MP_TEST(registry_clock_batches_of_busy_workers) {
+    scene scene;
+    open_scene(&scene);
+    scene.services->batch_wait_ns = 2 * MS;
+    atomic_store(&scene.fake.step_units, 1);
+    atomic_store(&scene.fake.step_ns, MS / 4);
+    mp_worker *worker = scene_ready(&scene);
+    scene_queue(&scene, scene_ticket(&scene, 2, (mp_submit_options){0}));
+    clock_ns += 2 * MS;
+    served = &scene;
+    in_wait = queue_another; /* in the first step */
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(scene.fake.steps, 2);
+    MP_CHECK_INT(scene.ticket_count, 2);
+    close_scene(&scene);
+}
+
+/* The idle time of a worker begins when it becomes ready or idle, and no other state changes it. */
+MP_TEST(registry_clock_idle_time_of_states) {
+    static const mp_worker_state states[] = {MP_WORKER_LOADING, MP_WORKER_READY, MP_WORKER_PROCESSING, MP_WORKER_IDLE,
+                                             MP_WORKER_EVICTING};
+    scene scene;
+    mp_entry_info info;
+    mp_resident *pinned;
+    open_scene(&scene);
+    mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
+    uint64_t since = worker->idle_since_ns;
+    for (int i = 0; i < 5; i++) {
+        clock_ns += 1000;
+        mp_worker_set_state(worker, states[i]);
+        if (i == 1 || i == 3)
+            since = clock_ns;
+        MP_CHECK_INT(worker->idle_since_ns, since);
+    }
+    mp_entry_describe(scene.entry, &info, &pinned);
+    MP_CHECK_INT(info.idle_ns, 1000);
+    close_scene(&scene);
+}
+
 /* An idle worker announces the end of its keep-alive to the maintenance thread, or a check after 1 ms while memory is
  * critical. */
 MP_TEST(registry_clock_announced_checks) {
