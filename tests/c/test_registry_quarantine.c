@@ -201,6 +201,23 @@ MP_TEST(quarantine_is_per_model) {
     fake_end(registry);
 }
 
+/* Requests without a fingerprint are never refused, and their failures are recorded for no request. */
+MP_TEST(quarantine_needs_a_fingerprint) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    for (int round = 0; round < 2; round++) { /* with an empty table, and with one that refuses a request */
+        for (int kills = 0; kills <= 2; kills += 2) {
+            fake_call *call = call_of(0, kills);
+            call->base.fingerprint = NULL;
+            MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), kills ? MP_INTERNAL : MP_OK);
+            mp_error error; /* five lost workers within a minute would break the model */
+            MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+        }
+        MP_CHECK_INT(once(registry, 100, round ? 0 : 2), round ? MP_MODEL : MP_INTERNAL);
+    }
+    fake_end(registry);
+}
+
 /* --- the table by itself --- */
 
 MP_TEST(quarantine_counts_suspicions) {
