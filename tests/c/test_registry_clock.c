@@ -117,6 +117,28 @@ MP_TEST(registry_clock_batches_of_busy_workers) {
     close_scene(&scene);
 }
 
+static uint64_t eta_in_step;
+
+static void read_eta(void) {
+    if (wait_count == 1)
+        mp_ticket_position(served->tickets[0], &eta_in_step);
+}
+
+/* A request that was queued while its model was not loaded gets its predicted cost when a worker admits it. */
+MP_TEST(registry_clock_cost_of_a_cold_request) {
+    scene scene;
+    open_scene(&scene);
+    mp_worker *worker = scene_ready(&scene);
+    scene.entry->pace = 2;
+    atomic_store(&scene.fake.step_ns, FAKE_MS(10));
+    scene_queue(&scene, scene_ticket(&scene, 7, (mp_submit_options){0}));
+    served = &scene;
+    in_wait = read_eta;
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(eta_in_step, 2 * FAKE_MS(7) - FAKE_MS(1) / 4);
+    close_scene(&scene);
+}
+
 /* The idle time of a worker begins when it becomes ready or idle, and no other state changes it. */
 MP_TEST(registry_clock_idle_time_of_states) {
     static const mp_worker_state states[] = {MP_WORKER_LOADING, MP_WORKER_READY, MP_WORKER_PROCESSING, MP_WORKER_IDLE,
