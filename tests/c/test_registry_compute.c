@@ -87,3 +87,35 @@ MP_TEST(registry_compute_waits_for_a_load_until_its_deadline) {
     expect_idle(registry);
     fake_end(registry);
 }
+
+static void visit_nothing(void *arg, const mp_entry_info *info) { (void)arg, (void)info; }
+
+/* No call after the end of a registry counts as inside, so that another close does not wait for it. */
+MP_TEST(registry_compute_and_other_calls_after_the_close) {
+    fake fake;
+    mp_error error;
+    mp_status status;
+    mp_registry_stats stats;
+    seen seen = {0};
+    mp_registry *registry = seen.registry = fake_begin(&fake, THREADS, NULL);
+    mp_registry_close(registry, 0);
+    for (int i = 0; i < 9; i++) {
+        switch (i) {
+        case 0: mp_registry_maintain(registry); break;
+        case 1: MP_CHECK_INT(mp_registry_compute(registry, 0, look, &seen, &error), MP_SHUTTING_DOWN); break;
+        case 2: MP_CHECK_INT(mp_registry_load(registry, "a", false, 0, &error), MP_SHUTTING_DOWN); break;
+        case 3: MP_CHECK_INT(mp_registry_evict(registry, "a", 0, &error), MP_SHUTTING_DOWN); break;
+        case 4: MP_CHECK_INT(mp_registry_remove(registry, "a", 0, &error), MP_SHUTTING_DOWN); break;
+        case 5: MP_CHECK_INT(mp_registry_keep_alive(registry, "a", 1, &error), MP_SHUTTING_DOWN); break;
+        case 6: mp_registry_visit(registry, visit_nothing, NULL); break;
+        case 7: mp_registry_get_stats(registry, &stats); break;
+        case 8:
+            MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
+            MP_CHECK_INT(status, MP_SHUTTING_DOWN);
+            break;
+        }
+        MP_CHECK_INT(registry->inside, 0);
+    }
+    MP_CHECK_INT(seen.calls, 0);
+    fake_end(registry);
+}

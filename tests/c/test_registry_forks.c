@@ -401,6 +401,47 @@ MP_TEST(forks_while_a_replacement_loads) {
     fake_end(registry);
 }
 
+static _Atomic int reporting;
+static _Atomic bool report_held;
+
+static void hold_report(mp_registry *registry, mp_entry *entry, mp_entry_event event) {
+    (void)registry, (void)entry, (void)event;
+    atomic_fetch_add(&reporting, 1);
+    while (atomic_load(&report_held))
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+}
+
+/* A replacement that is loaded in the parent, but not reported yet, is the current model in the child. */
+MP_TEST(forks_while_a_replacement_is_reported) {
+    SKIP_IF_SANITIZED();
+    fake fake, next;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    mp_services *services = registry->services;
+    void (*report)(mp_registry *, mp_entry *, mp_entry_event) = services->event;
+    fake.version = 1;
+    MP_CHECK_INT(version_of(registry), 1);
+    fake_init(&next);
+    next.version = 2;
+    atomic_store(&report_held, true);
+    services->event = hold_report;
+    fake_add(registry, "a", &next, true);
+    fake_until(&reporting, 1);
+    services->event = report;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        int wrong = version_of(registry) != 2;
+        for (uint64_t end = fake_in_ms(5000); mp_sys_now_ns() < end && (fake.models || fake.loaders);)
+            mp_sys_sleep_ns(FAKE_MS(1));
+        _exit(wrong | (fake.models > 0) << 1 | (fake.loaders > 0) << 2 | (next.models != 1) << 3);
+    }
+    expect_child(child);
+    report(registry, registry->slots[0].incoming, MP_ENTRY_LOADED);
+    atomic_store(&report_held, false);
+    MP_CHECK_INT(version_of(registry), 2);
+    fake_end(registry);
+}
+
 /* A replaced model that serves its last requests in the parent has none in the child, whose first operation frees it.
  */
 MP_TEST(forks_while_a_replaced_model_drains) {

@@ -83,6 +83,26 @@ MP_TEST(registry_governor_guards_hold_their_bytes) {
     mp_governor_close(governor);
 }
 
+/* A part is at most the whole, and an empty guard has only empty parts. */
+MP_TEST(registry_governor_splits_guards) {
+    mp_governor *governor = open_governor(1000);
+    mp_guard guard, none = {0};
+    int loads;
+    MP_CHECK(mp_governor_try_reserve(governor, 100, &guard));
+    mp_guard part = mp_guard_split(&guard, 30), rest = mp_guard_split(&guard, 71), empty = mp_guard_split(&none, 5);
+    MP_CHECK(part.bytes == 30 && rest.bytes == 70 && guard.bytes == 0);
+    MP_CHECK(!empty.governor && empty.bytes == 0);
+    MP_CHECK_INT(mp_governor_reserved(governor, &loads), 100);
+    MP_CHECK_INT(loads, 3);
+    mp_guard_release(&part);
+    mp_guard_release(&rest);
+    mp_guard_release(&guard);
+    mp_guard_release(&empty);
+    MP_CHECK_INT(mp_governor_reserved(governor, &loads), 0);
+    MP_CHECK_INT(loads, 0);
+    mp_governor_close(governor);
+}
+
 /* The limit rises only for a model that is alone: at most an eighth of the limit is in use. */
 MP_TEST(registry_governor_raises_the_limit_for_one_model) {
     if (getenv("MPOOL_MEMORY_MB"))

@@ -268,6 +268,80 @@ MP_TEST(registry_serving_trims_again_after_a_request_has_left) {
     scene_close(&scene);
 }
 
+static mp_engine_ops changed_ops;
+static fake *changed_fake;
+
+/* Lets the test replace functions of the worker's engine. */
+static mp_engine_ops *change(scene *scene, mp_worker *worker) {
+    changed_ops = *worker->engine->ops;
+    worker->engine->ops = &changed_ops;
+    changed_fake = &scene->fake;
+    return &changed_ops;
+}
+
+static uint64_t trim_to_two(mp_engine *engine) {
+    (void)engine;
+    changed_fake->trims++;
+    changed_fake->memory = 2;
+    return 1;
+}
+
+/* An engine that frees memory when it is trimmed admits the request, or repeats the step, at once. */
+MP_TEST(registry_serving_uses_what_a_trim_frees) {
+    for (int in_step = 0; in_step < 2; in_step++) {
+        scene scene;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        scene.fake.memory = 1;
+        mp_worker *worker = scene_ready(&scene);
+        change(&scene, worker)->trim = trim_to_two;
+        fake_call *call = call_of(queue(&scene, 1, (mp_submit_options){0}));
+        call->memory = 2 - in_step;
+        call->memory_a_step = in_step;
+        scene_serve(&scene, worker);
+        MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_OK);
+        MP_CHECK_INT(scene.fake.trims, 1);
+        MP_CHECK_INT(scene.fake.steps, 1 + in_step);
+        MP_CHECK_INT(scene.fake.preempted, 0);
+        scene_close(&scene);
+    }
+}
+
+static void fail_silently(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    (void)engine, (void)lease;
+    for (int i = 0; i < plan->count; i++)
+        outcomes[i] = MP_OUTCOME_FAILED;
+}
+
+static mp_status load_silently(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress,
+                               mp_model **model, mp_error *error) {
+    (void)self, (void)lease, (void)budget, (void)progress, (void)model, (void)error;
+    return MP_IO;
+}
+
+/* A step or a load that fails without a reason has an error that names the model. */
+MP_TEST(registry_serving_names_failures_without_a_reason) {
+    scene scene;
+    mp_error error;
+    char expected[128];
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_loader_ops ops = *scene.entry->loader.ops;
+    scene.entry->loader.ops = &ops;
+    mp_worker *worker = scene_ready(&scene);
+    change(&scene, worker)->step = fail_silently;
+    mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(mp_ticket_status(ticket, &error), MP_MODEL);
+    MP_CHECK_STR(error.message, "a: the model failed in a step and gave no reason");
+    mp_resident_unpin(scene.entry->resident);
+    scene.entry->resident = NULL;
+    scene.entry->worker_count = 0;
+    ops.load = load_silently;
+    MP_CHECK(!mp_worker_start(scene_worker(&scene, MP_WORKER_SPAWNING)));
+    snprintf(expected, sizeof expected, "a: %s", mp_status_find(MP_IO)->text);
+    MP_CHECK_STR(scene.entry->failure.message, expected);
+    scene_close(&scene);
+}
+
 /* A request that was cancelled after it was taken, and that would return to the queue because an earlier one found no
  * memory, ends at once. */
 MP_TEST(registry_serving_ends_cancelled_requests_that_were_not_admitted) {

@@ -99,6 +99,20 @@ MP_TEST(registry_upkeep_tells_each_worker_once) {
     }
 }
 
+/* An eviction of a model that is no longer idle does nothing, and says so. */
+MP_TEST(registry_upkeep_evicts_idle_models_only) {
+    several all;
+    open_several(&all, 2);
+    mp_worker *busy = all.entries[0]->workers[0], *idle = all.entries[1]->workers[0];
+    busy->state = MP_WORKER_PROCESSING;
+    MP_CHECK(!mp_entry_evict_idle(all.entries[0]));
+    MP_CHECK(all.entries[0]->unload == MP_UNLOAD_NONE && !busy->woken);
+    MP_CHECK(mp_entry_evict_idle(all.entries[1]));
+    MP_CHECK(all.entries[1]->unload == MP_UNLOAD_REQUESTED && idle->woken);
+    MP_CHECK(!mp_entry_evict_idle(all.entries[1])); /* it has begun */
+    close_several(&all);
+}
+
 /* A shortage that caches can cover trims the coldest workers, and no more of them than needed. Bytes of workers that
  * were told to trim earlier count towards the shortage. */
 MP_TEST(registry_upkeep_trims_what_is_lacking) {
