@@ -401,6 +401,69 @@ MP_TEST(forks_while_a_replacement_loads) {
     fake_end(registry);
 }
 
+typedef struct late_caller {
+    mp_registry *registry;
+    _Atomic int ended;
+    mp_status status;
+} late_caller;
+
+static void submit_late(void *arg) {
+    late_caller *self = arg;
+    mp_ticket *ticket = fake_submit(self->registry, "a", fake_call_create(1), &self->status);
+    if (ticket)
+        self->status = fake_finish(ticket);
+    atomic_store(&self->ended, 1);
+}
+
+/* Fills the queue, lets one more caller wait for room, and ends all requests. Returns true if this caller had none. */
+static bool wait_for_room(mp_registry *registry, fake *fake, int *child) {
+    mp_entry *entry = registry->slots[0].current;
+    late_caller late = {.registry = registry};
+    mp_ticket *tickets[5];
+    mp_thread thread;
+    mp_error error;
+    atomic_store(&fake->hold, true);
+    for (int i = 0; i < 5; i++) {
+        tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
+        if (i == 0)
+            fake_until(&fake->in_steps, 1);
+    }
+    MP_CHECK_OK(mp_thread_start(&thread, "late", submit_late, &late, &error), &error);
+    for (int waits = 0; !waits; mp_sys_sleep_ns(FAKE_MS(1))) {
+        mp_mutex_lock(&entry->lock);
+        waits = entry->room_waiters;
+        mp_mutex_unlock(&entry->lock);
+    }
+    if (child && (*child = fork()) == 0)
+        return false;
+    atomic_store(&fake->hold, false);
+    bool wrong = false;
+    for (int i = 0; i < 5; i++)
+        wrong |= fake_finish(tickets[i]) != MP_OK;
+    fake_until(&late.ended, 1);
+    mp_thread_join(&thread);
+    return wrong || late.status != MP_OK;
+}
+
+/* A caller that waits for room in the parent does not exist in the child, where others wait for room. */
+MP_TEST(forks_while_a_caller_waits_for_room) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    int child = -1;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    bool wrong = wait_for_room(registry, &fake, &child);
+    if (child == 0) {
+        alarm(10);
+        atomic_store(&fake.in_steps, 0);
+        for (int i = 0; i < 4; i++) /* further waits would hang if the condition variable kept the parent's waiter */
+            wrong |= wait_for_room(registry, &fake, NULL);
+        _exit(wrong);
+    }
+    MP_CHECK(!wrong);
+    expect_child(child);
+    fake_end(registry);
+}
+
 static _Atomic int reporting;
 static _Atomic bool report_held;
 

@@ -83,6 +83,28 @@ MP_TEST(registry_governor_guards_hold_their_bytes) {
     mp_governor_close(governor);
 }
 
+static uint64_t count_asked(void *arg) { return ++*(uint64_t *)arg; }
+
+/* An owner that was never added may be removed, and the others stay. */
+MP_TEST(registry_governor_removes_owners_that_were_not_added) {
+    mp_governor *governor = open_governor(1000);
+    uint64_t asked = 0;
+    mp_reclaimer first = {.later = count_asked, .arg = &asked}, second = first, never = first;
+    mp_governor_remove_reclaimer(governor, &never);
+    mp_governor_add_reclaimer(governor, &first);
+    mp_governor_add_reclaimer(governor, &second);
+    mp_governor_remove_reclaimer(governor, &never);
+    MP_CHECK(mp_budget_take(mp_governor_budget(governor), 1000));
+    MP_CHECK(!mp_governor_may_free(governor, 900));
+    MP_CHECK_INT(asked, 2);
+    mp_governor_remove_reclaimer(governor, &first); /* the second of the list */
+    MP_CHECK(!mp_governor_may_free(governor, 900));
+    MP_CHECK_INT(asked, 3);
+    mp_governor_remove_reclaimer(governor, &second);
+    mp_budget_give(mp_governor_budget(governor), 1000);
+    mp_governor_close(governor);
+}
+
 /* A part is at most the whole, and an empty guard has only empty parts. */
 MP_TEST(registry_governor_splits_guards) {
     mp_governor *governor = open_governor(1000);

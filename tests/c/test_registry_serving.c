@@ -318,6 +318,30 @@ static mp_status load_silently(void *self, mp_lease *lease, mp_budget *budget, m
     return MP_IO;
 }
 
+static int failed_steps;
+
+static void fail_with_a_reason_first(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    fail_silently(engine, lease, plan, outcomes);
+    if (failed_steps++ == 0)
+        mp_fail(&plan->items[0]->error, MP_MODEL, "the first failure");
+}
+
+/* The error of a request is that of its last step, not that of an earlier one. */
+MP_TEST(registry_serving_forgets_the_error_of_a_retried_step) {
+    scene scene;
+    mp_error error;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_worker *worker = scene_ready(&scene);
+    change(&scene, worker)->step = fail_with_a_reason_first;
+    failed_steps = 0;
+    mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(failed_steps, 2);
+    MP_CHECK_INT(mp_ticket_status(ticket, &error), MP_MODEL);
+    MP_CHECK_STR(error.message, "a: the model failed in a step and gave no reason");
+    scene_close(&scene);
+}
+
 /* A step or a load that fails without a reason has an error that names the model. */
 MP_TEST(registry_serving_names_failures_without_a_reason) {
     scene scene;
