@@ -203,7 +203,6 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
     mp_entry_unlist_worker(entry, worker);
-    mp_dispatch_memory_free(entry); /* other workers need not wait until its requests free memory */
     mp_dispatch_forget(entry, worker);
     worker->concluding = true; /* return_abandoned waits until this thread has finished with the tickets */
     entry->abandoned++;
