@@ -508,6 +508,29 @@ MP_TEST(registry_clock_reported_times) {
     close_scene(&scene);
 }
 
+/* A load that does not end in time names the stage of the worker that loads, not that of another one. */
+MP_TEST(registry_clock_stage_of_a_load) {
+    for (int i = 0; i < 2; i++) {
+        scene scene;
+        bool gone, over;
+        char expected[128];
+        open_scene(&scene);
+        mp_worker *failed = scene_worker(&scene, MP_WORKER_FAILED), *worker = scene_worker(&scene, MP_WORKER_LOADING);
+        mp_progress_set(&failed->progress, "making an engine", 99);
+        mp_progress_set(&worker->progress, "reading", 0);
+        if (i)
+            worker->state = MP_WORKER_SPAWNING;
+        mp_status status = mp_entry_load(scene.entry, false, clock_ns + 70 * MS, &gone, &over, &error);
+        MP_CHECK_STATUS(status, MP_TIMEOUT, &error);
+        MP_CHECK(!gone && !over);
+        snprintf(expected, sizeof expected, "a: the load did not end before the deadline (stage: %s); it continues in "
+                 "the background", i ? "starting" : "reading");
+        MP_CHECK_STR(error.message, expected);
+        EXPECT_WAITS(70 * MS);
+        close_scene(&scene);
+    }
+}
+
 static mp_entry *joined;
 
 static void end_after_three_waits(void) {

@@ -95,6 +95,61 @@ MP_TEST(registry_clock_threads_rise_later_each_time) {
     stop_clock();
 }
 
+/* In the child of a fork, what was measured before counts no more: all threads are worth using, and the first fall is
+ * not one that undoes a rise. */
+MP_TEST(registry_clock_measurements_in_a_child) {
+    start_clock(1000 * SECOND);
+    mp_cpu_allocator *allocator = open_allocator(2);
+    report(allocator, 2, 10000000, 10000000, 1);
+    clock_ns += 100 * MS;
+    report(allocator, 1, 10000000, 0, 2);
+    report(allocator, 2, 10000000, 10000000, 1);
+    clock_ns += 200 * MS;
+    report(allocator, 1, 10000000, 0, 2);
+    report(allocator, 2, 9999999, 9999999, 2);
+    mp_cpu_allocator_fork_before(allocator);
+    mp_cpu_allocator_fork_child(allocator);
+    report(allocator, 2, 1, 1, 2);
+    report(allocator, 2, 9999999, 9999999, 1);
+    clock_ns += 100 * MS - 1;
+    report(allocator, 1, 10000000, 0, 1);
+    clock_ns++;
+    report(allocator, 1, 10000000, 0, 2);
+    report(allocator, 2, 10000000, 10000000, 1);
+    mp_cpu_allocator_fork_before(allocator);
+    mp_cpu_allocator_fork_child(allocator);
+    MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 2);
+    mp_cpu_allocator_close(allocator);
+    stop_clock();
+}
+
+static uint64_t taken_away;
+
+static uint64_t read_taken_away(void) { return taken_away; }
+
+/* No thread spins while other programs take more than 100 CPUs a second away from it. */
+MP_TEST(registry_clock_spins_unless_crowded) {
+    start_clock(1000 * SECOND);
+    taken_away = 1000;
+    mp_sys_table.taken_away = read_taken_away;
+    mp_cpu_allocator *allocator = open_allocator(2);
+    mp_spin_rule rule = mp_cpu_allocator_spin_rule(allocator, 77);
+    MP_CHECK_INT(rule.spin_ns, 77);
+    for (int i = 0; i < 4; i++) {
+        static const uint64_t more[] = {0, 10, 11, 0}; /* in 100 ms */
+        taken_away += more[i];
+        bool may = rule.begin(rule.arg);
+        MP_CHECK(may == (i != 2));
+        MP_CHECK_INT(mp_cpu_allocator_count(allocator).spinning, may);
+        if (may)
+            rule.end(rule.arg);
+        MP_CHECK_INT(mp_cpu_allocator_count(allocator).spinning, 0);
+        clock_ns += 100 * MS;
+    }
+    mp_cpu_allocator_close(allocator);
+    stop_clock();
+}
+
 static mp_cpu_allocator *returned_to;
 static mp_lease returned;
 static mp_core_lease returned_at;
