@@ -363,6 +363,33 @@ MP_TEST(forks_with_a_staged_replacement) {
     }
 }
 
+/* One thread closes a registry and waits for a worker, another one waits for the end of that close. */
+MP_TEST(forks_while_two_threads_close_a_registry) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    mp_thread first, second;
+    mp_error error;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+    atomic_store(&fake.destroy_hold, true);
+    MP_CHECK_OK(mp_thread_start(&first, "first", close_it, registry, &error), &error);
+    fake_until(&fake.in_destroy, 1);
+    MP_CHECK_OK(mp_thread_start(&second, "second", close_it, registry, &error), &error);
+    mp_sys_sleep_ns(FAKE_MS(20));
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        atomic_store(&fake.destroy_hold, false);
+        mp_registry_destroy(registry); /* destroys what the second thread waits for in the parent */
+        _exit(0);
+    }
+    expect_child(child);
+    atomic_store(&fake.destroy_hold, false);
+    mp_thread_join(&first);
+    mp_thread_join(&second);
+    fake_end(registry);
+}
+
 /* A replacement that the parent was loading is loaded in the child too, from its first use of the key on. */
 MP_TEST(forks_while_a_replacement_loads) {
     SKIP_IF_SANITIZED();
