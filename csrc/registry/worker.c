@@ -213,7 +213,6 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
         in_it += in_step[i];
         mp_ticket_set_state(worker->active[i], MP_TICKET_ENDED);
     }
-    worker->step_live = 0;
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_count(services, MP_METRIC_workers_dead, 1); /* under the lock: a caller of mp_entry_load may wake after it */
     mp_mutex_unlock(&entry->lock);

@@ -139,6 +139,60 @@ MP_TEST(registry_clock_cost_of_a_cold_request) {
     close_scene(&scene);
 }
 
+static uint64_t retry_in_step;
+
+static void read_retry(void) {
+    if (wait_count > 1)
+        return;
+    MP_CHECK(served->workers[0]->memory_tight);
+    retry_in_step = served->workers[0]->retry_ns;
+}
+
+/* A worker that found no memory for a request, while it holds memory itself, waits for one of its own requests. If only
+ * another worker holds memory, it tries again after 20 ms. */
+MP_TEST(registry_clock_memory_of_own_requests) {
+    for (int admitted = 0; admitted < 3; admitted++) {
+        scene scene;
+        open_scene(&scene);
+        scene.fake.memory = admitted ? admitted : 1;
+        mp_worker *worker = scene_ready(&scene);
+        atomic_store(&scene.fake.step_ns, FAKE_MS(1));
+        for (int i = 0; i <= admitted; i++) {
+            scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
+            ((fake_call *)mp_ticket_request(scene.tickets[i]))->memory = admitted ? 1 : 2;
+        }
+        served = &scene;
+        if (admitted) {
+            in_wait = read_retry;
+            scene_serve(&scene, worker);
+            MP_CHECK_INT(retry_in_step, 0);
+        } else {
+            mp_worker *other = scene_worker(&scene, MP_WORKER_PROCESSING);
+            scene_activate(other, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
+            MP_CHECK_INT(first_wait(worker), 20 * MS);
+            MP_CHECK_INT(scene.fake.steps, 0);
+            MP_CHECK_INT(scene.tickets[0]->state, MP_TICKET_QUEUED);
+        }
+        close_scene(&scene);
+    }
+}
+
+/* A request that expires at the time of a sweep needs no further sweep, and one that expires later needs one then. */
+MP_TEST(registry_clock_sweep_of_a_request) {
+    scene scene;
+    open_scene(&scene);
+    scene.entry->keep_alive_ns = MP_FOREVER;
+    scene_worker(&scene, MP_WORKER_PROCESSING);
+    scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){.deadline_ns = clock_ns + 10}));
+    MP_CHECK_INT(mp_entry_sweep(scene.entry, clock_ns), clock_ns + 10);
+    clock_ns += 9;
+    MP_CHECK_INT(mp_entry_sweep(scene.entry, clock_ns), clock_ns + 1);
+    clock_ns++;
+    MP_CHECK_INT(mp_entry_sweep(scene.entry, clock_ns), UINT64_MAX);
+    MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_TIMEOUT);
+    close_scene(&scene);
+}
+
 /* The idle time of a worker begins when it becomes ready or idle, and no other state changes it. */
 MP_TEST(registry_clock_idle_time_of_states) {
     static const mp_worker_state states[] = {MP_WORKER_LOADING, MP_WORKER_READY, MP_WORKER_PROCESSING, MP_WORKER_IDLE,

@@ -363,6 +363,24 @@ MP_TEST(forks_with_a_staged_replacement) {
     }
 }
 
+/* A child in which nothing drains needs no thread that frees it. */
+MP_TEST(forks_without_draining_models) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    mp_error error;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        int wrong = mp_registry_evict(registry, "a", fake_in_ms(5000), &error) != MP_OK;
+        wrong |= registry->services->maintenance.running << 1;
+        mp_registry_destroy(registry);
+        _exit(wrong);
+    }
+    expect_child(child);
+    fake_end(registry);
+}
+
 /* One thread closes a registry and waits for a worker, another one waits for the end of that close. */
 MP_TEST(forks_while_two_threads_close_a_registry) {
     SKIP_IF_SANITIZED();
