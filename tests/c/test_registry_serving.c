@@ -306,6 +306,32 @@ MP_TEST(registry_serving_uses_what_a_trim_frees) {
     }
 }
 
+static const mp_engine_ops *real_ops;
+static int plans;
+
+static void check_plan(mp_engine *engine, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    MP_CHECK(plan->count == 0 && plan->threads == 1 && plan->cost_ns == 0 && !plan->masks && !plan->together);
+    real_ops->plan(engine, items, n, budget_ns, plan);
+    plan->threads = 2;
+    plan->together = true;
+    plans++;
+}
+
+/* An engine fills in an empty plan for one thread, whatever the last plan was. */
+MP_TEST(registry_serving_starts_with_an_empty_plan) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.step_units = 1;
+    mp_worker *worker = scene_ready(&scene);
+    real_ops = worker->engine->ops;
+    change(&scene, worker)->plan = check_plan;
+    plans = 0;
+    queue(&scene, 3, (mp_submit_options){0});
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(plans, 3);
+    scene_close(&scene);
+}
+
 static void fail_silently(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     (void)engine, (void)lease;
     for (int i = 0; i < plan->count; i++)

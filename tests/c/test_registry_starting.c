@@ -158,3 +158,26 @@ MP_TEST(registry_starting_announces_the_end_of_a_backoff) {
             scene_close(&scene);
         }
 }
+
+static void wait_gone(void *entry) {
+    mp_error error;
+    MP_CHECK_OK(mp_entry_wait_gone(entry, 0, &error), &error);
+}
+
+/* A removal that waits for the last request, while no worker may start, ends when a shutdown ends this request. */
+MP_TEST(registry_starting_removal_ends_with_the_queue) {
+    scene scene;
+    mp_error error;
+    mp_thread thread;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.entry->spawn_ns = fake_in_ms(100000);
+    scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
+    mp_entry_remove(scene.entry);
+    MP_CHECK_OK(mp_thread_start(&thread, "remove", wait_gone, scene.entry, &error), &error);
+    mp_entry_close(scene.entry);
+    mp_sys_sleep_ns(FAKE_MS(50)); /* the thread waits again */
+    mp_entry_quit(scene.entry);
+    mp_thread_join(&thread);
+    MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_SHUTTING_DOWN);
+    scene_close(&scene);
+}
