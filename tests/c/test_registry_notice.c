@@ -1,4 +1,5 @@
 /* test_registry_notice.c: several event loops wait for one ticket. */
+#include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
@@ -185,4 +186,24 @@ MP_TEST(registry_notifiers_need_a_descriptor) {
     MP_CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
     MP_CHECK(status != MP_OK && error.code == status && !notifier);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_POOL), bytes);
+}
+
+/* The end of a notifier closes its descriptor, also while a ticket is bound to it. */
+MP_TEST(registry_notifiers_close_their_descriptor) {
+    for (int bound = 0; bound < 2; bound++) {
+        fake fake;
+        mp_ticket *ticket;
+        mp_notifier *notifier;
+        mp_error error;
+        mp_registry *registry = fake_begin(&fake, 1, &ticket);
+        MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
+        MP_CHECK(!bound || mp_ticket_bind(ticket, notifier, 5));
+        int fd = mp_notifier_fd(notifier);
+        MP_CHECK(fcntl(fd, F_GETFD) >= 0);
+        mp_notifier_destroy(notifier);
+        MP_CHECK(fcntl(fd, F_GETFD) < 0);
+        atomic_store(&fake.hold, false);
+        MP_CHECK_INT(fake_finish(ticket), MP_OK);
+        fake_end(registry);
+    }
 }

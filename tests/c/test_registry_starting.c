@@ -1,5 +1,6 @@
 /* The start and the end of a worker (loading.c, leaving.c) and explicit loads (entry.c), on the test's thread. */
 #include "base/sys.h"
+#include "registry/events.h"
 #include "test_registry_scene.h"
 
 /* A worker that loads the model: everything that the entry and the worker record afterwards. The load uses all compute
@@ -179,5 +180,49 @@ MP_TEST(registry_starting_removal_ends_with_the_queue) {
     mp_entry_quit(scene.entry);
     mp_thread_join(&thread);
     MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_SHUTTING_DOWN);
+    scene_close(&scene);
+}
+
+static mp_worker *abandoned;
+static const mp_loader_ops *loader_ops;
+static int reported;
+
+static mp_status load_while_abandoned(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress,
+                                      mp_model **model, mp_error *error) {
+    mp_entry *entry = abandoned->entry;
+    mp_mutex_lock(&entry->lock);
+    abandoned->state = MP_WORKER_DEAD;
+    mp_entry_unlist_worker(entry, abandoned);
+    mp_mutex_unlock(&entry->lock);
+    return loader_ops->load(self, lease, budget, progress, model, error);
+}
+
+static void count_report(mp_registry *registry, mp_entry *entry, mp_entry_event event) {
+    (void)registry, (void)entry, (void)event;
+    reported++;
+}
+
+/* A worker that was abandoned while it loaded reports nothing and does not serve, although its load succeeds later. */
+MP_TEST(registry_starting_load_that_was_abandoned) {
+    scene scene;
+    mp_event event;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_loader_ops ops = *scene.entry->loader.ops;
+    loader_ops = scene.entry->loader.ops;
+    ops.load = load_while_abandoned;
+    scene.entry->loader.ops = &ops;
+    scene.services->event = count_report;
+    reported = 0;
+    abandoned = scene_worker(&scene, MP_WORKER_SPAWNING);
+    mp_events_want(1u << MP_EVENT_READY | 1u << MP_EVENT_FAIL);
+    MP_CHECK(!mp_worker_start(abandoned));
+    MP_CHECK(!mp_events_take(&event));
+    MP_CHECK_INT(reported, 0);
+    MP_CHECK(!scene.entry->resident);
+    MP_CHECK_INT(scene.entry->loads, 0);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_loads], 0);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_load_failures], 0);
+    MP_CHECK_INT(abandoned->state, MP_WORKER_DEAD);
+    mp_events_want(0);
     scene_close(&scene);
 }
