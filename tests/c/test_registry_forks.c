@@ -1,4 +1,5 @@
 /* Forks while other threads operate on registries: parents and children keep working. test_registry_ends.c has more. */
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -589,8 +590,13 @@ MP_TEST(forks_with_a_notifier) {
     MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
     MP_CHECK(mp_ticket_bind(ticket, notifier, 7));
     pid_t child = fork();
-    if (child == 0) /* a binding in the child has no effect */
-        _exit(mp_notifier_take(notifier, ids, 2) || !mp_ticket_bind(ticket, notifier, 8));
+    if (child == 0) { /* a binding in the child has no effect */
+        int wrong = mp_notifier_take(notifier, ids, 2) || !mp_ticket_bind(ticket, notifier, 8);
+        int fd = mp_notifier_fd(notifier);
+        wrong |= (fcntl(fd, F_GETFD) < 0) << 1;
+        mp_notifier_destroy(notifier);
+        _exit(wrong | (fcntl(fd, F_GETFD) >= 0) << 2);
+    }
     expect_child(child);
     MP_CHECK_INT(mp_notifier_take(notifier, ids, 2), 1);
     MP_CHECK_INT(ids[0], 7);
