@@ -218,6 +218,15 @@ MP_TEST(quarantine_needs_a_fingerprint) {
     fake_end(registry);
 }
 
+/* A retry that succeeds clears its request: the loss had another cause. */
+MP_TEST(quarantine_forgets_the_loss_of_a_request_that_succeeds) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_INT(once(registry, 100, 1), MP_OK);
+    fake_end(registry);
+}
+
 /* --- the table by itself --- */
 
 MP_TEST(quarantine_counts_suspicions) {

@@ -530,6 +530,26 @@ MP_TEST(registry_windows_remove_finishes_accepted_requests) {
     fake_end(registry);
 }
 
+/* A replaced model that is gone is no longer listed, although no call waits for it. */
+MP_TEST(registry_windows_models_that_are_gone_are_not_listed) {
+    fake fakes[4];
+    mp_registry *registry = fake_begin(&fakes[0], 2, NULL);
+    for (int i = 1; i < 4; i++) {
+        fake_init(&fakes[i]);
+        MP_CHECK_INT(load(registry, "a", 10000), MP_OK);
+        fake_add(registry, "a", &fakes[i], true);
+        MP_CHECK_INT(load(registry, "a", 10000), MP_OK);
+        int listed = 1;
+        for (uint64_t end = fake_in_ms(10000); listed && mp_sys_now_ns() < end; mp_sys_sleep_ns(FAKE_MS(1) / 4)) {
+            mp_mutex_lock(&registry->lock);
+            listed = registry->leaving_count;
+            mp_mutex_unlock(&registry->lock);
+        }
+        MP_CHECK_INT(listed, 0);
+    }
+    fake_end(registry);
+}
+
 /* A staged model that is withdrawn drains as a removed one does. */
 MP_TEST(registry_windows_wait_for_a_withdrawn_model) {
     fake old, staged;
