@@ -177,6 +177,63 @@ MP_TEST(registry_clock_memory_of_own_requests) {
     }
 }
 
+/* A request that never fits ends, and leaves no trace of its lack of memory in the worker. */
+MP_TEST(registry_clock_request_that_never_fits) {
+    scene scene;
+    open_scene(&scene);
+    scene.fake.memory = 1;
+    mp_worker *worker = scene_ready(&scene);
+    scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
+    ((fake_call *)mp_ticket_request(scene.tickets[0]))->memory_a_step = 2;
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_MEMORY_EXHAUSTED);
+    MP_CHECK(worker->retry_ns == 0 && !worker->memory_tight && !worker->caches_freed);
+    MP_CHECK_INT(scene.fake.preempted, 0);
+    close_scene(&scene);
+}
+
+/* The requests of a step share its time by the amounts of work that the engine planned. */
+MP_TEST(registry_clock_shares_of_a_step) {
+    scene scene;
+    open_scene(&scene);
+    mp_worker *worker = scene_ready(&scene);
+    atomic_store(&scene.fake.step_ns, FAKE_MS(8));
+    scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
+    scene_queue(&scene, scene_ticket(&scene, 3, (mp_submit_options){.service_class = MP_SERVICE_BULK}));
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(scene.fake.steps, 1);
+    MP_CHECK_INT(scene.tickets[0]->had_ns, FAKE_MS(2));
+    MP_CHECK_INT(scene.tickets[1]->had_ns, FAKE_MS(6));
+    close_scene(&scene);
+}
+
+static void queue_of_tenant_one(void) {
+    if (served->fake.steps == 7 && served->ticket_count == 2)
+        scene_queue(served, scene_ticket(served, 1, (mp_submit_options){.tenant = 1, .priority = 4}));
+}
+
+/* A tenant that has had more than its share does not get a new share with a new request. */
+MP_TEST(registry_clock_new_requests_of_a_tenant) {
+    scene scene;
+    open_scene(&scene);
+    scene.fake.plan_items = 1;
+    scene.fake.step_units = 1;
+    atomic_store(&scene.fake.step_ns, FAKE_MS(1));
+    mp_worker *worker = scene_ready(&scene);
+    scene_queue(&scene, scene_ticket(&scene, 8, (mp_submit_options){.tenant = 1, .priority = 0}));
+    scene_queue(&scene, scene_ticket(&scene, 7, (mp_submit_options){.tenant = 2, .priority = 4}));
+    served = &scene;
+    in_wait = queue_of_tenant_one;
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(scene.ticket_count, 3);
+    for (int i = 0; i < 3; i++) {
+        static const int last_steps[] = {7, 14, 15};
+        fake_call *call = (fake_call *)mp_ticket_request(scene.tickets[i]);
+        MP_CHECK_INT(call->finished_step, last_steps[i]);
+    }
+    close_scene(&scene);
+}
+
 /* A request that expires at the time of a sweep needs no further sweep, and one that expires later needs one then. */
 MP_TEST(registry_clock_sweep_of_a_request) {
     scene scene;

@@ -4,6 +4,10 @@
 
 #ifdef MP_SEAM
 
+#include <stdlib.h>
+
+#include "base/cpu.h"
+#include "base/options.h"
 #include "clock_fixture.h"
 #include "registry/chaos.h"
 
@@ -215,6 +219,39 @@ MP_TEST(registry_clock_waits_for_memory) {
     mp_guard_release(&guard);
     mp_governor_remove_reclaimer(governor, &reclaimer);
     mp_budget_give(mp_governor_budget(governor), 200);
+    mp_governor_close(governor);
+    stop_clock();
+}
+
+static uint64_t count_reclaims(void *arg, const mp_shortage *shortage, bool whole) {
+    (void)shortage, (void)whole;
+    ++*(int *)arg;
+    return 0;
+}
+
+/* A load above the limit that waits for another load evicts nothing: the memory in use does not prevent it. */
+MP_TEST(registry_clock_load_above_the_limit) {
+    mp_governor *governor;
+    mp_guard other, guard;
+    uint64_t most, limit = mp_governor_limit_of(mp_cpu_memory_bytes(), &most);
+    int reclaims = 0;
+    mp_reclaimer reclaimer = {
+        .reclaim = count_reclaims, .possible = reclaim_nothing, .later = reclaim_nothing, .arg = &reclaims};
+    if (getenv("MPOOL_MEMORY_MB"))
+        MP_SKIP("MPOOL_MEMORY_MB sets the limit");
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    start_clock(1000 * SECOND);
+    MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
+    mp_governor_add_reclaimer(governor, &reclaimer);
+    MP_CHECK_OK(mp_governor_reserve(governor, "b", 1, 1, false, NULL, NULL, &other, &error), &error);
+    asked = 0;
+    asked_most = 1;
+    MP_CHECK_STATUS(mp_governor_reserve(governor, "a", limit + 1, limit + 1, false, give_up_at, NULL, &guard, &error),
+                    MP_CANCELLED, &error);
+    EXPECT_WAITS(20 * MS);
+    MP_CHECK_INT(reclaims, 0);
+    mp_guard_release(&other);
+    mp_governor_remove_reclaimer(governor, &reclaimer);
     mp_governor_close(governor);
     stop_clock();
 }

@@ -226,3 +226,23 @@ MP_TEST(registry_starting_load_that_was_abandoned) {
     mp_events_want(0);
     scene_close(&scene);
 }
+
+/* Only the end of a load of the model is reported as such: the failure of a further engine is not, even if no other
+ * worker serves. */
+MP_TEST(registry_starting_failures_that_are_reported) {
+    for (int loaded = 0; loaded < 2; loaded++) {
+        scene scene;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        if (loaded)
+            scene_load(&scene);
+        scene.services->event = count_report;
+        reported = 0;
+        scene.fake.engine_failures = 1;
+        mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
+        MP_CHECK(!mp_worker_start(worker));
+        MP_CHECK_INT(worker->state, MP_WORKER_FAILED);
+        MP_CHECK_INT(reported, !loaded);
+        MP_CHECK_INT(scene.entry->health, MP_HEALTH_FAILED);
+        scene_close(&scene);
+    }
+}
