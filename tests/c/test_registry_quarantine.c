@@ -218,6 +218,22 @@ MP_TEST(quarantine_needs_a_fingerprint) {
     fake_end(registry);
 }
 
+/* A request that loses engines in admit or plan, alone and beyond its retry, is refused the third time. */
+MP_TEST(quarantine_of_requests_that_are_never_admitted) {
+    for (int plan = 0; plan < 2; plan++) {
+        fake fake;
+        mp_registry *registry = start(&fake, 1);
+        for (int i = 0; i < 2; i++) {
+            fake_call *call = call_of(100, 0);
+            atomic_store(plan ? &call->losses_at_plan : &call->losses_at_admit, 2);
+            MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_RECV);
+        }
+        MP_CHECK_INT(once(registry, 100, 0), MP_MODEL);
+        MP_CHECK_INT(once(registry, 101, 0), MP_OK);
+        fake_end(registry);
+    }
+}
+
 /* A retry that succeeds clears its request: the loss had another cause. */
 MP_TEST(quarantine_forgets_the_loss_of_a_request_that_succeeds) {
     fake fake;

@@ -239,6 +239,8 @@ MP_TEST(registry_serving_counts_work) {
         MP_CHECK_INT(metrics[MP_METRIC_batches_of_budget], 0);
         MP_CHECK_INT(metrics[MP_METRIC_completed], 2 * round);
         MP_CHECK_INT(scene.entry->completed, 2 * round);
+        /* these requests count no input and no output */
+        MP_CHECK(scene.entry->units_in == 0 && scene.entry->units_out == 0);
         MP_CHECK_INT(scene.entry->latency.count, 2 * round);
         MP_CHECK(scene.entry->pace > 0 && scene.entry->full_pace == 0); /* every step had room for all */
     }
