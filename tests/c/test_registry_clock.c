@@ -412,6 +412,43 @@ MP_TEST(registry_clock_loads) {
     close_scene(&scene);
 }
 
+static mp_guard all_memory;
+static const char *waited_in;
+static uint64_t beat_of_wait;
+
+static void give_memory(void) {
+    waited_in = waiting->progress.stage;
+    beat_of_wait = waiting->progress.beat_ns;
+    mp_guard_release(&all_memory);
+}
+
+/* The time in which a load waits for memory is not timed: not for a model, nor for a further engine. */
+MP_TEST(registry_clock_wait_of_a_load) {
+    for (int loaded = 0; loaded < 2; loaded++) {
+        scene scene;
+        mp_lease others; /* as above */
+        mp_core_lease others_at;
+        open_scene(&scene);
+        mp_cpu_allocator *allocator = scene.services->allocator;
+        MP_CHECK(mp_cpu_allocator_lend(allocator, 0, 3, &others, &others_at, NULL, NULL));
+        scene.services->max_workers = 1;
+        if (loaded)
+            scene_load(&scene);
+        queue_one(&scene); /* the load is wanted */
+        waiting = scene_worker(&scene, MP_WORKER_SPAWNING);
+        MP_CHECK(mp_governor_try_reserve(scene.services->governor, 990000, &all_memory));
+        scene.fake.engine_bytes = 20000;
+        waited_in = NULL;
+        in_wait = give_memory;
+        MP_CHECK(mp_worker_start(waiting));
+        EXPECT_WAITS(20 * MS);
+        MP_CHECK_STR(waited_in, "waiting for memory");
+        MP_CHECK_INT(beat_of_wait, 0);
+        mp_cpu_allocator_return(allocator, &others, &others_at, false);
+        close_scene(&scene);
+    }
+}
+
 static int preferred[8], preferred_count;
 
 static void note_preferred(void *memory, size_t bytes, int node) {
