@@ -558,5 +558,5 @@ void mp_cpu_allocator_fork_child(mp_cpu_allocator *allocator) {
     atomic_store(&allocator->spinning, 0);
     atomic_store(&allocator->together, allocator->threads);
     allocator->many = allocator->all = (mp_lost){0};
-    allocator->raised_ns = allocator->raise_after_ns = 0;
+    allocator->raised_ns = 0;
 }

@@ -224,8 +224,6 @@ bool mp_dispatch_predict(mp_entry *entry, mp_guard *guard) {
 }
 
 uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace) {
-    if (pace <= 0)
-        return 0;
     for (int i = 0; i < entry->worker_count; i++)
         for (int j = 0; j < entry->workers[i]->active_count; j++)
             cost_ahead += entry->workers[i]->active[j]->node.cost / 2; /* on average half is done already */

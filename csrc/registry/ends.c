@@ -154,7 +154,6 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     }
     mp_mutex_lock(&entry->lock);
     mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);
-    ticket->probe = 0;
     if (status == MP_OK) {
         entry->completed++;
         entry->units_in += in;

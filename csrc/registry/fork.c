@@ -60,9 +60,8 @@ void mp_fork_join(mp_registry *registry) {
 void mp_fork_leave(mp_registry *registry) {
     mp_shared_lock(&registries);
     mp_registry **link = &first;
-    while (*link && *link != registry)
+    while (*link != registry)
         link = mp_registry_fork_next(*link);
-    if (*link)
-        *link = *mp_registry_fork_next(registry);
+    *link = *mp_registry_fork_next(registry);
     mp_shared_unlock(&registries);
 }

@@ -167,8 +167,6 @@ static uint64_t reclaim_from_all(mp_shortage shortage, bool whole) {
 static bool may_become_free(mp_governor *governor, uint64_t needed) {
     if (needed > atomic_load(&governor->budget.limit))
         return false;
-    if (governor->loads)
-        return true;
     mp_mutex_unlock(&governor->lock);
     uint64_t later = ask_all((mp_shortage){governor, needed, 0}, false, ASK_LATER);
     mp_mutex_lock(&governor->lock);
@@ -180,8 +178,6 @@ static bool may_become_free(mp_governor *governor, uint64_t needed) {
 static bool may_be_raised(mp_governor *governor, uint64_t needed) {
     if (governor->fixed || needed > governor->most || needed <= atomic_load(&governor->budget.limit))
         return false;
-    if (governor->loads)
-        return true;
     uint64_t lacking = lacking_of(governor, needed);
     mp_mutex_unlock(&governor->lock);
     uint64_t later = ask_all((mp_shortage){governor, lacking, 0}, false, ASK_LATER);
@@ -334,7 +330,6 @@ const char *mp_pressure_name(mp_pressure pressure) {
 
 void mp_governor_add_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer) {
     mp_mutex_lock(&governor->lock);
-    reclaimer->callers = 0;
     reclaimer->next = governor->reclaimers;
     governor->reclaimers = reclaimer;
     mp_mutex_unlock(&governor->lock);

@@ -184,7 +184,6 @@ bool mp_worker_start(mp_worker *worker) {
     uint64_t held = status == MP_OK ? mp_worker_bytes(worker) : 0;
 
     mp_mutex_lock(&entry->lock);
-    worker->moving = false;
     bool dead = worker->state == MP_WORKER_DEAD, off = entry->shutdown == MP_SHUTDOWN_QUITTING;
     mp_ticket *list = NULL;
     if (dead) {

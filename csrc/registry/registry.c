@@ -130,7 +130,7 @@ typedef struct snapshot {
  * Returns false if memory is refused. */
 static bool take_snapshot(mp_registry *registry, bool all, snapshot *copy) {
     int most = registry->slot_count * 2 + registry->leaving_count;
-    *copy = (snapshot){mp_alloc_array((size_t)(most ? most : 1), sizeof(mp_entry *), MP_TAG_POOL), 0};
+    *copy = (snapshot){mp_alloc_array((size_t)most, sizeof(mp_entry *), MP_TAG_POOL), 0};
     if (!copy->entries)
         return false;
     for (int i = 0; i < registry->slot_count; i++) {

@@ -105,19 +105,19 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
     return true;
 }
 
-/* Call when the engine was lost in admit or plan with this request. If the request has no retry left, ends it and
- * returns true: one request must not take down one worker after the other. */
-static bool lost_with(mp_worker *w, mp_ticket *ticket) {
+/* Call when the engine was lost in admit or plan with this request. If the request has no retry left, ends it: one
+ * request must not take down one worker after the other. Otherwise the request stays active: the worker returns its
+ * active requests to the queue when it leaves. */
+static void lost_with(mp_worker *w, mp_ticket *ticket) {
     const mp_ticket_retry next = mp_ticket_next_retry(ticket->retry_between, w->engine->external_kill);
     if (next != ticket->retry_between) {
         mp_ticket_set_retry(ticket, &ticket->retry_between, next);
-        return false;
+        return;
     }
     mp_error error = w->fault;
     if (!w->engine->external_kill)
         mp_entry_note_kill(w->entry, ticket, w->active_count == 1);
     end_item(w, ticket, error.code, &error);
-    return true;
 }
 
 /* Returns the fresh requests from index `from` on, which were not admitted, to the queue. */
@@ -366,9 +366,8 @@ static void admit_fresh(mp_worker *w) {
             continue;
         }
         if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* another worker takes the request, once */
-            bool ended = lost_with(w, ticket);
-            mp_count(entry->services, MP_METRIC_retries, !ended);
-            put_back_fresh(w, ended ? i + 1 : i);
+            lost_with(w, ticket);
+            put_back_fresh(w, i + 1);
             break;
         }
         if (status != MP_MEMORY_EXHAUSTED) {

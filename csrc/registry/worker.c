@@ -203,7 +203,6 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
     mp_entry_unlist_worker(entry, worker);
-    mp_dispatch_memory_free(entry); /* other workers need not wait until its requests free memory */
     mp_dispatch_forget(entry, worker);
     worker->concluding = true; /* return_abandoned waits until this thread has finished with the tickets */
     entry->abandoned++;
@@ -214,7 +213,6 @@ void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
         in_it += in_step[i];
         mp_ticket_set_state(worker->active[i], MP_TICKET_ENDED);
     }
-    worker->step_live = 0;
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_count(services, MP_METRIC_workers_dead, 1); /* under the lock: a caller of mp_entry_load may wake after it */
     mp_mutex_unlock(&entry->lock);

@@ -785,4 +785,7 @@ MP_TEST(registry_fault_percentiles) {
     mp_histogram_add(&few, 1000);
     mp_histogram_add(&few, 2000);
     MP_CHECK(few.bucket[0] == 1 && few.bucket[1] == 1 && few.bucket[2] == 1);
+    mp_histogram_add(&few, 67108864ull * 1000 - 1); /* the bound of the last bucket but one: 2^26 us */
+    mp_histogram_add(&few, 67108864ull * 1000);
+    MP_CHECK(few.bucket[26] == 1 && few.bucket[27] == 1 && MP_HISTOGRAM_BUCKETS == 28);
 }

@@ -3,6 +3,7 @@
 #include "mp_test.h"
 #include "registry/chaos.h"
 #include "registry/services.h"
+#include "registry/state.h"
 
 static mp_error error;
 
@@ -121,6 +122,21 @@ MP_TEST(registry_configuration_is_applied) {
     config.spin_ns = 1; /* never spin */
     mp_services_configure(&services, &config);
     MP_CHECK_INT(services.spin_ns, 0);
+}
+
+MP_TEST(registry_configuration_of_the_registry_itself) {
+    for (int i = 0; i < 2; i++) {
+        mp_registry *registry;
+        mp_registry_config config = {.threads = 1, .memory_limit = 1000000};
+        if (i) {
+            config.maintenance_every_ns = 2 * SECOND;
+            config.shutdown_grace_ns = 3 * SECOND;
+        }
+        MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
+        MP_CHECK_INT(registry->upkeep.every_ns, (i ? 2 : 60) * SECOND);
+        MP_CHECK_INT(registry->grace_ns, (i ? 3 : 5) * SECOND);
+        mp_registry_destroy(registry);
+    }
 }
 
 MP_TEST(registry_policies_have_names) {

@@ -68,6 +68,27 @@ MP_TEST(registry_cores_threads_spin_on_free_cpus) {
     mp_cpu_allocator_close(self.allocator);
 }
 
+MP_TEST(registry_cores_numbers_of_threads) {
+    static const int rows[] = {-1, 1, 256, 257};
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    for (int i = 0; i < 4; i++) {
+        mp_cpu_allocator *allocator;
+        mp_status status = mp_cpu_allocator_open(rows[i], &allocator, &error);
+        if (i == 0 || i == 3) {
+            char expected[128];
+            snprintf(expected, sizeof expected, "`threads` must be 0 (all CPUs of this process) to 256, got %d",
+                     rows[i]);
+            MP_CHECK_STATUS(status, MP_INVALID_ARGUMENT, &error);
+            MP_CHECK_STR(error.message, expected);
+            MP_CHECK(!allocator);
+            continue;
+        }
+        MP_CHECK_OK(status, &error);
+        MP_CHECK_INT(mp_cpu_allocator_threads(allocator), rows[i]);
+        mp_cpu_allocator_close(allocator);
+    }
+}
+
 MP_TEST(registry_cores_barrier_threads_fall_with_lost_time) {
     mp_cpu_allocator *allocator = four();
     lend(allocator, 4, 20, 3); /* 15 % of the time is lost: four threads are still faster than three */

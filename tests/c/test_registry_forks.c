@@ -1,4 +1,5 @@
 /* Forks while other threads operate on registries: parents and children keep working. test_registry_ends.c has more. */
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -363,6 +364,51 @@ MP_TEST(forks_with_a_staged_replacement) {
     }
 }
 
+/* A child in which nothing drains needs no thread that frees it. */
+MP_TEST(forks_without_draining_models) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    mp_error error;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        int wrong = mp_registry_evict(registry, "a", fake_in_ms(5000), &error) != MP_OK;
+        wrong |= registry->services->maintenance.running << 1;
+        mp_registry_destroy(registry);
+        _exit(wrong);
+    }
+    expect_child(child);
+    fake_end(registry);
+}
+
+/* One thread closes a registry and waits for a worker, another one waits for the end of that close. */
+MP_TEST(forks_while_two_threads_close_a_registry) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    mp_thread first, second;
+    mp_error error;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+    atomic_store(&fake.destroy_hold, true);
+    MP_CHECK_OK(mp_thread_start(&first, "first", close_it, registry, &error), &error);
+    fake_until(&fake.in_destroy, 1);
+    MP_CHECK_OK(mp_thread_start(&second, "second", close_it, registry, &error), &error);
+    mp_sys_sleep_ns(FAKE_MS(20));
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        atomic_store(&fake.destroy_hold, false);
+        mp_registry_destroy(registry); /* destroys what the second thread waits for in the parent */
+        _exit(0);
+    }
+    expect_child(child);
+    atomic_store(&fake.destroy_hold, false);
+    mp_thread_join(&first);
+    mp_thread_join(&second);
+    fake_end(registry);
+}
+
 /* A replacement that the parent was loading is loaded in the child too, from its first use of the key on. */
 MP_TEST(forks_while_a_replacement_loads) {
     SKIP_IF_SANITIZED();
@@ -380,17 +426,127 @@ MP_TEST(forks_while_a_replacement_loads) {
     if (child == 0) {
         alarm(10);
         atomic_store(&next.load_ns, FAKE_MS(20));
+        mp_entry *entry = registry->slots[0].incoming;
+        int references = atomic_load(&entry->references);
         int version = version_of(registry), wrong = version != 1;
         for (uint64_t end = fake_in_ms(5000); mp_sys_now_ns() < end && version == 1;) {
             mp_sys_sleep_ns(FAKE_MS(1));
             version = version_of(registry);
         }
         wrong |= (version != 2) << 1;
+        references++; /* the worker that has loaded the model holds one */
+        for (uint64_t end = fake_in_ms(5000); atomic_load(&entry->references) != references && mp_sys_now_ns() < end;)
+            mp_sys_sleep_ns(FAKE_MS(1));
+        wrong |= (atomic_load(&entry->references) != references) << 4;
         wrong |= (mp_registry_remove(registry, "a", fake_in_ms(5000), &error) != MP_OK) << 2;
         _exit(wrong | (fake.loaders || next.loaders) << 3);
     }
     expect_child(child);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+    MP_CHECK_INT(version_of(registry), 2);
+    fake_end(registry);
+}
+
+typedef struct late_caller {
+    mp_registry *registry;
+    _Atomic int ended;
+    mp_status status;
+} late_caller;
+
+static void submit_late(void *arg) {
+    late_caller *self = arg;
+    mp_ticket *ticket = fake_submit(self->registry, "a", fake_call_create(1), &self->status);
+    if (ticket)
+        self->status = fake_finish(ticket);
+    atomic_store(&self->ended, 1);
+}
+
+/* Fills the queue, lets one more caller wait for room, and ends all requests. Returns true if this caller had none. */
+static bool wait_for_room(mp_registry *registry, fake *fake, int *child) {
+    mp_entry *entry = registry->slots[0].current;
+    late_caller late = {.registry = registry};
+    mp_ticket *tickets[5];
+    mp_thread thread;
+    mp_error error;
+    atomic_store(&fake->hold, true);
+    for (int i = 0; i < 5; i++) {
+        tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
+        if (i == 0)
+            fake_until(&fake->in_steps, 1);
+    }
+    MP_CHECK_OK(mp_thread_start(&thread, "late", submit_late, &late, &error), &error);
+    for (int waits = 0; !waits; mp_sys_sleep_ns(FAKE_MS(1))) {
+        mp_mutex_lock(&entry->lock);
+        waits = entry->room_waiters;
+        mp_mutex_unlock(&entry->lock);
+    }
+    if (child && (*child = fork()) == 0)
+        return false;
+    atomic_store(&fake->hold, false);
+    bool wrong = false;
+    for (int i = 0; i < 5; i++)
+        wrong |= fake_finish(tickets[i]) != MP_OK;
+    fake_until(&late.ended, 1);
+    mp_thread_join(&thread);
+    return wrong || late.status != MP_OK;
+}
+
+/* A caller that waits for room in the parent does not exist in the child, where others wait for room. */
+MP_TEST(forks_while_a_caller_waits_for_room) {
+    SKIP_IF_SANITIZED();
+    fake fake;
+    int child = -1;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    bool wrong = wait_for_room(registry, &fake, &child);
+    if (child == 0) {
+        alarm(10);
+        atomic_store(&fake.in_steps, 0);
+        for (int i = 0; i < 4; i++) /* further waits would hang if the condition variable kept the parent's waiter */
+            wrong |= wait_for_room(registry, &fake, NULL);
+        _exit(wrong);
+    }
+    MP_CHECK(!wrong);
+    expect_child(child);
+    fake_end(registry);
+}
+
+static _Atomic int reporting;
+static _Atomic bool report_held;
+
+static void hold_report(mp_registry *registry, mp_entry *entry, mp_entry_event event) {
+    (void)registry, (void)entry, (void)event;
+    atomic_fetch_add(&reporting, 1);
+    while (atomic_load(&report_held))
+        mp_sys_sleep_ns(FAKE_MS(1) / 4);
+}
+
+/* A replacement that is loaded in the parent, but not reported yet, is the current model in the child. */
+MP_TEST(forks_while_a_replacement_is_reported) {
+    SKIP_IF_SANITIZED();
+    fake fake, next;
+    mp_registry *registry = fake_begin(&fake, 1, NULL);
+    mp_services *services = registry->services;
+    void (*report)(mp_registry *, mp_entry *, mp_entry_event) = services->event;
+    fake.version = 1;
+    MP_CHECK_INT(version_of(registry), 1);
+    fake_init(&next);
+    next.version = 2;
+    atomic_store(&report_held, true);
+    services->event = hold_report;
+    fake_add(registry, "a", &next, true);
+    fake_until(&reporting, 1);
+    services->event = report;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(10);
+        int wrong = version_of(registry) != 2;
+        for (uint64_t end = fake_in_ms(5000); mp_sys_now_ns() < end && (fake.models || fake.loaders);)
+            mp_sys_sleep_ns(FAKE_MS(1));
+        _exit(wrong | (fake.models > 0) << 1 | (fake.loaders > 0) << 2 | (next.models != 1) << 3);
+    }
+    expect_child(child);
+    report(registry, registry->slots[0].incoming, MP_ENTRY_LOADED);
+    atomic_store(&report_held, false);
     MP_CHECK_INT(version_of(registry), 2);
     fake_end(registry);
 }
@@ -434,8 +590,13 @@ MP_TEST(forks_with_a_notifier) {
     MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
     MP_CHECK(mp_ticket_bind(ticket, notifier, 7));
     pid_t child = fork();
-    if (child == 0) /* a binding in the child has no effect */
-        _exit(mp_notifier_take(notifier, ids, 2) || !mp_ticket_bind(ticket, notifier, 8));
+    if (child == 0) { /* a binding in the child has no effect */
+        int wrong = mp_notifier_take(notifier, ids, 2) || !mp_ticket_bind(ticket, notifier, 8);
+        int fd = mp_notifier_fd(notifier);
+        wrong |= (fcntl(fd, F_GETFD) < 0) << 1;
+        mp_notifier_destroy(notifier);
+        _exit(wrong | (fcntl(fd, F_GETFD) >= 0) << 2);
+    }
     expect_child(child);
     MP_CHECK_INT(mp_notifier_take(notifier, ids, 2), 1);
     MP_CHECK_INT(ids[0], 7);

@@ -83,6 +83,48 @@ MP_TEST(registry_governor_guards_hold_their_bytes) {
     mp_governor_close(governor);
 }
 
+static uint64_t count_asked(void *arg) { return ++*(uint64_t *)arg; }
+
+/* An owner that was never added may be removed, and the others stay. */
+MP_TEST(registry_governor_removes_owners_that_were_not_added) {
+    mp_governor *governor = open_governor(1000);
+    uint64_t asked = 0;
+    mp_reclaimer first = {.later = count_asked, .arg = &asked}, second = first, never = first;
+    mp_governor_remove_reclaimer(governor, &never);
+    mp_governor_add_reclaimer(governor, &first);
+    mp_governor_add_reclaimer(governor, &second);
+    mp_governor_remove_reclaimer(governor, &never);
+    MP_CHECK(mp_budget_take(mp_governor_budget(governor), 1000));
+    MP_CHECK(!mp_governor_may_free(governor, 900));
+    MP_CHECK_INT(asked, 2);
+    mp_governor_remove_reclaimer(governor, &first); /* the second of the list */
+    MP_CHECK(!mp_governor_may_free(governor, 900));
+    MP_CHECK_INT(asked, 3);
+    mp_governor_remove_reclaimer(governor, &second);
+    mp_budget_give(mp_governor_budget(governor), 1000);
+    mp_governor_close(governor);
+}
+
+/* A part is at most the whole, and an empty guard has only empty parts. */
+MP_TEST(registry_governor_splits_guards) {
+    mp_governor *governor = open_governor(1000);
+    mp_guard guard, none = {0};
+    int loads;
+    MP_CHECK(mp_governor_try_reserve(governor, 100, &guard));
+    mp_guard part = mp_guard_split(&guard, 30), rest = mp_guard_split(&guard, 71), empty = mp_guard_split(&none, 5);
+    MP_CHECK(part.bytes == 30 && rest.bytes == 70 && guard.bytes == 0);
+    MP_CHECK(!empty.governor && empty.bytes == 0);
+    MP_CHECK_INT(mp_governor_reserved(governor, &loads), 100);
+    MP_CHECK_INT(loads, 3);
+    mp_guard_release(&part);
+    mp_guard_release(&rest);
+    mp_guard_release(&guard);
+    mp_guard_release(&empty);
+    MP_CHECK_INT(mp_governor_reserved(governor, &loads), 0);
+    MP_CHECK_INT(loads, 0);
+    mp_governor_close(governor);
+}
+
 /* The limit rises only for a model that is alone: at most an eighth of the limit is in use. */
 MP_TEST(registry_governor_raises_the_limit_for_one_model) {
     if (getenv("MPOOL_MEMORY_MB"))

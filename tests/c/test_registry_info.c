@@ -186,6 +186,28 @@ MP_TEST(registry_info_of_predictive_scaling) {
     scene_close(&scene);
 }
 
+/* The policy of an entry is that of the configuration, else that of the loader, else that of the capability. */
+MP_TEST(registry_info_policy_of_an_entry) {
+    static const char *const names[] = {NULL, "sequential", "no policy"};
+    for (int i = 0; i < 3; i++)
+        for (int chosen = 0; chosen < 2; chosen++) {
+            scene scene;
+            mp_entry *entry;
+            mp_error error;
+            scene_open(&scene, "a", NULL, 1000 * 1000);
+            mp_loader loader = fake_loader(&scene.fake);
+            loader.policy = names[i];
+            scene.services->policy_chosen[loader.capability] = chosen;
+            scene.services->policy[loader.capability] = MP_POLICY_PACK;
+            MP_CHECK_OK(mp_entry_create(scene.services, "b", &loader, &entry, &error), &error);
+            MP_CHECK_INT(entry->policy, i == 1 && !chosen ? MP_POLICY_SEQUENTIAL : MP_POLICY_PACK);
+            MP_CHECK_INT(entry->keep_alive_ns, scene.services->keep_alive_ns);
+            MP_CHECK_INT(entry->revision, loader.revision);
+            mp_entry_unpin(entry);
+            scene_close(&scene);
+        }
+}
+
 /* --- the size of an entry, by which the registry chooses models to evict --- */
 
 MP_TEST(registry_info_of_evictions) {

@@ -424,3 +424,33 @@ MP_TEST(registry_nodes_threads_of_two_nodes_run_in_place) {
     }
     mp_cpu_allocator_close(allocator);
 }
+
+#ifdef MP_SEAM
+
+static _Atomic int bindings;
+
+static bool count_binding(const mp_cpu_set *cpus) {
+    (void)cpus;
+    atomic_fetch_add(&bindings, 1);
+    return true;
+}
+
+static void do_nothing(const mp_team_thread *thread, void *arg) { (void)thread, (void)arg; }
+
+/* A machine with a single node leaves the choice of a CPU to the system. */
+MP_TEST(registry_nodes_single_node_binds_no_thread) {
+    for (int nodes = 1; nodes <= 2; nodes++) {
+        mp_cpu_allocator *allocator = allocator_of(4, (int[]){2 * (3 - nodes), 2}, nodes);
+        holder h = {.home = 0};
+        atomic_store(&bindings, 0);
+        mp_sys_table.set_affinity = count_binding;
+        take(allocator, &h, 3);
+        mp_lease_run(&h.lease, do_nothing, NULL);
+        give(allocator, &h);
+        mp_cpu_allocator_close(allocator);
+        mp_sys_table.set_affinity = mp_sys_real.set_affinity;
+        MP_CHECK((atomic_load(&bindings) > 0) == (nodes == 2));
+    }
+}
+
+#endif

@@ -1,7 +1,10 @@
 /* test_registry_notice.c: several event loops wait for one ticket. */
+#include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 
+#include "base/alloc.h"
 #include "base/sys.h"
 #include "mp_test.h"
 #include "test_registry_fake.h"
@@ -168,3 +171,39 @@ static mp_status bind_to_two(void *arg, mp_error *error) {
 }
 
 MP_TEST_SECONDS(registry_notifiers_survive_refused_memory, 60) { mp_test_alloc_sweep(bind_to_two, NULL); }
+
+/* Without a free descriptor no notifier is created, and nothing is kept. */
+MP_TEST(registry_notifiers_need_a_descriptor) {
+    struct rlimit before, none;
+    mp_notifier *notifier;
+    mp_error error;
+    MP_CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    none = before;
+    none.rlim_cur = 0;
+    uint64_t bytes = mp_alloc_bytes(MP_TAG_POOL);
+    MP_CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    mp_status status = mp_notifier_create(&notifier, &error);
+    MP_CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    MP_CHECK(status != MP_OK && error.code == status && !notifier);
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_POOL), bytes);
+}
+
+/* The end of a notifier closes its descriptor, also while a ticket is bound to it. */
+MP_TEST(registry_notifiers_close_their_descriptor) {
+    for (int bound = 0; bound < 2; bound++) {
+        fake fake;
+        mp_ticket *ticket;
+        mp_notifier *notifier;
+        mp_error error;
+        mp_registry *registry = fake_begin(&fake, 1, &ticket);
+        MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
+        MP_CHECK(!bound || mp_ticket_bind(ticket, notifier, 5));
+        int fd = mp_notifier_fd(notifier);
+        MP_CHECK(fcntl(fd, F_GETFD) >= 0);
+        mp_notifier_destroy(notifier);
+        MP_CHECK(fcntl(fd, F_GETFD) < 0);
+        atomic_store(&fake.hold, false);
+        MP_CHECK_INT(fake_finish(ticket), MP_OK);
+        fake_end(registry);
+    }
+}

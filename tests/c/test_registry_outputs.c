@@ -40,6 +40,7 @@ CALL(pool, mp_pool_create("pool", 1, any, error))
 CALL(registry, mp_registry_create(&(mp_registry_config){0}, any, error))
 CALL(entry, mp_entry_create(NULL, "a", &(mp_loader){0}, any, error))
 CALL(worker, mp_worker_create(NULL, any, error))
+CALL(ticket, mp_ticket_create(NULL, NULL, &(mp_submit_options){0}, any, error))
 CALL(team, mp_team_create(1, any, error))
 CALL(codec, mp_spec_decode(header, sizeof header, any, error))
 CALL(embedding, mp_embedding_request_create(&(mp_embedding_args){.n_texts = 1, .n_tokens = 1, .ids = ids,
@@ -72,7 +73,7 @@ MP_TEST(registry_failed_calls_have_no_output) {
         {"mp_file_map_open", map}, {"mp_bpe_create", bpe}, {"mp_notifier_create", notifier},
         {"mp_governor_open", governor}, {"mp_cpu_allocator_open_on", allocator}, {"mp_pool_create", pool},
         {"mp_registry_create", registry}, {"mp_entry_create", entry},
-        {"mp_worker_create", worker}, {"mp_team_create", team}, {"mp_spec_decode", codec},
+        {"mp_worker_create", worker}, {"mp_ticket_create", ticket}, {"mp_team_create", team}, {"mp_spec_decode", codec},
         {"mp_spec_encode", encode}, {"mp_embedding_request_create", embedding},
         {"mp_image_embedding_request_create", image}, {"mp_text_request_create", text},
         {"mp_image_generation_request_create", generation},

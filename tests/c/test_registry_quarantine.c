@@ -201,6 +201,48 @@ MP_TEST(quarantine_is_per_model) {
     fake_end(registry);
 }
 
+/* Requests without a fingerprint are never refused, and their failures are recorded for no request. */
+MP_TEST(quarantine_needs_a_fingerprint) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    for (int round = 0; round < 2; round++) { /* with an empty table, and with one that refuses a request */
+        for (int kills = 0; kills <= 2; kills += 2) {
+            fake_call *call = call_of(0, kills);
+            call->base.fingerprint = NULL;
+            MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), kills ? MP_INTERNAL : MP_OK);
+            mp_error error; /* five lost workers within a minute would break the model */
+            MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
+        }
+        MP_CHECK_INT(once(registry, 100, round ? 0 : 2), round ? MP_MODEL : MP_INTERNAL);
+    }
+    fake_end(registry);
+}
+
+/* A request that loses engines in admit or plan, alone and beyond its retry, is refused the third time. */
+MP_TEST(quarantine_of_requests_that_are_never_admitted) {
+    for (int plan = 0; plan < 2; plan++) {
+        fake fake;
+        mp_registry *registry = start(&fake, 1);
+        for (int i = 0; i < 2; i++) {
+            fake_call *call = call_of(100, 0);
+            atomic_store(plan ? &call->losses_at_plan : &call->losses_at_admit, 2);
+            MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_RECV);
+        }
+        MP_CHECK_INT(once(registry, 100, 0), MP_MODEL);
+        MP_CHECK_INT(once(registry, 101, 0), MP_OK);
+        fake_end(registry);
+    }
+}
+
+/* A retry that succeeds clears its request: the loss had another cause. */
+MP_TEST(quarantine_forgets_the_loss_of_a_request_that_succeeds) {
+    fake fake;
+    mp_registry *registry = start(&fake, 1);
+    for (int i = 0; i < 3; i++)
+        MP_CHECK_INT(once(registry, 100, 1), MP_OK);
+    fake_end(registry);
+}
+
 /* --- the table by itself --- */
 
 MP_TEST(quarantine_counts_suspicions) {

@@ -239,6 +239,8 @@ MP_TEST(registry_serving_counts_work) {
         MP_CHECK_INT(metrics[MP_METRIC_batches_of_budget], 0);
         MP_CHECK_INT(metrics[MP_METRIC_completed], 2 * round);
         MP_CHECK_INT(scene.entry->completed, 2 * round);
+        /* these requests count no input and no output */
+        MP_CHECK(scene.entry->units_in == 0 && scene.entry->units_out == 0);
         MP_CHECK_INT(scene.entry->latency.count, 2 * round);
         MP_CHECK(scene.entry->pace > 0 && scene.entry->full_pace == 0); /* every step had room for all */
     }
@@ -265,6 +267,130 @@ MP_TEST(registry_serving_trims_again_after_a_request_has_left) {
         MP_CHECK_INT(mp_ticket_status(scene.tickets[i], NULL), MP_OK);
     MP_CHECK_INT(scene.fake.trims, 2); /* for the second request while the first ran, for the third while the second */
     MP_CHECK_INT(scene.fake.steps, 3);
+    scene_close(&scene);
+}
+
+static mp_engine_ops changed_ops;
+static fake *changed_fake;
+
+/* Lets the test replace functions of the worker's engine. */
+static mp_engine_ops *change(scene *scene, mp_worker *worker) {
+    changed_ops = *worker->engine->ops;
+    worker->engine->ops = &changed_ops;
+    changed_fake = &scene->fake;
+    return &changed_ops;
+}
+
+static uint64_t trim_to_two(mp_engine *engine) {
+    (void)engine;
+    changed_fake->trims++;
+    changed_fake->memory = 2;
+    return 1;
+}
+
+/* An engine that frees memory when it is trimmed admits the request, or repeats the step, at once. */
+MP_TEST(registry_serving_uses_what_a_trim_frees) {
+    for (int in_step = 0; in_step < 2; in_step++) {
+        scene scene;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        scene.fake.memory = 1;
+        mp_worker *worker = scene_ready(&scene);
+        change(&scene, worker)->trim = trim_to_two;
+        fake_call *call = call_of(queue(&scene, 1, (mp_submit_options){0}));
+        call->memory = 2 - in_step;
+        call->memory_a_step = in_step;
+        scene_serve(&scene, worker);
+        MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_OK);
+        MP_CHECK_INT(scene.fake.trims, 1);
+        MP_CHECK_INT(scene.fake.steps, 1 + in_step);
+        MP_CHECK_INT(scene.fake.preempted, 0);
+        scene_close(&scene);
+    }
+}
+
+static const mp_engine_ops *real_ops;
+static int plans;
+
+static void check_plan(mp_engine *engine, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
+    MP_CHECK(plan->count == 0 && plan->threads == 1 && plan->cost_ns == 0 && !plan->masks && !plan->together);
+    real_ops->plan(engine, items, n, budget_ns, plan);
+    plan->threads = 2;
+    plan->together = true;
+    plans++;
+}
+
+/* An engine fills in an empty plan for one thread, whatever the last plan was. */
+MP_TEST(registry_serving_starts_with_an_empty_plan) {
+    scene scene;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.fake.step_units = 1;
+    mp_worker *worker = scene_ready(&scene);
+    real_ops = worker->engine->ops;
+    change(&scene, worker)->plan = check_plan;
+    plans = 0;
+    queue(&scene, 3, (mp_submit_options){0});
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(plans, 3);
+    scene_close(&scene);
+}
+
+static void fail_silently(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    (void)engine, (void)lease;
+    for (int i = 0; i < plan->count; i++)
+        outcomes[i] = MP_OUTCOME_FAILED;
+}
+
+static mp_status load_silently(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress,
+                               mp_model **model, mp_error *error) {
+    (void)self, (void)lease, (void)budget, (void)progress, (void)model, (void)error;
+    return MP_IO;
+}
+
+static int failed_steps;
+
+static void fail_with_a_reason_first(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    fail_silently(engine, lease, plan, outcomes);
+    if (failed_steps++ == 0)
+        mp_fail(&plan->items[0]->error, MP_MODEL, "the first failure");
+}
+
+/* The error of a request is that of its last step, not that of an earlier one. */
+MP_TEST(registry_serving_forgets_the_error_of_a_retried_step) {
+    scene scene;
+    mp_error error;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_worker *worker = scene_ready(&scene);
+    change(&scene, worker)->step = fail_with_a_reason_first;
+    failed_steps = 0;
+    mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(failed_steps, 2);
+    MP_CHECK_INT(mp_ticket_status(ticket, &error), MP_MODEL);
+    MP_CHECK_STR(error.message, "a: the model failed in a step and gave no reason");
+    scene_close(&scene);
+}
+
+/* A step or a load that fails without a reason has an error that names the model. */
+MP_TEST(registry_serving_names_failures_without_a_reason) {
+    scene scene;
+    mp_error error;
+    char expected[128];
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_loader_ops ops = *scene.entry->loader.ops;
+    scene.entry->loader.ops = &ops;
+    mp_worker *worker = scene_ready(&scene);
+    change(&scene, worker)->step = fail_silently;
+    mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
+    scene_serve(&scene, worker);
+    MP_CHECK_INT(mp_ticket_status(ticket, &error), MP_MODEL);
+    MP_CHECK_STR(error.message, "a: the model failed in a step and gave no reason");
+    mp_resident_unpin(scene.entry->resident);
+    scene.entry->resident = NULL;
+    scene.entry->worker_count = 0;
+    ops.load = load_silently;
+    MP_CHECK(!mp_worker_start(scene_worker(&scene, MP_WORKER_SPAWNING)));
+    snprintf(expected, sizeof expected, "a: %s", mp_status_find(MP_IO)->text);
+    MP_CHECK_STR(scene.entry->failure.message, expected);
     scene_close(&scene);
 }
 

@@ -1,5 +1,6 @@
 /* The start and the end of a worker (loading.c, leaving.c) and explicit loads (entry.c), on the test's thread. */
 #include "base/sys.h"
+#include "registry/events.h"
 #include "test_registry_scene.h"
 
 /* A worker that loads the model: everything that the entry and the worker record afterwards. The load uses all compute
@@ -157,4 +158,91 @@ MP_TEST(registry_starting_announces_the_end_of_a_backoff) {
             maintenance->running = false;
             scene_close(&scene);
         }
+}
+
+static void wait_gone(void *entry) {
+    mp_error error;
+    MP_CHECK_OK(mp_entry_wait_gone(entry, 0, &error), &error);
+}
+
+/* A removal that waits for the last request, while no worker may start, ends when a shutdown ends this request. */
+MP_TEST(registry_starting_removal_ends_with_the_queue) {
+    scene scene;
+    mp_error error;
+    mp_thread thread;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    scene.entry->spawn_ns = fake_in_ms(100000);
+    scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
+    mp_entry_remove(scene.entry);
+    MP_CHECK_OK(mp_thread_start(&thread, "remove", wait_gone, scene.entry, &error), &error);
+    mp_entry_close(scene.entry);
+    mp_sys_sleep_ns(FAKE_MS(50)); /* the thread waits again */
+    mp_entry_quit(scene.entry);
+    mp_thread_join(&thread);
+    MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_SHUTTING_DOWN);
+    scene_close(&scene);
+}
+
+static mp_worker *abandoned;
+static const mp_loader_ops *loader_ops;
+static int reported;
+
+static mp_status load_while_abandoned(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress,
+                                      mp_model **model, mp_error *error) {
+    mp_entry *entry = abandoned->entry;
+    mp_mutex_lock(&entry->lock);
+    abandoned->state = MP_WORKER_DEAD;
+    mp_entry_unlist_worker(entry, abandoned);
+    mp_mutex_unlock(&entry->lock);
+    return loader_ops->load(self, lease, budget, progress, model, error);
+}
+
+static void count_report(mp_registry *registry, mp_entry *entry, mp_entry_event event) {
+    (void)registry, (void)entry, (void)event;
+    reported++;
+}
+
+/* A worker that was abandoned while it loaded reports nothing and does not serve, although its load succeeds later. */
+MP_TEST(registry_starting_load_that_was_abandoned) {
+    scene scene;
+    mp_event event;
+    scene_open(&scene, "a", NULL, 1000 * 1000);
+    mp_loader_ops ops = *scene.entry->loader.ops;
+    loader_ops = scene.entry->loader.ops;
+    ops.load = load_while_abandoned;
+    scene.entry->loader.ops = &ops;
+    scene.services->event = count_report;
+    reported = 0;
+    abandoned = scene_worker(&scene, MP_WORKER_SPAWNING);
+    mp_events_want(1u << MP_EVENT_READY | 1u << MP_EVENT_FAIL);
+    MP_CHECK(!mp_worker_start(abandoned));
+    MP_CHECK(!mp_events_take(&event));
+    MP_CHECK_INT(reported, 0);
+    MP_CHECK(!scene.entry->resident);
+    MP_CHECK_INT(scene.entry->loads, 0);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_loads], 0);
+    MP_CHECK_INT(scene.services->metrics[MP_METRIC_load_failures], 0);
+    MP_CHECK_INT(abandoned->state, MP_WORKER_DEAD);
+    mp_events_want(0);
+    scene_close(&scene);
+}
+
+/* Only the end of a load of the model is reported as such: the failure of a further engine is not, even if no other
+ * worker serves. */
+MP_TEST(registry_starting_failures_that_are_reported) {
+    for (int loaded = 0; loaded < 2; loaded++) {
+        scene scene;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        if (loaded)
+            scene_load(&scene);
+        scene.services->event = count_report;
+        reported = 0;
+        scene.fake.engine_failures = 1;
+        mp_worker *worker = scene_worker(&scene, MP_WORKER_SPAWNING);
+        MP_CHECK(!mp_worker_start(worker));
+        MP_CHECK_INT(worker->state, MP_WORKER_FAILED);
+        MP_CHECK_INT(reported, !loaded);
+        MP_CHECK_INT(scene.entry->health, MP_HEALTH_FAILED);
+        scene_close(&scene);
+    }
 }

@@ -242,6 +242,31 @@ MP_TEST(registry_tables_flows_follow_their_rules) {
     }
 }
 
+/* The flows are spread over the buckets, so that none is slow to find. */
+MP_TEST(registry_tables_flows_are_spread) {
+    for (int count = 15; count <= 257; count += 121) {
+        mp_flows flows;
+        mp_error error;
+        bool fresh;
+        int longest = 0, buckets = 16;
+        while (buckets < count)
+            buckets *= 2;
+        MP_CHECK_OK(mp_flows_create(&flows, count, 1, &error), &error);
+        for (int i = 0; i < count; i++)
+            MP_CHECK(mp_flows_enter(&flows, (uint64_t)i << 32, 0, &fresh) == i && fresh);
+        for (int i = 0, found = 0; i < buckets; i++) {
+            int length = 0;
+            for (int slot = flows.buckets[i]; slot >= 0; slot = flows.slots[slot].chain)
+                length++;
+            longest = length > longest ? length : longest;
+            found += length;
+            MP_CHECK_INT(i < buckets - 1 ? count : found, count);
+        }
+        MP_CHECK(longest <= 14);
+        mp_flows_destroy(&flows);
+    }
+}
+
 /* --- queue --- */
 
 enum { NODES = 80, TENANTS = 5 };

@@ -63,6 +63,56 @@ MP_TEST(registry_upkeep_adds_up_what_can_be_freed) {
     close_several(&all);
 }
 
+/* Only idle workers that hold caches and were not told before are told to trim, and only their bytes count. */
+MP_TEST(registry_upkeep_tells_each_worker_once) {
+    static const struct {
+        mp_worker_state state;
+        bool told, freed, leave, expected;
+    } rows[] = {
+        {MP_WORKER_IDLE, false, false, false, true},        {MP_WORKER_READY, false, false, false, true},
+        {MP_WORKER_PROCESSING, false, false, false, true}, /* its requests have ended */
+        {MP_WORKER_IDLE, true, false, false, false},        {MP_WORKER_IDLE, false, true, false, false},
+        {MP_WORKER_IDLE, false, false, true, false},        {MP_WORKER_LOADING, false, false, false, false},
+        {MP_WORKER_PROCESSING, true, true, false, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        scene scene;
+        scene_open(&scene, "a", NULL, 1000 * 1000);
+        mp_worker *other = scene_worker(&scene, MP_WORKER_IDLE), *worker = scene_worker(&scene, rows[i].state);
+        other->held_bytes = 1000;
+        worker->held_bytes = 30;
+        worker->trim = rows[i].told;
+        worker->caches_freed = rows[i].freed;
+        worker->leave = rows[i].leave;
+        MP_CHECK_INT(mp_entry_trim(scene.entry), rows[i].expected ? 1030 : 1000);
+        MP_CHECK_INT(worker->woken, rows[i].expected);
+        MP_CHECK_INT(worker->trim, rows[i].expected || rows[i].told);
+        MP_CHECK(other->trim && other->woken);
+        other->woken = worker->woken = false;
+        MP_CHECK_INT(mp_entry_trim(scene.entry), 0); /* both know */
+        MP_CHECK(!other->woken && !worker->woken);
+        scene_activate(other, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
+        other->trim = false;
+        MP_CHECK_INT(mp_entry_trim(scene.entry), 0); /* in use */
+        MP_CHECK(!other->trim);
+        scene_close(&scene);
+    }
+}
+
+/* An eviction of a model that is no longer idle does nothing, and says so. */
+MP_TEST(registry_upkeep_evicts_idle_models_only) {
+    several all;
+    open_several(&all, 2);
+    mp_worker *busy = all.entries[0]->workers[0], *idle = all.entries[1]->workers[0];
+    busy->state = MP_WORKER_PROCESSING;
+    MP_CHECK(!mp_entry_evict_idle(all.entries[0]));
+    MP_CHECK(all.entries[0]->unload == MP_UNLOAD_NONE && !busy->woken);
+    MP_CHECK(mp_entry_evict_idle(all.entries[1]));
+    MP_CHECK(all.entries[1]->unload == MP_UNLOAD_REQUESTED && idle->woken);
+    MP_CHECK(!mp_entry_evict_idle(all.entries[1])); /* it has begun */
+    close_several(&all);
+}
+
 /* A shortage that caches can cover trims the coldest workers, and no more of them than needed. Bytes of workers that
  * were told to trim earlier count towards the shortage. */
 MP_TEST(registry_upkeep_trims_what_is_lacking) {

@@ -530,6 +530,46 @@ MP_TEST(registry_windows_remove_finishes_accepted_requests) {
     fake_end(registry);
 }
 
+/* A replaced model that is gone is no longer listed, although no call waits for it. */
+MP_TEST(registry_windows_models_that_are_gone_are_not_listed) {
+    fake fakes[4];
+    mp_registry *registry = fake_begin(&fakes[0], 2, NULL);
+    for (int i = 1; i < 4; i++) {
+        fake_init(&fakes[i]);
+        MP_CHECK_INT(load(registry, "a", 10000), MP_OK);
+        fake_add(registry, "a", &fakes[i], true);
+        MP_CHECK_INT(load(registry, "a", 10000), MP_OK);
+        int listed = 1;
+        for (uint64_t end = fake_in_ms(10000); listed && mp_sys_now_ns() < end; mp_sys_sleep_ns(FAKE_MS(1) / 4)) {
+            mp_mutex_lock(&registry->lock);
+            listed = registry->leaving_count;
+            mp_mutex_unlock(&registry->lock);
+        }
+        MP_CHECK_INT(listed, 0);
+    }
+    fake_end(registry);
+}
+
+/* A staged model that is withdrawn drains as a removed one does. */
+MP_TEST(registry_windows_wait_for_a_withdrawn_model) {
+    fake old, staged;
+    mp_error error;
+    mp_registry *registry = fake_begin(&old, 2, NULL);
+    fake_init(&staged);
+    MP_CHECK_INT(load(registry, "a", 10000), MP_OK);
+    add_model(registry, "a", &staged, MP_ADD_STAGED, 7);
+    MP_CHECK_INT(load(registry, "a", 10000), MP_OK);
+    MP_CHECK_INT(staged.models, 1);
+    atomic_store(&staged.destroy_hold, true);
+    MP_CHECK(mp_registry_withdraw(registry, "a", 7));
+    MP_CHECK_STATUS(mp_registry_wait_removed(registry, "a", fake_in_ms(50), &error), MP_TIMEOUT, &error);
+    atomic_store(&staged.destroy_hold, false);
+    MP_CHECK_OK(mp_registry_wait_removed(registry, "a", fake_in_ms(10000), &error), &error);
+    MP_CHECK_INT(staged.loaders, 0);
+    MP_CHECK_INT(old.models, 1);
+    fake_end(registry);
+}
+
 /* Several models of one key drain: each wait is for all of them. */
 MP_TEST(registry_windows_remove_waits_for_replaced_models) {
     for (int removed = 0; removed < 2; removed++) {
