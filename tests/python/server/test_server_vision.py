@@ -113,7 +113,7 @@ def test_images_at_urls(fetching: Any, photo: bytes, monkeypatch: pytest.MonkeyP
 
     def fetch(url: str, name: str, most: int, timeout: float | None, public: bool) -> bytes:
         asked.append((url, most, public))
-        assert timeout is not None and 20 < timeout <= 30  # what is left of the time for all images
+        assert timeout is not None and 20 < timeout <= 30  # the rest of the time for all images
         return photo
 
     monkeypatch.setattr("mpool.server.image_urls.fetch", fetch)
