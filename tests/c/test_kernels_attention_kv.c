@@ -432,6 +432,7 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
 /* Storing extreme rows in every slot: all variants write the same bits, and only to the row's own slot. */
 MP_TEST(kernels_attention_kv_store_integers) {
     enum { DIM = 48 };
+    static const int widths[] = {DIM, 12, 26}; /* of keys: also with a rest that fills no vector */
     mp_test_random random = {27};
     kt_set ref = kt_ref();
     const mp_dtype types[] = {MP_I16, MP_I8};
@@ -444,21 +445,22 @@ MP_TEST(kernels_attention_kv_store_integers) {
         }
         for (int round = 0; round < 40 * KT_EXTREMES; round++) {
             float k[DIM], x[DIM], q[2][DIM];
-            const int slot = kt_pick(&random, 0, MP_KV_BLOCK - 1);
+            const int slot = kt_pick(&random, 0, MP_KV_BLOCK - 1), width = widths[kt_pick(&random, 0, 2)];
             kt_extreme(&random, (enum kt_extreme)(round % KT_EXTREMES), k, DIM);
             kt_extreme(&random, (enum kt_extreme)(round / KT_EXTREMES % KT_EXTREMES), x, DIM);
             memcpy(q[0], k, sizeof k);
             memcpy(q[1], k, sizeof k);
             for (int type = 0; type < 2; type++) {
-                kv_put(&ref, types[type], k, x, DIM, DIM, slot, want[0], want[1]);
-                kv_put(&v, types[type], k, x, DIM, DIM, slot, got[0], got[1]);
+                kv_put(&ref, types[type], k, x, width, DIM, slot, want[0], want[1]);
+                kv_put(&v, types[type], k, x, width, DIM, slot, got[0], got[1]);
                 for (int i = 0; i < 2; i++)
-                    kt_same_bytes(&v, want[i], got[i], bytes, "kv_store of %s, %s round %d",
-                                  mp_dtype_get(types[type])->name, kt_extreme_names[round % KT_EXTREMES], round);
+                    kt_same_bytes(&v, want[i], got[i], bytes, "kv_store of %s, %s round %d, width %d",
+                                  mp_dtype_get(types[type])->name, kt_extreme_names[round % KT_EXTREMES], round, width);
             }
-            ref.call.attn_query_i16(q[0], DIM);
-            v.call.attn_query_i16(q[1], DIM);
-            kt_same_bytes(&v, q[0], q[1], DIM * sizeof(int16_t) + sizeof(float), "attn_query_i16 round %d", round);
+            ref.call.attn_query_i16(q[0], width);
+            v.call.attn_query_i16(q[1], width);
+            kt_same_bytes(&v, q[0], q[1], (size_t)width * sizeof(int16_t) + sizeof(float), "attn_query_i16 round %d",
+                          round);
         }
     }
     for (int i = 0; i < 2; i++) {
@@ -538,16 +540,18 @@ MP_TEST(kernels_attention_kv_huge_scores) {
 }
 
 MP_TEST(kernels_attention_kv_store_floats) {
+    static const int widths[] = {48, 12, 26};
     kt_set ref = kt_ref();
     mp_test_random random = {28};
     float want[2][48 * MP_KV_BLOCK] = {0}, got[2][48 * MP_KV_BLOCK] = {0}, k[48], x[16];
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_kv_store);)
-        for (int slot = 0; slot < MP_KV_BLOCK; slot++) {
-            kt_random(&random, k, 48);
+        for (int i = 0; i < 3 * MP_KV_BLOCK; i++) {
+            const int width = widths[i / MP_KV_BLOCK], slot = i % MP_KV_BLOCK;
+            kt_random(&random, k, width);
             kt_random(&random, x, 16);
-            ref.call.kv_store(k, x, 48, 16, slot, want[0], want[1]);
-            v.call.kv_store(k, x, 48, 16, slot, got[0], got[1]);
-            kt_same_bytes(&v, want, got, sizeof want, "kv_store slot %d", slot);
-            MP_CHECK(want[0][47 * MP_KV_BLOCK + slot] == k[47] && want[1][slot * 16 + 15] == x[15]);
+            ref.call.kv_store(k, x, width, 16, slot, want[0], want[1]);
+            v.call.kv_store(k, x, width, 16, slot, got[0], got[1]);
+            kt_same_bytes(&v, want, got, sizeof want, "kv_store of width %d, slot %d", width, slot);
+            MP_CHECK(want[0][(width - 1) * MP_KV_BLOCK + slot] == k[width - 1] && want[1][slot * 16 + 15] == x[15]);
         }
 }
