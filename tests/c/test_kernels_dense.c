@@ -291,6 +291,9 @@ MP_TEST(kernels_dense_pack_i8_extremes) {
         for (int k = 0; k < K; k++)
             MP_CHECK(isnan(row[k]));
     }
+    for (int n = 0; n < 4; n++) /* all integers are 0, stored as 128 */
+        for (int k = 0; k < K; k++)
+            MP_CHECK_INT(p.packed.data[(k / 4 * MP_PANEL_N + n) * 4 + k % 4], 128);
     mp_wmat_row(&p.packed, 4, row);
     /* tolerance: half a step in each of the 8 values that the rotation mixes */
     MP_CHECK_NEAR(row[0], -3e38f, 4e36f);
@@ -459,7 +462,9 @@ MP_TEST(kernels_dense_acts_definition) {
     MP_CHECK_INT(sum, total);
     row[17] = -INFINITY;
     ref.call.acts_i8(row, 300, q, &scale, &sum);
-    MP_CHECK(isnan(scale));
+    MP_CHECK(isnan(scale) && sum == 0);
+    for (int k = 0; k < 300; k++)
+        MP_CHECK_INT(q[k], 0);
 }
 
 MP_TEST(kernels_dense_acts_memory) {
