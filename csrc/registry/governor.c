@@ -167,6 +167,8 @@ static uint64_t reclaim_from_all(mp_shortage shortage, bool whole) {
 static bool may_become_free(mp_governor *governor, uint64_t needed) {
     if (needed > atomic_load(&governor->budget.limit))
         return false;
+    if (governor->loads) /* checked before the question: a load that ends meanwhile is not in the answer */
+        return true;
     mp_mutex_unlock(&governor->lock);
     uint64_t later = ask_all((mp_shortage){governor, needed, 0}, false, ASK_LATER);
     mp_mutex_lock(&governor->lock);
@@ -178,6 +180,8 @@ static bool may_become_free(mp_governor *governor, uint64_t needed) {
 static bool may_be_raised(mp_governor *governor, uint64_t needed) {
     if (governor->fixed || needed > governor->most || needed <= atomic_load(&governor->budget.limit))
         return false;
+    if (governor->loads) /* as above */
+        return true;
     uint64_t lacking = lacking_of(governor, needed);
     mp_mutex_unlock(&governor->lock);
     uint64_t later = ask_all((mp_shortage){governor, lacking, 0}, false, ASK_LATER);

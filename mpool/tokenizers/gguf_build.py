@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, LimitError
@@ -112,8 +113,6 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
         model = models.BPE(vocab=ids, merges=merges, **options)
     except Exception as error:
         raise _bad_merge(vocab, merges, error) from None
-    if pre.whole_newlines and not _reaches_newlines(model, ids):
-        model.ignore_merges = True
     tokenizer = Tokenizer(model)
     if not pre.byte_level:
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
@@ -122,10 +121,27 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
     return tokenizer, None
 
 
-def _reaches_newlines(model: tokenizers.models.BPE, ids: dict[str, int]) -> bool:
-    """Return True if merges alone make each token of newlines from its text, as in the files of Gemma 4."""
-    return all([found.id for found in model.tokenize(text)] == [token]
-               for text, token in ids.items() if not text.strip("\n"))
+def newline_tokens(vocab: GGUFVocab, built: tokenizers.Tokenizer) -> dict[int, int]:
+    """Return the tokens of newlines only by their number of newlines, if a run of newlines is one of these tokens
+    whatever the merges say. Empty if merges make all of them anyway, as in the files of Gemma 4."""
+    if vocab.pre is None or not vocab.pre.whole_newlines:
+        return {}
+    found = {len(text): token for token, (text, kind) in enumerate(zip(vocab.texts, vocab.types))
+             if kind == TokenType.NORMAL and text and not text.strip("\n")}
+    if all([part.id for part in built.model.tokenize("\n" * count)] == [token] for count, token in found.items()):
+        return {}
+    return found
+
+
+def join_newlines(ids: Sequence[int], tokens: dict[int, int]) -> list[int]:
+    """Replace the ids of each run of newlines by its token, if it has one (:func:`newline_tokens`)."""
+    lengths = {token: count for count, token in tokens.items()}
+    joined: list[int] = []
+    for is_run, group in groupby(ids, lengths.__contains__):
+        run = list(group)
+        whole = tokens.get(sum(map(lengths.__getitem__, run))) if is_run else None
+        joined += run if whole is None else [whole]
+    return joined
 
 
 def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:

@@ -85,8 +85,8 @@ MP_TEST(registry_governor_guards_hold_their_bytes) {
 
 static uint64_t count_asked(void *arg) { return ++*(uint64_t *)arg; }
 
-/* An owner that was never added may be removed, and the others stay. */
-MP_TEST(registry_governor_removes_owners_that_were_not_added) {
+/* mp_governor_remove_reclaimer accepts a reclaimer that was never added, and keeps the others. */
+MP_TEST(registry_governor_removes_reclaimers_that_were_not_added) {
     mp_governor *governor = open_governor(1000);
     uint64_t asked = 0;
     mp_reclaimer first = {.later = count_asked, .arg = &asked}, second = first, never = first;
@@ -103,6 +103,62 @@ MP_TEST(registry_governor_removes_owners_that_were_not_added) {
     mp_governor_remove_reclaimer(governor, &second);
     mp_budget_give(mp_governor_budget(governor), 1000);
     mp_governor_close(governor);
+}
+
+static uint64_t end_the_load(void *arg) {
+    mp_guard_release(arg);
+    return 0;
+}
+
+static uint64_t reclaim_nothing(void *arg, const mp_shortage *shortage, bool whole) {
+    (void)arg, (void)shortage, (void)whole;
+    return 0;
+}
+
+static uint64_t nothing_possible(void *arg) {
+    (void)arg;
+    return 0;
+}
+
+/* A load that ends while the reclaimers are asked is not in their answer: its model may be one that can be evicted. */
+MP_TEST(registry_governor_load_that_ends_during_the_question) {
+    mp_governor *governor = open_governor(1000);
+    mp_guard guard;
+    mp_reclaimer reclaimer = {.later = end_the_load, .arg = &guard};
+    mp_governor_add_reclaimer(governor, &reclaimer);
+    MP_CHECK(mp_governor_try_reserve(governor, 10, &guard));
+    MP_CHECK(mp_budget_take(mp_governor_budget(governor), 900));
+    MP_CHECK(mp_governor_may_free(governor, 800));
+    mp_guard_release(&guard);
+    MP_CHECK(!mp_governor_may_free(governor, 800));
+    mp_governor_remove_reclaimer(governor, &reclaimer);
+    mp_budget_give(mp_governor_budget(governor), 900);
+    mp_governor_close(governor);
+}
+
+/* The same for a load above the limit, which the governor would raise once other models are gone. */
+MP_TEST(registry_governor_load_that_ends_during_the_question_above_the_limit) {
+    uint64_t limit = mp_governor_limit_of(mp_cpu_memory_bytes(), &(uint64_t){0});
+    for (int loads = 1; loads >= 0; loads--) {
+        mp_governor *governor = open_governor(0);
+        mp_guard guard, wanted;
+        mp_error error;
+        mp_reclaimer reclaimer = {.reclaim = reclaim_nothing, .possible = nothing_possible, .later = end_the_load,
+                                  .arg = &guard};
+        int asked = 0;
+        mp_governor_add_reclaimer(governor, &reclaimer);
+        MP_CHECK(mp_governor_try_reserve(governor, 10, &guard));
+        if (!loads)
+            mp_guard_release(&guard);
+        MP_CHECK(mp_budget_take(mp_governor_budget(governor), limit / 2));
+        MP_CHECK_STATUS(
+            mp_governor_reserve(governor, "a", limit + 1, limit + 1, false, once, &asked, &wanted, &error),
+            loads ? MP_CANCELLED : MP_MEMORY_EXHAUSTED, &error);
+        mp_guard_release(&guard);
+        mp_governor_remove_reclaimer(governor, &reclaimer);
+        mp_budget_give(mp_governor_budget(governor), limit / 2);
+        mp_governor_close(governor);
+    }
 }
 
 /* A part is at most the whole, and an empty guard has only empty parts. */

@@ -233,22 +233,20 @@ def test_empty_tokens_add_no_text() -> None:
     assert tokenizer.decode([265, 261, 266]) == "hello"
 
 
-@pytest.mark.parametrize("kind", [0, 6])
-def test_undefined_and_byte_tokens_of_a_unigram_vocabulary_match_no_text(kind: int) -> None:
+@pytest.mark.parametrize(("kind", "text"), [(0, "ab"), (0, "<0x41>"), (6, "<0x41>")])
+def test_undefined_and_byte_tokens_of_a_unigram_vocabulary_match_no_text(kind: int, text: str) -> None:
     """SentencePiece never finds the text of such a token in an input."""
-    for text in ("ab", "<0x41>"):
-        if (kind, text) == (6, "ab"):
-            continue  # the name of a byte token is its byte
-        kv = unigram()
-        for name, value in (("tokens", text), ("token_type", kind), ("scores", 5.0)):
-            kv[GGML + name] = [*kv[GGML + name], value]
-        tokenizer = tokenizer_of(kv)
-        assert 8 not in tokenizer.encode(f"{text} b{text}").tolist()
-        assert tokenizer.encode("ab é").tolist() == tokenizer_of(unigram()).encode("ab é").tolist()
-        table = tokenizer.token_table()
-        assert table.data[table.offsets[8]:table.offsets[9]] == (b"A" if kind == 6 else b"")
+    kv = unigram()
+    for name, value in (("tokens", text), ("token_type", kind), ("scores", 5.0)):
+        kv[GGML + name] = [*kv[GGML + name], value]
+    tokenizer = tokenizer_of(kv)
+    assert 8 not in tokenizer.encode(f"{text} b{text}").tolist()
+    assert tokenizer.encode("ab é").tolist() == tokenizer_of(unigram()).encode("ab é").tolist()
+    table = tokenizer.token_table()
+    assert table.data[table.offsets[8]:table.offsets[9]] == (b"A" if kind == 6 else b"")
+    if text == "ab":  # a normal token is found
         kv[GGML + "token_type"][8] = 1
-        assert 8 in tokenizer_of(kv).encode(f"{text} b{text}").tolist() or text != "ab"
+        assert 8 in tokenizer_of(kv).encode("ab bab").tolist()
 
 
 def test_eog_and_types_by_text() -> None:
@@ -525,12 +523,16 @@ def test_files_of_gemma_4_get_the_bos_token(pre: str, given: bool | None, wanted
     ("gemma4", [], {2: [2], 3: [3], 4: [4], 5: [1, 1, 1, 1, 1]})])
 def test_newlines_that_are_a_token(pre: str, merges: list[str], wanted: dict[int, list[int]]) -> None:
     """For Gemma 4, as in llama.cpp, a run of newlines is one token if the vocabulary has it."""
-    tokens = ["<s>", "\n", "\n\n", "\n\n\n", "\n\n\n\n", "a"]
+    tokens = ["<s>", "\n", "\n\n", "\n\n\n", "\n\n\n\n", "a", "", "aa", "<0x41>", "<", "0", "x", "4", "1", ">"]
     made = tokenizer_of({GGML + "model": "gpt2", GGML + "pre": pre, GGML + "tokens": tokens, GGML + "merges": merges,
-                         GGML + "token_type": [3, 1, 1, 1, 1, 1], GGML + "bos_token_id": 0, GGML + "eos_token_id": 0})
+                         GGML + "token_type": [3, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 1, 1, 1], GGML + "bos_token_id": 0,
+                         GGML + "eos_token_id": 0})
     bos = [0] if pre == "gemma4" else []
     for count, ids in wanted.items():
         assert made.encode(f"a{chr(10) * count}a").tolist() == [*bos, 5, *ids, 5]
+        # merges make all other words, also lines that are the text of a token
+        lines = made.encode(f"aa{chr(10) * count}<0x41>{chr(10) * count}").tolist()
+        assert lines == [*bos, 5, 5, *ids, 9, 10, 11, 12, 13, 14, *ids]
 
 
 @pytest.mark.parametrize(("pre", "cost"), [("deepseek-llm", Cost.LINEAR), ("gpt-2", Cost.CONSTANT)])
