@@ -26,7 +26,7 @@ _SOS, _EOI, _SOI = 0xDA, 0xD9, 0xD8
 #: The end of a marker: its last fill byte, and the byte after it, which is no stuffed zero. An expression that also
 #: matched the other fill bytes would take quadratic time for fill bytes without an end.
 _MARKER = re.compile(rb"\xff([^\xff\x00])", re.DOTALL)
-#: A marker that is no restart marker: these are part of the entropy-coded data of a scan.
+#: A marker other than a restart marker. Restart markers are part of the entropy-coded data of a scan.
 _SEGMENT = re.compile(rb"\xff([^\xff\x00\xd0-\xd7])", re.DOTALL)
 
 

@@ -18,7 +18,7 @@ _FLAGS = {"true": "false", "false": "true"}
 _KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "case", "else", "do"}
 _SYMMETRIC = re.compile(r"^(most|least|mp_max\w*|mp_min\w*|max\w*|min\w*|MAX|MIN|f?max|f?min|fmaf?|fmaxf?|fminf?|"
                         r"_mm\d*_(mask\w*_)?(add|adds|mul|mullo|max|min|and|or|xor|fn?madd|fn?msub|madd|dpbusd)_\w+|"
-                        r"v(add|mul|max|min)q?_\w+|v_(add|mul|max|min|fma)|vec_fma)$")
+                        r"v(add|mul|max|min)q?_\w+|v_(add|mul|max|min|fma)|vec_(add|mul|fma))$")
 """Functions whose first two arguments may be swapped without effect."""
 _EXTREME = re.compile(r"([\w.>-]+) [<>]=? ([\w.>-]+) \? (?:\1 : \2|\2 : \1)(?![\w.>([-])")
 """The smaller or larger of two values: both are right if they are equal."""

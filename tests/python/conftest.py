@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,12 +101,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_runtest_teardown() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
     """Undo `torch.set_num_threads`, which programs of benchmarks call: later tests would take five times as long."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    set_threads = getattr(sys.modules.get("torch"), "set_num_threads", None)
-    if threads.isdigit() and set_threads:
-        set_threads(int(threads))
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else None
+    result = yield
+    if torch and threads:
+        torch.set_num_threads(threads)
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

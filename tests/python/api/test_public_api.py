@@ -177,7 +177,6 @@ for old, homes in _renamed.MODULES.items():
     assert done.returncode == 0, done.stderr
 
 
-
 @pytest.mark.parametrize(("module", "name", "new"), [
     ("mpool.pictures", "Picture", "GeneratedImage"), ("mpool.pictures", "Pictures", "GeneratedImages"),
     ("mpool.tasks.images_result", "PictureStep", "ImageStep"), ("mpool.captures", "CaptureRecord", "CaptureRecord"),

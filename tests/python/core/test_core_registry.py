@@ -20,6 +20,7 @@ from corelib import SAMPLING
 
 import mpool
 from mpool import _core
+from waiting import until
 
 DONE = 2**64 - 1
 IDS = np.array([2, 9, 10, 11, 3, 2, 12, 3], np.int32)
@@ -238,9 +239,7 @@ def test_cancel_and_abandon(llama: tuple[_core.Registry, str]) -> None:
     cancelled = registry.stats()["cancelled"]
     ticket = long_request(llama)
     del ticket
-    until = time.monotonic() + 10
-    while registry.stats()["cancelled"] == cancelled and time.monotonic() < until:
-        time.sleep(0.005)
+    until(lambda: registry.stats()["cancelled"] > cancelled)
     assert registry.stats()["cancelled"] == cancelled + 1
 
 
@@ -353,9 +352,8 @@ def test_a_signal_ends_the_wait_for_a_full_queue(folders: tuple[Path, Path], ala
 def test_entries_and_stats(bert: tuple[_core.Registry, str]) -> None:
     registry, key = bert
     registry.embed(key, IDS, OFFSETS)
-    until = time.monotonic() + 10
-    while (row := registry.entries()[0])["state"] != "ready" and time.monotonic() < until:
-        time.sleep(0.001)
+    until(lambda: registry.entries()[0]["state"] == "ready")
+    row = registry.entries()[0]
     assert (row["key"], row["capability"], row["state"]) == (key, "text_embedding", "ready")
     assert row["workers"] in (1, 2)
     assert (row["queued"], row["running"], row["pinned"], row["calls"], row["errors"]) == (0, 0, False, 1, 0)

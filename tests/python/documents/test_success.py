@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ sys.path.append(str(ROOT))  # at the end: the sources must not hide the installe
 
 from benchmarks import random_gguf, record as records, success  # noqa: E402
 from benchmarks.success import Criterion  # noqa: E402
+from waiting import until  # noqa: E402
 
 
 def test_criteria_pass_and_fail() -> None:
@@ -71,9 +71,7 @@ def test_files_have_their_size_random_bytes_and_no_holes(tmp_path: Path) -> None
 def test_a_terminated_run_removes_its_files(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-m", "benchmarks", "success", "--sizes", "0.03", "--folder", str(tmp_path),
                            "--vocabulary", str(real_path("smollm2"))], cwd=ROOT) as process:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("*/*.gguf")) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: [*tmp_path.glob("*/*.gguf")] or process.poll() is not None, 120)
         process.terminate()
     assert process.returncode == 143 and not list(tmp_path.iterdir())
 

@@ -23,7 +23,7 @@ import pytest
 
 import mpool
 from processes import script_result
-from waiting import idle
+from waiting import idle, until
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG: dict[str, Any] = dict(max_tokens=16000, ignore_eos=True, temperature=0)
@@ -208,7 +208,7 @@ def test_a_file_that_shrinks_under_load(own_bert: Path, llama: Path, left: float
         def state() -> str:
             return next(row["state"] for row in pool.registry.entries() if row["capability"] == "text_embedding")
 
-        assert _eventually(lambda: state() in ("failed", "cold")), state()  # every worker ends, busy or idle
+        until(lambda: state() in ("failed", "cold"), state=state)  # every worker ends, busy or idle
         with pytest.raises((mpool.IntegrityError, mpool.FileError, mpool.FormatError)):
             pool.embed(texts, own_bert)
         file.write_bytes(whole)  # the file is restored
@@ -377,13 +377,6 @@ def listening() -> Iterator[mpool.Pool]:
         yield made
 
 
-def _eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
-
-
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, NotAnException])
 def test_a_lifecycle_callback_that_raises(listening: mpool.Pool, bert: Path, error: type[BaseException],
                                           caplog: pytest.LogCaptureFixture) -> None:
@@ -401,7 +394,7 @@ def test_a_lifecycle_callback_that_raises(listening: mpool.Pool, bert: Path, err
             assert listening.embed("A cat", bert).shape == (32,)
             listening.unload(bert)
         expected = {"spawn", "ready", "evict", "request_start", "request_complete"}
-        assert _eventually(lambda: expected <= set(received)), received
+        until(lambda: expected <= set(received), state=lambda: received)
 
 
 def test_a_lifecycle_callback_that_re_enters(listening: mpool.Pool, bert: Path) -> None:
@@ -423,10 +416,10 @@ def test_a_lifecycle_callback_that_re_enters(listening: mpool.Pool, bert: Path) 
 
     listening.on("request_complete", again)
     listening.embed("A cat", bert)
-    assert _eventually(lambda: (32,) in shapes), shapes
+    until(lambda: (32,) in shapes, state=lambda: shapes)
     listening.on("evict", closes)
     together([lambda: listening.unload(bert)], 30)
-    assert _eventually(lambda: bool(ended))
+    until(lambda: ended)
 
 
 def test_a_lifecycle_callback_that_blocks(listening: mpool.Pool, bert: Path) -> None:

@@ -28,6 +28,7 @@ from mpool.conversation import grammar, rendering
 from mpool.resources import error_of, typed, typed_async
 
 from childprograms import LIMITS, end, program
+from waiting import until
 
 #: Reading it is an error (EIO).
 UNREADABLE = "/proc/self/mem"
@@ -304,9 +305,6 @@ def test_the_thread_that_ends_idle_children_is_started_again(tmp_path: Path, mon
     children = child_processes.Children(program(tmp_path, idle=0.05))
     try:
         children.run((b"v",), LIMITS)
-        limit = time.monotonic() + 20
-        while children._all and time.monotonic() < limit:
-            time.sleep(0.005)
-        assert not children._all
+        until(lambda: not children._all)
     finally:
         end(children)

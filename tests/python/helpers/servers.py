@@ -22,8 +22,7 @@ import mpool  # noqa: E402
 from mpool.server.serving import Serving  # noqa: E402
 from mpool.server.settings import Settings  # noqa: E402
 
-import waiting  # noqa: E402
-from waiting import until  # noqa: E402
+from waiting import busy, until  # noqa: E402
 
 
 @contextmanager
@@ -205,8 +204,8 @@ def ask(server: Serving | Process, path: str, body: Any = None, *lines: str) -> 
     return status, json.loads(found)
 
 
-def idle(server: Serving, seconds: float = 10.0) -> None:
+def server_idle(server: Serving, seconds: float = 10.0) -> None:
     """Wait until the server has no running request or stream. A client may get its response slightly earlier."""
     state = server.state
-    until(lambda: not state.streams and not state.running, seconds, lambda: f"{state.streams} streams")
-    waiting.idle(state.pool, seconds)
+    until(lambda: not (state.streams or state.running or busy(state.pool)), seconds,
+          lambda: f"{state.streams} streams\n{state.pool.ps()}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from servers import Raw, idle, running
+from servers import Raw, running, server_idle
 from waiting import until
 from mpool.server.worker import Worker, worker_config, worker_settings
 
@@ -107,4 +107,4 @@ def text_of(events: list[Event]) -> str:
 def free(worker: Worker) -> None:
     """Wait until the worker has no running or waiting job and its server is idle."""
     until(lambda: worker.jobs.running is None and not worker.jobs.waiting)
-    idle(worker.serving, 60)
+    server_idle(worker.serving, 60)

@@ -270,7 +270,7 @@ def test_several_dense_modules_and_no_bias(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [["task"], "task", {"a": 1}, 7])
-@pytest.mark.parametrize("at", range(len(make.MODULES[:3])))
+@pytest.mark.parametrize("at", range(3))
 def test_arguments_of_modules_are_refused(tmp_path: Path, at: int, value: Any) -> None:
     modules = [{**module, "kwargs": value} if n == at else module for n, module in enumerate(make.MODULES[:3])]
     with pytest.raises(errors.FormatError) as caught:

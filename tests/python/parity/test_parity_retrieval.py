@@ -82,7 +82,7 @@ def test_query_tables(pool: mpool.Pool, tmp_path: Path) -> None:
     base = str(write_masked(tmp_path / "base", "bert"))
     weights = torch.rand(VOCAB, generator=torch.Generator().manual_seed(3))
     weights[20:30] = 0
-    weights[30:40] = 1
+    weights[30:40] = 1  # only weights of 0 are left out
     table = SparseStaticEmbedding(tokenizer=transformers.AutoTokenizer.from_pretrained(base), weight=weights)
     router = Router.for_query_document(query_modules=[table],
                                        document_modules=[MLMTransformer(base), SpladePooling("max")])

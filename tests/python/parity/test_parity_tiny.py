@@ -118,11 +118,12 @@ def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> No
         got = logits(pool, str(tmp_path), tokens, "float32")
         generated = greedy(pool, str(tmp_path), tokens, 24, "float32")
     with torch.no_grad():
-        ids = torch.tensor([[*tokens, *generated]])
-        assert np.abs(got - model(ids[:, :50]).logits[0].numpy()).max() <= TOLERANCE
+        ids, first, end = torch.tensor([[*tokens, *generated]]), len(tokens), len(tokens) + 24
+        assert len(generated) == 24
+        assert np.abs(got - model(ids[:, :first]).logits[0].numpy()).max() <= TOLERANCE
         # The factors of phi3_long depend on the length of the text, so each token needs a pass of its own.
-        rows = torch.cat([model(ids[:, :n]).logits[0, -1:] for n in range(50, 74)]) if family == "phi3_long" \
-            else model(ids[:, :-1]).logits[0, 49:]
+        rows = torch.cat([model(ids[:, :at]).logits[0, -1:] for at in range(first, end)]) if family == "phi3_long" \
+            else model(ids[:, :-1]).logits[0, first - 1:]
         rows[:, 1] = -torch.inf  # end tokens are not sampled
         assert rows.argmax(1).tolist() == [*map(int, generated)]
 

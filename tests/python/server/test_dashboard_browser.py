@@ -20,7 +20,7 @@ import pytest
 
 from browsers import (  # noqa: F401 - fixtures
     TABS, WAITS, choose, click, driver, every_task, fill, find, needs_browser, page, resize, text, until, wait_done)
-from servers import ask, idle, serving
+from servers import ask, server_idle, serving
 
 from selenium import webdriver  # noqa: E402 - browsers.py skips the tests if it is not installed
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -126,7 +126,7 @@ def test_request_in_flight_is_shown_and_cancelled(page: Any, server: Any) -> Non
         thread.join(WAITS)
     assert found[0][0] == 499 and found[0][1]["error"]["code"] == "cancelled"
     until(lambda: not find(page, "#running button"))
-    idle(server)
+    server_idle(server)
 
 
 def test_last_requests_are_listed_and_filtered(page: Any, server: Any) -> None:

@@ -22,7 +22,7 @@ import pytest
 from browsers import (  # noqa: F401 - fixtures
     WAITS, attach, choose, click, clipboard, driver, every_task, fill, find, needs_browser, page, text, until,
     wait_done)
-from servers import idle, serving
+from servers import server_idle, serving
 
 from selenium.webdriver.common.by import By  # noqa: E402 - browsers.py skips the tests if it is not installed
 from selenium.webdriver.common.keys import Keys  # noqa: E402
@@ -102,7 +102,7 @@ def test_stop_keeps_the_answer_so_far(page: Any, server: Any) -> None:
         };
         wait();""")
     assert wait_done(page) == "stopped"
-    idle(server)
+    server_idle(server)
     assert page.execute_script("return document.querySelector('.markdown').textContent.length") > 50
     fill(page, "tokens", "5")
     fill(page, "message", "Again")

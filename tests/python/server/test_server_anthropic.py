@@ -19,7 +19,7 @@ from mpool.server.anthropic.structs import AnthropicMessage, MessagesRequest, Th
 from mpool.server.operations import Context
 from reasoningdata import CHAINS, HARMONY, THINK
 from reasoningdata import WORDS as THOUGHTS
-from servers import Raw, ask, idle, serving
+from servers import Raw, ask, server_idle, serving
 from test_server_thinking import LEVELS, SWITCHED
 from tooldata import BOOK, WORDS, WRITES
 
@@ -314,11 +314,11 @@ def test_keys_and_limits(llama: Path) -> None:
             with pytest.raises(anthropic.APIStatusError) as raised:
                 used.messages.create(**long)
             assert (raised.value.status_code, raised.value.type) == (529, "overloaded_error")
-        idle(made)  # the client closed the first stream: its request was cancelled
+        server_idle(made)  # the client closed the first stream: its request was cancelled
 
 
 def test_failed_stream_ends_with_an_error_event(server: Any, client: Any) -> None:
-    idle(server)  # the request of an earlier test may still be listed
+    server_idle(server)  # the request of an earlier test may still be listed
     with client.messages.create(model="llama", max_tokens=16_000, messages=CHAT, stream=True,
                                 extra_body={"ignore_eos": True}) as stream:
         events = iter(stream)
@@ -328,7 +328,7 @@ def test_failed_stream_ends_with_an_error_event(server: Any, client: Any) -> Non
         with pytest.raises(anthropic.APIStatusError, match="cancelled") as raised:
             list(events)
     assert raised.value.body["type"] == "error" and raised.value.type == "invalid_request_error"
-    idle(server)
+    server_idle(server)
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [

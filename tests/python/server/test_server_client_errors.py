@@ -17,7 +17,7 @@ import pytest
 
 from mpool.server.errors import TABLE, Refusal
 from mpool.server.guard import refusal_response
-from servers import Raw, idle, serving
+from servers import Raw, server_idle, serving
 
 openai, anthropic = (pytest.importorskip(name) for name in ("openai", "anthropic"))
 
@@ -133,7 +133,7 @@ def test_a_retry_succeeds_once_there_is_room(server: Any) -> None:
     """The client waits as ``Retry-After`` says, and its second request is served."""
     body = {"model": "m0", "messages": [{"role": "user", "content": "x"}], "max_tokens": 16_000, "stream": True,
             "ignore_eos": True}
-    idle(server)  # the request of an earlier test may still be listed
+    server_idle(server)  # the request of an earlier test may still be listed
     with Raw(server, 60) as held, openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=3) as client:
         held.request("/v1/chat/completions", json.dumps(body).encode())
         while not server.state.running:

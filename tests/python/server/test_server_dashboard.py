@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-import waiting
-from servers import Raw, ask, idle, serving
-from waiting import until
+from servers import Raw, ask, server_idle, serving
+from waiting import idle, until
 
 import msgspec  # noqa: E402 - servers.py skips the tests if it is not installed
 from mpool.server.dashboard import FILES  # noqa: E402
@@ -93,7 +92,7 @@ def test_elements_that_the_scripts_use_exist() -> None:
 def test_snapshot_agrees_with_the_library(server: Any) -> None:
     pool = server.state.pool
     pool.embed(["one", "two"], "bert")
-    idle(server)
+    server_idle(server)
     status, plain = ask(server, "/api/mpool/state")
     assert status == 200
     found = msgspec.convert(plain, Snapshot)  # every field exists and has the right type
@@ -149,7 +148,7 @@ def test_cancelled_stream_has_one_final_event(llama: Path) -> None:
         last = data.decode().strip().rsplit("\n\n", 1)[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "cancelled"
         assert data.count(b'"error"') == 1 and b"[DONE]" not in data and data.count(b"data: ") > 1
-        idle(server)
+        server_idle(server)
         assert ask(server, "/api/mpool/cancel", {"id": found["id"]})[1]["cancelled"] is False
         assert raw.request("/health").answer()[0] == 200  # the connection stays usable
 
@@ -210,7 +209,7 @@ def test_cancel_of_a_request_without_stream(llama: Path) -> None:
         ask(server, "/api/mpool/cancel", {"id": found["id"]})
         status, _, data = raw.answer()
         assert status == 499 and json.loads(data)["error"]["code"] == "cancelled"
-        idle(server)
+        server_idle(server)
         assert not server.state.running
 
 
@@ -222,7 +221,7 @@ def test_cancel_of_a_stream_whose_client_does_not_read(llama: Path) -> None:
         found = _running(server, "/v1/chat/completions")
         time.sleep(0.5)
         assert ask(server, "/api/mpool/cancel", {"id": found["id"]})[1]["cancelled"]
-        waiting.idle(server.state.pool)
+        idle(server.state.pool)
         status, _, data = raw.answer()
         assert status == 200 and data.count(b'"error"') == 1 and b"[DONE]" not in data
 
@@ -285,7 +284,7 @@ def test_history_has_cancelled_and_disconnected_requests(llama: Path) -> None:
                 if how == "cancel":
                     ask(made, "/api/mpool/cancel", {"id": running["id"]})
                     raw.answer()
-            idle(made)
+            server_idle(made)
             found = _history(made, 1 + (how == "disconnect"))[0]
             outcome = "cancelled" if how == "cancel" else "disconnected"
             assert (found["id"], found["outcome"]) == (running["id"], outcome)

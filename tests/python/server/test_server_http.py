@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from servers import Raw, idle, serving
+from servers import Raw, server_idle, serving
 from waiting import until
 
 from mpool.server import protocol
@@ -34,7 +34,7 @@ def server_stays_usable(server: Any) -> Iterator[None]:
     yield
     with Raw(server) as raw:
         assert raw.request("/health").answer()[0] == 200
-    idle(server)
+    server_idle(server)
 
 
 def chat(**more: Any) -> bytes:
@@ -266,7 +266,7 @@ def test_disconnect_cancels_pipelined_requests(server: Any) -> None:
         with Raw(server) as raw:
             raw.send(post(server, "/v1/chat/completions", chat(max_tokens=3000, stream=True)) * 5)
             raw._read()
-    idle(server)
+    server_idle(server)
 
 
 # ---- other versions, other protocols ---------------------------------------------------------------------------------

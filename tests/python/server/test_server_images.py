@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servers import Raw, ask, idle, serving
+from servers import Raw, ask, server_idle, serving
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("diffusers")
@@ -61,7 +61,7 @@ def test_partial_images_precede_the_image(server: Any, client: Any, wanted: int)
     assert [event.partial_image_index for event in found[:-1]] == list(range(wanted))
     assert np.array_equal(decoded(found[-1].b64_json), np.asarray(whole.image))
     assert all(decoded(event.b64_json).shape == (32, 32, 3) for event in found)
-    idle(server)
+    server_idle(server)
 
 
 @pytest.mark.parametrize("field", [{"size": "32"}, {"size": "0x32"}, {"size": "31x31"}, {"size": "99999x16"}, {"n": 0},
@@ -81,7 +81,7 @@ def test_disconnect_cancels_the_request(server: Any) -> None:
             raw.request("/v1/images/generations", json.dumps(body).encode())
             while not any(row.running for row in server.state.pool.ps()):
                 pass
-        idle(server)
+        server_idle(server)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -70,7 +70,7 @@ def test_numbers_of_parts_of_a_body(monkeypatch: pytest.MonkeyPatch, name: str, 
 
 
 def test_a_prompt_with_a_suffix_has_special_tokens_once() -> None:
-    """They stand before the whole prompt, and not before its two texts."""
+    """Special tokens stand once, before the whole prompt."""
     def tokenize(text: str, add_special: bool = True) -> list[int]:
         return [1] * add_special + [ord(char) for char in text]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from servers import Process, Raw, ask, idle, serving, streamed
+from servers import Process, Raw, ask, server_idle, serving, streamed
 
 CHAT = [{"role": "user", "content": "Hello"}]
 
@@ -36,7 +36,7 @@ def check_concurrent_streams(server: Any, count: int, tokens: int) -> None:
                           ignore_eos=True)
         assert text == alone.text
     assert len({text for text, _ in found}) > count // 2
-    idle(server)
+    server_idle(server)
 
 
 def test_40_concurrent_streams(llama: Path) -> None:
@@ -151,7 +151,7 @@ def test_requests_generated_from_the_openapi_document(bert: Path, llama: Path, p
         # the server has no model for three of these routes; /tokenize has fields that exclude each other
         assert 200 in seen or path in ("/v1/rerank", "/v1/images/generations", "/api/mpool/embed_images",
                                        "/tokenize", "/api/create", "/api/copy"), seen
-        idle(server, 60)
+        server_idle(server, 60)
 
 
 def test_openapi_document_is_consistent(bert: Path) -> None:

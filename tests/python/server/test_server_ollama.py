@@ -16,7 +16,7 @@ import pytest
 
 import mpool
 from mpool.server.ollama import _shortened
-from servers import Raw, ask, idle, serving
+from servers import Raw, ask, server_idle, serving
 
 ollama = pytest.importorskip("ollama")
 
@@ -232,7 +232,7 @@ def test_streams_have_one_final_line_despite_faults(llama: Path, chaos: str) -> 
                 "seed": seed, "num_predict": 200}})
             ends = [at for at, one in enumerate(found) if one.get("done") or "error" in one]
             assert ends == [len(found) - 1] and (status == 200 or "error" in found[0])
-        idle(made)
+        server_idle(made)
 
 
 def test_asynchronous_client(server: Any) -> None:
@@ -247,7 +247,7 @@ def test_asynchronous_client(server: Any) -> None:
         return await asyncio.gather(*(one(client) for _ in range(20)))
 
     assert set(asyncio.run(work())) == {wanted}
-    idle(server)
+    server_idle(server)
 
 
 def test_dropping_turns_takes_few_passes_over_the_conversation() -> None:
@@ -304,4 +304,4 @@ def test_too_long_conversation_loses_its_oldest_turns(server: Any, stream: bool)
     for more in ({"truncate": False}, {"messages": [system, {"role": "user", "content": "a b " * limit}]}):
         status, refused = ask(server, "/api/chat", {**body, **more})
         assert status == 400 and "longer than the model's context" in refused["error"], refused
-    idle(server)
+    server_idle(server)

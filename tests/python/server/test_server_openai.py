@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from servers import ask, idle, serving
+from servers import ask, server_idle, serving
 
 openai = pytest.importorskip("openai")
 
@@ -112,7 +112,7 @@ def test_asynchronous_client(server: Any) -> None:
     wanted = server.state.pool.embed(TEXTS, "bert")
     for at, found in enumerate(asyncio.run(work())):
         assert np.array_equal(np.array(found.data[0].embedding, dtype=np.float32), wanted[at % 3])
-    idle(server)
+    server_idle(server)
 
 
 def test_missing_models_of_the_catalogue_are_not_downloaded(bert: Path, monkeypatch: pytest.MonkeyPatch,

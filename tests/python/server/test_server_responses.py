@@ -16,7 +16,7 @@ from mpool.server.openai import namespaces, responses
 from mpool.server.response_memory import ResponseMemory
 from reasoningdata import CHAINS, HARMONY, THINK
 from reasoningdata import WORDS as THOUGHTS
-from servers import Raw, ask, idle, serving
+from servers import Raw, ask, server_idle, serving
 from test_server_thinking import LEVELS, SWITCHED
 from tooldata import BOOK, WORDS, WRITES
 
@@ -340,7 +340,7 @@ def test_a_schema_that_cannot_be_used_is_named_as_in_the_request(server: Any, sc
 
 
 def test_failed_stream_ends_with_its_error(server: Any, client: Any) -> None:
-    idle(server)  # the request of an earlier test may still be listed
+    server_idle(server)  # the request of an earlier test may still be listed
     with client.responses.create(model="llama", input="x", max_output_tokens=16_000, stream=True,
                                  extra_body={"ignore_eos": True}) as stream:
         events = iter(stream)
@@ -353,7 +353,7 @@ def test_failed_stream_ends_with_its_error(server: Any, client: Any) -> None:
     assert last.type == "response.failed" and last.sequence_number == error.sequence_number + 1
     assert (last.response.status, last.response.error.code) == ("failed", "server_error")
     assert last.response.error.message == error.message
-    idle(server)
+    server_idle(server)
 
 
 def test_unknown_fields_are_ignored(client: Any) -> None:

@@ -17,7 +17,7 @@ import mpool
 from mpool.checks import shown
 from mpool.server import bodies, interfaces
 from mpool.server.errors import Refusal
-from servers import Raw, ask, idle, serving
+from servers import Raw, ask, server_idle, serving
 
 TOKEN = "a-token-of-some-length"
 
@@ -615,7 +615,7 @@ def test_disconnects_leave_no_request_behind(server: Any) -> None:
             raw.request("/v1/embeddings", json.dumps({"model": "bert", "input": ["word " * 200] * 100}).encode())
     with Raw(server) as raw:
         raw.request("/v1/embeddings", BODY[:5], length=len(BODY))
-    idle(server)
+    server_idle(server)
 
 
 def test_idle_connections_are_closed(bert: Path) -> None:

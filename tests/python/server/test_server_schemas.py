@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import toolmodels as tm
 
-from servers import Raw, ask, idle, serving
+from servers import Raw, ask, server_idle, serving
 from tooldata import BOOK
 
 pydantic = pytest.importorskip("pydantic")
@@ -162,7 +162,7 @@ def test_errors_in_the_middle_of_a_stream(server: Any, path: str) -> None:
     most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     body = {"model": "llama", most: 16_000, "ignore_eos": True, "stream": True,
             **({"input": "x"} if path == "/v1/responses" else {"messages": CHAT})}
-    idle(server)  # the request of an earlier test may still be listed
+    server_idle(server)  # the request of an earlier test may still be listed
     with Raw(server, 60) as stream:
         stream.request(path, json.dumps(body).encode())
         while not server.state.running or not next(iter(server.state.running.values())).chunks:

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from docmodels import cross_encoder
-from servers import ask, idle, serving
+from servers import ask, server_idle, serving
 
 import mpool  # noqa: E402
 import msgspec  # noqa: E402 - servers.py skips the tests if it is not installed
 from mpool.runtime import metrics  # noqa: E402
 from mpool.server.dashboard import SeriesResponse, UsableModels  # noqa: E402
 from mpool.server.series import BOUNDS, MODELS, RINGS, Series, _quantile, columns  # noqa: E402
+from waiting import until  # noqa: E402
 
 TEXT: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0}
 
@@ -193,21 +194,20 @@ def test_a_page_that_opens_later_sees_the_past(server: Any) -> None:
     pool.embed(["one", "two"], "bert")
     with pytest.raises(mpool.InvalidArgument):
         pool.embed("x", "bert", dimensions=9999)
-    idle(server)
+    server_idle(server)
 
     def seen() -> SeriesResponse:
         status, plain = ask(server, "/api/mpool/series")
         assert status == 200
         return msgspec.convert(plain, SeriesResponse)
 
-    deadline = time.monotonic() + 20
-    while True:
+    def complete() -> SeriesResponse | None:
         found = seen()
-        models = {one.key: one for one in found.models}
-        if {"llama", "bert"} <= models.keys() and sum(value or 0 for value in found.pool["requests"]) >= 1.8:
-            break
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+        counted = sum(value or 0 for value in found.pool["requests"]) >= 1.8
+        return found if counted and {"llama", "bert"} <= {one.key for one in found.models} else None
+
+    found = until(complete, state=seen)
+    models = {one.key: one for one in found.models}
     assert (found.step, found.steps, found.sizes) == (1, list(RINGS), list(RINGS.values()))
     assert found.started <= begin and abs(found.time - time.time()) < 5
     lists = [*found.pool.values(), *(values for one in found.models for values in one.values.values())]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import mpool
-from servers import Raw, ask, idle, serving
+from servers import Raw, ask, server_idle, serving
 from waiting import until
 
 openai = pytest.importorskip("openai")
@@ -293,7 +293,7 @@ def test_errors_before_the_head_have_an_http_status(server: Any) -> None:
         status, found = ask(server, "/v1/completions", {"model": "../llama", "prompt": "x", **more})
         assert status == 404
     assert ask(server, "/v1/completions", {"model": "llama", "prompt": ["x"] * 17, "max_tokens": 1})[0] == 400
-    idle(server)
+    server_idle(server)
 
 
 # ---- faults, disconnects, clients that do not read -------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_streams_have_one_final_event_despite_faults(llama: Path, chaos: str) ->
                              "timeout"}
         if "1.0" in chaos:
             assert "done" not in ends
-        idle(made)
+        server_idle(made)
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -338,7 +338,7 @@ def test_disconnect_cancels_the_request(server: Any, streams: bool) -> None:
             raw.request("/v1/chat/completions", json.dumps({**body, "stream": streams}).encode())
             until(lambda: any(row.running for row in pool.ps()))
         disconnected = time.monotonic()
-        idle(server)
+        server_idle(server)
         assert time.monotonic() - disconnected < 5.0
 
 
@@ -348,7 +348,7 @@ def test_client_that_does_not_read_is_paused_and_then_disconnected(llama: Path) 
             body = {**LONG, "n": 8, "stream": True}
             raw.request("/v1/chat/completions", json.dumps(body).encode())
             until(lambda: made.state.streams)
-            idle(made, 60)  # the client has read nothing: the server ended the request
+            server_idle(made, 60)  # the client has read nothing: the server ended the request
             assert raw.closed()
         assert ask(made, "/health")[0] == 200
 
@@ -363,7 +363,7 @@ def test_number_of_streams_is_limited(llama: Path) -> None:
         assert status == 503 and found[0]["error"]["code"] == "too_many_streams"
         for raw in held:
             raw.socket.close()
-        idle(made)
+        server_idle(made)
         assert stream(made, "/v1/chat/completions", {**LONG, "max_tokens": 1})[0] == 200
 
 
@@ -414,4 +414,4 @@ def test_asynchronous_client_streams(server: Any) -> None:
             return await asyncio.gather(*(one(client) for _ in range(20)))
 
     assert set(asyncio.run(work())) == {wanted}
-    idle(server)
+    server_idle(server)

@@ -27,7 +27,8 @@ from retrievalmodels import TEXTS, write_bge_m3
 import mpool
 from mpool.tasks.running import run
 from mpool.tasks.verbs import TOKEN_SCORES
-from servers import Raw, ask, idle, serving
+from servers import Raw, ask, server_idle, serving
+from waiting import until
 
 NUMBER = {"type": "number"}
 #: Route -> schema of a response, as in docs/openapi.json of text-embeddings-inference.
@@ -263,21 +264,18 @@ def test_requests_without_a_model_are_listed(server: Any, path: str, how: str,
     # The request ends for no other reason than the one that the test is about.
     monkeypatch.setattr("mpool.server.text_embeddings_inference.MAX_RESPONSE", 1 << 40)
     monkeypatch.setattr("mpool.server.computing.MAX_NUMBERS", 1 << 40)
-    idle(server)
+    server_idle(server)
     texts = [f"w{i % 9} w{i // 9 % 9} w{i // 81 % 9} w{i // 729} " * 15 for i in range(4500)]  # no duplicates
     with Raw(server) as raw:
         raw.request(path, json.dumps({"inputs": texts, "input": texts}).encode())
-        deadline, found = time.monotonic() + 20, None
-        while found is None and time.monotonic() < deadline:
-            found = next((one for one in list(server.state.running.values()) if (one.path, one.model) == (path, "m3")),
-                         None)
-        assert found is not None
+        found = until(lambda: next((one for one in list(server.state.running.values())
+                                    if (one.path, one.model) == (path, "m3")), None))
         if how == "cancelled":
             ask(server, "/api/mpool/cancel", {"id": found.id})
             assert raw.answer()[0] == 499
         else:
             raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
-    idle(server)
+    server_idle(server)
     last = next(one for one in server.state.history if one.path == path)
     assert (last.model, last.outcome) == ("m3", how)
 

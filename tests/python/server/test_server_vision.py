@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,21 +109,22 @@ def bodies(url: str, text: str = "x") -> dict[str, dict[str, Any]]:
 
 
 def test_images_at_urls(fetching: Any, photo: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server asks for public addresses only, and for no more bytes than a body may have."""
-    asked: list[Any] = []
+    """The server asks for public addresses only. The bytes of a body and 30 s are limits of all images together."""
+    asked, now = list[Any](), [100.0]
 
     def fetch(url: str, name: str, most: int, timeout: float | None, public: bool) -> bytes:
-        asked.append((url, most, public))
-        assert timeout is not None and 20 < timeout <= 30  # the rest of the time for all images
+        asked.append((url, most, timeout, public))
+        now[0] += 7
         return photo
 
     monkeypatch.setattr("mpool.server.image_urls.fetch", fetch)
+    monkeypatch.setattr("mpool.server.image_urls.time", SimpleNamespace(monotonic=lambda: now[0]))
     text = visionmodels.text(3, 6)
     wanted = fetching.state.pool.chat([{"role": "user", "content": text, "images": [photo]}], "llava", temperature=0,
                                       max_tokens=8).text
     for path, body in bodies(URL, text).items():
         status, found = ask(fetching, path, body)
-        assert status == 200 and asked == [(URL, 1 << 20, True)], found
+        assert status == 200 and asked == [(URL, 1 << 20, 30.0, True)], found
         asked.clear()
         answer = found["choices"][0]["message"]["content"] if "choices" in found else \
             found["output"][0]["content"][0]["text"] if "output" in found else found["content"][0]["text"]
@@ -130,7 +132,7 @@ def test_images_at_urls(fetching: Any, photo: bytes, monkeypatch: pytest.MonkeyP
     body = bodies(URL)["/v1/chat/completions"]
     body["messages"][0]["content"] = body["messages"][0]["content"][:1] * 2
     ask(fetching, "/v1/chat/completions", body)
-    assert asked == [(URL, 1 << 20, True), (URL, (1 << 20) - len(photo), True)]
+    assert asked == [(URL, 1 << 20, 30.0, True), (URL, (1 << 20) - len(photo), 23.0, True)]
     asked.clear()
     body["messages"][0]["content"] = body["messages"][0]["content"][:1] * 17
     status, found = ask(fetching, "/v1/chat/completions", body)

@@ -6,7 +6,6 @@ import gc
 import os
 import random
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from realmodels import real_path  # noqa: E402
 import mpool  # noqa: E402
 from mpool import _core, errors  # noqa: E402
 from mpool.models.formats.gguf_model import GGUFKeys  # noqa: E402
-from mpool.tokenizers import Tokenizer, gguf_build, gguf_part, gguf_tokenizer  # noqa: E402
+from mpool.tokenizers import gguf_build, gguf_part, gguf_tokenizer  # noqa: E402
 from mpool.tokenizers.gguf_tokenizer import GGUFTokenizer  # noqa: E402
 from mpool.tokenizers.gguf_vocab import GGUFVocab, byte_alphabet  # noqa: E402
+from waiting import until  # noqa: E402
 
 GGML = "tokenizer.ggml."
 CONTROL = ("<s>", "<|end|>", "</s>", "quit")
@@ -171,14 +171,6 @@ def test_surrogates_are_refused(tmp_path: Path, small: None) -> None:
             tokenizer.encode("abc\ud800", parse_special=parse)
 
 
-def wait_until_complete(tokenizer: Tokenizer) -> None:
-    """Waits until another thread has built the whole tokenizer."""
-    end = time.monotonic() + 60
-    while not tokenizer.complete and time.monotonic() < end:
-        time.sleep(0.01)
-    assert tokenizer.complete
-
-
 def test_repeated_encoding_builds_the_whole_tokenizer(tmp_path: Path, small: None) -> None:
     """Encoding alone is enough, without a generation request."""
     tokenizer = GGUFTokenizer(GGUFVocab(write_gguf(tmp_path / "v.gguf", vocabulary())))
@@ -186,7 +178,7 @@ def test_repeated_encoding_builds_the_whole_tokenizer(tmp_path: Path, small: Non
         tokenizer.encode("the tea lords")
         assert not tokenizer.complete
     tokenizer.encode("the tea lords")
-    wait_until_complete(tokenizer)
+    until(lambda: tokenizer.complete)  # another thread builds the whole tokenizer
 
 
 def test_a_fork_during_a_build_leaves_the_gc_enabled_in_the_child(tmp_path: Path) -> None:
@@ -215,7 +207,7 @@ def test_the_second_request_builds_the_whole_tokenizer() -> None:
         tokenizer = pool._find(path, "text_to_text").tokenizer()
         assert tokenizer._whole is None  # type: ignore[attr-defined]
         again = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
-        wait_until_complete(tokenizer)
+        until(lambda: tokenizer.complete)  # another thread builds the whole tokenizer
         assert tokenizer._vocab._kv == {}  # type: ignore[attr-defined]
         last = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
         assert first.token_ids == again.token_ids == last.token_ids
