@@ -94,6 +94,8 @@ def test_a_key_that_is_missing_has_the_default_of_its_class(name: str) -> None:
     paths = [(key,) for key in base if key not in chosen]
     paths += [(section, key) for section in ("vision_config", "text_config") if isinstance(base.get(section), dict)
               for key in base[section] if key not in ("model_type", "out_hidden_size")]
+    paths += [(*path, inner) for path in paths if len(path) == 2 and isinstance(base[path[0]][path[1]], dict)
+              for inner in base[path[0]][path[1]] if isinstance(inner, str)]
     compared, wrong = 0, []
     for path in paths:
         given = _without(base, path)
