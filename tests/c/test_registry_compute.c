@@ -133,6 +133,7 @@ MP_TEST(registry_compute_and_other_calls_without_an_error) {
     mp_loader loader = fake_loader(&fake);
     MP_CHECK_INT(mp_registry_add(registry, "a", &loader, MP_ADD_NEW, NULL), MP_INVALID_ARGUMENT);
     MP_CHECK_INT(mp_registry_load(registry, "a", false, 0, NULL), MP_IO);
+    registry->slots[0].current->retry_ns = fake_in_ms(100000); /* the backoff does not end */
     status = mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, NULL);
     MP_CHECK_INT(status, MP_IO); /* the model is in its backoff */
     status = mp_registry_submit(registry, "b", &fake_call_create(1)->base, &options, &ticket, NULL);
