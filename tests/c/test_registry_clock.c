@@ -46,7 +46,7 @@ static mp_worker *waiting;
 
 static void tell_to_leave(void) { waiting->leave = true; }
 
-/* Runs a worker that has nothing to do until its first wait, and returns the length of that wait; 0 = without end. */
+/* Runs the worker up to its first wait, which tells it to leave. Returns the length of the wait; 0: no limit. */
 static uint64_t first_wait(mp_worker *worker) {
     waiting = worker;
     waiting->leave = false;

@@ -57,7 +57,8 @@ MP_TEST(registry_clock_lost_time) {
     stop_clock();
 }
 
-/* A rise is tried 100 ms after a fall, if the threads lose less than 0.4 of the share of a thread. */
+/* `mp_cpu_allocator_barrier_threads` rises at the earliest 100 ms after it fell, and only if the threads lose less than
+ * 0.4 of a thread's share. */
 MP_TEST(registry_clock_threads_rise) {
     start_clock(1); /* no rise has happened yet, although the clock is younger than 100 ms */
     mp_cpu_allocator *allocator = open_allocator(4);
@@ -75,7 +76,8 @@ MP_TEST(registry_clock_threads_rise) {
     stop_clock();
 }
 
-/* A rise that has to be undone within 100 ms doubles the time until the next one, up to two seconds. */
+/* If `mp_cpu_allocator_barrier_threads` falls within 100 ms of a rise, the time before the next rise doubles, up to
+ * 2 s. */
 MP_TEST(registry_clock_threads_rise_later_each_time) {
     static const int holds_ms[] = {100, 200, 400, 800, 1600, 2000, 2000};
     start_clock(1000 * SECOND);
@@ -131,7 +133,7 @@ static uint64_t taken_away;
 
 static uint64_t read_taken_away(void) { return taken_away; }
 
-/* No thread spins while other programs take more than 100 CPUs a second away from it. */
+/* A thread does not spin while it suffers more than 100 involuntary context switches per second. */
 MP_TEST(registry_clock_spins_unless_crowded) {
     start_clock(1000 * SECOND);
     taken_away = 1000;
@@ -140,7 +142,7 @@ MP_TEST(registry_clock_spins_unless_crowded) {
     mp_spin_rule rule = mp_cpu_allocator_spin_rule(allocator, 77);
     MP_CHECK_INT(rule.spin_ns, 77);
     for (int i = 0; i < 4; i++) {
-        static const uint64_t more[] = {0, 10, 11, 0}; /* in 100 ms */
+        static const uint64_t more[] = {0, 10, 11, 0}; /* switches in 100 ms */
         taken_away += more[i];
         bool may = rule.begin(rule.arg);
         MP_CHECK(may == (i != 2));

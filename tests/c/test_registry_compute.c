@@ -90,7 +90,7 @@ MP_TEST(registry_compute_waits_for_a_load_until_its_deadline) {
 
 static void visit_nothing(void *arg, const mp_entry_info *info) { (void)arg, (void)info; }
 
-/* No call after the end of a registry counts as inside, so that another close does not wait for it. */
+/* A call after the close leaves `registry->inside` at 0: another close would wait for it. */
 MP_TEST(registry_compute_and_other_calls_after_the_close) {
     fake fake;
     mp_error error;
@@ -120,7 +120,7 @@ MP_TEST(registry_compute_and_other_calls_after_the_close) {
     fake_end(registry);
 }
 
-/* Every call that reports an error may be told that the caller does not want it. */
+/* Each function accepts NULL for `error`. */
 MP_TEST(registry_compute_and_other_calls_without_an_error) {
     fake fake;
     mp_status status;

@@ -364,7 +364,7 @@ MP_TEST(forks_with_a_staged_replacement) {
     }
 }
 
-/* A child in which nothing drains needs no thread that frees it. */
+/* If no model drains at the fork, the child starts no maintenance thread. */
 MP_TEST(forks_without_draining_models) {
     SKIP_IF_SANITIZED();
     fake fake;
@@ -461,7 +461,8 @@ static void submit_late(void *arg) {
     atomic_store(&self->ended, 1);
 }
 
-/* Fills the queue, lets one more caller wait for room, and ends all requests. Returns true if this caller had none. */
+/* Fills the queue, starts a caller that waits for room, and ends all requests. Returns true if a request failed. With
+ * `child`, forks while the caller waits, and returns false at once in the child. */
 static bool wait_for_room(mp_registry *registry, fake *fake, int *child) {
     mp_entry *entry = registry->slots[0].current;
     late_caller late = {.registry = registry};
