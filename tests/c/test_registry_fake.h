@@ -8,6 +8,7 @@
 
 #include <stdatomic.h>
 
+#include "base/sys.h"
 #include "registry/registry.h"
 
 typedef struct fake { /* one per key; must outlive the registry */
@@ -119,6 +120,11 @@ void fake_herd_member(void *herd);
 void fake_run_herd(herd *herd); /* HERD members at once */
 /* Waits until *value >= least; fails the test after 10 s. */
 void fake_until(_Atomic int *value, int least);
+/* Counts the waits on `cond`. Call it before the test starts a thread. */
+void fake_count_waits(mp_cond *cond);
+/* Waits until `least` waits on the condition variable of fake_count_waits have begun: a thread that gets its lock then
+ * finds them waiting. In a build without MP_SEAM, which cannot count them, it sleeps for 50 ms. */
+void fake_until_waits(int least);
 /* Waits until callers and workers have freed every request. */
 void fake_until_no_calls(void);
 uint64_t fake_in_ms(uint64_t ms);                                            /* now + `ms`, in ns */

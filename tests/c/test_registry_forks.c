@@ -389,12 +389,13 @@ MP_TEST(forks_while_two_threads_close_a_registry) {
     mp_thread first, second;
     mp_error error;
     mp_registry *registry = fake_begin(&fake, 1, NULL);
+    fake_count_waits(&registry->changed); /* only a second close waits on it: no call is inside */
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
     atomic_store(&fake.destroy_hold, true);
     MP_CHECK_OK(mp_thread_start(&first, "first", close_it, registry, &error), &error);
     fake_until(&fake.in_destroy, 1);
     MP_CHECK_OK(mp_thread_start(&second, "second", close_it, registry, &error), &error);
-    mp_sys_sleep_ns(FAKE_MS(20));
+    fake_until_waits(1);
     pid_t child = fork();
     if (child == 0) {
         alarm(10);
