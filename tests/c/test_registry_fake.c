@@ -1,6 +1,8 @@
 /* test_registry_fake.c: fake models with scripted costs, failures and waits. See test_registry_fake.h. */
 #include "test_registry_fake.h"
 
+#include <sys/wait.h>
+
 #include "base/sys.h"
 #include "mp_test.h"
 
@@ -565,6 +567,15 @@ void fake_until_freed(fake *fake) {
          mp_sys_sleep_ns(FAKE_MS(1) / 4))
         MP_CHECK(mp_sys_now_ns() < end);
 }
+
+void fake_expect_child(pid_t child) {
+    int how = 0;
+    MP_CHECK(child > 0 && waitpid(child, &how, 0) == child);
+    MP_CHECK(WIFEXITED(how));
+    MP_CHECK_INT(WEXITSTATUS(how), 0);
+}
+
+void fake_close(void *registry) { mp_registry_close(registry, FAKE_MS(1000)); }
 
 void fake_destroy(mp_registry *registry) {
     mp_registry_stats stats;

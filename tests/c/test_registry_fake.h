@@ -7,6 +7,7 @@
 #define TEST_REGISTRY_FAKE_H
 
 #include <stdatomic.h>
+#include <sys/types.h>
 
 #include "base/sys.h"
 #include "registry/registry.h"
@@ -132,6 +133,10 @@ void fake_info(mp_registry *registry, const char *key, mp_entry_info *info); /* 
 mp_registry_stats fake_stats(mp_registry *registry);
 void fake_until_state(mp_registry *registry, const char *key, const char *state);
 void fake_until_freed(fake *fake); /* no engine and no model is left: a model is "failed" before its workers end */
+/* Waits for a child of this process, and checks that it exits with status 0. */
+void fake_expect_child(pid_t child);
+/* Closes a registry with a grace period of 1 s. For mp_thread_start. */
+void fake_close(void *registry);
 /* Destroys the registry, and checks that everything created was freed. */
 void fake_destroy(mp_registry *registry);
 void fake_end(mp_registry *registry); /* fake_destroy; also checks that no request exists */
