@@ -336,6 +336,20 @@ MP_TEST(registry_clock_steps) {
 
 /* --- loads --- */
 
+typedef struct other_cpus {
+    mp_lease lease;
+    mp_core_lease at;
+} other_cpus;
+
+/* Leases all CPUs of the scene but one. More CPUs would start threads, which also wait on this clock. */
+static void leave_one_cpu(scene *scene, other_cpus *others) {
+    MP_CHECK(mp_cpu_allocator_lend(scene->services->allocator, 0, 3, &others->lease, &others->at, NULL, NULL));
+}
+
+static void return_cpus(scene *scene, other_cpus *others) {
+    mp_cpu_allocator_return(scene->services->allocator, &others->lease, &others->at, false);
+}
+
 static mp_worker *loading;
 static int seen_outside, seen_unsafe; /* locks of the allocator while the load holds no threads; without `moving` */
 static bool footprint_safe, load_watched, engine_watched;
@@ -379,21 +393,17 @@ MP_TEST(registry_clock_loads) {
     scene scene;
     open_scene(&scene);
     mp_entry *entry = scene.entry;
-    mp_loader_ops ops = *entry->loader.ops;
-    loader_ops = entry->loader.ops;
     mp_log_set_level(MP_LOG_INFO);
     scene.fake.model_bytes = 12300 * 1000;
     atomic_store(&mp_governor_budget(scene.services->governor)->limit, 20000 * 1000);
-    ops.footprint = watched_footprint;
-    ops.load = watched_load;
-    entry->loader.ops = &ops;
+    loader_ops = scene_hook_loader(&scene);
+    scene.loader_ops.footprint = watched_footprint;
+    scene.loader_ops.load = watched_load;
     scene.services->max_workers = 1;
     scene.services->load_timeout_ns = SECOND;
     atomic_store(&scene.fake.load_ns, FAKE_MS(30));
-    mp_lease others; /* leaves one CPU: more would start threads, which wait on this clock too */
-    mp_core_lease others_at;
-    mp_cpu_allocator *allocator = scene.services->allocator;
-    MP_CHECK(mp_cpu_allocator_lend(allocator, 0, 3, &others, &others_at, NULL, NULL));
+    other_cpus others;
+    leave_one_cpu(&scene, &others);
     loading = scene_worker(&scene, MP_WORKER_SPAWNING);
     seen_outside = seen_unsafe = 0;
     footprint_safe = load_watched = engine_watched = false;
@@ -408,7 +418,7 @@ MP_TEST(registry_clock_loads) {
     expect_record("Loaded a in 0.030 s (12.3 MB)");
     MP_CHECK_INT(entry->loads, 1);
     loading = NULL;
-    mp_cpu_allocator_return(allocator, &others, &others_at, false);
+    return_cpus(&scene, &others);
     close_scene(&scene);
 }
 
@@ -426,11 +436,9 @@ static void give_memory(void) {
 MP_TEST(registry_clock_wait_of_a_load) {
     for (int loaded = 0; loaded < 2; loaded++) {
         scene scene;
-        mp_lease others; /* as above */
-        mp_core_lease others_at;
+        other_cpus others;
         open_scene(&scene);
-        mp_cpu_allocator *allocator = scene.services->allocator;
-        MP_CHECK(mp_cpu_allocator_lend(allocator, 0, 3, &others, &others_at, NULL, NULL));
+        leave_one_cpu(&scene, &others);
         scene.services->max_workers = 1;
         if (loaded)
             scene_load(&scene);
@@ -444,7 +452,7 @@ MP_TEST(registry_clock_wait_of_a_load) {
         EXPECT_WAITS(20 * MS);
         MP_CHECK_STR(waited_in, "waiting for memory");
         MP_CHECK_INT(beat_of_wait, 0);
-        mp_cpu_allocator_return(allocator, &others, &others_at, false);
+        return_cpus(&scene, &others);
         close_scene(&scene);
     }
 }
@@ -477,9 +485,8 @@ MP_TEST(registry_clock_memory_of_a_node) {
     mp_cpu_allocator_unpin(scene.services->allocator_pinned);
     MP_CHECK_OK(mp_cpu_allocator_open_on(2, &topology, &scene.services->allocator, &error), &error);
     scene.services->allocator_pinned = mp_cpu_allocator_pin(scene.services->allocator);
-    mp_loader_ops ops = *scene.entry->loader.ops;
-    ops.load = allocating_load;
-    scene.entry->loader.ops = &ops;
+    scene_hook_loader(&scene);
+    scene.loader_ops.load = allocating_load;
     mp_sys_table.prefer_node = note_preferred;
     preferred_count = 0;
     mp_lease other; /* the load gets a single CPU, without a team */

@@ -209,10 +209,8 @@ MP_TEST(registry_starting_load_that_was_abandoned) {
     scene scene;
     mp_event event;
     scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_loader_ops ops = *scene.entry->loader.ops;
-    loader_ops = scene.entry->loader.ops;
-    ops.load = load_while_abandoned;
-    scene.entry->loader.ops = &ops;
+    loader_ops = scene_hook_loader(&scene);
+    scene.loader_ops.load = load_while_abandoned;
     scene.services->event = count_report;
     reported = 0;
     abandoned = scene_worker(&scene, MP_WORKER_SPAWNING);
