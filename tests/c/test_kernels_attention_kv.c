@@ -432,7 +432,7 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
 /* Storing extreme rows in every slot: all variants write the same bits, and only to the row's own slot. */
 MP_TEST(kernels_attention_kv_store_integers) {
     enum { DIM = 48 };
-    static const int widths[] = {DIM, 12, 26}; /* of keys: also with a rest that fills no vector */
+    static const int widths[] = {DIM, 12, 26}; /* key widths, with and without a rest that fills no vector */
     mp_test_random random = {27};
     kt_set ref = kt_ref();
     const mp_dtype types[] = {MP_I16, MP_I8};
