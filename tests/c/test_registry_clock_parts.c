@@ -170,7 +170,7 @@ MP_TEST(registry_clock_waits_for_cpus) {
     mp_cpu_allocator *allocator = returned_to = open_allocator(1);
     MP_CHECK(mp_cpu_allocator_lend(allocator, 0, 1, &returned, &returned_at, NULL, NULL));
     asked = 0;
-    asked_most = 3;
+    give_up_call = 3;
     MP_CHECK(!mp_cpu_allocator_lend(allocator, 0, 1, &lease, &at, give_up_at, NULL));
     MP_CHECK_INT(asked, 3);
     EXPECT_WAITS(20 * MS, 20 * MS, 20 * MS);
@@ -206,7 +206,7 @@ MP_TEST(registry_clock_waits_for_memory) {
     MP_CHECK_OK(mp_governor_open(LIMIT, &governor, &error), &error);
     MP_CHECK_OK(mp_governor_reserve(governor, "b", 600, 600, false, NULL, NULL, &other, &error), &error);
     asked = 0;
-    asked_most = 4;
+    give_up_call = 4;
     MP_CHECK_STATUS(mp_governor_reserve(governor, "a", 500, 500, false, give_up_at, NULL, &guard, &error),
                     MP_CANCELLED, &error);
     EXPECT_WAITS(20 * MS, 20 * MS, 20 * MS, 20 * MS);
@@ -247,7 +247,7 @@ MP_TEST(registry_clock_load_above_the_limit) {
     mp_governor_add_reclaimer(governor, &reclaimer);
     MP_CHECK_OK(mp_governor_reserve(governor, "b", 1, 1, false, NULL, NULL, &other, &error), &error);
     asked = 0;
-    asked_most = 1;
+    give_up_call = 1;
     MP_CHECK_STATUS(mp_governor_reserve(governor, "a", limit + 1, limit + 1, false, give_up_at, NULL, &guard, &error),
                     MP_CANCELLED, &error);
     EXPECT_WAITS(20 * MS);
