@@ -1,6 +1,7 @@
 /* fork.c: see fork.h. */
 #include "registry/fork.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 
 #include "base/forked.h"
@@ -60,8 +61,10 @@ void mp_fork_join(mp_registry *registry) {
 void mp_fork_leave(mp_registry *registry) {
     mp_shared_lock(&registries);
     mp_registry **link = &first;
-    while (*link != registry)
+    while (*link != registry) {
+        assert(*link); /* the registry is listed */
         link = mp_registry_fork_next(*link);
+    }
     *link = *mp_registry_fork_next(registry);
     mp_shared_unlock(&registries);
 }

@@ -15,7 +15,7 @@ uint32_t mp_fork_generation(void);
 /* Register the handlers of registries and of events. Call before creating anything that these handlers lock.
  * Thread-safe. MEMORY_EXHAUSTED when the system refuses the hooks. */
 mp_status mp_fork_install(mp_error *error);
-/* Include the registry in forks from mp_fork_join to mp_fork_leave. Thread-safe. */
+/* Include the registry in forks from mp_fork_join to mp_fork_leave, which must be called once each. Thread-safe. */
 void mp_fork_join(mp_registry *registry);
 void mp_fork_leave(mp_registry *registry);
 

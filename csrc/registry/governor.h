@@ -88,7 +88,8 @@ typedef struct mp_reclaimer {
     uint64_t (*later)(void *arg);
     void *arg;
     struct mp_reclaimer *next; /* guarded by: the governor's lock */
-    int callers;               /* threads inside; 0 when it is added; guarded by: the governor's lock */
+    /* Threads inside a function of the reclaimer; must be 0 when it is added. Guarded by: the governor's lock. */
+    int callers;
 } mp_reclaimer;
 void mp_governor_add_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer);
 /* Returns when no thread is inside the reclaimer. Legal for a reclaimer that was never added. */

@@ -42,7 +42,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
         mp_entry_note_death(entry, worker->engine->external_kill, &worker->fault);
         return NULL;
     }
-    mp_entry_wake_workers(entry); /* the other workers use the same files: an unload was requested */
+    mp_entry_wake_workers(entry); /* `set_fault` has requested an unload, since the other workers use the same files */
     mp_entry_note_fault(entry, false);
     mp_entry_set_failed(entry, &worker->fault);
     return mp_entry_take_queue(entry);

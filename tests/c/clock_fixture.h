@@ -14,7 +14,7 @@ enum { WAITS = 4096 };
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
 static uint64_t clock_ns;
-static uint64_t waits[WAITS]; /* the lengths of the waits since start_clock */
+static uint64_t waits[WAITS]; /* the lengths of the waits since start_clock or expect_waits */
 static int wait_count;
 static void (*in_wait)(void); /* called in each wait, without a lock; NULL: nothing happens */
 
@@ -57,6 +57,7 @@ static inline void stop_clock(void) {
     mp_sys_table = mp_sys_real;
 }
 
+/* Checks the lengths of the waits since the last check, and forgets them. */
 static inline void expect_waits(const uint64_t *lengths, int count) {
     MP_CHECK_INT(wait_count, count);
     for (int i = 0; i < count; i++)
@@ -78,11 +79,12 @@ static inline void close_scene(scene *scene) {
     scene_close(scene);
 }
 
-static int asked, asked_most; /* calls of give_up_at; the number of the call that returns true */
+static int asked;        /* calls of give_up_at */
+static int give_up_call; /* the number of the call that returns true */
 
 static inline bool give_up_at(void *arg) {
     (void)arg;
-    return ++asked == asked_most;
+    return ++asked == give_up_call;
 }
 
 static inline bool never_give_up(void *arg) {

@@ -46,7 +46,7 @@ static mp_worker *waiting;
 
 static void tell_to_leave(void) { waiting->leave = true; }
 
-/* Runs a worker that has nothing to do until its first wait, and returns the length of that wait; 0 = without end. */
+/* Runs the worker up to its first wait, which tells it to leave. Returns the length of the wait; 0: no limit. */
 static uint64_t first_wait(mp_worker *worker) {
     waiting = worker;
     waiting->leave = false;
@@ -130,12 +130,13 @@ MP_TEST(registry_clock_cost_of_a_cold_request) {
     open_scene(&scene);
     mp_worker *worker = scene_ready(&scene);
     scene.entry->pace = 2;
-    atomic_store(&scene.fake.step_ns, FAKE_MS(10));
+    atomic_store(&scene.fake.step_ns, 10 * MS);
     scene_queue(&scene, scene_ticket(&scene, 7, (mp_submit_options){0}));
     served = &scene;
     in_wait = read_eta;
     scene_serve(&scene, worker);
-    MP_CHECK_INT(eta_in_step, 2 * FAKE_MS(7) - FAKE_MS(1) / 4);
+    /* 7 units of 1 ms at a pace of 2, less the first 0.25 ms of the step */
+    MP_CHECK_INT(eta_in_step, 2 * 7 * MS - MS / 4);
     close_scene(&scene);
 }
 
@@ -156,7 +157,7 @@ MP_TEST(registry_clock_memory_of_own_requests) {
         open_scene(&scene);
         scene.fake.memory = admitted ? admitted : 1;
         mp_worker *worker = scene_ready(&scene);
-        atomic_store(&scene.fake.step_ns, FAKE_MS(1));
+        atomic_store(&scene.fake.step_ns, MS);
         for (int i = 0; i <= admitted; i++) {
             scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
             ((fake_call *)mp_ticket_request(scene.tickets[i]))->memory = admitted ? 1 : 2;
@@ -197,13 +198,13 @@ MP_TEST(registry_clock_shares_of_a_step) {
     scene scene;
     open_scene(&scene);
     mp_worker *worker = scene_ready(&scene);
-    atomic_store(&scene.fake.step_ns, FAKE_MS(8));
+    atomic_store(&scene.fake.step_ns, 8 * MS);
     scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
     scene_queue(&scene, scene_ticket(&scene, 3, (mp_submit_options){.service_class = MP_SERVICE_BULK}));
     scene_serve(&scene, worker);
     MP_CHECK_INT(scene.fake.steps, 1);
-    MP_CHECK_INT(scene.tickets[0]->had_ns, FAKE_MS(2));
-    MP_CHECK_INT(scene.tickets[1]->had_ns, FAKE_MS(6));
+    MP_CHECK_INT(scene.tickets[0]->had_ns, 2 * MS);
+    MP_CHECK_INT(scene.tickets[1]->had_ns, 6 * MS);
     close_scene(&scene);
 }
 
@@ -218,7 +219,7 @@ MP_TEST(registry_clock_new_requests_of_a_tenant) {
     open_scene(&scene);
     scene.fake.plan_items = 1;
     scene.fake.step_units = 1;
-    atomic_store(&scene.fake.step_ns, FAKE_MS(1));
+    atomic_store(&scene.fake.step_ns, MS);
     mp_worker *worker = scene_ready(&scene);
     scene_queue(&scene, scene_ticket(&scene, 8, (mp_submit_options){.tenant = 1, .priority = 0}));
     scene_queue(&scene, scene_ticket(&scene, 7, (mp_submit_options){.tenant = 2, .priority = 4}));
@@ -303,38 +304,52 @@ MP_TEST(registry_clock_steps) {
     scene scene;
     open_scene(&scene);
     mp_worker *worker = scene_ready(&scene);
-    static const int step_ms[] = {2, 6, 10, 100};
+    static const uint64_t step_ms[] = {2, 6, 10, 100};
     double pace = 0;
     uint64_t sum = 0;
     for (int i = 0; i < 4; i++) {
         mp_ticket *ticket = scene_ticket(&scene, 1, (mp_submit_options){0}); /* the plan predicts 1 ms */
         scene_queue(&scene, ticket);
         mp_ticket_pin(ticket);
-        atomic_store(&scene.fake.step_ns, FAKE_MS(step_ms[i]));
+        atomic_store(&scene.fake.step_ns, step_ms[i] * MS);
         uint64_t submitted, started, finished, now = clock_ns;
         worker->leave = false;
         scene_serve(&scene, worker);
-        double sample = step_ms[i];
+        double sample = (double)step_ms[i];
         if (i == 0)
             pace = sample;
         pace += ((sample < 4 * pace ? sample : 4 * pace) - pace) / 16;
-        sum += FAKE_MS(step_ms[i]);
+        sum += step_ms[i] * MS;
         MP_CHECK(scene.entry->pace == pace);
         MP_CHECK(scene.entry->full_pace == 0); /* every request had room */
         MP_CHECK_INT(worker->step_ns, sum);
         MP_CHECK_INT(scene.entry->latency.sum_ns, sum);
-        MP_CHECK_INT(scene.entry->latency.max_ns, FAKE_MS(step_ms[i]));
-        MP_CHECK_INT(ticket->had_ns, FAKE_MS(step_ms[i]));
+        MP_CHECK_INT(scene.entry->latency.max_ns, step_ms[i] * MS);
+        MP_CHECK_INT(ticket->had_ns, step_ms[i] * MS);
         mp_ticket_times(ticket, &submitted, &started, &finished);
         MP_CHECK_INT(submitted, now);
         MP_CHECK_INT(started, now);
-        MP_CHECK_INT(finished, now + FAKE_MS(step_ms[i]));
+        MP_CHECK_INT(finished, now + step_ms[i] * MS);
         mp_ticket_release(ticket);
     }
     close_scene(&scene);
 }
 
 /* --- loads --- */
+
+typedef struct other_cpus {
+    mp_lease lease;
+    mp_core_lease at;
+} other_cpus;
+
+/* Leases all CPUs of the scene but one. More CPUs would start threads, which also wait on this clock. */
+static void leave_one_cpu(scene *scene, other_cpus *others) {
+    MP_CHECK(mp_cpu_allocator_lend(scene->services->allocator, 0, 3, &others->lease, &others->at, NULL, NULL));
+}
+
+static void return_cpus(scene *scene, other_cpus *others) {
+    mp_cpu_allocator_return(scene->services->allocator, &others->lease, &others->at, false);
+}
 
 static mp_worker *loading;
 static int seen_outside, seen_unsafe; /* locks of the allocator while the load holds no threads; without `moving` */
@@ -379,21 +394,17 @@ MP_TEST(registry_clock_loads) {
     scene scene;
     open_scene(&scene);
     mp_entry *entry = scene.entry;
-    mp_loader_ops ops = *entry->loader.ops;
-    loader_ops = entry->loader.ops;
     mp_log_set_level(MP_LOG_INFO);
     scene.fake.model_bytes = 12300 * 1000;
     atomic_store(&mp_governor_budget(scene.services->governor)->limit, 20000 * 1000);
-    ops.footprint = watched_footprint;
-    ops.load = watched_load;
-    entry->loader.ops = &ops;
+    loader_ops = scene_hook_loader(&scene);
+    scene.loader_ops.footprint = watched_footprint;
+    scene.loader_ops.load = watched_load;
     scene.services->max_workers = 1;
     scene.services->load_timeout_ns = SECOND;
-    atomic_store(&scene.fake.load_ns, FAKE_MS(30));
-    mp_lease others; /* leaves one CPU: more would start threads, which wait on this clock too */
-    mp_core_lease others_at;
-    mp_cpu_allocator *allocator = scene.services->allocator;
-    MP_CHECK(mp_cpu_allocator_lend(allocator, 0, 3, &others, &others_at, NULL, NULL));
+    atomic_store(&scene.fake.load_ns, 30 * MS);
+    other_cpus others;
+    leave_one_cpu(&scene, &others);
     loading = scene_worker(&scene, MP_WORKER_SPAWNING);
     seen_outside = seen_unsafe = 0;
     footprint_safe = load_watched = engine_watched = false;
@@ -403,12 +414,12 @@ MP_TEST(registry_clock_loads) {
     MP_CHECK(seen_outside > 1);
     MP_CHECK_INT(seen_unsafe, 0);
     MP_CHECK(!loading->moving);
-    MP_CHECK_INT(entry->resident->load_ns, FAKE_MS(30));
+    MP_CHECK_INT(entry->resident->load_ns, 30 * MS);
     MP_CHECK_INT(loading->idle_since_ns, clock_ns);
     expect_record("Loaded a in 0.030 s (12.3 MB)");
     MP_CHECK_INT(entry->loads, 1);
     loading = NULL;
-    mp_cpu_allocator_return(allocator, &others, &others_at, false);
+    return_cpus(&scene, &others);
     close_scene(&scene);
 }
 
@@ -426,11 +437,9 @@ static void give_memory(void) {
 MP_TEST(registry_clock_wait_of_a_load) {
     for (int loaded = 0; loaded < 2; loaded++) {
         scene scene;
-        mp_lease others; /* as above */
-        mp_core_lease others_at;
+        other_cpus others;
         open_scene(&scene);
-        mp_cpu_allocator *allocator = scene.services->allocator;
-        MP_CHECK(mp_cpu_allocator_lend(allocator, 0, 3, &others, &others_at, NULL, NULL));
+        leave_one_cpu(&scene, &others);
         scene.services->max_workers = 1;
         if (loaded)
             scene_load(&scene);
@@ -444,7 +453,7 @@ MP_TEST(registry_clock_wait_of_a_load) {
         EXPECT_WAITS(20 * MS);
         MP_CHECK_STR(waited_in, "waiting for memory");
         MP_CHECK_INT(beat_of_wait, 0);
-        mp_cpu_allocator_return(allocator, &others, &others_at, false);
+        return_cpus(&scene, &others);
         close_scene(&scene);
     }
 }
@@ -477,9 +486,8 @@ MP_TEST(registry_clock_memory_of_a_node) {
     mp_cpu_allocator_unpin(scene.services->allocator_pinned);
     MP_CHECK_OK(mp_cpu_allocator_open_on(2, &topology, &scene.services->allocator, &error), &error);
     scene.services->allocator_pinned = mp_cpu_allocator_pin(scene.services->allocator);
-    mp_loader_ops ops = *scene.entry->loader.ops;
-    ops.load = allocating_load;
-    scene.entry->loader.ops = &ops;
+    scene_hook_loader(&scene);
+    scene.loader_ops.load = allocating_load;
     mp_sys_table.prefer_node = note_preferred;
     preferred_count = 0;
     mp_lease other; /* the load gets a single CPU, without a team */
@@ -526,11 +534,11 @@ MP_TEST(registry_clock_room_in_the_queue) {
     MP_CHECK_INT(submit(&scene, (mp_submit_options){.deadline_ns = clock_ns + 50 * MS}), MP_TIMEOUT);
     EXPECT_WAITS(50 * MS);
     asked = 0;
-    asked_most = 2;
+    give_up_call = 2;
     MP_CHECK_INT(submit(&scene, (mp_submit_options){.give_up = give_up_at}), MP_CANCELLED);
     EXPECT_WAITS(50 * MS, 50 * MS);
     MP_CHECK_INT(scene.entry->room_waiters, 0);
-    asked_most = 0;
+    give_up_call = 0;
     mp_submit_options patient = {.give_up = never_give_up, .deadline_ns = clock_ns + MS};
     MP_CHECK_INT(submit(&scene, patient), MP_TIMEOUT);
     EXPECT_WAITS(MS);
@@ -546,8 +554,8 @@ MP_TEST(registry_clock_memory_of_a_request) {
     mp_budget *budget = mp_governor_budget(governor);
     MP_CHECK(mp_governor_try_reserve(governor, 10, &guard)); /* another load runs: memory may become free */
     MP_CHECK(mp_budget_take(budget, 999000));
-    for (int deadline_ms = 10; deadline_ms <= 12; deadline_ms += 2) {
-        mp_submit_options options = {.deadline_ns = clock_ns + FAKE_MS(deadline_ms)};
+    for (uint64_t deadline_ms = 10; deadline_ms <= 12; deadline_ms += 2) {
+        mp_submit_options options = {.deadline_ns = clock_ns + deadline_ms * MS};
         mp_ticket *ticket = scene_ticket(&scene, 1, options);
         bool gone;
         mp_ticket_request(ticket)->bytes = 2000;

@@ -57,7 +57,8 @@ MP_TEST(registry_clock_lost_time) {
     stop_clock();
 }
 
-/* A rise is tried 100 ms after a fall, if the threads lose less than 0.4 of the share of a thread. */
+/* `mp_cpu_allocator_barrier_threads` rises at the earliest 100 ms after it fell, and only if the threads lose less than
+ * 0.4 of a thread's share. */
 MP_TEST(registry_clock_threads_rise) {
     start_clock(1); /* no rise has happened yet, although the clock is younger than 100 ms */
     mp_cpu_allocator *allocator = open_allocator(4);
@@ -75,7 +76,8 @@ MP_TEST(registry_clock_threads_rise) {
     stop_clock();
 }
 
-/* A rise that has to be undone within 100 ms doubles the time until the next one, up to two seconds. */
+/* If `mp_cpu_allocator_barrier_threads` falls within 100 ms of a rise, the time before the next rise doubles, up to
+ * 2 s. */
 MP_TEST(registry_clock_threads_rise_later_each_time) {
     static const int holds_ms[] = {100, 200, 400, 800, 1600, 2000, 2000};
     start_clock(1000 * SECOND);
@@ -131,7 +133,7 @@ static uint64_t taken_away;
 
 static uint64_t read_taken_away(void) { return taken_away; }
 
-/* No thread spins while other programs take more than 100 CPUs a second away from it. */
+/* A thread does not spin while it suffers more than 100 involuntary context switches per second. */
 MP_TEST(registry_clock_spins_unless_crowded) {
     start_clock(1000 * SECOND);
     taken_away = 1000;
@@ -140,7 +142,7 @@ MP_TEST(registry_clock_spins_unless_crowded) {
     mp_spin_rule rule = mp_cpu_allocator_spin_rule(allocator, 77);
     MP_CHECK_INT(rule.spin_ns, 77);
     for (int i = 0; i < 4; i++) {
-        static const uint64_t more[] = {0, 10, 11, 0}; /* in 100 ms */
+        static const uint64_t more[] = {0, 10, 11, 0}; /* switches in 100 ms */
         taken_away += more[i];
         bool may = rule.begin(rule.arg);
         MP_CHECK(may == (i != 2));
@@ -168,7 +170,7 @@ MP_TEST(registry_clock_waits_for_cpus) {
     mp_cpu_allocator *allocator = returned_to = open_allocator(1);
     MP_CHECK(mp_cpu_allocator_lend(allocator, 0, 1, &returned, &returned_at, NULL, NULL));
     asked = 0;
-    asked_most = 3;
+    give_up_call = 3;
     MP_CHECK(!mp_cpu_allocator_lend(allocator, 0, 1, &lease, &at, give_up_at, NULL));
     MP_CHECK_INT(asked, 3);
     EXPECT_WAITS(20 * MS, 20 * MS, 20 * MS);
@@ -204,7 +206,7 @@ MP_TEST(registry_clock_waits_for_memory) {
     MP_CHECK_OK(mp_governor_open(LIMIT, &governor, &error), &error);
     MP_CHECK_OK(mp_governor_reserve(governor, "b", 600, 600, false, NULL, NULL, &other, &error), &error);
     asked = 0;
-    asked_most = 4;
+    give_up_call = 4;
     MP_CHECK_STATUS(mp_governor_reserve(governor, "a", 500, 500, false, give_up_at, NULL, &guard, &error),
                     MP_CANCELLED, &error);
     EXPECT_WAITS(20 * MS, 20 * MS, 20 * MS, 20 * MS);
@@ -245,7 +247,7 @@ MP_TEST(registry_clock_load_above_the_limit) {
     mp_governor_add_reclaimer(governor, &reclaimer);
     MP_CHECK_OK(mp_governor_reserve(governor, "b", 1, 1, false, NULL, NULL, &other, &error), &error);
     asked = 0;
-    asked_most = 1;
+    give_up_call = 1;
     MP_CHECK_STATUS(mp_governor_reserve(governor, "a", limit + 1, limit + 1, false, give_up_at, NULL, &guard, &error),
                     MP_CANCELLED, &error);
     EXPECT_WAITS(20 * MS);

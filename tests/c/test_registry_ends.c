@@ -4,7 +4,6 @@
 #endif
 #include <signal.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/sys.h"
@@ -309,8 +308,6 @@ MP_TEST(registry_abandoned_worker_waits_for_its_requests) {
     fake_end(registry);
 }
 
-static void close_it(void *arg) { mp_registry_close(arg, FAKE_MS(50)); }
-
 MP_TEST(registry_is_closed_by_several_threads_at_once) {
     fake fake;
     fake_init(&fake);
@@ -320,7 +317,7 @@ MP_TEST(registry_is_closed_by_several_threads_at_once) {
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     mp_thread threads[4];
     for (int i = 0; i < 4; i++)
-        MP_CHECK_OK(mp_thread_start(&threads[i], "close", close_it, registry, &error), &error);
+        MP_CHECK_OK(mp_thread_start(&threads[i], "close", fake_close, registry, &error), &error);
     for (int i = 0; i < 4; i++)
         mp_thread_join(&threads[i]);
     MP_CHECK(mp_ticket_done(ticket));
@@ -342,14 +339,6 @@ MP_TEST(registry_without_a_request_starts_no_thread) {
 }
 
 /* --- fork --- */
-
-/* Waits for a child and checks that it exits with status 0. */
-static void expect_child(pid_t child) {
-    int how = 0;
-    MP_CHECK(child > 0 && waitpid(child, &how, 0) == child);
-    MP_CHECK(WIFEXITED(how));
-    MP_CHECK_INT(WEXITSTATUS(how), 0);
-}
 
 #define CHILD_CHECK(condition)         \
     do {                               \
@@ -412,7 +401,7 @@ MP_TEST_SECONDS(registry_serves_in_a_forked_child, 60) {
         if (child == 0)
             in_child(registry, running, queued, &fake);
         atomic_store(&fake.hold, false);
-        expect_child(child);
+        fake_expect_child(child);
         MP_CHECK_INT(fake_finish(running), MP_OK); /* the parent is unaffected */
         MP_CHECK_INT(fake_finish(queued), MP_OK);
     }
@@ -454,7 +443,7 @@ MP_TEST_SECONDS(registry_forks_during_requests, 60) {
             mp_registry_close(registry, FAKE_MS(1000));
             _exit(0);
         }
-        expect_child(child);
+        fake_expect_child(child);
     }
     atomic_store(&stop_forking, 1);
     for (int i = 0; i < 2; i++)
@@ -487,7 +476,7 @@ MP_TEST_SECONDS(registry_forks_with_another_registry_open, 60) {
         pid_t child = fork();
         if (child == 0)
             _exit(0);
-        expect_child(child);
+        fake_expect_child(child);
     }
     atomic_store(&stop_forking, 1);
     for (int i = 0; i < REGISTRIES * CALLERS; i++)

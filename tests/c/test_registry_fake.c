@@ -1,6 +1,8 @@
 /* test_registry_fake.c: fake models with scripted costs, failures and waits. See test_registry_fake.h. */
 #include "test_registry_fake.h"
 
+#include <sys/wait.h>
+
 #include "base/sys.h"
 #include "mp_test.h"
 
@@ -485,6 +487,37 @@ void fake_until(_Atomic int *value, int least) {
     }
 }
 
+#ifdef MP_SEAM
+
+static pthread_cond_t *counted_cond;
+static _Atomic int waits_begun;
+
+/* The caller holds the lock of `cond` until the wait releases it. */
+static int count_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns) {
+    if (cond == counted_cond)
+        atomic_fetch_add(&waits_begun, 1);
+    return mp_sys_real.cond_wait(cond, mutex, deadline_ns);
+}
+
+void fake_count_waits(mp_cond *cond) {
+    counted_cond = &cond->os;
+    atomic_store(&waits_begun, 0);
+    mp_sys_table.cond_wait = count_wait;
+}
+
+void fake_until_waits(int least) { fake_until(&waits_begun, least); }
+
+#else
+
+void fake_count_waits(mp_cond *cond) { (void)cond; }
+
+void fake_until_waits(int least) {
+    (void)least;
+    mp_sys_sleep_ns(FAKE_MS(50));
+}
+
+#endif
+
 void fake_until_no_calls(void) {
     for (uint64_t end = fake_in_ms(10000); atomic_load(&fake_calls); mp_sys_sleep_ns(FAKE_MS(1) / 4))
         MP_CHECK(mp_sys_now_ns() < end);
@@ -534,6 +567,15 @@ void fake_until_freed(fake *fake) {
          mp_sys_sleep_ns(FAKE_MS(1) / 4))
         MP_CHECK(mp_sys_now_ns() < end);
 }
+
+void fake_expect_child(pid_t child) {
+    int how = 0;
+    MP_CHECK(child > 0 && waitpid(child, &how, 0) == child);
+    MP_CHECK(WIFEXITED(how));
+    MP_CHECK_INT(WEXITSTATUS(how), 0);
+}
+
+void fake_close(void *registry) { mp_registry_close(registry, FAKE_MS(1000)); }
 
 void fake_destroy(mp_registry *registry) {
     mp_registry_stats stats;

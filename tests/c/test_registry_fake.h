@@ -7,7 +7,9 @@
 #define TEST_REGISTRY_FAKE_H
 
 #include <stdatomic.h>
+#include <sys/types.h>
 
+#include "base/sys.h"
 #include "registry/registry.h"
 
 typedef struct fake { /* one per key; must outlive the registry */
@@ -119,6 +121,11 @@ void fake_herd_member(void *herd);
 void fake_run_herd(herd *herd); /* HERD members at once */
 /* Waits until *value >= least; fails the test after 10 s. */
 void fake_until(_Atomic int *value, int least);
+/* Counts the waits on `cond`. Call it before the test starts a thread. */
+void fake_count_waits(mp_cond *cond);
+/* Waits until `least` waits on the condition variable of fake_count_waits have begun: a thread that gets its lock then
+ * finds them waiting. In a build without MP_SEAM, which cannot count them, it sleeps for 50 ms. */
+void fake_until_waits(int least);
 /* Waits until callers and workers have freed every request. */
 void fake_until_no_calls(void);
 uint64_t fake_in_ms(uint64_t ms);                                            /* now + `ms`, in ns */
@@ -126,6 +133,10 @@ void fake_info(mp_registry *registry, const char *key, mp_entry_info *info); /* 
 mp_registry_stats fake_stats(mp_registry *registry);
 void fake_until_state(mp_registry *registry, const char *key, const char *state);
 void fake_until_freed(fake *fake); /* no engine and no model is left: a model is "failed" before its workers end */
+/* Waits for a child of this process, and checks that it exits with status 0. */
+void fake_expect_child(pid_t child);
+/* Closes a registry with a grace period of 1 s. For mp_thread_start. */
+void fake_close(void *registry);
 /* Destroys the registry, and checks that everything created was freed. */
 void fake_destroy(mp_registry *registry);
 void fake_end(mp_registry *registry); /* fake_destroy; also checks that no request exists */

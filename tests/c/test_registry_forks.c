@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "mp_test.h"
@@ -10,14 +9,6 @@
 #include "registry/governor.h"
 #include "registry/state.h"
 #include "test_registry_fake.h"
-
-static void expect_child(pid_t child) {
-    int how = 0;
-    MP_CHECK(child > 0 && waitpid(child, &how, 0) == child);
-    MP_CHECK_INT(how, 0);
-}
-
-static void close_it(void *registry) { mp_registry_close(registry, FAKE_MS(1000)); }
 
 /* Requests all memory, so that every registry is asked to free some. */
 static void request_all_memory(void *registry) {
@@ -51,7 +42,7 @@ MP_TEST(forks_while_a_registry_closes) {
     atomic_store(&fakes[0].bytes_hold, true);
     MP_CHECK_OK(mp_thread_start(&asks, "asks", request_all_memory, registries[1], &error), &error);
     fake_until(&fakes[0].in_bytes, 1);
-    MP_CHECK_OK(mp_thread_start(&closes, "closes", close_it, registries[0], &error), &error);
+    MP_CHECK_OK(mp_thread_start(&closes, "closes", fake_close, registries[0], &error), &error);
     mp_sys_sleep_ns(FAKE_MS(20));
     pid_t child = fork();
     if (child == 0) {
@@ -68,7 +59,7 @@ MP_TEST(forks_while_a_registry_closes) {
         mp_registry_destroy(registries[1]);
         _exit(wrong);
     }
-    expect_child(child);
+    fake_expect_child(child);
     atomic_store(&fakes[0].bytes_hold, false);
     mp_thread_join(&asks);
     mp_thread_join(&closes);
@@ -117,7 +108,7 @@ MP_TEST(forks_while_other_threads_look_up_shared_objects) {
                         mp_cpu_allocator_open(0, &allocator, &error) != MP_OK;
             _exit(wrong);
         }
-        expect_child(child);
+        fake_expect_child(child);
     }
     atomic_store(&over, true);
     for (int i = 0; i < THREADS; i++)
@@ -151,7 +142,7 @@ MP_TEST(forks_hold_the_locks_of_shared_objects) {
     pid_t child = fork();
     if (child == 0)
         _exit(atomic_load(&mp_governor_slot()->busy) + 2 * atomic_load(&mp_cpu_allocator_slot()->busy));
-    expect_child(child);
+    fake_expect_child(child);
     MP_CHECK_INT(forks_seen, 1);
     MP_CHECK_INT(slots_locked, 2);
     MP_CHECK_INT(mp_governor_slot()->busy, 0);
@@ -170,7 +161,7 @@ MP_TEST(forks_of_a_closed_registry) {
         alarm(5);
         _exit(fake_submit(registry, "a", fake_call_create(1), &status) != NULL || status != MP_SHUTTING_DOWN);
     }
-    expect_child(child);
+    fake_expect_child(child);
     fake_end(registry);
 }
 
@@ -187,7 +178,7 @@ MP_TEST(forks_while_a_removal_waits) {
         alarm(5);
         _exit(mp_registry_wait_removed(registry, "a", fake_in_ms(1000), &error));
     }
-    expect_child(child);
+    fake_expect_child(child);
     atomic_store(&fake.hold, false);
     MP_CHECK_INT(fake_finish(ticket), MP_OK);
     fake_end(registry);
@@ -216,7 +207,7 @@ MP_TEST(forks_with_a_request_in_quarantine) {
         mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), &status);
         _exit(wrong | (!ticket || fake_finish(ticket) != MP_OK) << 1);
     }
-    expect_child(child);
+    fake_expect_child(child);
     fake_end(registry);
 }
 
@@ -267,7 +258,7 @@ MP_TEST(forks_while_a_load_waits_for_memory) {
         mp_guard_release(&guard);
         _exit(mp_registry_load(registry, "c", false, fake_in_ms(2000), &error) == MP_OK ? 0 : 2);
     }
-    expect_child(child);
+    fake_expect_child(child);
     mp_guard guard;
     MP_CHECK(!mp_governor_try_reserve(governor, 1, &guard)); /* in the parent, the load comes first */
     atomic_store(&fakes[0].hold, false);
@@ -306,7 +297,7 @@ MP_TEST(forks_with_a_deadline_announced) {
         mp_sys_sleep_ns(FAKE_MS(170)); /* the time that the parent has announced is over */
         _exit(run_until(registry, 50) != MP_TIMEOUT);
     }
-    expect_child(child);
+    fake_expect_child(child);
     mp_thread_join(&thread);
     atomic_store(&fake.hold, false);
     fake_end(registry);
@@ -357,14 +348,14 @@ MP_TEST(forks_with_a_staged_replacement) {
             wrong |= (version_of(registry) != 1) << 5;
             _exit(wrong | registry->slots[0].current->held << 6); /* or it could not be evicted */
         }
-        expect_child(child);
+        fake_expect_child(child);
         MP_CHECK_OK(mp_registry_commit(registry, (const char *[]){"a"}, 1, 7, &error), &error);
         MP_CHECK_INT(version_of(registry), 2);
         fake_end(registry);
     }
 }
 
-/* A child in which nothing drains needs no thread that frees it. */
+/* If no model drains at the fork, the child starts no maintenance thread. */
 MP_TEST(forks_without_draining_models) {
     SKIP_IF_SANITIZED();
     fake fake;
@@ -378,7 +369,7 @@ MP_TEST(forks_without_draining_models) {
         mp_registry_destroy(registry);
         _exit(wrong);
     }
-    expect_child(child);
+    fake_expect_child(child);
     fake_end(registry);
 }
 
@@ -389,12 +380,13 @@ MP_TEST(forks_while_two_threads_close_a_registry) {
     mp_thread first, second;
     mp_error error;
     mp_registry *registry = fake_begin(&fake, 1, NULL);
+    fake_count_waits(&registry->changed); /* only a second close waits on it: no call is inside */
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
     atomic_store(&fake.destroy_hold, true);
-    MP_CHECK_OK(mp_thread_start(&first, "first", close_it, registry, &error), &error);
+    MP_CHECK_OK(mp_thread_start(&first, "first", fake_close, registry, &error), &error);
     fake_until(&fake.in_destroy, 1);
-    MP_CHECK_OK(mp_thread_start(&second, "second", close_it, registry, &error), &error);
-    mp_sys_sleep_ns(FAKE_MS(20));
+    MP_CHECK_OK(mp_thread_start(&second, "second", fake_close, registry, &error), &error);
+    fake_until_waits(1);
     pid_t child = fork();
     if (child == 0) {
         alarm(10);
@@ -402,7 +394,7 @@ MP_TEST(forks_while_two_threads_close_a_registry) {
         mp_registry_destroy(registry); /* destroys what the second thread waits for in the parent */
         _exit(0);
     }
-    expect_child(child);
+    fake_expect_child(child);
     atomic_store(&fake.destroy_hold, false);
     mp_thread_join(&first);
     mp_thread_join(&second);
@@ -441,7 +433,7 @@ MP_TEST(forks_while_a_replacement_loads) {
         wrong |= (mp_registry_remove(registry, "a", fake_in_ms(5000), &error) != MP_OK) << 2;
         _exit(wrong | (fake.loaders || next.loaders) << 3);
     }
-    expect_child(child);
+    fake_expect_child(child);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
     MP_CHECK_INT(version_of(registry), 2);
     fake_end(registry);
@@ -461,7 +453,8 @@ static void submit_late(void *arg) {
     atomic_store(&self->ended, 1);
 }
 
-/* Fills the queue, lets one more caller wait for room, and ends all requests. Returns true if this caller had none. */
+/* Fills the queue, starts a caller that waits for room, and ends all requests. Returns true if a request failed. With
+ * `child`, forks while the caller waits, and returns false at once in the child. */
 static bool wait_for_room(mp_registry *registry, fake *fake, int *child) {
     mp_entry *entry = registry->slots[0].current;
     late_caller late = {.registry = registry};
@@ -506,7 +499,7 @@ MP_TEST(forks_while_a_caller_waits_for_room) {
         _exit(wrong);
     }
     MP_CHECK(!wrong);
-    expect_child(child);
+    fake_expect_child(child);
     fake_end(registry);
 }
 
@@ -544,7 +537,7 @@ MP_TEST(forks_while_a_replacement_is_reported) {
             mp_sys_sleep_ns(FAKE_MS(1));
         _exit(wrong | (fake.models > 0) << 1 | (fake.loaders > 0) << 2 | (next.models != 1) << 3);
     }
-    expect_child(child);
+    fake_expect_child(child);
     report(registry, registry->slots[0].incoming, MP_ENTRY_LOADED);
     atomic_store(&report_held, false);
     MP_CHECK_INT(version_of(registry), 2);
@@ -572,7 +565,7 @@ MP_TEST(forks_while_a_replaced_model_drains) {
         wrong |= (fake.models > 0) << 1 | (fake.loaders > 0) << 2 | (next.models > 0) << 3;
         _exit(wrong | (atomic_load(&registry->services->resident) != 0) << 4);
     }
-    expect_child(child);
+    fake_expect_child(child);
     atomic_store(&fake.hold, false);
     MP_CHECK_INT(fake_finish(ticket), MP_OK);
     fake_end(registry);
@@ -597,7 +590,7 @@ MP_TEST(forks_with_a_notifier) {
         mp_notifier_destroy(notifier);
         _exit(wrong | (fcntl(fd, F_GETFD) >= 0) << 2);
     }
-    expect_child(child);
+    fake_expect_child(child);
     MP_CHECK_INT(mp_notifier_take(notifier, ids, 2), 1);
     MP_CHECK_INT(ids[0], 7);
     mp_ticket_release(ticket);
@@ -650,7 +643,7 @@ MP_TEST(forks_with_compute_threads_in_use) {
         _exit(wrong);
     }
     mp_cpu_allocator_fork_parent(allocator);
-    expect_child(child);
+    fake_expect_child(child);
     MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 3);
     MP_CHECK(mp_cpu_allocator_contended(allocator));
     mp_cpu_allocator_leave(allocator);
@@ -678,7 +671,7 @@ static mp_status compute_after_a_refusal(void *arg, mp_error *error) {
             _exit(compute(allocator, 2, 0, 0) != 1 + !refused);
         }
         mp_cpu_allocator_fork_parent(allocator);
-        expect_child(child);
+        fake_expect_child(child);
     }
     mp_cpu_allocator_close(allocator);
     return MP_OK;

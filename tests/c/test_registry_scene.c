@@ -81,6 +81,13 @@ void scene_close(scene *scene) {
     MP_CHECK_INT(scene->fake.loaders, 0);
 }
 
+const mp_loader_ops *scene_hook_loader(scene *scene) {
+    const mp_loader_ops *original = scene->entry->loader.ops;
+    scene->loader_ops = *original;
+    scene->entry->loader.ops = &scene->loader_ops;
+    return original;
+}
+
 void scene_load(scene *scene) {
     mp_entry *entry = scene->entry;
     mp_error error;

@@ -17,12 +17,16 @@ typedef struct scene {
     mp_worker *workers[SCENE_WORKERS];
     mp_ticket *tickets[SCENE_TICKETS];
     int worker_count, ticket_count;
+    mp_loader_ops loader_ops; /* see scene_hook_loader */
 } scene;
 
 /* `services`: shared with another scene; NULL: new ones, with 4 compute threads and a budget of `memory` bytes. */
 void scene_open(scene *scene, const char *key, mp_services *services, uint64_t memory);
 /* Frees everything, whatever states the test has set. */
 void scene_close(scene *scene);
+/* Makes the entry's loader use the scene's `loader_ops`, a copy of its functions, which the test may change. Returns
+ * the original functions. */
+const mp_loader_ops *scene_hook_loader(scene *scene);
 void scene_load(scene *scene); /* loads the model of the entry */
 /* Creates a worker and lists it. Ids are 1, 2, ... in each scene. */
 mp_worker *scene_worker(scene *scene, mp_worker_state state);

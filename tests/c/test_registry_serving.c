@@ -376,8 +376,6 @@ MP_TEST(registry_serving_names_failures_without_a_reason) {
     mp_error error;
     char expected[128];
     scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_loader_ops ops = *scene.entry->loader.ops;
-    scene.entry->loader.ops = &ops;
     mp_worker *worker = scene_ready(&scene);
     change(&scene, worker)->step = fail_silently;
     mp_ticket *ticket = queue(&scene, 1, (mp_submit_options){0});
@@ -387,7 +385,8 @@ MP_TEST(registry_serving_names_failures_without_a_reason) {
     mp_resident_unpin(scene.entry->resident);
     scene.entry->resident = NULL;
     scene.entry->worker_count = 0;
-    ops.load = load_silently;
+    scene_hook_loader(&scene);
+    scene.loader_ops.load = load_silently;
     MP_CHECK(!mp_worker_start(scene_worker(&scene, MP_WORKER_SPAWNING)));
     snprintf(expected, sizeof expected, "a: %s", mp_status_find(MP_IO)->text);
     MP_CHECK_STR(scene.entry->failure.message, expected);

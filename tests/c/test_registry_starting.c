@@ -174,9 +174,11 @@ MP_TEST(registry_starting_removal_ends_with_the_queue) {
     scene.entry->spawn_ns = fake_in_ms(100000);
     scene_queue(&scene, scene_ticket(&scene, 1, (mp_submit_options){0}));
     mp_entry_remove(scene.entry);
+    fake_count_waits(&scene.entry->changed);
     MP_CHECK_OK(mp_thread_start(&thread, "remove", wait_gone, scene.entry, &error), &error);
+    fake_until_waits(1);
     mp_entry_close(scene.entry);
-    mp_sys_sleep_ns(FAKE_MS(50)); /* the thread waits again */
+    fake_until_waits(2); /* the close wakes the thread, which waits again */
     mp_entry_quit(scene.entry);
     mp_thread_join(&thread);
     MP_CHECK_INT(mp_ticket_status(scene.tickets[0], NULL), MP_SHUTTING_DOWN);
@@ -207,10 +209,8 @@ MP_TEST(registry_starting_load_that_was_abandoned) {
     scene scene;
     mp_event event;
     scene_open(&scene, "a", NULL, 1000 * 1000);
-    mp_loader_ops ops = *scene.entry->loader.ops;
-    loader_ops = scene.entry->loader.ops;
-    ops.load = load_while_abandoned;
-    scene.entry->loader.ops = &ops;
+    loader_ops = scene_hook_loader(&scene);
+    scene.loader_ops.load = load_while_abandoned;
     scene.services->event = count_report;
     reported = 0;
     abandoned = scene_worker(&scene, MP_WORKER_SPAWNING);

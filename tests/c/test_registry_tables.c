@@ -248,20 +248,22 @@ MP_TEST(registry_tables_flows_are_spread) {
         mp_flows flows;
         mp_error error;
         bool fresh;
-        int longest = 0, buckets = 16;
+        int longest = 0, found = 0, buckets = 16;
         while (buckets < count)
             buckets *= 2;
         MP_CHECK_OK(mp_flows_create(&flows, count, 1, &error), &error);
         for (int i = 0; i < count; i++)
             MP_CHECK(mp_flows_enter(&flows, (uint64_t)i << 32, 0, &fresh) == i && fresh);
-        for (int i = 0, found = 0; i < buckets; i++) {
+        for (int i = 0; i < buckets; i++) {
             int length = 0;
             for (int slot = flows.buckets[i]; slot >= 0; slot = flows.slots[slot].chain)
                 length++;
             longest = length > longest ? length : longest;
             found += length;
-            MP_CHECK_INT(i < buckets - 1 ? count : found, count);
         }
+        MP_CHECK_INT(found, count);
+        /* With a uniform hash, any bucket holds 15 flows or more with a probability below 1e-14: the tail of the
+         * binomial distribution, times `buckets`. */
         MP_CHECK(longest <= 14);
         mp_flows_destroy(&flows);
     }

@@ -89,11 +89,11 @@ MP_TEST(registry_upkeep_tells_each_worker_once) {
         MP_CHECK_INT(worker->trim, rows[i].expected || rows[i].told);
         MP_CHECK(other->trim && other->woken);
         other->woken = worker->woken = false;
-        MP_CHECK_INT(mp_entry_trim(scene.entry), 0); /* both know */
+        MP_CHECK_INT(mp_entry_trim(scene.entry), 0); /* both were told to trim */
         MP_CHECK(!other->woken && !worker->woken);
         scene_activate(other, scene_ticket(&scene, 1, (mp_submit_options){0}), MP_TICKET_ADMITTED);
         other->trim = false;
-        MP_CHECK_INT(mp_entry_trim(scene.entry), 0); /* in use */
+        MP_CHECK_INT(mp_entry_trim(scene.entry), 0); /* the worker has a request */
         MP_CHECK(!other->trim);
         scene_close(&scene);
     }

@@ -1,0 +1,91 @@
+/* Calls of registry.h after the close and without an error, and a sweep that gets no memory. */
+#include "mp_test.h"
+#include "registry/state.h"
+#include "test_registry_fake.h"
+
+enum { THREADS = 2 };
+
+static void count(mp_lease *lease, void *calls) {
+    (void)lease;
+    ++*(int *)calls;
+}
+
+static void visit_nothing(void *arg, const mp_entry_info *info) { (void)arg, (void)info; }
+
+/* A call after the close leaves `registry->inside` at 0: another close would wait for it. */
+MP_TEST(registry_calls_after_the_close) {
+    fake fake;
+    mp_error error;
+    mp_status status;
+    mp_registry_stats stats;
+    int computed = 0;
+    mp_registry *registry = fake_begin(&fake, THREADS, NULL);
+    mp_registry_close(registry, 0);
+    for (int i = 0; i < 9; i++) {
+        switch (i) {
+        case 0: mp_registry_maintain(registry); break;
+        case 1: MP_CHECK_INT(mp_registry_compute(registry, 0, count, &computed, &error), MP_SHUTTING_DOWN); break;
+        case 2: MP_CHECK_INT(mp_registry_load(registry, "a", false, 0, &error), MP_SHUTTING_DOWN); break;
+        case 3: MP_CHECK_INT(mp_registry_evict(registry, "a", 0, &error), MP_SHUTTING_DOWN); break;
+        case 4: MP_CHECK_INT(mp_registry_remove(registry, "a", 0, &error), MP_SHUTTING_DOWN); break;
+        case 5: MP_CHECK_INT(mp_registry_keep_alive(registry, "a", 1, &error), MP_SHUTTING_DOWN); break;
+        case 6: mp_registry_visit(registry, visit_nothing, NULL); break;
+        case 7: mp_registry_get_stats(registry, &stats); break;
+        case 8:
+            MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
+            MP_CHECK_INT(status, MP_SHUTTING_DOWN);
+            break;
+        }
+        MP_CHECK_INT(registry->inside, 0);
+    }
+    MP_CHECK_INT(computed, 0);
+    fake_end(registry);
+}
+
+/* Each function accepts NULL for `error`. */
+MP_TEST(registry_calls_without_an_error) {
+    fake fake;
+    mp_status status;
+    mp_ticket *ticket;
+    mp_registry *registry;
+    mp_submit_options options = {.priority = 2};
+    MP_CHECK_INT(mp_registry_create(&(mp_registry_config){.max_workers = -1}, &registry, NULL), MP_INVALID_ARGUMENT);
+    registry = fake_begin(&fake, THREADS, NULL);
+    atomic_store(&fake.load_failures, 1);
+    mp_loader loader = fake_loader(&fake);
+    MP_CHECK_INT(mp_registry_add(registry, "a", &loader, MP_ADD_NEW, NULL), MP_INVALID_ARGUMENT);
+    MP_CHECK_INT(mp_registry_load(registry, "a", false, 0, NULL), MP_IO);
+    registry->slots[0].current->retry_ns = fake_in_ms(100000); /* the backoff does not end */
+    status = mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, NULL);
+    MP_CHECK_INT(status, MP_IO); /* the model is in its backoff */
+    status = mp_registry_submit(registry, "b", &fake_call_create(1)->base, &options, &ticket, NULL);
+    MP_CHECK_INT(status, MP_UNKNOWN_MODEL);
+    MP_CHECK_INT(mp_registry_load(registry, "b", false, 0, NULL), MP_UNKNOWN_MODEL);
+    MP_CHECK_INT(mp_registry_evict(registry, "b", 0, NULL), MP_UNKNOWN_MODEL);
+    MP_CHECK_INT(mp_registry_remove(registry, "b", 0, NULL), MP_UNKNOWN_MODEL);
+    MP_CHECK_INT(mp_registry_keep_alive(registry, "b", 1, NULL), MP_UNKNOWN_MODEL);
+    MP_CHECK_INT(mp_registry_commit(registry, (const char *[]){"a"}, 1, 7, NULL), MP_SEND);
+    mp_registry_close(registry, 0);
+    MP_CHECK_INT(mp_registry_compute(registry, 0, count, NULL, NULL), MP_SHUTTING_DOWN);
+    fake_end(registry);
+}
+
+#ifdef MP_SEAM
+
+static void *no_memory(size_t bytes, size_t alignment) {
+    (void)bytes, (void)alignment;
+    return NULL;
+}
+
+/* A sweep that gets no memory for its list of entries is repeated after 100 ms. */
+MP_TEST(registry_calls_sweep_without_memory) {
+    mp_registry *registry = fake_registry(THREADS, 0);
+    mp_maintenance *maintenance = &registry->services->maintenance;
+    mp_sys_table.alloc = no_memory;
+    uint64_t next = maintenance->sweep(maintenance->arg, 5000);
+    mp_sys_table.alloc = mp_sys_real.alloc;
+    MP_CHECK_INT(next, 5000 + FAKE_MS(100));
+    fake_end(registry);
+}
+
+#endif
