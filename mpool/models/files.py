@@ -379,6 +379,11 @@ def unread_hint(names: Iterable[str]) -> str | None:
     return None
 
 
+def missing_model_hint(names: Iterable[str]) -> str:
+    """Return what to use in place of a folder or repository with these entries, which holds no model."""
+    return unread_hint(names) or f"mpool needs config.json with {SAFE_FORMATS}"
+
+
 def refuse_missing_weights(folder: Folder, allowed: str, *, field: str = "weights",
                            hint: str | None = None) -> NoReturn:
     """Raise UnsafeFormat if the folder has pickled weights, else FormatError for weights that are missing.

@@ -121,27 +121,28 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
     return tokenizer, None
 
 
-def newline_tokens(vocab: GGUFVocab, built: tokenizers.Tokenizer) -> dict[int, int]:
-    """Return the tokens of newlines only by their number of newlines, if a run of newlines is one of these tokens
-    whatever the merges say. Empty if merges make all of them anyway, as in the files of Gemma 4."""
+def newline_joiner(vocab: GGUFVocab, built: tokenizers.Tokenizer) -> Callable[[Sequence[int]], Sequence[int]] | None:
+    """Return a function that replaces the ids of each run of newlines by its token, if the vocabulary has one.
+
+    None if runs need not be joined, or merges make all tokens of newlines anyway, as in the files of Gemma 4.
+    """
     if vocab.pre is None or not vocab.pre.whole_newlines:
-        return {}
-    found = {len(text): token for token, (text, kind) in enumerate(zip(vocab.texts, vocab.types))
-             if kind == TokenType.NORMAL and text and not text.strip("\n")}
-    if all([part.id for part in built.model.tokenize("\n" * count)] == [token] for count, token in found.items()):
-        return {}
-    return found
+        return None
+    lengths = {token: len(text) for token, (text, kind) in enumerate(zip(vocab.texts, vocab.types))
+               if kind == TokenType.NORMAL and text and not text.strip("\n")}
+    if all([part.id for part in built.model.tokenize("\n" * count)] == [token] for token, count in lengths.items()):
+        return None
+    tokens = {count: token for token, count in lengths.items()}
 
+    def join(ids: Sequence[int]) -> list[int]:
+        joined: list[int] = []
+        for is_run, group in groupby(ids, lengths.__contains__):
+            run = list(group)
+            whole = tokens.get(sum(map(lengths.__getitem__, run))) if is_run else None
+            joined += run if whole is None else [whole]
+        return joined
 
-def join_newlines(ids: Sequence[int], tokens: dict[int, int]) -> list[int]:
-    """Replace the ids of each run of newlines by its token, if it has one (:func:`newline_tokens`)."""
-    lengths = {token: count for count, token in tokens.items()}
-    joined: list[int] = []
-    for is_run, group in groupby(ids, lengths.__contains__):
-        run = list(group)
-        whole = tokens.get(sum(map(lengths.__getitem__, run))) if is_run else None
-        joined += run if whole is None else [whole]
-    return joined
+    return join
 
 
 def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from .. import native_calls
 from ..models.spec import TokenTable
-from .gguf_build import build, growth_of, join_newlines, newline_tokens
+from .gguf_build import build, growth_of, newline_joiner
 from .gguf_part import PartialTokenizers
 from .gguf_vocab import GGUFVocab
 from .native import Native
@@ -35,7 +35,7 @@ class GGUFTokenizer(Tokenizer):
         self._vocab = vocab
         self._whole: Native | None = None
         self._prepare: Callable[[str], str] | None = None
-        self._newlines: dict[int, int] = {}
+        self._join_newlines: Callable[[Sequence[int]], Sequence[int]] | None = None
         self._growth = growth_of(vocab)
         self._partial = PartialTokenizers.for_vocab(vocab)
         self._partial_uses = 0
@@ -80,7 +80,7 @@ class GGUFTokenizer(Tokenizer):
             with _building:
                 if self._whole is None:
                     whole, self._prepare = build(self._vocab)
-                    self._newlines = newline_tokens(self._vocab, whole)
+                    self._join_newlines = newline_joiner(self._vocab, whole)
                     self._whole = Native(whole, self._growth)
                     self._vocab.release()
                     self._partial = None
@@ -93,7 +93,7 @@ class GGUFTokenizer(Tokenizer):
             self.finish()
             assert self._whole is not None
             found = self._whole.encode(texts)
-            return [join_newlines(ids, self._newlines) for ids in found] if self._newlines else found
+            return found if self._join_newlines is None else list(map(self._join_newlines, found))
         self._partial_uses += 1
         if self._partial_uses > MAX_PARTIAL_USES:
             self.finish_later()

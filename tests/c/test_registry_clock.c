@@ -723,18 +723,14 @@ MP_TEST(registry_clock_backoffs) {
     MP_CHECK_INT(submit(&scene, (mp_submit_options){0}), MP_OK);
     entry->worker_count = 0;
     mp_entry_clear_failed(entry);
-    for (int late = 0; late < 2; late++) { /* the second death within a minute doubles the backoff */
+    for (int round = 0; round < 4; round++) { /* the second death within a minute doubles the backoff */
+        const bool external = round % 2, late = round / 2;
         entry->deaths = 0;
-        mp_entry_note_death(entry, false, &failure);
-        MP_CHECK_INT(entry->spawn_ns, clock_ns + 100 * MS);
-        clock_ns += 60 * SECOND - !late;
-        mp_entry_note_death(entry, false, &failure);
-        MP_CHECK_INT(entry->spawn_ns, clock_ns + (late ? 100 : 200) * MS);
         entry->kill_backoff_ns = 0;
-        mp_entry_note_death(entry, true, &failure);
+        mp_entry_note_death(entry, external, &failure);
         MP_CHECK_INT(entry->spawn_ns, clock_ns + 100 * MS);
         clock_ns += 60 * SECOND - !late;
-        mp_entry_note_death(entry, true, &failure);
+        mp_entry_note_death(entry, external, &failure);
         MP_CHECK_INT(entry->spawn_ns, clock_ns + (late ? 100 : 200) * MS);
     }
     clock_ns = entry->spawn_ns - 1;

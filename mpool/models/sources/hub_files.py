@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import DownloadError, FormatError, InvalidArgument, UnsafeFormat
-from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, check_relative, conversion_hint, unread_hint
+from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, check_relative, conversion_hint, missing_model_hint
 from ..layout import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -174,7 +174,7 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
                                hint=f"Use a repository or revision with {SAFE_FORMATS}. {conversion_hint(where)}")
         raise FormatError(f"{where}: the repository or folder holds no model", file=where, field="files",
                           allowed=f"config.json with {SAFE_FORMATS}",
-                          hint=unread_hint(names) or f"mpool needs config.json with {SAFE_FORMATS}")
+                          hint=missing_model_hint(names))
     return sorted(name for name in set(chosen) if name in have)
 
 

@@ -9,10 +9,10 @@ import stat
 from ...errors import FileError, FormatError, InvalidArgument
 from ..files import (
     PICKLE_SUFFIXES,
-    SAFE_FORMATS,
     Folder,
     close,
     file_kind,
+    missing_model_hint,
     open_regular,
     read_exactly,
     refuse_pickle,
@@ -66,7 +66,7 @@ def _hint_without_model(folder: Folder) -> str:
     inside = [name for name in names if os.path.isfile(os.path.join(folder.path, name, "config.json"))]
     if inside:
         return f"These folders inside have config.json, pass one of them: {', '.join(map(shorten, inside[:8]))}"
-    return unread_hint(names) or f"mpool needs config.json with {SAFE_FORMATS}"
+    return missing_model_hint(names)
 
 
 def resolve(ref: LocalRef) -> Resolved:

@@ -170,7 +170,7 @@ def test_iterators_read_a_bounded_number_of_texts_ahead(pool: mpool.Pool, iterat
         assert read <= 4097
     with pytest.raises(StopIteration):
         next(iterator)
-    idle(pool)
+    idle(pool, 20)
 
 
 @pytest.mark.parametrize("name", ("tokens", "all"))
@@ -190,7 +190,7 @@ def test_iterators_fail_at_the_text_that_is_invalid(pool: mpool.Pool, iterated: 
         for _ in output.iterate(pool, [*TEXTS * 25, 3, "w1"], model):
             seen += 1
     assert seen <= 1500
-    idle(pool)
+    idle(pool, 20)
 
 
 @pytest.mark.parametrize(("output", "option", "value", "words"), [
@@ -242,7 +242,7 @@ def test_cancelled_requests_end(pool: mpool.Pool, case: tuple[Output, str]) -> N
         output.call(pool, LONG, model, timeout=0.02)
     with pytest.raises(mpool.Timeout):
         asyncio.run(_await(output.acall(pool, LONG, model, timeout=0.02)))
-    idle(pool)
+    idle(pool, 20)
     assert bytes_of(output.call(pool, TEXTS, model)) == expected
 
 
@@ -272,7 +272,7 @@ def test_iterators_that_are_left_cancel_their_requests(pool: mpool.Pool, iterate
 
         iterator.close()
         asyncio.run(left())
-    idle(pool)
+    idle(pool, 20)
 
 
 # ---- HTTP and commands ---------------------------------------------------------------------------------------------

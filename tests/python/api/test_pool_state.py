@@ -313,7 +313,7 @@ def test_ping_does_not_wait_and_does_not_extend_keep_alive(llama: Path) -> None:
         assert time.monotonic() - began < 10
         job.cancel()
         pool.load(model, keep_alive=0.4)
-        until(lambda: not pool.ping(model))  # continuous pings do not keep the model loaded
+        until(lambda: not pool.ping(model), 20)  # continuous pings do not keep the model loaded
         assert row_of(pool).state in ("cold", "evicting")
         with pytest.raises(mpool.UnknownModel):
             pool.ping("no-such-model")

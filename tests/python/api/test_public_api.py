@@ -118,6 +118,12 @@ def test_wrapped_lines_of_stubs_keep_every_word() -> None:
     assert len(lines) >= 5 and all(any(one in line for line in lines) for one in parameters)
 
 
+def run(code: str) -> None:
+    """Run a program in a new process, which has not imported mpool."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- old names -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
@@ -146,8 +152,7 @@ assert {"mpool.catalog is now mpool.models", "mpool.text is now mpool.tokenizers
         "mpool.GeneratedImage"} <= {str(one.message) for one in warned}, [str(one.message) for one in warned]
 assert all(one.category is DeprecationWarning for one in warned)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run(code)
 
 
 def test_old_modules_have_the_names_of_each_new_module() -> None:
@@ -173,8 +178,7 @@ for old, homes in _renamed.MODULES.items():
     else:
         raise AssertionError(old)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run(code)
 
 
 @pytest.mark.parametrize(("module", "name", "new"), [
@@ -213,7 +217,7 @@ def test_pickles_of_results_with_old_attributes_load() -> None:
 
 def test_import_is_light() -> None:
     code = "import sys, mpool; assert 'numpy' not in sys.modules and 'asyncio' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run(code)
 
 
 if __name__ == "__main__":

@@ -431,7 +431,7 @@ def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     class Serving:
         url, port = "http://u", 7
         state = SimpleNamespace(models=SimpleNamespace(all=lambda: [SimpleNamespace(model="model")],
-                                                       names=lambda: [*served_names]))
+                                                       names=lambda: names))
 
         def __init__(self, settings: Any, pool: Any, models: Any, catalogue: Any, compute: Any, adapters: Any) -> None:
             made.append((models, catalogue, compute, adapters))
@@ -443,9 +443,8 @@ def test_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     monkeypatch.setattr("mpool.server.serving.Serving", Serving)
     monkeypatch.setattr("mpool.pool.Pool", lambda config: configs.append(config) or library)
     monkeypatch.setattr("mpool.native_calls.end_process_if_busy", ended.append)
-    served_names = list[str]()
-    for names, text in ((["a", "b"], "a, b"), ([], "the downloaded models of the catalogue")):
-        served_names[:] = names
+    for names, text in ((["a", "b"], "a, b"),  # noqa: B007 - Serving reads `names`
+                        ([], "the downloaded models of the catalogue")):
         configs = list[mpool.PoolConfig]()
         made.clear(), loads.clear(), ended.clear()
         assert main(["serve", *arguments]) == 0

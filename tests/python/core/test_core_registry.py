@@ -239,7 +239,7 @@ def test_cancel_and_abandon(llama: tuple[_core.Registry, str]) -> None:
     cancelled = registry.stats()["cancelled"]
     ticket = long_request(llama)
     del ticket
-    until(lambda: registry.stats()["cancelled"] > cancelled)
+    until(lambda: registry.stats()["cancelled"] > cancelled, 10)
     assert registry.stats()["cancelled"] == cancelled + 1
 
 
@@ -352,7 +352,7 @@ def test_a_signal_ends_the_wait_for_a_full_queue(folders: tuple[Path, Path], ala
 def test_entries_and_stats(bert: tuple[_core.Registry, str]) -> None:
     registry, key = bert
     registry.embed(key, IDS, OFFSETS)
-    until(lambda: registry.entries()[0]["state"] == "ready")
+    until(lambda: registry.entries()[0]["state"] == "ready", 10)
     row = registry.entries()[0]
     assert (row["key"], row["capability"], row["state"]) == (key, "text_embedding", "ready")
     assert row["workers"] in (1, 2)

@@ -208,7 +208,7 @@ def test_a_file_that_shrinks_under_load(own_bert: Path, llama: Path, left: float
         def state() -> str:
             return next(row["state"] for row in pool.registry.entries() if row["capability"] == "text_embedding")
 
-        until(lambda: state() in ("failed", "cold"), state=state)  # every worker ends, busy or idle
+        until(lambda: state() in ("failed", "cold"), 10, state)  # every worker ends, busy or idle
         with pytest.raises((mpool.IntegrityError, mpool.FileError, mpool.FormatError)):
             pool.embed(texts, own_bert)
         file.write_bytes(whole)  # the file is restored
@@ -306,7 +306,7 @@ def test_wall_clock_changes_move_no_deadline(bert: Path, llama: Path, monkeypatc
             with pytest.raises(mpool.Timeout):
                 job.result(timeout=20)
             assert 0.2 < time.monotonic() - start < 5
-        idle(pool)
+        idle(pool, 10)
 
 
 def test_nothing_reads_the_wall_clock() -> None:
@@ -346,7 +346,7 @@ def test_a_progress_function_that_raises(bert: Path, error: type[BaseException])
         with pytest.raises(error):
             for _ in pool.embed_iter(iter(texts), bert, progress=progress):
                 pass
-        idle(pool)
+        idle(pool, 10)
         assert pool.embed(texts[:5], bert).tobytes() == want.tobytes()
         assert all(row.errors == 0 for row in pool.ps())
 
@@ -394,7 +394,7 @@ def test_a_lifecycle_callback_that_raises(listening: mpool.Pool, bert: Path, err
             assert listening.embed("A cat", bert).shape == (32,)
             listening.unload(bert)
         expected = {"spawn", "ready", "evict", "request_start", "request_complete"}
-        until(lambda: expected <= set(received), state=lambda: received)
+        until(lambda: expected <= set(received), 10, lambda: received)
 
 
 def test_a_lifecycle_callback_that_re_enters(listening: mpool.Pool, bert: Path) -> None:
@@ -416,10 +416,10 @@ def test_a_lifecycle_callback_that_re_enters(listening: mpool.Pool, bert: Path) 
 
     listening.on("request_complete", again)
     listening.embed("A cat", bert)
-    until(lambda: (32,) in shapes, state=lambda: shapes)
+    until(lambda: (32,) in shapes, 10, lambda: shapes)
     listening.on("evict", closes)
     together([lambda: listening.unload(bert)], 30)
-    until(lambda: ended)
+    until(lambda: ended, 10)
 
 
 def test_a_lifecycle_callback_that_blocks(listening: mpool.Pool, bert: Path) -> None:
@@ -501,7 +501,7 @@ def test_asynchronous_streams_that_are_dropped(llama: Path) -> None:
             gc.collect()
 
         asyncio.run(main())
-        idle(pool)
+        idle(pool, 10)
 
 
 # ---- many callers at once --------------------------------------------------------------------------------------------
@@ -660,4 +660,4 @@ def test_expired_requests_do_not_change_the_rest_of_their_batch(bert: Path, llam
                 with pytest.raises(mpool.Timeout):
                     job.result(60)
         assert ended["ok"] >= 150 and sum(ended.values()) == 300
-        idle(pool)
+        idle(pool, 10)

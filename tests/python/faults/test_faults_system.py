@@ -305,6 +305,6 @@ def test_the_thread_that_ends_idle_children_is_started_again(tmp_path: Path, mon
     children = child_processes.Children(program(tmp_path, idle=0.05))
     try:
         children.run((b"v",), LIMITS)
-        until(lambda: not children._all)
+        until(lambda: not children._all, 20)
     finally:
         end(children)

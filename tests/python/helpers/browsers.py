@@ -5,6 +5,7 @@ Importing this module skips the tests if selenium is not installed.
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,8 @@ from typing import Any
 import pytest
 
 from docmodels import cross_encoder
+import waiting
 from servers import serving
-from waiting import until
 
 pytest.importorskip("selenium")
 from selenium import webdriver  # noqa: E402
@@ -28,6 +29,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="n
 MODELS = ["digits-clip", "digits-llava", "digits-sd3"]
 TABS = ["overview", "models", "requests", "playground"]
 WAITS = 60.0
+until = functools.partial(waiting.until, seconds=WAITS)
 
 
 @contextmanager

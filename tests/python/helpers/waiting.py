@@ -9,7 +9,7 @@ from typing import Any
 import mpool
 
 
-def until(met: Callable[[], Any], seconds: float = 60.0, state: Callable[[], Any] | None = None) -> Any:
+def until(met: Callable[[], Any], seconds: float = 30.0, state: Callable[[], Any] | None = None) -> Any:
     """Wait until `met` returns a true value, and return it. After `seconds`, fail with the value of `state`."""
     end = time.monotonic() + seconds
     while not (found := met()):
@@ -23,6 +23,6 @@ def busy(pool: mpool.Pool) -> bool:
     return any(row.running or row.queued for row in pool.ps())
 
 
-def idle(pool: mpool.Pool, seconds: float = 20.0) -> None:
+def idle(pool: mpool.Pool, seconds: float = 5.0) -> None:
     """Wait until the pool has no running and no queued request."""
     until(lambda: not busy(pool), seconds, pool.ps)

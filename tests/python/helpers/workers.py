@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import waiting
 from servers import Raw, running, server_idle
-from waiting import until
 from mpool.server.worker import Worker, worker_config, worker_settings
 
 TERMINAL = ("end", "error")
+until = functools.partial(waiting.until, seconds=60)
 Event = tuple[str, dict[str, Any]]
 
 

@@ -102,7 +102,7 @@ def test_a_call_without_progress_is_abandoned(group: Any) -> None:
     assert threads.run(divmod, 7, 2) == (3, 1), "another thread replaces the stuck one"
     assert threads.status().threads == 2
     gate.event.set()
-    until(lambda: threads.status().threads == 1)
+    until(lambda: threads.status().threads == 1, 20)
     assert threads.status().stuck == 0 and threads.run(divmod, 7, 2) == (3, 1)
 
 
@@ -119,7 +119,7 @@ def test_progress_renews_the_limit(group: Any) -> None:
     assert threads.run(parts, 6) == "done"
     with pytest.raises(Timeout):
         threads.run(parts, 10**6, deadline=time.monotonic() + 0.15)
-    until(lambda: threads.status().running == 0)  # the call ends at its next part, because its caller left
+    until(lambda: threads.status().running == 0, 20)  # the call ends at its next part, because its caller left
     assert ended == [6]
 
 
@@ -133,7 +133,7 @@ def test_refused_when_all_threads_are_stuck(group: Any) -> None:
         threads.run(divmod, 7, 2)
     assert time.monotonic() - began < 5 and threads.status().threads == 3
     gate.event.set()
-    until(lambda: threads.status().stuck == 0)
+    until(lambda: threads.status().stuck == 0, 20)
     assert threads.run(divmod, 7, 2) == (3, 1)
 
 
@@ -173,7 +173,7 @@ def test_cancelled_callers_leave_their_call(group: Any) -> None:
     asyncio.run(work())
     assert threads.status().stuck == 1
     gate.event.set()
-    until(lambda: threads.status().running == 0)
+    until(lambda: threads.status().running == 0, 20)
     assert not gate.entered.acquire(blocking=False), "the waiting call never ran"
 
 
@@ -190,7 +190,7 @@ def test_the_collector_ends_a_waiting_coroutine_within_a_section(group: Any, mon
         waiting = weakref.ref(task)
         loop.close()
         gate.event.set()
-        until(lambda: threads.status().running == 0)
+        until(lambda: threads.status().running == 0, 20)
         del task, loop
         monkeypatch.setattr(ThreadGroup, "_mark_stuck", lambda self, now: gc.collect())
         found: list[Any] = []
@@ -252,7 +252,7 @@ def test_results_are_not_kept(group: Any) -> None:
 
     threads = group(1)
     threads.run(Result)
-    until(lambda: Result.alive == 0)
+    until(lambda: Result.alive == 0, 20)
 
 
 def test_a_forked_child_has_its_own_threads(group: Any) -> None:

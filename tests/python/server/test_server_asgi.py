@@ -293,7 +293,7 @@ def test_disconnect_cancels_a_stream(under: Any, bert: Path, llama: Path) -> Non
     with pool, under(app) as port:
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=LONG, timeout=60) as found:
             next(found.iter_lines())
-        idle(pool)
+        idle(pool, 20)
         assert pool.registry.stats()["cancelled"] == 1
 
 
@@ -306,7 +306,7 @@ def test_disconnect_cancels_a_request_without_stream(under: Any, llama: Path) ->
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"http://127.0.0.1:{port}/v1/completions", timeout=0.3,
                        json={**LONG, "stream": False, "n": 16})
-        idle(pool)
+        idle(pool, 20)
         assert pool.registry.stats()["cancelled"] == 1
 
 

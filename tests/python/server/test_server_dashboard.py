@@ -221,7 +221,7 @@ def test_cancel_of_a_stream_whose_client_does_not_read(llama: Path) -> None:
         found = _running(server, "/v1/chat/completions")
         time.sleep(0.5)
         assert ask(server, "/api/mpool/cancel", {"id": found["id"]})[1]["cancelled"]
-        idle(server.state.pool)
+        idle(server.state.pool, 20)
         status, _, data = raw.answer()
         assert status == 200 and data.count(b'"error"') == 1 and b"[DONE]" not in data
 

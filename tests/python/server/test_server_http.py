@@ -253,8 +253,8 @@ def test_disconnected_client_is_not_taken_for_a_half_closed_one(server: Any, cap
     with Raw(server) as raw:
         raw.send(post(server, "/v1/chat/completions", chat(max_tokens=16000, n=16), version=version)
                  + post(server, "/v1/embeddings", embed("y")) * pipelined)
-        until(lambda: server.state.running)
-    deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 10
+        until(lambda: server.state.running, 10)
     while "client disconnected" not in caplog.text:
         assert "/v1/chat/completions 200" not in caplog.text, "the request completed after the client disconnected"
         assert time.monotonic() < deadline

@@ -206,7 +206,7 @@ def test_a_page_that_opens_later_sees_the_past(server: Any) -> None:
         counted = sum(value or 0 for value in found.pool["requests"]) >= 1.8
         return found if counted and {"llama", "bert"} <= {one.key for one in found.models} else None
 
-    found = until(complete, state=seen)
+    found = until(complete, 20, seen)
     models = {one.key: one for one in found.models}
     assert (found.step, found.steps, found.sizes) == (1, list(RINGS), list(RINGS.values()))
     assert found.started <= begin and abs(found.time - time.time()) < 5

@@ -336,7 +336,7 @@ def test_disconnect_cancels_the_request(server: Any, streams: bool) -> None:
     for body in (LONG, {**LONG, "messages": [{"role": "user", "content": "word " * 2900}], "max_tokens": 1000}):
         with Raw(server) as raw:
             raw.request("/v1/chat/completions", json.dumps({**body, "stream": streams}).encode())
-            until(lambda: any(row.running for row in pool.ps()))
+            until(lambda: any(row.running for row in pool.ps()), 20)
         disconnected = time.monotonic()
         server_idle(server)
         assert time.monotonic() - disconnected < 5.0
@@ -347,7 +347,7 @@ def test_client_that_does_not_read_is_paused_and_then_disconnected(llama: Path) 
         with Raw(made) as raw:
             body = {**LONG, "n": 8, "stream": True}
             raw.request("/v1/chat/completions", json.dumps(body).encode())
-            until(lambda: made.state.streams)
+            until(lambda: made.state.streams, 20)
             server_idle(made, 60)  # the client has read nothing: the server ended the request
             assert raw.closed()
         assert ask(made, "/health")[0] == 200
@@ -385,7 +385,7 @@ def test_stopped_server_ends_every_stream(llama: Path) -> None:
         threads = [threading.Thread(target=request) for _ in range(4)]
         for thread in threads:
             thread.start()
-        until(lambda: made.state.streams == 4)
+        until(lambda: made.state.streams == 4, 20)
     for thread in threads:
         thread.join(30)
     assert len(found) == 4

@@ -269,7 +269,7 @@ def test_requests_without_a_model_are_listed(server: Any, path: str, how: str,
     with Raw(server) as raw:
         raw.request(path, json.dumps({"inputs": texts, "input": texts}).encode())
         found = until(lambda: next((one for one in list(server.state.running.values())
-                                    if (one.path, one.model) == (path, "m3")), None))
+                                    if (one.path, one.model) == (path, "m3")), None), 20)
         if how == "cancelled":
             ask(server, "/api/mpool/cancel", {"id": found.id})
             assert raw.answer()[0] == 499

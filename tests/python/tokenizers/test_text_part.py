@@ -178,7 +178,7 @@ def test_repeated_encoding_builds_the_whole_tokenizer(tmp_path: Path, small: Non
         tokenizer.encode("the tea lords")
         assert not tokenizer.complete
     tokenizer.encode("the tea lords")
-    until(lambda: tokenizer.complete)  # another thread builds the whole tokenizer
+    until(lambda: tokenizer.complete, 60)  # another thread builds the whole tokenizer
 
 
 def test_a_fork_during_a_build_leaves_the_gc_enabled_in_the_child(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_the_second_request_builds_the_whole_tokenizer() -> None:
         tokenizer = pool._find(path, "text_to_text").tokenizer()
         assert tokenizer._whole is None  # type: ignore[attr-defined]
         again = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
-        until(lambda: tokenizer.complete)  # another thread builds the whole tokenizer
+        until(lambda: tokenizer.complete, 60)  # another thread builds the whole tokenizer
         assert tokenizer._vocab._kv == {}  # type: ignore[attr-defined]
         last = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
         assert first.token_ids == again.token_ids == last.token_ids
