@@ -328,8 +328,8 @@ class GGUFVocab:
         self.shown = {ids[text] for text in SHOWN if text in ids}
         for token in self.shown:
             types[token] = TokenType.CONTROL
-        self.shown |= {ids[text] for text in CALL_MARKS if text in ids and types[ids[text]] == TokenType.CONTROL} - eog
         eog |= {special[name] for name in ("eos", "eot", "eom") if name in special}
+        self.shown |= {ids[text] for text in CALL_MARKS if text in ids and types[ids[text]] == TokenType.CONTROL} - eog
         ends = {self.texts[token] for token in eog}
         # Harmony and Solar-Open use <|end|> between the messages of one completion
         if "<|end|>" in ends and (ends >= {"<|return|>", "<|call|>"} or

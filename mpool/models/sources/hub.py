@@ -379,14 +379,14 @@ def _failure(message: str, reason: str, hint: str | None = None) -> DownloadErro
 def _bar_class(progress: Progress) -> Any:
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    if progress is None:
-        return tqdm
-
     class Bars(tqdm):  # type: ignore[misc,valid-type]
-        """Progress bars that are shown or hidden regardless of the terminal."""
+        """Progress bars that are shown or hidden as ``progress`` says."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs["disable"] = not progress
+            if progress is not None:
+                kwargs["disable"] = not progress
+            else:
+                kwargs.setdefault("disable", None)  # tqdm hides the bar unless standard error is a terminal
             super().__init__(*args, **kwargs)
 
     return Bars

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool.errors import InvalidArgument, WrongCapability
+from mpool.errors import FileError, FormatError, InvalidArgument, UnknownModel, WrongCapability
 from mpool.runtime.load_options import AS_CONFIGURED
 
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
@@ -135,6 +135,18 @@ def test_models_that_do_not_fit_are_refused(llama: Path, twin: Path, bert: Path,
             pool.load(llama, draft=twin, isolation="process")
         pool.load(llama, draft=twin)
         assert pool.generate("x", llama, max_tokens=2).usage.completion_tokens <= 2
+
+
+def test_a_draft_that_cannot_be_read_is_refused_when_it_is_named(llama: Path, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(llama, tmp_path / "broken"))
+    (broken / "config.json").write_text("{")
+    cases: list[tuple[Path, type[Exception]]] = [(broken, FormatError), (tmp_path / "none", FileError)]
+    with mpool.Pool() as pool:
+        for draft, error in cases:
+            with pytest.raises(error):
+                pool.register("large", llama, draft=draft)
+            with pytest.raises(UnknownModel):
+                pool.get("large")
 
 
 def test_serve_needs_one_model(llama: Path, twin: Path) -> None:

@@ -52,6 +52,11 @@ CASES: list[tuple[type[Splitter], str, str | None, str]] = [
      None, f"Hi\n{C}commentary to=functions.f{M}{{}}<|call|>\nx"),
     (HarmonyCallSplitter, f"{C}commentary to=browser.open{M}{{}}<|call|>", "{}", ""),
     (HarmonyCallSplitter, f"{C}final{M}{C}commentary to=functions.f", None, ""),
+    # markers in strings of JSON are content; in content that is no JSON they end the message
+    (HarmonyCallSplitter, f'{C}commentary to=functions.f{M}{{"a": "{E}<|call|>"}}<|call|>', None,
+     f'{C}commentary to=functions.f{M}{{"a": "{E}<|call|>"}}<|call|>'),
+    (HarmonyCallSplitter, f'{C}commentary to=functions.f{M}say "{{{E}{S}assistant{C}final{M}x', None,
+     f'{C}commentary to=functions.f{M}say "{{<|call|>\nx'),
 ]
 
 

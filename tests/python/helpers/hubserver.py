@@ -19,7 +19,7 @@ from typing import Any
 
 LARGE = 3000
 CHILD = """
-import json, logging, sys
+import contextlib, io, json, logging, sys
 out, sys.stdout = sys.stdout, sys.stderr
 from mpool import errors
 from mpool.models import catalogue, describe, resolve
@@ -36,10 +36,12 @@ for line in sys.stdin:
     given = catalogue.read(rows) if rows else None
     catalogue.load = (lambda: given) if given else own
     hub.LIST_SECONDS = request.get('list_seconds', 10.0)
+    bars = io.StringIO()
     try:
-        found = resolve(request['ref'], offline=request.get('offline'), progress=False,
-                        update=request.get('update', False))
-        result = {**found.__dict__}
+        with contextlib.redirect_stderr(bars):
+            found = resolve(request['ref'], offline=request.get('offline'), progress=request.get('progress', False),
+                            update=request.get('update', False))
+        result = {**found.__dict__, 'bars': bars.getvalue()}
         if request.get('describe'):
             described = describe(request['ref'], progress=False)
             result['tensors'] = len(described.spec.tensors); result['described_revision'] = described.revision

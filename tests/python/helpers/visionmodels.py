@@ -21,6 +21,8 @@ _TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "
 FAMILIES: dict[str, dict[str, Any]] = {
     "llava": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "encoder": "clip_vision_model",
               "text": "llama", "more": {}},
+    "llava_uneven": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "encoder": "clip_vision_model",
+                     "text": "llama", "more": {}, "vision": {"image_size": 44}},  # half a patch is left
     "llava_full": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "encoder": "clip_vision_model",
                    "text": "qwen2", "more": {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}},
     "llava_siglip": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration",
@@ -43,6 +45,8 @@ TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in
 PROCESSORS: dict[str, dict[str, Any]] = {
     "llava": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 40},
               "crop_size": {"height": 40, "width": 40}, "do_center_crop": True, "resample": 3},
+    "llava_uneven": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 44},
+                     "crop_size": {"height": 44, "width": 44}, "do_center_crop": True, "resample": 3},
     "llava_full": {"image_processor_type": "LlavaImageProcessor", "size": {"shortest_edge": 40}, "do_pad": True,
                    "crop_size": {"height": 40, "width": 40}, "do_center_crop": True, "resample": 3},
     "llava_siglip": {"image_processor_type": "SiglipImageProcessor", "size": {"height": 40, "width": 40},

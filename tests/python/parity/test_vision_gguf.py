@@ -95,7 +95,7 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
         width: number of output rows to keep, for a file that does not match its decoder; None: all.
     """
     family, vision = model.mpool_family, model.config.vision_config
-    llava = family in ("llava", "llava_next")
+    llava = family.startswith("llava")
     if family == "qwen2_5_vl":
         return qwen_projector(model, path)
     network = model.model.vision_tower if llava else model.model.vision_model
@@ -146,8 +146,8 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
     writer.close()
 
 
-@pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("llava_next", False),
-                                             ("smolvlm", False), ("qwen2_5_vl", False)])
+@pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("llava_uneven", False),
+                                             ("llava_next", False), ("smolvlm", False), ("qwen2_5_vl", False)])
 def test_gguf_pair_matches_transformers(tmp_path: Path, family: str, swapped: bool) -> None:
     """Rows of the images, logits and greedy tokens match those of transformers for the same tiles."""
     model = visionmodels.randomised(family)
@@ -238,6 +238,17 @@ def test_a_registered_pair_answers_questions_about_images(llava: Path) -> None:
     other = transformers.LlavaImageProcessorPil(**config, do_rescale=False, do_normalize=False)(
         image, return_tensors="pt", input_data_format="channels_last")["pixel_values"][0].numpy()
     assert np.abs(tile - other.transpose(1, 2, 0)).max() <= 1
+
+
+def test_incomplete_patches_are_cropped(tmp_path: Path) -> None:
+    """A side of 44 is five and a half patches of 8: the pixels are those of whole patches at the upper left."""
+    model = visionmodels.randomised("llava_uneven")
+    decoder(model, tmp_path / "text-F32.gguf", visionmodels.IMAGE)
+    projector(model, tmp_path / "mmproj-F32.gguf")
+    image = visionmodels.image(3, 44, 44)
+    with mpool.Pool() as pool:
+        made = vision_request(pool, image, "w10", pool.register("pair", str(tmp_path), chat_template=TEMPLATE), {})
+    assert np.array_equal(made.images.pixels.reshape(40, 40, 3), image[:40, :40])
 
 
 def test_image_placeholders_are_not_tokens(tmp_path: Path) -> None:

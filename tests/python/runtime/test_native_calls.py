@@ -93,6 +93,16 @@ def test_the_deadline_ends_the_wait(group: Any, monkeypatch: pytest.MonkeyPatch)
     gate.event.set()
 
 
+def test_the_state_counts_a_call_whose_caller_left(group: Any) -> None:
+    """Nobody else looks at it: its caller is gone, and no other call comes."""
+    threads, gate = group(1), Gate()
+    with pytest.raises(Timeout, match="within its timeout"):
+        threads.run(gate, deadline=time.monotonic() + 0.05)
+    until(lambda: threads.status().stuck == 1)
+    gate.event.set()
+    until(lambda: threads.status().stuck == 0)
+
+
 def test_a_call_without_progress_is_abandoned(group: Any) -> None:
     threads, gate = group(1), Gate()
     with pytest.raises(Timeout, match="no progress for 0.3 s"):

@@ -436,6 +436,27 @@ def test_json_and_gguf_vocabularies_agree(tmp_path: Path) -> None:
         assert one.decode(one.encode(text)) == two.decode(two.encode(text)) == text
 
 
+@pytest.mark.parametrize("eos, ends", [("<|fin|>", 1), ("</tool_call>", 266)])
+def test_markers_of_tool_calls_are_text_unless_they_end_the_text(eos: str, ends: int, tmp_path: Path) -> None:
+    from tokenizers import AddedToken, decoders
+
+    control = ["<s>", "<|fin|>", "<tool_call>", "</tool_call>"]
+    kv = bpe()
+    kv[GGML + "tokens"] = [*control[:2], *kv[GGML + "tokens"][2:], *control[2:]]
+    kv[GGML + "token_type"] = [1, 1, *kv[GGML + "token_type"][2:], 1, 1]
+    hf, _ = build(GGUFVocab(kv))
+    hf.decoder = decoders.ByteLevel()
+    hf.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
+    hf.save(str(tmp_path / "t.json"))
+    for token in (0, 1, 265, 266):
+        kv[GGML + "token_type"][token] = 3
+    for tokenizer in (json_tokenizer(str(tmp_path / "t.json"), bos_token="<s>", eos_token=eos),
+                      tokenizer_of(kv | {GGML + "eos_token_id": ends})):
+        table = tokenizer.token_table()  # what a completion's text is made of
+        assert ends in table.eog and table.control[265:] == bytes((0, ends == 266))
+        assert table.data[table.offsets[265]:] == b"<tool_call>" + b"</tool_call>" * (ends != 266)
+
+
 def test_source_has_exactly_one_of_two_fields(tmp_path: Path) -> None:
     for source in (TokenizerSource(), TokenizerSource(json_path="x", gguf=bpe())):
         with pytest.raises(InvalidArgument):
