@@ -29,7 +29,7 @@ typedef struct mp_encoder {
     uint64_t charged; /* bytes charged to the budget */
     uint8_t *slab;
     mp_stored *stored; /* matrices that are not packed yet, or NULL */
-    uint32_t flags; /* MP_ARCH_* */
+    uint32_t flags; /* MP_ENCODER_* */
     mp_compute compute;
     int32_t hidden, ffn, layer_count, vocab, context;
     int32_t depth;  /* layers that a pass computes; layers may share weights, so `layers` may have fewer */

@@ -94,7 +94,7 @@ def test_the_deadline_ends_the_wait(group: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_state_counts_a_call_whose_caller_left(group: Any) -> None:
-    """Nobody else looks at it: its caller is gone, and no other call comes."""
+    """The caller is gone and no other call follows: ``status`` alone finds that the call is stuck."""
     threads, gate = group(1), Gate()
     with pytest.raises(Timeout, match="within its timeout"):
         threads.run(gate, deadline=time.monotonic() + 0.05)
