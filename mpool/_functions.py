@@ -137,7 +137,9 @@ def submit(capability: str, **request: Any) -> Any:
             ``"text_to_image"``.
         **request: keyword arguments, except ``progress`` and ``stream``. ``"text_embedding"``: those of
             :func:`embed` (``inputs=...``), :func:`rerank` (``query=..., documents=...``) or :func:`classify`
-            (``texts=...``). ``"text_to_text"``: those of :func:`generate` (``prompt=...``) or :func:`chat`
+            (``texts=...``); ``output="sparse"``, ``"tokens"`` or ``"all"`` with ``inputs`` selects
+            :func:`embed_sparse`, :func:`embed_tokens` or :func:`embed_all`, and ``output="spans"`` with ``texts``
+            :func:`classify_tokens`. ``"text_to_text"``: those of :func:`generate` (``prompt=...``) or :func:`chat`
             (``messages=...``). ``"image_embedding"``: those of :func:`embed_image` (``images=...``). ``"vision"``:
             those of :func:`vision` (``images=..., prompt=...``) or :func:`chat` (``messages=...``).
             ``"text_to_image"``: those of :func:`generate_image` (``prompt=...``).

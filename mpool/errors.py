@@ -198,7 +198,7 @@ class Timeout(PoolError, TimeoutError):
 
 
 class SendError(PoolError, RuntimeError):
-    """The request could not be queued because the queue is closed."""
+    """A request could not be queued, or a swap not be completed: the model was removed or replaced meanwhile."""
 
     code, name = 52, "SEND"
 

@@ -1,9 +1,9 @@
 /* team.h: parallel regions on leased compute threads.
  *
- * A team owns helper threads, one fewer than the CPUs that the process may use. A worker leases helpers for a step and
- * runs a parallel region: a body that runs on all threads of the lease at once, the worker's own thread being thread 0.
- * Inside the body the threads meet at a barrier (mp_team_barrier), which spins for option MPOOL_SPIN_US and then parks.
- * There are never more compute threads than CPUs.
+ * A team owns helper threads, one fewer than its CPU allocator has compute threads (registry/cpu_allocator.h). A worker
+ * leases helpers for a step and runs a parallel region: a body that runs on all threads of the lease at once, the
+ * worker's own thread being thread 0. Inside the body the threads meet at a barrier (mp_team_barrier), which spins for
+ * option MPOOL_SPIN_US and then parks.
  *
  *   worker --lease--> [thread 0 = worker][thread 1 = helper]...  body(thread, arg) runs on each; run returns after all.
  *

@@ -11,8 +11,8 @@
  *     ascending order. Lanes are then added at distances 8, 4, 2, 1 (l += l+8; l += l+4; ...). max is order-free.
  *   - The code is compiled with -ffp-contract=off and writes FMAs explicitly. exp, tanh and GELU use polynomials of
  *     our own (math_const.h), the same in every variant.
- * Therefore ref, AVX2 and AVX-512 give the same bits for every slot except the bf16 ones. The bf16 instructions of each
- * set round differently, so bf16 results are reproducible per instruction set only.
+ * Therefore all variants, on x86-64 and ARM, give the same bits for every slot except the bf16 ones. The bf16
+ * instructions of each set round differently, so bf16 results are reproducible per instruction set only.
  *
  * Kernels return void, assert their preconditions, never allocate, and are thread-safe. Row strides are in elements.
  * Pointers need no alignment and outputs must not overlap inputs, unless a comment says otherwise.

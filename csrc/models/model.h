@@ -1,7 +1,6 @@
 /* model.h: loads a model from a spec, with the loader in the row of its architecture (archs.def).
  *
- * A new architecture needs one row in archs.def, one <family>.c with its names, flags and differences, and one
- * fixture. */
+ * csrc/README.md, "Adding an architecture", lists what a new architecture needs. */
 #ifndef MP_MODELS_MODEL_H
 #define MP_MODELS_MODEL_H
 

@@ -139,6 +139,9 @@ PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const ch
 
 /* Parse the arguments of a submit function into a new request. Returns NULL with an exception. */
 typedef mp_request *mp_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+/* mp_<capability>_from_python parses a request. The other functions return results of a ticket, as the methods of
+ * Ticket that mpool/_core.pyi describes; `args`: the method's positional arguments. All return NULL with an
+ * exception. */
 mp_request *mp_embedding_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 /* of_head: rows of the row head, else hidden states; [n_tokens, width] */

@@ -92,8 +92,8 @@ mp_spin_rule mp_cpu_allocator_spin_rule(mp_cpu_allocator *allocator, uint64_t sp
 
 /* Returns the slot (shared.h) of the process-wide allocator. */
 mp_shared_slot *mp_cpu_allocator_slot(void);
-/* See registry/fork.h. A second call of the same kind does nothing: several registries may share the allocator. The
- * child counts from zero and starts new threads when it needs them. */
+/* See registry/fork.h. A second call of the same kind does nothing: several registries may share the allocator. In
+ * the child no CPU is leased, and new threads start when they are needed. */
 void mp_cpu_allocator_fork_before(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_fork_parent(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_fork_child(mp_cpu_allocator *allocator);

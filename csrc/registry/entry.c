@@ -387,8 +387,8 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     return status;
 }
 
-/* Must hold the lock. True if the registry itself may evict the model: `now`: at once; else: as soon as all its
- * workers, none of which has an active request, are idle. */
+/* Must hold the lock. True if the registry itself may evict the model. `now`: at once. Otherwise: as soon as all its
+ * workers are idle; none of them has an active request. */
 static bool is_evictable(const mp_entry *entry, bool now) {
     if (!entry->resident || entry->queue.count || entry->pinned || entry->held || entry->removal != MP_REMOVAL_NONE ||
         (!entry->completed && entry->load_requested) || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))

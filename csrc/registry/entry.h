@@ -332,7 +332,7 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
  * publishes its terminal status. */
 void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error);
 /* As mp_entry_finish, for a request that the thread of an abandoned worker still uses: its bytes and the pool's
- * reference stay until mp_entry_let_go. */
+ * reference stay until the thread has returned and calls mp_entry_let_go. */
 void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error);
 void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket);
 /* Must not hold the lock. Finishes the tickets of a list from mp_entry_take_queue with `error` (NULL: each ticket with
@@ -354,6 +354,7 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 /* Must not hold the lock; only the thread that holds the ticket may call it. Checks the request against the model,
  * unless this load of the model has checked it already, and charges the request's bytes. */
 mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *ticket, mp_error *error);
+/* Charges the bytes of the request that are not charged yet to the budget. MEMORY_EXHAUSTED if they are not free. */
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error);
 void mp_entry_uncharge(mp_entry *entry, mp_ticket *ticket);
 

@@ -32,7 +32,7 @@ void mp_forecast_arrive(mp_forecast *forecast, uint64_t now_ns);
 void mp_forecast_serve(mp_forecast *forecast, uint64_t busy_ns);
 /* Returns requests per second; 0 = too early to say. */
 double mp_forecast_rate(const mp_forecast *forecast, uint64_t now_ns);
-/* Returns a number of workers; 0 = too early to say. */
+/* Returns a number of workers, at most `most`; 0 = too early to say. */
 int mp_forecast_workers(const mp_forecast *forecast, uint64_t now_ns, int most);
 
 #endif

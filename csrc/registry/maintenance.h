@@ -4,9 +4,8 @@
  *
  * The thread also keeps the clock of requests, by which deadlines and patience are measured. This clock leaves out the
  * time in which the process did not run: after SIGSTOP, or while the machine was suspended. While a request with a
- * limit exists, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. So
- * whichever thread runs first after a pause reads a time at which no request has expired, and at most MP_PAUSE_NS of a
- * pause is charged, to the requests that wait when the tick that follows the pause is published.
+ * limit exists, the thread ticks every MP_TICK_NS. The clock advances by at most MP_PAUSE_NS beyond a tick. A pause
+ * therefore costs the waiting requests at most MP_PAUSE_NS, whichever thread runs first after it.
  *
  * A sweep may be held up: by a lock, or while it frees a large model. Then no tick comes although the process runs, so
  * a thread that reads the clock and finds the tick overdue ticks itself. */
@@ -38,7 +37,7 @@ typedef struct mp_maintenance {
     mp_mutex lock;
     mp_cond changed;
     /* guarded by: lock */
-    bool running, quit, refused;
+    bool running, quit, refused; /* refused: the thread could not be started, and this was logged */
     int unneeded; /* consecutive ticks without a request with a limit */
 } mp_maintenance;
 
@@ -74,6 +73,7 @@ void mp_maintenance_end_timed(mp_maintenance *maintenance);
 /* Stops the thread and returns when its job has ended. mp_maintenance_at must not be called afterwards. */
 void mp_maintenance_stop(mp_maintenance *maintenance);
 
+/* See registry/fork.h. */
 void mp_maintenance_fork_before(mp_maintenance *maintenance);
 void mp_maintenance_fork_parent(mp_maintenance *maintenance);
 void mp_maintenance_fork_child(mp_maintenance *maintenance);

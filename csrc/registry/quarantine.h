@@ -20,7 +20,7 @@ enum { MP_QUARANTINE_ROWS = 256, MP_QUARANTINE_FAULTS = 2 };
 typedef struct mp_quarantine_row {
     uint64_t fingerprint, last_ns;
     int alone; /* losses in steps of this request alone */
-    bool in_company;
+    bool in_company; /* at least one loss in a step with other requests */
 } mp_quarantine_row;
 
 typedef struct mp_quarantine { /* caller's storage, zeroed */

@@ -24,7 +24,7 @@ typedef struct mp_notifier mp_notifier;
 enum { MP_PATIENCE_SCALE = 10 };
 
 typedef enum mp_policy { /* which worker of a model takes a request */
-    MP_POLICY_DEFAULT,
+    MP_POLICY_DEFAULT,    /* requests: the model's policy; configuration: the policy of the loader or capability */
     MP_POLICY_SHARED,     /* any idle worker, else the first worker that checks the queue */
     MP_POLICY_PACK,       /* the first worker with room, so that one pass over the weights serves many requests */
     MP_POLICY_P2C,        /* the less loaded of two random workers; idle workers also take requests of busy ones */
@@ -34,7 +34,9 @@ typedef enum mp_policy { /* which worker of a model takes a request */
 bool mp_policy_from_name(const char *name, mp_policy *policy); /* "shared", ... */
 const char *mp_policy_name(mp_policy policy);
 
-enum { MP_SERVICE_INTERACTIVE, MP_SERVICE_BULK, MP_SERVICE_COUNT }; /* service classes; queues are bounded per class */
+/* Service classes. Callers choose INTERACTIVE for requests of one input and BULK for others. Each class has its own
+ * queue capacity, and bulk work gets a smaller share of the steps (serve.c). */
+enum { MP_SERVICE_INTERACTIVE, MP_SERVICE_BULK, MP_SERVICE_COUNT };
 
 typedef struct mp_chaos_rule { /* chances, 0 to 1, with a sum of at most 1; all 0 = off. See chaos.h */
     uint64_t seed;
@@ -159,8 +161,8 @@ typedef struct mp_entry_info {
     const char *state; /* "cold", "loading", "ready", "busy", "evicting", "failed" */
     const char *breaker; /* "closed", "open", "half-open" */
     mp_policy policy;
-    /* counts of workers: that serve; that have active requests; that were abandoned and whose threads have not
-     * returned */
+    /* Workers that serve; workers with active requests; abandoned workers whose threads have not returned; queued
+     * requests; active requests. */
     int workers, busy, dead, queued, running;
     int waiting[MP_SERVICE_COUNT], capacity[MP_SERVICE_COUNT]; /* per service class: queued requests, and their limit */
     uint64_t full_ns[MP_SERVICE_COUNT]; /* time for which the queue of a service class has been full */
@@ -241,11 +243,10 @@ void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *starte
  * until the request is done; 0 = unknown. */
 int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns);
 
-/* ---- asyncio: one notifier per event loop
- * ------------------------------------------------------------------------- */
+/* ---- asyncio: one notifier per event loop ------------------------------------------------------------------------ */
 
-/* An eventfd and a list of ids. A bound ticket adds its id to the list when the ticket is done or has progress, unless
- * the id is still listed, and makes the fd readable. */
+/* A descriptor to poll (base/wake_fd.h) and a list of ids. A bound ticket adds its id to the list when the ticket is
+ * done or has progress, unless the id is still listed, and makes the descriptor readable. */
 mp_status mp_notifier_create(mp_notifier **notifier, mp_error *error);
 /* Closes the fd. Tickets still bound to the notifier keep its memory alive and notify no one. */
 void mp_notifier_destroy(mp_notifier *notifier);

@@ -284,9 +284,9 @@ static void join(mp_worker *w, mp_ticket *ticket) {
     ticket->virtual_ns = w->clock_ns[flow];
 }
 
-/* Charges a step that was offered n items. Advances virtual time by an equal weighted share for each flow, and the
- * clock of each flow by an equal share for each of its requests. Charges every planned request its share of the step's
- * time. */
+/* Charges a step that was offered n items: every planned request is charged its share of the step's time. Virtual time
+ * advances by what each offered flow would get of the step, and the clock of a flow by what each of its requests would
+ * get of the flow's part, if all had equal shares. */
 static void charge(mp_worker *w, int n, uint64_t took_ns) {
     int calls[MP_WORKER_FLOWS] = {0};
     uint64_t weights = 0;
@@ -640,8 +640,8 @@ static void count_work(mp_worker *w) {
 
 /* Every active request waits for a grammar mask. A new mask, a new request and a cancellation wake the worker;
  * deadlines are polled every MASK_POLL_NS. `woken` was cleared before the plan checked the masks. Requests and
- * cancellations that came between that check and now did not wake this worker, because `waits` was not set, so check
- * for them here. */
+ * cancellations that came between that check and now did not wake this worker, because `awaits_masks` was not set, so
+ * check for them here. */
 static void wait_for_masks(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_mutex_lock(&entry->lock);

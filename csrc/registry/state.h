@@ -29,7 +29,7 @@ struct mp_registry {
     mp_entry **leaving; /* removed or replaced entries that still drain; owns references */
     int leaving_count, leaving_capacity;
     bool drains; /* after a fork: the next operation announces a sweep, which frees entries in `leaving` */
-    int inside;
+    int inside; /* operations on entries in progress: see registry.c */
     closing closing;
 };
 

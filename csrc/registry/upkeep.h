@@ -9,7 +9,8 @@
  * longest idle time per load time first, else both. Returns the same as mp_reclaimer.reclaim (governor.h).
  * Thread-safe. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, const mp_shortage *shortage, bool whole);
-/* Returns how many bytes mp_upkeep_reclaim could free. */
+/* mp_upkeep_possible returns how many bytes mp_upkeep_reclaim could free. mp_upkeep_later includes those that it could
+ * free once the requests of models in use have ended. */
 uint64_t mp_upkeep_possible(mp_entry **entries, int count);
 uint64_t mp_upkeep_later(mp_entry **entries, int count);
 

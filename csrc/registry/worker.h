@@ -10,7 +10,7 @@
  *                                       +-------------------------+
  *
  *   SPAWNING, LOADING, READY, PROCESSING or IDLE -> FAILED    an internal error, a lost engine, or a failed load
- *   any other state -> DEAD                                   no progress within the limit: the worker is abandoned
+ *   any state but DEAD -> DEAD                                no progress within the limit: the worker is abandoned
  *
  * A worker that is EVICTING or FAILED frees itself. A DEAD worker was abandoned: it is off the entry's list, its
  * requests have ended with an error and its compute threads are leased to others. Its thread may still be inside a
@@ -91,7 +91,7 @@ typedef struct mp_worker {
     bool in_step;
     int threads;      /* compute threads leased; 0 = none, or written off when the worker was abandoned */
     mp_core_lease at; /* the leased CPUs; written before `threads` and constant while it is not 0 */
-    bool moving;   /* it is taking or returning a lease, `threads` may be too low: do not abandon it now */
+    bool moving;   /* it is taking or returning a lease, so `threads` may be too low: do not abandon it now */
     bool runnable; /* counted among the workers that share the CPUs */
     uint64_t idle_since_ns;
     uint64_t served, step_ns; /* requests that ended; time in steps, to compare workers */
@@ -116,10 +116,10 @@ typedef struct mp_worker {
     mp_item *offered[MP_ACTIVE_MAX]; /* the items of `order` that are offered to plan() */
     mp_ticket *fresh[MP_ACTIVE_MAX]; /* taken from the queue in this round, not admitted yet */
     int fresh_count;
-    uint64_t virtual_ns;                /* advances by an equal weighted share of every step */
+    uint64_t virtual_ns;                /* service of a flow that had an equal weighted share of every step */
     mp_flows flows;                     /* keys: service class and tenant; one user per admitted request */
     uint64_t flow_ns[MP_WORKER_FLOWS];  /* by slot: weighted service of the flow */
-    uint64_t clock_ns[MP_WORKER_FLOWS]; /* by slot: advances by an equal share of the flow's service */
+    uint64_t clock_ns[MP_WORKER_FLOWS]; /* by slot: service of a request that had an equal share of its flow */
     bool suspects_next;                 /* the last step left a suspect out */
     uint64_t retry_ns;   /* when to admit again after memory was refused; 0 = not before a request leaves */
     bool trimmed;        /* the engine was trimmed, and no request has left since */

@@ -67,7 +67,7 @@ void mp_scan_merge(const mp_scan *scan, mp_scan_thread *thread, int32_t query, c
 
 /* The number of items kept for each query: `most`, or all that were added. */
 int32_t mp_scan_found(const mp_scan *scan);
-/* Writes the nearest items, best first, to arrays [queries, mp_scan_found]. May be called once. */
+/* Writes the nearest items, best first, to arrays [queries, mp_scan_found]. Call at most once. */
 void mp_scan_nearest(mp_scan *scan, int64_t *numbers, float *scores);
 /* Writes the number of items with a score of at least `least` to out [queries]. */
 void mp_scan_counts(const mp_scan *scan, int64_t *out);

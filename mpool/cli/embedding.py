@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Number of inputs that are embedded and written at once, and of texts whose tokens have vectors.
+#: Number of inputs that are embedded and written at once: in general, and if each token has a vector.
 _BATCH, _BATCH_TOKENS = 256, 16
 
 

@@ -205,7 +205,7 @@ class Llama:
                                logits_processor: Any = None, grammar: LlamaGrammar | str | None = None,
                                logit_bias: Mapping[int, float] | None = None, logprobs: bool | None = None,
                                top_logprobs: int | None = None) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """Answer a chat, with the model's chat template.
+        """Complete a conversation, with the model's chat template.
 
         Args:
             messages: as for :func:`mpool.chat`.
@@ -217,7 +217,7 @@ class Llama:
 
         Returns:
             A dict in the format of OpenAI's ``/v1/chat/completions``, or an iterator over its stream events. A message
-            has ``reasoning_content`` if the model separates its reasoning from its answer.
+            has ``reasoning_content`` if the model separates its reasoning from the response.
 
         Raises:
             Unsupported: ``functions``, ``function_call``, ``typical_p``, ``tfs_z``, ``mirostat_mode`` or

@@ -145,7 +145,7 @@ class Catalogue:
         return [key for key, row in self.rows.items() if capability in (None, row.capability)]
 
     def names(self) -> dict[str, str]:
-        """Return the key of every key and alias, keys first."""
+        """Return a dict from every key and alias to the key, keys first."""
         return {**{key: key for key in self.rows}, **{alias: row.key for row in self.rows.values()
                                                       for alias in row.aliases}}
 

@@ -232,7 +232,7 @@ class Folder:
         return f"Folder({self.path!r})"
 
     def shown(self, name: str) -> str:
-        """Return the path that errors about a file in this folder name. It need not exist."""
+        """Return the path of a file in this folder, as errors show it. It need not exist."""
         return os.path.join(self.path, name)
 
     def inside(self, real: str) -> bool:
@@ -400,8 +400,8 @@ def refuse_missing_weights(folder: Folder, allowed: str, *, field: str = "weight
     raise FormatError(file=folder.path, field=field, got="missing", allowed=allowed, hint=hint)
 
 
-#: Converts all pickled weights of the present folder. ``weights_only`` makes torch refuse code; clones give tensors
-#: that share memory their own, as safetensors requires.
+#: Converts all pickled weights of the present folder. ``weights_only`` makes torch refuse code. The tensors are cloned
+#: because safetensors refuses tensors that share memory.
 _CONVERT = ("python -c \"import glob, torch, safetensors.torch as s; w = {{}}; [w.update(torch.load(f, 'cpu', "
             "weights_only=True)) for f in sorted(glob.glob('{pickles}')) or exit('no {pickles}')]; s.save_file({{k: "
             "v.contiguous().clone() for k, v in w.items()}}, '{target}', {{'format': 'pt'}})\"")

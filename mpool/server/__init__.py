@@ -1,4 +1,4 @@
-"""HTTP server: OpenAI's and Ollama's protocols as an ASGI application. Requires the extra ``server``.
+"""HTTP server: OpenAI's, Anthropic's and Ollama's protocols as an ASGI application. Requires the extra ``server``.
 
 ``mpool serve`` runs the application with limits on every connection. Any other ASGI server can run it too::
 
@@ -15,10 +15,13 @@ handler:
   ``openapi`` generates the OpenAPI document. ``bodies``: strict JSON. ``invalid``: search for the invalid field of a
   body. ``errors``: all error responses.
 - ``streaming``: server-sent events and JSON lines with exactly one final event. ``models``: names of the served models.
-- One module per protocol: ``openai``, ``ollama``, ``operational``, ``dashboard``. To add a protocol, add its tuple of
-  operations in ``application``. ``forms``, ``thinking``, ``fill_in``, ``image_urls``: options that several protocols
-  share. ``scoring``, ``pooling``, ``tokens``: routes of vLLM. ``text_embeddings_inference``: its routes.
-  ``classifying``: routes of both. ``labelling``: labels of tokens. ``interfaces``: addresses of this machine.
+- One module per protocol: ``openai``, ``anthropic``, ``ollama``, ``operational``, ``dashboard``. To add a protocol,
+  add its tuple of operations in ``application``. ``model_list``: ``/v1/models``. ``scoring``, ``pooling``, ``tokens``:
+  routes of vLLM. ``text_embeddings_inference``: its routes. ``classifying``: routes of both. ``labelling``: labels of
+  tokens. ``swapping``: replacement of a model. ``sampling``, ``forms``, ``thinking``, ``fill_in``, ``image_urls``:
+  options that several protocols share.
+- ``request_history``, ``series``, ``response_memory``: past requests, plots, and conversations that a request can
+  continue. ``interfaces``: addresses of this machine. ``peers``: the user that owns a client's connection.
 - ``worker``: ``mpool worker``, a server for one model that runs one job at a time.
 """
 

@@ -33,7 +33,7 @@ _SEND_BUFFER = 128 << 10
 #: File descriptors that the process needs in addition to its connections; default of ``Serving.drain`` in seconds.
 _OTHER_FILES, _DRAIN = 256, 2.0
 #: Length of the system's queue of new connections, and maximum number of connections accepted in one iteration of the
-#: event loop. Without free file descriptors, asyncio fails once for each of the latter, and retries after a second.
+#: event loop. Without free file descriptors, all accepts of an iteration fail, and asyncio retries after a second.
 _BACKLOG, _ACCEPTED = 2048, 32
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 

@@ -45,7 +45,7 @@ class StreamedResponse(Response):
     """A streamed response.
 
     Args:
-        context: The request that the response answers.
+        context: Context of the request.
         chunks: Encoded stream chunks, each one or more complete events or lines.
         encode_error: Function that encodes the error event or line that ends the stream after a failure.
         media_type: :data:`EVENTS` or :data:`LINES`.

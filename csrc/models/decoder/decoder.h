@@ -128,11 +128,14 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     const mp_decoder *model;
     const mp_kv_cache *cache;
     mp_rows rows;
-    enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode;
+    enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode; /* see decoder/decoder.c */
     int block_count, block_rows; /* row blocks: decoder/pass.h; the last may have fewer rows */
     mp_attention_unit *units;
     int *thread_units; /* [block_count, threads + 1] first unit of each thread in each block */
     int unit_count, most_blocks;
+    /* x [M, hidden]: the residual sums; cos_sin [M, ropes, dim]. Of the current row block: normed [rows, hidden], qkv
+     * [rows, qkv_width] (at the end the gathered output rows), mixed [rows, heads * value_dim]: output of attention,
+     * inner [rows, 2 ffn]. partials: mp_decoder_partial_floats for each KV block of a unit; split mode only. */
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
     float *latent, *per_head; /* for latent attention: see decoder/mla.h */
     void *acts, *experts;
@@ -140,8 +143,8 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
     uint8_t *output_adapter; /* [n_output] the same of the output rows */
     float *low_rank;         /* [row block, width of the adapters] */
     mp_lease *lease;
-    bool unpacked;           /* some weights were unpacked when the pass began */
-    bool warming;            /* and the pass takes longer than later passes (mp_stored_warming) */
+    bool unpacked;           /* some matrices were unpacked when the pass began */
+    bool warming;            /* this pass takes longer than later passes (mp_stored_warming) */
     bool stop; /* every request of the step was cancelled: the pass ended after a layer, without logits */
     uint8_t *thread_scratch; /* [threads][thread_bytes] */
     size_t thread_bytes;
@@ -149,7 +152,7 @@ typedef struct mp_decoder_pass { /* shared by all threads of a pass; made by mp_
 
 /* Returns the bytes of arena that a pass over these rows takes with `threads` threads. */
 size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int threads);
-/* Takes the buffers of the pass, mp_decoder_pass_bytes, from the arena, copies `rows`, and assigns the work to
+/* Takes mp_decoder_pass_bytes of buffers from the arena, copies `rows` (not its arrays), and assigns the work to
  * threads. */
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena);

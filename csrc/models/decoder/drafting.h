@@ -14,8 +14,8 @@
  * The rows of draft tokens are tentative: the shadow of the sequence (decoder/sequence.h) counts them only after the
  * model has accepted their tokens. The next pass overwrites the others.
  *
- * A long prompt is computed in slices of about the time of a decode step, and only if the completion is expected to
- * gain twice the time of computing it. If memory is short, the blocks of the draft model are the first to be dropped,
+ * The draft model computes a long prompt in slices, each about as long as a decode step, and only if its drafts are
+ * expected to save twice that time. If memory is short, the blocks of the draft model are the first to be dropped,
  * and it pauses for a while. */
 #ifndef MP_MODELS_DECODER_DRAFTING_H
 #define MP_MODELS_DECODER_DRAFTING_H

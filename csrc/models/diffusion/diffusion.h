@@ -161,7 +161,11 @@ mp_status mp_diff_engine(mp_model *model, mp_budget *budget, mp_engine **engine,
 mp_status mp_diff_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total,
                         mp_error *error);
 
-/* ---- running: all threads of a region call every function below -------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+/* All threads of a region call the functions below, except those that return sizes and those that say "on one thread".
+ * Of each network, <network>_scratch returns the bytes of mp_diff_run.shared that a block needs, and <network>_own
+ * those of mp_diff_run.own for each thread. */
 
 /* One parallel region. When the lease is cancelled, every computing function below returns false in all threads, and
  * its output is incomplete. */
@@ -246,6 +250,8 @@ size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, cons
 size_t mp_dit_own(const mp_diffusion *model, int64_t rows);
 /* Fills in the rotary angles of a pass. Call on one thread. */
 void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass);
+/* mp_dit_begin fills `condition` and `h` from the inputs of the pass. One call per block follows, and mp_dit_end fills
+ * `velocity`. */
 bool mp_dit_begin(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass);
 bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_joint *block,
                           const mp_dit_pass *pass);

@@ -79,6 +79,7 @@ uint64_t mp_diff_drop_others(mp_diffusion_engine *engine, int stage);
 /* Allocate an item's memory for a phase that runs `stage`: one block, split into `count` parts of sizes[i] floats. */
 mp_status mp_diff_hold(mp_diffusion_engine *engine, mp_diff_memory *memory, int stage, int count, float **const parts[],
                        const size_t sizes[], mp_error *error);
+/* Frees the memory of a phase and returns its bytes to the budget. Zeroed memory is legal. */
 void mp_diff_let_go(mp_diffusion_engine *engine, mp_diff_memory *memory);
 /* Run block `index` of a stage. For the transformer, index block_count runs its output layers. Sets *done to false if
  * the step was cancelled. */

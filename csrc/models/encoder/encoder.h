@@ -29,7 +29,7 @@ typedef struct mp_encoder {
     uint64_t charged; /* bytes charged to the budget */
     uint8_t *slab;
     mp_stored *stored; /* matrices that are not packed yet, or NULL */
-    uint32_t flags; /* MP_ARCH_* */
+    uint32_t flags; /* MP_ENCODER_* */
     mp_compute compute;
     int32_t hidden, ffn, layer_count, vocab, context;
     int32_t depth;  /* layers that a pass computes; layers may share weights, so `layers` may have fewer */
@@ -67,13 +67,13 @@ typedef struct mp_encoder {
 typedef struct mp_encoder_text { /* one text of a group */
     const int32_t *ids;          /* [n] */
     int32_t n, row;              /* length; first row in the group */
-    int32_t skip;
+    int32_t skip;   /* leading tokens that pooling leaves out */
     int32_t second; /* index of the first token of the second text of a pair; n: not a pair */
     int32_t attended; /* leading tokens that all tokens attend to; n: all */
-    int32_t dimensions;
+    int32_t dimensions; /* components of `out` */
     uint8_t outputs; /* mask of MP_EMBED_* */
     uint8_t adapter; /* number of the adapter (mp_adapters_find); 0: none */
-    bool normalize, normalize_rows, finite;
+    bool normalize, normalize_rows, finite; /* finite: no output has NaN or infinity, set by mp_encoder_forward */
     float *out;    /* [dimensions] */
     float *states; /* [n, hidden] */
     float *rows;   /* [n, row width] */

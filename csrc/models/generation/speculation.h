@@ -61,14 +61,14 @@ typedef struct mp_speculation { /* state of an engine; worker's thread only */
     /* step times by number of rows: `plain` without drafts, one row per sequence; `drafted` with drafts */
     mp_pace plain[MP_DRAFT_ROWS + 1], drafted[MP_DRAFT_ROWS + 1];
     double balance_ns; /* time saved by drafts, plus the 1 % allowance, minus the time that drafts cost */
-    bool opened;
+    bool opened;       /* the balances have their initial values */
     float odds[MP_ODDS];
     /* For engines with a draft model; model_share 0: there is none. */
     double model_share; /* size of the draft model's weights relative to the model's: predicts the time of its passes */
     double model_balance_ns; /* as balance_ns, for the draft model */
     bool model_step; /* the draft model has run a pass since the last step */
     mp_pace model_passes[MP_DRAFT_ROWS + 1]; /* times of the draft model's passes by number of rows */
-    uint32_t learned;
+    uint32_t learned;        /* tokens that the draft model has proposed, for all sequences */
 } mp_speculation;
 
 void mp_speculation_init(mp_speculation *s, mp_speculate mode);

@@ -3,7 +3,7 @@
  * Experts are computed from the mapped file (nn/experts.h), so they may be larger than memory: the system reads the
  * experts that rows choose and drops others. If it drops experts that rows choose again soon, passes wait for the disk.
  *
- * One in seven uses of a layer is measured. It counts if rows have used all of its chosen experts before, and it is a
+ * One in seven uses of a layer is measured. A measured use counts if rows have used all of its experts before. It is a
  * miss if a thread waited for the disk (a major page fault) while it read them. If a quarter of 64 such uses are
  * misses, a warning is logged, once per load. */
 #ifndef MP_MODELS_NN_EXPERT_READS_H

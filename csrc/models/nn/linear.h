@@ -92,8 +92,8 @@ mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_
 mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float *matrix, int32_t N, int32_t K,
                                   mp_error *error);
 /* Adds a part without a bias: tensor `name` [N, K] of F32, F16 or BF16, times `factor`, as fp32. heads > 0: the rows
- * belong to this many heads, the halves of a head follow one another in the tensor, and are interleaved in
- * the layer; heads < 0: the opposite; 0: the rows stay in their order. Finish converts 32 rows at a time per thread,
+ * belong to this many heads; the two halves of a head follow one another in the tensor and are interleaved in the
+ * layer. heads < 0: the reverse. 0: the rows stay in their order. Finish converts 32 rows at a time per thread,
  * and fails with FORMAT if a value times `factor` is not finite. */
 mp_status mp_builder_linear_converted(mp_builder *builder, mp_linear *linear, const char *name, int32_t N, int32_t K,
                                       float factor, int64_t heads, mp_error *error);

@@ -75,7 +75,8 @@ static inline uint8_t *mp_packed_data(const mp_packed_matrix *matrix, int expert
 /* Returns true if the caller shall pack the panel into its place in mp_packed_data and then call mp_packed_keep. `few`:
  * the panel would not be packed otherwise, so the caller packs it within the time budget of the pass. NULL: false. */
 bool mp_packed_wants(mp_packed_matrix *matrix, int expert, int panel, bool few);
-/* source: the expert's matrix in the file. */
+/* Makes a panel that the caller has packed readable. After the last panel of the expert's matrix, releases the pages of
+ * `source`, the matrix in the file. */
 void mp_packed_keep(mp_packed_matrix *matrix, int expert, int panel, const mp_tensor *source);
 
 #endif

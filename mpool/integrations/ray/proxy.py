@@ -22,7 +22,7 @@ log = logging.getLogger("mpool.server")
 #: Environment variables of Ray's processes: the middleware; seconds between two checks whether a proxy is alive; a
 #: third of the seconds that a proxy has to start; gRPC between proxies, fronts and replicas. By default Ray kills a
 #: proxy that is not ready after 15 s, and on a busy machine its imports take longer. Without gRPC, a replica that
-#: answers a front on a lost node stands still until Ray knows that the node is lost, which takes more than 10 s.
+#: responds to a front on a lost node hangs until Ray knows that the node is lost, which takes more than 10 s.
 ENVIRONMENT = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "mpool.integrations.ray.proxy.middlewares",
                "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
                "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",

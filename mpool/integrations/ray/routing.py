@@ -34,7 +34,7 @@ ATTEMPT, SILENT = "mpool.attempt", "mpool.silent"
 
 def ranks(replicas: Iterable[Any], model: str, calls: float = CALLS, suspects: Container[Any] = ()) -> list[list[Any]]:
     """Select replicas for a request: first among those that have the model loaded or loading and fewer than ``calls``
-    requests, then among all. Suspects are left out unless there is no other replica: Ray would wait for an answer of
+    requests, then among all. Suspects are left out unless there is no other replica: Ray would wait for a response from
     each one.
 
     Args:

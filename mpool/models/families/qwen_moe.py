@@ -36,7 +36,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 
 def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
-    """Return the bits of the layers with experts. GGUF files have no list of dense layers."""
+    """Return the size ``sparse``: bit i is set if layer i has experts. In GGUF files, all layers have experts."""
     dense = kv.get("mpool.dense_layers", [0] * size["layers"])
     return {"sparse": sum(1 << i for i, flag in enumerate(dense) if not flag)}
 

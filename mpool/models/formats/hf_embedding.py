@@ -125,7 +125,7 @@ def find(folder: Folder) -> Found | None:
 
 
 def _names_special(folder: Folder) -> bool:
-    """Return True if a module's class is one that only the folders of this module have."""
+    """Return True if a module has a class that only sparse encoders and models of token vectors have."""
     rows = folder.json(MODULES_NAME)
     types = [row.get("type") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return any(isinstance(name, str) and (name.startswith("pylate.") or name.rpartition(".")[2] in (

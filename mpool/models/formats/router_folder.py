@@ -71,7 +71,7 @@ def describe_router(folder: Folder, describe_side: Callable[[Folder], ModelDescr
         try:
             sides[side] = describe_side(Overlay(
                 folder, {MODULES_NAME: _rows_of(place, modules, types, rows[1:])}, config.file))
-        except Unsupported as error:  # its message names the folder, which lists no such modules
+        except Unsupported as error:  # its message may not name the field that lists the modules
             raise Unsupported(f"{config.file}: {structure.name(side)}: {error.message}", hint=error.hint) from error
     for side, found in sides.items():
         if found.embedding is None or "vectors" not in found.embedding.outputs or found.networks:
@@ -106,7 +106,7 @@ def _rows_of(place: str, modules: list[str], types: Fields, after: list[Json]) -
     """Return the rows of ``modules.json`` for a route.
 
     Args:
-        place: folder of the Router in the model's folder; empty for the latter.
+        place: folder of the Router, relative to the model's folder; empty: it is the model's folder.
         modules: names of the route's modules, which are their folders.
         types: class of each module by name.
         after: rows of the modules after the Router.

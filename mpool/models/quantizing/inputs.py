@@ -24,7 +24,7 @@ from .vocabulary import tokenizer_keys
 #: Keys of a file that describe that file only.
 _OF_THE_FILE = ("split.", "general.alignment", "general.quantization_version", "general.file_type")
 
-#: Tensors of layers: the text before the kind, the kind, and the text after it. Tensors of single experts.
+#: Names of the tensors of layers (the text before the kind, the kind, the text after it), and of single experts.
 _LAYER = re.compile(r"(blk\.\d+\.)(\w+)(\.(?:weight|bias))")
 _EXPERT = re.compile(r"(blk\.\d+\.\w+)\.\d+\.weight")
 

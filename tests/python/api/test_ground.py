@@ -240,7 +240,7 @@ PASSED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", [name for name, (_, wanted) in PASSED.items() if wanted is not None])
 def test_an_option_reaches_the_core(name: str) -> None:
-    """And changes no other of its arguments."""
+    """The option changes one argument of the core and no other."""
     value, wanted = PASSED[name]
     usual = mpool.PoolConfig()._registry_options()
     assert mpool.PoolConfig(**{name: value})._registry_options() == usual | wanted and usual.items() != wanted.items()

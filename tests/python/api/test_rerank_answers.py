@@ -129,7 +129,7 @@ def test_pairs_are_not_rendered_on_the_event_loop(pool: mpool.Pool, folder: Path
 
 
 def test_a_pair_of_exactly_the_maximum_length(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
-    """It is complete; with one token less, the document loses its last token, and the rest of the prompt is kept."""
+    """The pair is complete. With one token less, the document loses its last token; the rest of the prompt is kept."""
     def score(document: str, limit: int, **options: Any) -> float:
         at = tmp_path / str(limit)
         if not at.exists():

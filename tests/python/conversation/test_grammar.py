@@ -161,8 +161,8 @@ UNENFORCEABLE = {"type": "object", "properties": {
 
 
 def test_keywords_that_cannot_be_enforced(pool: mpool.Pool, llama: Path) -> None:
-    """They are ignored with ``strict`` False and in pydantic classes, which check the completion themselves; otherwise
-    they are errors. The other keywords are enforced in any case."""
+    """Such keywords are ignored with ``strict`` False and in pydantic classes, which check the completion themselves.
+    Otherwise they are errors. All other keywords are enforced in any case."""
     def wanted(**options: Any) -> dict[str, Any]:
         return {"type": "json_schema", "json_schema": {"schema": UNENFORCEABLE, **options}}
 

@@ -152,7 +152,7 @@ AMBIGUOUS = {"type": "grammar", "grammar": "start: s \"0\"\ns: s s s s | s s | /
 
 def test_a_grammar_with_slow_masks_ends_its_request(pool: mpool.Pool, llama: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its masks need more time with each token. Without a limit, they would occupy one of at most four threads."""
+    """Each mask takes longer than the one before. Without a limit, the request would occupy one of four threads."""
     unlikely = {token: -100.0 for token in pool.tokenize("0", llama, add_special=False)}
     options: dict[str, Any] = {"logit_bias": unlikely, "max_tokens": 200, "temperature": 1.0, "seed": 1}
     with monkeypatch.context() as patch:

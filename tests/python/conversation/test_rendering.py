@@ -71,7 +71,7 @@ class Thread(threading.Thread):
 # ---- death -----------------------------------------------------------------------------------------------------------
 
 def test_a_killed_renderer_is_replaced(renderers: rendering.Renderers) -> None:
-    """Killed while idle: the request goes to a new renderer, and no zombie remains."""
+    """A renderer is killed while idle: the request goes to a new one, and no zombie remains."""
     template = ChatTemplate(PLAIN)
     for _ in range(3):
         assert template.render(USER) == "[user]hi"

@@ -253,7 +253,7 @@ def test_memory_errors_pass() -> None:
 
 
 def test_a_syntax_error_names_its_line() -> None:
-    """The same through the process that renders."""
+    """The error names line and file when a renderer process compiles the template."""
     with pytest.raises(FormatError, match="a template with an error in line 2: ") as caught:
         ChatTemplate("a\n{% if %}", file="f.jinja").render(USER)
     assert caught.value.file == "f.jinja" and caught.value.field == "chat_template"

@@ -102,7 +102,7 @@ def test_portable_system_calls(out: Path) -> None:
 
 @pytest.mark.slow
 def test_portable_core(out: Path) -> None:
-    """The same with worker processes."""
+    """All tests, also those with worker processes, with the system calls of other systems."""
     coretests.run("portable", coretests.make("portable", out), "--slow", "10")
 
 

@@ -135,7 +135,7 @@ def test_an_update_that_fails_is_no_reason_to_stop(empty: Machine) -> None:
 
 @pytest.mark.parametrize("refused", ["clang", "libclang-rt-14-dev", "gdb", "qemu-user", "chromium"])
 def test_a_package_that_cannot_be_installed(empty: Machine, refused: str) -> None:
-    """It fails, and names the package and the variable that allows it. Nothing is built or tested."""
+    """The script fails, and names the package and the variable that allows it. Nothing is built or tested."""
     code, said, calls = empty.run(FAKE_REFUSED=refused)
     assert code == 1 and not any(call.startswith(("pip", "pytest")) for call in calls), said
     assert f"missing: {refused}" in said and "apt-get failed three times" in said

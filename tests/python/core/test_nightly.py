@@ -193,7 +193,7 @@ def test_ancestors(monkeypatch: pytest.MonkeyPatch, shallow: tuple[int, str], co
 
 
 def test_the_committed_summary() -> None:
-    """Its page shows it, and every record is complete. Warns if it is out of date."""
+    """The committed page shows the summary, and every record is complete. Warns if the summary is out of date."""
     summary = nightly.load()
     assert nightly.PAGE.read_text(encoding="utf-8") == nightly.page(summary)
     assert set(summary) <= set(nightly.JOBS)

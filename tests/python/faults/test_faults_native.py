@@ -178,7 +178,7 @@ def test_a_grammar_that_is_never_compiled(pool: mpool.Pool, models: tuple[Path, 
 
 def test_a_mask_that_is_never_computed(pool: mpool.Pool, models: tuple[Path, Path], planted: Planted,
                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its request ends at its deadline. Its thread is replaced; requests that wait for the same thread move."""
+    """The request ends at its deadline. The stuck thread is replaced; its other requests move to the new thread."""
     advance = grammar._MaskedRequest._advance
     stuck: list[Any] = []
 

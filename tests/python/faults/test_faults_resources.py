@@ -1,4 +1,7 @@
-"""Threads that do not start, and memory that runs out in the Python layer; tiny models, processes of their own."""
+"""Threads that do not start, and memory that runs out in the Python layer; tiny models, processes of their own.
+
+Row numbers refer to the table in tests/FAULTS.md.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ print(json.dumps([len(raised), count == pool.metrics()["completed"]]))
     ("mpool-requests", 'asyncio.run(mpool.aio.load(bert, pool=pool))'),
     ("mpool-requests", 'asyncio.run(mpool.aio.generate("a", llama, pool=pool, max_tokens=2))')])
 def test_calls_whose_thread_does_not_start(bert: Path, llama: Path, thread: str, call: str) -> None:
-    """Row 42: a call whose thread cannot start is answered, or raises one error of mpool; the next call is answered."""
+    """Row 42: a call whose thread cannot start gets its result or one error of mpool; the next call succeeds."""
     script = NO_THREAD + f"""
 import asyncio
 import mpool.aio

@@ -220,7 +220,7 @@ def test_an_error_of_the_tokenizer_is_no_error_of_the_schema(llama: Path, monkey
 
 def test_a_thread_for_masks_that_cannot_poll_is_not_used(pool: mpool.Pool, llama: Path,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its requests waited until their timeouts."""
+    """Requests assigned to such a thread would wait until their timeouts."""
     def poll() -> Any:
         if not failed:
             failed.append("poll")

@@ -163,7 +163,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_wrong_response(children: Any, kind: str) -> None:
-    """It counts as a death: another child gets the request, and the one that lies is killed."""
+    """A malformed response counts as a death: its child is killed, and another child gets the request."""
     data, message = GARBAGE[kind]
     made = children(handle=f"if value == b'lie' or first(): os.write(0, {data}); time.sleep(60)")
     assert ask(made) == ("text", b"v")
@@ -183,7 +183,7 @@ def test_half_a_response_and_silence(children: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_stopped_child(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the request no longer than its deadline. Without a deadline, another child responds."""
+    """A request waits for a stopped child until its deadline. Without a deadline, another child responds."""
     made = children(handle="if first(): kill(signal.SIGSTOP)")
     made.start()
     before, take = pids(made), made._take
@@ -379,7 +379,7 @@ def test_idle_and_dead_children_leave_no_zombie(children: Any, idle: float) -> N
 
 
 def test_thread_that_tidies_ends(children: Any) -> None:
-    """It starts again when there is a child again."""
+    """The thread starts again with the next child."""
     until(lambda: child_processes._tidier is None)  # that of other tests
     made = children(idle=0.05)
     for _ in range(2):
@@ -392,7 +392,7 @@ def test_thread_that_tidies_ends(children: Any) -> None:
 
 
 def test_idle_child_ends_without_the_thread(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as when no thread can be started."""
+    """An idle child ends by itself, such as when no thread can be started."""
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -439,8 +439,8 @@ def test_fork_during_a_call(children: Any, tmp_path: Path) -> None:
 
 
 def test_fork_during_a_start(children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits until the start is over: else the forked process would hold the child's end of the connection open, and
-    this one would not notice the child's death."""
+    """The fork waits until the child has started. Otherwise the forked process would hold the child's end of the
+    connection open, and the parent would not notice the child's death."""
     pair, forked = socket.socketpair, []
 
     def slow() -> Any:
@@ -494,7 +494,7 @@ def run(code: str, folder: Path, status: int = 0, script: bool = False, **option
 @pytest.mark.parametrize(("end", "seconds"), [
     ("", 600.0), ("sys.exit(0)", 600.0), ("os._exit(0)", 0.2), ("os.kill(os.getpid(), 9)", 0.2)])
 def test_exit_during_a_call(tmp_path: Path, end: str, seconds: float) -> None:
-    """It waits for no call. It kills the child; if it cannot, the child ends with its limit of time."""
+    """The exit waits for no call and kills the child. If it cannot, the child ends at its limit of CPU time."""
     code = f"""
 ask()
 threading.Thread(target=made.run, args=((b"endless",), LIMITS._replace(seconds={seconds})), daemon=True).start()

@@ -300,7 +300,7 @@ def test_ids_of_adapters() -> None:
     ({"normalize": False}, "normalize", False), ({"max_length": 4}, "max_tokens", 4),
     ({"max_length": 64}, "max_tokens", 64)])
 def test_settings_that_replace_those_of_the_files(settings: dict[str, Any], field: str, expected: Any) -> None:
-    """They apply to the model's other encoder as well, and leave everything else as it is."""
+    """The settings apply to the model's other encoder as well, and leave all other fields unchanged."""
     found = override(described(networks=(described(task="query"),)), settings)
     for one in (found, found.networks[0]):
         assert getattr(one.embedding, field) == expected

@@ -262,7 +262,7 @@ def test_a_crash_loop_ends(bert: Path, pool: mpool.Pool) -> None:
 
 
 def test_kills_from_outside_take_no_model_down(bert: Path, pool: mpool.Pool) -> None:
-    """Row 44: SIGKILL comes from outside, for example from the OOM killer. The model restarts after a growing pause."""
+    """Row 44 of tests/FAULTS.md: a SIGKILL from outside, as by the OOM killer; restarts after a growing backoff."""
     for _ in range(6):  # a sixth crash would take the model down
         crash(pool, bert, signal.SIGKILL)
     assert pool.embed("a", bert).shape == (32,)

@@ -94,7 +94,7 @@ def test_the_deadline_ends_the_wait(group: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_state_counts_a_call_whose_caller_left(group: Any) -> None:
-    """Nobody else looks at it: its caller is gone, and no other call comes."""
+    """The caller is gone and no other call follows: ``status`` alone finds that the call is stuck."""
     threads, gate = group(1), Gate()
     with pytest.raises(Timeout, match="within its timeout"):
         threads.run(gate, deadline=time.monotonic() + 0.05)
@@ -305,7 +305,7 @@ def test_nothing_uses_threads_that_the_exit_joins() -> None:
 
 
 def test_a_call_that_has_ended_is_not_refused(group: Any) -> None:
-    """Its result is there, although its deadline passes, or it is counted as stuck, before its caller looks again."""
+    """The caller gets the result even if the deadline has passed meanwhile, or the call was counted as stuck."""
     threads = group()
     call = native_calls._Call(divmod, (7, 2), threads, time.monotonic() - 1, lambda: None)
     with pytest.raises(Timeout, match="within its timeout"):
@@ -321,7 +321,7 @@ def test_a_call_that_has_ended_is_not_refused(group: Any) -> None:
 
 
 def test_a_pending_call_whose_result_is_not_needed(group: Any) -> None:
-    """It does not run if it still waits for a thread."""
+    """The call does not run if it still waits for a thread."""
     threads, gate, ran = group(), Gate(), []
     first = threads.begin(gate)
     assert gate.entered.acquire(timeout=20)

@@ -426,7 +426,7 @@ ITEMS = [(b"[1]", 60_000, "lists and objects"), (b"[]", 60_000, "lists and objec
     *((*route, *ITEMS[0]) for route in ROUTES), *((*ROUTES[0], *item) for item in ITEMS[1:])])
 def test_bodies_of_many_values_are_refused(many: Any, monkeypatch: pytest.MonkeyPatch, path: str, field: str,
                                            item: bytes, count: int, what: str) -> None:
-    """They are refused before they are decoded, which would hold the interpreter's lock for seconds."""
+    """Such bodies are refused before decoding, which would hold the interpreter's lock for seconds."""
     monkeypatch.setattr(bodies, "parse", lambda *given: pytest.fail("the body was decoded"))
     body = b'{"model":"bert","%s":[' % field.encode() + b",".join([item] * count) + b"]}"
     status, found = post(many, body, path)

@@ -452,7 +452,7 @@ def test_markers_of_tool_calls_are_text_unless_they_end_the_text(eos: str, ends:
         kv[GGML + "token_type"][token] = 3
     for tokenizer in (json_tokenizer(str(tmp_path / "t.json"), bos_token="<s>", eos_token=eos),
                       tokenizer_of(kv | {GGML + "eos_token_id": ends})):
-        table = tokenizer.token_table()  # what a completion's text is made of
+        table = tokenizer.token_table()  # the text of a completion consists of these bytes
         assert ends in table.eog and table.control[265:] == bytes((0, ends == 266))
         assert table.data[table.offsets[265]:] == b"<tool_call>" + b"</tool_call>" * (ends != 266)
 
