@@ -2,7 +2,7 @@
 
 Builds a copy of the extension that records its compute threads (`trace.c`), in FOLDER, and runs each workload in
 processes of their own: recorded on one CPU, and without a record on one CPU and on two. The replay of the record with
-one and with two threads is compared with the rates measured; then it goes on to machines that nobody here has, whose
+one and with two threads is compared with the rates measured. Then the record is replayed on larger machines, whose
 bandwidths and barriers are assumptions (`MACHINES`). `scaling_model.py` is the model, `SCALING.md` has its results.
 
 Barriers of a real machine are measured by the probe: a round trip of a word between two CPUs.
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ pool.close()
 def build(folder: Path) -> None:
     """Build the recording copy of the package in ``folder``, unless it is newer than the sources."""
     target = folder / "package"
-    newest = max(path.stat().st_mtime for path in [*(ROOT / "csrc").rglob("*.[ch]"), Path(__file__).with_name("trace.c")])
+    recorder, trace = folder / "trace.o", Path(__file__).with_name("trace.c")
+    newest = max(path.stat().st_mtime for path in [*(ROOT / "csrc").rglob("*.[ch]"), trace])
     if any(path.stat().st_mtime > newest for path in (target / "mpool").glob("_core*")):
         return
     shutil.copytree(ROOT / "mpool", target / "mpool", dirs_exist_ok=True,
@@ -87,9 +89,8 @@ def build(folder: Path) -> None:
     for old in (target / "mpool").glob("_core*"):
         old.unlink()  # setup.py would not link again for another recorder
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-    recorder = folder / "trace.o"
     subprocess.run([compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-fvisibility=hidden", f"-I{ROOT / 'csrc'}",
-                    "-c", str(Path(__file__).with_name("trace.c")), "-o", str(recorder)], check=True)
+                    "-c", str(trace), "-o", str(recorder)], check=True)
     wraps = " ".join(f"-Wl,--wrap={name}" for name in WRAPPED)
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext", f"--build-lib={target}",
                     f"--build-temp={folder / 'objects'}"], cwd=ROOT, check=True,
@@ -121,8 +122,8 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder for the recording copy of the package and the traces")
     parser.add_argument("--language", default="", help="language model (default: none)")
-    parser.add_argument("--bytes", type=float, default=0, help="bytes of its weights that a token reads from memory; 0: "
-                        "they stay in the caches")
+    parser.add_argument("--bytes", type=float, default=0,
+                        help="bytes of its weights that a token reads from memory (default: 0: caches have them)")
     parser.add_argument("--encoder", default="", help="embedding model (default: none)")
     args = parser.parse_args()
     if not args.language and not args.encoder:
@@ -162,8 +163,14 @@ def main() -> int:
     largest = machines[-1][1]
     for name, trace, count, memory in rows:
         for tree in (0, TREE):
-            threads, least = model.best(trace, model.replace(largest, tree=tree), memory)
-            print(f"{name}, {'tree' if tree else 'counter'}: best with {threads} threads, {count / least:,.0f}/s")
+            machine = replace(largest, tree=tree)
+            threads, least = model.best(trace, machine, memory)
+            line = f"{name}, {'tree' if tree else 'one counter'}: {count / least:,.0f}/s with {threads} threads"
+            if name == "one completion" and os.path.isfile(args.language):
+                chosen = model.threads_worth(os.path.getsize(args.language), len(trace.regions[-1]))
+                chosen_rate = count / model.seconds(trace, machine, chosen, memory)
+                line += f"; mpool takes {chosen}: {chosen_rate:,.0f}/s"
+            print(line)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a recorded pass would take with more compute threads: the trace of one thread, replayed.
+"""Replays the recorded passes of one compute thread with more threads.
 
 `trace.c` records a *region* (a parallel region of one pass), and in it *segments*: the work of a thread between two
 barriers, and into how many units it can be split. A replay gives each segment to `n` threads. It takes as long as the
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 #: One event, as in trace.c.
 EVENT = np.dtype([("ns", "<u8"), ("units", "<i8"), ("region", "<u4"), ("kind", "u1"), ("index", "u1"), ("count", "u1"),
-                  ("lane", "u1")])
+                  ("thread", "u1")])
 BEGIN, SPLIT, PRODUCT, ARRIVE, LEAVE, END = range(6)
 
 
@@ -128,10 +128,14 @@ def best(trace: Trace, machine: Machine, memory: float) -> tuple[int, float]:
     return threads, least
 
 
-def threads_worth(bytes_read: float, parameters: float, rows: float, barriers: int) -> int:
-    """Return what `mp_threads_worth` (csrc/models/model.c) chooses for a pass."""
-    work = max(bytes_read / 20, 2 * parameters * rows / 100)
-    return max(1, min(256, int(math.sqrt(work / (100 * barriers)))))
+def threads_worth(weights: float, barriers: float) -> int:
+    """Return the number of threads that `mp_threads_worth` (csrc/models/model.c) gives to a token.
+
+    Args:
+        weights: bytes of the model's weights.
+        barriers: barriers of the pass.
+    """
+    return max(1, min(256, int(math.sqrt(weights / 20 / (100 * barriers)))))
 
 
 # ---- traces ----

@@ -1,6 +1,6 @@
 /* trace.c: records when compute threads work and when they wait. `python -m benchmarks replay` links it into a copy of
- * the extension. The option --wrap of the linker sends calls of mp_lease_run, mp_team_barrier, mp_team_split and mp_gemm
- * from other files here.
+ * the extension. The linker's option --wrap sends calls of mp_lease_run, mp_team_barrier, mp_team_split and mp_gemm
+ * from other files to this one.
  *
  * Each thread writes its events to memory of its own. When the process exits, all of them go to the file MPOOL_TRACE:
  * one record per event, ordered by thread and then by time. */
@@ -21,7 +21,8 @@ typedef struct event {
     uint64_t ns;       /* CLOCK_MONOTONIC */
     int64_t units;     /* SPLIT: parts that can go to different threads; PRODUCT: panels of weights */
     uint32_t region;   /* number of the parallel region */
-    uint8_t kind, index, count, lane; /* thread of the region, threads of the region, thread of this process */
+    uint8_t kind, index, count; /* thread of the region, threads of the region */
+    uint8_t thread;             /* number of the buffer */
 } event;
 
 typedef struct buffer {
@@ -44,7 +45,8 @@ static void note(kind kind, int64_t units) {
     if (own < 0) {
         own = atomic_fetch_add(&g_used, 1);
         if (own < THREADS) {
-            void *memory = mmap(NULL, sizeof(event) * EVENTS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            void *memory = mmap(NULL, sizeof(event) * EVENTS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                                0);
             g_buffers[own].events = memory == MAP_FAILED ? NULL : memory;
         }
     }
