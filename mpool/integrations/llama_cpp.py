@@ -79,8 +79,8 @@ class LlamaGrammar:
 
 
 class LlamaState:
-    """A state that :meth:`Llama.save_state` returns. It is empty: requests that begin with the same text share it in
-    the prefix cache."""
+    """A state that :meth:`Llama.save_state` returns. It is empty: a prompt that begins like an earlier one reuses the
+    common part from the prefix cache."""
 
 
 class Llama:

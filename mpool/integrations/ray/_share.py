@@ -29,7 +29,7 @@ def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0,
 
     Args:
         cpus: number of CPUs of the actor, and of compute threads of its pool.
-        memory_mb: memory for models, caches and queues in megabytes; 0: the default memory of one pool, divided in
+        memory_mb: memory for models, caches and queues in MiB; 0: the default memory of one pool, divided in
             proportion to ``cpus`` and Ray's CPUs on this machine. All actors together then stay within the default,
             because Ray places no more actors than there are CPUs.
         offline: see :class:`mpool.PoolConfig`.

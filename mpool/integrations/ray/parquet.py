@@ -42,7 +42,7 @@ class EmbedBatches:
         output: name of the column of vectors; an existing column is replaced. See ``vectors`` for its type.
         model: a key, a path or a reference, as for :func:`mpool.embed`; None: all-MiniLM-L6-v2.
         cpus: number of CPUs of the actor, the same as ``num_cpus`` of ``map_batches``.
-        memory_mb: memory for the model in megabytes; 0: the machine's memory for pools, divided in proportion to
+        memory_mb: memory for the model in MiB; 0: the machine's memory for pools, divided in proportion to
             ``cpus`` and Ray's CPUs.
         weights: see :class:`mpool.PoolConfig`; with ``"mapped"``, the actors of a machine share the pages of the file.
         vectors: ``"dense"``: fixed-size lists of float32; ``"sparse"``: structs of two lists, ``indices`` (int32,

@@ -51,7 +51,7 @@ class Plan:
             per ``calls`` requests.
         calls: queued and running requests in a pool, from which on requests for its models also go to other pools.
         cpus: number of compute threads of a replica, and of CPUs that Ray reserves for it.
-        memory_mb: memory of a replica in megabytes; 0: the machine's memory for pools, divided in proportion to
+        memory_mb: memory of a replica in MiB; 0: the machine's memory for pools, divided in proportion to
             ``cpus`` and Ray's CPUs.
         fronts: number of processes that receive requests; 0: one per node of the cluster, and at least two.
         settings: address, clients and limits.
