@@ -15,6 +15,7 @@
     drafts             decoding with a draft model compared with decoding without one
     kernels            each kernel as per cent of the machine's peak
     search             nDCG@10 on the topics of pydoc, compared with sentence-transformers
+    contexts           prompts and decoding by the length of the context
     replay             a pass of one thread, recorded and replayed with up to 192 threads
     success            the success criteria: time to load large files, memory, logs, times of a worker
     tables             write the tables of README.md and docs/ from the committed records, or check them
@@ -32,7 +33,8 @@ import sys
 COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image_generation", "outputs": "outputs",
             "maxsim": "maxsim", "static": "static", "mapped": "mapped", "vision": "vision", "serving": "serving",
             "pool": "pool", "isolation": "isolation", "masks": "masks", "drafts": "drafts", "kernels": "kernels",
-            "search": "search", "replay": "replay", "success": "success", "tables": "tables", "synthetic": "synthetic"}
+            "search": "search", "contexts": "contexts", "replay": "replay", "success": "success", "tables": "tables",
+            "synthetic": "synthetic"}
 
 
 def main() -> int:

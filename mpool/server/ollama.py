@@ -449,7 +449,7 @@ async def show(context: Context, body: NameRequest) -> Response:
     served = await context.model(_name_in(body))
     found, more = await native_calls.REQUESTS.arun(
         lambda: (ollama_models.describe(served), ollama_models.template_capabilities(served)))
-    parameters = "\n".join([found.parameters, *(f"{name} {value}" for name, value in served.defaults.items())]).strip()
+    parameters = ollama_models.parameters({**found.defaults, **served.defaults})
     return json_response(ShowResponse(Details(**found.details), found.info, found.capabilities + more,
                                   found.modified_at, found.license, parameters, served.system or "",
                                   "{{ .Prompt }}{{ .Suffix }}" if "insert" in more else ""))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import math
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,8 @@ log = logging.getLogger("mpool.server")
 #: Capability of mpool -> capability of Ollama.
 _CAPABILITIES = {"text_embedding": "embedding", "text_to_text": "completion", "vision": "vision",
                  "image_embedding": "embedding", "text_to_image": "image"}
+#: Option of the library -> its name in a Modelfile, where it differs.
+_PARAMETERS = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict", "context_length": "num_ctx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class OllamaDescription:
         info: ``model_info`` of ``/api/show``.
         capabilities: Ollama's names of the capabilities of the model.
         license: License of the model, or "".
-        parameters: Default sampling options, one per line.
+        defaults: Default sampling options under the library's names.
         context_length: Maximum number of tokens, or None.
     """
 
@@ -55,7 +59,7 @@ class OllamaDescription:
     info: dict[str, Any]
     capabilities: list[str]
     license: str
-    parameters: str
+    defaults: Mapping[str, Any]
     context_length: int | None
 
 
@@ -92,8 +96,17 @@ def describe(served: ServedModel) -> OllamaDescription:
                  "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
                  "quantization_level": weights.most_common(1)[0][0] if weights else "unknown"},
         info=info, capabilities=sorted({_CAPABILITIES[name] for name in served.capabilities if name in _CAPABILITIES}),
-        license=description.license or "", context_length=context,
-        parameters="\n".join(f"{name} {value}" for name, value in sorted(defaults.items())))
+        license=description.license or "", context_length=context, defaults=defaults)
+
+
+def parameters(options: Mapping[str, Any]) -> str:
+    """Return sampling options as Ollama lists a model's parameters: one per line, and one for each stop string."""
+    lines = []
+    for name, given in sorted((_PARAMETERS.get(name, name), value) for name, value in options.items()):
+        for value in given if isinstance(given, (list, tuple)) else (given,):
+            shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else value
+            lines.append(f"{name:<30} {shown}")
+    return "\n".join(lines)
 
 
 def template_capabilities(served: ServedModel) -> list[str]:

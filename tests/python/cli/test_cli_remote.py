@@ -60,6 +60,15 @@ def test_token(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert main(["ps", "--url", server.url, "--token-file", str(path)]) == 0
 
 
+@pytest.mark.parametrize("held", [b"", "t\u00f6ken".encode(), b"two words", b"t" * 5000, b"\xff\xfe"])
+def test_other_token_files_are_named(held: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(held)
+    assert main(["ps", "--url", "http://127.0.0.1:9", "--token-file", str(path)]) == 1
+    seen = capsys.readouterr().err
+    assert f"the token file {path} must contain one token" in seen and "mpool serve" in seen
+
+
 @contextmanager
 def answering(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list[str]]]:
     """Run a server that answers every request alike. Yields its address and the paths of the requests."""

@@ -68,6 +68,23 @@ def test_a_request_overrides_the_alias(server: Any, client: Any) -> None:
     assert client.chat("child", CHAT).message.content == wanted.text
 
 
+def test_the_parameters_of_an_alias_have_the_names_that_create_takes(server: Any, client: Any) -> None:
+    given: dict[str, Any] = {"temperature": 0.5, "num_predict": 5, "num_ctx": 64, "repeat_penalty": 1.5, "seed": 7,
+                             "stop": ["a \"b\"", "\n"]}
+    client.create(model="mario", from_="llama", parameters=given)
+    text = client.show("mario").parameters
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        name, value = line.split(None, 1)
+        if name == "stop":
+            found.setdefault(name, []).append(json.loads(value))
+        else:
+            found[name] = json.loads(value)
+    assert found == given
+    client.create(model="luigi", from_="llama", parameters=found)
+    assert client.show("luigi").parameters == text
+
+
 def test_names_of_aliases(server: Any, client: Any) -> None:
     statuses = [part.status for part in client.create(model="mario:8b", from_="llama", system="x", stream=True)]
     assert statuses == ["success"]
