@@ -26,12 +26,12 @@ static int allowed(const mp_sampling *s, int *ids, double *weights) {
         ids[i] = i;
     if (ranked)
         qsort(ids, VOCAB, sizeof *ids, by_logit);
-    double largest = -INFINITY;
-    for (int i = 0; i < VOCAB; i++)
-        largest = fmax(largest, (double)original[i]);
+    float largest = original[0];
+    for (int i = 1; i < VOCAB; i++)
+        largest = original[i] > largest ? original[i] : largest;
     n = s->top_k > 0 ? s->top_k : VOCAB;
     for (int i = 0; i < n; i++)
-        total += weights[i] = exp(((double)original[ids[i]] - largest) / (double)s->temperature);
+        total += weights[i] = exp(((double)original[ids[i]] - (double)largest) / (double)s->temperature);
     for (int i = 0; s->top_p < 1 && i < n; i++) {
         sum += weights[i];
         if (sum >= (double)s->top_p * total)

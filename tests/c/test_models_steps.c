@@ -209,7 +209,7 @@ MP_TEST(models_steps_skip_cancelled_items) {
  * It publishes nothing, and a later step computes the same rows. */
 MP_TEST(models_steps_stop_between_layers) {
     static const _Atomic int raised = 1;
-    tiny_job plain;
+    tiny_job plain = {0};
     for (int threads = 0; threads <= 2; threads++) { /* 0: the reference, which is never stopped */
         tiny_model tiny;
         tiny_job job;
