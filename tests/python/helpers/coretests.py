@@ -55,7 +55,8 @@ def run(name: str, runner: Path, *arguments: str, processor: str | None = None) 
     """Run the C tests of a variant; at least one must pass and none may fail."""
     # the core sets variables of OpenBLAS while it opens the library, and tests check that it removes them again
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
-    environment |= {"MPOOL_TEST_ROOT": str(ROOT / "tests"), **({"QEMU_CPU": processor} if processor else {})}
+    environment |= {"MPOOL_TEST_ROOT": str(ROOT / "tests"), **({"QEMU_CPU": processor} if processor else {}),
+                    **({"MPOOL_TEST_EMULATED": "1"} if build.VARIANTS[name].emulated else {})}
     ran = subprocess.run([*build.command_of(name, runner), "--jobs", str(_jobs()), *arguments], capture_output=True,
                          text=True, env=environment)
     print(ran.stdout, ran.stderr, sep="\n")
