@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..checks import refuse
+from ..checks import integer, refuse
 from ..errors import Unsupported
 from ..resources import install_hint, typed
 
@@ -95,11 +95,12 @@ class SparseVectors:
         Raises:
             InvalidArgument: ``top_k`` is not an integer of at least 1.
         """
-        if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
+        count = integer(top_k)
+        if top_k is not None and (count is None or count < 1):
             refuse("top_k", top_k, "1 or more, or None")
         found = []
         for ids, values in self:
-            order = np.argsort(-values, kind="stable")[:top_k]
+            order = np.argsort(-values, kind="stable")[:count]
             found.append([(self._token_text(int(ids[i])), float(values[i])) for i in order])
         return found
 
