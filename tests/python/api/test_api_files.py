@@ -114,7 +114,7 @@ def test_a_rewritten_file_whose_time_was_set_back(folder: Path, isolation: str) 
         before = pool.embed("A text.", str(folder))
         _flip_signs(folder / "model.safetensors", keep_time=True)
         for _ in range(2):
-            with pytest.raises(mpool.IntegrityError):
+            with pytest.raises(mpool.IntegrityError, match="unload the model, then load it again"):
                 pool.embed("A text.", str(folder))
         pool.unload(str(folder))
         after = pool.embed("A text.", str(folder))
