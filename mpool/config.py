@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from .chaos import chaos_of
-from .checks import check_keywords, integer, one_of, refuse, shown, unknown_option
+from .checks import check_keywords, integer, one_of, real, refuse, shown, unknown_option
 from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, POLICIES, WEIGHTS
@@ -183,13 +183,9 @@ class PoolConfig:
     @typed
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                unit = "an integer" if kinds == (int,) else "a number of seconds"
-                refuse(name, value, f"{unit} from {low} to {high}")
-        limit = self.request_timeout
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
-            refuse("request_timeout", limit, "a number of seconds above 0, or None")
+            self._check_number(name, integer if kinds == (int,) else real, low, high)
+        if self.request_timeout is not None:
+            self._check_number("request_timeout", real, 0.0, None)
         seconds_of(self.keep_alive, "keep_alive")
         one_of("isolation", self.isolation, ISOLATION)
         one_of("weights", self.weights, WEIGHTS)
@@ -201,6 +197,16 @@ class PoolConfig:
             refuse("offline", self.offline, "True, False or None")
         self._capacities()
         chaos_of(self.chaos)
+
+    def _check_number(self, name: str, convert: Callable[[Any], Any], low: float, high: float | None) -> None:
+        """Check a number, and store one of NumPy as a number of Python. ``high`` None: above ``low``, or None."""
+        given = getattr(self, name)
+        value = convert(given)
+        if value is None or not (low < value if high is None else low <= value <= high):
+            unit = "an integer" if convert is integer else "a number of seconds"
+            refuse(name, given, f"{unit} above {low:g}, or None" if high is None else f"{unit} from {low} to {high}")
+        if not isinstance(given, (int, float)):
+            object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
         return hash(tuple(sorted(self._policies().items()))) ^ hash((self.threads, self.memory_bytes))
@@ -232,7 +238,7 @@ class PoolConfig:
             options[name] = float(getattr(self, name))
         options["predictive_scaling"], options["scale_timeout"] = self.predictive_scaling, self.scale_timeout
         if self.request_timeout is not None:
-            options["request_timeout"] = float(self.request_timeout)
+            options["request_timeout"] = real(self.request_timeout)  # infinite if it is too large for a float
         for name in ("step_budget", "batch_wait"):
             if getattr(self, name):
                 options[name] = float(getattr(self, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from .checks import refuse
+from .checks import real, refuse
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -37,10 +37,10 @@ def seconds_of(value: object, name: str) -> float:
         if number is None and _PARTS.fullmatch(text):
             number = sum(float(amount) * _UNITS[unit] for amount, unit in _PART.findall(text))
         seconds: float | None = None if number is None else sign * number
-    elif isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-        seconds = None
     else:
-        seconds = float(value) if abs(value) < 1e18 else math.inf
-    if seconds is None:
+        seconds = real(value)
+        if seconds is not None and (value if isinstance(value, int) else seconds) >= 1e18:
+            seconds = math.inf
+    if seconds is None or math.isnan(seconds):
         refuse(name, value, 'seconds, or text such as "5m", "1h30m", "300ms"; below 0: for ever')
     return math.inf if seconds < 0 else seconds

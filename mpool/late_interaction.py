@@ -17,6 +17,7 @@ from .checks import integer, refuse
 from .errors import InvalidArgument
 from .resources import typed
 from .searching import Neighbours
+from .tasks.embedding_results import refuse_results
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -149,6 +150,7 @@ def ragged(name: str, given: Any) -> tuple[PackedTokens, bool]:
     """Return token vectors as one array with offsets, and True if they are of one text of shape (tokens, d)."""
     if hasattr(given, "values") and hasattr(given, "offsets"):
         return _packed(name, given), False
+    refuse_results(name, given, _SHAPE)
     array = _array(name, given) if isinstance(given, np.ndarray) else None
     if array is None:
         try:

@@ -105,6 +105,8 @@ def _text_of(error: MpoolError, arguments: object) -> str:
     for name, (python, option) in _HINTS.items():
         if error.hint and hasattr(arguments, name):
             error.hint = error.hint.replace(python, option)
+    if (error.got or "").startswith("half of a surrogate pair"):  # Python's form of a byte that is not UTF-8
+        error.hint = f"Arguments must be {sys.getfilesystemencoding().upper()}, the encoding of the locale"
     param = str(error.param)
     if None in (error.param, error.got, error.allowed) or not hasattr(arguments, param) \
             or param in getattr(arguments, "positionals", ()):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from dataclasses import dataclass
 
 from ..errors import InvalidArgument
@@ -123,6 +124,12 @@ def _bad(text: str, why: str) -> InvalidArgument:
                            allowed=FORMS, hint=f"Allowed: {FORMS}")
 
 
+def _is_allowed(letter: str) -> bool:
+    """Return True for a character that a path may have: a printable one, a space of any width, or a joiner, as in
+    compound emoji. Others can change how a terminal shows a message."""
+    return letter.isprintable() or letter in "\u200c\u200d" or unicodedata.category(letter) == "Zs"
+
+
 def _relative_path(text: str, path: str) -> str:
     parts = path.split("/")
     if "\\" in path or any(part in ("", ".", "..") for part in parts) or not path.isprintable():
@@ -142,8 +149,13 @@ def parse(reference: str | os.PathLike[str]) -> Reference:
     if not isinstance(reference, str):
         return LocalRef(os.path.abspath(os.path.expanduser(os.fspath(reference))))
     text = reference.strip()
-    if not text or len(text) > 4096 or not text.isprintable():
-        raise _bad(text, "is empty, longer than 4096 characters, or contains control characters")
+    if not 1 <= len(text) <= 4096:
+        raise _bad(text, f"has {len(text):,} characters, not 1 to 4,096")
+    odd = next((letter for letter in text if not _is_allowed(letter)), None)
+    if odd is not None:
+        surrogate = "\ud800" <= odd <= "\udfff"
+        raise _bad(text, f"has the character U+{ord(odd):04X}, which is "
+                   + ("half of a surrogate pair: paths must be UTF-8" if surrogate else "not printable"))
     if text.startswith("hf://"):
         return _hub_url(text)
     if text.startswith("pip:"):

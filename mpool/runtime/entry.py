@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..checks import one_of, shown
+from ..checks import integer, one_of, shown
 from ..errors import IntegrityError, InvalidArgument, MpoolError, SendError, WrongCapability
 from ..models.layout import missing_tokenizer
 from ..models.spec import OWN_ADAPTERS
@@ -69,7 +69,8 @@ class Entry:
         self.pool, self.key, self.ref, self.loading = pool, key, ref, loading
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
-        self._capability = capability
+        self._given_capability = capability  # None: the files decide
+        self._capability = capability  # None: the files are unread
         self._networks: dict[str, Entry] = {}  # the model's other networks, by name; see serving() and for_task()
         self._main: Entry | None = None  # the entry that this network belongs to
         self._network = ""  # name of this network: its capability, with its task if it has one
@@ -119,9 +120,7 @@ class Entry:
     @property
     def capability(self) -> str:
         """Capability of the model; reads its files if the capability is not known yet."""
-        if self._capability is None:
-            self._capability = self.describe().capability
-        return self._capability
+        return self._capability or self.describe().capability
 
     def describe(self, progress: bool | None = None) -> ModelDescription:
         """Return the description of the files with the overrides applied. Downloads missing files first."""
@@ -136,10 +135,12 @@ class Entry:
                 if self._description is None:
                     with _reading():
                         found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
-                    if self._capability not in (None, found.capability):
-                        raise wrong_capability(self, found.capability, self._capability)
+                    if self._given_capability not in (None, found.capability):
+                        raise wrong_capability(self, found.capability, self._given_capability)
                     self._description = override(found, self.overrides)
-                    self.was_read = True
+                    self._capability, self.was_read = found.capability, True
+                    names = {_name_of(part) for part in found.networks}
+                    self._networks = {name: part for name, part in self._networks.items() if name in names}
         return self._description
 
     @property
@@ -328,6 +329,7 @@ class Entry:
                 network.forget()
             self._description = self._tokenizer = self._vocab = self._template = self._table = self._draft = None
             self._core, self.plans, self._draft_stamps, self._adapters = {}, {}, {}, None
+            self._capability = self._given_capability
         return keys
 
     def remember(self) -> None:
@@ -642,10 +644,10 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
         embedding = replace(embedding, normalize=settings["normalize"])
         kv["mpool.normalize"] = settings["normalize"]
     if "max_length" in settings:
-        length = settings["max_length"]
+        length = integer(settings["max_length"])
         if embedding.padding:
             raise _refused(found, "max_length", settings, "None: every text of this model is padded to one length")
-        if isinstance(length, bool) or not isinstance(length, int) or not 4 <= length <= embedding.max_tokens:
+        if length is None or not 4 <= length <= embedding.max_tokens:
             raise _refused(found, "max_length", settings, f"an integer from 4 to {embedding.max_tokens}")
         embedding = replace(embedding, max_tokens=length)
     return replace(found, embedding=embedding, spec=replace(found.spec, kv=kv),

@@ -181,7 +181,7 @@ class Names:
                 if isinstance(model, (str, os.PathLike)) and model.__hash__ is not None else None
         if found is not None and found.successor is not None:
             found = found.latest()
-        if found is not None and found._capability != capability and found._networks:
+        if found is not None and found._capability not in (None, capability) and found._networks:
             return found._networks.get(capability or "", found)
         return found
 

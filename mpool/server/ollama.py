@@ -167,7 +167,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
             raise Refusal("invalid_value", "`raw` cannot be used with `system` or `images`.", "raw")
         stream = aio.generate(prompt, served.model, stream=True, pool=pool, parse_special=True, **options)
     else:
-        messages = [_message(context, OllamaMessage("user", prompt, images=body.images), "prompt")]
+        messages = [_message(context, OllamaMessage("user", prompt, images=body.images))]
         if body.system:
             messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
         options |= await thinking.ollama_options(served, body.think)
@@ -234,24 +234,26 @@ def _messages(context: Context, given: list[OllamaMessage]) -> list[dict[str, An
         if message.role == "thinking":
             thoughts.append(context.check_text(message.content, f"messages[{at}]"))
             continue
-        found.append(_message(context, message, f"messages[{at}]"))
+        found.append(_message(context, message, f"messages[{at}]."))
         if thoughts and message.role == "assistant":
             found[-1].setdefault("thinking", "".join(thoughts))
         thoughts = []
     return found
 
 
-def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": context.check_text(message.content, where)}
+def _message(context: Context, message: OllamaMessage, where: str = "") -> dict[str, Any]:
+    """Convert a message. ``where`` is the part of parameter names before ``images``, such as ``messages[0].``."""
+    content = context.check_text(message.content, where.removesuffix(".") or "prompt")
+    found: dict[str, Any] = {"role": message.role, "content": content}
     if message.images:
-        found["images"] = [image_of(image, f"{where}.images[{at}]") for at, image in enumerate(message.images)]
+        found["images"] = [image_of(image, f"{where}images[{at}]") for at, image in enumerate(message.images)]
     for name, value in (("thinking", message.thinking), ("name", message.tool_name),
                         ("tool_call_id", message.tool_call_id)):
         if value:
             found[name] = value
     if message.tool_calls:
         found["tool_calls"] = [{"id": call.id, "function": {"name": call.function.name, "arguments": _arguments(
-            context, call.function.arguments, f"{where}.tool_calls[{at}].function.arguments")}}
+            context, call.function.arguments, f"{where}tool_calls[{at}].function.arguments")}}
                                for at, call in enumerate(message.tool_calls)]
     return found
 

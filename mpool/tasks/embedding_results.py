@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ..checks import refuse
-from ..errors import Unsupported
+from ..checks import integer, refuse
+from ..errors import InvalidArgument, Unsupported
 from ..resources import install_hint, typed
 
 if TYPE_CHECKING:
@@ -95,11 +95,12 @@ class SparseVectors:
         Raises:
             InvalidArgument: ``top_k`` is not an integer of at least 1.
         """
-        if top_k is not None and (not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1):
+        count = integer(top_k)
+        if top_k is not None and (count is None or count < 1):
             refuse("top_k", top_k, "1 or more, or None")
         found = []
         for ids, values in self:
-            order = np.argsort(-values, kind="stable")[:top_k]
+            order = np.argsort(-values, kind="stable")[:count]
             found.append([(self._token_text(int(ids[i])), float(values[i])) for i in order])
         return found
 
@@ -205,3 +206,18 @@ class TextEmbeddings:
         return _same(self.dense, other.dense) and self.sparse == other.sparse and self.tokens == other.tokens
 
     __hash__ = None  # type: ignore[assignment]  # it has arrays
+
+
+def refuse_results(name: str, value: Any, allowed: str) -> None:
+    """Raise InvalidArgument for a result of this module in place of an array; the hint names what compares it.
+
+    Args:
+        name: parameter name.
+        value: argument of the caller.
+        allowed: allowed values, for the message.
+    """
+    hint = "a.dot(b) compares sparse vectors" if isinstance(value, SparseVectors) else \
+        "mpool.maxsim(query, documents) compares vectors of tokens" if isinstance(value, TokenVectors) else \
+        "Pass one of its outputs, such as its attribute dense" if isinstance(value, TextEmbeddings) else None
+    if hint is not None:
+        raise InvalidArgument(param=name, got=type(value).__name__, allowed=allowed, hint=hint)

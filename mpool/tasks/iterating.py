@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..errors import InvalidArgument
 from ..resources import typed
 from .steps import IterRequest, drive_each
 
@@ -13,7 +14,7 @@ class EmbedIterator(Iterator[Any]):
     """Iterator over the vectors of texts, in order, returned by :func:`mpool.embed_iter`. Also a context manager.
 
     Closing the iterator cancels the requests in flight: with ``close()``, at the end of a ``with`` block, or when the
-    last reference to it is dropped.
+    last reference to it is dropped. Only one thread at a time may iterate; any thread may close the iterator.
 
     Attributes:
         done: number of texts processed so far.
@@ -21,7 +22,7 @@ class EmbedIterator(Iterator[Any]):
     """
 
     def __init__(self, request: IterRequest) -> None:
-        self._request, self._rows = request, drive_each(request.steps())
+        self._request, self._rows = request, drive_each(request)
 
     @property
     def done(self) -> int:
@@ -36,7 +37,14 @@ class EmbedIterator(Iterator[Any]):
 
     @typed
     def __next__(self) -> Any:
-        return next(self._rows)
+        try:
+            return next(self._rows)
+        except ValueError as error:
+            if not _is_running(error):
+                raise
+            raise InvalidArgument("the iterator of embed_iter is already in use by another thread, or by the texts "
+                                  "that it reads", hint="Hold a lock around next(), or call embed_iter once per "
+                                                        "thread") from None
 
     def __enter__(self) -> EmbedIterator:
         return self
@@ -46,6 +54,22 @@ class EmbedIterator(Iterator[Any]):
 
     @typed
     def close(self) -> None:
-        """Cancel the requests in flight. The iterator then yields no more vectors."""
-        self._rows.close()  # type: ignore[attr-defined]
+        """Cancel the requests in flight. The iterator then yields no more vectors.
+
+        The loop of another thread that waits for a vector ends once the slice of texts in progress is computed, or the
+        iterable has returned its next text.
+        """
+        self._request.closed = True
+        try:
+            self._rows.close()  # type: ignore[attr-defined]
+        except ValueError as error:
+            if not _is_running(error):
+                raise
+            return  # the running generator closes itself and the progress bar
         self._request.bar.close()
+
+
+def _is_running(error: ValueError) -> bool:
+    """Return True for Python's error for a generator that is running; an error from inside it has further frames."""
+    trace = error.__traceback__
+    return type(error) is ValueError and trace is not None and trace.tb_next is None

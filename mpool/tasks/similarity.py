@@ -9,6 +9,7 @@ import numpy as np
 from ..checks import one_of
 from ..errors import InvalidArgument
 from ..resources import typed
+from .embedding_results import refuse_results
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -72,6 +73,7 @@ def vectors_of(name: str, value: Any, allowed: str = _SHAPES, axes: tuple[int, .
     Raises:
         InvalidArgument: the value is not an array of real numbers with such axes.
     """
+    refuse_results(name, value, allowed)
     try:
         array = np.asarray(value)
     except ValueError as error:

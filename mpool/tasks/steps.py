@@ -192,11 +192,12 @@ def drive(steps: Steps) -> Any:
         steps.close()
 
 
-def drive_each(steps: Steps) -> Iterator[Any]:
-    """Run a generator. Yields the value of each :class:`Out`."""
+def drive_each(request: IterRequest) -> Iterator[Any]:
+    """Run the generator of a request until it ends or the request is closed. Yields the value of each :class:`Out`."""
+    steps = request.steps()
     try:
         step = next(steps)
-        while True:
+        while not request.closed:
             if type(step) is Out:
                 yield step.value
                 step = next(steps)
@@ -437,6 +438,7 @@ class IterRequest:
     Attributes:
         done: number of texts processed so far.
         failed: number of processed texts that have no vector.
+        closed: True once the iterator was closed; another thread may set it.
     """
 
     kind: Kind
@@ -448,6 +450,7 @@ class IterRequest:
     call: Call
     done: int = 0
     failed: int = 0
+    closed: bool = False
 
     def steps(self) -> Steps:
         """Return the generator. Its outputs are the results of texts or batches."""
@@ -483,6 +486,8 @@ class IterRequest:
 
     def _slices(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items_of_caller(items):
+            if self.closed:
+                return
             if (full := self.cutter.add(item)) is not None:
                 yield full
         if (full := self.cutter.rest()) is not None:

@@ -562,7 +562,8 @@ static void defer_all(const mp_plan *plan, const mp_error *error, mp_outcome *ou
 static void fail_corrupted(const mp_plan *plan, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++) {
         mp_fail(&plan->items[p]->error, MP_INTEGRITY,
-                "a model file was changed or truncated while it was in use");
+                "a model file was changed or truncated while it was in use; unload "
+                "the model, then load it again");
         outcomes[p] = MP_OUTCOME_FAILED;
     }
 }

@@ -202,7 +202,8 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_error_clear(&error);
     if (mp_weights_whole(model->weights, &error) != MP_OK || !mp_weights_unchanged(model->weights)) {
         if (error.code == MP_OK)
-            mp_fail(&error, MP_INTEGRITY, "a model file was changed or truncated while it was in use");
+            mp_fail(&error, MP_INTEGRITY, "a model file was changed or truncated while it was in use; unload "
+                    "the model, then load it again");
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }

@@ -433,6 +433,45 @@ def test_closing_an_iterator_early_cancels_its_requests(pool: mpool.Pool, bert: 
         idle(pool)
 
 
+def test_another_thread_can_close_an_iterator(pool: mpool.Pool, bert: Path) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def source() -> Iterator[str]:
+        yield from TEXTS
+        reading.set()
+        assert go_on.wait(30)
+        yield from TEXTS
+
+    vectors, found = pool.embed_iter(source(), bert), list[Any]()
+    thread = threading.Thread(target=lambda: found.extend(vectors))
+    thread.start()
+    assert reading.wait(30)
+    with pytest.raises(mpool.InvalidArgument, match="already in use by another thread.* a lock around next"):
+        next(vectors)
+    vectors.close()
+    go_on.set()
+    thread.join(30)
+    assert not thread.is_alive() and not found
+    assert list(vectors) == [] and vectors.done == 0
+    idle(pool)
+
+
+def test_an_iterator_that_its_own_texts_use(pool: mpool.Pool, bert: Path) -> None:
+    def source(use: Callable[[], object]) -> Iterator[str]:
+        yield "One."
+        use()
+        yield "Two."
+
+    vectors: mpool.EmbedIterator = pool.embed_iter(source(lambda: next(vectors)), bert)
+    with pytest.raises(mpool.InvalidArgument, match="or by the texts that it reads"):
+        next(vectors)
+    vectors = pool.embed_iter(source(lambda: vectors.close()), bert)
+    assert list(vectors) == []
+    vectors = pool.embed_iter(source(lambda: int("x")), bert)
+    with pytest.raises(ValueError, match="invalid literal"):
+        next(vectors)
+
+
 def test_iter_counts_invalid_texts(pool: mpool.Pool, bert: Path) -> None:
     texts = ["fine", "", "good", None] * 600
     vectors = pool.embed_iter(texts, bert, on_error="null")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,27 @@ def test_an_unchanged_file_keeps_its_description(folder: Path) -> None:
         assert pool.get(str(folder)).description is description
 
 
+def test_a_folder_may_get_a_model_of_another_kind(folder: Path, llama: Path) -> None:
+    def replace_folder(by: Path) -> None:
+        shutil.rmtree(folder)
+        shutil.copytree(by, folder)
+
+    with mpool.Pool() as pool:
+        model, other = pool.load(folder), shutil.copytree(folder, folder.parent / "other")
+        vector = pool.embed("A text.", folder)
+        replace_folder(llama)
+        pool.unload(folder)
+        with pytest.raises(mpool.WrongCapability, match="capability is text_to_text, not text_embedding"):
+            pool.embed("A text.", folder)
+        assert model.generate("Once", max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
+        assert model.capability == "text_to_text"
+        replace_folder(Path(other))
+        assert pool.load(folder).capability == "text_embedding"
+        with pytest.raises(mpool.WrongCapability, match="capability is text_embedding, not text_to_text"):
+            pool.generate("Once", folder)
+        assert np.array_equal(pool.embed("A text.", folder), vector)
+
+
 # ---- detection of changed content ------------------------------------------------------------------------------------
 
 def _flip_signs(file: Path, keep_time: bool = False) -> None:
@@ -92,7 +114,7 @@ def test_a_rewritten_file_whose_time_was_set_back(folder: Path, isolation: str) 
         before = pool.embed("A text.", str(folder))
         _flip_signs(folder / "model.safetensors", keep_time=True)
         for _ in range(2):
-            with pytest.raises(mpool.IntegrityError):
+            with pytest.raises(mpool.IntegrityError, match="unload the model, then load it again"):
                 pool.embed("A text.", str(folder))
         pool.unload(str(folder))
         after = pool.embed("A text.", str(folder))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -70,3 +73,25 @@ def test_what_does_not_fit(a: object, b: object, options: dict[str, object]) -> 
     with pytest.raises(mpool.InvalidArgument, match="must be") as caught:
         mpool.similarity(a, b, **options)
     assert caught.value.param in ("a", "b", "metric")
+
+
+SPARSE = mpool.SparseVectors(np.array([0, 2, 4]), np.array([1, 4, 0, 2], np.int32), np.ones(4, np.float32), (2, 5), str)
+TOKENS = mpool.TokenVectors(np.ones((4, 3), np.float32), np.array([0, 2, 4]))
+
+
+@pytest.mark.parametrize("function", [
+    lambda given: mpool.similarity(A, given), lambda given: mpool.semantic_search(given, A), mpool.paraphrase_mining,
+    mpool.community_detection])
+@pytest.mark.parametrize("given, hint", [
+    (SPARSE, r"got SparseVectors. a.dot\(b\) compares"), (TOKENS, "got TokenVectors. mpool.maxsim"),
+    (mpool.TextEmbeddings(A, SPARSE, TOKENS), "got TextEmbeddings. .*attribute dense")])
+def test_other_results_are_refused(function: Callable[[Any], object], given: object, hint: str) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=hint):
+        function(given)
+
+
+@pytest.mark.parametrize("function", [lambda given: mpool.maxsim(given, given), mpool.quantize_tokens,
+                                      lambda given: mpool.pool_tokens(given, factor=2)])
+def test_sparse_vectors_of_equal_size_are_no_vectors_of_tokens(function: Callable[[Any], object]) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=r"got SparseVectors. a.dot\(b\) compares sparse vectors"):
+        function(SPARSE)

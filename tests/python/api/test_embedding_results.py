@@ -73,6 +73,7 @@ def test_pickles(make: Any) -> None:
         if make is sparse:
             assert found.decoded() == whole.decoded() == [[("t4", 2.0), ("t1", 1.0)], [], [("t0", 3.0)],
                                                           [("t4", 6.0), ("t3", 5.0), ("t2", 4.0)]]
+            assert found.decoded(np.int64(1)) == whole.decoded(1)
 
 
 @pytest.mark.parametrize("result, text", [

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy as np
 import pytest
 
 import mpool
@@ -31,7 +32,8 @@ from mpool.tasks import streams
     ("90", 90.0), ("1.5", 1.5), (" 5m ", 300.0), ("1h30m", 5400.0), ("300ms", 0.3), ("2s", 2.0), ("1m30s500ms", 90.5),
     ("0", 0.0), ("-0", 0.0), ("-1", math.inf), ("-1h", math.inf), ("-0.5s", math.inf), (0, 0.0), (7, 7.0),
     (0.25, 0.25), (-1, math.inf), (-0.001, math.inf), (math.inf, math.inf), (-math.inf, math.inf), (10**18, math.inf),
-    (10**18 - 1, 1e18), (10**400, math.inf), (-10**400, math.inf), ("9" * 5000, math.inf)], ids=lambda value: str(
+    (10**18 - 1, 1e18), (10**400, math.inf), (-10**400, math.inf), ("9" * 5000, math.inf),
+    (np.int64(7), 7.0), (np.float32(0.25), 0.25), (np.float64(-1), math.inf)], ids=lambda value: str(
         value)[:20] if isinstance(value, (str, float)) or abs(value) < 1e20 else "large")
 def test_durations(given: Any, seconds: float) -> None:
     assert seconds_of(given, "keep_alive") == pytest.approx(seconds, rel=1e-12)
@@ -292,6 +294,22 @@ def test_refused_options_of_a_configuration(name: str, bad: Any, allowed: str) -
         mpool.PoolConfig(**{name: bad})
     assert (caught.value.param, caught.value.got) == (name, checks.shown(bad))
     assert (caught.value.allowed or "").startswith(allowed)
+
+
+def test_numbers_of_numpy_become_numbers_of_python() -> None:
+    given = {"threads": np.int64(2), "load_timeout": np.float32(2.5), "request_timeout": np.int32(9)}
+    made = mpool.PoolConfig(**given, keep_alive=np.int64(7))  # type: ignore[arg-type]
+    assert made == mpool.PoolConfig(threads=2, load_timeout=2.5, request_timeout=9, keep_alive=7)
+    assert {name: type(getattr(made, name)) for name in given} == {
+        "threads": int, "load_timeout": float, "request_timeout": float}
+    assert made._registry_options()["keep_alive"] == 7.0
+    for name, bad in (("threads", np.float64(2)), ("threads", np.bool_(True)), ("load_timeout", np.float32("nan"))):
+        with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be"):
+            mpool.PoolConfig(**{name: bad})
+
+
+def test_a_request_timeout_beyond_a_float_is_no_limit() -> None:
+    assert mpool.PoolConfig(request_timeout=10**400)._registry_options()["request_timeout"] == math.inf
 
 
 def test_policies_of_capabilities() -> None:

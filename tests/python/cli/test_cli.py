@@ -293,6 +293,15 @@ def test_generate_refuses_invalid_input(llama: str) -> None:
     assert done.returncode == 1 and done.stderr.startswith("mpool: standard input is not UTF-8")
 
 
+def test_arguments_that_are_not_utf8(bert: str, llama: str) -> None:
+    text = os.fsdecode(b"caf\xe9")
+    for arguments in (("embed", "--model", bert, text), ("generate", "--model", llama, text),
+                      ("search", "--model", bert, text, "a"), ("embed", "--model", bert, "--prompt", text, "a")):
+        done = run(*arguments, check=False)
+        assert done.returncode == 1 and "half of a surrogate pair (U+DCE9)" in done.stderr
+        assert done.stderr.endswith("Arguments must be UTF-8, the encoding of the locale\n")
+
+
 def test_generate_options(llama: str) -> None:
     """Several choices, log probabilities, logit bias, a stop string, and the speed on standard error."""
     done = json.loads(run("generate", "--model", llama, "-n", "2", "--logprobs", "2", "--max-tokens", "3", "--seed",

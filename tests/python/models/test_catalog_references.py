@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mpool
 import mpool.models
 from mpool import errors
 from mpool.models import (
@@ -77,6 +80,25 @@ def test_malformed_references(text: str) -> None:
     with pytest.raises(errors.InvalidArgument) as caught:
         parse_reference(text)
     assert "pip:package==version/path" in str(caught.value) and len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("letter, why", [
+    ("\n", "has the character U+000A, which is not printable"),
+    ("\u202e", "has the character U+202E, which is not printable"),
+    ("\u2028", "has the character U+2028, which is not printable"),
+    ("\udce9", "has the character U+DCE9, which is half of a surrogate pair: paths must be UTF-8"),
+    ("\ue000", "has the character U+E000, which is not printable"),
+    ("x" * 5000, "has 5,004 characters, not 1 to 4,096")])
+def test_characters_that_a_reference_must_not_have(letter: str, why: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=re.escape(why)):
+        parse_reference(f"./a{letter}b")
+
+
+@pytest.mark.parametrize("letter", ["\xa0", "\u3000", "\u202f", "\U0001f469\u200d\U0001f4bb", "é"])
+def test_paths_may_have_any_space_and_joiners(letter: str, bert: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(bert, tmp_path / f"a{letter}b")
+    with mpool.Pool() as pool:
+        assert pool.embed("A text.", str(folder)).shape == pool.embed("A text.", folder).shape == (32,)
 
 
 @given(st.text(max_size=40) | st.text("abc/:@=.#-_~1pihf", max_size=30))

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mpool
@@ -45,6 +46,7 @@ def entry(description: ModelDescription | None = None, *rows: dict[str, Any], ke
     pool: Any = SimpleNamespace(registry=Registry(*rows), config=mpool.PoolConfig(**config))
     made = Entry(pool, key, "/m")
     made._description = described() if description is None else description
+    made._capability = made._description.capability
     return made
 
 
@@ -72,6 +74,23 @@ def test_a_model_has_an_entry_for_each_network() -> None:
     with pytest.raises(mpool.WrongCapability, match="capability is image_embedding, not text_embedding") as caught:
         other._by_name("text_embedding").describe()
     assert caught.value.wanted == "text_embedding" and caught.value.key == "m"
+
+
+def test_files_of_another_kind_have_other_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, texts, _ = with_parts()
+    names = Names(main.pool)
+    names.by_key["m"] = names.by_name["m"] = main
+    assert main.capability == "image_embedding" and names.known("m", "text_embedding") is texts
+    monkeypatch.setattr("mpool.models.describe", lambda *_, **options: described())
+    main.forget()
+    assert names.known("m", "text_embedding") is main and main.capability == "text_embedding"
+    assert main.serving("text_embedding") is main and names.known("m", "image_embedding") is main
+    with pytest.raises(mpool.WrongCapability):
+        texts.describe()
+    monkeypatch.setattr("mpool.models.describe", lambda *_, **options: described("text_to_text"))
+    given = Entry(main.pool, "m", "/m", "text_embedding")
+    with pytest.raises(mpool.WrongCapability, match="capability is text_to_text, not text_embedding"):
+        given.describe()
 
 
 @pytest.mark.parametrize("capability, wanted, serves", [
@@ -298,7 +317,7 @@ def test_ids_of_adapters() -> None:
     ({"prompts": {"a": "b"}, "default_prompt_name": "a"}, "default_prompt_name", "a"),
     ({"pooling": "max"}, "pooling", ("max",)), ({"pooling": "max"}, "output_size", 32),
     ({"normalize": False}, "normalize", False), ({"max_length": 4}, "max_tokens", 4),
-    ({"max_length": 64}, "max_tokens", 64)])
+    ({"max_length": 64}, "max_tokens", 64), ({"max_length": np.int64(9)}, "max_tokens", 9)])
 def test_settings_that_replace_those_of_the_files(settings: dict[str, Any], field: str, expected: Any) -> None:
     """The settings apply to the model's other encoder as well, and leave all other fields unchanged."""
     found = override(described(networks=(described(task="query"),)), settings)

@@ -83,6 +83,14 @@ def test_invalid_images_are_refused(server: Any, photo: bytes, named: str) -> No
         assert status == 400 and "0x" not in found["error"]["message"]
 
 
+def test_the_error_of_an_image_names_the_field_of_the_request(server: Any) -> None:
+    for path, body, name in (("/api/generate", {"prompt": "x", "images": ["!"]}, "images[0]"),
+                             ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["!"]}]},
+                              "messages[0].images[0]")):
+        status, found = ask(server, path, {"model": "llava", **body})
+        assert status == 400 and f"`{name}` must be base64" in found["error"]
+
+
 # ---- images at URLs --------------------------------------------------------------------------------------------------
 
 URL = "https://images.example/photo.png"
