@@ -155,7 +155,7 @@ MP_TEST(kernels_partition_of_quantised_products_on_amx) {
         for (size_t h = 0; h < sizeof heights / sizeof *heights; h++) {
             if (strcmp(below, heights[h].variant) != 0)
                 continue;
-            static const int few[][2] = {{23, 64}, {23, 4096}, {40, 65536}}; /* 24 rows of 65,536 inputs exceed a pass */
+            static const int few[][2] = {{23, 64}, {23, 4096}, {40, 65536}}; /* the last: a pass has 16 rows */
             for (int i = 0; i < 3; i++) {
                 product p = product_of(MP_W_Q4_0, few[i][0], 32, few[i][1]);
                 multiply(&p);
@@ -337,5 +337,34 @@ MP_TEST(kernels_partition_of_unpacked_products) {
             want[count++] = (N - n < MP_PANEL_N ? N - n : MP_PANEL_N) +
                             100 * (K - k < MP_K_CHUNK ? K - k : MP_K_CHUNK) + 100000 * (k > 0);
     check_calls(want, count, "unpacked", "mp_gemm_f32_own", M);
+    kt_use("");
+}
+
+static void note_inputs(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
+                        const mp_epilogue *ep, float *y, int64_t ldy) {
+    MP_CHECK(w->kind == MP_W_BF16 && x->kind == MP_A_BF16 && w->K == x->K && m0 == 0 && m1 == x->M);
+    MP_CHECK(panel0 < panel1 && ep == NULL);
+    note(w->K);
+    original.gemm_bf16(w, x, m0, m1, panel0, panel1, ep, y, ldy);
+}
+
+/* Attention in tiles multiplies the queries of each 32 rows by the keys, then the weights by the values that these rows
+ * see, whose number is rounded to a multiple of 32. */
+MP_TEST(kernels_partition_of_attention_in_tiles) {
+    enum { T = 150, D = 40 };
+    static const char *const masks[] = {"amx", "amx model"};
+    static float rows[T * D], out[T * D];
+    static const int want[] = {D, 32, D, 64, D, 64, D, 64, D, 64};
+    for (int m = 0; m < 2; m++) {
+        if (!kt_use(masks[m]) || strstr(mp_kernels_variant(MP_SLOT_attn_full_bf16), "amx") == NULL)
+            continue;
+        const mp_attn_full a = {.q = rows, .k = rows, .v = rows, .ld = D, .out = out, .ld_out = D, .T = T, .D = D,
+                                .scale = 1.0f, .causal = true, .window = 20};
+        void *scratch = kt_alloc(mp_attn_full_scratch(T, D));
+        replaceable()->gemm_bf16 = note_inputs;
+        mp_kernels_get()->attn_full_bf16(&a, 0, T, scratch);
+        check_calls(want, 10, "attention", masks[m], T);
+        kt_free(scratch);
+    }
     kt_use("");
 }
