@@ -242,6 +242,38 @@ MP_TEST(kernels_partition_of_epilogues_on_amx) {
     kt_use("");
 }
 
+/* More than 512 rows are cut into passes of nearly equal height, whose rows stay in cache while all panels pass. The
+ * second pass has one row less than a multiple of 32, which shows where it ends in each panel. */
+MP_TEST(kernels_partition_of_passes_on_amx) {
+    enum { PANELS = 3, STEPS = 4 };
+    static const struct { int M, first; } cases[] = {{511, 511}, {1023, 512}, {991, 512}, {1535, 512}};
+    static const char *const masks[] = {"amx", "amx model"};
+    static int want[MOST_CALLS];
+    for (int m = 0; m < 2; m++)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            if (!kt_use(masks[m]) || strstr(mp_kernels_variant(MP_SLOT_gemm_bf16), "amx") == NULL)
+                continue;
+            int count = 0;
+            for (int r0 = 0, r1; r0 < cases[i].M; r0 = r1) {
+                r1 = cases[i].M - r0 < cases[i].first ? cases[i].M : r0 + cases[i].first;
+                for (int p = 0; p < PANELS; p++)
+                    for (int r = r0; r < r1; r += 32) {
+                        const int rows = r1 - r < 32 ? r1 - r : 32, each = (rows + STEPS - 1) / STEPS;
+                        const bool last = r1 == cases[i].M && p == PANELS - 1 && r + 32 >= r1;
+                        for (int left = rows, part; left > 0; left -= part) {
+                            part = last || left < each ? left : each;
+                            want[count++] = part * MP_PANEL_N;
+                        }
+                    }
+            }
+            product p = product_of(MP_W_BF16, cases[i].M, MP_PANEL_N * PANELS, 32 * STEPS);
+            multiply(&p);
+            check_calls(want, count, "BF16", masks[m], cases[i].M);
+            drop(&p);
+        }
+    kt_use("");
+}
+
 /* ---- products that become activations, stored rows and unpacked matrices ---- */
 
 static void note_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
