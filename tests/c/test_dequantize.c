@@ -62,6 +62,27 @@ MP_TEST(kernels_dequantize_floats) {
     MP_CHECK(out[0] == 1.5f && kt_bits(out[1]) == 0xff7f0000u && kt_bits(out[2]) == 0x00010000u);
 }
 
+/* Rows of any length, which the loop of F16 cuts into parts of 64. Nothing after the row is written. */
+MP_TEST(kernels_dequantize_lengths_of_floats) {
+    enum { MOST = 200 };
+    static const mp_dtype types[] = {MP_F16, MP_BF16};
+    for (int type = 0; type < 2; type++)
+        for (int n = 0; n <= MOST; n++) {
+            uint8_t bytes[1 + 2 * MOST];
+            float out[MOST + 1];
+            for (int k = 0; k <= MOST; k++)
+                out[k] = -77.0f;
+            for (int k = 0; k < MOST; k++)
+                put_half(bytes + 1 + 2 * k, (uint16_t)(0x3c01 + 5 * k)); /* normal numbers in both types */
+            mp_dequantize_row(types[type], bytes + 1, n, out);
+            for (int k = 0; k <= MOST; k++) {
+                const int bits = 0x3c01 + 5 * k;
+                const float half = ldexpf((float)(1024 + bits % 1024), bits / 1024 - 25);
+                MP_CHECK(k >= n ? out[k] == -77.0f : type ? kt_bits(out[k]) == (uint32_t)bits << 16 : out[k] == half);
+            }
+        }
+}
+
 /* Every value of a scale of 8 bits: FP8 UE4M3, halved, where 127 is NaN and counts as 0; and powers of two. */
 MP_TEST(kernels_dequantize_every_small_scale) {
     uint8_t block[36];

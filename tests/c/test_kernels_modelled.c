@@ -208,8 +208,9 @@ MP_TEST(kernels_modelled_amx_prefetch) {
     MP_CHECK_INT(counts_of(MP_W_BF16, 32, 96, 224, NULL).prefetched, 0); /* one block: no time for it */
 }
 
-/* With more than 16 steps of inputs, partial sums are stored between chunks. No weight tile is loaded twice, and all
- * but those of the first chunk of the first panel are prefetched once. */
+/* With more than 16 steps of inputs, partial sums are stored between chunks. Each block loads the weight tiles of a
+ * chunk, and all but those of the first chunk of the first panel are prefetched once. A chunk serves four panels, or
+ * eight if there are more than two chunks, before the next chunk begins at the first of them. */
 MP_TEST(kernels_modelled_amx_chunks) {
     use_or_skip("amx model");
     enum { PANELS = 9, BLOCKS = 4, MOST = 40 };
@@ -225,9 +226,43 @@ MP_TEST(kernels_modelled_amx_chunks) {
         MP_CHECK_INT(c.stores, 4 * BLOCKS * PANELS * chunks);
         MP_CHECK_INT(c.zeros, 4 * BLOCKS * PANELS);
         MP_CHECK_INT(c.loads, 2 * BLOCKS * PANELS * steps + 4 * BLOCKS * PANELS * (chunks - 1));
+        const int groups = chunks > 2 ? 1 : 2; /* those of several panels: 8 + 1, or 4 + 4 + 1 */
+        MP_CHECK_INT(c.rewinds, PANELS * chunks * (BLOCKS - 1) + (chunks - 1) * groups);
         for (int line = 0; line < PANELS * steps * 32; line++)
             if (steps % chunks == 0 && hits[line] != (line >= first)) /* else the last chunk is shorter */
                 MP_FAIL("%d steps: line %d is prefetched %d times", steps, line, hits[line]);
+    }
+}
+
+/* Quantised weights are unpacked four units at a time. Unpacking a block prefetches the lines of the block that is two
+ * such jobs further, each line once. */
+MP_TEST(kernels_modelled_amx_quant_prefetch) {
+    enum { M = 24, PANELS = 2, BLOCKS = 32, MOST = PANELS * BLOCKS * 17 };
+    static const struct { mp_wkind kind; int lines; } rows[] = {
+        {MP_W_Q4_0, 9}, {MP_W_Q4_1, 10}, {MP_W_Q8_0, 17}, {MP_W_Q4_K, 9}, {MP_W_Q6_K, 13}, {MP_W_MXFP4, 9},
+    };
+    use_or_skip("amx model");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const int lines = rows[i].lines;
+        uint8_t hits[MOST] = {0};
+        mp_wmat w;
+        mp_acts x;
+        mp_wmat_init(&w, rows[i].kind, MP_PANEL_N * PANELS, 32 * BLOCKS);
+        w.data = kt_alloc(mp_wmat_bytes(&w) + MP_WMAT_SLACK);
+        void *memory = kt_alloc(mp_acts_bytes(MP_A_Q8, M, w.K));
+        float *zeros = kt_alloc(sizeof(float) * (size_t)(M * w.K)), *y = kt_alloc(sizeof(float) * (size_t)(M * w.N));
+        mp_acts_init(&x, MP_A_Q8, M, w.K, memory);
+        mp_acts_fill(&x, zeros, w.K, 0, M);
+        tile_model_reset();
+        tile_model_watch(w.data, MOST, hits);
+        mp_gemm(&w, &x, 0, M, 0, PANELS, NULL, y, w.N);
+        MP_CHECK_INT(tile_model_counted().prefetched, PANELS * BLOCKS * lines);
+        const bool plain = w.panel_bytes == (size_t)(BLOCKS * lines * 64); /* blocks alone, without heads or a table */
+        MP_CHECK_INT(plain, rows[i].kind == MP_W_Q4_0 || rows[i].kind == MP_W_Q4_1 || rows[i].kind == MP_W_Q8_0);
+        for (int line = 0; plain && line < PANELS * BLOCKS * lines; line++)
+            if (hits[line] != (line >= 8 * lines))
+                MP_FAIL("kind %d: line %d is prefetched %d times", rows[i].kind, line, hits[line]);
+        kt_free(w.data), kt_free(memory), kt_free(zeros), kt_free(y);
     }
 }
 #endif

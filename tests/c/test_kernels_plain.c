@@ -175,6 +175,8 @@ MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
             check_plain(Ms[i], least + more, 384, 17, &random);
             check_plain(Ms[i], least + more, 1000 + j, 29, &random);
         }
+        MP_CHECK_INT(mp_blas_takes(Ms[i], least, 384), core[0] != 0);
+        MP_CHECK(!mp_blas_takes(Ms[i], least / 2, 384));
         check_plain(Ms[i], least / 2 + 1, 384, 17, &random); /* too small for OpenBLAS: our own kernel computes this */
         check_plain(Ms[i], least / 20 + 1, 200, 7, &random);
         check_plain(Ms[i], 1000000 / (Ms[i] * 20) + 3, 20, 29, &random);

@@ -134,3 +134,25 @@ MP_TEST(kernels_attention_begins_without_keys) {
             kt_free(p.m), kt_free(p.l), kt_free(p.o);
         }
 }
+
+/* The scratch of a number of keys is enough for every smaller number. The parts of each kernel follow one another. */
+MP_TEST(kernels_attention_scratch) {
+    static const int heads[] = {8, 40, 64, 256, MP_ATTN_BF16_DEPTH};
+    for (int i = 0; i < 5; i++)
+        for (int T = 1, D = heads[i]; T <= 2200; T++) {
+            const mp_attn_full_layout full = mp_attn_full_plan(T, D);
+            const mp_attn_bf16_layout bf16 = mp_attn_bf16_plan(T, D);
+            const size_t keys = (size_t)(T + 31) / 32 * 32, depth = (size_t)(D + 31) / 32 * 32, whole = sizeof(float);
+            MP_CHECK_INT(full.v, whole * keys * (size_t)D);
+            MP_CHECK_INT(full.scores - full.v, whole * keys * ((size_t)(D + 15) / 16 * 16));
+            MP_CHECK_INT(full.bytes - full.scores, whole * keys * (T <= 1024 ? 48 : 24));
+            MP_CHECK_INT(bf16.v, bf16.k_panel * (keys / 32));
+            MP_CHECK_INT(bf16.scores - bf16.v, bf16.v_panel * (depth / 32));
+            MP_CHECK_INT(bf16.p - bf16.scores, whole * 32 * keys);
+            MP_CHECK_INT(bf16.q - bf16.p, sizeof(uint16_t) * 32 * (keys + (keys % 1024 ? 0 : 32)));
+            MP_CHECK_INT(bf16.bytes - bf16.q, sizeof(uint16_t) * 32 * depth + MP_WMAT_SLACK);
+            const size_t bytes = mp_attn_full_scratch(T, D);
+            MP_CHECK(bytes >= full.bytes && bytes >= bf16.bytes);
+            MP_CHECK(T == 1 || bytes >= mp_attn_full_scratch(T - 1, D));
+        }
+}

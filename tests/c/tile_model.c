@@ -18,6 +18,7 @@ static _Thread_local struct {
     const void *watched;
     size_t watched_lines;
     uint8_t *hits;
+    uintptr_t last_load; /* the last load from watched memory */
 } unit;
 
 void tile_model_reset(void) { memset(&unit, 0, sizeof unit); }
@@ -87,6 +88,10 @@ void tile_model_zero(int t, const char *file, int line) {
 void tile_model_load(int t, const void *base, int64_t stride, bool streamed, const char *file, int line) {
     tile *to = tile_at(t, streamed ? "tileloaddt1" : "tileloadd", file, line);
     *(streamed ? &unit.counts.streamed : &unit.counts.loads) += 1;
+    if (((uintptr_t)base - (uintptr_t)unit.watched) / 64 < unit.watched_lines) {
+        unit.counts.rewinds += (uintptr_t)base < unit.last_load;
+        unit.last_load = (uintptr_t)base;
+    }
     memset(to->data, 0, sizeof to->data);
     for (int r = 0; r < to->rows; r++)
         memcpy(to->data[r], (const uint8_t *)base + r * stride, (size_t)to->bytes);

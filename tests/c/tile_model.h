@@ -21,13 +21,14 @@
 typedef struct tile_model_counts {
     int64_t configurations, releases, zeros, loads, streamed, stores, products;
     int64_t prefetched; /* lines of 64 bytes */
+    int64_t rewinds;    /* loads of watched memory that lie before the last such load */
 } tile_model_counts;
 
 void tile_model_reset(void); /* release the tiles of this thread and clear its counts */
 tile_model_counts tile_model_counted(void);
 bool tile_model_is_configured(void); /* on this thread */
-/* Count, until the next reset, how often this thread prefetches each of `count` lines of 64 bytes from `base` on. hits:
- * out, [count], zeroed by the caller. */
+/* Watch `count` lines of 64 bytes from `base` on until the next reset: count how often this thread prefetches each, and
+ * how often its loads go back. hits: out, [count], zeroed by the caller. */
 void tile_model_watch(const void *base, size_t count, uint8_t *hits);
 
 /* The instructions. `file` and `line`: where the kernel has them. */

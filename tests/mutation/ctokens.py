@@ -155,7 +155,7 @@ def _function(unit: Unit, name: str, first: int, last: int) -> None:
             begins = True
             i += 1
             continue
-        if not begins:
+        if not begins or token.text.endswith("_UNROLL"):  # a pragma of the loop that follows
             i += 1
             continue
         if token.text in _HEADS and tokens[i + 1].text == "(":

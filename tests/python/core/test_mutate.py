@@ -108,6 +108,15 @@ def test_c_operators() -> None:
         assert mutant.apply(C_SOURCE).count("\n") == C_SOURCE.count("\n")
 
 
+def test_the_pragma_of_a_loop_is_no_statement() -> None:
+    """The tool changes statements of such a loop one by one, and no size of an array."""
+    source = ("void copy(int n, int *to) {\n    VEC_UNROLL\n    for (int i = 0; i < n; i++) {\n"
+              "        int low[4], high[4];\n        low[i] = high[i];\n        to[i] = low[i];\n    }\n}\n")
+    mutants = coperators.mutants("csrc/tiny.c", source)
+    assert [mutant.line for mutant in mutants if mutant.operator == "delete"] == [5, 6]
+    assert not [mutant for mutant in mutants if mutant.line == 4]
+
+
 def test_python_operators() -> None:
     """The tool makes exactly these mutants: none of an annotation, docstring, assertion, log record or error."""
     mutants = pyoperators.mutants("mpool/tiny.py", PY_SOURCE)
