@@ -1,7 +1,9 @@
 /* Images of several tiles, the first matrix of an axial network in two halves, and the predicted memory of images. */
+#include "late_threads.h"
 #include "models/decoder/decoder.h"
 #include "models/vision/vision.h"
 #include "ranges_fixture.h"
+#include "sizes_fixture.h"
 #include "vision_fixture.h"
 
 enum { TILES = 2, BEFORE = 3, AFTER = 5, PROMPT = BEFORE + TILES * ROWS + AFTER };
@@ -207,4 +209,26 @@ MP_TEST(models_ranges_of_vision) {
     static const mp_dtype floats[] = {MP_F32};
     check_ranges(tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), RANGES(images));
     check_ranges(tiny_decoder_spec_as(&axial_kind, floats, 1, 42, -1), RANGES(axial));
+}
+
+/* The polls of a request with two images, as recorded: those of its rows, and those after each part of an image, whose
+ * rows the operations of a part limit. */
+MP_TEST(models_vision_polls_recorded) {
+    enum { GRAIN = 3, COUNT = 3 };
+    static const mp_dtype floats[] = {MP_F32};
+    static const uint64_t most_ops[] = {UINT64_MAX, 200000, 1};
+    static const uint64_t recorded[COUNT] = {46, 56, 210};
+    uint64_t got[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        tiny_model tiny;
+        tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+        mp_vit *image_encoder = &((mp_decoder *)tiny.model)->vision->image_encoder;
+        image_encoder->grain = GRAIN;
+        image_encoder->most_ops = most_ops[i];
+        (void)lease_polls();
+        (void)hash_of_tiles(&tiny, false, false);
+        got[i] = (uint64_t)lease_polls();
+        tiny_unload(&tiny);
+    }
+    MP_CHECK(sizes_are("polls", got, recorded, COUNT));
 }
