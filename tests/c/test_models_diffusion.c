@@ -265,9 +265,10 @@ MP_TEST(models_image_generation_scratch_covers_the_image) {
     tiny_unload(&tiny);
 }
 
-/* Before the transformer is loaded, text encoders are dropped if more than 70 % of the budget would be used otherwise. */
+/* Text encoders are dropped before the transformer is loaded if more than 70 % of the budget would be used
+ * otherwise. */
 MP_TEST(models_image_generation_stages_stay_within_a_share) {
-    uint64_t request_bytes = 0; /* taken by the step before it loads the transformer: measured without a limit, over -1 */
+    uint64_t request_bytes = 0; /* that the step takes before it loads: measured without a limit (`over` -1) */
     for (int over = -1; over < 2; over++) {
         mp_error error;
         tiny_model tiny;

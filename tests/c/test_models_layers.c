@@ -229,7 +229,7 @@ MP_TEST(models_logprobs) {
             above += logits[k] > logits[top_ids[i]];
         MP_CHECK_INT(above, i);
     }
-    mp_candidate few[4] = {0}; /* of two tokens, the other places are empty */
+    mp_candidate few[4] = {0}; /* two tokens leave two places empty */
     mp_logprobs(logits, 2, 0, 4, &logprob, top_ids, top, few);
     for (int i = 0; i < 4; i++)
         MP_CHECK(i < 2 ? top_ids[i] >= 0 && top_ids[i] < 2 && isfinite(top[i])

@@ -248,8 +248,8 @@ MP_TEST(models_speculation_measures_steps) {
     MP_CHECK_NEAR(s.balance_ns, 8 * s.plain[1].ns, 1e-9); /* the most */
 }
 
-/* An attempt that is not expected to pay needs a balance of more than four steps, and drafts three tokens. Each source has
- * a balance of its own, of at most eight steps, and attempts need one above zero. */
+/* An attempt that is not expected to pay needs a balance of more than four steps, and drafts three tokens. Each source
+ * has a balance of its own, of at most eight steps, and other drafts need one above zero. */
 MP_TEST(models_speculation_attempts_need_a_balance) {
     enum { NS = 1000, SEQUENCES = 2 };
     mp_speculation s;
