@@ -1,4 +1,4 @@
-/* test_models_sequence.c: sequences of a decoder, without passes: rows that are wiped, tokens that may be drafted. */
+/* test_models_sequence.c: sequences of a decoder: rows that are wiped, draft tokens, the order of a plan. */
 #include "model_fixture.h"
 #include "models/decoder/decoder.h"
 #include "models/decoder/sequence.h"
@@ -81,6 +81,46 @@ MP_TEST(models_sequence_drafts_no_end) {
                 ends |= stop_ids[i] == id;
             MP_CHECK_INT(mp_sequence_may_draft(model, &item, id), id >= 0 && id < model->sampled_vocab && !ends);
         }
+    }
+    tiny_unload(&tiny);
+}
+
+/* Sequences that decode come first in a plan, whatever their order, and take the time of a pass over the weights
+ * together. Rows of prompts follow, each with its own time. */
+MP_TEST(models_sequence_decodes_before_prompts) {
+    enum { PROMPT = 40, PASS_NS = 1000000, ROW_NS = 100 };
+    static const mp_dtype floats[] = {MP_F32};
+    int32_t prompt[PROMPT];
+    tiny_model tiny;
+    tiny_job jobs[2];
+    mp_outcome outcomes[MP_PLAN_MAX];
+    mp_plan plan = {.count = 1, .amount = {PROMPT}};
+    tiny_load(&tiny, tiny_decoder_spec(floats, 1, 42), MP_COMPUTE_F32, 1);
+    for (int i = 0; i < PROMPT; i++)
+        prompt[i] = 7 + i;
+    for (int j = 0; j < 2; j++) {
+        prompt[0] = 3 + j;
+        tiny_job_make(&tiny, &jobs[j], &(mp_text_args){.n_prompt = PROMPT, .prompt = prompt, .n_choices = 1,
+                                                       .sampling = {.top_p = 1, .repetition_penalty = 1,
+                                                                    .max_tokens = 8, .logprobs = -1,
+                                                                    .ignore_eos = true}}, 0);
+        tiny_job_admit(&tiny, &jobs[j]);
+    }
+    mp_item *items[] = {&jobs[0].item, &jobs[1].item};
+    plan.items[0] = items[1];
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
+    mp_decoder *model = (mp_decoder *)tiny.model;
+    atomic_store(&model->decode_ns, PASS_NS);
+    atomic_store(&model->row_ns, ROW_NS - 1);
+    tiny.engine->ops->plan(tiny.engine, items, 2, 0, &plan);
+    MP_CHECK_INT(plan.count, 2);
+    MP_CHECK(plan.items[0] == items[1] && plan.amount[0] == 1);
+    MP_CHECK(plan.items[1] == items[0] && plan.amount[1] == PROMPT);
+    MP_CHECK_INT(plan.cost_ns, PASS_NS + PROMPT * ROW_NS);
+    for (int j = 0; j < 2; j++) {
+        tiny.engine->ops->retire(tiny.engine, items[j]);
+        mp_request_destroy(&jobs[j].call->base);
     }
     tiny_unload(&tiny);
 }

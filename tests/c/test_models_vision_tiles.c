@@ -303,3 +303,33 @@ MP_TEST(models_vision_refuses_merges_that_fill_no_side) {
     }
     mp_spec_unpin(base);
 }
+
+/* The planned part of a tile gets the time of the step, but at least that of one part. */
+MP_TEST(models_vision_planned_time_of_a_tile) {
+    static const mp_dtype floats[] = {MP_F32};
+    tiny_model tiny;
+    tiny_job job;
+    mp_item *items[1] = {&job.item};
+    mp_plan plan;
+    tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
+    make_tiles(&tiny, &job, false, false);
+    tiny_job_admit(&tiny, &job);
+    mp_outcome outcomes[MP_PLAN_MAX];
+    tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
+    tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes); /* the rows before the image */
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
+    const mp_text_engine *engine = (const mp_text_engine *)tiny.engine;
+    const uint64_t least = mp_images_part_ns(engine->images.store);
+    const uint64_t all = mp_images_left_ns(engine->images.store, job.call, 0);
+    for (int large = 0; large < 2; large++) {
+        const uint64_t budget_ns = large ? 1000 * 1000 * 1000 : 0;
+        tiny.engine->ops->plan(tiny.engine, items, 1, budget_ns, &plan);
+        MP_CHECK(engine->image_part.item == &job.item && engine->image_part.tile == 0);
+        const uint64_t ns = large ? budget_ns : least;
+        MP_CHECK_INT(engine->image_part.budget_ns, ns);
+        MP_CHECK_INT(plan.cost_ns, ns < all ? ns : all);
+    }
+    tiny.engine->ops->retire(tiny.engine, &job.item);
+    mp_request_destroy(&job.call->base);
+    tiny_unload(&tiny);
+}
