@@ -1,5 +1,6 @@
 /* Outputs of encoders beside pooled vectors: hidden states, rows of a head, sparse vectors. Each has the same bits
  * whether its text runs alone or in a batch, with any number of threads, and whatever else the pass computes. */
+#include "base/options.h"
 #include "defaults_fixture.h"
 #include "heads_fixture.h"
 #include "sizes_fixture.h"
@@ -709,4 +710,38 @@ MP_TEST(models_outputs_normalize_rows_as_requested) {
         }
         tiny_unload(&tiny);
     }
+}
+
+/* Weights that a pass packed from a changed file stay wrong, so later passes fail, although they read no file. */
+MP_TEST(models_outputs_of_corrupted_weights_fail) {
+    enum { MOST_STEPS = 100 };
+    static texts all;
+    tiny_model tiny;
+    mp_error error;
+    mp_status code = MP_OK;
+    make_texts(&all);
+    setenv("MPOOL_PACK_ON_USE_MB", "0", 1);
+    MP_CHECK_OK(mp_options_init(&error), &error);
+    tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
+    compute_all(&tiny);
+    mp_stored *stored = ((mp_encoder *)tiny.model)->stored;
+    MP_CHECK(mp_stored_left(stored));
+    tiny_wait_until_fetched(stored);
+    stored->keep_ns = stored->keep_row_ns = UINT64_MAX / 4;
+    for (int step = 0; step < MOST_STEPS && mp_stored_left(stored); step++) {
+        mp_embedding_request *call = make_outputs(&all, 0, TEXTS, MP_EMBED_TOKENS);
+        MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code), MP_OUTCOME_DONE);
+        mp_request_destroy(&call->base);
+    }
+    MP_CHECK(!mp_stored_left(stored));
+    for (int corrupted = 0; corrupted < 2; corrupted++) {
+        mp_embedding_request *call = make_outputs(&all, 0, 2, MP_EMBED_TOKENS);
+        atomic_store(&stored->corrupted, corrupted);
+        MP_CHECK_INT(end_call(&tiny, &call->base, UINT64_MAX, &code),
+                     corrupted ? MP_OUTCOME_FAILED : MP_OUTCOME_DONE);
+        MP_CHECK(!corrupted || code == MP_INTEGRITY);
+        MP_CHECK_INT(tiny.model->ops->healthy(tiny.model), !corrupted);
+        mp_request_destroy(&call->base);
+    }
+    tiny_unload(&tiny);
 }
