@@ -267,7 +267,7 @@ MP_TEST(models_speculation_attempts_need_a_balance) {
         MP_CHECK_INT(draft.count, above ? 3 : 0);
         s.model_balance_ns = s.balance_ns = above;
         MP_CHECK_INT(mp_speculation_open(&s, SEQUENCES, SEQUENCES), above);
-        MP_CHECK(mp_speculation_model_gain(&s, drafts, 1, SEQUENCES, NS) > 0 == above);
+        MP_CHECK_INT(mp_speculation_model_gain(&s, drafts, 1, SEQUENCES, NS) > 0, above);
         s.model_balance_ns = s.balance_ns = 8 * NS - 20;
         for (int i = 0; i <= above; i++)
             mp_speculation_account(&s, SEQUENCES, 0, 0, NS);
